@@ -1,0 +1,25 @@
+"""The wire protocols, sans-IO, and their registry. A protocol is imported when it is asked for."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+
+from crosswire.errors import UnknownProtocol
+from crosswire.wire.contract import Protocol
+
+__all__ = ["PROTOCOL_NAMES", "protocol"]
+
+PROTOCOL_NAMES = ("emp",)
+
+
+@cache
+def protocol(name: str) -> Protocol:
+    """The entry of a protocol. Raises UnknownProtocol."""
+    if name not in PROTOCOL_NAMES:
+        raise UnknownProtocol(
+            f"no protocol is named {name!r}; there are {', '.join(PROTOCOL_NAMES)}"
+        )
+    entry = import_module(f"crosswire.wire.{name}").PROTOCOL
+    assert isinstance(entry, Protocol)
+    return entry

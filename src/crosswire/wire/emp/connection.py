@@ -1,0 +1,310 @@
+"""EMP's decoder and connection: buffer → frames → state → events."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from crosswire.errors import (
+    CrosswireError,
+    FrameError,
+    InvalidIdentifier,
+    InvalidRequest,
+    LocalProtocolError,
+    MalformedFrame,
+    PeerError,
+    PeerTimeout,
+    RemoteProtocolError,
+    ServiceUnavailable,
+    UnexpectedFrame,
+    UnsupportedVersion,
+)
+from crosswire.wire.contract import (
+    Connection,
+    ConnectionClosed,
+    ConnectionFailed,
+    ConnectionOpened,
+    Decoder,
+    Frame,
+    Limits,
+    Placed,
+    one_of,
+)
+from crosswire.wire.emp.events import RequestReceived, ResponseReceived
+from crosswire.wire.emp.frames import (
+    VERSION,
+    Bye,
+    EmpLimits,
+    Error,
+    ErrorCode,
+    Hello,
+    Ping,
+    Pong,
+    Request,
+    Response,
+    Result,
+    scan,
+    serialize,
+    serialize_call,
+    serialize_result,
+)
+
+__all__ = ["TRANSITIONS", "EmpConnection", "EmpDecoder", "State"]
+
+DEFAULTS: Final = EmpLimits()
+
+_SYNC_BYTES = 65536
+
+
+class EmpDecoder(Decoder):
+    """One direction of EMP. Both read alike: the handshake is made of ordinary messages."""
+
+    def __init__(
+        self,
+        sender: str,
+        *,
+        limits: Limits | None = None,
+        late: bool = False,
+        peer: Decoder | None = None,  # noqa: ARG002  EMP's directions don't depend on one another
+        hints: Mapping[str, int] | None = None,  # noqa: ARG002
+    ) -> None:
+        super().__init__(sender, one_of(limits, DEFAULTS), late=late)
+
+    def _scan(self, buffer: bytes, position: int, placed: list[Placed]) -> tuple[int, int]:
+        return scan(buffer, position, self.offset, self.limits.frame_bytes, placed)
+
+    def _measure(self, buffer: bytes, position: int) -> int | None:
+        """Peers send the unused bytes as zero and few types: enough to tell a header from text."""
+        head = buffer[position : position + 8]
+        if len(head) < 8:
+            return 0
+        length = int.from_bytes(head[:4])
+        if head[4] > 6 or any(head[5:8]) or not 4 <= length <= _SYNC_BYTES:
+            return None
+        return 4 + length
+
+
+class State(Enum):
+    HANDSHAKE = "handshake"
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+TRANSITIONS: Final[dict[tuple[State, type[Frame]], State]] = {
+    (State.HANDSHAKE, Hello): State.OPEN,
+    (State.HANDSHAKE, Bye): State.CLOSED,
+    (State.HANDSHAKE, Error): State.CLOSED,
+    (State.OPEN, Bye): State.CLOSED,
+    (State.OPEN, Error): State.CLOSED,
+    (State.OPEN, Ping): State.OPEN,
+    (State.OPEN, Pong): State.OPEN,
+    (State.OPEN, Request): State.OPEN,
+    (State.OPEN, Response): State.OPEN,
+}
+"""What may be received when, and what follows. Whatever is not in here is a violation."""
+
+_ALLOWED: Final = {
+    state: {kind: after for (before, kind), after in TRANSITIONS.items() if before is state}
+    for state in State
+}
+
+
+class EmpConnection(Connection):
+    """One end of an EMP connection. Both ends are peers: the roles only say who dialled.
+
+    Requests go both ways, each direction with identifiers and an order of its own.
+    """
+
+    def __init__(self, role: str, now: float, *, limits: Limits | None = None) -> None:
+        self.limits = one_of(limits, DEFAULTS)
+        sender = "server" if role == "client" else "client"
+        super().__init__(role, EmpDecoder(sender, limits=self.limits))
+        self.state = State.HANDSHAKE
+        self._deadline: float = now + self.limits.handshake_s
+        self._awaiting_pong = False
+        self._last_id = 0
+        self._asked: deque[int] = deque()
+        self._owed: deque[int] = deque()
+        self._owed_ids: set[int] = set()
+        self._refused: dict[int, Result] = {}
+        self._handlers: dict[type[Frame], Callable[..., None]] = {
+            Hello: self._on_hello,
+            Bye: self._on_bye,
+            Ping: self._on_ping,
+            Pong: self._on_pong,
+            Error: self._on_error,
+            Request: self._on_request,
+            Response: self._on_response,
+        }
+        self._send(Hello(VERSION))
+
+    # Sending.
+
+    @property
+    def pending(self) -> int:
+        """Our requests that wait for their response."""
+        return len(self._asked)
+
+    def send_request(self, op: str, data: bytes = b"{}") -> int:
+        """Ask the peer; `data` is a JSON object. Gives the identifier of the response to come."""
+        self._require_open()
+        self._last_id += 1
+        self._asked.append(self._last_id)
+        self._send(Request(self._last_id, serialize_call(op, data)))
+        return self._last_id
+
+    def send_success(self, identifier: int, data: bytes = b"{}") -> None:
+        """Answer the oldest request that is owed an answer."""
+        self._answer(identifier, Result("success", data=msgspec.Raw(data)))
+
+    def send_failure(
+        self, identifier: int, code: str, description: str, data: bytes = b"{}"
+    ) -> None:
+        """Answer the oldest request that is owed an answer: it could not be done, and why."""
+        self._answer(
+            identifier,
+            Result("failure", code=code, description=description, data=msgspec.Raw(data)),
+        )
+
+    def close(self) -> None:
+        if not self.closed:
+            self._send(Bye())
+            self._end(ConnectionClosed(clean=True))
+
+    # Receiving.
+
+    @property
+    def wants_data(self) -> bool:
+        return len(self._owed) < self.limits.pending_requests
+
+    def next_deadline(self) -> float | None:
+        return None if self.closed else self._deadline
+
+    def _receive(self, placed: list[Placed], now: float) -> None:
+        handlers = self._handlers
+        allowed = _ALLOWED[self.state]
+        for _, _, frame in placed:
+            if isinstance(frame, FrameError):
+                raise frame
+            kind = type(frame)
+            if kind not in allowed:
+                raise UnexpectedFrame(
+                    f"unexpected message: {frame.frame_name} in {self.state.value}"
+                )
+            handlers[kind](frame, now)
+            if self.closed:
+                return
+            if allowed[kind] is not self.state:
+                self.state = allowed[kind]
+                allowed = _ALLOWED[self.state]
+
+    def _on_hello(self, frame: Hello, now: float) -> None:
+        if frame.version != VERSION:
+            raise UnsupportedVersion("unsupported version")
+        self._deadline = now + self.limits.ping_interval_s
+        self._events.append(ConnectionOpened())
+
+    def _on_bye(self, _frame: Bye, _now: float) -> None:
+        self._end(ConnectionClosed(clean=True))
+
+    def _on_error(self, frame: Error, _now: float) -> None:
+        self.fail(PeerError(frame.description, code=frame.code))
+
+    def _on_ping(self, _frame: Ping, _now: float) -> None:
+        self._send(Pong())
+
+    def _on_pong(self, _frame: Pong, now: float) -> None:
+        if self._awaiting_pong:
+            self._awaiting_pong = False
+            self._deadline = now + self.limits.ping_interval_s
+
+    def _on_request(self, frame: Request, _now: float) -> None:
+        identifier = frame.id
+        if not identifier or identifier in self._owed_ids:
+            raise InvalidRequest(f"invalid request: identifier {identifier} can't be used")
+        self._owed.append(identifier)
+        self._owed_ids.add(identifier)
+        try:
+            call = frame.call()
+        except MalformedFrame as error:
+            refusal = Result("failure", code="invalid_request", description=error.reason)
+            self._refused[identifier] = refusal
+            self._answer_refused()
+            return
+        self._events.append(RequestReceived(identifier, call.op, bytes(call.data)))
+
+    def _on_response(self, frame: Response, _now: float) -> None:
+        if not self._asked or self._asked[0] != frame.id:
+            raise InvalidIdentifier(f"invalid request id {frame.id}")
+        result = frame.result()
+        self._asked.popleft()
+        self._events.append(
+            ResponseReceived(
+                frame.id,
+                result.status == "success",
+                result.code or "",
+                result.description or "",
+                bytes(result.data),
+            )
+        )
+
+    def _expire(self, now: float) -> None:
+        if self.state is State.HANDSHAKE:
+            raise PeerTimeout("no hello in time")
+        if self._awaiting_pong:
+            raise PeerTimeout("ping timeout")
+        self._send(Ping())
+        self._awaiting_pong = True
+        self._deadline = now + self.limits.ping_timeout_s
+
+    # Ending.
+
+    def _say_goodbye(self, error: CrosswireError) -> None:
+        match error:
+            case PeerError():
+                return
+            case InvalidIdentifier():
+                code = ErrorCode.INVALID_IDENTIFIER
+            case InvalidRequest():
+                code = ErrorCode.INVALID_REQUEST
+            case RemoteProtocolError():
+                code = ErrorCode.PROTOCOL
+            case ServiceUnavailable():
+                code = ErrorCode.UNAVAILABLE
+            case _:
+                code = ErrorCode.INTERNAL
+        self._send(Error(code, str(error)))
+
+    def _end(self, event: ConnectionClosed | ConnectionFailed) -> None:
+        self.state = State.CLOSED
+        super()._end(event)
+
+    # In common.
+
+    def _require_open(self) -> None:
+        if self.state is not State.OPEN:
+            raise LocalProtocolError(f"the connection is not open but in state {self.state.value}")
+
+    def _answer(self, identifier: int, result: Result) -> None:
+        self._require_open()
+        if not self._owed or self._owed[0] != identifier:
+            raise LocalProtocolError(f"request {identifier} is not the one to be answered now")
+        self._respond(result)
+        self._answer_refused()
+
+    def _answer_refused(self) -> None:
+        """Requests that could not be read are answered here, when their turn has come."""
+        while self._owed and (result := self._refused.pop(self._owed[0], None)):
+            self._respond(result)
+
+    def _respond(self, result: Result) -> None:
+        identifier = self._owed.popleft()
+        self._owed_ids.remove(identifier)
+        self._send(Response(identifier, serialize_result(result)))
+
+    def _send(self, frame: Frame) -> None:
+        self._outgoing.append(serialize(frame))
