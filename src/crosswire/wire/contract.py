@@ -173,7 +173,7 @@ class Decoder(ABC):
     def pending(self) -> int:
         """Bytes of a frame that is not whole yet, or that are still being searched."""
         searched = 0 if self._search_from is None else self.offset - self._search_from
-        return self._inbox.size + searched
+        return self._inbox.size + searched + self._held
 
     def feed(self, data: bytes) -> list[Placed]:
         """Whatever became whole with these bytes, in order."""
@@ -198,7 +198,7 @@ class Decoder(ABC):
             self.unread += count
             return []
         placed: list[Placed] = []
-        start = self.offset if self._search_from is None else self._search_from
+        start = self.offset - self._held if self._search_from is None else self._search_from
         if self.pending:
             placed.append((start, self.pending, Unsynchronized("cut short by a gap")))
         self.offset += self._inbox.size
@@ -274,6 +274,12 @@ class Decoder(ABC):
     def _measure(self, buffer: bytes, position: int) -> int | None:
         """Length of what might be a frame here, 0 if there are too few bytes to tell, None if it
         can't be one. Used to find the feet; be suspicious, and deny frames over 64 KiB."""
+
+    @property
+    def _held(self) -> int:
+        """Bytes just before `offset` of a frame that is not whole, where a protocol takes a frame
+        in piece by piece; 0 while searching."""
+        return 0
 
     def _save(self) -> Any:
         """State beyond the bytes at hand, as msgpack can hold it."""

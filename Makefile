@@ -1,0 +1,49 @@
+# Every target sets up what it needs by itself: a virtual environment with the locked versions.
+# Nothing is installed again until pyproject.toml or requirements.lock changes.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+SECONDS_OF_FUZZING ?= 300
+
+.PHONY: install demo test check fuzz bench lock clean
+
+install: $(READY)
+
+$(READY): pyproject.toml requirements.lock
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint requirements.lock --editable '.[curve,bench,dev]'
+	touch $@
+
+demo: $(READY)
+	@$(BIN)/crosswire demo
+
+test: check
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+fuzz: $(READY)
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS_OF_FUZZING)
+
+bench: $(READY)
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+# Resolves all dependencies anew and writes the versions down.
+lock:
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet pip-tools
+	$(BIN)/pip-compile --quiet --all-extras --strip-extras --no-annotate --no-header \
+		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+		--output-file requirements.lock pyproject.toml
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
+		build dist demo-data crosswire-data
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,147 @@
+"""Print the frames in a file that holds the raw bytes of one direction of a connection."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from crosswire.cli.table import harmless, in_short, print_row
+from crosswire.errors import CrosswireError
+from crosswire.wire import PROTOCOL_NAMES, protocol
+from crosswire.wire.contract import Decoder, Row
+
+__all__ = ["configure", "run"]
+
+_CHUNK = 1 << 20
+_WIDTHS = (-10, -8, 24, 0)
+
+
+def configure(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+    parser.add_argument("protocol", choices=PROTOCOL_NAMES, help="which protocol the bytes speak")
+    parser.add_argument("file", help="the raw bytes; - for standard input")
+    parser.add_argument(
+        "--direction",
+        metavar="D",
+        help="who sent them: a role, or SENDER->RECEIVER (default: who opens the connection)",
+    )
+    parser.add_argument("--hex", action="store_true", help="the file is hex text")
+    parser.add_argument("--late", action="store_true", help="the bytes start inside a connection")
+    parser.add_argument("--peer", metavar="FILE", help="the raw bytes of the other direction")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    for name in PROTOCOL_NAMES:
+        if name in argv:
+            for hint in protocol(name).hints:
+                flag = "--" + hint.name.replace("_", "-")
+                parser.add_argument(flag, dest=f"hint_{hint.name}", type=int, help=hint.help)
+            return
+
+
+def run(options: argparse.Namespace) -> int:
+    decoder = _decoder(options)
+    frames = violations = total = 0
+    if not options.json:
+        print_row(("offset", "length", "frame", "fields"), _WIDTHS)
+    for row in _rows(decoder, _chunks(options.file, is_hex=options.hex)):
+        total += row.length if row.layer == 0 else 0
+        frames += row.error is None
+        violations += row.error is not None
+        _print(row, as_json=options.json)
+    print(
+        f"{_count(frames, 'frame')}, {_count(violations, 'violation')}, "
+        f"{_count(decoder.pending, 'byte')} of an unfinished frame, "
+        f"{_count(total + decoder.pending, 'byte')} in all",
+        file=sys.stderr,
+    )
+    return 1 if violations else 0
+
+
+def _decoder(options: argparse.Namespace) -> Decoder:
+    entry = protocol(options.protocol)
+    sender = _sender(options.direction, entry.roles)
+    hints = {
+        hint.name: value
+        for hint in entry.hints
+        if (value := getattr(options, f"hint_{hint.name}", None)) is not None
+    }
+    peer = None
+    if options.peer is not None:
+        other = entry.roles[0] if sender == entry.roles[-1] else entry.roles[-1]
+        peer = entry.decoder(other)
+        for chunk in _chunks(options.peer, is_hex=options.hex):
+            peer.feed(chunk)
+    return entry.decoder(sender, late=options.late, peer=peer, hints=hints)
+
+
+def _sender(direction: str | None, roles: tuple[str, ...]) -> str:
+    if direction is None:
+        return roles[0]
+    sender = direction.split("->")[0].strip().lower()
+    if sender not in roles:
+        print(
+            f"crosswire decode: --direction {direction!r}: the sender is one of {', '.join(roles)}",
+            file=sys.stderr,
+        )
+        raise SystemExit(2)
+    return sender
+
+
+def _chunks(name: str, *, is_hex: bool) -> Iterator[bytes]:
+    try:
+        if name == "-":
+            yield from _read(sys.stdin.buffer, is_hex=is_hex)
+        else:
+            with Path(name).open("rb") as file:
+                yield from _read(file, is_hex=is_hex)
+    except OSError as error:
+        raise CrosswireError(f"can't read {name}: {error.strerror}") from error
+
+
+def _read(file: BinaryIO, *, is_hex: bool) -> Iterator[bytes]:
+    offset = 0
+    digits = b""
+    while chunk := file.read(_CHUNK):
+        if not is_hex:
+            yield chunk
+            continue
+        digits += b"".join(chunk.split())
+        whole = len(digits) & ~1
+        try:
+            yield bytes.fromhex(digits[:whole].decode("ascii"))
+        except ValueError:
+            raise CrosswireError(f"not hex text, in the {_CHUNK} bytes from {offset}") from None
+        digits = digits[whole:]
+        offset += len(chunk)
+    if digits:
+        raise CrosswireError("hex text with an odd number of digits")
+
+
+def _rows(decoder: Decoder, chunks: Iterator[bytes]) -> Iterator[Row]:
+    """An error behind which nothing can be read reaches to the end of the file."""
+    last: Row | None = None
+    for chunk in chunks:
+        rows = decoder.rows(chunk)
+        if decoder.lost and last is None:
+            last = rows.pop()
+        yield from rows
+    if last is not None:
+        yield msgspec.structs.replace(last, length=last.length + decoder.unread)
+
+
+def _print(row: Row, *, as_json: bool) -> None:
+    if as_json:
+        print(msgspec.json.encode(row.public()).decode())
+    elif row.error is None:
+        name = "  " * row.layer + str(row.frame)
+        print_row((row.offset, row.length, name, in_short(row.fields or {})), _WIDTHS)
+    else:
+        text = harmless(str(row.reason))
+        print_row((row.offset, row.length, f"! {row.error}", text), _WIDTHS)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")

@@ -1,0 +1,61 @@
+"""The way from the command line to a command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Final
+
+from crosswire import __version__
+from crosswire.errors import CrosswireError
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS: Final = {
+    "decode": "print the frames in a file of raw bytes",
+    "demo": "show two peers talking, and what the decoder made of it",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command. Exit codes: 0 done, 1 failed, 2 wrong usage."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name = _front_parser().parse_args(arguments[:1]).command
+    module = import_module(f"crosswire.cli.{name}")
+    parser = argparse.ArgumentParser(prog=f"crosswire {name}", description=module.__doc__)
+    module.configure(parser, arguments[1:])
+    options = parser.parse_args(arguments[1:])
+    try:
+        code: int = module.run(options)
+        sys.stdout.flush()
+        return code
+    except CrosswireError as error:
+        print(f"crosswire {name}: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # Whoever read our output has enough. Nothing more can be said, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _front_parser() -> argparse.ArgumentParser:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {text}" for name, text in COMMANDS.items()]
+    parser = argparse.ArgumentParser(
+        prog="crosswire",
+        description="A message hub for EMP, eMQP, Relink, Bond Epoxy and MicroMsg2.",
+        epilog="commands:\n" + "\n".join(lines) + "\n\ncrosswire COMMAND --help says more.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"crosswire {__version__}")
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of those below")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Asyncio clients, one module a protocol, for users and for the tests."""

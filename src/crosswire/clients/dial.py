@@ -1,0 +1,146 @@
+"""Dialling: a session to an address, and one that is dialled again whenever it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+from typing import Protocol as Shape
+
+from crosswire.errors import ClientError, ConnectFailed, ConnectionLost, RequestTimeout
+from crosswire.session import Owner, Session
+from crosswire.wire.contract import Connection
+
+__all__ = ["Backoff", "Peer", "Redialler", "dial", "within"]
+
+_log = logging.getLogger("crosswire.clients")
+
+T = TypeVar("T")
+
+
+async def within(timeout_s: float | None, what: str, awaitable: Awaitable[T]) -> T:
+    """The result, or RequestTimeout that says what did not happen in time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await awaitable
+    except TimeoutError:
+        raise RequestTimeout(f"{what} within {timeout_s:g} s") from None
+
+
+async def dial(
+    host: str,
+    port: int,
+    connect: Callable[[float], Connection],
+    owner: Owner,
+    *,
+    tls: ssl.SSLContext | None = None,
+    timeout_s: float = 10.0,
+) -> Session:
+    """A session on a new socket, its handshake just begun. Raises ConnectFailed."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, session = await loop.create_connection(
+                lambda: Session(connect, owner), host, port, ssl=tls
+            )
+    except (OSError, TimeoutError) as error:
+        reason = str(error) or "no answer in time"
+        raise ConnectFailed(f"can't connect to {host}:{port}: {reason}") from error
+    return session
+
+
+class Backoff:
+    """Growing delays between attempts, with jitter so that many clients don't come back at once."""
+
+    def __init__(
+        self,
+        first_s: float = 1.0,
+        most_s: float = 60.0,
+        *,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._first_s = first_s
+        self._most_s = most_s
+        self._chance = chance
+        self._ceiling_s = first_s
+
+    def next_s(self) -> float:
+        """Between half of the present ceiling and the whole of it; then the ceiling doubles."""
+        delay_s = self._ceiling_s * (0.5 + 0.5 * self._chance())
+        self._ceiling_s = min(self._ceiling_s * 2, self._most_s)
+        return delay_s
+
+    def reset(self) -> None:
+        self._ceiling_s = self._first_s
+
+
+class Peer(Shape):
+    """The far end of a session that is open; `ended` is done when it no longer is."""
+
+    @property
+    def ended(self) -> asyncio.Future[None]: ...
+
+    async def close(self) -> None: ...
+
+
+P = TypeVar("P", bound=Peer)
+
+
+class Redialler(Generic[P]):
+    """Keeps a peer at hand: dials, waits for the end, backs off, dials again."""
+
+    def __init__(
+        self, connect: Callable[[], Awaitable[P]], *, backoff: Backoff | None = None
+    ) -> None:
+        self._connect = connect
+        self._backoff = backoff or Backoff()
+        self._peer: P | None = None
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> P:
+        """The first connection is made here, so that a wrong address shows at once."""
+        self._peer = await self._connect()
+        self._task = asyncio.create_task(self._keep())
+        return self._peer
+
+    async def peer(self, timeout_s: float | None = None) -> P:
+        """The connected peer, waited for while there is none. Raises RequestTimeout."""
+        if self._peer is not None and not self._peer.ended.done():
+            return self._peer
+        return await within(timeout_s, "no connection", self._next_peer())
+
+    async def stop(self) -> None:
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        self._task = None
+        self._changed.set()
+        if self._peer is not None:
+            await self._peer.close()
+
+    async def _next_peer(self) -> P:
+        while self._peer is None or self._peer.ended.done():
+            if self._task is None:
+                raise ConnectionLost("the client is closed")
+            self._changed.clear()
+            await self._changed.wait()
+        return self._peer
+
+    async def _keep(self) -> None:
+        while True:
+            if self._peer is not None:
+                await asyncio.wait([self._peer.ended])
+                self._peer = None
+            await asyncio.sleep(self._backoff.next_s())
+            try:
+                self._peer = await self._connect()
+            except ClientError as error:
+                _log.info("reconnecting: %s", error)
+                continue
+            self._backoff.reset()
+            self._changed.set()

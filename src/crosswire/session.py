@@ -1,0 +1,163 @@
+"""A wire connection on an asyncio socket: one read, one pass, one write per turn of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol as Shape
+
+from crosswire.errors import ConnectionLost, CrosswireError
+from crosswire.wire.contract import Connection, Event
+
+__all__ = ["Owner", "Session"]
+
+LINGER_S = 1.0
+
+
+class Owner(Shape):
+    """Who a session works for. The session makes itself known in `session`."""
+
+    session: Session
+
+    def handle_events(self, events: list[Event]) -> None:
+        """What one read, or one deadline, brought. Send on the connection right here, or later and
+        then call `Session.wake`."""
+
+    def handle_drain(self) -> None:
+        """The peer reads again: `Session.congested` has become false."""
+
+
+class Session(asyncio.Protocol):
+    """Carries bytes between a socket and a `Connection`, and time to it.
+
+    `connect` makes the connection when the socket is there; it is given the loop's time. When the
+    connection is over, what it had to say is written, the sending half is closed and the rest of
+    what the peer sends is read and dropped for a moment: closing at once could make the kernel
+    throw our goodbye away.
+    """
+
+    connection: Connection
+    transport: asyncio.Transport
+
+    def __init__(self, connect: Callable[[float], Connection], owner: Owner) -> None:
+        self._connect = connect
+        self._owner = owner
+        owner.session = self
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._flush_planned = False
+        self._reading_paused = False
+        self._leaving = False
+        self.congested = False
+        """The peer doesn't keep up with what we send."""
+
+    def wake(self) -> None:
+        """The owner made the connection send: write it at the end of this turn of the loop."""
+        if not self._flush_planned and not self._leaving:
+            self._flush_planned = True
+            self._loop.call_soon(self._turn)
+
+    # Called by asyncio.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.connection = self._connect(self._loop.time())
+        self._turn()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._leaving:
+            self.connection.receive_data(data, self._loop.time())
+            self._turn()
+
+    def eof_received(self) -> bool:
+        if self._leaving:
+            return False
+        self.connection.receive_eof()
+        self._turn()
+        return not self.connection.closed and self.transport.can_write_eof()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self._cancel_timer()
+        if not self._leaving:
+            self._leaving = True
+            self.connection.receive_eof()
+            self.connection.fail(ConnectionLost("the socket was closed"))
+            self._tell()
+
+    def pause_writing(self) -> None:
+        self.congested = True
+
+    def resume_writing(self) -> None:
+        self.congested = False
+        self._owner.handle_drain()
+        self.wake()
+
+    # Our part.
+
+    def _turn(self) -> None:
+        self._flush_planned = False
+        if self._leaving:
+            return
+        self._tell()
+        outgoing = self.connection.data_to_send()
+        if outgoing:
+            self.transport.writelines(outgoing)
+        if self.connection.closed:
+            self._leave(said_something=bool(outgoing))
+            return
+        if self.connection.send_closed and self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._steer_reading()
+        self._arm_timer()
+
+    def _tell(self) -> None:
+        """Hand events over until the owner's reaction brings no more of them."""
+        try:
+            while events := self.connection.events():
+                self._owner.handle_events(events)
+        except Exception:
+            self.connection.fail(CrosswireError("internal error"))
+            self.wake()
+            raise
+
+    def _steer_reading(self) -> None:
+        wanted = self.connection.wants_data
+        if wanted == self._reading_paused:
+            self._reading_paused = not wanted
+            if wanted:
+                self.transport.resume_reading()
+            else:
+                self.transport.pause_reading()
+
+    def _leave(self, *, said_something: bool) -> None:
+        self._leaving = True
+        self._cancel_timer()
+        if said_something and self.transport.can_write_eof():
+            self.transport.write_eof()
+            if self._reading_paused:
+                self.transport.resume_reading()
+            self._timer = self._loop.call_later(LINGER_S, self.transport.abort)
+        else:
+            self.transport.close()
+
+    def _arm_timer(self) -> None:
+        """A deadline that moved away is looked at when the old one comes, not for every read."""
+        deadline = self.connection.next_deadline()
+        if deadline is None:
+            self._cancel_timer()
+        elif self._timer is None or deadline < self._timer_at:
+            self._cancel_timer()
+            self._timer_at = deadline
+            self._timer = self._loop.call_at(deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.connection.handle_deadline(self._loop.time())
+        self._turn()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,44 @@
+"""Fuzz every protocol, one process each, for a given time in all: `python -m tests.fuzz`."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from crosswire.wire import PROTOCOL_NAMES, protocol
+
+
+def targets() -> list[tuple[str, str]]:
+    """Who opens a connection and who accepts it, of every protocol."""
+    return [
+        (name, role)
+        for name in PROTOCOL_NAMES
+        for role in (protocol(name).roles[0], protocol(name).roles[-1])
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=300, help="time in all (default 300)")
+    options = parser.parse_args()
+    each = max(1, round(options.seconds / len(targets())))
+    failed = []
+    for name, role in targets():
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-m", "tests.fuzz.target", name, role]
+            flags = [f"-max_total_time={each}", "-verbosity=0", f"-artifact_prefix={folder}/"]
+            done = subprocess.run([*command, *flags, folder], capture_output=True, text=True)
+            print(f"{name} {role}: {'ok' if done.returncode == 0 else 'FAILED'}, {each} s")
+            if done.returncode:
+                failed.append(f"{name} {role}")
+                print(done.stderr[-3000:], file=sys.stderr)
+                for crash in Path(folder).glob("crash-*"):
+                    print(f"input: {crash.read_bytes().hex()}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
