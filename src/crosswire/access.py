@@ -1,0 +1,104 @@
+"""Who a peer is, and what it may do."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final, Literal
+
+import msgspec
+
+__all__ = ["ANONYMOUS", "Access", "Deed", "User", "covers"]
+
+Deed = Literal["produce", "consume", "call", "serve"]
+
+ANONYMOUS: Final = ""
+
+
+class User(msgspec.Struct, frozen=True, kw_only=True):
+    """A peer that says who it is, by any of the ways given, and what it may do.
+
+    `certificate` is the common name in a client certificate, `curve_key` a CURVE public key in Z85.
+    Patterns are destinations with MQTT's wildcards: `queue/orders`, `topic/ticks/+`, `service/#`.
+    """
+
+    name: str
+    token: str | None = None
+    certificate: str | None = None
+    curve_key: str | None = None
+    produce: tuple[str, ...] = ()
+    consume: tuple[str, ...] = ()
+    call: tuple[str, ...] = ()
+    serve: tuple[str, ...] = ()
+    administer: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("a user needs a name")
+        if self.token is None and self.certificate is None and self.curve_key is None:
+            raise ValueError(f"{self.name} needs a token, a certificate or a curve_key")
+        if self.token is not None and len(self.token) < 16:
+            raise ValueError(f"the token of {self.name} is too short: use 16 characters or more")
+
+
+class Access:
+    """The users of a hub. Without any, everybody may do everything, as nobody; see `open`.
+
+    A principal is a user's name, or ANONYMOUS for a peer that did not say who it is.
+    """
+
+    def __init__(self, users: Sequence[User] = ()) -> None:
+        self._users = {user.name: user for user in users}
+        self._certificates = {user.certificate: user.name for user in users if user.certificate}
+        self._curve_keys = {user.curve_key: user.name for user in users if user.curve_key}
+        self._decide = lru_cache(maxsize=65536)(self._may)
+
+    @property
+    def open(self) -> bool:
+        """No user is configured: anybody who can connect may do anything."""
+        return not self._users
+
+    def by_token(self, token: str) -> str | None:
+        """The user who has this token. All are compared, whichever it is, in the same time."""
+        found = None
+        for user in self._users.values():
+            if user.token is not None and hmac.compare_digest(user.token.encode(), token.encode()):
+                found = user.name
+        return found
+
+    def by_certificate(self, common_name: str) -> str | None:
+        return self._certificates.get(common_name)
+
+    def by_curve_key(self, key: str) -> str | None:
+        return self._curve_keys.get(key)
+
+    def may(self, principal: str, deed: Deed, destination: str) -> bool:
+        """May this principal do this with this destination, or subscribe to this pattern?"""
+        return not self._users or self._decide(principal, deed, destination)
+
+    def may_administer(self, principal: str) -> bool:
+        user = self._users.get(principal)
+        return not self._users or (user is not None and user.administer)
+
+    def _may(self, principal: str, deed: Deed, destination: str) -> bool:
+        user = self._users.get(principal)
+        return user is not None and any(
+            covers(pattern, destination) for pattern in getattr(user, deed)
+        )
+
+
+def covers(pattern: str, destination: str) -> bool:
+    """Does the pattern allow all that the destination, which may have wildcards too, can match?
+
+    `+` stands for one level; a final `#` for any number of them, none included.
+    """
+    levels = destination.split("/")
+    for position, level in enumerate(allowed := pattern.split("/")):
+        if level == "#":
+            return position == len(allowed) - 1
+        if position == len(levels) or levels[position] == "#":
+            return False
+        if level != levels[position] and level != "+":
+            return False
+    return len(levels) == len(allowed)

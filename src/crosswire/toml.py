@@ -1,0 +1,152 @@
+"""TOML into frozen structs, with every mistake explained: its line, what is wrong, what to do."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+__all__ = ["Mistake", "read"]
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Mistake(msgspec.Struct, frozen=True, order=True):
+    """Something in a file that can't be used, and what to do about it."""
+
+    line: int
+    where: str
+    what: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        place = f"line {self.line}: " if self.line else ""
+        where = f"{self.where}: " if self.where else ""
+        hint = f" ({self.hint})" if self.hint else ""
+        return f"{place}{where}{self.what}{hint}"
+
+
+def read(text: str, kind: type[T]) -> tuple[T | None, list[Mistake]]:
+    """The struct, or None and all mistakes at once, in the order of their lines."""
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        return None, [_syntax(error)]
+    mistakes: list[Mistake] = []
+    _check(tree, kind, (), _Lines(text), mistakes)
+    if mistakes:
+        return None, sorted(mistakes)
+    try:
+        return msgspec.convert(tree, kind), []
+    except msgspec.ValidationError as error:
+        return None, [Mistake(0, "", str(error))]
+
+
+def _syntax(error: tomllib.TOMLDecodeError) -> Mistake:
+    found = re.search(r"^(.*) \(at line (\d+), column \d+\)$", str(error))
+    if found is None:
+        return Mistake(0, "", f"not TOML: {error}")
+    return Mistake(int(found[2]), "", f"not TOML: {found[1]}")
+
+
+class _Lines:
+    """Where a key stands. tomllib does not tell, so the text is looked through once."""
+
+    _HEAD = re.compile(r"^\s*(\[\[?)([^\[\]]+)\]\]?\s*(?:#.*)?$")
+    _KEY = re.compile(
+        r"""^\s*((?:"[^"]*"|'[^']*'|[\w-]+)(?:\s*\.\s*(?:"[^"]*"|'[^']*'|[\w-]+))*)\s*="""
+    )
+    _PART = re.compile(r""""([^"]*)"|'([^']*)'|([\w-]+)""")
+
+    def __init__(self, text: str) -> None:
+        self._lines: dict[tuple[str | int, ...], int] = {}
+        table: tuple[str | int, ...] = ()
+        counts: dict[tuple[str | int, ...], int] = {}
+        for number, line in enumerate(text.splitlines(), 1):
+            if head := self._HEAD.match(line):
+                table = self._parts(head[2])
+                if head[1] == "[[":
+                    counts[table] = counts.get(table, -1) + 1
+                    table = (*table, counts[table])
+                self._lines.setdefault(table, number)
+            elif key := self._KEY.match(line):
+                self._lines.setdefault((*table, *self._parts(key[1])), number)
+
+    def _parts(self, dotted: str) -> tuple[str, ...]:
+        return tuple("".join(part) for part in self._PART.findall(dotted))
+
+    def of(self, path: tuple[str | int, ...]) -> int:
+        """The line of this key, or of the closest table around it."""
+        while path:
+            if path in self._lines:
+                return self._lines[path]
+            path = path[:-1]
+        return 0
+
+
+Path = tuple[str | int, ...]
+
+
+def _check(value: Any, kind: Any, path: Path, lines: _Lines, mistakes: list[Mistake]) -> None:
+    """Go as deep as tables go, so that one mistake does not hide the next."""
+    kind = _without_none(kind)
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(value, dict):
+        _check_table(value, kind, path, lines, mistakes)
+    elif get_origin(kind) is dict and isinstance(value, dict):
+        for name, inner in value.items():
+            _check(inner, get_args(kind)[1], (*path, name), lines, mistakes)
+    elif get_origin(kind) in (list, tuple) and isinstance(value, list):
+        for number, inner in enumerate(value):
+            _check(inner, get_args(kind)[0], (*path, number), lines, mistakes)
+    else:
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            mistakes.append(Mistake(lines.of(path), _dotted(path), str(error)))
+
+
+def _check_table(
+    table: dict[str, Any],
+    kind: type[msgspec.Struct],
+    path: Path,
+    lines: _Lines,
+    mistakes: list[Mistake],
+) -> None:
+    kinds = get_type_hints(kind)
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    before = len(mistakes)
+    for name, value in table.items():
+        if name in fields:
+            _check(value, kinds[fields[name].name], (*path, name), lines, mistakes)
+            continue
+        here = (*path, name)
+        close = difflib.get_close_matches(name, fields, 1)
+        hint = f"did you mean {close[0]}?" if close else "known: " + ", ".join(sorted(fields))
+        mistakes.append(Mistake(lines.of(here), _dotted(here), "nothing is called that", hint))
+    for name, field in fields.items():
+        if field.required and name not in table:
+            mistakes.append(Mistake(lines.of(path), _dotted(path), f"{name} is missing"))
+    if len(mistakes) == before:
+        try:
+            msgspec.convert(table, kind)
+        except msgspec.ValidationError as error:
+            mistakes.append(Mistake(lines.of(path), _dotted(path), str(error)))
+
+
+def _without_none(kind: Any) -> Any:
+    if get_origin(kind) in (Union, UnionType):
+        some = [arm for arm in get_args(kind) if arm is not type(None)]
+        if len(some) == 1:
+            return some[0]
+    return kind
+
+
+def _dotted(path: Path) -> str:
+    text = ""
+    for part in path:
+        text += f"[{part + 1}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
