@@ -1,0 +1,576 @@
+"""ZMTP's decoder and connection: buffer → frames → state → events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, Final
+
+import msgspec
+
+from crosswire.errors import (
+    ConnectionRejected,
+    CrosswireError,
+    FrameError,
+    FrameTooLarge,
+    IncompatiblePeer,
+    InvalidRequest,
+    LocalProtocolError,
+    MalformedFrame,
+    PeerError,
+    PeerTimeout,
+    RemoteProtocolError,
+    UnexpectedFrame,
+)
+from crosswire.wire.contract import (
+    Connection,
+    ConnectionClosed,
+    ConnectionFailed,
+    Decoder,
+    Frame,
+    Limits,
+    Placed,
+    Unsynchronized,
+    one_of,
+)
+from crosswire.wire.zmtp.events import (
+    MessageReceived,
+    PeerReady,
+    PongReceived,
+    Subscribed,
+    Unsubscribed,
+)
+from crosswire.wire.zmtp.frames import (
+    COMMAND,
+    GREETING_BYTES,
+    LONG,
+    MORE,
+    Command,
+    Greeting,
+    Message,
+    NestedCommand,
+    Partial,
+    Sealed,
+    ZmtpLimits,
+    is_sealed,
+    parse_command,
+    parse_greeting,
+    read_header,
+    scan_command,
+    scan_messages,
+    scan_sealed,
+    serialize,
+    serialize_command,
+    serialize_message,
+    serialize_metadata,
+    serialize_sealed,
+)
+from crosswire.wire.zmtp.mechanisms import Handshake, Mechanism, NullMechanism
+
+__all__ = ["COMPATIBLE", "TRANSITIONS", "State", "ZmtpConnection", "ZmtpDecoder"]
+
+DEFAULTS: Final = ZmtpLimits()
+
+_SYNC_BYTES = 65536
+
+
+class _Stage(Enum):
+    """How far a direction has come."""
+
+    GREETING = "greeting"
+    HANDSHAKE = "handshake"
+    REST = "rest"
+    TRAFFIC = "traffic"
+
+
+class ZmtpDecoder(Decoder):
+    """One direction of ZMTP. Both read alike.
+
+    The frames of CURVE's traffic are `Sealed`, which are `Encrypted`. A decoder that joins late
+    passes over what may be the rest of a message, and takes the mechanism from the `peer` decoder
+    or, if that doesn't know, from the looks of the first frame.
+    """
+
+    sync_frames = 4
+
+    def __init__(
+        self,
+        sender: str,
+        *,
+        limits: Limits | None = None,
+        late: bool = False,
+        peer: Decoder | None = None,
+        hints: Mapping[str, int] | None = None,  # noqa: ARG002  a greeting tells all there is
+    ) -> None:
+        self.limits: ZmtpLimits
+        super().__init__(sender, one_of(limits, DEFAULTS), late=late)
+        self.mechanism: str | None = None
+        """As the greeting has it; None before, or if it wasn't seen."""
+        self._peer = peer if isinstance(peer, ZmtpDecoder) else None
+        self._stage = _Stage.REST if late else _Stage.GREETING
+        self._partial = Partial()
+
+    def skip(self, count: int) -> list[Placed]:
+        placed = super().skip(count)
+        if not self.lost:
+            self._partial.take()
+            self._stage = _Stage.REST
+        return placed
+
+    @property
+    def _held(self) -> int:
+        return self.offset - self._partial.start if self._partial.parts else 0
+
+    def _scan(self, buffer: bytes, position: int, placed: list[Placed]) -> tuple[int, int]:
+        if self._stage is not _Stage.TRAFFIC:
+            position, need = self._scan_opening(buffer, position, placed)
+            if need:
+                return position, need
+        if self.mechanism == "CURVE":
+            return scan_sealed(buffer, position, self.offset, self.limits, placed)
+        return scan_messages(buffer, position, self.offset, self.limits, self._partial, placed)
+
+    def _scan_opening(self, buffer: bytes, position: int, placed: list[Placed]) -> tuple[int, int]:
+        """What comes before the traffic; the need is 0 when that has begun."""
+        base = self.offset
+        if self._stage is _Stage.REST:
+            return self._scan_rest(buffer, position, placed)
+        if self._stage is _Stage.GREETING:
+            greeting = parse_greeting(buffer, position, base)
+            if greeting is None:
+                return position, len(buffer) - position + 1
+            placed.append((base + position, GREETING_BYTES, greeting))
+            self.mechanism = greeting.mechanism
+            self._stage = _Stage.HANDSHAKE
+            position += GREETING_BYTES
+        sealed = self.mechanism == "CURVE"
+        while True:
+            position, need = scan_command(
+                buffer, position, base, self.limits, placed, sealed=sealed
+            )
+            if need:
+                return position, need
+            command = placed[-1][2]
+            # The client's INITIATE or either side's READY is a direction's last handshake command.
+            if isinstance(command, Command) and command.name in ("READY", "INITIATE"):
+                self._stage = _Stage.TRAFFIC
+                return position, 0
+
+    def _scan_rest(self, buffer: bytes, position: int, placed: list[Placed]) -> tuple[int, int]:
+        """Find where a message starts: behind the first frame that says that no more follow."""
+        base, limits = self.offset, self.limits
+        if self.mechanism is None and self._peer is not None:
+            self.mechanism = self._peer.mechanism
+        while True:
+            flags, body, stop = read_header(buffer, position, base, limits.frame_bytes, "message")
+            if not body or stop > len(buffer):
+                return position, stop - position
+            if self.mechanism is None and is_sealed(buffer, body, stop):
+                self.mechanism = "CURVE"
+            if self.mechanism == "CURVE" or flags & COMMAND:
+                break
+            told = Unsynchronized("maybe the rest of a message")
+            placed.append((base + position, stop - position, told))
+            position = stop
+            if not flags & MORE:
+                break
+        self._stage = _Stage.TRAFFIC
+        return position, 0
+
+    def _measure(self, buffer: bytes, position: int) -> int | None:
+        """Long sizes are used where they must be, and a run of zeros is not a run of frames."""
+        head = buffer[position : position + 9]
+        if len(head) < 2:
+            return 0
+        flags, size = head[0], head[1]
+        if flags > 6 or flags == COMMAND | MORE:
+            return None
+        if flags & LONG:
+            if len(head) < 9:
+                return 0
+            size = int.from_bytes(head[1:])
+            return 9 + size if 255 < size <= _SYNC_BYTES else None
+        return 2 + size if size or flags == MORE else None
+
+    def _save(self) -> Any:
+        partial = self._partial
+        return [self.mechanism, self._stage.value, partial.parts, partial.start, partial.used]
+
+    def _restore(self, own: Any) -> None:
+        saved = msgspec.convert(own, _Saved)
+        self._stage = _Stage(saved.stage)
+        self.mechanism = saved.mechanism
+        self._partial = Partial(saved.parts, saved.start, saved.used)
+
+
+class _Saved(msgspec.Struct, array_like=True, frozen=True):
+    """Layout of what a ZMTP decoder adds to its saved state."""
+
+    mechanism: str | None
+    stage: str
+    parts: list[bytes]
+    start: int
+    used: int
+
+
+class State(Enum):
+    GREETING = "greeting"
+    HANDSHAKE = "handshake"
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+TRANSITIONS: Final[dict[tuple[State, type[Frame]], State]] = {
+    (State.GREETING, Greeting): State.HANDSHAKE,
+    (State.HANDSHAKE, Command): State.HANDSHAKE,
+    (State.OPEN, Command): State.OPEN,
+    (State.OPEN, NestedCommand): State.OPEN,
+    (State.OPEN, Message): State.OPEN,
+    (State.OPEN, Sealed): State.OPEN,
+}
+"""What may be received when, and what follows; the mechanism's last command opens. Whatever is not
+in here is a violation."""
+
+COMPATIBLE: Final[dict[str, frozenset[str]]] = {
+    "ROUTER": frozenset({"REQ", "DEALER", "ROUTER"}),
+    "DEALER": frozenset({"REP", "DEALER", "ROUTER"}),
+    "PUB": frozenset({"SUB", "XSUB"}),
+    "XPUB": frozenset({"SUB", "XSUB"}),
+    "SUB": frozenset({"PUB", "XPUB"}),
+    "XSUB": frozenset({"PUB", "XPUB"}),
+}
+"""The socket types that we can be, and their peers (RFC 37, 3.6)."""
+
+_SUBSCRIPTION_COST = 64
+_TENTHS = 10
+_TTL_MOST_S = 6553.5
+
+
+class ZmtpConnection(Connection):
+    """One end of a ZMTP connection. The roles only say who dialled.
+
+    `socket_type` is ours. `peer_types` narrows what the table of compatible types allows. The
+    `mechanism` may be shared by any number of connections.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        now: float,
+        *,
+        socket_type: str,
+        identity: bytes = b"",
+        mechanism: Mechanism | None = None,
+        peer_types: frozenset[str] | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        if socket_type not in COMPATIBLE:
+            raise ValueError(f"there is no socket of type {socket_type!r} here")
+        if len(identity) > 255:
+            raise ValueError("an identity has at most 255 bytes")
+        self.limits = one_of(limits, DEFAULTS)
+        sender = "binder" if role == "connector" else "connector"
+        super().__init__(role, ZmtpDecoder(sender, limits=self.limits))
+        self.state = State.GREETING
+        self.socket_type = socket_type
+        self.identity = identity
+        self.peer_version = ""
+        self.subscriptions: dict[bytes, int] = {}
+        """What the peer wants of a PUB or XPUB, and how often it asked for it."""
+        self._subscription_bytes = 0
+        self._peer_types = COMPATIBLE[socket_type] & (peer_types or COMPATIBLE[socket_type])
+        self._mechanism = mechanism or NullMechanism()
+        self._handshake: Handshake = self._mechanism.begin(self._metadata())
+        self._parts: list[bytes] = []
+        self._parts_bytes = 0
+        self._handshake_by: float | None = now + self.limits.handshake_s
+        self._ping_at: float | None = None
+        self._pong_by: float | None = None
+        self._silent_by: float | None = None
+        self._commands: dict[str, Callable[[bytes, float], None]] = {
+            "PING": self._on_ping,
+            "PONG": self._on_pong,
+            "SUBSCRIBE": self._on_subscribe,
+            "CANCEL": self._on_cancel,
+        }
+        self._send(
+            Greeting(self._mechanism.name, self._mechanism.as_server, padding=len(identity) + 1)
+        )
+
+    def _metadata(self) -> bytes:
+        """Only types that are addressed by an identity tell it, as libzmq has it."""
+        properties = {"Socket-Type": self.socket_type.encode()}
+        if self.socket_type in ("ROUTER", "DEALER"):
+            properties["Identity"] = self.identity
+        return serialize_metadata(properties)
+
+    # Sending.
+
+    def send_message(self, parts: Sequence[bytes]) -> None:
+        """Send a message of at least one part."""
+        self._require_open()
+        if not parts:
+            raise LocalProtocolError("a message has at least one part")
+        if self.socket_type == "SUB":
+            raise LocalProtocolError("a SUB socket does not send messages")
+        self._send_parts(parts)
+
+    def send_subscribe(self, topic: bytes) -> None:
+        """Ask a publisher for what begins with `topic`; twice is two subscriptions."""
+        self._send_subscription("SUBSCRIBE", b"\x01", topic)
+
+    def send_cancel(self, topic: bytes) -> None:
+        """Take one subscription back."""
+        self._send_subscription("CANCEL", b"\x00", topic)
+
+    def send_ping(self, ttl_s: float = 0.0, context: bytes = b"") -> None:
+        """Ask for a sign of life. After `ttl_s` of our silence the peer may take us for dead, with
+        0 it never does; a PONG brings the `context` of up to 16 bytes back."""
+        self._require_open()
+        if len(context) > 16 or not 0 <= ttl_s <= _TTL_MOST_S:
+            raise LocalProtocolError(
+                f"a PING has at most 16 bytes of context and {_TTL_MOST_S} s to live"
+            )
+        self._send_command("PING", int(ttl_s * _TENTHS).to_bytes(2) + context)
+
+    def close(self) -> None:
+        """ZMTP has no goodbye: the end of the connection is one."""
+        if not self.closed:
+            self._end(ConnectionClosed(clean=True))
+
+    # Receiving.
+
+    def receive_eof(self) -> None:
+        if not self.closed:
+            whole = not self._decoder.pending and not self._parts
+            self._end(ConnectionClosed(clean=self.state is State.OPEN and whole))
+
+    def next_deadline(self) -> float | None:
+        if self.closed:
+            return None
+        if self.state is not State.OPEN:
+            return self._handshake_by
+        waited = (self._ping_at, self._pong_by, self._silent_by)
+        return min((at for at in waited if at is not None), default=None)
+
+    def _receive(self, placed: list[Placed], now: float) -> None:
+        self._pong_by = self._silent_by = None
+        tell = self._events.append
+        publishes = self.socket_type in ("PUB", "XPUB")
+        for _, _, frame in placed:
+            if type(frame) is Message and self.state is State.OPEN and not publishes:
+                tell(MessageReceived(frame.parts))
+                continue
+            if isinstance(frame, FrameError):
+                raise frame
+            if (self.state, type(frame)) not in TRANSITIONS:
+                raise UnexpectedFrame(f"unexpected frame: {frame.frame_name} in {self.state.value}")
+            self._on_frame(frame, now)
+            if self.closed:
+                return
+
+    def _on_frame(self, frame: Frame, now: float) -> None:
+        match frame:
+            case Message(parts=parts):
+                self._on_message(parts)
+            case Command() if self.state is State.HANDSHAKE:
+                self._on_handshake(frame, now)
+            case Command(name=name) if self._handshake.seals and name != "ERROR":
+                raise UnexpectedFrame(f"the command {name} in clear text")
+            case Command():
+                self._on_command(frame, now)
+            case Sealed(body=body):
+                self._on_sealed(body, now)
+            case Greeting():
+                self._on_greeting(frame)
+
+    def _on_greeting(self, frame: Greeting) -> None:
+        self.state = State.HANDSHAKE
+        ours = self._mechanism
+        if frame.mechanism != ours.name:
+            raise IncompatiblePeer(f"the mechanism is {ours.name}, not {frame.mechanism}")
+        if ours.as_server and frame.as_server:
+            # The other way round tells nothing: libzmq never sets it.
+            raise IncompatiblePeer("both sides want to be the server")
+        self.peer_version = frame.version
+        if self._handshake.opening:
+            self._outgoing.append(self._handshake.opening)
+
+    def _on_handshake(self, command: Command, now: float) -> None:
+        if command.name == "ERROR":
+            self._on_error(command.body)
+            return
+        try:
+            answer = self._handshake.receive(command)
+        except ConnectionRejected as error:
+            self.fail(error)
+            return
+        if self._handshake.properties is not None:
+            ready = self._read_properties(self._handshake.properties)
+            self._events.append(ready)
+            self.state = State.OPEN
+            if self.limits.ping_interval_s and self._knows_commands:
+                self._ping_at = now + self.limits.ping_interval_s
+        if answer:
+            self._outgoing.append(answer)
+
+    def _read_properties(self, properties: dict[str, bytes]) -> PeerReady:
+        """Names of properties are read in any case (RFC 37, 3.4)."""
+        known = {name.lower(): value for name, value in properties.items()}
+        socket_type = known.get("socket-type", b"").decode("ascii", "replace")
+        if socket_type not in self._peer_types:
+            raise IncompatiblePeer(f"a {self.socket_type} does not go with {socket_type!r}")
+        identity = known.get("identity", b"")
+        if len(identity) > 255:
+            raise MalformedFrame("an identity of more than 255 bytes")
+        return PeerReady(
+            socket_type,
+            identity,
+            properties,
+            self.peer_version,
+            self._handshake.user,
+            self._handshake.public_key,
+        )
+
+    def _on_error(self, body: bytes) -> None:
+        reason = body[1 : 1 + body[0]] if body else b""
+        self.fail(PeerError(reason.decode("utf-8", "replace") or "no reason given"))
+
+    def _on_sealed(self, sealed: bytes, now: float) -> None:
+        body, more, is_command = self._handshake.unseal(sealed)
+        if is_command:
+            self._on_command(parse_command(body), now)
+            return
+        self._parts.append(body)
+        self._parts_bytes += len(body)
+        if self._parts_bytes > self.limits.frame_bytes or len(self._parts) > self.limits.parts:
+            raise FrameTooLarge("a message with more bytes or parts than allowed")
+        if not more:
+            parts, self._parts, self._parts_bytes = tuple(self._parts), [], 0
+            self._on_message(parts)
+
+    def _on_message(self, parts: tuple[bytes, ...]) -> None:
+        """To a publisher a subscription of 3.0 is a message; the rest is for XPUB only."""
+        if self.socket_type in ("PUB", "XPUB"):
+            kind = parts[0][:1]
+            if len(parts) == 1 and kind == b"\x01":
+                self._on_subscribe(parts[0][1:], 0.0)
+                return
+            if len(parts) == 1 and kind == b"\x00":
+                self._on_cancel(parts[0][1:], 0.0)
+                return
+            if self.socket_type == "PUB":
+                return
+        self._events.append(MessageReceived(parts))
+
+    def _on_command(self, command: Command, now: float) -> None:
+        """Commands that a later version may bring are passed over."""
+        if command.name in self._commands:
+            self._commands[command.name](command.body, now)
+        elif command.name == "ERROR":
+            self._on_error(command.body)
+        elif command.name in ("READY", "HELLO", "WELCOME", "INITIATE"):
+            raise UnexpectedFrame(f"unexpected command: {command.name} after the handshake")
+
+    def _on_ping(self, body: bytes, now: float) -> None:
+        if not 2 <= len(body) <= 18:
+            raise MalformedFrame("PING has a time to live and up to 16 bytes of context")
+        self._send_command("PONG", body[2:])
+        if ttl := int.from_bytes(body[:2]):
+            self._silent_by = now + ttl / _TENTHS
+
+    def _on_pong(self, context: bytes, _now: float) -> None:
+        if context:
+            self._events.append(PongReceived(context))
+
+    def _on_subscribe(self, topic: bytes, _now: float) -> None:
+        if self.socket_type not in ("PUB", "XPUB"):
+            raise UnexpectedFrame(f"a subscription to a {self.socket_type}")
+        count = self.subscriptions.get(topic, 0)
+        self.subscriptions[topic] = count + 1
+        if count:
+            return
+        self._subscription_bytes += len(topic) + _SUBSCRIPTION_COST
+        if self._subscription_bytes > self.limits.subscription_bytes:
+            raise InvalidRequest("more subscriptions than allowed")
+        self._events.append(Subscribed(topic))
+
+    def _on_cancel(self, topic: bytes, _now: float) -> None:
+        if self.socket_type not in ("PUB", "XPUB"):
+            raise UnexpectedFrame(f"a subscription to a {self.socket_type}")
+        count = self.subscriptions.get(topic, 0)
+        if count > 1:
+            self.subscriptions[topic] = count - 1
+        elif count:
+            del self.subscriptions[topic]
+            self._subscription_bytes -= len(topic) + _SUBSCRIPTION_COST
+            self._events.append(Unsubscribed(topic))
+
+    def _expire(self, now: float) -> None:
+        if self.state is not State.OPEN:
+            raise PeerTimeout("no handshake in time")
+        if self._silent_by is not None and now >= self._silent_by:
+            raise PeerTimeout("silent for longer than its own PING allowed")
+        if self._pong_by is not None and now >= self._pong_by:
+            raise PeerTimeout("no sign of life after a PING")
+        self.send_ping(self.limits.ping_ttl_s)
+        self._ping_at = now + self.limits.ping_interval_s
+        if self._pong_by is None:
+            self._pong_by = now + self.limits.ping_timeout_s
+
+    # Ending.
+
+    def _say_goodbye(self, error: CrosswireError) -> None:
+        """ERROR belongs to the handshake (RFC 37, 3.5). Nothing is said to a peer that doesn't
+        speak ZMTP 3, nor in the traffic. 400 is what libzmq says, and understands, of a peer that
+        may not come in; the reason stays with us."""
+        if self.state is not State.HANDSHAKE or isinstance(error, PeerError):
+            return
+        reason = "400" if isinstance(error, ConnectionRejected) else str(error)
+        if isinstance(error, RemoteProtocolError):
+            reason = error.reason
+        text = reason.encode()[:255].decode(errors="ignore").encode()
+        self._outgoing.append(serialize_command("ERROR", bytes((len(text),)) + text))
+
+    def _end(self, event: ConnectionClosed | ConnectionFailed) -> None:
+        self.state = State.CLOSED
+        super()._end(event)
+
+    # In common.
+
+    @property
+    def _knows_commands(self) -> bool:
+        """SUBSCRIBE, CANCEL, PING and PONG came with 3.1."""
+        return self.peer_version != "3.0"
+
+    def _require_open(self) -> None:
+        if self.state is not State.OPEN:
+            raise LocalProtocolError(f"the connection is not open but in state {self.state.value}")
+
+    def _send_subscription(self, name: str, kind: bytes, topic: bytes) -> None:
+        self._require_open()
+        if self.socket_type not in ("SUB", "XSUB"):
+            raise LocalProtocolError(f"a {self.socket_type} does not subscribe")
+        if self._knows_commands:
+            self._send_command(name, topic)
+        else:
+            self._send_parts((kind + topic,))
+
+    def _send_command(self, name: str, body: bytes) -> None:
+        if self._handshake.seals:
+            clear = bytes((len(name),)) + name.encode("ascii") + body
+            self._outgoing.append(serialize_sealed(self._handshake.seal(clear, command=True)))
+        else:
+            self._outgoing.append(serialize_command(name, body))
+
+    def _send_parts(self, parts: Sequence[bytes]) -> None:
+        if not self._handshake.seals:
+            self._outgoing.append(serialize_message(parts))
+            return
+        last = len(parts) - 1
+        for number, part in enumerate(parts):
+            sealed = self._handshake.seal(part, more=number < last)
+            self._outgoing.append(serialize_sealed(sealed))
+
+    def _send(self, frame: Frame) -> None:
+        self._outgoing.append(serialize(frame))

@@ -1,0 +1,165 @@
+"""ZMTP's security mechanisms NULL and PLAIN, and what every mechanism offers.
+
+A `Mechanism` is a setting: frozen, and shared by all connections that use it. `begin` makes the
+`Handshake` of one connection, which takes commands and gives the bytes to send. It is done when the
+peer's metadata is known; then traffic passes through it if it `seals`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
+
+import msgspec
+
+from crosswire.errors import ConnectionRejected, MalformedFrame, UnexpectedFrame
+from crosswire.wire.zmtp.frames import Command, parse_metadata, serialize_command
+
+__all__ = ["Handshake", "Mechanism", "NullMechanism", "PlainClient", "PlainServer"]
+
+
+class Mechanism(msgspec.Struct, frozen=True):
+    """How two peers make sure of one another. `as_server` is the side that decides."""
+
+    name: ClassVar[str] = ""
+    as_server: ClassVar[bool] = False
+
+    def begin(self, metadata: bytes) -> Handshake:
+        """A new connection's handshake; `metadata` is what we tell the peer."""
+        raise NotImplementedError
+
+
+class Handshake(ABC):
+    """A connection's way through its mechanism. `opening` is sent when both have greeted."""
+
+    opening: bytes = b""
+    seals: ClassVar[bool] = False
+    user: str | None = None
+    public_key: bytes | None = None
+
+    def __init__(self) -> None:
+        self.properties: dict[str, bytes] | None = None
+
+    @property
+    def done(self) -> bool:
+        """The peer has told its metadata; what `receive` gave last must still be sent."""
+        return self.properties is not None
+
+    @abstractmethod
+    def receive(self, command: Command) -> bytes:
+        """What to send in answer. Raises RemoteProtocolError for a violation, ConnectionRejected
+        for a peer that may not come in."""
+
+    def seal(self, body: bytes, *, more: bool = False, command: bool = False) -> bytes:
+        """The nonce and box that carry a frame; only of a mechanism that `seals`."""
+        raise NotImplementedError
+
+    def unseal(self, sealed: bytes) -> tuple[bytes, bool, bool]:
+        """The body in it, whether more follow, whether it is a command. Raises MalformedFrame."""
+        raise NotImplementedError
+
+
+def expect(command: Command, name: str) -> None:
+    if command.name != name:
+        raise UnexpectedFrame(f"the command {command.name!r}, where {name} must come")
+
+
+# ------------------------------------------------------------------------------------------ NULL
+
+
+class NullMechanism(Mechanism, frozen=True):
+    """No security: both sides say READY."""
+
+    name: ClassVar[str] = "NULL"
+
+    def begin(self, metadata: bytes) -> Handshake:
+        return _NullHandshake(metadata)
+
+
+class _NullHandshake(Handshake):
+    def __init__(self, metadata: bytes) -> None:
+        super().__init__()
+        self.opening = serialize_command("READY", metadata)
+
+    def receive(self, command: Command) -> bytes:
+        expect(command, "READY")
+        self.properties = parse_metadata(command.body)
+        return b""
+
+
+# ----------------------------------------------------------------------------------------- PLAIN
+
+
+class PlainClient(Mechanism, frozen=True):
+    """Name and password in clear text (RFC 24): HELLO, WELCOME, INITIATE, READY."""
+
+    name: ClassVar[str] = "PLAIN"
+    username: str
+    password: str
+
+    def begin(self, metadata: bytes) -> Handshake:
+        return _PlainClientHandshake(self, metadata)
+
+
+class PlainServer(Mechanism, frozen=True):
+    """`accept(username, password)` decides who may come in."""
+
+    name: ClassVar[str] = "PLAIN"
+    as_server: ClassVar[bool] = True
+    accept: Callable[[str, str], bool]
+
+    def begin(self, metadata: bytes) -> Handshake:
+        return _PlainServerHandshake(self, metadata)
+
+
+class _PlainClientHandshake(Handshake):
+    def __init__(self, mechanism: PlainClient, metadata: bytes) -> None:
+        super().__init__()
+        texts = [text.encode() for text in (mechanism.username, mechanism.password)]
+        if any(len(text) > 255 for text in texts):
+            raise ValueError("PLAIN carries names and passwords of up to 255 bytes")
+        self.opening = serialize_command(
+            "HELLO", b"".join(bytes((len(text),)) + text for text in texts)
+        )
+        self._metadata = metadata
+        self._welcome = False
+
+    def receive(self, command: Command) -> bytes:
+        if not self._welcome:
+            expect(command, "WELCOME")
+            self._welcome = True
+            return serialize_command("INITIATE", self._metadata)
+        expect(command, "READY")
+        self.properties = parse_metadata(command.body)
+        return b""
+
+
+class _PlainServerHandshake(Handshake):
+    def __init__(self, mechanism: PlainServer, metadata: bytes) -> None:
+        super().__init__()
+        self._accept = mechanism.accept
+        self._metadata = metadata
+
+    def receive(self, command: Command) -> bytes:
+        if self.user is None:
+            expect(command, "HELLO")
+            user, password = self._read_hello(command.body)
+            if not self._accept(user, password):
+                raise ConnectionRejected(f"the user {user!r} is unknown or has another password")
+            self.user = user
+            return serialize_command("WELCOME")
+        expect(command, "INITIATE")
+        self.properties = parse_metadata(command.body)
+        return serialize_command("READY", self._metadata)
+
+    @staticmethod
+    def _read_hello(body: bytes) -> tuple[str, str]:
+        split = 1 + body[0] if body else 0
+        user, rest = body[1:split], body[split:]
+        if not body or not rest or len(rest) != 1 + rest[0]:
+            raise MalformedFrame("HELLO does not hold a name and a password")
+        try:
+            return user.decode(), rest[1:].decode()
+        except UnicodeDecodeError:
+            raise MalformedFrame("a name or password that is not UTF-8") from None
