@@ -1,0 +1,21 @@
+"""eMQP, the protocol of EventMQ: jobs, schedules and publications, on ZeroMQ."""
+
+from __future__ import annotations
+
+from crosswire.wire.contract import Protocol
+from crosswire.wire.emqp.connection import DEFAULTS, EmqpConnection, EmqpDecoder
+from crosswire.wire.emqp.states import LISTENERS, ROLES
+from crosswire.wire.zmtp import sniff
+
+__all__ = ["PROTOCOL"]
+
+PROTOCOL = Protocol(
+    name="emqp",
+    title="eMQP",
+    roles=ROLES,
+    ports=LISTENERS,
+    limits=DEFAULTS,
+    connection=EmqpConnection,
+    decoder=EmqpDecoder,
+    sniff=sniff,
+)

@@ -1,0 +1,417 @@
+"""eMQP's commands, parsed from and serialized to the parts of a ZeroMQ message.
+
+A command on the wire, without the identity that a ROUTER socket puts in front:
+
+    empty         0   always empty
+    version       1   `eMQP/1.0`
+    command       2   in capitals
+    msgid         3   unique, made by who sends it
+    …             4   by command; the layouts stand beside the frames
+
+Message bodies, results and identities may be any bytes; every other part is UTF-8 (RULINGS: what
+may be any bytes). Parts behind the last that a layout names are ignored. What is no command at all
+becomes a `Malformed`, which is counted and otherwise has no effect.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from crosswire.errors import FrameError, MalformedFrame, UnknownFrame
+from crosswire.wire.contract import Frame
+
+__all__ = [
+    "ADMIN_COMMANDS",
+    "VERSION",
+    "Ack",
+    "Admin",
+    "Delivery",
+    "Disconnect",
+    "Heartbeat",
+    "Inform",
+    "Kbai",
+    "Malformed",
+    "Publish",
+    "Queue",
+    "Ready",
+    "Reply",
+    "Request",
+    "Schedule",
+    "Unschedule",
+    "parse",
+    "parse_delivery",
+    "parse_queues",
+    "serialize",
+    "serialize_queues",
+]
+
+VERSION: Final = b"eMQP/1.0"
+
+ADMIN_COMMANDS: Final = ("HELLO", "STATUS", "ROUTER_SHOW_WORKERS", "ROUTER_SHOW_SCHEDULERS")
+"""What the deployed `emq-cli` sends; the specification has none of them."""
+
+Queue = tuple[int, str]
+"""Weight and name, as a worker announces them."""
+
+
+# ---------------------------------------------------------------------------------------- frames
+
+
+class Ack(Frame, frozen=True, gc=False):
+    """4 the id of the command that is acknowledged."""
+
+    frame_name: ClassVar[str] = "ack"
+    layer: ClassVar[int] = 1
+    msgid: str
+    acknowledged: str
+
+
+class Reply(Frame, frozen=True, gc=False):
+    """4 the answer, 5 the id of the request that it answers.
+
+    Without part 5 it is the broker's receipt, whose answer is the request's id, or an answer to
+    administration.
+    """
+
+    frame_name: ClassVar[str] = "reply"
+    layer: ClassVar[int] = 1
+    msgid: str
+    message: bytes
+    request: str | None = None
+
+
+class Heartbeat(Frame, frozen=True, gc=False):
+    """4 seconds since 1970, with or without a fraction."""
+
+    frame_name: ClassVar[str] = "heartbeat"
+    layer: ClassVar[int] = 1
+    msgid: str
+    timestamp: str
+
+
+class Disconnect(Frame, frozen=True, gc=False):
+    frame_name: ClassVar[str] = "disconnect"
+    layer: ClassVar[int] = 1
+    msgid: str
+
+
+class Kbai(Frame, frozen=True, gc=False):
+    """The goodbye: `KBAI` in the specification, `KBYE` in what is deployed."""
+
+    frame_name: ClassVar[str] = "kbai"
+    layer: ClassVar[int] = 1
+    msgid: str
+    spelling: str = "KBYE"
+
+    def fields(self) -> dict[str, Any]:
+        return {"msgid": self.msgid}
+
+
+class Ready(Frame, frozen=True, gc=False):
+    """A worker offers room for one more job."""
+
+    frame_name: ClassVar[str] = "ready"
+    layer: ClassVar[int] = 1
+    msgid: str
+
+
+class Request(Frame, frozen=True, gc=False):
+    """4 queue, 5 headers, 6 message."""
+
+    frame_name: ClassVar[str] = "request"
+    layer: ClassVar[int] = 1
+    msgid: str
+    queue: str
+    headers: str
+    message: bytes
+
+
+class Publish(Frame, frozen=True, gc=False):
+    """4 topic, 5 headers, 6 message; or 4 topic, 5 message."""
+
+    frame_name: ClassVar[str] = "publish"
+    layer: ClassVar[int] = 1
+    msgid: str
+    topic: str
+    headers: str | None
+    message: bytes
+
+
+class Schedule(Frame, frozen=True, gc=False):
+    """4 queue, 5 headers, 6 interval in seconds or -1, 7 message, 8 cron or empty (deployed);
+    or 4 queue, 5 headers, 6 message, where the headers say when (specification)."""
+
+    frame_name: ClassVar[str] = "schedule"
+    layer: ClassVar[int] = 1
+    msgid: str
+    queue: str
+    headers: str
+    interval: str | None
+    message: bytes
+    cron: str | None
+
+
+class Unschedule(Frame, frozen=True, gc=False):
+    """Laid out like the SCHEDULE that it undoes."""
+
+    frame_name: ClassVar[str] = "unschedule"
+    layer: ClassVar[int] = 1
+    msgid: str
+    queue: str
+    headers: str
+    interval: str | None
+    message: bytes
+    cron: str | None
+
+
+class Inform(Frame, frozen=True, gc=False):
+    """4 queues, 5 `worker` or `scheduler`; `parse_queues` reads part 4."""
+
+    frame_name: ClassVar[str] = "inform"
+    layer: ClassVar[int] = 1
+    msgid: str
+    queues: str
+    peer: str
+
+
+class Admin(Frame, frozen=True, gc=False):
+    """One of ADMIN_COMMANDS."""
+
+    frame_name: ClassVar[str] = "admin"
+    layer: ClassVar[int] = 1
+    msgid: str
+    command: str
+
+
+class Delivery(Frame, frozen=True, gc=False):
+    """What a subscriber gets, bare: 0 topic, 1 message."""
+
+    frame_name: ClassVar[str] = "publish"
+    layer: ClassVar[int] = 1
+    topic: str
+    message: bytes
+
+
+class Malformed(Frame, frozen=True, gc=False):
+    """A ZeroMQ message that is no eMQP command; `fields()` raises what is wrong with it."""
+
+    frame_name: ClassVar[str] = "malformed"
+    layer: ClassVar[int] = 1
+    reason: str
+    unknown: bool = False
+
+    def error(self) -> FrameError:
+        return UnknownFrame(self.reason) if self.unknown else MalformedFrame(self.reason)
+
+    def fields(self) -> dict[str, Any]:
+        raise self.error()
+
+
+# ----------------------------------------------------------------------------------------- parse
+
+
+def parse(parts: Sequence[bytes]) -> Frame:
+    """The command in these parts, or a Malformed. Takes any byte strings."""
+    count = len(parts)
+    if count < 4:
+        return Malformed(f"a command has at least 4 frames, not {count}")
+    command = parts[2]
+    if parts[0] or parts[1] != VERSION:
+        what = "its first frame is not empty" if parts[0] else "its version is not eMQP/1.0"
+        return Malformed(f"not a command: {what}")
+    try:
+        # What there is most of is read first and in line.
+        if command == b"REQUEST" and count >= 7:
+            return Request(parts[3].decode(), parts[4].decode(), parts[5].decode(), parts[6])
+        known = _LAYOUTS.get(command)
+        if known is None:
+            return Malformed(f"command {_show(command)} is not defined", unknown=True)
+        least, read = known
+        if count < least:
+            return Malformed(f"{command.decode()} has at least {least} frames, not {count}")
+        return read(parts, count)
+    except UnicodeDecodeError as error:
+        return Malformed(f"{_show(command)} has a frame that is not UTF-8: {error.reason}")
+
+
+def parse_delivery(parts: Sequence[bytes]) -> Frame:
+    """What a subscriber is sent, or a Malformed. Takes any byte strings."""
+    if len(parts) != 2:
+        return Malformed(f"a publication has 2 frames, not {len(parts)}")
+    try:
+        return Delivery(parts[0].decode(), parts[1])
+    except UnicodeDecodeError as error:
+        return Malformed(f"a topic is not UTF-8: {error.reason}")
+
+
+def _show(command: bytes) -> str:
+    """A peer's word, short and harmless enough to be repeated."""
+    return ascii(command[:32].decode(errors="replace"))
+
+
+def _ack(parts: Sequence[bytes], _count: int) -> Frame:
+    return Ack(parts[3].decode(), parts[4].decode())
+
+
+def _reply(parts: Sequence[bytes], count: int) -> Frame:
+    return Reply(parts[3].decode(), parts[4], parts[5].decode() if count > 5 else None)
+
+
+def _heartbeat(parts: Sequence[bytes], _count: int) -> Frame:
+    return Heartbeat(parts[3].decode(), parts[4].decode())
+
+
+def _disconnect(parts: Sequence[bytes], _count: int) -> Frame:
+    return Disconnect(parts[3].decode())
+
+
+def _kbai(parts: Sequence[bytes], _count: int) -> Frame:
+    return Kbai(parts[3].decode(), parts[2].decode())
+
+
+def _ready(parts: Sequence[bytes], _count: int) -> Frame:
+    return Ready(parts[3].decode())
+
+
+def _request(parts: Sequence[bytes], _count: int) -> Frame:
+    return Request(parts[3].decode(), parts[4].decode(), parts[5].decode(), parts[6])
+
+
+def _publish(parts: Sequence[bytes], count: int) -> Frame:
+    if count == 6:
+        return Publish(parts[3].decode(), parts[4].decode(), None, parts[5])
+    return Publish(parts[3].decode(), parts[4].decode(), parts[5].decode(), parts[6])
+
+
+def _timed(kind: type[Schedule | Unschedule]) -> Callable[[Sequence[bytes], int], Frame]:
+    def read(parts: Sequence[bytes], count: int) -> Frame:
+        msgid, queue, headers = parts[3].decode(), parts[4].decode(), parts[5].decode()
+        if count == 7:
+            return kind(msgid, queue, headers, None, parts[6], None)
+        if count == 8:
+            return Malformed(f"{parts[2].decode()} has 7 or 9 frames, not 8")
+        return kind(msgid, queue, headers, parts[6].decode(), parts[7], parts[8].decode())
+
+    return read
+
+
+def _inform(parts: Sequence[bytes], _count: int) -> Frame:
+    return Inform(parts[3].decode(), parts[4].decode(), parts[5].decode())
+
+
+def _admin(parts: Sequence[bytes], _count: int) -> Frame:
+    return Admin(parts[3].decode(), parts[2].decode())
+
+
+_LAYOUTS: Final[dict[bytes, tuple[int, Callable[[Sequence[bytes], int], Frame]]]] = {
+    b"ACK": (5, _ack),
+    b"REPLY": (5, _reply),
+    b"HEARTBEAT": (5, _heartbeat),
+    b"DISCONNECT": (4, _disconnect),
+    b"KBAI": (4, _kbai),
+    b"KBYE": (4, _kbai),
+    b"READY": (4, _ready),
+    b"REQUEST": (7, _request),
+    b"PUBLISH": (6, _publish),
+    b"SCHEDULE": (7, _timed(Schedule)),
+    b"UNSCHEDULE": (7, _timed(Unschedule)),
+    b"INFORM": (6, _inform),
+    **{name.encode(): (4, _admin) for name in ADMIN_COMMANDS},
+}
+"""The least number of frames, which the specification's headings miscount, and who reads them."""
+
+
+# ------------------------------------------------------------------------------------- serialize
+
+
+def serialize(frame: Frame) -> list[bytes]:
+    """The parts of a command; what `parse` read gives the same parts again."""
+    if type(frame) is Request:
+        return [
+            b"",
+            VERSION,
+            b"REQUEST",
+            frame.msgid.encode(),
+            frame.queue.encode(),
+            frame.headers.encode(),
+            frame.message,
+        ]
+    match frame:
+        case Reply(msgid=msgid, message=message, request=None):
+            return _command("REPLY", msgid, message)
+        case Reply(msgid=msgid, message=message, request=str(request)):
+            return _command("REPLY", msgid, message, request.encode())
+        case Ack(msgid=msgid, acknowledged=acknowledged):
+            return _command("ACK", msgid, acknowledged.encode())
+        case Heartbeat(msgid=msgid, timestamp=timestamp):
+            return _command("HEARTBEAT", msgid, timestamp.encode())
+        case Ready(msgid=msgid):
+            return _command("READY", msgid)
+        case Disconnect(msgid=msgid):
+            return _command("DISCONNECT", msgid)
+        case Kbai(msgid=msgid, spelling=spelling):
+            return _command(spelling, msgid)
+        case Publish(msgid=msgid, topic=topic, headers=None, message=message):
+            return _command("PUBLISH", msgid, topic.encode(), message)
+        case Publish(msgid=msgid, topic=topic, headers=str(headers), message=message):
+            return _command("PUBLISH", msgid, topic.encode(), headers.encode(), message)
+        case Schedule():
+            return _serialize_timed("SCHEDULE", frame)
+        case Unschedule():
+            return _serialize_timed("UNSCHEDULE", frame)
+        case Inform(msgid=msgid, queues=queues, peer=peer):
+            return _command("INFORM", msgid, queues.encode(), peer.encode())
+        case Admin(msgid=msgid, command=command):
+            return _command(command, msgid)
+        case Delivery(topic=topic, message=message):
+            return [topic.encode(), message]
+    raise TypeError(f"{type(frame).__name__} is not an eMQP command")
+
+
+def _serialize_timed(command: str, frame: Schedule | Unschedule) -> list[bytes]:
+    parts = _command(command, frame.msgid, frame.queue.encode(), frame.headers.encode())
+    if frame.interval is None:
+        return [*parts, frame.message]
+    return [*parts, frame.interval.encode(), frame.message, (frame.cron or "").encode()]
+
+
+def _command(name: str, msgid: str, *parts: bytes) -> list[bytes]:
+    return [b"", VERSION, name.encode(), msgid.encode(), *parts]
+
+
+# ---------------------------------------------------------------------------------------- queues
+
+_QUEUES: Final = msgspec.json.Decoder(list[tuple[int, str]])
+_PAIR: Final = r"\[\s*(-?[0-9]{1,9})\s*,\s*(?:'([^']*)'|\"([^\"]*)\")\s*\]"
+_ONE_PAIR: Final = re.compile(_PAIR)
+_PAIRS: Final = re.compile(rf"\s*{_PAIR}\s*(?:,\s*{_PAIR}\s*)*")
+
+
+def parse_queues(text: str) -> tuple[Queue, ...]:
+    """The queues of an INFORM, none if it leaves them to the broker.
+
+    A JSON array of pairs, as deployed, or bare pairs with quotes of either kind, as in the
+    specification. Raises MalformedFrame.
+    """
+    if not text.strip():
+        return ()
+    try:
+        queues = tuple(_QUEUES.decode(text))
+    except (msgspec.MsgspecError, RecursionError):
+        if not _PAIRS.fullmatch(text):
+            raise MalformedFrame("queues are not pairs of a weight and a name") from None
+        queues = tuple(
+            (int(weight), single or double) for weight, single, double in _ONE_PAIR.findall(text)
+        )
+    if not all(name for _, name in queues):
+        raise MalformedFrame("a queue without a name")
+    return queues
+
+
+def serialize_queues(queues: Sequence[Queue]) -> str:
+    """As deployed; none is the empty text, since `[]` confuses the deployed broker."""
+    return msgspec.json.encode(list(queues)).decode() if queues else ""

@@ -1,0 +1,263 @@
+"""eMQP's headers: flags and `name:value`, separated by commas; one reader and one printer.
+
+A value with a comma in it is URL-encoded, and so is every value that was a property elsewhere. A
+JSON object is read too, since the specification's table for REQUEST calls the headers a dictionary.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from functools import lru_cache
+from typing import Final
+from urllib.parse import quote, unquote
+
+import msgspec
+
+__all__ = ["KNOWN", "NO_HEADERS", "Headers", "Property", "format_number"]
+
+Property = int | float | bool | str
+
+KNOWN: Final = frozenset(
+    {
+        "reply-requested",
+        "retry-count",
+        "timeout",
+        "guarantee",
+        "nohaste",
+        "run_count",
+        "interval",
+        "cron",
+    }
+)
+"""Names that the protocol itself understands; all others are somebody's properties."""
+
+_CACHED_CHARACTERS = 256
+_INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
+_DECIMAL: Final = re.compile(r"-?[0-9]+\.[0-9]+")
+_NUMBER: Final = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{0,15})?)\s*")
+_INT64 = 1 << 63
+_JSON: Final = msgspec.json.Decoder(dict[str, bool | int | float | str | None])
+
+
+class Headers:
+    """The headers of one command, in their order; never changes.
+
+    `str()` gives the very text that was read. A header that is there twice counts by its first.
+    Values that make no sense are as good as absent: nobody is to be harmed by them.
+    """
+
+    __slots__ = ("_values", "items")
+
+    def __init__(self, items: Iterable[str] = ()) -> None:
+        self.items = tuple(items)
+        values: dict[str, str | None] = {}
+        for item in self.items:
+            name, colon, value = item.strip().partition(":")
+            if name:
+                values.setdefault(name, value if colon else None)
+        self._values = values
+
+    @classmethod
+    def parse(cls, text: str) -> Headers:
+        """Any text has headers; at worst none that are known."""
+        if not text:
+            return NO_HEADERS
+        return _parse_cached(text) if len(text) <= _CACHED_CHARACTERS else _parse(text)
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        reply_requested: bool = False,
+        guarantee: bool = False,
+        retry_count: int = 0,
+        timeout_s: float = 0,
+        nohaste: bool = False,
+        run_count: int | None = None,
+        properties: Mapping[str, Property] | None = None,
+    ) -> Headers:
+        """Known headers in the order in which the deployed client writes them, then properties."""
+        items = []
+        if reply_requested:
+            items.append("reply-requested")
+        if guarantee:
+            items.append("guarantee")
+        if retry_count > 0:
+            items.append(f"retry-count:{retry_count}")
+        if timeout_s > 0:
+            items.append(f"timeout:{format_number(timeout_s)}")
+        if nohaste:
+            items.append("nohaste")
+        if run_count is not None:
+            items.append(f"run_count:{run_count}")
+        items += [_print(name, value) for name, value in (properties or {}).items()]
+        return cls(items)
+
+    def __str__(self) -> str:
+        return ",".join(self.items)
+
+    def __repr__(self) -> str:
+        return f"Headers({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Headers) and self.items == other.items
+
+    def __hash__(self) -> int:
+        return hash(self.items)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def get(self, name: str) -> str | None:
+        """A header's value with its escapes resolved; None if it is absent or has none."""
+        value = self._values.get(name)
+        return None if value is None else unquote(value.strip())
+
+    def having(self, name: str, value: str | None = None) -> Headers:
+        """These, and one more at the end, unless there is one of that name."""
+        if name in self._values:
+            return self
+        return Headers((*self.items, name if value is None else f"{name}:{value}"))
+
+    def without(self, *names: str) -> Headers:
+        """These but for the ones named."""
+        return Headers(
+            item for item in self.items if item.strip().partition(":")[0] not in set(names)
+        )
+
+    # What the protocol itself understands.
+
+    @property
+    def reply_requested(self) -> bool:
+        return self._flag("reply-requested")
+
+    @property
+    def guarantee(self) -> bool:
+        return self._flag("guarantee")
+
+    @property
+    def nohaste(self) -> bool:
+        return self._flag("nohaste")
+
+    @property
+    def retry_count(self) -> int:
+        return int(self._number("retry-count") or 0)
+
+    @property
+    def timeout_s(self) -> float | None:
+        """None if the job may take as long as it likes."""
+        return self._number("timeout") or None
+
+    @property
+    def run_count(self) -> int | None:
+        """How often a schedule fires in all; None for ever."""
+        number = self._number("run_count")
+        return None if number is None else int(number)
+
+    @property
+    def interval_s(self) -> float | None:
+        """Of a SCHEDULE with 7 frames."""
+        return self._number("interval")
+
+    @property
+    def cron(self) -> str | None:
+        """Of a SCHEDULE with 7 frames."""
+        return self.get("cron") or None
+
+    def _flag(self, name: str) -> bool:
+        if name not in self._values:
+            return False
+        value = self._values[name]
+        return value is None or value.strip().lower() not in ("false", "0", "no")
+
+    def _number(self, name: str) -> float | None:
+        value = self._values.get(name)
+        match = _NUMBER.fullmatch(value) if value is not None else None
+        return float(match[1]) if match else None
+
+    # What it only carries.
+
+    def properties(self) -> dict[str, Property]:
+        """The headers that the protocol has no use for, as all protocols can carry them.
+
+        Digits become an integer, a decimal a float, `true` and `false` a boolean, a flag `true`,
+        and anything else text. The type shows before escapes are resolved, so that text that
+        looks like a number can be told apart.
+        """
+        return {
+            unquote(name): True if value is None else _read(value.strip())
+            for name, value in self._values.items()
+            if name not in KNOWN
+        }
+
+
+NO_HEADERS: Final = Headers()
+
+
+def _parse(text: str) -> Headers:
+    if text.lstrip().startswith("{"):
+        try:
+            members = _JSON.decode(text)
+        except (msgspec.MsgspecError, RecursionError):
+            return Headers(text.split(","))
+        return Headers(
+            _known(name, value) if name in KNOWN else _print(name, value)
+            for name, value in members.items()
+            if name and value is not None
+        )
+    return Headers(text.split(","))
+
+
+_parse_cached = lru_cache(maxsize=1024)(_parse)
+
+
+def _known(name: str, value: Property) -> str:
+    """A known header from a dictionary, spelled as the list form has it."""
+    if value is True:
+        return name
+    if isinstance(value, bool):
+        return f"{name}:false"
+    return f"{name}:{quote(value, safe=' *') if isinstance(value, str) else format_number(value)}"
+
+
+def _print(name: str, value: Property) -> str:
+    """A property as a header."""
+    key = quote(name, safe="")
+    if isinstance(value, bool):
+        return f"{key}:{'true' if value else 'false'}"
+    if isinstance(value, int):
+        return f"{key}:{value}" if -_INT64 <= value < _INT64 else f"{key}:{_text(str(value))}"
+    if isinstance(value, float):
+        return f"{key}:{_decimal(value)}"
+    return f"{key}:{_text(value)}"
+
+
+def _text(value: str) -> str:
+    """Escaped, and so that it is not taken for anything but text."""
+    text = quote(value, safe="")
+    return text if isinstance(_read(text), str) else f"%{ord(text[0]):02X}{text[1:]}"
+
+
+def _decimal(value: float) -> str:
+    """Digits, a point, digits; what has none (infinity) is text."""
+    if value - value != 0:
+        return str(value)
+    text = f"{Decimal(repr(value)):f}"
+    return text if "." in text else f"{text}.0"
+
+
+def format_number(value: float) -> str:
+    """A number without a needless fraction: the deployed worker reads integers only."""
+    return str(int(value)) if value == int(value) else _decimal(value)
+
+
+def _read(value: str) -> Property:
+    if _INTEGER.fullmatch(value) and -_INT64 <= (number := int(value)) < _INT64:
+        return number
+    if _DECIMAL.fullmatch(value):
+        return float(value)
+    if value in ("true", "false"):
+        return value == "true"
+    return unquote(value)
