@@ -1,0 +1,541 @@
+"""Schemas from .bond files, read at run time.
+
+    module = idl.load("calc.bond")
+    Params = module.struct("examples.calc.Params")
+
+Imports are looked for beside the importing file, then in the search path, then among the files that
+come with Crosswire (`bond/core/bond.bond`, `bond/comm/comm.bond`). `syntax` has the grammar; here
+names get their meaning: aliases and generics are resolved, so that a Module holds concrete types
+only. Declarations may be used before they are made; forward declarations are read and not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from crosswire.bond import syntax
+from crosswire.bond.lexer import Position
+from crosswire.bond.schema import (
+    BLOB,
+    NOTHING,
+    PRIMITIVES,
+    VOID,
+    BondedType,
+    DataType,
+    EnumDef,
+    FieldDef,
+    ListType,
+    MapType,
+    MethodDef,
+    Module,
+    NullableType,
+    PrimitiveType,
+    ServiceDef,
+    SetType,
+    StructDef,
+    Type,
+    check_structs,
+)
+from crosswire.errors import BondSchemaError, BondSyntaxError
+
+__all__ = ["load", "parse"]
+
+MAX_IMPORTS: Final = 1000
+MAX_DEPTH: Final = 64  # of aliases of aliases, bases of bases, generics in generics
+
+_PACKAGED: Final = {
+    "bond/core/bond.bond": "bond.bond",
+    "bond/core/bond_const.bond": "bond.bond",
+    "bond/comm/comm.bond": "comm.bond",
+    "bond/comm/epoxy_transport.bond": "epoxy.bond",
+}
+
+
+def load(path: str | Path, *, search: Iterable[str | Path] = ()) -> Module:
+    """The module of a file and its imports. Raises BondSyntaxError, and OSError for `path`."""
+    path = Path(path)
+    folder = path.resolve().parent
+    return _build(path.read_text(encoding="utf-8"), str(path), folder, search)
+
+
+def parse(
+    text: str,
+    name: str = "<text>",
+    *,
+    directory: str | Path | None = None,
+    search: Iterable[str | Path] = (),
+) -> Module:
+    """The module of a text; its imports are relative to `directory`. Raises BondSyntaxError."""
+    return _build(text, name, None if directory is None else Path(directory), search)
+
+
+def _build(text: str, name: str, directory: Path | None, search: Iterable[str | Path]) -> Module:
+    declarations: list[syntax.Declaration] = []
+    seen: set[str] = {str(directory / Path(name).name) if directory else name}
+    pending = [(text, name, directory)]
+    while pending:
+        text, file, folder = pending.pop()
+        node = syntax.parse_file(text, file)
+        declarations += node.declarations
+        for token in node.imports:
+            found = _find_import(token.text, folder, search, token.at)
+            if found[1] not in seen:
+                seen.add(found[1])
+                pending.append(found)
+        if len(seen) > MAX_IMPORTS:
+            raise node.imports[0].at.error(f"more than {MAX_IMPORTS} files")
+    return _Resolver(declarations).module(name)
+
+
+def _find_import(
+    wanted: str, folder: Path | None, search: Iterable[str | Path], at: Position
+) -> tuple[str, str, Path | None]:
+    """The text, the name and the folder of an imported file."""
+    wanted = wanted.replace("\\", "/")
+    for each in (folder, *map(Path, search)):
+        if each is None:
+            continue
+        path = each / wanted
+        try:
+            resolved = path.resolve()
+            return resolved.read_text(encoding="utf-8"), str(resolved), resolved.parent
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise at.error(f"can't read {path}: {error}") from error
+    packaged = _PACKAGED.get(wanted)
+    if packaged is None:
+        raise at.error(f"import {wanted} was not found", expected="a file in the search path")
+    text = resources.files("crosswire.bond").joinpath(packaged).read_text(encoding="utf-8")
+    return text, packaged, None
+
+
+# ------------------------------------------------------------------------------------ resolving
+
+# What a type parameter stands for, in the generic that is being filled in.
+_Bindings: TypeAlias = Mapping[str, Type | int]
+_NONE: Final[_Bindings] = {}
+
+
+class _Resolver:
+    """Looks names up, fills generics in, and makes each concrete type once."""
+
+    def __init__(self, declarations: Iterable[syntax.Declaration]) -> None:
+        self._by_name: dict[str, syntax.Declaration] = {}
+        self._structs: dict[str, StructDef] = {}
+        self._enums: dict[str, EnumDef] = {}
+        self._pending: list[tuple[StructDef, syntax.StructNode, _Bindings]] = []
+        self._unfinished: dict[StructDef, Callable[[int], None]] = {}
+        for each in declarations:
+            self._declare(each)
+
+    def _declare(self, node: syntax.Declaration) -> None:
+        for namespace in node.namespaces:
+            name = f"{namespace}.{node.name}"
+            old = self._by_name.get(name)
+            if old is None or isinstance(old, syntax.ForwardNode):
+                self._by_name[name] = node
+            elif not isinstance(node, syntax.ForwardNode):
+                where = f"{old.at.file}:{old.at.line}"
+                raise node.at.error(f"{node.name} is already declared ({where})")
+            for each in (old, node):
+                if isinstance(each, syntax.ForwardNode) and not isinstance(
+                    self._by_name[name], syntax.StructNode | syntax.ForwardNode
+                ):
+                    raise each.at.error(f"{node.name} is forward declared as a struct, and is none")
+
+    def module(self, name: str) -> Module:
+        """All concrete declarations; generics are filled in when they are used or asked for."""
+        module = Module(name)
+        nodes = list(dict.fromkeys(map(id, self._by_name.values())))
+        by_id = {id(node): node for node in self._by_name.values()}
+        for node in (by_id[each] for each in nodes):
+            match node:
+                case syntax.ForwardNode():
+                    raise node.at.error(f"struct {node.name} is declared, but never defined")
+                case syntax.EnumNode():
+                    self._put(module.enums, node, self._enum(node))
+                case syntax.StructNode() if not node.params and not self._view_params(node):
+                    self._put(module.structs, node, self._struct(node, (), node.at))
+                case syntax.AliasNode() if not node.params:
+                    self._type(node.target, node.namespaces, _NONE, 0)
+                case syntax.StructNode() | syntax.AliasNode():
+                    self._check_generic(node)
+        self._finish()
+        for node in (by_id[each] for each in nodes):
+            if isinstance(node, syntax.ServiceNode) and not node.params:
+                self._put(module.services, node, self._service(node, _NONE, 0))
+        self._finish()
+        for struct_name, struct in self._structs.items():
+            module.structs.setdefault(struct_name, struct)
+        module.instantiate = self._instantiate
+        return module
+
+    def _put(self, table: dict[str, Any], node: syntax.Declaration, made: Any) -> None:
+        for namespace in node.namespaces:
+            table[f"{namespace}.{node.name}"] = made
+
+    def _instantiate(self, text: str) -> Type:
+        """An instance of a generic struct by its name; for `Module.struct`."""
+        try:
+            found = self._type(syntax.parse_type(text), (), _NONE, 0)
+            self._finish()
+        except BondSyntaxError as error:
+            raise BondSchemaError(f"{text}: {error.reason}") from error
+        return found
+
+    def _find(self, name: str, namespaces: tuple[str, ...], at: Position) -> syntax.Declaration:
+        candidates = [name] if "." in name else [f"{each}.{name}" for each in namespaces]
+        for candidate in candidates:
+            node = self._by_name.get(candidate)
+            if node is not None:
+                return node
+        raise at.error(f"{name} is not declared", expected="a type")
+
+    # Types -----------------------------------------------------------------------------------
+
+    def _type(
+        self, node: syntax.TypeNode, namespaces: tuple[str, ...], bindings: _Bindings, depth: int
+    ) -> Type:
+        if depth > MAX_DEPTH:
+            raise node.at.error(
+                f"{node.name} leads to itself, or through more than {MAX_DEPTH} types"
+            )
+        if node.name in PRIMITIVES:
+            return PRIMITIVES[node.name]
+        if node.name == "blob":
+            return BLOB
+        if node.name in syntax.META:
+            return PRIMITIVES["string"]
+        if node.name in _CONTAINERS:
+            inner = [
+                self._type(each, namespaces, bindings, depth + 1)
+                for each in node.args
+                if isinstance(each, syntax.TypeNode)
+            ]
+            return _container(node, inner)
+        if node.name in bindings:
+            return self._bound(node, bindings)
+        found = self._find(node.name, namespaces, node.at)
+        return self._named(node, found, namespaces, bindings, depth)
+
+    def _bound(self, node: syntax.TypeNode, bindings: _Bindings) -> Type:
+        value = bindings[node.name]
+        if node.args:
+            raise node.at.error(f"{node.name} is a type parameter, and not generic itself")
+        if isinstance(value, int):
+            raise node.at.error(f"{node.name} stands for {value} here", expected="a type")
+        return value
+
+    def _named(
+        self,
+        node: syntax.TypeNode,
+        found: syntax.Declaration,
+        namespaces: tuple[str, ...],
+        bindings: _Bindings,
+        depth: int,
+    ) -> Type:
+        args = tuple(
+            each if isinstance(each, int) else self._type(each, namespaces, bindings, depth + 1)
+            for each in node.args
+        )
+        match found:
+            case syntax.EnumNode() if not args:
+                return self._enum(found)
+            case syntax.StructNode():
+                return self._struct(found, args, node.at)
+            case syntax.AliasNode():
+                inner = self._bind(found, found.params, args, node.at)
+                return self._type(found.target, found.namespaces, inner, depth + 1)
+            case syntax.ForwardNode():
+                raise found.at.error(f"struct {found.name} is declared, but never defined")
+            case syntax.ServiceNode():
+                raise node.at.error(f"{found.name} is a service", expected="a type")
+        raise node.at.error(f"{found.name} is not generic")
+
+    def _bind(
+        self,
+        found: syntax.Declaration,
+        params: tuple[syntax.ParamNode, ...],
+        args: tuple[Type | int, ...],
+        at: Position,
+    ) -> dict[str, Type | int]:
+        if len(args) != len(params):
+            reason = f"takes {len(params)} type arguments" if params else "is not generic"
+            raise at.error(f"{found.name} {reason}, and {len(args)} are given")
+        for param, arg in zip(params, args, strict=True):
+            if param.is_value and not isinstance(arg, int) and not _is_scalar(arg):
+                raise at.error(f"{arg.text} is not a value type, as {param.name} must be")
+        return {param.name: arg for param, arg in zip(params, args, strict=True)}
+
+    def _enum(self, node: syntax.EnumNode) -> EnumDef:
+        found = self._enums.get(node.full_name)
+        if found is None:
+            found = EnumDef(
+                node.name,
+                node.constants,
+                namespace=node.namespaces[0],
+                attributes=node.attributes,
+            )
+            self._enums[node.full_name] = found
+        return found
+
+    # Structs ---------------------------------------------------------------------------------
+
+    def _struct(
+        self, node: syntax.StructNode, args: tuple[Type | int, ...], at: Position
+    ) -> StructDef:
+        """The struct for these arguments; its fields come later, since it may be recursive."""
+        params = self._view_params(node) or node.params
+        bindings = self._bind(node, params, args, at)
+        name = node.name
+        if args:
+            texts = (str(each) if isinstance(each, int) else each.text for each in args)
+            name = f"{node.name}<{', '.join(texts)}>"
+        full_name = f"{node.namespaces[0]}.{name}"
+        found = self._structs.get(full_name)
+        if found is None:
+            if name.count("<") > syntax.MAX_TYPE_DEPTH:
+                raise at.error(f"{node.name} is filled in with itself without end")
+            found = StructDef(name, namespace=node.namespaces[0], attributes=node.attributes)
+            self._structs[full_name] = found
+            self._pending.append((found, node, bindings))
+        return found
+
+    def _view_params(self, node: syntax.StructNode) -> tuple[syntax.ParamNode, ...]:
+        return self._viewed(node).params if node.view_of is not None else ()
+
+    def _viewed(self, node: syntax.StructNode) -> syntax.StructNode:
+        assert node.view_of is not None
+        seen = node
+        for _ in range(MAX_DEPTH):
+            assert seen.view_of is not None
+            found = self._find(seen.view_of.name, seen.namespaces, seen.view_of.at)
+            if not isinstance(found, syntax.StructNode):
+                raise seen.view_of.at.error(f"{found.name} is no struct", expected="a struct")
+            if found.view_of is None:
+                return found
+            seen = found
+        raise node.at.error(f"{node.name} is a view of itself")
+
+    def _finish(self) -> None:
+        """Give all structs their fields, which may ask for more structs, then check them."""
+        made: list[tuple[StructDef, Position]] = []
+        while self._pending:
+            struct, node, bindings = self._pending.pop()
+            made.append((struct, node.at))
+            if not struct.is_complete:
+                self._complete(struct, node, bindings, 0)
+        for struct, at in made:
+            try:
+                check_structs([struct])
+            except BondSchemaError as error:
+                raise at.error(str(error)) from error
+
+    def _complete(
+        self, struct: StructDef, node: syntax.StructNode, bindings: _Bindings, depth: int
+    ) -> None:
+        source = self._viewed(node) if node.view_of is not None else node
+        if depth > MAX_DEPTH:
+            raise node.at.error(f"{node.name} derives from itself, or through too many structs")
+        base = self._base(source, bindings, depth)
+        fields = source.fields
+        if node.view_of is not None:
+            fields = self._kept_fields(node, source)
+        _check_unique(fields, struct)
+        made = [self._field(struct, each, source, bindings) for each in fields]
+        try:
+            struct.complete(made, base)
+        except BondSchemaError as error:
+            raise node.at.error(str(error)) from error
+
+    def _kept_fields(
+        self, node: syntax.StructNode, source: syntax.StructNode
+    ) -> tuple[syntax.FieldNode, ...]:
+        if isinstance(node.view_of, syntax.TypeNode):
+            direct = self._find(node.view_of.name, node.namespaces, node.view_of.at)
+            if isinstance(direct, syntax.StructNode) and direct.view_of is not None:
+                there = self._kept_fields(direct, source)
+            else:
+                there = source.fields
+        by_name = {field.name: field for field in there}
+        for token in node.kept:
+            if token.text not in by_name:
+                raise token.at.error(f"{source.name} has no field {token.text}")
+        kept = {token.text for token in node.kept}
+        return tuple(field for field in there if field.name in kept)
+
+    def _base(self, node: syntax.StructNode, bindings: _Bindings, depth: int) -> StructDef | None:
+        if node.base is None:
+            return None
+        base = self._type(node.base, node.namespaces, bindings, 0)
+        if not isinstance(base, StructDef):
+            raise node.base.at.error(f"{base.text} can't be a base", expected="a struct")
+        if not base.is_complete:
+            waiting = next((each for each in self._pending if each[0] is base), None)
+            if waiting is None:
+                raise node.base.at.error(f"{node.name} derives from itself")
+            self._complete(*waiting, depth + 1)
+        return base
+
+    def _field(
+        self,
+        struct: StructDef,
+        node: syntax.FieldNode,
+        owner: syntax.StructNode,
+        bindings: _Bindings,
+    ) -> FieldDef:
+        kind = self._type(node.type, owner.namespaces, bindings, 0)
+        start = None
+        if node.type.name in syntax.META:
+            start = struct.name if node.type.name == "bond_meta::name" else struct.full_name
+        default = None if node.default is None else _default(node.default, kind)
+        try:
+            return FieldDef(
+                node.id,
+                node.name,
+                kind,
+                modifier=node.modifier,
+                default=default,
+                start=start,
+                attributes=node.attributes,
+            )
+        except BondSchemaError as error:
+            raise node.at.error(str(error)) from error
+
+    def _check_generic(self, node: syntax.StructNode | syntax.AliasNode) -> None:
+        """Look up all names of a generic, whether or not somebody uses it."""
+        params = {param.name for param in node.params}
+        if isinstance(node, syntax.AliasNode):
+            self._check_names(node.target, node, params)
+        elif node.view_of is None:
+            for each in ([node.base] if node.base else []) + [field.type for field in node.fields]:
+                self._check_names(each, node, params)
+
+    def _check_names(
+        self, node: syntax.TypeNode, owner: syntax.Declaration, params: set[str]
+    ) -> None:
+        known = node.name in PRIMITIVES or node.name in _CONTAINERS or node.name in params
+        if not known and node.name not in ("blob", *syntax.META):
+            self._find(node.name, owner.namespaces, node.at)
+        for arg in node.args:
+            if isinstance(arg, syntax.TypeNode):
+                self._check_names(arg, owner, params)
+
+    # Services --------------------------------------------------------------------------------
+
+    def _service(self, node: syntax.ServiceNode, bindings: _Bindings, depth: int) -> ServiceDef:
+        methods: dict[str, MethodDef] = {}
+        if node.base is not None:
+            methods |= self._base_service(node, node.base, bindings, depth).methods
+        for each in node.methods:
+            methods[each.name] = MethodDef(
+                name=each.name,
+                request=self._payload(each.request, node, bindings),
+                response=None if each.is_event else self._payload(each.response, node, bindings),
+                attributes=each.attributes,
+            )
+        return ServiceDef(
+            name=node.name,
+            full_name=node.full_name,
+            methods=methods,
+            attributes=node.attributes,
+        )
+
+    def _base_service(
+        self, node: syntax.ServiceNode, base: syntax.TypeNode, bindings: _Bindings, depth: int
+    ) -> ServiceDef:
+        found = self._find(base.name, node.namespaces, base.at)
+        if not isinstance(found, syntax.ServiceNode):
+            raise base.at.error(f"{found.name} is no service", expected="a service")
+        if depth > MAX_DEPTH:
+            raise base.at.error(f"service {node.name} derives from itself")
+        args = tuple(
+            each if isinstance(each, int) else self._type(each, node.namespaces, bindings, 0)
+            for each in base.args
+        )
+        inner = self._bind(found, found.params, args, base.at)
+        return self._service(found, inner, depth + 1)
+
+    def _payload(
+        self, node: syntax.TypeNode | None, owner: syntax.ServiceNode, bindings: _Bindings
+    ) -> StructDef:
+        if node is None:
+            return VOID
+        found = self._type(node, owner.namespaces, bindings, 0)
+        if not isinstance(found, StructDef):
+            raise node.at.error(f"{found.text} can't be sent", expected="a struct or 'void'")
+        return found
+
+
+_CONTAINERS: Final = ("list", "vector", "set", "map", "nullable", "bonded")
+
+
+def _container(node: syntax.TypeNode, inner: list[Type]) -> Type:
+    first = inner[0]
+    if node.name in ("set", "map") and not (_is_scalar(first) or _is_text(first)):
+        raise node.at.error(
+            f"{first.text} can't be a key", expected="a number, a text or an enumeration"
+        )
+    if node.name in ("list", "vector"):
+        return ListType(first, node.name)
+    if node.name == "set":
+        return SetType(first)
+    if node.name == "map":
+        return MapType(first, inner[1])
+    if node.name == "nullable":
+        return NullableType(first)
+    if not isinstance(first, StructDef):
+        raise node.at.error(f"{first.text} can't be bonded", expected="a struct")
+    return BondedType(first)
+
+
+def _check_unique(fields: Iterable[syntax.FieldNode], struct: StructDef) -> None:
+    seen: set[int | str] = set()
+    for field in fields:
+        for key in (field.id, field.name):
+            if key in seen:
+                raise field.at.error(f"{struct.name} has field {key} twice")
+            seen.add(key)
+
+
+def _is_scalar(kind: Type) -> bool:
+    return isinstance(kind, EnumDef) or (isinstance(kind, PrimitiveType) and not _is_text(kind))
+
+
+def _is_text(kind: Type) -> bool:
+    return kind.wire in (DataType.STRING, DataType.WSTRING)
+
+
+def _default(node: syntax.DefaultNode, kind: Type) -> Any:
+    """The default as a Python value, if the type can have it."""
+    if node.kind == "nothing":
+        return NOTHING
+    if isinstance(kind, EnumDef):
+        if node.kind == "enum" and node.value in kind.by_name:
+            return kind.members[kind.by_name[node.value]]
+        raise node.at.error(f"{node.value} is not in {kind.full_name}", expected="a constant")
+    if isinstance(kind, PrimitiveType):
+        if kind.is_integer and node.kind == "integer":
+            if not kind.minimum <= node.value <= kind.maximum:
+                raise node.at.error(f"{node.value} is no {kind.text}")
+            return node.value
+        if kind.wire in (DataType.FLOAT, DataType.DOUBLE) and node.kind in ("integer", "float"):
+            return _float(float(node.value), kind)
+        if kind.wire is DataType.BOOL and node.kind == "bool":
+            return node.value
+        if _is_text(kind) and node.kind == "string":
+            return node.value
+    raise node.at.error(f"a default that {kind.text} can't have")
+
+
+def _float(value: float, kind: PrimitiveType) -> float:
+    """A float's default at a float's precision, so that it compares with what is read."""
+    if kind.wire is DataType.DOUBLE:
+        return value
+    from struct import pack, unpack
+
+    return float(unpack("<f", pack("<f", value))[0])
