@@ -1,0 +1,585 @@
+"""Epoxy for asyncio programs: call Bond services, offer them, tell and be told.
+
+    calc = idl.load("calc.bond").service("examples.calc.Calc")
+    async with EpoxyClient("127.0.0.1", 25188) as client:
+        result = await client.call(calc, "Calculate", Params(x=67, y=87, operation=3))
+
+Values are those of `crosswire.bond`; `call_bytes` and `tell_bytes` carry marshalled Bond untouched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import re
+import socket
+import ssl
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import msgspec
+
+from crosswire.bond import marshal
+from crosswire.bond.schema import MethodDef, ServiceDef
+from crosswire.clients.dial import Backoff, Redialler, dial, within
+from crosswire.errors import (
+    BondDecodeError,
+    CallFailed,
+    ConnectFailed,
+    ConnectionLost,
+    ConnectionRejected,
+    CrosswireError,
+    LocalProtocolError,
+    ServiceUnavailable,
+)
+from crosswire.session import Session
+from crosswire.wire.contract import ConnectionClosed, ConnectionFailed, ConnectionOpened, Event
+from crosswire.wire.epoxy.comm import Error, ErrorCode, marshal_credentials, unmarshal_error
+from crosswire.wire.epoxy.connection import EpoxyConnection
+from crosswire.wire.epoxy.events import EventReceived, RequestReceived, ResponseReceived
+from crosswire.wire.epoxy.frames import EpoxyLimits
+
+__all__ = [
+    "Call",
+    "EpoxyClient",
+    "EpoxyPeer",
+    "EpoxyServer",
+    "Handler",
+    "Handlers",
+    "Reply",
+    "offer",
+]
+
+_log = logging.getLogger("crosswire.clients.epoxy")
+
+_MOST_WORKERS = 64
+"""Handlers of one connection that may wait for something at the same time."""
+
+
+class Reply(msgspec.Struct, frozen=True, gc=False):
+    """What a request was answered with: marshalled Bond, as it came."""
+
+    payload: bytes
+    layer_data: bytes | None = None
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """What a handler is given: a request, or an event, as it came."""
+
+    service: str
+    method: str
+    payload: bytes
+    layer_data: bytes | None
+    is_event: bool
+    peer: EpoxyPeer
+
+
+Handler: TypeAlias = Callable[[Call], Awaitable[bytes | Reply | None]]
+"""Answers with marshalled Bond, to an event with None. Raise CallFailed to answer with an error."""
+
+Handlers: TypeAlias = Mapping[tuple[str, str], Handler]
+"""Handlers by service and method; `offer` makes them from a class."""
+
+
+# -------------------------------------------------------------------------------------- services
+
+
+def offer(service: ServiceDef, implementation: object) -> dict[tuple[str, str], Handler]:
+    """Handlers that call the methods of an object with values, and take values from them.
+
+    A method of the service is one of the object, spelt the same or in snake case: a coroutine
+    function of the request, or of the request and its Call. Raises TypeError if one is missing.
+    """
+    handlers: dict[tuple[str, str], Handler] = {}
+    for method in service.methods.values():
+        function = getattr(implementation, method.name, None) or getattr(
+            implementation, _snake_case(method.name), None
+        )
+        if not inspect.iscoroutinefunction(function):
+            raise TypeError(
+                f"{type(implementation).__name__} has no coroutine method {method.name} "
+                f"for the service {service.full_name}"
+            )
+        handlers[service.full_name, method.name] = _handler(service, method, function)
+    return handlers
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def _handler(
+    service: ServiceDef, method: MethodDef, function: Callable[..., Awaitable[Any]]
+) -> Handler:
+    takes_call = len(inspect.signature(function).parameters) > 1
+    name = f"{service.full_name}.{method.name}"
+
+    async def handle(call: Call) -> bytes | None:
+        if call.is_event != method.is_event:
+            raise CallFailed(
+                ErrorCode.INVALID_INVOCATION,
+                f"{name} is {'an event' if method.is_event else 'a request'}",
+            )
+        request = marshal.unmarshal(call.payload, method.request)
+        result = await (function(request, call) if takes_call else function(request))
+        if method.response is None:
+            return None
+        return marshal.marshal(
+            method.response.python_class() if result is None else result, method.response
+        )
+
+    return handle
+
+
+# ------------------------------------------------------------------------------------------ peer
+
+
+class EpoxyPeer:
+    """The far end of one connection, whoever dialled. Both ends may call and tell.
+
+    Handlers are begun in the order in which requests and events came; one that waits does not hold
+    up the next.
+    """
+
+    session: Session
+
+    def __init__(
+        self, handlers: Handlers, *, token: str | None = None, events_waiting: int = 1024
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._handlers = handlers
+        self._credentials = None if token is None else marshal_credentials(token)
+        self._events_waiting = events_waiting
+        self._waiting: dict[int, asyncio.Future[ResponseReceived]] = {}
+        self._to_handle: deque[RequestReceived | EventReceived] = deque()
+        self._workers: set[asyncio.Task[None]] = set()
+        self._drained: asyncio.Future[None] | None = None
+        self._end: ConnectionClosed | ConnectionFailed | None = None
+        self.events_dropped = 0
+        """Events that came faster than they were handled, or that nobody handles."""
+        self.opened: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
+
+    @property
+    def connection(self) -> EpoxyConnection:
+        connection = self.session.connection
+        assert isinstance(connection, EpoxyConnection)
+        return connection
+
+    async def call(
+        self,
+        service: ServiceDef,
+        method: str,
+        request: Any,
+        *,
+        layer_data: bytes | None = None,
+        timeout_s: float | None = 30.0,
+    ) -> Any:
+        """The service's response, a value of the method's response type.
+
+        Raises CallFailed for an error, RequestTimeout, BondDecodeError for a response of another
+        type, or ConnectionLost: then nobody knows whether it was carried out, and it is not
+        repeated.
+        """
+        declared = service.method(method)
+        if declared.response is None:
+            raise LocalProtocolError(f"{service.full_name}.{method} is an event: tell it")
+        reply = await self.call_bytes(
+            service.full_name,
+            method,
+            marshal.marshal(request, declared.request),
+            layer_data=layer_data,
+            timeout_s=timeout_s,
+        )
+        return marshal.unmarshal(reply.payload, declared.response)
+
+    async def call_bytes(
+        self,
+        service: str,
+        method: str,
+        payload: bytes,
+        *,
+        layer_data: bytes | None = None,
+        timeout_s: float | None = 30.0,
+    ) -> Reply:
+        """Like `call`, with marshalled Bond that stays bytes."""
+        name = f"{service}.{method}"
+        try:
+            conversation = self.connection.send_request(
+                service, method, payload, layer_data=layer_data or self._credentials
+            )
+        except LocalProtocolError as error:
+            raise self._not_sent(name, error) from None
+        self.session.wake()
+        future: asyncio.Future[ResponseReceived] = asyncio.get_running_loop().create_future()
+        self._waiting[conversation] = future
+        try:
+            response = await within(timeout_s, f"no response from {name}", future)
+        finally:
+            self._waiting.pop(conversation, None)
+            self.connection.forget_request(conversation)
+        if response.payload is None:
+            raise _failure(response.error or b"")
+        return Reply(response.payload, response.layer_data)
+
+    async def tell(
+        self, service: ServiceDef, method: str, event: Any, *, layer_data: bytes | None = None
+    ) -> None:
+        """Send an event: no answer, and no knowing whether it arrived. Raises ConnectionLost."""
+        declared = service.method(method)
+        payload = marshal.marshal(event, declared.request)
+        await self.tell_bytes(service.full_name, method, payload, layer_data=layer_data)
+
+    async def tell_bytes(
+        self, service: str, method: str, payload: bytes, *, layer_data: bytes | None = None
+    ) -> None:
+        """Like `tell`, with marshalled Bond that stays bytes. Waits while the peer is behind."""
+        await self._keep_pace()
+        try:
+            self.connection.send_event(
+                service, method, payload, layer_data=layer_data or self._credentials
+            )
+        except LocalProtocolError as error:
+            raise self._not_sent(f"{service}.{method}", error) from None
+        self.session.wake()
+
+    async def close(self) -> None:
+        """Answer what was asked, close, and wait until the peer has closed too, or its time is
+        up."""
+        self.connection.close()
+        self.session.wake()
+        await asyncio.wait([self.ended])
+
+    # Called by the session.
+
+    def handle_events(self, events: list[Event]) -> None:
+        for event in events:
+            match event:
+                case ResponseReceived(conversation_id=conversation):
+                    future = self._waiting.get(conversation)
+                    if future is not None and not future.done():
+                        future.set_result(event)
+                case RequestReceived():
+                    self._to_handle.append(event)
+                case EventReceived():
+                    if len(self._to_handle) < self._events_waiting:
+                        self._to_handle.append(event)
+                    else:
+                        self.events_dropped += 1
+                case ConnectionOpened():
+                    self.opened.set_result(None)
+                case ConnectionClosed() | ConnectionFailed():
+                    self._finish(event)
+        self._find_worker()
+
+    def handle_drain(self) -> None:
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    def _finish(self, end: ConnectionClosed | ConnectionFailed) -> None:
+        self._end = end
+        lost = ConnectionLost(
+            f"{self._why(None)}; what was under way may or may not have been done"
+        )
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(lost)
+        if not self.opened.done():
+            self.opened.set_exception(ConnectFailed(f"no handshake: {self._why(None)}"))
+            self.opened.exception()
+        self._to_handle.clear()
+        for worker in self._workers:
+            worker.cancel()
+        self.handle_drain()
+        self.ended.set_result(None)
+
+    def _why(self, fallback: CrosswireError | None) -> str:
+        match self._end:
+            case ConnectionFailed(error=error):
+                return f"the connection failed: {error}"
+            case ConnectionClosed():
+                return "the connection was closed"
+        return str(fallback)
+
+    def _not_sent(self, name: str, error: LocalProtocolError) -> CrosswireError:
+        """Nothing is wrong with the connection if it is still there; if not, it has a goodbye."""
+        self.session.wake()
+        if self._end is None and self.connection.accepts_conversations:
+            return error
+        return ConnectionLost(f"{name} was not sent: {self._why(error)}")
+
+    async def _keep_pace(self) -> None:
+        while self.session.congested and self._end is None:
+            if self._drained is None or self._drained.done():
+                self._drained = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._drained)
+
+    # Handling.
+
+    def _find_worker(self) -> None:
+        """A worker handles all that came, unless a handler waits: then another one goes on."""
+        if self._to_handle and len(self._workers) < _MOST_WORKERS:
+            worker = asyncio.create_task(self._work())
+            self._workers.add(worker)
+            worker.add_done_callback(self._workers.discard)
+
+    async def _work(self) -> None:
+        asyncio.get_running_loop().call_soon(self._find_worker)
+        while self._to_handle:
+            asked = self._to_handle.popleft()
+            if isinstance(asked, RequestReceived):
+                await self._answer(asked)
+            else:
+                await self._take(asked)
+
+    async def _take(self, told: EventReceived) -> None:
+        """An event never gets an answer, not even an error."""
+        name = told.service_name, told.method_name
+        handler = self._handlers.get(name)
+        if handler is None:
+            self.events_dropped += 1
+            return
+        try:
+            await handler(self._call(told, is_event=True))
+        except (CallFailed, BondDecodeError) as error:
+            self.events_dropped += 1
+            _log.warning("event %s.%s: %s", *name, error)
+        except Exception:
+            _log.exception("the handler of %s.%s failed", *name)
+
+    async def _answer(self, asked: RequestReceived) -> None:
+        result = await self._result(asked)
+        await self._keep_pace()
+        connection, conversation = self.connection, asked.conversation_id
+        try:
+            if isinstance(result, Reply):
+                connection.send_response(conversation, result.payload, layer_data=result.layer_data)
+            else:
+                connection.send_error(conversation, result)
+        except LocalProtocolError as error:
+            _log.warning("%s.%s is not answered: %s", asked.service_name, asked.method_name, error)
+            if connection.is_owed(conversation):
+                connection.send_error(conversation, _internal_error("the response can't be sent"))
+        self.session.wake()
+
+    async def _result(self, asked: RequestReceived) -> Reply | Error | bytes:
+        """The reply; or the error, marshalled if it came from elsewhere."""
+        name = asked.service_name, asked.method_name
+        handler = self._handlers.get(name)
+        if handler is None:
+            return Error(ErrorCode.METHOD_NOT_FOUND, "there is no method {}.{}".format(*name))
+        try:
+            result = await handler(self._call(asked, is_event=False))
+            if result is None:
+                raise TypeError("a request was answered with None")
+            return result if isinstance(result, Reply) else Reply(result)
+        except CallFailed as failure:
+            return failure.data or Error(failure.error_code, failure.description)
+        except BondDecodeError as error:
+            return _internal_error(f"the payload can't be read: {error}")
+        except Exception:
+            told = _internal_error("the service failed")
+            _log.exception("the handler of %s.%s failed (%s)", *name, told.unique_id)
+            return told
+
+    def _call(self, received: RequestReceived | EventReceived, *, is_event: bool) -> Call:
+        return Call(
+            service=received.service_name,
+            method=received.method_name,
+            payload=received.payload,
+            layer_data=received.layer_data,
+            is_event=is_event,
+            peer=self,
+        )
+
+
+def _failure(data: bytes) -> CallFailed:
+    try:
+        error = unmarshal_error(data)
+    except BondDecodeError as unreadable:
+        reason = f"an error that can't be read: {unreadable}"
+        return CallFailed(ErrorCode.INTERNAL_SERVER_ERROR, reason, data=data)
+    return CallFailed(error.error_code, error.message, code=error.error_name, data=data)
+
+
+def _internal_error(message: str) -> Error:
+    """Tells the caller little; the id finds the rest in the log."""
+    return Error(ErrorCode.INTERNAL_SERVER_ERROR, message, unique_id=str(uuid.uuid4()))
+
+
+def _keep_alive(transport: asyncio.Transport) -> None:
+    """Epoxy has no ping of its own (RULINGS, dead connections)."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+# ------------------------------------------------------------------------------ client and server
+
+
+class EpoxyClient:
+    """A client that stays connected; `handlers` answer what the server calls.
+
+    A call that is made while there is no connection waits for the next one, within its timeout.
+    With a `token`, every call and event that has no layer data of its own says who we are.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int = 25188,
+        *,
+        tls: ssl.SSLContext | None = None,
+        handlers: Handlers | None = None,
+        token: str | None = None,
+        limits: EpoxyLimits | None = None,
+        backoff: Backoff | None = None,
+        connect_timeout_s: float = 10.0,
+    ) -> None:
+        self._host = host
+        self._port = port
+        self._tls = tls
+        self._handlers = handlers or {}
+        self._token = token
+        self._limits = limits
+        self._connect_timeout_s = connect_timeout_s
+        self._redialler: Redialler[EpoxyPeer] = Redialler(self._connect, backoff=backoff)
+
+    async def __aenter__(self) -> EpoxyClient:
+        await self._redialler.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def call(
+        self,
+        service: ServiceDef,
+        method: str,
+        request: Any,
+        *,
+        layer_data: bytes | None = None,
+        timeout_s: float | None = 30.0,
+    ) -> Any:
+        """As `EpoxyPeer.call`."""
+        peer = await self._redialler.peer(timeout_s)
+        return await peer.call(service, method, request, layer_data=layer_data, timeout_s=timeout_s)
+
+    async def call_bytes(
+        self,
+        service: str,
+        method: str,
+        payload: bytes,
+        *,
+        layer_data: bytes | None = None,
+        timeout_s: float | None = 30.0,
+    ) -> Reply:
+        """As `EpoxyPeer.call_bytes`."""
+        peer = await self._redialler.peer(timeout_s)
+        return await peer.call_bytes(
+            service, method, payload, layer_data=layer_data, timeout_s=timeout_s
+        )
+
+    async def tell(
+        self,
+        service: ServiceDef,
+        method: str,
+        event: Any,
+        *,
+        layer_data: bytes | None = None,
+        timeout_s: float | None = 30.0,
+    ) -> None:
+        """As `EpoxyPeer.tell`."""
+        peer = await self._redialler.peer(timeout_s)
+        await peer.tell(service, method, event, layer_data=layer_data)
+
+    async def tell_bytes(
+        self,
+        service: str,
+        method: str,
+        payload: bytes,
+        *,
+        layer_data: bytes | None = None,
+        timeout_s: float | None = 30.0,
+    ) -> None:
+        """As `EpoxyPeer.tell_bytes`."""
+        peer = await self._redialler.peer(timeout_s)
+        await peer.tell_bytes(service, method, payload, layer_data=layer_data)
+
+    async def close(self) -> None:
+        """Close; nothing is dialled again."""
+        await self._redialler.stop()
+
+    async def _connect(self) -> EpoxyPeer:
+        peer = EpoxyPeer(self._handlers, token=self._token)
+        session = await dial(
+            self._host,
+            self._port,
+            lambda now: EpoxyConnection("client", now, limits=self._limits),
+            peer,
+            tls=self._tls,
+            timeout_s=self._connect_timeout_s,
+        )
+        _keep_alive(session.transport)
+        await peer.opened
+        return peer
+
+
+class EpoxyServer:
+    """Accepts connections and answers with `handlers`; `peers` are those connected now.
+
+    `refuse` is asked about every new connection, given its transport (address, certificate): the
+    reason that it gives, if any, is what the peer is rejected with. So is one too many.
+    """
+
+    def __init__(
+        self,
+        handlers: Handlers | Iterable[Handlers],
+        *,
+        tls: ssl.SSLContext | None = None,
+        limits: EpoxyLimits | None = None,
+        refuse: Callable[[asyncio.Transport], str | None] | None = None,
+        most_peers: int | None = None,
+    ) -> None:
+        several = [handlers] if isinstance(handlers, Mapping) else handlers
+        self._handlers = {name: handler for each in several for name, handler in each.items()}
+        self._tls = tls
+        self._limits = limits
+        self._refuse = refuse
+        self._most_peers = most_peers
+        self._server: asyncio.Server | None = None
+        self.port = 0
+        self.peers: set[EpoxyPeer] = set()
+
+    async def listen(self, host: str = "127.0.0.1", port: int = 0) -> int:
+        """Open the port, and give it; 0 takes a free one."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._accept, host, port, ssl=self._tls)
+        self.port = int(self._server.sockets[0].getsockname()[1])
+        return self.port
+
+    async def close(self) -> None:
+        """Stop listening, answer what was asked, and close."""
+        if self._server is not None:
+            self._server.close()
+        await asyncio.gather(*(peer.close() for peer in list(self.peers)))
+
+    def _accept(self) -> Session:
+        peer = EpoxyPeer(self._handlers)
+        return Session(lambda now: self._open(peer, now), peer)
+
+    def _open(self, peer: EpoxyPeer, now: float) -> EpoxyConnection:
+        """The socket is there, and with TLS its handshake is done."""
+        self.peers.add(peer)
+        peer.ended.add_done_callback(lambda _: self.peers.discard(peer))
+        connection = EpoxyConnection("server", now, limits=self._limits)
+        transport = peer.session.transport
+        _keep_alive(transport)
+        if self._most_peers is not None and len(self.peers) > self._most_peers:
+            connection.fail(ServiceUnavailable("no room for another connection"))
+        elif self._refuse is not None and (reason := self._refuse(transport)):
+            connection.fail(ConnectionRejected(reason))
+        return connection

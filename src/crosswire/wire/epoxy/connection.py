@@ -1,0 +1,413 @@
+"""Epoxy's decoder and connection: buffer → frames → state → events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final
+
+from crosswire.errors import (
+    ConnectionRejected,
+    CrosswireError,
+    ErrorInError,
+    FrameError,
+    FrameTooLarge,
+    IdentifiersExhausted,
+    InvalidIdentifier,
+    LocalProtocolError,
+    MalformedFrame,
+    PeerError,
+    PeerTimeout,
+    RemoteProtocolError,
+    ServiceUnavailable,
+    UnexpectedFrame,
+    UnsupportedFrame,
+)
+from crosswire.wire.contract import (
+    Connection,
+    ConnectionClosed,
+    ConnectionFailed,
+    ConnectionOpened,
+    Decoder,
+    Frame,
+    Limits,
+    Placed,
+    one_of,
+)
+from crosswire.wire.epoxy.comm import Error, ErrorCode, marshal_error
+from crosswire.wire.epoxy.events import EventReceived, RequestReceived, ResponseReceived
+from crosswire.wire.epoxy.frames import (
+    Config,
+    EpoxyLimits,
+    Message,
+    MessageType,
+    ProtocolError,
+    ProtocolErrorCode,
+    measure,
+    scan,
+    serialize,
+)
+
+__all__ = ["TRANSITIONS", "EpoxyConnection", "EpoxyDecoder", "State"]
+
+DEFAULTS: Final = EpoxyLimits()
+
+_SYNC_BYTES = 65536
+_LAST_ID: Final = 2**64 - 1
+_AT_ONCE: Final = float("-inf")
+
+
+class EpoxyDecoder(Decoder):
+    """One direction of Epoxy. Both read alike: the handshake is made of ordinary frames."""
+
+    limits: EpoxyLimits
+
+    def __init__(
+        self,
+        sender: str,
+        *,
+        limits: Limits | None = None,
+        late: bool = False,
+        peer: Decoder | None = None,  # noqa: ARG002  the directions don't depend on one another
+        hints: Mapping[str, int] | None = None,  # noqa: ARG002
+    ) -> None:
+        super().__init__(sender, one_of(limits, DEFAULTS), late=late)
+
+    def _scan(self, buffer: bytes, position: int, placed: list[Placed]) -> tuple[int, int]:
+        return scan(buffer, position, self.offset, self.limits, placed)
+
+    def _measure(self, buffer: bytes, position: int) -> int | None:
+        return measure(buffer, position, _SYNC_BYTES)
+
+
+class State(Enum):
+    HANDSHAKE = "handshake"
+    OPEN = "open"
+    ANSWERING = "answering"
+    """One side closes: what the peer asked before is still answered, nothing new is begun."""
+    LEAVING = "leaving"
+    """Our half is closed; the peer may finish and close its own."""
+    CLOSED = "closed"
+
+
+TRANSITIONS: Final[dict[tuple[State, type[Frame]], State]] = {
+    (State.HANDSHAKE, Config): State.OPEN,
+    (State.HANDSHAKE, ProtocolError): State.CLOSED,
+    (State.OPEN, Message): State.OPEN,
+    (State.OPEN, ProtocolError): State.CLOSED,
+    (State.ANSWERING, Message): State.ANSWERING,
+    (State.ANSWERING, ProtocolError): State.CLOSED,
+    (State.LEAVING, Message): State.LEAVING,
+    (State.LEAVING, ProtocolError): State.CLOSED,
+}
+"""What may be received when, and what follows. Whatever is not in here is a violation."""
+
+_ALLOWED: Final = {
+    state: {kind: after for (before, kind), after in TRANSITIONS.items() if before is state}
+    for state in State
+}
+
+
+class EpoxyConnection(Connection):
+    """One end of an Epoxy connection. Both ends may ask, answer and tell.
+
+    A conversation is named by whoever began it: a client counts 1, 3, 5…, a server 2, 4, 6…; events
+    take a number too. Responses may come in any order.
+    """
+
+    def __init__(self, role: str, now: float, *, limits: Limits | None = None) -> None:
+        self.limits = one_of(limits, DEFAULTS)
+        sender = "server" if role == "client" else "client"
+        super().__init__(role, EpoxyDecoder(sender, limits=self.limits))
+        self.state = State.HANDSHAKE
+        self.dropped = 0
+        """Messages that were read and not told: answers to nothing, events that hold an error."""
+        self._deadline: float | None = now + self.limits.handshake_s
+        self._next_id = 1 if role == "client" else 2
+        self._asked: set[int] = set()
+        self._owed: dict[int, int] = {}
+        self._owed_count = 0
+        self._peer_closed = False
+        if role == "client":
+            self._send(Config())
+
+    # Sending.
+
+    @property
+    def pending(self) -> int:
+        """Our requests that wait for their response."""
+        return len(self._asked)
+
+    @property
+    def accepts_conversations(self) -> bool:
+        """Requests and events may be sent."""
+        return self.state is State.OPEN
+
+    def is_owed(self, conversation: int) -> bool:
+        """A request of the peer waits for our answer, and can get one."""
+        return conversation in self._owed and not self.closed and not self.send_closed
+
+    def send_request(
+        self, service: str, method: str, payload: bytes, *, layer_data: bytes | None = None
+    ) -> int:
+        """Ask the peer. Gives the conversation id of the response to come."""
+        conversation = self._begin(MessageType.REQUEST, service, method, payload, layer_data)
+        self._asked.add(conversation)
+        return conversation
+
+    def send_event(
+        self, service: str, method: str, payload: bytes, *, layer_data: bytes | None = None
+    ) -> int:
+        """Tell the peer; nobody answers."""
+        return self._begin(MessageType.EVENT, service, method, payload, layer_data)
+
+    def forget_request(self, conversation: int) -> None:
+        """Nobody waits for this response any more: drop it when it comes."""
+        self._asked.discard(conversation)
+
+    def send_response(
+        self, conversation: int, payload: bytes, *, layer_data: bytes | None = None
+    ) -> None:
+        """Answer a request that is owed an answer."""
+        self._answer(conversation, payload, None, layer_data)
+
+    def send_error(
+        self, conversation: int, error: Error | bytes, *, layer_data: bytes | None = None
+    ) -> None:
+        """Answer a request that is owed an answer: it could not be done, and why."""
+        data = error if isinstance(error, bytes) else marshal_error(error)
+        self._answer(conversation, None, data, layer_data)
+
+    def close(self) -> None:
+        """No new conversations; when what the peer asked is answered, our half is closed, and then
+        the peer has a while to close its own."""
+        if self.state is State.HANDSHAKE:
+            self._end(ConnectionClosed(clean=True))
+        elif self.state is State.OPEN:
+            self._start_answering()
+
+    # Receiving.
+
+    @property
+    def wants_data(self) -> bool:
+        return self._owed_count < self.limits.pending_requests
+
+    def next_deadline(self) -> float | None:
+        return None if self.closed else self._deadline
+
+    def receive_eof(self) -> None:
+        """Requests that came before it are still answered (real peers half-close and wait)."""
+        self._peer_closed = True
+        if self.state is State.OPEN and self._owed_count and not self._decoder.pending:
+            self._start_answering()
+        elif self.state is State.ANSWERING and not self._decoder.pending:
+            self._finish_answering()
+        elif not self.closed:
+            self._end(ConnectionClosed(clean=self._may_end_here))
+
+    @property
+    def _may_end_here(self) -> bool:
+        """Epoxy's goodbye is the end of the stream, between frames and with nothing unanswered."""
+        waits = self._decoder.pending or self._asked or self._owed_count
+        return self.state is not State.HANDSHAKE and not waits
+
+    def _receive(self, placed: list[Placed], _now: float) -> None:
+        state = self.state
+        allowed = _ALLOWED[state]
+        for _, _, frame in placed:
+            if isinstance(frame, FrameError):
+                raise frame
+            after = allowed.get(type(frame))
+            if after is None:
+                raise UnexpectedFrame(f"unexpected frame: {frame.frame_name} in {state.value}")
+            if isinstance(frame, Message):
+                self._on_message(frame)
+            elif isinstance(frame, ProtocolError):
+                self._on_protocol_error(frame)
+            else:
+                self._on_config()
+            if self.closed:
+                return
+            if after is not state:
+                self.state = after
+            if self.state is not state:
+                state = self.state
+                allowed = _ALLOWED[state]
+
+    def _on_config(self) -> None:
+        if self.role == "server":
+            self._send(Config())
+        self._deadline = None
+        self._events.append(ConnectionOpened())
+
+    def _on_message(self, frame: Message) -> None:
+        kind = frame.message_type
+        conversation = frame.conversation_id
+        if kind is MessageType.RESPONSE:
+            if conversation not in self._asked:
+                self.dropped += 1
+                return
+            self._asked.remove(conversation)
+            self._events.append(
+                ResponseReceived(conversation, frame.payload, frame.error, frame.layer_data)
+            )
+            return
+        if self.limits.strict:
+            self._check_id(conversation)
+        if kind is MessageType.REQUEST:
+            if self.send_closed:
+                self.dropped += 1
+                return
+            self._owed[conversation] = self._owed.get(conversation, 0) + 1
+            self._owed_count += 1
+            told: type[RequestReceived | EventReceived] = RequestReceived
+            if frame.payload is None:
+                self.send_error(conversation, _REQUEST_WITH_ERROR)
+                return
+        else:
+            told = EventReceived
+            if frame.payload is None:
+                self.dropped += 1
+                return
+        self._events.append(
+            told(
+                conversation,
+                frame.service_name,
+                frame.method_name,
+                frame.payload,
+                frame.layer_data,
+            )
+        )
+
+    def _check_id(self, conversation: int) -> None:
+        """Specification, section Conversation ID; RULINGS: checked only when strict."""
+        if conversation % 2 != (self.role == "server") or conversation in self._owed:
+            raise InvalidIdentifier(f"conversation id {conversation} can't be used")
+
+    def _on_protocol_error(self, frame: ProtocolError) -> None:
+        said = frame.details.message if frame.details is not None else ""
+        reason = f"{frame.error_name}: {said}" if said else frame.error_name
+        self.fail(PeerError(reason, code=frame.error_code))
+
+    def _expire(self, now: float) -> None:
+        match self.state:
+            case State.HANDSHAKE:
+                raise PeerTimeout("no config in time")
+            case State.ANSWERING if self._deadline == _AT_ONCE:
+                self._deadline = now + self.limits.drain_s
+            case State.LEAVING if self._deadline == _AT_ONCE:
+                self._deadline = now + self.limits.goodbye_s
+            case State.ANSWERING:
+                self._close_our_half()
+            case _:
+                self._end(ConnectionClosed(clean=True))
+
+    # Ending.
+
+    def _say_goodbye(self, error: CrosswireError) -> None:
+        match error:
+            case PeerError() | ErrorInError():
+                return
+            case FrameTooLarge():
+                code = ProtocolErrorCode.LIMIT_EXCEEDED
+            case MalformedFrame():
+                code = ProtocolErrorCode.MALFORMED_DATA
+            case UnsupportedFrame():
+                code = ProtocolErrorCode.NOT_SUPPORTED
+            case UnexpectedFrame() if self.state is State.HANDSHAKE and self.role == "server":
+                code = ProtocolErrorCode.CLIENT_BAD_HANDSHAKE
+            case UnexpectedFrame() if self.state is State.HANDSHAKE:
+                code = ProtocolErrorCode.SERVER_BAD_HANDSHAKE
+            case InvalidIdentifier():
+                code = ProtocolErrorCode.BAD_CONVERSATION_ID
+            case IdentifiersExhausted():
+                code = ProtocolErrorCode.CONVERSATION_IDS_EXHAUSTED
+            case PeerTimeout():
+                code = ProtocolErrorCode.TIMEOUT
+            case ConnectionRejected() | ServiceUnavailable():
+                code = ProtocolErrorCode.CONNECTION_REJECTED
+            case RemoteProtocolError():
+                code = ProtocolErrorCode.PROTOCOL_VIOLATED
+            case _:
+                code = ProtocolErrorCode.INTERNAL_ERROR
+        self._send(ProtocolError(code, Error(ErrorCode.TRANSPORT_ERROR, str(error))))
+
+    def _end(self, event: ConnectionClosed | ConnectionFailed) -> None:
+        self.state = State.CLOSED
+        super()._end(event)
+
+    def _start_answering(self) -> None:
+        """Nobody tells the time here, so it is asked for: the deadline comes at once."""
+        self.state = State.ANSWERING
+        self._deadline = _AT_ONCE
+        if not self._owed_count:
+            self._finish_answering()
+
+    def _finish_answering(self) -> None:
+        if not self._owed_count:
+            self._close_our_half()
+
+    def _close_our_half(self) -> None:
+        self.send_closed = True
+        if self._peer_closed:
+            self._end(ConnectionClosed(clean=self._may_end_here))
+        else:
+            self.state = State.LEAVING
+            self._deadline = _AT_ONCE
+
+    # In common.
+
+    def _begin(
+        self, kind: MessageType, service: str, method: str, payload: bytes, layer_data: bytes | None
+    ) -> int:
+        if not self.accepts_conversations:
+            raise LocalProtocolError(f"the connection is not open but in state {self.state.value}")
+        conversation = self._next_id
+        if conversation > _LAST_ID:
+            exhausted = IdentifiersExhausted("no conversation ids are left on this connection")
+            self.fail(exhausted)
+            raise exhausted
+        self._send_message(Message(conversation, kind, service, method, layer_data, payload))
+        self._next_id += 2
+        return conversation
+
+    def _answer(
+        self,
+        conversation: int,
+        payload: bytes | None,
+        error: bytes | None,
+        layer_data: bytes | None,
+    ) -> None:
+        if not self.is_owed(conversation):
+            raise LocalProtocolError(f"no request {conversation} waits for an answer")
+        self._send_message(
+            Message(conversation, MessageType.RESPONSE, "", "", layer_data, payload, error)
+        )
+        self._owed[conversation] -= 1
+        if not self._owed[conversation]:
+            del self._owed[conversation]
+        self._owed_count -= 1
+        if self.state is State.ANSWERING:
+            self._finish_answering()
+
+    def _send_message(self, message: Message) -> None:
+        """What the peer could only refuse is refused here."""
+        for content in (message.layer_data, message.payload, message.error):
+            if content is not None and not 0 < len(content) <= self.limits.framelet_bytes:
+                raise LocalProtocolError(f"{len(content)} bytes can't be sent as a framelet")
+        try:
+            data = serialize(message)
+        except UnicodeEncodeError as error:
+            raise LocalProtocolError(f"a name can't be sent: {error}") from None
+        if len(data) > self.limits.frame_bytes:
+            raise LocalProtocolError(f"a frame of {len(data)} bytes can't be sent")
+        self._outgoing.append(data)
+
+    def _send(self, frame: Frame) -> None:
+        if not self.send_closed:
+            self._outgoing.append(serialize(frame))
+
+
+_REQUEST_WITH_ERROR: Final = Error(
+    ErrorCode.INTERNAL_SERVER_ERROR, "the request holds an error instead of a payload"
+)

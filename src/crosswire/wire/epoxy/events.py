@@ -1,0 +1,43 @@
+"""What an Epoxy connection tells its owner."""
+
+from __future__ import annotations
+
+from crosswire.wire.contract import ConnectionClosed, ConnectionFailed, ConnectionOpened, Event
+
+__all__ = [
+    "ConnectionClosed",
+    "ConnectionFailed",
+    "ConnectionOpened",
+    "EventReceived",
+    "RequestReceived",
+    "ResponseReceived",
+]
+
+
+class RequestReceived(Event, frozen=True, gc=False):
+    """The peer asks; answer in any order. `payload` and `layer_data` are marshalled Bond."""
+
+    conversation_id: int
+    service_name: str
+    method_name: str
+    payload: bytes
+    layer_data: bytes | None
+
+
+class ResponseReceived(Event, frozen=True, gc=False):
+    """The answer to our request: a `payload`, or an `error`, which is a marshalled Error."""
+
+    conversation_id: int
+    payload: bytes | None
+    error: bytes | None
+    layer_data: bytes | None
+
+
+class EventReceived(Event, frozen=True, gc=False):
+    """The peer tells; there is no answer. `conversation_id` is for diagnosis only."""
+
+    conversation_id: int
+    service_name: str
+    method_name: str
+    payload: bytes
+    layer_data: bytes | None

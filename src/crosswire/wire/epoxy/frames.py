@@ -1,0 +1,497 @@
+"""Epoxy's frames, parsed and serialized.
+
+A frame on the wire, little-endian throughout:
+
+    count         2   of framelets, 1 to the limit
+    framelets     …   each:
+      type        2   `CG` config, `HR` headers, `LY` layer data, `PD` payload, `ED` error data,
+                      `ER` protocol error (RULINGS: the specification's table shows them reversed)
+      size        4   of the content, at least 1
+      content     …
+
+The first framelet tells what the frame is, and which may follow:
+
+    config           CG
+    message          HR [LY] PD | ED
+    protocol error   ER
+
+CG, HR and ER hold a bare Fast Binary v1 struct, the others a marshalled one, which stays the bytes
+it came as. The headers of nearly every message are written alike, so those are read in line, by
+one unpacking; whatever looks different is left to `crosswire.bond`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from functools import lru_cache
+from struct import Struct
+from typing import Any, ClassVar, Final
+
+from crosswire.errors import (
+    BondError,
+    ErrorInError,
+    FrameError,
+    FrameTooLarge,
+    MalformedFrame,
+    UnknownFrame,
+    UnsupportedFrame,
+)
+from crosswire.wire.contract import Frame, Limits, Placed
+from crosswire.wire.epoxy.comm import (
+    Error,
+    decode_config,
+    decode_headers,
+    decode_protocol_error,
+    encode_protocol_error,
+)
+
+__all__ = [
+    "Config",
+    "EpoxyLimits",
+    "Message",
+    "MessageType",
+    "ProtocolError",
+    "ProtocolErrorCode",
+    "measure",
+    "scan",
+    "serialize",
+]
+
+_MIB = 1024 * 1024
+
+
+class EpoxyLimits(Limits, frozen=True, kw_only=True):
+    """What a peer may ask of us; `framelets`, `framelet_bytes` and `frame_bytes` can't go below
+    what the specification demands of everybody.
+
+    `pending_requests` is how many requests a peer may have waiting before we stop reading,
+    `drain_s` how long they may take once one side is closing, `goodbye_s` how long the peer may
+    take to close its half. `strict` checks that a client's conversation ids are odd and a server's
+    even.
+    """
+
+    frame_bytes: int = 32 * _MIB
+    framelet_bytes: int = 32 * _MIB
+    framelets: int = 16
+    pending_requests: int = 1024
+    drain_s: float = 30.0
+    goodbye_s: float = 5.0
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("framelets", 4), ("framelet_bytes", 512), ("frame_bytes", 2048)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+
+
+class MessageType(IntEnum):
+    """Specification, section Message type."""
+
+    REQUEST = 1
+    RESPONSE = 2
+    EVENT = 3
+
+
+class ProtocolErrorCode(IntEnum):
+    """Specification, section ProtocolError struct."""
+
+    GENERIC_ERROR = 0
+    INTERNAL_ERROR = 1
+    NOT_SUPPORTED = 2
+    PROTOCOL_VIOLATED = 3
+    MALFORMED_DATA = 4
+    LIMIT_EXCEEDED = 5
+    CLIENT_BAD_HANDSHAKE = 6
+    SERVER_BAD_HANDSHAKE = 7
+    BAD_CONVERSATION_ID = 8
+    CONVERSATION_IDS_EXHAUSTED = 9
+    TIMEOUT = 10
+    CONNECTION_REJECTED = 11
+    ERROR_IN_ERROR = 0xFFFF
+
+
+# ---------------------------------------------------------------------------------------- frames
+
+
+class Config(Frame, frozen=True, gc=False):
+    """There is nothing to configure yet; what a peer may add is passed over."""
+
+    frame_name: ClassVar[str] = "config"
+
+
+class Message(Frame, frozen=True, gc=False):
+    """Either `payload` or `error` is there. They and `layer_data` are marshalled Bond."""
+
+    frame_name: ClassVar[str] = "message"
+    conversation_id: int
+    message_type: MessageType
+    service_name: str = ""
+    method_name: str = ""
+    layer_data: bytes | None = None
+    payload: bytes | None = None
+    error: bytes | None = None
+
+    def fields(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {
+            "conversation_id": self.conversation_id,
+            "message_type": _public(self.message_type),
+        }
+        for name in ("service_name", "method_name"):
+            if value := getattr(self, name):
+                fields[name] = value
+        for name in ("layer_data", "payload", "error"):
+            if (value := getattr(self, name)) is not None:
+                fields[name] = value.hex()
+        return fields
+
+
+class ProtocolError(Frame, frozen=True, gc=False):
+    """`error_code` may be one that nobody defined: it ends the connection all the same."""
+
+    frame_name: ClassVar[str] = "protocol-error"
+    error_code: int
+    details: Error | None = None
+
+    @property
+    def error_name(self) -> str:
+        """The code's name as DESIGN writes it, or its number."""
+        try:
+            return _public(ProtocolErrorCode(self.error_code))
+        except ValueError:
+            return str(self.error_code)
+
+    def fields(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {"error_code": self.error_name}
+        if self.details is not None:
+            fields["details"] = self.details.fields()
+        return fields
+
+
+def _public(member: IntEnum) -> str:
+    return member.name.lower().replace("_", "-")
+
+
+# ------------------------------------------------------------------------------------- framelets
+
+_CONFIG: Final = int.from_bytes(b"CG", "little")
+_HEADERS: Final = int.from_bytes(b"HR", "little")
+_LAYER_DATA: Final = int.from_bytes(b"LY", "little")
+_PAYLOAD: Final = int.from_bytes(b"PD", "little")
+_ERROR_DATA: Final = int.from_bytes(b"ED", "little")
+_PROTOCOL_ERROR: Final = int.from_bytes(b"ER", "little")
+
+_KNOWN: Final = frozenset((_CONFIG, _HEADERS, _LAYER_DATA, _PAYLOAD, _ERROR_DATA, _PROTOCOL_ERROR))
+
+_LAYOUTS: Final = {
+    (_CONFIG,): Config,
+    (_PROTOCOL_ERROR,): ProtocolError,
+    (_HEADERS, _PAYLOAD): Message,
+    (_HEADERS, _ERROR_DATA): Message,
+    (_HEADERS, _LAYER_DATA, _PAYLOAD): Message,
+    (_HEADERS, _LAYER_DATA, _ERROR_DATA): Message,
+}
+"""Which framelets make which frame. Whatever is not in here is malformed."""
+
+_FRAMELET: Final = Struct("<HI")
+_COUNT_BYTES = 2
+_TYPE_BYTES = 2
+_FRAMELET_BYTES = _FRAMELET.size
+
+# The way headers are written: count and type of the frame's first framelet in one, its size, then
+# field 0, a uint64, and field 1, an int32; the names follow.
+_USUAL: Final = Struct("<II3sQ3si")
+_USUAL_BYTES = _USUAL.size
+_WITHOUT_ID: Final = Struct("<II3si")
+_TWO_FRAMELETS: Final = _HEADERS << 16 | 2
+_THREE_FRAMELETS: Final = _HEADERS << 16 | 3
+_ID_FIELD: Final = bytes((6, 0, 0))
+_TYPE_FIELD: Final = bytes((16, 1, 0))
+_SERVICE_FIELD: Final = bytes((9, 2, 0))
+_METHOD_FIELD: Final = bytes((9, 3, 0))
+_STOP: Final = b"\x00"
+_NAMES_BYTES = 256
+_NAMES_KEPT = 1024
+
+_MESSAGE_TYPES: Final = (
+    MessageType.REQUEST,  # never looked up: 0 is not between 1 and 3
+    MessageType.REQUEST,
+    MessageType.RESPONSE,
+    MessageType.EVENT,
+)
+
+_names: dict[bytes, tuple[str, str]] = {_STOP: ("", "")}
+"""What the end of the headers says, since a connection uses few methods; kept small."""
+
+
+def scan(
+    buffer: bytes, position: int, base: int, limits: EpoxyLimits, placed: list[Placed]
+) -> tuple[int, int]:
+    """The frames from `position` on, as `Decoder._scan` has it; `buffer[0]` stands at `base`."""
+    size_of_buffer = len(buffer)
+    last_usual = size_of_buffer - _USUAL_BYTES
+    framelet_bytes, frame_bytes = limits.framelet_bytes, limits.frame_bytes
+    unpack, unpack_framelet = _USUAL.unpack_from, _FRAMELET.unpack_from
+    append, names_of, types = placed.append, _names.get, _MESSAGE_TYPES
+    while position < size_of_buffer:
+        if position <= last_usual:
+            key, size, id_field, conversation, type_field, kind = unpack(buffer, position)
+            middle = position + 8 + size
+            if (
+                key == _TWO_FRAMELETS
+                and id_field == _ID_FIELD
+                and type_field == _TYPE_FIELD
+                and 1 <= kind <= 3
+                and size <= _NAMES_BYTES
+                and middle + _FRAMELET_BYTES < size_of_buffer
+            ):
+                tail = buffer[position + _USUAL_BYTES : middle]
+                names = names_of(tail) or _read_names(tail)
+                content, size = unpack_framelet(buffer, middle)
+                middle += _FRAMELET_BYTES
+                end = middle + size
+                if (
+                    names is not None
+                    and content == _PAYLOAD
+                    and 0 < size <= framelet_bytes
+                    and end <= size_of_buffer
+                    and end - position <= frame_bytes
+                ):
+                    service, method = names
+                    message = Message(
+                        conversation, types[kind], service, method, None, buffer[middle:end]
+                    )
+                    append((base + position, end - position, message))
+                    position = end
+                    continue
+        framelets, end = _walk(buffer, position, base, limits)
+        if framelets is None:
+            return position, end - position
+        append((base + position, end - position, _parse(buffer, position, base, framelets, end)))
+        position = end
+    return position, _COUNT_BYTES
+
+
+def _read_names(tail: bytes) -> tuple[str, str] | None:
+    """The names in the headers from the third field on, if they are written as they usually are."""
+    position = 0
+    names = ["", ""]
+    for index, field in enumerate((_SERVICE_FIELD, _METHOD_FIELD)):
+        if tail[position : position + 3] == field:
+            size, position = _read_length(tail, position + 3)
+            name = tail[position : position + size]
+            position += size
+            try:
+                names[index] = name.decode()
+            except UnicodeDecodeError:
+                return None
+    if tail[position : position + 1] != _STOP:
+        return None
+    service, method = names
+    if len(tail) <= _NAMES_BYTES:
+        if len(_names) >= _NAMES_KEPT:
+            _names.clear()
+            _names[_STOP] = ("", "")
+        _names[tail] = service, method
+    return service, method
+
+
+def _read_length(data: bytes, position: int) -> tuple[int, int]:
+    """A variable uint32 and where it ends; more than there can be, if it has no end."""
+    length = 0
+    for index, octet in enumerate(data[position : position + 5]):
+        length |= (octet & 0x7F) << 7 * index
+        if octet < 0x80:
+            return length, position + index + 1
+    return len(data), position
+
+
+def _write_length(length: int) -> bytes:
+    octets = bytearray()
+    while length > 0x7F:
+        octets.append(length & 0x7F | 0x80)
+        length >>= 7
+    octets.append(length)
+    return bytes(octets)
+
+
+def _read_headers(content: bytes) -> tuple[int, int, str, str]:
+    """The headers of any message. Raises BondDecodeError."""
+    with_id = content[:3] == _ID_FIELD
+    at = 11 if with_id else 0
+    if content[at : at + 3] == _TYPE_FIELD:
+        tail = content[at + 7 :]
+        names = _names.get(tail) or _read_names(tail)
+        if names is not None:
+            conversation = int.from_bytes(content[3:11], "little") if with_id else 0
+            kind = int.from_bytes(content[at + 3 : at + 7], "little", signed=True)
+            return conversation, kind, *names
+    return decode_headers(content)
+
+
+Framelets = list[tuple[int, int, int]]
+"""Type, and where the content begins and ends."""
+
+
+def _walk(
+    buffer: bytes, position: int, base: int, limits: EpoxyLimits
+) -> tuple[Framelets | None, int]:
+    """The framelets of the frame at `position` and its end; or None, and the end of what it takes
+    to know more. Raises what can be told before the content is there.
+    """
+    size_of_buffer = len(buffer)
+    at = position + _COUNT_BYTES
+    if at > size_of_buffer:
+        return None, at
+    count = int.from_bytes(buffer[position:at], "little")
+    framelets: Framelets = []
+
+    def refuse(kind: type[FrameError], reason: str) -> FrameError:
+        if framelets and framelets[0][0] == _PROTOCOL_ERROR:
+            kind = ErrorInError
+        return kind(reason, offset=base + position, length=at - position)
+
+    if not count:
+        raise refuse(UnknownFrame, "a frame without framelets")
+    if count > limits.framelets:
+        reason = f"a frame of {count} framelets, more than the {limits.framelets} allowed"
+        raise refuse(FrameTooLarge, reason)
+    while len(framelets) < count:
+        at += _TYPE_BYTES
+        if at > size_of_buffer:
+            return None, at
+        kind = int.from_bytes(buffer[at - _TYPE_BYTES : at], "little")
+        if kind not in _KNOWN:
+            raise refuse(UnknownFrame, f"framelet type {kind:#06x} is not defined")
+        at += _FRAMELET_BYTES - _TYPE_BYTES
+        if at > size_of_buffer:
+            return None, at
+        size = int.from_bytes(buffer[at - 4 : at], "little")
+        end = at + size
+        framelets.append((kind, at, end))
+        if size > limits.framelet_bytes:
+            reason = f"a framelet of {size} bytes, more than the {limits.framelet_bytes} allowed"
+            raise refuse(FrameTooLarge, reason)
+        if end - position > limits.frame_bytes:
+            reason = f"a frame of more than the {limits.frame_bytes} bytes allowed"
+            raise refuse(FrameTooLarge, reason)
+        at = end
+        if len(framelets) == count and at > size_of_buffer:
+            return None, at
+    return framelets, at
+
+
+def _parse(buffer: bytes, position: int, base: int, framelets: Framelets, end: int) -> Frame:
+    """A whole frame of any kind."""
+    place: Any = {"offset": base + position, "length": end - position, "resumable": True}
+    kinds = tuple(kind for kind, _, _ in framelets)
+    contents = [buffer[start:stop] for _, start, stop in framelets]
+    layout = _LAYOUTS.get(kinds)
+    try:
+        if layout is None:
+            shown = " ".join(kind.to_bytes(2, "little").decode() for kind in kinds)
+            raise MalformedFrame(f"framelets {shown} don't make a frame", **place)
+        if not all(contents):
+            raise MalformedFrame("a framelet without content", **place)
+        if layout is Config:
+            decode_config(contents[0])
+            return Config()
+        if layout is ProtocolError:
+            return ProtocolError(*decode_protocol_error(contents[0]))
+        conversation, kind, service, method = _read_headers(contents[0])
+    except (BondError, MalformedFrame) as error:
+        reason = error.reason if isinstance(error, MalformedFrame) else str(error)
+        refusal = ErrorInError if kinds[0] == _PROTOCOL_ERROR else MalformedFrame
+        raise refusal(reason, **place) from None
+    if not 1 <= kind <= 3:
+        raise UnsupportedFrame(f"message type {kind} is not supported", **place)
+    return Message(
+        conversation,
+        _MESSAGE_TYPES[kind],
+        service,
+        method,
+        contents[1] if len(contents) == 3 else None,
+        contents[-1] if kinds[-1] == _PAYLOAD else None,
+        contents[-1] if kinds[-1] == _ERROR_DATA else None,
+    )
+
+
+def measure(buffer: bytes, position: int, most_bytes: int) -> int | None:
+    """Length of what might be a frame here, as `Decoder._measure` has it: few framelets in an
+    allowed order, and sizes that are not absurd."""
+    count = int.from_bytes(buffer[position : position + 2], "little")
+    if len(buffer) - position >= 2 and not 1 <= count <= 3:
+        return None
+    at = position + 2
+    kinds: tuple[int, ...] = ()
+    while len(kinds) < max(count, 1):
+        if at + _FRAMELET_BYTES > len(buffer):
+            return 0
+        kind, size = _FRAMELET.unpack_from(buffer, at)
+        kinds += (kind,)
+        at += _FRAMELET_BYTES + size
+        if not size or at - position > most_bytes:
+            return None
+        if not any(layout[: len(kinds)] == kinds for layout in _LAYOUTS):
+            return None
+    return at - position if kinds in _LAYOUTS else None
+
+
+# ------------------------------------------------------------------------------------- serialize
+
+_CONFIG_FRAME: Final = bytes.fromhex("0100 4347 01000000 00")
+
+
+def serialize(frame: Frame) -> bytes:
+    """The bytes of a frame."""
+    match frame:
+        case Message():
+            return _serialize_message(frame)
+        case Config():
+            return _CONFIG_FRAME
+        case ProtocolError(error_code=code, details=details):
+            content = encode_protocol_error(code, details)
+            return b"\x01\x00" + _FRAMELET.pack(_PROTOCOL_ERROR, len(content)) + content
+    raise TypeError(f"{type(frame).__name__} is not an Epoxy frame")
+
+
+def _serialize_message(frame: Message) -> bytes:
+    conversation, kind, service, method, layer_data, payload, error = (
+        frame.conversation_id,
+        frame.message_type,
+        frame.service_name,
+        frame.method_name,
+        frame.layer_data,
+        frame.payload,
+        frame.error,
+    )
+    last, content = (_PAYLOAD, payload) if error is None else (_ERROR_DATA, error)
+    if content is None:
+        raise TypeError("a message has a payload or an error")
+    names = (
+        _names_kept(service, method)
+        if len(service) + len(method) < _NAMES_BYTES
+        else _serialize_names(service, method)
+    )
+    key = _TWO_FRAMELETS if layer_data is None else _THREE_FRAMELETS
+    size = _USUAL_BYTES - 8 + len(names)
+    if conversation:
+        head = _USUAL.pack(key, size, _ID_FIELD, conversation, _TYPE_FIELD, kind)
+    else:
+        head = _WITHOUT_ID.pack(key, size - 11, _TYPE_FIELD, kind)
+    if layer_data is None:
+        return b"".join((head, names, _FRAMELET.pack(last, len(content)), content))
+    layer = _FRAMELET.pack(_LAYER_DATA, len(layer_data))
+    return b"".join((head, names, layer, layer_data, _FRAMELET.pack(last, len(content)), content))
+
+
+def _serialize_names(service: str, method: str) -> bytes:
+    """The end of the headers; empty names are left out."""
+    parts = []
+    for field, name in ((_SERVICE_FIELD, service), (_METHOD_FIELD, method)):
+        if name:
+            text = name.encode()
+            parts += [field, _write_length(len(text)), text]
+    return b"".join((*parts, _STOP))
+
+
+_names_kept = lru_cache(maxsize=_NAMES_KEPT)(_serialize_names)
