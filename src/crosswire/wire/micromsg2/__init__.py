@@ -1,0 +1,52 @@
+"""MicroMsg2: messages with properties both ways, and extensions that both sides agree on."""
+
+from __future__ import annotations
+
+from crosswire.errors import FrameError
+from crosswire.wire.contract import Hint, Protocol, Sniff
+from crosswire.wire.micromsg2.connection import MicroMsg2Connection
+from crosswire.wire.micromsg2.decoder import DEFAULTS, MicroMsg2Decoder
+from crosswire.wire.micromsg2.frames import Error, ErrorName, is_handshake, parse_handshake
+
+__all__ = ["PROTOCOL"]
+
+
+def sniff(data: bytes) -> Sniff:
+    """Both sides open with a handshake of version 1, its flags zero, its texts readable; a server
+    may open with an ERROR of a name that is known."""
+    if not data:
+        return Sniff.MORE
+    opening = data[:3]
+    if is_handshake(opening[0]) and opening != b"\1\0\0"[: len(opening)]:
+        return Sniff.NO
+    if is_handshake(opening[0]) and len(data) > 4:
+        identity = data[4 : 4 + data[3]]
+        if not (identity.isascii() and identity.decode("latin-1").isprintable()):
+            return Sniff.NO
+    try:
+        frame, _ = parse_handshake(data, 0, 0, DEFAULTS.frame_bytes)
+    except FrameError:
+        return Sniff.NO
+    if frame is None:
+        return Sniff.MORE
+    if isinstance(frame, Error):
+        return Sniff.YES if frame.name.lower() in set(ErrorName) else Sniff.NO
+    return Sniff.YES
+
+
+PROTOCOL = Protocol(
+    name="micromsg2",
+    title="MicroMsg2",
+    roles=("client", "server"),
+    ports={"micromsg2": 7360, "micromsg2-tls": 7361},
+    limits=DEFAULTS,
+    connection=MicroMsg2Connection,
+    decoder=MicroMsg2Decoder,
+    sniff=sniff,
+    hints=(
+        Hint(
+            "next_sequence",
+            "sequence number of the first message, where the bytes begin behind the handshake",
+        ),
+    ),
+)

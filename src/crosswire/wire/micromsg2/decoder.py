@@ -1,0 +1,200 @@
+"""MicroMsg2's decoder: handshakes, then frames, their sequence and their continuation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from crosswire.errors import FrameError, MalformedFrame
+from crosswire.wire.contract import Decoder, Frame, Limits, Placed, one_of
+from crosswire.wire.micromsg2.frames import (
+    ExtensionFrame,
+    Handshake,
+    Message,
+    MicroMsg2Limits,
+    following,
+    is_handshake,
+    parse,
+    parse_handshake,
+    scan_messages,
+)
+
+__all__ = ["DEFAULTS", "MicroMsg2Decoder"]
+
+DEFAULTS: Final = MicroMsg2Limits()
+
+_HANDSHAKES: Final = {"client": 2, "server": 1}
+_SYNC_BYTES = 65536
+_SYNC_EXTENSIONS = 64
+_SYNC_GLANCE = 320
+_NAMED: Final = re.compile(rb"[A-Za-z0-9_-]*(;[ -~]*)?").fullmatch
+_LISTED: Final = re.compile(rb"[A-Za-z0-9_-]*(:[ -~]*)?").fullmatch
+
+
+class MicroMsg2Decoder(Decoder):
+    """One direction of MicroMsg2: the sender's handshakes (a client's two, a server's one), then
+    frames.
+
+    `next_sequence` as a hint says that the bytes begin behind the handshake, with the frame of this
+    number due. Extension numbers are checked where the final client handshake is known: from a
+    client's own bytes, or through the `peer` that reads them.
+    """
+
+    sync_frames = 3
+
+    def __init__(
+        self,
+        sender: str,
+        *,
+        limits: Limits | None = None,
+        late: bool = False,
+        peer: Decoder | None = None,
+        hints: Mapping[str, int] | None = None,
+    ) -> None:
+        super().__init__(sender, one_of(limits, DEFAULTS), late=late)
+        self._peer = peer if isinstance(peer, MicroMsg2Decoder) else None
+        self._handshakes = _HANDSHAKES[sender]
+        self._sequence: int | None = 1
+        self._continued: bool | None = False
+        self._agreed: list[str] | None = None
+        if late:
+            self._lose_track()
+        elif hints and "next_sequence" in hints:
+            self._handshakes = 0
+            self._sequence = hints["next_sequence"]
+
+    @property
+    def agreed(self) -> list[str] | None:
+        """Names by number, from 1, of the extensions in use; None while that can't be known."""
+        if self.sender == "server" and self._peer is not None:
+            return self._peer.agreed
+        return self._agreed
+
+    def skip(self, count: int) -> list[Placed]:
+        if not self.lost:
+            self._lose_track()
+        return super().skip(count)
+
+    def _lose_track(self) -> None:
+        self._handshakes = 0
+        self._sequence = None
+        self._continued = None
+
+    def _scan(self, buffer: bytes, position: int, placed: list[Placed]) -> tuple[int, int]:
+        base, limit = self.offset, self.limits.frame_bytes
+        while True:
+            if self._handshakes:
+                frame, length = self._scan_handshake(buffer, position)
+            else:
+                if self._sequence is not None and self._continued is False:
+                    position, self._sequence = scan_messages(
+                        buffer, position, base, self._sequence, placed
+                    )
+                frame, length = parse(buffer, position, base, limit)
+                if isinstance(frame, Message):
+                    self._follow(frame, base + position, length)
+                elif isinstance(frame, ExtensionFrame):
+                    self._check_number(frame.id, base + position, length)
+            if frame is None:
+                return position, length
+            placed.append((base + position, length, frame))
+            position += length
+
+    def _scan_handshake(self, buffer: bytes, position: int) -> tuple[Frame | None, int]:
+        try:
+            frame, length = parse_handshake(buffer, position, self.offset, self.limits.frame_bytes)
+        except FrameError as error:
+            if error.resumable and is_handshake(buffer[position]):
+                self._handshakes -= 1
+            raise
+        if isinstance(frame, Handshake):
+            self._handshakes -= 1
+            if not self._handshakes and self.sender == "client":
+                # A number is an octet, and a name is only shown: so saved state stays small.
+                named = (*frame.required, *frame.optional)[:255]
+                self._agreed = [extension.name[:64] for extension in named]
+        return frame, length
+
+    def _follow(self, message: Message, offset: int, length: int) -> None:
+        """Sequence and continuation (RULINGS: sequence numbers, continued payloads).
+
+        Behind a violation things are taken as the frame has them, so that it is told once.
+        """
+        due, continued = self._sequence, self._continued
+        sequence = message.sequence
+        self._continued = message.continued
+        reason = ""
+        if not sequence:
+            reason = "sequence number 0"
+        else:
+            self._sequence = following(sequence)
+            if due is not None and sequence != due:
+                reason = f"sequence number {sequence} where {due} was due"
+        if continued and (message.destination or message.raw_properties):
+            reason = reason or "a message between the frames of another"
+        elif continued is False and not message.destination:
+            reason = reason or "a message without a destination"
+        if reason:
+            raise MalformedFrame(reason, offset=offset, length=length, resumable=True)
+
+    def _check_number(self, number: int, offset: int, length: int) -> None:
+        agreed = self.agreed
+        if not number or (agreed is not None and number > len(agreed)):
+            raise MalformedFrame(
+                f"extension number {number} was not agreed",
+                offset=offset,
+                length=length,
+                resumable=True,
+            )
+
+    def _measure(self, buffer: bytes, position: int) -> int | None:
+        """Only what has text to check is believed: a frame's first octets alone say too little."""
+        try:
+            frame, length = parse(buffer, position, 0, _SYNC_BYTES)
+        except FrameError:
+            return None
+        match frame:
+            case None:
+                begun = buffer[position : position + _SYNC_GLANCE]
+                return 0 if length <= _SYNC_BYTES and _may_begin(begun) else None
+            case Message():
+                plausible = bool(frame.sequence) and frame.destination.isprintable()
+                plausible = plausible and bool(frame.destination) and _has_properties(frame)
+            case ExtensionFrame():
+                plausible = 1 <= frame.id <= _SYNC_EXTENSIONS
+            case _:
+                plausible = True
+        return length if plausible else None
+
+    def _save(self) -> Any:
+        return [self._handshakes, self._sequence, self._continued, self._agreed]
+
+    def _restore(self, own: Any) -> None:
+        saved = msgspec.convert(own, tuple[int, int | None, bool | None, list[str] | None])
+        self._handshakes, self._sequence, self._continued, self._agreed = saved
+
+
+def _has_properties(message: Message) -> bool:
+    try:
+        message.properties()
+    except FrameError:
+        return False
+    return True
+
+
+def _may_begin(begun: bytes) -> bool:
+    """Could a frame that is not whole begin so? A wrong guess here would wait for bytes in vain."""
+    kind = begun[:1]
+    if kind in (b"", b"\2", b"\n"):
+        return len(begun) < 2 or 1 <= begun[1] <= _SYNC_EXTENSIONS
+    if kind in (b"\0", b"\x08", b"\x10", b"\x18"):
+        if len(begun) < 4:
+            return True
+        at = 4 + begun[3]
+        text = begun[4:at].decode(errors="ignore")
+        listed = begun[at + 2 : at + 2 + int.from_bytes(begun[at : at + 2])]
+        return bool(any(begun[1:3]) and begun[3] and text.isprintable() and _LISTED(listed))
+    return bool(_NAMED(begun, 2 if begun[0] < 8 else 5))

@@ -1,0 +1,162 @@
+"""Acknowledgement windows: which frames wait for an ack, and which of them one ack covers.
+
+Sequence numbers run from 1 to 65535 and on to 1, in each direction on its own. An ack names one
+and covers all before it, across the wrap; a window is at most 32767 frames, so that a number names
+one frame only (RULINGS: sequence numbers, acks).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from crosswire.errors import LimitExceeded, LocalProtocolError, MalformedFrame, UnexpectedFrame
+from crosswire.wire.micromsg2.frames import LAST_SEQUENCE, following
+
+__all__ = ["UNLIMITED", "ReceiveWindow", "SendWindow"]
+
+UNLIMITED: Final = LAST_SEQUENCE
+
+
+def _steps(first: int, second: int) -> int:
+    """How often `following` leads from the one to the other."""
+    return (second - first) % LAST_SEQUENCE
+
+
+class SendWindow:
+    """Our frames: numbers them, and knows which wait for the peer's ack.
+
+    `size` None means that no acks are exchanged, and nothing waits.
+    """
+
+    def __init__(self, size: int | None) -> None:
+        self._size = size
+        self._next = 1
+        self._oldest = 1
+        self._waiting = 0
+        self._messages: deque[int] = deque()
+
+    @property
+    def room(self) -> int:
+        """Frames that may be sent now."""
+        return UNLIMITED if self._size is None else self._size - self._waiting
+
+    @property
+    def waiting(self) -> int:
+        """Frames that the peer has not acknowledged."""
+        return self._waiting
+
+    def last_of(self, frames: int) -> int:
+        """The number that the last of so many frames will have, counted from the next one."""
+        return (self._next - 1 + frames - 1) % LAST_SEQUENCE + 1
+
+    def take_run(self, count: int) -> list[int]:
+        """Numbers of so many messages of a frame each, sent now."""
+        first, behind = self._next, self._next + count
+        if behind <= LAST_SEQUENCE:
+            run = list(range(first, behind))
+            self._next = behind
+        else:
+            run = [(number - 1) % LAST_SEQUENCE + 1 for number in range(first, behind)]
+            self._next = following(run[-1])
+        if self._size is not None:
+            self._waiting += count
+            self._messages.extend(run)
+        return run
+
+    def take(self, *, last: bool) -> int:
+        """Number of the frame that is sent now; `last` if a message ends with it."""
+        sequence = self._next
+        self._next = following(sequence)
+        if self._size is not None:
+            self._waiting += 1
+            if last:
+                self._messages.append(sequence)
+        return sequence
+
+    def acknowledge(self, sequence: int) -> list[int]:
+        """The messages that the peer's ack settles. Raises for one that names nothing waiting."""
+        if not sequence:
+            raise MalformedFrame("an acknowledgement of sequence number 0")
+        covered = _steps(self._oldest, sequence) + 1
+        if covered > self._waiting:
+            raise UnexpectedFrame(f"an acknowledgement of {sequence}, which is not outstanding")
+        messages = self._messages
+        if len(messages) == self._waiting:  # each is a frame
+            settled = [messages.popleft() for _ in range(covered)]
+        else:
+            settled = []
+            while messages and _steps(self._oldest, messages[0]) < covered:
+                settled.append(messages.popleft())
+        self._oldest = following(sequence)
+        self._waiting -= covered
+        return settled
+
+
+class ReceiveWindow:
+    """The peer's frames: which are safe, and up to which all are.
+
+    Frames come in sequence, which the decoder has checked: the oldest and a count name them all.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._oldest = 1
+        self._waiting = 0
+        self._safe: set[int] = set()
+        self._due: int | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Frames that we have not acknowledged."""
+        return self._waiting
+
+    def receive(self, sequence: int, *, last: bool) -> None:
+        """A frame came. One that is to be continued is safe at once: it can't be settled alone.
+
+        Raises LimitExceeded.
+        """
+        if self._waiting >= self._size:
+            raise LimitExceeded(f"more than {self._size} frames without waiting for an ack")
+        if not self._waiting:
+            self._oldest = sequence
+        self._waiting += 1
+        if not last:
+            self._safe.add(sequence)
+            self._advance()
+
+    def acknowledge(self, sequences: Sequence[int]) -> None:
+        """The messages that ended with these frames are safe. Raises LocalProtocolError."""
+        if not self._safe and self._is_head(sequences):
+            self._due = sequences[-1]
+            self._oldest = following(self._due)
+            self._waiting -= len(sequences)
+            return
+        for sequence in sequences:
+            if sequence in self._safe or _steps(self._oldest, sequence) >= self._waiting:
+                raise LocalProtocolError(f"no message {sequence} waits for its acknowledgement")
+            self._safe.add(sequence)
+        self._advance()
+
+    def take_due(self) -> int | None:
+        """The number to name in an ack now, once."""
+        due, self._due = self._due, None
+        return due
+
+    def _is_head(self, sequences: Sequence[int]) -> bool:
+        """Are these the oldest that wait, one after the other?"""
+        count = len(sequences)
+        if not count or count > self._waiting or sequences[0] != self._oldest:
+            return False
+        behind = self._oldest + count
+        return behind <= LAST_SEQUENCE and list(sequences) == list(range(self._oldest, behind))
+
+    def _advance(self) -> None:
+        """An ack covers all before it, so it waits until all before it are safe."""
+        safe = self._safe
+        while self._waiting and self._oldest in safe:
+            self._due = self._oldest
+            safe.remove(self._due)
+            self._oldest = following(self._due)
+            self._waiting -= 1
