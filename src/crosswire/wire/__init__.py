@@ -10,7 +10,7 @@ from crosswire.wire.contract import Protocol
 
 __all__ = ["PROTOCOL_NAMES", "protocol"]
 
-PROTOCOL_NAMES = ("emp",)
+PROTOCOL_NAMES = ("emp", "emqp", "relink", "epoxy", "micromsg2")
 
 
 @cache

@@ -1,0 +1,397 @@
+"""A Relink connection: frames → state → events, for one link at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Final
+
+from crosswire.errors import (
+    ConnectionRejected,
+    CrosswireError,
+    FrameError,
+    InvalidHandshake,
+    LocalProtocolError,
+    PeerTimeout,
+    RemoteProtocolError,
+    UnexpectedFrame,
+    UnsupportedVersion,
+)
+from crosswire.wire.contract import (
+    Connection,
+    ConnectionClosed,
+    ConnectionFailed,
+    Event,
+    Frame,
+    Limits,
+    Placed,
+    one_of,
+)
+from crosswire.wire.relink.decoder import RelinkDecoder
+from crosswire.wire.relink.events import HandshakeReceived, LinkForgotten, LinkOpened
+from crosswire.wire.relink.frames import (
+    DEFAULTS,
+    Buffer,
+    ChannelAcknowledgement,
+    ChannelOperation,
+    Layout,
+    Message,
+    Nop,
+    Ping,
+    Pong,
+    Resume,
+    SequenceAcknowledgement,
+    SequenceOperation,
+    Shutdown,
+    layout,
+    serialize,
+)
+from crosswire.wire.relink.handshake import (
+    VERSION,
+    ConnectorHello,
+    ConnectorVersion,
+    ListenerHello,
+    ListenerVersion,
+    Terms,
+    serialize_handshake,
+)
+from crosswire.wire.relink.link import Link, Phase
+
+__all__ = ["TRANSITIONS", "RelinkConnection", "State"]
+
+
+class State(Enum):
+    VERSION = "version"
+    HELLO = "hello"
+    ANSWER = "answer"
+    """The listener's owner has been asked for a link."""
+    RESUMING = "resuming"
+    """An old link: the peer tells what it got, and may send nothing new before its resume."""
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+_ALWAYS: Final = (
+    Nop,
+    Ping,
+    Pong,
+    ChannelAcknowledgement,
+    SequenceAcknowledgement,
+    Shutdown,
+)
+
+TRANSITIONS: Final[dict[tuple[State, type[Frame]], tuple[State, ...]]] = {
+    (State.VERSION, ConnectorVersion): (State.HELLO,),
+    (State.VERSION, ListenerVersion): (State.HELLO,),
+    (State.HELLO, ConnectorHello): (State.ANSWER,),
+    (State.HELLO, ListenerHello): (State.RESUMING, State.OPEN, State.CLOSED),
+    **{(State.RESUMING, kind): (State.RESUMING,) for kind in _ALWAYS},
+    (State.RESUMING, Resume): (State.OPEN,),
+    **{(State.OPEN, kind): (State.OPEN,) for kind in _ALWAYS},
+    (State.OPEN, ChannelOperation): (State.OPEN,),
+    (State.OPEN, SequenceOperation): (State.OPEN,),
+    (State.OPEN, Message): (State.OPEN,),
+}
+"""What may be received when, and what may follow. Whatever is not in here is a violation. From
+ANSWER the owner's `accept` leads to RESUMING or OPEN."""
+
+_ALLOWED: Final = {
+    state: frozenset(kind for before, kind in TRANSITIONS if before is state) for state in State
+}
+
+
+class RelinkConnection(Connection):
+    """One connection of a link.
+
+    A connector is given the `link` that it opens or resumes. A listener tells with
+    HandshakeReceived what the connector wants, and its owner answers with `accept(link)`,
+    `deny_link` or `refuse`: only it knows its endpoints and links. From then on `link` may be used
+    directly, whatever becomes of the connection: what it has to say is taken from it when data is
+    to be sent. When the connection has ended, `link.ended` tells whether it can be resumed.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        now: float,
+        *,
+        limits: Limits | None = None,
+        link: Link | None = None,
+        require_old_link: bool = False,
+    ) -> None:
+        self.limits = one_of(limits, DEFAULTS)
+        self.state = State.VERSION
+        self.hello: ConnectorHello | None = None
+        self._link = link
+        self._handshake_deadline = now + self.limits.handshake_s
+        self._heard = now
+        self._pong_deadline: float | None = None
+        self._closures_before_ping = 0
+        self._attached = False
+        self._layout: Layout | None = None
+        if role == "connector":
+            self._link = link = link or Link(role, Terms(endpoint=""), limits=self.limits)
+            terms = link.terms
+            sizes = terms.connector_id_size, terms.listener_id_size
+            hints = dict(zip(("connector_id_size", "listener_id_size"), sizes, strict=True))
+            super().__init__(role, RelinkDecoder("listener", limits=self.limits, hints=hints))
+            self.hello = ConnectorHello(
+                **{name: getattr(terms, name) for name in terms.__struct_fields__},
+                require_old_link=require_old_link,
+                epoch=link.epoch,
+                link=link.id,
+            )
+            self._send_handshake(ConnectorVersion(VERSION))
+        else:
+            super().__init__(role, RelinkDecoder("connector", limits=self.limits))
+        self._handlers: dict[type[Frame], Callable[..., None]] = {
+            ConnectorVersion: self._on_connector_version,
+            ListenerVersion: self._on_listener_version,
+            ConnectorHello: self._on_connector_hello,
+            ListenerHello: self._on_listener_hello,
+            Nop: self._on_nop,
+            Ping: self._on_ping,
+            Pong: self._on_pong,
+            Resume: self._on_resume,
+        }
+
+    @property
+    def link(self) -> Link:
+        if self._link is None:
+            raise LocalProtocolError("the handshake has not come to a link yet")
+        return self._link
+
+    # Answering a handshake.
+
+    def accept(self, link: Link) -> None:
+        """Agree on a link: the one that the hello names, which is resumed, or a new one."""
+        hello = self._require_asked()
+        if link.terms != Terms.of(hello):
+            raise LocalProtocolError("the link has another endpoint, other id sizes or other flags")
+        resumed = (link.epoch, link.id) == (hello.epoch, hello.link)
+        if hello.require_old_link and not resumed:
+            raise LocalProtocolError("the connector wants its old link or none")
+        self._link = link
+        self._open(resumed=resumed)
+        # The hello goes first: what the link has to say is asked for when data is to be sent.
+        self._send_handshake(ListenerHello(link.epoch, link.id))
+
+    def deny_link(self, epoch: int) -> None:
+        """The old link, which the connector requires, is not known."""
+        self._require_asked()
+        self._send_handshake(ListenerHello(epoch, 0))
+        self._end(ConnectionClosed(clean=True))
+
+    def refuse(self, reason: str) -> None:
+        """No such endpoint, or not on these terms, or not for this peer: Relink just hangs up."""
+        self._require_asked()
+        self.fail(ConnectionRejected(reason))
+
+    # Sending. It is the link that sends, now or after the next reconnection.
+
+    def send_message(self, channel: int, *parts: Buffer) -> int:
+        """Gives the message's sequence number. Raises LocalProtocolError if the window is full."""
+        return self.link.send(channel, parts)
+
+    def send_multicast(self, channels: Sequence[int], *parts: Buffer) -> list[int]:
+        return self.link.send_multicast(channels, parts)
+
+    def send_commit(self, channel: int, sequence: int | None = None) -> None:
+        self.link.commit(channel, sequence)
+
+    def send_rollback(self, channel: int, sequence: int | None = None) -> None:
+        self.link.rollback(channel, sequence)
+
+    def send_close(self, channel: int) -> None:
+        self.link.close(channel)
+
+    def send_received(self, channel: int, sequence: int) -> None:
+        self.link.mark_received(channel, sequence)
+
+    def send_consumed(self, channel: int, sequence: int) -> None:
+        self.link.consume(channel, sequence)
+
+    def send_committed(self, channel: int, sequence: int) -> None:
+        self.link.settle(channel, sequence, committed=True)
+
+    def send_uncommitted(self, channel: int, sequence: int) -> None:
+        self.link.settle(channel, sequence, committed=False)
+
+    def send_shutdown(self) -> None:
+        self.link.shutdown()
+
+    def close(self) -> None:
+        """End the connection, not the link: that takes a shutdown by both peers."""
+        if not self.closed:
+            self._flush()
+            self._end(ConnectionClosed(clean=self._both_shut_down))
+
+    def data_to_send(self) -> list[bytes | memoryview]:
+        self._flush()
+        return super().data_to_send()
+
+    # Receiving.
+
+    @property
+    def wants_data(self) -> bool:
+        """False while our application owes the peer the consumption of too many bytes."""
+        link = self._link
+        if link is None or not self._attached:
+            return True
+        return link.held_bytes - link.undecided_bytes < self.limits.unconsumed_bytes
+
+    def receive_data(self, data: bytes, now: float) -> None:
+        self._heard = now
+        super().receive_data(data, now)
+        if self._pong_deadline is not None and self._decoder.pending:
+            # Its pong stands behind a large packet that is on its way.
+            self._pong_deadline = now + self.limits.ping_timeout_s
+
+    def receive_eof(self) -> None:
+        if not self.closed:
+            self._end(ConnectionClosed(clean=self._both_shut_down))
+
+    def events(self) -> list[Event]:
+        if self._attached and self.link.finished:
+            self._flush()
+            self._end(ConnectionClosed(clean=True))
+        return super().events()
+
+    def next_deadline(self) -> float | None:
+        if self.closed:
+            return None
+        if not self._attached:
+            return self._handshake_deadline
+        if not self.wants_data:  # while we don't read, nobody can be heard
+            return None
+        if self._pong_deadline is not None:
+            return self._pong_deadline
+        return self._heard + self.limits.ping_interval_s
+
+    def _receive(self, placed: list[Placed], _now: float) -> None:
+        handlers = self._handlers
+        allowed = _ALLOWED[self.state]
+        events = self._events
+        for _, _, frame in placed:
+            if isinstance(frame, FrameError):
+                raise frame
+            kind = type(frame)
+            if kind not in allowed:
+                raise UnexpectedFrame(f"unexpected {frame.frame_name} in state {self.state.value}")
+            handler = handlers.get(kind)
+            if handler is None:
+                self.link.receive(frame, events)
+                continue
+            handler(frame)
+            if self.closed:
+                return
+            allowed = _ALLOWED[self.state]
+
+    def _on_connector_version(self, frame: ConnectorVersion) -> None:
+        self._send_handshake(ListenerVersion(min(frame.version, VERSION)))
+        self.state = State.HELLO
+
+    def _on_listener_version(self, frame: ListenerVersion) -> None:
+        if frame.version > VERSION:
+            raise UnsupportedVersion(f"version {frame.version} was answered to version {VERSION}")
+        assert self.hello is not None
+        self._send_handshake(self.hello)
+        self.state = State.HELLO
+
+    def _on_connector_hello(self, frame: ConnectorHello) -> None:
+        self.hello = frame
+        self.state = State.ANSWER
+        self._events.append(HandshakeReceived(frame))
+
+    def _on_listener_hello(self, frame: ListenerHello) -> None:
+        link, hello = self.link, self.hello
+        assert hello is not None
+        resumed = bool(frame.link) and (frame.epoch, frame.link) == (link.epoch, link.id)
+        if not resumed and hello.require_old_link and frame.link:
+            raise InvalidHandshake("a new link was offered where the old one was required")
+        if not frame.link and not hello.require_old_link:
+            raise InvalidHandshake("no link id")
+        if not resumed and link.id:
+            self._events.append(LinkForgotten(link.epoch, link.id))
+            link.detach(ended=True)
+            self._link = Link(link.role, link.terms, limits=link.limits, start=link.start)
+        if not frame.link:
+            self._end(ConnectionClosed(clean=True))
+            return
+        self.link.epoch, self.link.id = frame.epoch, frame.link
+        self._open(resumed=resumed)
+
+    def _on_nop(self, _frame: Nop) -> None:
+        pass
+
+    def _on_ping(self, _frame: Ping) -> None:
+        self._send(Pong())
+
+    def _on_pong(self, _frame: Pong) -> None:
+        """An unasked one says nothing; ours says that all we sent before the ping was heard."""
+        if self._pong_deadline is not None:
+            self._pong_deadline = None
+            self.link.confirm_closures(self._closures_before_ping)
+
+    def _on_resume(self, frame: Resume) -> None:
+        self.link.receive(frame, self._events)
+        self.state = State.OPEN
+
+    def _expire(self, now: float) -> None:
+        if not self._attached:
+            raise PeerTimeout("no handshake in time")
+        if self._pong_deadline is not None:
+            raise PeerTimeout("no pong in time")
+        self._flush()
+        self._send(Ping())
+        self._closures_before_ping = self.link.closures
+        self._pong_deadline = now + self.limits.ping_timeout_s
+
+    # Ending.
+
+    def _say_goodbye(self, error: CrosswireError) -> None:
+        """Relink has no words for it: the end of the connection is all the peer is told."""
+
+    def _end(self, event: ConnectionClosed | ConnectionFailed) -> None:
+        """Being silent or cut off costs the connection; a violation costs the link as well."""
+        self.state = State.CLOSED
+        if self._attached:
+            self._attached = False
+            violated = isinstance(event, ConnectionFailed) and (
+                isinstance(event.error, RemoteProtocolError)
+                and not isinstance(event.error, PeerTimeout)
+            )
+            self.link.detach(ended=violated or self._both_shut_down)
+        super()._end(event)
+
+    # In common.
+
+    @property
+    def _both_shut_down(self) -> bool:
+        return self._link is not None and self._link.shut_down and self._link.peer_shut_down
+
+    def _open(self, *, resumed: bool) -> None:
+        link = self.link
+        link.attach(resumed=resumed)
+        self._attached = True
+        terms = link.terms
+        self._layout = layout(self.role, terms.connector_id_size, terms.listener_id_size)
+        self.state = State.RESUMING if link.phase is Phase.RESUMING else State.OPEN
+        self._events.append(LinkOpened(link.epoch, link.id, resumed))
+
+    def _require_asked(self) -> ConnectorHello:
+        if self.state is not State.ANSWER or self.hello is None:
+            raise LocalProtocolError("there is no handshake to be answered")
+        return self.hello
+
+    def _flush(self) -> None:
+        if self._attached:
+            for packet in self.link.packets():
+                self._send(packet)
+
+    def _send(self, packet: Frame) -> None:
+        assert self._layout is not None
+        self._outgoing += serialize(packet, self._layout)
+
+    def _send_handshake(self, frame: Frame) -> None:
+        self._outgoing.append(serialize_handshake(frame))

@@ -1,0 +1,180 @@
+"""Relink's decoder: one direction, live or captured, from bytes to frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, Final
+
+from crosswire.wire.contract import Decoder, Limits, Placed, Unsynchronized, one_of
+from crosswire.wire.relink.frames import DEFAULTS, Layout, RelinkLimits, layout, measure, scan
+from crosswire.wire.relink.handshake import ConnectorHello, parse_hello, parse_version
+
+__all__ = ["IdSizes", "RelinkDecoder"]
+
+_SYNC_LIMITS: Final = RelinkLimits(frame_bytes=65536)
+
+IdSizes = tuple[int, int]
+"""Of the connector's channels, of the listener's."""
+
+
+class _Stage(Enum):
+    """What a direction brings next."""
+
+    VERSION = "version"
+    HELLO = "hello"
+    PACKETS = "packets"
+
+
+class RelinkDecoder(Decoder):
+    """One direction of Relink.
+
+    Packets can be read only by who knows the sizes of channel ids. The connector's direction tells
+    them in its hello; for the listener's they come from `peer`, the decoder of the connector's
+    direction, or from the hints `connector_id_size` and `listener_id_size`. So do they where the
+    hello was missed. Without them a packet that has a channel can't be read, and the decoder says
+    so with `Unsynchronized` instead of guessing.
+    """
+
+    sync_frames = 3
+
+    def __init__(
+        self,
+        sender: str,
+        *,
+        limits: Limits | None = None,
+        late: bool = False,
+        peer: Decoder | None = None,
+        hints: Mapping[str, int] | None = None,
+    ) -> None:
+        super().__init__(sender, one_of(limits, DEFAULTS), late=late)
+        self._stage = _Stage.PACKETS if late else _Stage.VERSION
+        self._peer = peer
+        self._sizes: IdSizes | None = _hinted(hints) if hints else None
+        self._layout: Layout | None = None
+        # Packets are aligned to 8 bytes from the first one on, so that a gap does not hide where
+        # they may start; who joined late has to find that out.
+        self._origin: int | None = None if late else 0
+
+    @property
+    def id_sizes(self) -> IdSizes | None:
+        """Of the connector's channel ids and of the listener's, if they are known."""
+        if self._sizes is None and isinstance(self._peer, RelinkDecoder):
+            self._sizes = self._peer._sizes
+        return self._sizes
+
+    def skip(self, count: int) -> list[Placed]:
+        self._stage = _Stage.PACKETS
+        return super().skip(count)
+
+    def _scan(self, buffer: bytes, position: int, placed: list[Placed]) -> tuple[int, int]:
+        if self._stage is not _Stage.PACKETS:
+            position, need = self._scan_handshake(buffer, position, placed)
+            if need:
+                return position, need
+        layout = self._known_layout()
+        if layout is not None:
+            self._origin = (self.offset + position) % 8
+            return scan(buffer, position, self.offset, layout, self._limits, placed)
+        return self._scan_without_sizes(buffer, position, placed)
+
+    def _scan_handshake(
+        self, buffer: bytes, position: int, placed: list[Placed]
+    ) -> tuple[int, int]:
+        while self._stage is not _Stage.PACKETS:
+            offset = self.offset + position
+            if self._stage is _Stage.VERSION:
+                frame, length = parse_version(self.sender, buffer, position)
+                after = _Stage.HELLO
+            else:
+                frame, length = parse_hello(self.sender, buffer, position, offset)
+                after = _Stage.PACKETS
+            if frame is None:
+                return position, length
+            if isinstance(frame, ConnectorHello):
+                self._sizes = (frame.connector_id_size, frame.listener_id_size)
+            placed.append((offset, length, frame))
+            position += length
+            self._stage = after
+        return position, 0
+
+    def _scan_without_sizes(
+        self, buffer: bytes, position: int, placed: list[Placed]
+    ) -> tuple[int, int]:
+        """General packets are 8 bytes whatever the sizes are; behind any other we are lost."""
+        any_layout = layout(self.sender, 0, 0)
+        while len(buffer) - position >= 8:
+            if buffer[position] & 1:
+                return self._give_up(buffer, position, placed)
+            end = position + 8
+            scan(buffer[:end], position, self.offset, any_layout, self._limits, placed)
+            position = end
+        return position, 8
+
+    def _give_up(self, buffer: bytes, position: int, placed: list[Placed]) -> tuple[int, int]:
+        """`position` is known to have 8 bytes behind it, however the input was cut."""
+        reason = "the sizes of channel ids are not known"
+        end = position + 8
+        placed.append((self.offset + position, 8, Unsynchronized(reason)))
+        self.lost = True
+        self.offset += end
+        self.unread = len(buffer) - end
+        return end, 0
+
+    def _search(self, buffer: bytes, placed: list[Placed]) -> int:
+        if self._known_layout() is not None:
+            return super()._search(buffer, placed)
+        if len(buffer) < 8:
+            self._need = 8
+            return 0
+        self._search_from = None
+        return self._give_up(buffer, 0, placed)[0]
+
+    def _scan_all(self, buffer: bytes, position: int, placed: list[Placed]) -> int:
+        return position if self.lost else super()._scan_all(buffer, position, placed)
+
+    def _measure(self, buffer: bytes, position: int) -> int | None:
+        if self._origin is not None and (self.offset + position) % 8 != self._origin:
+            return None
+        layout = self._known_layout()
+        assert layout is not None
+        return measure(buffer, position, layout, _SYNC_LIMITS)
+
+    @property
+    def _limits(self) -> RelinkLimits:
+        assert isinstance(self.limits, RelinkLimits)
+        return self.limits
+
+    def _known_layout(self) -> Layout | None:
+        if self._layout is None and (sizes := self.id_sizes) is not None:
+            self._layout = layout(self.sender, *sizes)
+        return self._layout
+
+    def _save(self) -> Any:
+        return [self._stage.value, self.id_sizes, self._origin]
+
+    def _restore(self, own: Any) -> None:
+        stage, sizes, origin = own
+        stage = _Stage(stage)
+        if sizes is not None:
+            sizes = _checked_sizes(*sizes)
+        if origin is not None and origin not in range(8):
+            raise ValueError("packets start nowhere")
+        self._stage, self._sizes, self._origin = stage, sizes, origin
+        self._layout = None
+
+
+def _hinted(hints: Mapping[str, int]) -> IdSizes | None:
+    names = ("connector_id_size", "listener_id_size")
+    if not any(name in hints for name in names):
+        return None
+    if missing := [name for name in names if name not in hints]:
+        raise ValueError(f"{missing[0]} must be given too")
+    return _checked_sizes(*(hints[name] for name in names))
+
+
+def _checked_sizes(connector: int, listener: int) -> IdSizes:
+    for size in (connector, listener):
+        if size not in range(9):
+            raise ValueError(f"channel ids have 0 to 8 bytes, not {size}")
+    return connector, listener
