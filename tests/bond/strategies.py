@@ -150,7 +150,8 @@ def _field_values(field: FieldDef, depth: int) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def samples(draw: st.DrawFn) -> tuple[StructDef, Any]:
-    """A struct and a value of it."""
+def samples(draw: st.DrawFn) -> tuple[StructDef, list[Any]]:
+    """A struct and a few values of it: making the strategy costs more than drawing from it."""
     struct = draw(structs())
-    return struct, draw(values(struct))
+    some = values(struct)
+    return struct, [draw(some) for _ in range(3)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -16,7 +17,7 @@ from .samples import dialects
 from .strategies import samples
 
 random_samples = settings(
-    max_examples=40,
+    max_examples=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -24,9 +25,9 @@ random_samples = settings(
 
 @random_samples
 @given(samples())
-def test_values_survive(sample: tuple[StructDef, Any]) -> None:
-    struct, value = sample
-    for dialect in dialects():
+def test_values_survive(sample: tuple[StructDef, list[Any]]) -> None:
+    struct, values = sample
+    for dialect, value in product(dialects(), values):
         wire = binary.encode(dialect, value, struct)
         again, size = binary.decode(dialect, wire, struct, DEFAULT_LIMITS)
         assert again == value
@@ -36,22 +37,23 @@ def test_values_survive(sample: tuple[StructDef, Any]) -> None:
 
 @random_samples
 @given(samples())
-def test_trees_are_equal_and_encode_to_each_other(sample: tuple[StructDef, Any]) -> None:
-    struct, value = sample
-    wires = {each: binary.encode(each, value, struct) for each in dialects()}
-    trees = [binary.decode_tree(each, wire, DEFAULT_LIMITS)[0] for each, wire in wires.items()]
-    assert all(tree == trees[0] for tree in trees)
-    for dialect, wire in wires.items():
-        assert binary.encode_tree(dialect, trees[0]) == wire
+def test_trees_are_equal_and_encode_to_each_other(sample: tuple[StructDef, list[Any]]) -> None:
+    struct, values = sample
+    for value in values:
+        wires = {each: binary.encode(each, value, struct) for each in dialects()}
+        trees = [binary.decode_tree(each, wire, DEFAULT_LIMITS)[0] for each, wire in wires.items()]
+        assert all(tree == trees[0] for tree in trees)
+        for dialect, wire in wires.items():
+            assert binary.encode_tree(dialect, trees[0]) == wire
 
 
 @random_samples
 @given(samples(), st.randoms(use_true_random=False))
 def test_fields_are_read_in_any_order_among_unknown_ones(
-    sample: tuple[StructDef, Any], random: Any
+    sample: tuple[StructDef, list[Any]], random: Any
 ) -> None:
-    struct, value = sample
-    for dialect in dialects():
+    struct, values = sample
+    for dialect, value in product(dialects(), values):
         wire = binary.encode(dialect, value, struct)
         tree = binary.decode_tree(dialect, wire, DEFAULT_LIMITS)[0]
         levels = []
@@ -68,9 +70,9 @@ def test_fields_are_read_in_any_order_among_unknown_ones(
 
 @random_samples
 @given(samples())
-def test_simple_json_survives(sample: tuple[StructDef, Any]) -> None:
-    struct, value = sample
-    for omit_defaults in (False, True):
+def test_simple_json_survives(sample: tuple[StructDef, list[Any]]) -> None:
+    struct, values = sample
+    for omit_defaults, value in product((False, True), values):
         try:
             text = json.encode(value, struct, omit_defaults=omit_defaults)
         except BondSchemaError:  # two fields of one name, in a struct and its base
@@ -80,12 +82,12 @@ def test_simple_json_survives(sample: tuple[StructDef, Any]) -> None:
 
 @random_samples
 @given(samples())
-def test_the_schema_itself_survives(sample: tuple[StructDef, Any]) -> None:
-    struct, value = sample
+def test_the_schema_itself_survives(sample: tuple[StructDef, list[Any]]) -> None:
+    struct, values = sample
     dumped = schemadef.dump(struct, list_sub_types=True)
     loaded = schemadef.load(dumped)
     assert schemadef.dump(loaded, list_sub_types=True) == dumped
-    for dialect in dialects():
+    for dialect, value in product(dialects(), values):
         wire = binary.encode(dialect, value, struct)
         again, _ = binary.decode(dialect, wire, loaded, DEFAULT_LIMITS)
         assert binary.encode(dialect, again, loaded) == wire

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from crosswire.wire import PROTOCOL_NAMES, protocol
+from tests.wire.vectors import load
 
 
 def targets() -> list[tuple[str, str]]:
@@ -20,6 +21,15 @@ def targets() -> list[tuple[str, str]]:
     ]
 
 
+def seed(folder: Path, name: str) -> None:
+    """Recorded bytes to start from, as a capture and as what a peer sends."""
+    recorded = load("zmtp" if name == "emqp" else name)
+    for number, vector in enumerate(recorded):
+        for how in (0, 1, 2, 3):
+            seed_file = folder / f"{number}-{how}"
+            seed_file.write_bytes(bytes([how]) + bytes.fromhex(vector["wire"])[:4096])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--seconds", type=float, default=300, help="time in all (default 300)")
@@ -28,6 +38,7 @@ def main() -> int:
     failed = []
     for name, role in targets():
         with tempfile.TemporaryDirectory() as folder:
+            seed(Path(folder), name)
             command = [sys.executable, "-m", "tests.fuzz.target", name, role]
             flags = [f"-max_total_time={each}", "-verbosity=0", f"-artifact_prefix={folder}/"]
             done = subprocess.run([*command, *flags, folder], capture_output=True, text=True)

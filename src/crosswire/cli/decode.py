@@ -37,7 +37,9 @@ def configure(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
         if name in argv:
             for hint in protocol(name).hints:
                 flag = "--" + hint.name.replace("_", "-")
-                parser.add_argument(flag, dest=f"hint_{hint.name}", type=int, help=hint.help)
+                parser.add_argument(
+                    flag, dest=f"hint_{hint.name}", type=int, metavar="N", help=hint.help
+                )
             return
 
 
