@@ -87,7 +87,7 @@ def explain_struct(data: bytes, struct: StructDef, dialect: Dialect) -> Iterator
             yield 1, f"end of {struct.name}"
             return
         yield after - position, f"field {identifier}, {DataType(tag).name.lower()}"
-        position = dialect.skip(data, after, len(data), tag, 1)
+        position = dialect.skip(data, after, len(data), tag, 1, [len(data)])
         name = names[identifier].python_name
         yield position - after, f"{name}: {shown(getattr(value, name))}"
 

@@ -24,7 +24,15 @@ from struct import Struct
 from typing import Any, Final
 
 from crosswire.bond import scalars
-from crosswire.bond.dialect import Dialect, Reader, Writer, too_deep, too_short, wrong_type
+from crosswire.bond.dialect import (
+    Dialect,
+    Reader,
+    Writer,
+    check_room,
+    too_deep,
+    too_short,
+    wrong_type,
+)
 from crosswire.bond.schema import (
     NOTHING,
     BlobType,
@@ -293,7 +301,8 @@ class _Resume:
             # Levels beyond ours belong to a struct that derives from this one.
             place = self.places[level].get(field_id) if level < len(self.places) else None
             if place is None:
-                pos = dialect.skip(data, pos, end, tag, depth)
+                check_room(1, 0, 1, pos, end, budget)
+                pos = dialect.skip(data, pos, end, tag, depth, budget)
                 continue
             read = self.readers[place].get(tag)
             if read is None:

@@ -10,7 +10,7 @@ made. A count is compared with the bytes that are left and with the budget befor
 Running past the end raises IndexError or struct.error, which `binary` turns into BondDecodeError.
 """
 
-# ruff: noqa: ARG001, ARG002 - all readers have one shape
+# ruff: noqa: ARG002 - all readers have one shape
 
 from __future__ import annotations
 
@@ -158,8 +158,10 @@ class Dialect(ABC):
 
     # ---------------------------------------------------------------------------------- skipping
 
-    def skip(self, data: bytes, pos: int, end: int, wire: int, depth: int) -> int:
-        """The position behind a value that nobody wants."""
+    def skip(
+        self, data: bytes, pos: int, end: int, wire: int, depth: int, budget: list[int]
+    ) -> int:
+        """The position behind a value that nobody wants; it takes time, so it counts too."""
         size = self.exact_bytes.get(wire)  # type: ignore[call-overload]
         if size is not None:
             if pos + size > end:
@@ -173,25 +175,25 @@ class Dialect(ABC):
             return pos
         read = self.readers.get(wire)  # type: ignore[call-overload]
         if read is not None:
-            return int(read(data, pos, end, depth, [])[1])
+            return int(read(data, pos, end, depth, budget)[1])
         if not depth:
             raise too_deep(pos)
         if wire == DataType.STRUCT:
-            return self.skip_struct(data, pos, end, depth)
+            return self.skip_struct(data, pos, end, depth, budget)
         if wire == DataType.LIST or wire == DataType.SET:
             element, count, pos = self.read_list_head(data, pos)
-            return self._skip_run(data, pos, end, element, count, depth - 1)
+            return self._skip_run(data, pos, end, element, count, depth - 1, budget)
         if wire == DataType.MAP:
             key, element, count, pos = self.read_map_head(data, pos)
-            if count * (self.least_bytes[key] + self.least_bytes[element]) > end - pos:
-                raise too_short(pos)
+            least = self.least_bytes[key] + self.least_bytes[element]
+            check_room(count, least, 2, pos, end, budget)
             for _ in range(count):
-                pos = self.skip(data, pos, end, key, depth - 1)
-                pos = self.skip(data, pos, end, element, depth - 1)
+                pos = self.skip(data, pos, end, key, depth - 1, budget)
+                pos = self.skip(data, pos, end, element, depth - 1, budget)
             return pos
         raise BondDecodeError(f"{type_name(wire)} is not a type", offset=pos)
 
-    def skip_struct(self, data: bytes, pos: int, end: int, depth: int) -> int:
+    def skip_struct(self, data: bytes, pos: int, end: int, depth: int, budget: list[int]) -> int:
         if not depth:
             raise too_deep(pos)
         if self.has_struct_length:
@@ -199,27 +201,35 @@ class Dialect(ABC):
             if length > end - pos:
                 raise too_short(pos)
             return pos + length
-        return self.skip_fields(data, pos, end, depth)
+        return self.skip_fields(data, pos, end, depth, budget)
 
-    def skip_fields(self, data: bytes, pos: int, end: int, depth: int) -> int:
+    def skip_fields(self, data: bytes, pos: int, end: int, depth: int, budget: list[int]) -> int:
         """The position behind a struct's STOP, from within it."""
         while True:
             wire, _, pos = self.read_field_head(data, pos)
             if wire == DataType.STOP:
                 return pos
+            check_room(1, 0, 1, pos, end, budget)
             if wire != DataType.STOP_BASE:
-                pos = self.skip(data, pos, end, wire, depth - 1)
+                pos = self.skip(data, pos, end, wire, depth - 1, budget)
 
     def _skip_run(
-        self, data: bytes, pos: int, end: int, element: DataType, count: int, depth: int
+        self,
+        data: bytes,
+        pos: int,
+        end: int,
+        element: DataType,
+        count: int,
+        depth: int,
+        budget: list[int],
     ) -> int:
-        if count * self.least_bytes[element] > end - pos:
-            raise too_short(pos)
         size = self.exact_bytes.get(element)
         if size is not None:
+            check_room(count, size, 0, pos, end, budget)
             return pos + count * size
+        check_room(count, self.least_bytes[element], 1, pos, end, budget)
         for _ in range(count):
-            pos = self.skip(data, pos, end, element, depth)
+            pos = self.skip(data, pos, end, element, depth, budget)
         return pos
 
     # ----------------------------------------------------------------------------------- reading
@@ -268,7 +278,7 @@ class Dialect(ABC):
         def read(
             data: bytes, pos: int, end: int, depth: int, budget: list[int]
         ) -> tuple[Bonded, int]:
-            stop = self.skip_struct(data, pos, end, depth)
+            stop = self.skip_struct(data, pos, end, depth, budget)
             return Bonded.from_bytes(data[pos:stop], self.name, kind.struct), stop
 
         return read
