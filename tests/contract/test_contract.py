@@ -194,7 +194,9 @@ def test_garbage_instead_of_a_handshake_never_raises(name: str, end: int, data: 
     entry = protocol(name)
     connection = entry.connection(entry.roles[-end], 0.0)
     connection.receive_data(data, 0.0)
-    connection.handle_deadline(1e6)
+    for late in (1e6, 2e6):
+        # Some bytes are a handshake after all: then it is the ping that nobody answers.
+        connection.handle_deadline(late)
     assert connection.closed
     assert len(ending(connection.events())) == 1
 

@@ -311,7 +311,9 @@ def test_reading_stops_while_too_much_is_unconsumed() -> None:
     give(listener, message(0, bytes(60)), message(0, bytes(60)))
     assert not listener.wants_data and listener.next_deadline() is None
     listener.send_consumed(0, 0)
-    assert listener.wants_data and listener.next_deadline() is not None
+    assert listener.wants_data and listener.next_deadline() == 10.0
+    listener.handle_deadline(500.0)
+    assert not listener.closed and listener.next_deadline() == 510.0
 
 
 # ------------------------------------------------------------------------------------ violations

@@ -244,6 +244,23 @@ def test_a_channel_that_does_not_fit_is_our_own_fault() -> None:
         serialize(Message((256,), False, ()), layout("connector", 1, 8))
 
 
+def test_65536_times_no_bytes_take_no_room() -> None:
+    many = bytes.fromhex("4300000000000100") * 4096
+    tracemalloc.start()
+    try:
+        decoder = RelinkDecoder("connector")
+        placed = decoder.feed(connector_start((0, 0)) + many)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4_000_000
+    last = placed[-1][2]
+    assert isinstance(last, ChannelOperation) and last.channels == (0,) * 65536
+    assert last.channels != (0,) * 65535 + (1,) and last.channels[5:7] == (0, 0)
+    assert last.fields()["channels"] == [0] * 65536
+    assert b"".join(serialize(last, layout("connector", 0, 0))) == many[:8]
+
+
 # ------------------------------------------------------------------------------------- zero-copy
 
 
@@ -303,7 +320,7 @@ def test_without_sizes_it_says_so_instead_of_guessing(late: bool, size: int) -> 
     ),
     st.binary(max_size=30),
 )
-def test_a_late_decoder_finds_its_feet(sent: list[Frame], before: bytes) -> None:
+def test_a_late_decoder_accounts_for_every_byte(sent: list[Frame], before: bytes) -> None:
     wire = written(sent, "listener", (1, 2))
     decoder = RelinkDecoder("listener", late=True, hints=hints_of((1, 2)))
     placed = decoder.feed(before + wire)
@@ -311,6 +328,19 @@ def test_a_late_decoder_finds_its_feet(sent: list[Frame], before: bytes) -> None
     assert not placed or placed[0][0] == 0
     total = sum(length for _, length, _ in placed) + decoder.pending + decoder.unread
     assert total == len(before + wire)
+
+
+@pytest.mark.parametrize("cut", range(1, 40))
+def test_a_late_decoder_finds_its_feet(cut: int) -> None:
+    """It joins anywhere in the first two messages, and reads the rest as if it had seen them."""
+    sent: list[Frame] = [Message((7,), False, (b"text %d" % n, b"x" * 9)) for n in range(8)]
+    wire = written(sent, "listener", (1, 2))
+    length = len(wire) // len(sent)
+    decoder = RelinkDecoder("listener", late=True, hints=hints_of((1, 2)))
+    (_, skipped, first), *rest = decoder.feed(wire[cut:])
+    whole = -(-cut // length)
+    assert isinstance(first, Unsynchronized) and skipped == whole * length - cut
+    assert [item for _, _, item in rest] == sent[whole:]
 
 
 def test_behind_a_gap_only_aligned_places_are_looked_at() -> None:

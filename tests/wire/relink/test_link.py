@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosswire.errors import LinkStateError, LocalProtocolError, UnexpectedFrame
+from crosswire.errors import LimitExceeded, LinkStateError, LocalProtocolError, UnexpectedFrame
 from crosswire.wire.contract import Event, Frame
 from crosswire.wire.relink.channels import ahead
 from crosswire.wire.relink.events import (
@@ -26,6 +26,7 @@ from crosswire.wire.relink.frames import (
     SequenceAcknowledgement,
     SequenceOperation,
     Shutdown,
+    Zeros,
 )
 from crosswire.wire.relink.handshake import Terms
 from crosswire.wire.relink.link import Link
@@ -294,6 +295,29 @@ def test_a_repeated_operation_names_nothing_new_in_either_form() -> None:
     ]
 
 
+def test_what_is_told_before_the_resume_is_bounded() -> None:
+    link = attached(limits=RelinkLimits(window=2))
+    link.send(0, [b"x"])
+    resumed(link)
+    with pytest.raises(LimitExceeded):
+        give(link, *acks(*["received 0"] * 20))
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        SequenceAcknowledgement("received", Zeros(65536), 0, True),
+        ChannelOperation("close", Zeros(65536), True),
+    ],
+    ids=repr,
+)
+def test_a_multicast_to_65536_times_the_same_channel_is_one_to_it(packet: Frame) -> None:
+    link = attached(connector_id_size=0, listener_id_size=0)
+    link.send(0, [b"x"])
+    link.packets()
+    assert len(give(link, packet)) + len(link.packets()) == 1
+
+
 def test_our_own_mistakes_are_local_errors() -> None:
     plain, transactional = attached(), attached(connector_transactions=True)
     plain.send(0, [b"x"])
@@ -304,6 +328,8 @@ def test_our_own_mistakes_are_local_errors() -> None:
         lambda: plain.settle(0, 0),
         lambda: plain.close(1),
         lambda: transactional.commit(0, 1),
+        lambda: transactional.commit(0, 2**31 - 1),
+        lambda: transactional.commit(0, 2**32 - 1),
         lambda: transactional.rollback(1),
         transactional.shutdown,
         lambda: plain.attach(resumed=True),
@@ -328,7 +354,7 @@ def test_closed_is_answered_when_all_was_consumed() -> None:
 def test_a_repeated_close_gets_closed() -> None:
     link = attached()
     assert give(link, ChannelOperation("close", (0,)), ChannelOperation("close", (0,))) == []
-    assert link.packets() == acks("closed", "closed")
+    assert link.packets() == acks("closed")
 
 
 def test_a_channel_opened_again_starts_at_zero() -> None:
@@ -359,8 +385,12 @@ def test_a_pong_proves_that_closed_was_heard() -> None:
     link = attached()
     give(link, message(b"x"), ChannelOperation("close", (0,)))
     link.consume(0, 0)
-    link.confirm_closures(link.closures)
-    assert resumed(link) == [Resume()]
+    closures = link.closures
+    give(link, message(b"y", channel=1), ChannelOperation("close", (1,)))
+    link.consume(1, 0)
+    link.confirm(closures)
+    told = acks("received 0", "consumed 0", "closed", channel=1)
+    assert resumed(link) == [*told, Resume()]
 
 
 def test_closed_before_the_resume_answers_the_close_that_is_pending() -> None:
@@ -397,6 +427,21 @@ def test_a_channel_that_the_peer_is_silent_about_was_closed() -> None:
     resumed(link)
     give(link, Resume())
     assert link.packets() == [ChannelOperation("close", (0,))]
+
+
+def test_a_commit_that_is_repeated_behind_the_close_finds_the_channel_closed() -> None:
+    link = receiver(
+        message(b"x"), ChannelOperation("close", (0,)), SequenceOperation("commit", (0,), 0)
+    )
+    link.mark_received(0, 0)
+    resumed(link)
+    give(link, Resume())
+    link.settle(0, 0)
+    again = (ChannelOperation("close", (0,)), SequenceOperation("commit", (0,), 0))
+    assert give(link, *again) == []
+    assert link.packets() == acks("committed 0", "closed")
+    with pytest.raises(UnexpectedFrame, match="never sent"):
+        give(link, SequenceOperation("commit", (0,), 1))
 
 
 # --------------------------------------------------------------------------------------- resuming

@@ -30,7 +30,16 @@ from crosswire.wire.relink.frames import (
     SequenceOperation,
 )
 
-__all__ = ["Kept", "ReceivingChannel", "SendingChannel", "ahead", "on_the_wire"]
+__all__ = [
+    "Kept",
+    "Parts",
+    "ReceivingChannel",
+    "SendingChannel",
+    "ahead",
+    "named",
+    "on_the_wire",
+    "operation",
+]
 
 _SEQUENCES: Final = 1 << 32
 _HALF: Final = 1 << 31
@@ -53,6 +62,17 @@ def ahead(sequence: int, mark: int) -> int:
     if distance == _HALF:
         raise UnexpectedFrame(f"sequence number {sequence} is exactly 2^31 away")
     return distance if distance < _HALF else 0
+
+
+def named(sequence: int, mark: int, end: int) -> int:
+    """`ahead`, for our own side. Raises LocalProtocolError for what lies beyond the mark `end`."""
+    try:
+        count = ahead(sequence, mark)
+    except UnexpectedFrame as error:
+        raise LocalProtocolError(error.reason) from None
+    if mark + count > end:
+        raise LocalProtocolError(f"there is no message {sequence} of which that could be said")
+    return count
 
 
 class Decision(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -264,16 +284,16 @@ class ReceivingChannel(msgspec.Struct, array_like=True):
 
     def receive(self, sequence: int) -> None:
         """Everything up to `sequence` is safe with us."""
-        self.received += self._checked(sequence, self.received, self.arrived)
+        self.received += named(sequence, self.received, self.arrived)
 
     def consume(self, sequence: int) -> None:
         """The application is done with everything up to `sequence`."""
-        bound = self.consumed + self._checked(sequence, self.consumed, self.arrived)
+        bound = self.consumed + named(sequence, self.consumed, self.arrived)
         self._free(bound)
 
     def settle(self, sequence: int, is_success: bool) -> None:
         """Like `consume`, for messages that the peer committed."""
-        bound = self.settled + self._checked(sequence, self.settled, self.decided)
+        bound = self.settled + named(sequence, self.settled, self.decided)
         if bound == self.settled:
             return
         while self.decisions and self.decisions[0].bound <= bound:
@@ -354,13 +374,3 @@ class ReceivingChannel(msgspec.Struct, array_like=True):
             del self.held_sizes[: bound - self.consumed]
             self.consumed = bound
             self.received = max(self.received, bound)
-
-    @staticmethod
-    def _checked(sequence: int, mark: int, end: int) -> int:
-        try:
-            count = ahead(sequence, mark)
-        except UnexpectedFrame as error:
-            raise LocalProtocolError(error.reason) from None
-        if mark + count > end:
-            raise LocalProtocolError(f"message {sequence} can't be acknowledged yet")
-        return count

@@ -27,6 +27,7 @@ from crosswire.wire.contract import (
     Placed,
     one_of,
 )
+from crosswire.wire.relink.channels import ReceivingChannel
 from crosswire.wire.relink.decoder import RelinkDecoder
 from crosswire.wire.relink.events import HandshakeReceived, LinkForgotten, LinkOpened
 from crosswire.wire.relink.frames import (
@@ -126,7 +127,8 @@ class RelinkConnection(Connection):
         self._handshake_deadline = now + self.limits.handshake_s
         self._heard = now
         self._pong_deadline: float | None = None
-        self._closures_before_ping = 0
+        self._closures_before_ping: dict[int, ReceivingChannel] = {}
+        self._paused = False
         self._attached = False
         self._layout: Layout | None = None
         if role == "connector":
@@ -168,6 +170,8 @@ class RelinkConnection(Connection):
         hello = self._require_asked()
         if link.terms != Terms.of(hello):
             raise LocalProtocolError("the link has another endpoint, other id sizes or other flags")
+        if not 1 <= link.id < 1 << 63:
+            raise LocalProtocolError(f"{link.id} is not a link id")
         resumed = (link.epoch, link.id) == (hello.epoch, hello.link)
         if hello.require_old_link and not resumed:
             raise LocalProtocolError("the connector wants its old link or none")
@@ -242,9 +246,12 @@ class RelinkConnection(Connection):
 
     def receive_data(self, data: bytes, now: float) -> None:
         self._heard = now
+        was_paused = self._paused
         super().receive_data(data, now)
-        if self._pong_deadline is not None and self._decoder.pending:
-            # Its pong stands behind a large packet that is on its way.
+        self._paused = not self.wants_data
+        if self._pong_deadline is not None and (self._decoder.pending or was_paused):
+            # Its pong stands behind a large packet that is on its way, or behind what we didn't
+            # want to read.
             self._pong_deadline = now + self.limits.ping_timeout_s
 
     def receive_eof(self) -> None:
@@ -273,19 +280,21 @@ class RelinkConnection(Connection):
         allowed = _ALLOWED[self.state]
         events = self._events
         for _, _, frame in placed:
-            if isinstance(frame, FrameError):
-                raise frame
             kind = type(frame)
             if kind not in allowed:
-                raise UnexpectedFrame(f"unexpected {frame.frame_name} in state {self.state.value}")
-            handler = handlers.get(kind)
-            if handler is None:
-                self.link.receive(frame, events)
+                raise self._refused(frame)
+            if kind not in handlers:
+                self._link.receive(frame, events)  # type: ignore[union-attr, arg-type]
                 continue
-            handler(frame)
+            handlers[kind](frame)
             if self.closed:
                 return
             allowed = _ALLOWED[self.state]
+
+    def _refused(self, item: Frame | FrameError) -> RemoteProtocolError:
+        if isinstance(item, FrameError):
+            return item
+        return UnexpectedFrame(f"unexpected {item.frame_name} in state {self.state.value}")
 
     def _on_connector_version(self, frame: ConnectorVersion) -> None:
         self._send_handshake(ListenerVersion(min(frame.version, VERSION)))
@@ -331,7 +340,7 @@ class RelinkConnection(Connection):
         """An unasked one says nothing; ours says that all we sent before the ping was heard."""
         if self._pong_deadline is not None:
             self._pong_deadline = None
-            self.link.confirm_closures(self._closures_before_ping)
+            self.link.confirm(self._closures_before_ping)
 
     def _on_resume(self, frame: Resume) -> None:
         self.link.receive(frame, self._events)
@@ -340,6 +349,12 @@ class RelinkConnection(Connection):
     def _expire(self, now: float) -> None:
         if not self._attached:
             raise PeerTimeout("no handshake in time")
+        if self._paused:
+            self._paused = False
+            self._heard = now
+            if self._pong_deadline is not None:
+                self._pong_deadline = now + self.limits.ping_timeout_s
+            return
         if self._pong_deadline is not None:
             raise PeerTimeout("no pong in time")
         self._flush()

@@ -22,8 +22,9 @@ bits and padding are written as zero and not looked at; an undefined enumeration
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
 from functools import cache
-from itertools import repeat
 from struct import Struct
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
@@ -36,6 +37,7 @@ __all__ = [
     "Buffer",
     "ChannelAcknowledgement",
     "ChannelOperation",
+    "Channels",
     "Layout",
     "Message",
     "Nop",
@@ -47,6 +49,7 @@ __all__ = [
     "SequenceAcknowledgement",
     "SequenceOperation",
     "Shutdown",
+    "Zeros",
     "layout",
     "measure",
     "scan",
@@ -54,9 +57,11 @@ __all__ = [
 ]
 
 Buffer: TypeAlias = bytes | memoryview
+Channels: TypeAlias = "tuple[int, ...] | Zeros"
 Operation: TypeAlias = Literal["commit", "rollback", "close"]
 Acknowledgement: TypeAlias = Literal["received", "consumed", "committed", "uncommitted", "closed"]
 
+_FEW: Final = 64
 _VIEW_BYTES: Final = 65536
 """From this size on a part is a view of the bytes that came, not a copy of them."""
 
@@ -84,6 +89,36 @@ DEFAULTS: Final = RelinkLimits()
 # --------------------------------------------------------------------------------------- packets
 
 
+class Zeros(Sequence[int]):
+    """Channel 0, many times: a multicast where ids have no bytes.
+
+    Eight bytes can announce 65,536 of them, and must not become as many objects.
+    """
+
+    __slots__ = ("_count",)
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        chosen = range(self._count)[index]
+        return Zeros(len(chosen)) if isinstance(chosen, range) else 0
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Zeros | tuple):
+            return NotImplemented
+        return len(self) == len(other) and not (isinstance(other, tuple) and any(other))
+
+    def __hash__(self) -> int:
+        return hash((0,) * self._count)
+
+    def __repr__(self) -> str:
+        return f"Zeros({self._count})"
+
+
 class Nop(Frame, frozen=True, gc=False):
     frame_name: ClassVar[str] = "nop"
 
@@ -104,40 +139,47 @@ class Shutdown(Frame, frozen=True, gc=False):
     frame_name: ClassVar[str] = "shutdown"
 
 
-class ChannelOperation(Frame, frozen=True, gc=False):
+class _ChannelPacket(Frame, frozen=True, gc=False):
+    def fields(self) -> dict[str, Any]:
+        fields = super().fields()
+        fields["channels"] = list(fields["channels"])
+        return fields
+
+
+class ChannelOperation(_ChannelPacket, frozen=True, gc=False):
     """From the sender of a channel, about its next undecided message, or about the channel."""
 
     frame_name: ClassVar[str] = "channel-operation"
     operation: Operation
-    channels: tuple[int, ...]
+    channels: Channels
     multicast: bool = False
 
 
-class ChannelAcknowledgement(Frame, frozen=True, gc=False):
+class ChannelAcknowledgement(_ChannelPacket, frozen=True, gc=False):
     """From the receiver of a channel, about the message after the last one named so."""
 
     frame_name: ClassVar[str] = "channel-acknowledgement"
     acknowledgement: Acknowledgement
-    channels: tuple[int, ...]
+    channels: Channels
     multicast: bool = False
 
 
-class SequenceOperation(Frame, frozen=True, gc=False):
+class SequenceOperation(_ChannelPacket, frozen=True, gc=False):
     """About all undecided messages up to and including `sequence`."""
 
     frame_name: ClassVar[str] = "sequence-operation"
     operation: Operation
-    channels: tuple[int, ...]
+    channels: Channels
     sequence: int
     multicast: bool = False
 
 
-class SequenceAcknowledgement(Frame, frozen=True, gc=False):
+class SequenceAcknowledgement(_ChannelPacket, frozen=True, gc=False):
     """About all messages up to and including `sequence` that were not named so before."""
 
     frame_name: ClassVar[str] = "sequence-acknowledgement"
     acknowledgement: Acknowledgement
-    channels: tuple[int, ...]
+    channels: Channels
     sequence: int
     multicast: bool = False
 
@@ -146,13 +188,13 @@ class Message(Frame, frozen=True, gc=False):
     """A message for one channel, or for several; a channel named twice gets it twice."""
 
     frame_name: ClassVar[str] = "message"
-    channels: tuple[int, ...]
+    channels: Channels
     multicast: bool
     parts: tuple[Buffer, ...]
 
     def fields(self) -> dict[str, Any]:
         return {
-            "channels": self.channels,
+            "channels": list(self.channels),
             "multicast": self.multicast,
             "parts": [part.hex() for part in self.parts],
         }
@@ -342,9 +384,9 @@ def _parse(
     return _KINDS[kind](value, channels, multicast), length
 
 
-def _parse_ids(buffer: bytes, at: int, size: int, count: int) -> tuple[int, ...]:
+def _parse_ids(buffer: bytes, at: int, size: int, count: int) -> Channels:
     if not size:
-        return tuple(repeat(0, count))
+        return (0,) * count if count <= _FEW else Zeros(count)
     if count == 1:
         return (int.from_bytes(buffer[at : at + size], "little"),)
     from_bytes = int.from_bytes
@@ -490,9 +532,23 @@ def _serialize_id(channel: int, size: int) -> bytes:
         raise ValueError(f"channel {channel} does not fit into ids of {size} bytes") from None
 
 
+def _serialize_one_part(message: Message, part: Buffer, layout: Layout) -> bytes | None:
+    """What there is most of, in one packing; None where that can't do it."""
+    size = len(part)
+    if layout.quick is None or not layout.id_sizes[0] or size > 0xFFFF or message.multicast:
+        return None
+    try:
+        head = layout.quick.pack(_SHORT_SMALL, 1, message.channels[0], size)
+    except struct.error:
+        return None
+    return b"".join((head, _PADDING[layout.data_of_one - len(head)], part, _PADDING[-size % 8]))
+
+
 def _serialize_message(message: Message, layout: Layout) -> list[Buffer]:
     parts = message.parts
     count = len(parts)
+    if count == 1 and (quick := _serialize_one_part(message, parts[0], layout)):
+        return [quick]
     sizes = [len(part) for part in parts]
     large = max(sizes, default=0) > 0xFFFF
     long = count > 0xFF

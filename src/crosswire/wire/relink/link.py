@@ -28,6 +28,7 @@ from crosswire.wire.relink.channels import (
     ReceivingChannel,
     SendingChannel,
     ahead,
+    named,
     on_the_wire,
     operation,
 )
@@ -53,6 +54,7 @@ from crosswire.wire.relink.frames import (
     SequenceAcknowledgement,
     SequenceOperation,
     Shutdown,
+    Zeros,
 )
 from crosswire.wire.relink.handshake import Terms
 from crosswire.wire.relink.saved import SavedLink, decode, encode
@@ -92,6 +94,9 @@ class Link:
         self.id = id
         self.limits = one_of(limits, DEFAULTS)
         self.start = start
+        pair = (terms.connector_transactions, terms.listener_transactions)
+        self._transactions, self._peer_transactions = pair if role == "connector" else pair[::-1]
+        self._window = self.limits.window
         self.phase = Phase.DETACHED
         self.ended = False
         """By shutdown, by a violation, or because the other side forgot it: it can't be resumed."""
@@ -112,7 +117,7 @@ class Link:
         self._used: dict[int, None] = {}
         self._queue: list[Frame] = []
         self._untold: dict[int, ReceivingChannel] = {}
-        self._closed_again: list[int] = []
+        self._closed_again: dict[int, None] = {}
         self._announce_resume = False
         self._reports: dict[int, list[ChannelAcknowledgement | SequenceAcknowledgement]] = {}
         self._handlers: dict[type[Frame], Callable[..., None]] = {
@@ -128,15 +133,12 @@ class Link:
     @property
     def transactions(self) -> bool:
         """Do the channels that we send on use transactions?"""
-        if self.role == "connector":
-            return self.terms.connector_transactions
-        return self.terms.listener_transactions
+        return self._transactions
 
     @property
     def peer_transactions(self) -> bool:
-        if self.role == "connector":
-            return self.terms.listener_transactions
-        return self.terms.connector_transactions
+        """Do the channels that we receive on use transactions?"""
+        return self._peer_transactions
 
     # Sending: each may be called at any time, connection or not.
 
@@ -286,14 +288,15 @@ class Link:
         return sum(sending.outstanding for sending in self._sending.values())
 
     @property
-    def closures(self) -> int:
-        """How many closures the peer may not have heard of."""
-        return len(self._closed)
+    def closures(self) -> dict[int, ReceivingChannel]:
+        """The closed channels of which the peer may not have heard that they are."""
+        return dict(self._closed)
 
-    def confirm_closures(self, count: int) -> None:
-        """The peer has heard of the oldest `count` closures: a pong to a later ping says so."""
-        for channel in list(self._closed)[:count]:
-            del self._closed[channel]
+    def confirm(self, closures: dict[int, ReceivingChannel]) -> None:
+        """The peer has heard of these: it has answered a ping that was sent behind them."""
+        for channel, receiving in closures.items():
+            if self._closed.get(channel) is receiving:
+                del self._closed[channel]
 
     def save(self) -> bytes:
         """The whole link, as `restore` of the same version reads it.
@@ -353,15 +356,13 @@ class Link:
 
     def _on_message(self, packet: Message, events: list[Event]) -> None:
         parts = packet.parts
-        size = sum(map(len, parts))
+        size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         for channel in packet.channels:
-            receiving = self._receiving.get(channel)
-            if receiving is None:
-                receiving = self._open_receiving(channel)
-            if not receiving.arrive(size, self.limits.window):
+            receiving = self._receiving.get(channel) or self._open_receiving(channel)
+            if not receiving.arrive(size, self._window):
                 continue
             self.held_bytes += size
-            if self.peer_transactions:
+            if self._peer_transactions:
                 self._hold_undecided(receiving, size)
             events.append(MessageReceived(channel, on_the_wire(receiving.arrived - 1), parts))
 
@@ -387,7 +388,7 @@ class Link:
     def _on_operation(
         self, packet: ChannelOperation | SequenceOperation, events: list[Event]
     ) -> None:
-        for channel in packet.channels:
+        for channel in _targets(packet):
             if packet.operation == "close":
                 self._on_close(channel, events)
             else:
@@ -396,7 +397,7 @@ class Link:
     def _on_close(self, channel: int, events: list[Event]) -> None:
         receiving = self._receiving.get(channel)
         if receiving is None:
-            self._closed_again.append(channel)
+            self._closed_again[channel] = None
         elif not receiving.closing:
             receiving.closing = True
             if not receiving.close_told:
@@ -409,7 +410,8 @@ class Link:
     ) -> None:
         if not self.peer_transactions:
             raise UnexpectedFrame(f"{packet.operation} without transactions")
-        receiving = self._receiving.get(channel)
+        # One that is repeated may find its channel closed, where it can't name anything new.
+        receiving = self._receiving.get(channel) or self._closed.get(channel)
         if receiving is None:
             raise UnexpectedFrame(f"{packet.operation} on channel {channel}, which is not open")
         is_commit = packet.operation == "commit"
@@ -429,7 +431,7 @@ class Link:
     ) -> None:
         """Before its `resume` the peer tells of channels one by one. What it tells of a channel
         that it then calls closed may be about an earlier life of it: see `_on_reported_closed`."""
-        for channel in packet.channels:
+        for channel in _targets(packet):
             if channel not in self._sending and channel not in self._used:
                 raise UnexpectedFrame(
                     f"{packet.acknowledgement} on channel {channel}, which was never opened"
@@ -439,7 +441,16 @@ class Link:
             elif packet.acknowledgement == "closed":
                 self._on_reported_closed(channel, packet, events)
             else:
-                self._reports.setdefault(channel, []).append(packet)
+                self._report(channel, packet)
+
+    def _report(
+        self, channel: int, packet: ChannelAcknowledgement | SequenceAcknowledgement
+    ) -> None:
+        """The window bounds how much there can be to tell: of each message, four things."""
+        reports = self._reports.setdefault(channel, [])
+        if len(reports) > 4 * self._window:
+            raise LimitExceeded(f"more is told of channel {channel} than was ever sent")
+        reports.append(packet)
 
     def _on_reported_closed(
         self, channel: int, packet: ChannelAcknowledgement | SequenceAcknowledgement, events: Any
@@ -522,12 +533,12 @@ class Link:
         self._require_alive()
         if self.shut_down:
             raise LocalProtocolError("the link was shut down: no more messages")
-        for channel, count in Counter(channels).items():
+        for channel, count in (Counter(channels) if multicast else {channels[0]: 1}).items():
             self._require_id(channel)
             if self.room(channel) < count:
                 raise LocalProtocolError(f"channel {channel} {self._why_no_room(channel)}")
-        new = len(set(channels) - self._sending.keys()) if multicast else 1
-        if len(self._sending) + new > self.limits.channels:
+        new = set(channels) - self._sending.keys()
+        if new and len(self._sending) + len(new) > self.limits.channels:
             raise LocalProtocolError(f"more than {self.limits.channels} channels")
         sequences = []
         for channel in channels:
@@ -551,9 +562,9 @@ class Link:
         sending = self._require_sending(channel)
         bound = sending.next
         if sequence is not None:
-            bound = sending.decided + ahead(sequence, sending.decided)
-        if not sending.decided < bound <= sending.next:
-            raise LocalProtocolError("there is no such message to be committed or rolled back")
+            bound = sending.decided + named(sequence, sending.decided, sending.next)
+        if bound == sending.decided:
+            raise LocalProtocolError("there is no message to be committed or rolled back")
         sending.decide(bound, is_commit, self._next_order())
         self._enqueue(operation(channel, sending.decisions[-1]))
 
@@ -610,6 +621,18 @@ class Link:
 def _count(packet: Any, mark: int) -> int:
     """How many messages from `mark` on an operation or acknowledgement names."""
     return ahead(packet.sequence, mark) if hasattr(packet, "sequence") else 1
+
+
+def _targets(packet: Any) -> Sequence[int]:
+    """The channels to deal with. What is said twice with a number means nothing new."""
+    if isinstance(packet.channels, Zeros) and (hasattr(packet, "sequence") or _closes(packet)):
+        return (0,)
+    channels: Sequence[int] = packet.channels
+    return channels
+
+
+def _closes(packet: Any) -> bool:
+    return isinstance(packet, ChannelOperation) and packet.operation == "close"
 
 
 def _keep_newest(memory: dict[int, Any], count: int) -> None:
