@@ -1,0 +1,312 @@
+"""What the hub's core does a second, beside the bare disk: no sockets, 128 byte payloads.
+
+Run it with `python benchmarks/hub_core.py`; `--messages` makes it longer or shorter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import resource
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from collections import deque
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import rocksdict
+
+from crosswire.envelope import Envelope, encode
+from crosswire.hub.attachment import Attachment, Delivery, Notice, Window
+from crosswire.hub.hub import Hub, HubConfig
+from crosswire.hub.ledger import Peer
+from crosswire.hub.receipt import Receipt
+from crosswire.hub.topics import TopicPolicy
+from crosswire.store.rocks import RocksStore
+
+GROUP = 1000
+PAYLOAD = bytes(range(128))
+CRC = zlib.crc32(PAYLOAD)
+PEER = Peer("bench", "bench-1")
+
+
+class Taker:
+    """A receiver that settles what it gets at once, and counts."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def deliver(self, attachment: Attachment, deliveries: list[Delivery]) -> None:
+        self.count += len(deliveries)
+        attachment.settle([each.envelope.id for each in deliveries], time.time())
+
+    def notice(self, attachment: Attachment, notice: Notice) -> None:  # noqa: ARG002
+        raise SystemExit(f"unexpected: {notice}")
+
+
+def envelopes(destination: str, kind: Any, count: int, *, durable: bool = True) -> list[Envelope]:
+    return [
+        Envelope(
+            destination=destination,
+            kind=kind,
+            payload=PAYLOAD,
+            protocol="bench",
+            connection="bench-1",
+            durable=durable,
+            crc=CRC,
+        )
+        for _ in range(count)
+    ]
+
+
+def bare_rocks(path: Path, messages: int) -> float:
+    """Nothing but write batches of the rows that the hub would write, synced."""
+    options = rocksdict.Options(raw_mode=True)
+    options.create_if_missing(True)
+    db = rocksdict.Rdict(str(path / "bare"), options)
+    synced = rocksdict.WriteOptions()
+    synced.sync = True
+    record = encode(envelopes("queue/bench", "send", 1)[0]) + bytes(24)
+    start = time.perf_counter()
+    for first in range(0, messages, GROUP):
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        for identifier in range(first, first + GROUP):
+            batch.put(b"m\x00\x00\x00\x01" + identifier.to_bytes(8), record)
+        db.write(batch, synced)
+    rate = messages / (time.perf_counter() - start)
+    db.close()
+    return rate
+
+
+def bare_sqlite(path: Path, messages: int) -> float:
+    db = sqlite3.connect(path / "bare.sqlite", isolation_level=None)
+    db.execute("pragma journal_mode = wal")
+    db.execute("pragma synchronous = full")
+    db.execute(
+        "create table m (destination integer, id integer, record blob,"
+        " primary key (destination, id)) without rowid"
+    )
+    record = encode(envelopes("queue/bench", "send", 1)[0]) + bytes(24)
+    start = time.perf_counter()
+    for first in range(0, messages, GROUP):
+        db.execute("begin")
+        db.executemany(
+            "insert into m values (1, ?, ?)",
+            [(each, record) for each in range(first, first + GROUP)],
+        )
+        db.execute("commit")
+    rate = messages / (time.perf_counter() - start)
+    db.close()
+    return rate
+
+
+async def durable_sends(path: Path, messages: int) -> float:
+    """Groups of 1,000, one being built while another is written."""
+    store = RocksStore(path / "sends")
+    hub = Hub(store, now=time.time(), random=Random(1), clock=time.time)
+    store.start(asyncio.get_running_loop())
+    waiting: deque[Receipt] = deque()
+    start = time.perf_counter()
+    for _ in range(messages // GROUP):
+        waiting.append(hub.produce(envelopes("queue/bench", "send", GROUP), time.time()))
+        await asyncio.sleep(0)
+        while len(waiting) > 1:
+            await waiting.popleft()
+    while waiting:
+        await waiting.popleft()
+    rate = messages / (time.perf_counter() - start)
+    await store.close()
+    return rate
+
+
+async def through_queue(path: Path, messages: int) -> float:
+    """Sent, committed, delivered and settled."""
+    store = RocksStore(path / "through")
+    hub = Hub(store, now=time.time(), random=Random(1), clock=time.time)
+    store.start(asyncio.get_running_loop())
+    taker = Taker()
+    hub.consume("queue/bench", taker, time.time(), peer=PEER, window=1000)
+    waiting: deque[Receipt] = deque()
+    start = time.perf_counter()
+    for _ in range(messages // GROUP):
+        waiting.append(hub.produce(envelopes("queue/bench", "send", GROUP), time.time()))
+        await asyncio.sleep(0)
+        while len(waiting) > 1:
+            await waiting.popleft()
+    while waiting:
+        await waiting.popleft()
+    await hub.committed()
+    rate = messages / (time.perf_counter() - start)
+    if taker.count != messages:
+        raise SystemExit(f"{taker.count} of {messages} were delivered")
+    await store.close()
+    return rate
+
+
+async def publishes(path: Path, messages: int, batch: int) -> float:
+    store = RocksStore(path / f"publishes-{batch}")
+    config = HubConfig(topic=TopicPolicy(durable=False))
+    hub = Hub(store, config, now=time.time(), random=Random(1), clock=time.time)
+    store.start(asyncio.get_running_loop())
+    taker = Taker()
+    hub.subscribe("topic/bench", taker, time.time(), peer=PEER, window=10_000)
+    start = time.perf_counter()
+    for _ in range(messages // batch):
+        hub.produce(envelopes("topic/bench", "publish", batch), time.time())
+        await asyncio.sleep(0)
+    rate = messages / (time.perf_counter() - start)
+    if taker.count != messages:
+        raise SystemExit(f"{taker.count} of {messages} were delivered")
+    await store.close()
+    return rate
+
+
+async def one_at_a_time(path: Path, rounds: int) -> tuple[float, float]:
+    """Medians in ms: a durable send until it is acknowledged, and the bare fsync."""
+    store = RocksStore(path / "single")
+    hub = Hub(store, now=time.time(), random=Random(1), clock=time.time)
+    store.start(asyncio.get_running_loop())
+    hub.consume("queue/bench", Taker(), time.time(), peer=PEER, window=10)
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        await hub.produce(envelopes("queue/bench", "send", 1), time.time())
+        times.append(time.perf_counter() - start)
+    await store.close()
+    db = rocksdict.Rdict(str(path / "fsync"), rocksdict.Options(raw_mode=True))
+    synced = rocksdict.WriteOptions()
+    synced.sync = True
+    bare = []
+    for each in range(rounds):
+        start = time.perf_counter()
+        db.put(each.to_bytes(8), PAYLOAD * 2, synced)
+        bare.append(time.perf_counter() - start)
+    db.close()
+    return sorted(times)[rounds // 2] * 1e3, sorted(bare)[rounds // 2] * 1e3
+
+
+def heads(path: Path, settled: int) -> tuple[float, float]:
+    """Median µs to take the head of a queue after ten settled messages, and after many."""
+    store = RocksStore(path / "heads")
+    hub = Hub(store, now=time.time(), random=Random(1))
+
+    def settle(count: int) -> None:
+        taker = Taker()
+        consumer = hub.consume("queue/bench", taker, time.time(), peer=PEER, window=1000)
+        for first in range(0, count, GROUP):
+            hub.produce(envelopes("queue/bench", "send", min(GROUP, count - first)), time.time())
+            store.commit_now()
+        store.commit_now()
+        consumer.close(time.time())
+
+    def take() -> float:
+        """Reopening the queue is what would have to find its head."""
+        hub.produce(envelopes("queue/bench", "send", 1), time.time())
+        store.commit_now()
+        times = []
+        for _ in range(51):
+            # Without the recent ledger, which would leave the processor's caches cold.
+            again = Hub(store, HubConfig(recent_rows=1), now=time.time(), random=Random(1))
+            start = time.perf_counter()
+            taker = Taker()
+            window = Window(1, granted=True)
+            consumer = again.consume("queue/bench", taker, time.time(), peer=PEER, window=window)
+            times.append(time.perf_counter() - start)
+            if taker.count != 1:
+                raise SystemExit("the head is not there")
+            consumer.close(time.time())
+        store.before_commit, store.after_commit = hub._before_commit, hub._after_commit
+        return sorted(times)[25] * 1e6
+
+    settle(10)
+    few = take()
+    settle(settled)
+    many = take()
+    asyncio.run(store.close())
+    return few, many
+
+
+def fill(path: str, messages: int) -> None:
+    """In a process of its own: queue this many, say what it weighs."""
+    store = RocksStore(path)
+    hub = Hub(store, now=time.time(), random=Random(1))
+    for _ in range(messages // GROUP):
+        hub.produce(envelopes("queue/bench", "send", GROUP), time.time())
+        store.commit_now()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps({"length": hub.queue("queue/bench").length, "peak_mb": peak}), flush=True)
+
+
+def restart(path: str) -> None:
+    start = time.perf_counter()
+    store = RocksStore(path)
+    hub = Hub(store, now=time.time(), random=Random(1))
+    taker = Taker()
+    window = Window(1, granted=True)
+    hub.consume("queue/bench", taker, time.time(), peer=PEER, window=window)
+    took = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    found = {"s": took, "length": hub.queue("queue/bench").length, "got": taker.count}
+    print(json.dumps({**found, "peak_mb": peak}), flush=True)
+
+
+def child(*arguments: str) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, __file__, *arguments], check=True, capture_output=True, text=True
+    )
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--messages", type=int, default=300_000)
+    parser.add_argument("--queued", type=int, default=1_000_000)
+    parser.add_argument("--fill", metavar="DIR")
+    parser.add_argument("--restart", metavar="DIR")
+    options = parser.parse_args()
+    if options.fill:
+        fill(options.fill, options.queued)
+        return
+    if options.restart:
+        restart(options.restart)
+        return
+    path = Path(tempfile.mkdtemp(prefix="crosswire-bench-"))
+    try:
+        measure(path, options.messages, options.queued)
+    finally:
+        shutil.rmtree(path)
+
+
+def measure(path: Path, messages: int, queued: int) -> None:
+    bare = bare_rocks(path, messages)
+    print(f"bare rocksdict batches     {bare:>12,.0f} /s")
+    print(f"sqlite3, synchronous=full  {bare_sqlite(path, messages):>12,.0f} /s")
+    sends = asyncio.run(durable_sends(path, messages))
+    print(f"durable sends with ledger  {sends:>12,.0f} /s   {sends / bare:.2f} of bare")
+    print(f"…delivered and settled     {asyncio.run(through_queue(path, messages)):>12,.0f} /s")
+    for batch in (100, GROUP):
+        rate = asyncio.run(publishes(path, messages, batch))
+        print(f"publishes, batches of {batch:<5}{rate:>12,.0f} /s")
+    one, fsync = asyncio.run(one_at_a_time(path, 300))
+    print(f"one at a time, median      {one:>12.3f} ms  bare fsync {fsync:.3f} ms")
+    few, many = heads(path, queued)
+    print(f"head after 10 settled      {few:>12.0f} µs")
+    print(f"head after {queued:<10,}      {many:>12.0f} µs")
+    filled = child("--fill", str(path / "queued"), "--queued", str(queued))
+    print(f"{queued:,} queued           {filled['peak_mb']:>12.0f} MB at most")
+    again = child("--restart", str(path / "queued"))
+    print(f"restart with them          {again['s']:>12.2f} s   {again['peak_mb']:.0f} MB")
+    if again["length"] != queued - 1 or again["got"] != 1:
+        raise SystemExit(f"restarted with {again}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Envelope and Destination: the one message that all parts speak of."""
+
+from __future__ import annotations
+
+import zlib
+from functools import lru_cache
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from crosswire.errors import InvalidDestination, InvalidEnvelope, RecordDamaged
+
+__all__ = [
+    "NAME_BYTES",
+    "Destination",
+    "Envelope",
+    "Kind",
+    "Property",
+    "decode",
+    "encode",
+    "parse_destination",
+    "parse_pattern",
+    "stamp",
+]
+
+NAME_BYTES: Final = 255
+_VERSION: Final = 1
+_HEADER: Final = 5
+
+Kind: TypeAlias = Literal["send", "publish", "request", "response"]
+Property: TypeAlias = int | float | bool | str
+
+_set = msgspec.structs.force_setattr
+
+
+class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=True):
+    """A message on its way, whatever protocol brought it.
+
+    A gateway makes it without `node`, `id` and `time`: the hub stamps these when it accepts the
+    message. Nothing else of it ever changes, the payload least of all.
+    """
+
+    destination: str
+    kind: Kind
+    payload: bytes = b""
+    node: str = ""
+    id: int = 0
+    time: int = 0
+    protocol: str = ""
+    connection: str = ""
+    principal: str = ""
+    key: str = ""
+    correlation: str = ""
+    reply_to: str = ""
+    durable: bool = True
+    expires: int = 0
+    properties: dict[str, Property] = {}
+    native: dict[str, bytes] = {}
+    content_type: str = "application/octet-stream"
+    crc: int = 0
+
+    def replace(self, **changes: object) -> Envelope:
+        """A copy with other values; `crc` follows the payload."""
+        if "payload" in changes and "crc" not in changes:
+            changes["crc"] = zlib.crc32(changes["payload"])  # type: ignore[arg-type]
+        copy: Envelope = msgspec.structs.replace(self, **changes)
+        return copy
+
+    def intact(self) -> bool:
+        """Is the payload the one that the edge took the checksum of?"""
+        return zlib.crc32(self.payload) == self.crc
+
+
+def stamp(envelope: Envelope, node: str, identifier: int, time_us: int) -> None:
+    """Complete an envelope at its acceptance: the hub's, and only the hub's, to call."""
+    _set(envelope, "node", node)
+    _set(envelope, "id", identifier)
+    _set(envelope, "time", time_us)
+
+
+# ------------------------------------------------------------------------------------ binary form
+#
+#   1 byte    version of this layout
+#   4 bytes   CRC-32 of what follows, big-endian
+#   …         MessagePack array of the envelope's fields in the order above
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Envelope).decode
+_crc32 = zlib.crc32
+_MARK: Final = bytes([_VERSION])
+
+
+def encode(envelope: Envelope) -> bytes:
+    """The form in which the store keeps it. Raises InvalidEnvelope for what has none."""
+    try:
+        body = _encode(envelope)
+    except (TypeError, OverflowError, ValueError) as error:
+        raise InvalidEnvelope(f"the envelope can't be stored: {error}") from None
+    return _MARK + _crc32(body).to_bytes(4) + body
+
+
+def decode(record: bytes) -> Envelope:
+    """Raises RecordDamaged for bytes that are not what `encode` gave."""
+    if len(record) < _HEADER:
+        raise RecordDamaged(f"a record of {len(record)} bytes is no envelope")
+    if record[0] != _VERSION:
+        raise RecordDamaged(f"a record of version {record[0]}, this is version {_VERSION}")
+    body = record[_HEADER:]
+    if _crc32(body) != int.from_bytes(record[1:_HEADER]):
+        raise RecordDamaged("the record's checksum does not fit")
+    try:
+        return _decode(body)
+    except msgspec.MsgspecError as error:
+        raise RecordDamaged(f"the record can't be read: {error}") from None
+
+
+# ----------------------------------------------------------------------------------- destinations
+
+
+class Destination(msgspec.Struct, frozen=True, gc=False):
+    """Where a message goes: `queue/NAME`, `topic/NAME`, `service/NAME[/METHOD]`.
+
+    A service's name ends at the next slash; names of queues and topics may hold more of them.
+    """
+
+    kind: Literal["queue", "topic", "service"]
+    name: str
+    method: str = ""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kind}/{self.name}/{self.method}" if self.method else f"{self.kind}/{self.name}"
+        )
+
+
+@lru_cache(maxsize=8192)
+def parse_destination(text: str) -> Destination:
+    """Raises InvalidDestination. Wildcards are for subscriptions only: see `parse_pattern`."""
+    destination = _split(text)
+    if destination.kind == "topic" and ("+" in text or "#" in text):
+        raise InvalidDestination(f"{text!r}: wildcards are for subscriptions only")
+    return destination
+
+
+@lru_cache(maxsize=8192)
+def parse_pattern(text: str) -> Destination:
+    """A destination to subscribe to: in topics `+` stands for one level, a final `#` for any."""
+    destination = _split(text)
+    if destination.kind == "topic":
+        levels = destination.name.split("/")
+        for place, level in enumerate(levels):
+            if level == "#" and place == len(levels) - 1:
+                continue
+            if "#" in level or ("+" in level and level != "+"):
+                raise InvalidDestination(f"{text!r}: a wildcard fills a level, `#` the last one")
+    return destination
+
+
+def _split(text: str) -> Destination:
+    kind, _, name = text.partition("/")
+    if kind not in ("queue", "topic", "service"):
+        raise InvalidDestination(f"{text!r} does not start with queue/, topic/ or service/")
+    if not name:
+        raise InvalidDestination(f"{text!r} has no name")
+    try:
+        size_bytes = len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidDestination(f"{text!r} is not Unicode text") from None
+    if size_bytes > NAME_BYTES:
+        raise InvalidDestination(f"a destination has at most {NAME_BYTES} bytes, not {size_bytes}")
+    if any(character < " " or "\x7f" <= character <= "\x9f" for character in text):
+        raise InvalidDestination(f"{text!r} holds control characters")
+    if kind == "service":
+        service, _, method = name.partition("/")
+        if not service:
+            raise InvalidDestination(f"{text!r} has no name")
+        return Destination("service", service, method)
+    return Destination("queue" if kind == "queue" else "topic", name)

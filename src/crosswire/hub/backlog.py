@@ -1,0 +1,680 @@
+"""Messages that wait for somebody to settle them: what queues and named subscriptions share.
+
+tail      on disk only, behind `loaded`
+ready     in memory, up to the policy's window, in order
+held      with a consumer, until settled, refused or returned
+delayed   refused, until their time has come
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from crosswire.envelope import Envelope, decode
+from crosswire.errors import RecordDamaged
+from crosswire.hub.attachment import Choice, Consumer, Delivery, Predicate, Receiver, Window
+from crosswire.hub.cursor import Attempt, Cursor, Opened
+from crosswire.hub.items import Arrival, Item, Retry
+from crosswire.hub.ledger import Peer, Step
+
+if TYPE_CHECKING:
+    from crosswire.hub.hub import Hub
+    from crosswire.store.contract import Page
+
+__all__ = ["Backlog"]
+
+_PAGE: Final = 256
+_RECLAIM_AFTER: Final = 65_536
+
+
+class Backlog:
+    """One cursor over one or more logs, and the consumers that share it."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        destination: str,
+        key: bytes,
+        *,
+        retry: Retry,
+        window_messages: int,
+        window_bytes: int,
+    ) -> None:
+        self.destination = destination
+        self.retry = retry
+        self.numbers: list[int] = []
+        self.length = 0
+        self.size_bytes = 0
+        self.consumers: list[Consumer] = []
+        self.cursor = Cursor(hub.store, key)
+        for error in self.cursor.damage:
+            hub.report(error)
+        self.loaded = self.cursor.upto
+        self.visible = 0
+        self.in_memory_bytes = 0
+        self._hub = hub
+        self._window_messages = window_messages
+        self._window_bytes = window_bytes
+        self._items: dict[int, Item] = {}
+        self._ready: deque[Item] = deque()
+        self._delayed: list[tuple[float, int, Item]] = []
+        self._leases: list[tuple[float, int, int]] = []
+        self._eligible: list[tuple[int, int, int, Consumer]] = []
+        self._uses = 0
+        self._filtered = 0
+        self._passed_over: list[Consumer] = []
+        self._reading = False
+        self._wake_at = 0.0
+        self._reclaimed = 0
+        self._reclaimed_between = 0
+        self._settled_since = 0
+
+    # Coming in.
+
+    def wants(self, _envelope: Envelope) -> bool:
+        """Is this message one of ours?"""
+        return True
+
+    @property
+    def dead_letters(self) -> str:
+        """The queue of those that nobody could take."""
+        raise NotImplementedError
+
+    def has_space_for(self, count: int) -> bool:
+        """Could this many be taken at once?"""
+        return self.takes_at_once and len(self._ready) + count <= self._window_messages
+
+    @property
+    def takes_at_once(self) -> bool:
+        """Is there room in memory, and nothing on disk that comes first?"""
+        return (
+            self.loaded >= self.visible
+            and len(self._ready) < self._window_messages
+            and self.in_memory_bytes < self._window_bytes
+        )
+
+    def arrive(self, arrivals: Iterable[Arrival], now: float) -> None:
+        """These are committed, or need not be; in order of ids."""
+        for number, envelope, size in arrivals:
+            identifier = envelope.id
+            if self.takes_at_once:
+                self.loaded = self.visible = identifier
+                if self.wants(envelope):
+                    self._take(Item(number, envelope, size))
+            else:
+                self.visible = identifier
+        self._schedule_expiry(now)
+        self._hub.touch(self)
+
+    def _take(self, item: Item) -> None:
+        self._items[item.id] = item
+        self.in_memory_bytes += item.size
+        self._ready.append(item)
+
+    def _fill(self) -> None:
+        """Bring in some of the tail when there is room for it."""
+        upto = min(self.visible, self._hub.committed_id)
+        while (
+            self.loaded < upto
+            and not self._reading
+            and len(self._ready) < self._window_messages // 2
+            and (self.in_memory_bytes < self._window_bytes or not self._items)
+        ):
+            self._reading = True
+            self._hub.store.read(
+                self.numbers, after=self.loaded, upto=upto, count=_PAGE, done=self._filled
+            )
+
+    def _filled(self, page: Page) -> None:
+        self._reading = False
+        later = self.cursor.later
+        attempts = self.cursor.refused_later
+        for number, identifier, record in page.records:
+            if identifier in later:
+                later.discard(identifier)
+                continue
+            if identifier in self._items:
+                continue
+            envelope = self._decode(number, identifier, record)
+            if envelope is not None and self.wants(envelope):
+                item = Item(number, envelope, len(record))
+                if attempts:
+                    item.attempts = attempts.pop(identifier, [])
+                    item.delivered = len(item.attempts)
+                self._take(item)
+        self.loaded = page.last
+        if self.loaded >= self.visible:
+            self._count_exactly()
+        self._hub.touch(self)
+
+    def _count_exactly(self) -> None:
+        """Everything is in memory, so the counters can be checked; damage makes them drift."""
+
+    def _decode(self, number: int, identifier: int, record: bytes) -> Envelope | None:
+        try:
+            return decode(record)
+        except RecordDamaged as error:
+            self._hub.set_aside(number, identifier, record, error)
+            self.cursor.settle(identifier)
+            return None
+
+    def recover(self, now: float) -> None:
+        """Take up what was left unsettled: first what had been given out, then the tail."""
+        hub = self._hub
+        by_number: dict[int, list[Opened]] = {}
+        for opened in self.cursor.open:
+            by_number.setdefault(opened.number, []).append(opened)
+        found: list[Item] = []
+        for number, openeds in by_number.items():
+            records = hub.store.fetch(number, [each.id for each in openeds])
+            for opened, record in zip(openeds, records, strict=True):
+                if record is None:
+                    hub.report_missing(number, opened.id)
+                    self.cursor.settle(opened.id)
+                    continue
+                envelope = self._decode(number, opened.id, record)
+                if envelope is not None:
+                    item = Item(number, envelope, len(record))
+                    item.attempts = opened.attempts
+                    item.delivered = len(opened.attempts)
+                    found.append(item)
+        for item in sorted(found, key=lambda each: each.id):
+            self._take(item)
+        self.cursor.open = []
+        self.visible = max((hub.store.last_id(number) for number in self.numbers), default=0)
+        self.visible = max(self.visible, self.loaded)
+        self._fill()
+        self._schedule_expiry(now)
+
+    # Consumers.
+
+    def attach(
+        self,
+        receiver: Receiver,
+        now: float,
+        *,
+        peer: Peer,
+        window: Window,
+        weight: int,
+        matches: Predicate | None,
+        lease_s: float | None,
+        holding: Sequence[int],
+        choice: Choice | None = None,
+    ) -> Consumer:
+        consumer = Consumer(
+            self,
+            receiver,
+            peer=peer,
+            window=window,
+            weight=weight,
+            matches=matches,
+            lease_s=lease_s if lease_s is not None else self.retry.lease_s,
+            choice=choice,
+        )
+        self.consumers.append(consumer)
+        self._filtered += consumer.is_choosy
+        if holding:
+            self._hold(consumer, holding, now)
+        self.has_room(consumer, now)
+        return consumer
+
+    def _hold(self, consumer: Consumer, holding: Sequence[int], now: float) -> None:
+        """It has these already, from before the hub was restarted: nobody else may get them."""
+        wanted = set(holding)
+        while self.loaded < self.visible and self.loaded < max(wanted):
+            before = self.loaded
+            self._hub.store.read(
+                self.numbers, after=self.loaded, upto=self.visible, count=_PAGE, done=self._filled
+            )
+            if self.loaded == before:
+                break
+        self._ready = deque(item for item in self._ready if item.id not in wanted)
+        for identifier in sorted(wanted):
+            item = self._items.get(identifier)
+            if item is not None and item.consumer is None:
+                self._give(item, consumer, now)
+                consumer.window.free -= 1
+
+    def has_room(self, consumer: Consumer, now: float) -> None:
+        if consumer.is_open and not consumer.is_listed and consumer.window.free > 0:
+            consumer.is_listed = True
+            heapq.heappush(
+                self._eligible,
+                (-consumer.weight, consumer.last_used, id(consumer), consumer),
+            )
+            self._hub.touch(self)
+            self._hub.pump(now)
+
+    def detach(self, consumer: Consumer, now: float) -> None:
+        self.consumers.remove(consumer)
+        self._filtered -= consumer.is_choosy
+        returned = sorted(consumer.held.values(), key=lambda item: item.id)
+        consumer.held = {}
+        if returned:
+            self._return(consumer, returned, "the consumer left", now)
+        if not consumer.window.granted and returned:
+            consumer.window.free += len(returned)
+            consumer.window.wake(now)
+        self._hub.touch(self)
+        self._hub.pump(now)
+
+    # Handing out.
+
+    def dispatch(self, now: float) -> None:
+        """Hand out what is ready to whom has room: the highest weight first, then who waited
+        longest. Each consumer is told once."""
+        self._fill()
+        given: dict[Consumer, list[Delivery]] = {}
+        now_us = int(now * 1_000_000)
+        while self._ready and self._eligible:
+            consumer = heapq.heappop(self._eligible)[3]
+            consumer.is_listed = False
+            if not consumer.is_open or consumer.window.free <= 0:
+                continue
+            alone = not self._eligible
+            before = consumer.window.free
+            if self._filtered:
+                self._give_matching(consumer, given, now, now_us)
+            else:
+                self._give_some(consumer, before if alone else 1, given, now, now_us)
+            took = consumer.window.free < before
+            if consumer.window.free > 0 and (took or not self._filtered):
+                consumer.is_listed = True
+                heapq.heappush(
+                    self._eligible, (-consumer.weight, consumer.last_used, id(consumer), consumer)
+                )
+            elif not took and self._filtered:
+                self._skip(consumer)
+            self._fill()
+        self._relist()
+        for consumer, deliveries in given.items():
+            self._tell(consumer, deliveries, now_us)
+
+    def _give_some(
+        self,
+        consumer: Consumer,
+        count: int,
+        given: dict[Consumer, list[Delivery]],
+        now: float,
+        now_us: int,
+    ) -> None:
+        ready = self._ready
+        deliveries = given.setdefault(consumer, [])
+        self._uses += 1
+        consumer.last_used = self._uses
+        free = consumer.window.free
+        while ready and count:
+            item = ready.popleft()
+            expires = item.envelope.expires
+            if expires and expires <= now_us:
+                self._expire(item, now_us)
+                continue
+            self._give(item, consumer, now)
+            deliveries.append(Delivery(item.envelope, item.delivered))
+            count -= 1
+            free -= 1
+        consumer.window.free = free
+
+    def _give_matching(
+        self, consumer: Consumer, given: dict[Consumer, list[Delivery]], now: float, now_us: int
+    ) -> None:
+        """Its filter may pass over messages: they stay where they are, for others."""
+        for place, item in enumerate(self._ready):
+            expires = item.envelope.expires
+            if expires and expires <= now_us:
+                continue
+            if consumer.takes(item.envelope):
+                del self._ready[place]
+                self._uses += 1
+                consumer.last_used = self._uses
+                self._give(item, consumer, now)
+                given.setdefault(consumer, []).append(Delivery(item.envelope, item.delivered))
+                consumer.window.free -= 1
+                return
+
+    def _skip(self, consumer: Consumer) -> None:
+        """Nothing in memory is for it: it is listed again when something arrives."""
+        self._passed_over.append(consumer)
+
+    def _relist(self) -> None:
+        if not self._filtered:
+            return
+        passed, self._passed_over = self._passed_over, []
+        for consumer in passed:
+            if consumer.is_open and not consumer.is_listed:
+                consumer.is_listed = True
+                heapq.heappush(
+                    self._eligible, (-consumer.weight, consumer.last_used, id(consumer), consumer)
+                )
+
+    def _give(self, item: Item, consumer: Consumer, now: float) -> None:
+        item.delivered += 1
+        item.consumer = consumer
+        consumer.held[item.id] = item
+        if consumer.lease_s is not None:
+            self._lease(item, now + consumer.lease_s)
+
+    def _tell(self, consumer: Consumer, deliveries: list[Delivery], now_us: int) -> None:
+        if not deliveries:
+            return
+        self._hub.note_by_attempt(
+            Step.DELIVERED, now_us, self.destination, deliveries, consumer.peer
+        )
+        consumer.receiver.deliver(consumer, deliveries)
+
+    # What consumers say.
+
+    def settle(self, consumer: Consumer, ids: Iterable[int], now: float) -> int:
+        held = consumer.held
+        settled: list[int] = []
+        for identifier in ids:
+            item = held.pop(identifier, None)
+            if item is not None:
+                self._forget(item)
+                settled.append(identifier)
+        if settled:
+            self._note(Step.SETTLED, now, settled, peer=consumer.peer)
+            self._hub.changed(self)
+            if self._hub.watched:
+                self._hub.tell_watchers(settled)
+            self._make_room(consumer, len(settled), now)
+        return len(settled)
+
+    def refuse(
+        self,
+        consumer: Consumer,
+        ids: Iterable[int],
+        now: float,
+        *,
+        cause: str,
+        delay_s: float | None,
+        final: bool | None = None,
+    ) -> int:
+        count = 0
+        for identifier in ids:
+            item = consumer.held.pop(identifier, None)
+            if item is not None:
+                count += 1
+                self._fail(
+                    item, consumer, Step.REFUSED, cause or "refused", now, delay_s, final=final
+                )
+        if count:
+            self._hub.changed(self)
+            self._make_room(consumer, count, now)
+            self._hub.pump(now)
+        return count
+
+    def extend(self, consumer: Consumer, ids: Iterable[int], now: float, lease_s: float) -> int:
+        items = [consumer.held[each] for each in ids if each in consumer.held]
+        for item in items:
+            self._lease(item, now + lease_s)
+        return len(items)
+
+    def _make_room(self, consumer: Consumer, count: int, now: float) -> None:
+        if not consumer.window.granted:
+            consumer.window.free += count
+            consumer.window.wake(now)
+
+    def _fail(
+        self,
+        item: Item,
+        consumer: Consumer,
+        step: Step,
+        cause: str,
+        now: float,
+        delay_s: float | None,
+        *,
+        final: bool | None = None,
+    ) -> None:
+        """A delivery ended badly: later again, at once again, or never again."""
+        now_us = int(now * 1_000_000)
+        item.consumer = None
+        item.attempts = [*item.attempts, Attempt(now_us, consumer.peer.connection, cause)]
+        self._note(step, now, [item.id], peer=consumer.peer, attempt=item.delivered, detail=cause)
+        if final is None:
+            final = 0 < self.retry.max_attempts <= item.delivered
+        if final:
+            self._bury(item, cause, now)
+            return
+        self.cursor.refuse(item.number, item.id, item.attempts)
+        if delay_s is None:
+            delay_s = self.retry.delay_s(item.delivered, self._hub.chance())
+        if delay_s <= 0:
+            self._ready.appendleft(item)
+            self._hub.touch(self)
+            return
+        item.due = now + delay_s
+        heapq.heappush(self._delayed, (item.due, item.id, item))
+        self._wake(item.due)
+
+    def _return(self, consumer: Consumer, items: list[Item], cause: str, now: float) -> None:
+        """Back to the front, in their old order, at once."""
+        for item in reversed(items):
+            self._fail(item, consumer, Step.RETURNED, cause, now, 0.0)
+        self._hub.changed(self)
+
+    def _bury(self, item: Item, cause: str, now: float) -> None:
+        self._hub.bury(self, item, cause, now)
+        self._forget(item)
+
+    def _forget(self, item: Item) -> None:
+        del self._items[item.id]
+        self.in_memory_bytes -= item.size
+        self.cursor.settle(item.id)
+        self._settled_since += 1
+        self._uncount(item.size)
+
+    def _uncount(self, size: int) -> None:
+        """A message less."""
+
+    def _expire(self, item: Item, now_us: int) -> None:
+        self._forget(item)
+        self._hub.ledger.note(Step.EXPIRED, now_us, item.envelope.destination, [item.id])
+        self._hub.changed(self)
+        if self._hub.watched:
+            self._hub.tell_watchers([item.id], "expired")
+
+    def browse(self, after: int, count: int) -> list[Envelope]:
+        """What is not settled, behind an id, wherever it is; without touching it."""
+        found: list[Envelope] = []
+        after = max(after, self.head() - 1)
+
+        def look(page: Page) -> None:
+            nonlocal after
+            for number, identifier, record in page.records:
+                if identifier in self._items:
+                    found.append(self._items[identifier].envelope)
+                elif identifier > self.loaded and identifier not in self.cursor.later:
+                    envelope = self._decode(number, identifier, record)
+                    if envelope is not None and self.wants(envelope):
+                        found.append(envelope)
+            after = page.last
+
+        while len(found) < count and after < self.visible:
+            self._hub.store.read(
+                self.numbers, after=after, upto=self.visible, count=_PAGE, done=look
+            )
+        return found[:count]
+
+    def remove(self, ids: Iterable[int], step: Step, now: float, *, detail: str = "") -> list[int]:
+        """Settle these if nobody holds them, on disk or in memory; gives those that were there."""
+        gone: set[int] = set()
+        for identifier in ids:
+            item = self._items.get(identifier)
+            if item is not None and item.consumer is None:
+                gone.add(identifier)
+                self._forget(item)
+            elif item is None and self._remove_from_tail(identifier):
+                gone.add(identifier)
+        if gone:
+            self._ready = deque(item for item in self._ready if item.id not in gone)
+            self._delayed = [entry for entry in self._delayed if entry[1] not in gone]
+            heapq.heapify(self._delayed)
+            self._note(step, now, sorted(gone), detail=detail)
+            self._hub.changed(self)
+        return sorted(gone)
+
+    def _remove_from_tail(self, identifier: int) -> bool:
+        if not self.loaded < identifier <= self.visible or identifier in self.cursor.later:
+            return False
+        for number in self.numbers:
+            record = self._hub.store.fetch(number, [identifier])[0]
+            if record is not None:
+                self.cursor.settle(identifier)
+                self.cursor.later.add(identifier)
+                self._uncount(len(record))
+                return True
+        return False
+
+    def purge(self, now: float) -> int:
+        """Let everything go that nobody holds; gives how much of it was in memory."""
+        gone = [item for item in self._items.values() if item.consumer is None]
+        for item in gone:
+            self._forget(item)
+        self._ready.clear()
+        self._delayed.clear()
+        self.loaded = self.visible
+        self.cursor.later.clear()
+        self._count_exactly()
+        self._note(Step.DROPPED, now, [item.id for item in gone], detail="purged")
+        self.snapshot()
+        self._hub.changed(self)
+        return len(gone)
+
+    def exchange(self, envelope: Envelope, record: bytes) -> None:
+        """Put another envelope in the place of the one with its id."""
+        item = self._items.get(envelope.id)
+        if item is not None:
+            self.in_memory_bytes += len(record) - item.size
+            item.envelope, item.size = envelope, len(record)
+        self._hub.store.retain(self.numbers[0], envelope.id, record)
+        self._hub.store.request()
+
+    def drop_oldest(self, now: float) -> bool:
+        """Make room for another by letting the oldest go that nobody holds."""
+        self._fill()
+        if not self._ready:
+            return False
+        item = self._ready.popleft()
+        self._forget(item)
+        self._note(Step.DROPPED, now, [item.id], detail="the queue is full")
+        self._hub.changed(self)
+        return True
+
+    def _note(
+        self,
+        step: Step,
+        now: float,
+        ids: Iterable[int],
+        *,
+        peer: Peer | None = None,
+        attempt: int = 0,
+        detail: str = "",
+    ) -> None:
+        self._hub.ledger.note(
+            step,
+            int(now * 1_000_000),
+            self.destination,
+            ids,
+            peer=peer or Peer(),
+            attempt=attempt,
+            detail=detail,
+        )
+
+    # Time.
+
+    def _lease(self, item: Item, due: float) -> None:
+        item.due = due
+        heapq.heappush(self._leases, (due, item.id, item.delivered))
+        if len(self._leases) > 1024 + 2 * len(self._items):
+            self._prune_leases()
+        self._wake(due)
+
+    def _prune_leases(self) -> None:
+        """Most leases end with a settlement, long before their time."""
+        items = self._items
+        self._leases = [
+            entry for entry in self._leases if entry[1] in items and items[entry[1]].due == entry[0]
+        ]
+        heapq.heapify(self._leases)
+
+    def _wake(self, due: float) -> None:
+        if not self._wake_at or due < self._wake_at:
+            self._wake_at = due
+            self._hub.call_at(due, self._on_time)
+
+    def _schedule_expiry(self, now: float) -> None:
+        """Expiry is looked at where it matters: at the head, which is the oldest."""
+        if self._ready and self._ready[0].envelope.expires:
+            self._wake(max(self._ready[0].envelope.expires / 1_000_000, now))
+
+    def _on_time(self, now: float) -> None:
+        self._wake_at = 0.0
+        now_us = int(now * 1_000_000)
+        while self._delayed and self._delayed[0][0] <= now:
+            item = heapq.heappop(self._delayed)[2]
+            item.due = 0.0
+            self._ready.appendleft(item)
+            self._hub.touch(self)
+        while self._leases and self._leases[0][0] <= now:
+            due, identifier, attempt = heapq.heappop(self._leases)
+            found = self._items.get(identifier)
+            if found is None or found.consumer is None:
+                continue
+            if found.due == due and found.delivered == attempt:
+                consumer = found.consumer
+                del consumer.held[identifier]
+                self._fail(found, consumer, Step.RETURNED, "the lease ran out", now, None)
+                self._hub.changed(self)
+                self._make_room(consumer, 1, now)
+        while self._ready and 0 < self._ready[0].envelope.expires <= now_us:
+            self._expire(self._ready.popleft(), now_us)
+            self._fill()
+        if self._delayed:
+            self._wake(self._delayed[0][0])
+        if self._leases:
+            self._wake(self._leases[0][0])
+        self._schedule_expiry(now)
+        self._hub.pump(now)
+
+    # The disk.
+
+    def write(self) -> None:
+        """Before a group is written: what was settled and refused since the last."""
+        cursor = self.cursor
+        if cursor.due_for_snapshot(len(self._items)):
+            cursor.write_snapshot(self._snapshot_upto(), self._opened())
+        else:
+            cursor.write_changes(self.head())
+        self._write_counters()
+        if self._settled_since >= _RECLAIM_AFTER:
+            self._settled_since = 0
+            self.reclaim()
+
+    def snapshot(self) -> None:
+        """Write down the whole position, as a new subscription and a clean stop do."""
+        self.cursor.write_snapshot(self._snapshot_upto(), self._opened())
+        self._write_counters()
+
+    def _snapshot_upto(self) -> int:
+        return self.loaded
+
+    def _opened(self) -> list[Opened]:
+        return [
+            Opened(item.number, item.id, item.attempts)
+            for item in sorted(self._items.values(), key=lambda each: each.id)
+        ]
+
+    def _write_counters(self) -> None:
+        """What must be known at a restart without counting."""
+
+    def reclaim(self) -> None:
+        """Give back the room of what is settled."""
+
+    def head(self) -> int:
+        """Nothing below this id is needed."""
+        # Items come in order of ids and keep their places.
+        return next(iter(self._items), self.loaded + 1)

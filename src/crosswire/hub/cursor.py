@@ -1,0 +1,175 @@
+"""A durable place in a log: all that is settled, and nothing about what is not.
+
+    position   a snapshot: everything up to `upto` is settled except what is listed as open
+    changes    what was settled or refused since, a record for each commit group, with the head:
+               nothing below it is open
+
+When the changes outgrow what a snapshot would hold, the next group writes a snapshot and drops
+them. Reading them back therefore costs what is unsettled, never what there was.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from crosswire.errors import RecordDamaged
+
+if TYPE_CHECKING:
+    from crosswire.store.contract import Store
+
+__all__ = ["Attempt", "Cursor", "Opened"]
+
+_SNAPSHOTS: Final = "cursor"
+_CHANGES: Final = "change"
+LEAST_CHANGES: Final = 4096
+
+
+class Attempt(msgspec.Struct, array_like=True, frozen=True):
+    """One delivery that did not end well: when, to whom, why."""
+
+    time: int
+    connection: str
+    cause: str
+
+
+class Opened(msgspec.Struct, array_like=True):
+    """A message that is not settled, with what happened to it so far."""
+
+    number: int
+    id: int
+    attempts: list[Attempt] = []
+
+
+class _Snapshot(msgspec.Struct, array_like=True, frozen=True):
+    upto: int
+    open: list[Opened]
+
+
+class _Change(msgspec.Struct, array_like=True, frozen=True):
+    head: int
+    settled: bytes
+    refused: list[Opened]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_read_snapshot = msgspec.msgpack.Decoder(_Snapshot).decode
+_read_change = msgspec.msgpack.Decoder(_Change).decode
+
+
+class Cursor:
+    """`upto` and `open` are what was recovered; `later` are ids behind `upto` that are settled.
+
+    What can't be read of it is in `damage`: its messages are delivered again, not lost.
+    """
+
+    def __init__(self, store: Store, key: bytes) -> None:
+        self.key = key
+        self.upto = 0
+        self.open: list[Opened] = []
+        self.later: set[int] = set()
+        self.refused_later: dict[int, list[Attempt]] = {}
+        self.damage: list[RecordDamaged] = []
+        self._store = store
+        self._settled = array("q")
+        self._refused: list[Opened] = []
+        self._changes = 0
+        self._next_change = 0
+        self._recover()
+
+    def _recover(self) -> None:
+        store = self._store
+        stored = store.get(_SNAPSHOTS, self.key)
+        opened: dict[int, Opened] = {}
+        if stored is not None:
+            try:
+                snapshot = _read_snapshot(stored)
+            except msgspec.MsgspecError as error:
+                self.damage.append(RecordDamaged(f"a cursor can't be read: {error}"))
+                snapshot = _Snapshot(0, [])
+            self.upto = snapshot.upto
+            opened = {each.id: each for each in snapshot.open}
+        changes: list[_Change] = []
+        for key, value in store.load(_CHANGES, self._prefix()):
+            self._next_change = int.from_bytes(key[-8:]) + 1
+            try:
+                changes.append(_read_change(value))
+            except msgspec.MsgspecError as error:
+                self.damage.append(RecordDamaged(f"a cursor can't be read: {error}"))
+        if changes and changes[-1].head > self.upto:
+            self.upto = changes[-1].head - 1
+        for change in changes:
+            self._apply(change, opened)
+        self.open = sorted(opened.values(), key=lambda each: each.id)
+
+    def _apply(self, change: _Change, opened: dict[int, Opened]) -> None:
+        settled = array("q", change.settled)
+        self._changes += len(settled) + len(change.refused)
+        for refused in change.refused:
+            if refused.id in opened:
+                opened[refused.id].attempts = refused.attempts
+            elif refused.id > self.upto:
+                self.refused_later[refused.id] = refused.attempts
+        if opened or (settled and max(settled) > self.upto):
+            for identifier in settled:
+                if opened.pop(identifier, None) is None and identifier > self.upto:
+                    self.later.add(identifier)
+
+    def settle(self, identifier: int) -> None:
+        self._settled.append(identifier)
+
+    def refuse(self, number: int, identifier: int, attempts: list[Attempt]) -> None:
+        self._refused.append(Opened(number, identifier, attempts))
+
+    @property
+    def is_dirty(self) -> bool:
+        return bool(self._settled or self._refused)
+
+    def due_for_snapshot(self, open_count: int) -> bool:
+        """Would a snapshot be smaller than what has gathered?"""
+        if not self.later and 4 * open_count <= len(self._settled):
+            return True
+        return self._changes > max(LEAST_CHANGES, 4 * open_count)
+
+    def write_changes(self, head: int) -> None:
+        """`head` is the least id that is open, or the next to come."""
+        if not self.is_dirty:
+            return
+        change = _Change(head, self._settled.tobytes(), self._refused)
+        key = self._prefix() + self._next_change.to_bytes(8)
+        self._store.save(_CHANGES, key, _encode(change))
+        self._changes += len(self._settled) + len(self._refused)
+        self._next_change += 1
+        self._settled = array("q")
+        self._refused = []
+
+    def write_snapshot(self, upto: int, opened: list[Opened]) -> None:
+        """Everything up to `upto` is settled except `opened`; earlier changes are in there."""
+        self._store.save(_SNAPSHOTS, self.key, _encode(_Snapshot(upto, opened)))
+        self._drop_changes()
+        self._changes = 0
+        self._settled = array("q", sorted(each for each in self.later if each > upto))
+        self._refused = [
+            Opened(0, each, attempts)
+            for each, attempts in self.refused_later.items()
+            if each > upto
+        ]
+        self.write_changes(0)
+
+    def forget(self) -> None:
+        """Remove every trace of it."""
+        self._store.drop(_SNAPSHOTS, self.key)
+        self._drop_changes()
+
+    def _drop_changes(self) -> None:
+        """They are numbered anew: reading them back never passes over many that are gone."""
+        prefix = self._prefix()
+        for number in range(self._next_change):
+            self._store.drop(_CHANGES, prefix + number.to_bytes(8))
+        self._next_change = 0
+
+    def _prefix(self) -> bytes:
+        # The length keeps one key's changes apart from those of a longer one.
+        return len(self.key).to_bytes(2) + self.key

@@ -1,0 +1,173 @@
+"""Dead letters: what became of messages that nobody could take, and the way back.
+
+A dead letter is a message in `queue/NAME/dead`, like any other: it can be consumed. Why it is
+there stands in its properties, for every protocol to see; its full history in `native`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from crosswire.envelope import Envelope, Property, encode, parse_destination
+from crosswire.errors import UnknownMessage
+from crosswire.hub.cursor import Attempt
+from crosswire.hub.ledger import Step
+
+if TYPE_CHECKING:
+    from crosswire.hub.hub import Hub
+
+__all__ = ["DeadLetter", "DeadLetters", "bury"]
+
+_NATIVE: Final = "crosswire.dead"
+_MARKS: Final = ("dead-cause", "dead-attempts", "dead-origin", "dead-id")
+
+
+class _History(msgspec.Struct, array_like=True, frozen=True):
+    id: int
+    destination: str
+    time: int
+    cause: str
+    attempts: list[Attempt]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_History).decode
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """`id` is its own, in the dead letter queue; `origin_id` the one it died with.
+
+    A message that was sent there by somebody, and not buried, has no origin.
+    """
+
+    id: int
+    envelope: Envelope
+    origin_id: int
+    origin: str
+    time: int
+    cause: str
+    attempts: list[Attempt]
+
+
+class DeadLetters:
+    """Look at them, change them, give them another chance, or let them go.
+
+    `queue` is the dead letter queue itself: `queue/NAME/dead`.
+    """
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    def list(self, queue: str, *, after: int = 0, count: int = 100) -> Sequence[DeadLetter]:
+        """In order of ids; go on behind the last one for more."""
+        return [_read(envelope) for envelope in self._hub.queue(queue).browse(after, count)]
+
+    def get(self, queue: str, identifier: int) -> DeadLetter:
+        """Raises UnknownMessage."""
+        found = self._hub.queue(queue).browse(identifier - 1, 1)
+        if not found or found[0].id != identifier:
+            raise UnknownMessage(f"{queue} has no message {identifier}")
+        return _read(found[0])
+
+    def edit(
+        self,
+        queue: str,
+        identifier: int,
+        *,
+        payload: bytes | None = None,
+        properties: Mapping[str, Property] | None = None,
+        content_type: str | None = None,
+    ) -> DeadLetter:
+        """Change a dead letter before it is replayed. Raises UnknownMessage."""
+        letter = self.get(queue, identifier)
+        changes: dict[str, object] = {}
+        if payload is not None:
+            changes["payload"] = payload
+        if properties is not None:
+            merged = dict(properties)
+            for key in _MARKS:
+                if key in letter.envelope.properties:
+                    merged[key] = letter.envelope.properties[key]
+            changes["properties"] = merged
+        if content_type is not None:
+            changes["content_type"] = content_type
+        envelope = letter.envelope.replace(**changes)
+        self._hub.queue(queue).exchange(envelope, encode(envelope))
+        return _read(envelope)
+
+    def replay(
+        self, queue: str, ids: Sequence[int], now: float, *, destination: str = ""
+    ) -> Sequence[int]:
+        """Send these again, to where they came from unless told otherwise.
+
+        Gives the ids of those that were there. Sent and removed in one group: never both or none.
+        """
+        hub = self._hub
+        replayed = []
+        for identifier in ids:
+            letter = self.get(queue, identifier)
+            envelope = _revive(letter.envelope, destination or letter.origin)
+            if hub.queue(queue).remove([identifier], Step.REPLAYED, now):
+                hub.inject(envelope, now)
+                replayed.append(identifier)
+        hub.pump(now)
+        return replayed
+
+    def purge(self, queue: str, ids: Sequence[int], now: float) -> Sequence[int]:
+        """Let these go. Gives the ids of those that were there."""
+        return self._hub.queue(queue).remove(ids, Step.DROPPED, now, detail="purged")
+
+
+def bury(envelope: Envelope, queue: str, cause: str, attempts: list[Attempt]) -> Envelope:
+    """The dead letter of a message, still to be stamped."""
+    history = _History(envelope.id, envelope.destination, envelope.time, cause, attempts)
+    properties: dict[str, Property] = {
+        **_without(envelope.properties),
+        "dead-cause": cause,
+        "dead-attempts": len(attempts),
+        "dead-origin": envelope.destination,
+        "dead-id": envelope.id,
+    }
+    return envelope.replace(
+        destination=queue,
+        kind="send",
+        expires=0,
+        durable=True,
+        properties=properties,
+        native={**envelope.native, _NATIVE: _encode(history)},
+    )
+
+
+def _read(envelope: Envelope) -> DeadLetter:
+    try:
+        history = _decode(envelope.native[_NATIVE])
+    except (KeyError, msgspec.MsgspecError):
+        history = _History(0, "", envelope.time, "", [])
+    return DeadLetter(
+        envelope.id,
+        envelope,
+        history.id,
+        history.destination,
+        history.time,
+        history.cause,
+        history.attempts,
+    )
+
+
+def _revive(envelope: Envelope, destination: str) -> Envelope:
+    """The message as it was, still to be stamped. Raises InvalidDestination."""
+    parse_destination(destination)
+    native = {key: value for key, value in envelope.native.items() if key != _NATIVE}
+    return envelope.replace(
+        destination=destination,
+        kind="publish" if destination.startswith("topic/") else "send",
+        properties=_without(envelope.properties),
+        native=native,
+    )
+
+
+def _without(properties: Mapping[str, Property]) -> dict[str, Property]:
+    return {key: value for key, value in properties.items() if key not in _MARKS}

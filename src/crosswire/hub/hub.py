@@ -1,0 +1,663 @@
+"""The hub: takes batches of envelopes, keeps them, and hands them to whom they are for.
+
+Pure logic with time as an argument; the store does the disk. Nothing is done per message that can
+be done per batch: a batch is appended to the open group, the group is committed as one, and what
+became visible with it is handed out in lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from random import Random
+from typing import Final, Literal
+
+import msgspec
+
+from crosswire.envelope import Envelope, decode, parse_destination, parse_pattern
+from crosswire.errors import (
+    HubError,
+    InvalidDestination,
+    RecordDamaged,
+    StoreError,
+)
+from crosswire.hub.attachment import Attachment, Choice, Consumer, Delivery, Receiver, Window
+from crosswire.hub.backlog import Backlog
+from crosswire.hub.dead import DeadLetters, bury
+from crosswire.hub.feed import Committed, Seal, parse_seal, serialize_seal
+from crosswire.hub.intake import Group, Intake
+from crosswire.hub.items import Item, Retry
+from crosswire.hub.ledger import Ledger, Peer, Row, Run, Step, parse_block
+from crosswire.hub.queues import Queue, QueuePolicy
+from crosswire.hub.receipt import Receipt
+from crosswire.hub.schedules import Schedules
+from crosswire.hub.services import Answer, Call, Provider, ProviderReceiver, ServicePolicy, Services
+from crosswire.hub.subscriptions import Start, Subscriptions, predicate
+from crosswire.hub.timers import Timers
+from crosswire.hub.topics import Topic, TopicPolicy
+from crosswire.store.contract import MAX_ID, Page, Store
+
+__all__ = ["Hub", "HubConfig"]
+
+_US: Final = 1_000_000
+_HOUSEKEEPING_S: Final = 10.0
+_SEALS: Final = "seal"
+_DAMAGED: Final = "damaged"
+_REPORTS: Final = 1000
+
+
+class HubConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Policies by destination name, each kind with a default for the rest.
+
+    With `lake` nothing is reclaimed before the lake has sealed it. `ledger_rows` bounds what the
+    store keeps of the ledger without a lake, `recent_rows` what is in memory.
+    """
+
+    queue: QueuePolicy = QueuePolicy()
+    queues: dict[str, QueuePolicy] = {}
+    topic: TopicPolicy = TopicPolicy()
+    topics: dict[str, TopicPolicy] = {}
+    service: ServicePolicy = ServicePolicy()
+    retry: Retry = Retry()
+    lake: bool = False
+    ledger_rows: int = 5_000_000
+    recent_rows: int = 200_000
+
+
+class Hub:
+    """One for each data directory. Call everything on one thread.
+
+    `now` is in seconds since 1970 and never goes back. Between calls the owner asks
+    `next_deadline` and calls `handle_deadline` when it has come.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        config: HubConfig | None = None,
+        *,
+        now: float,
+        random: Random,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.store = store
+        self.config = config or HubConfig()
+        self.node = store.node
+        self.now = now
+        self.ledger = Ledger(self.config.recent_rows)
+        self.committed_id = store.newest_id
+        self.reclaim_limit = MAX_ID
+        self.feed: Callable[[Committed], None] | None = None
+        self._released_row = 0
+        self.reports: list[HubError] = []
+        self.watched: dict[int, Callable[[int, str], None]] = {}
+        """Whom to tell when a message is settled, or with why it never will be."""
+        self.consumers_changed: list[Callable[[Queue], None]] = []
+        """Whom to tell that somebody began or ceased to consume a queue."""
+        self.chance = random.random
+        self._clock = clock or (lambda: self.now)
+        self._queues: dict[str, Queue] = {}
+        self._topics: dict[str, Topic] = {}
+        self._journals: dict[str, Topic] = {}
+        self.group = Group()
+        self._flight: Group | None = None
+        self._touched: dict[Backlog, None] = {}
+        self._changed: dict[Backlog, None] = {}
+        self._is_pumping = False
+        self._timers = Timers()
+        store.before_commit = self._before_commit
+        store.after_commit = self._after_commit
+        self._intake = Intake(self)
+        self.subscriptions = Subscriptions(self)
+        self.services = Services(self, self.config.service)
+        self.schedules = Schedules(self)
+        self.dead_letters = DeadLetters(self)
+        self._recover()
+        self.call_at(now + _HOUSEKEEPING_S, self._keep_house)
+
+    def _recover(self) -> None:
+        """Topics must be known to subscriptions; queues are taken up when they are first used."""
+        for destination in self.store.destinations():
+            if destination.startswith("topic/"):
+                self._topics[destination] = self._make_topic(destination)
+        self.subscriptions.recover(self.now)
+        if self.config.lake:
+            # Nobody knows yet whether the last seal's files are in place.
+            self.reclaim_limit = 0
+        first = max(self.store.next_row - self.config.recent_rows, 1)
+        for row, _, block in self.store.blocks(first - 1, 1000):
+            try:
+                self.ledger.remember(row, block)
+            except StoreError as error:
+                self.report(error)
+
+    # Producing.
+
+    def produce(self, envelopes: Sequence[Envelope], now: float) -> Receipt:
+        """Accept a batch of one producer, for queues and topics, in order.
+
+        Each message is accepted or refused on its own; the receipt is done when those that must
+        be on disk are. Whoever may see them at once has seen them when this returns.
+        """
+        self.now = now
+        return self._intake.produce(envelopes, now)
+
+    def inject(self, envelope: Envelope, now: float) -> None:
+        """Send a message of the hub's own, which must not get lost: schedules, dead letters.
+
+        It ignores limits and outlives a group that can't be written.
+        """
+        self._intake.inject(envelope, now)
+
+    def target(self, destination: str) -> Queue | Topic:
+        """The queue or topic of that name. Raises InvalidDestination."""
+        target = self._queues.get(destination) or self._topics.get(destination)
+        if target is not None:
+            return target
+        kind = parse_destination(destination).kind
+        if kind == "service":
+            raise InvalidDestination(f"{destination!r} is called, nothing can be sent to it")
+        return self.queue(destination) if kind == "queue" else self.topic(destination)
+
+    # Consuming.
+
+    def consume(
+        self,
+        destination: str,
+        receiver: Receiver,
+        now: float,
+        *,
+        peer: Peer,
+        window: Window | int = 1,
+        weight: int = 10,
+        filter: str = "",  # noqa: A002  what the protocols call it
+        lease_s: float | None = None,
+        holding: Sequence[int] = (),
+        choice: Choice | None = None,
+    ) -> Consumer:
+        """Take messages from a queue, at most `window` at a time.
+
+        `holding` are messages that it was given before the hub was restarted and still has;
+        `choice` leaves those to others that it is not true of.
+        """
+        self.now = now
+        if parse_destination(destination).kind != "queue":
+            raise InvalidDestination(f"{destination!r} is not a queue")
+        consumer = self.queue(destination).attach(
+            receiver,
+            now,
+            peer=peer,
+            window=_window(window),
+            weight=weight,
+            matches=predicate(filter),
+            lease_s=lease_s,
+            holding=holding,
+            choice=choice,
+        )
+        self.pump(now)
+        return consumer
+
+    def subscribe(
+        self,
+        pattern: str,
+        receiver: Receiver,
+        now: float,
+        *,
+        peer: Peer,
+        window: Window | int = 1024,
+        name: str = "",
+        start: Start | None = None,
+        filter: str = "",  # noqa: A002
+        weight: int = 10,
+        lease_s: float | None = None,
+        holding: Sequence[int] = (),
+        slow: Literal["lag", "disconnect"] | None = None,
+        names: Callable[[str], bool] | None = None,
+    ) -> Attachment:
+        """Take what is published to the topics of a pattern; with a `name` it is durable.
+
+        Without one, `names` may choose among the topics of the pattern.
+
+        `start` counts when the subscription is new: `latest` unless it says otherwise. Raises
+        SubscriptionConflict if others use the name with another pattern or filter.
+        """
+        self.now = now
+        if parse_pattern(pattern).kind != "topic":
+            raise InvalidDestination(f"{pattern!r} is not a topic")
+        attachment: Attachment
+        if name:
+            attachment = self.subscriptions.named(name, pattern, filter, start, now).attach(
+                receiver,
+                now,
+                peer=peer,
+                window=_window(window),
+                weight=weight,
+                matches=None,
+                lease_s=lease_s,
+                holding=holding,
+            )
+        else:
+            attachment = self.subscriptions.unnamed(
+                pattern,
+                receiver,
+                start,
+                peer=peer,
+                window=_window(window),
+                matches=predicate(filter),
+                slow=slow,
+                names=names,
+            )
+        self.subscriptions.tell_of_gaps()
+        self.pump(now)
+        return attachment
+
+    def provide(
+        self,
+        destinations: Sequence[str],
+        receiver: ProviderReceiver,
+        now: float,
+        *,
+        peer: Peer,
+        window: Window | int = 256,
+    ) -> Provider:
+        """Answer the calls of `service/NAME` (every method of it) or `service/NAME/METHOD`."""
+        self.now = now
+        return self.services.provide(destinations, receiver, now, peer=peer, window=_window(window))
+
+    def call(
+        self,
+        envelopes: Sequence[Envelope],
+        now: float,
+        *,
+        answered: Callable[[Call, Answer], None],
+        peer: Peer,
+        timeout_s: float | None = None,
+    ) -> list[Call]:
+        """Ask services; `answered` is called once for each, perhaps before this returns."""
+        self.now = now
+        return self.services.call(envelopes, now, answered=answered, peer=peer, timeout_s=timeout_s)
+
+    def cancel(self, calls: Sequence[Call], now: float) -> None:
+        """The caller left: nobody is answered, and the providers may stop."""
+        self.now = now
+        self.services.cancel(calls, now)
+
+    # What is there.
+
+    def queue(self, destination: str) -> Queue:
+        """Raises InvalidDestination."""
+        queue = self._queues.get(destination)
+        if queue is None:
+            parse_destination(destination)
+            queue = Queue(self, destination, self._queue_policy(destination))
+            self._queues[destination] = queue
+            queue.recover(self.now)
+        return queue
+
+    def topic(self, destination: str) -> Topic:
+        """Raises InvalidDestination."""
+        topic = self._topics.get(destination)
+        if topic is None:
+            parse_destination(destination)
+            topic = self._topics[destination] = self._make_topic(destination)
+            self.subscriptions.refresh(topic)
+            for subscription in topic.subscriptions:
+                subscription.add_topic(topic.number)
+        return topic
+
+    def reconfigure(self, config: HubConfig) -> None:
+        """Other policies from now on; what is accepted already stays."""
+        self.config = config
+        self.services.policy = config.service
+        for queue in self._queues.values():
+            queue.adopt(self._queue_policy(queue.destination))
+        for topic in self._topics.values():
+            topic.policy = self._topic_policy(topic.destination)
+        for journal in self._journals.values():
+            journal.policy = config.topic
+        self.pump(self.now)
+
+    def _queue_policy(self, destination: str) -> QueuePolicy:
+        if destination.endswith("/dead"):
+            return QueuePolicy(retry=Retry(max_attempts=0))
+        return self.config.queues.get(destination.removeprefix("queue/"), self.config.queue)
+
+    def _topic_policy(self, destination: str) -> TopicPolicy:
+        return self.config.topics.get(destination.removeprefix("topic/"), self.config.topic)
+
+    def _make_topic(self, destination: str) -> Topic:
+        return Topic(self, destination, self._topic_policy(destination))
+
+    def journal_of(self, service: str) -> Topic:
+        """Where the requests and responses of a service are kept for a while."""
+        journal = self._journals.get(service)
+        if journal is None:
+            journal = self._journals[service] = Topic(self, service, self.config.topic)
+        return journal
+
+    def queues(self) -> list[Queue]:
+        """All of them, those included that nobody used since the start."""
+        return [
+            self.queue(destination)
+            for destination in sorted(self.store.destinations())
+            if destination.startswith("queue/")
+        ]
+
+    def topics_by_name(self) -> dict[str, Topic]:
+        return self._topics
+
+    def topics(self) -> list[Topic]:
+        return [self._topics[destination] for destination in sorted(self._topics)]
+
+    def is_consumed(self, destination: str) -> bool:
+        """Does anybody, in any protocol, consume this queue right now?"""
+        queue = self._queues.get(destination)
+        return queue is not None and bool(queue.consumers)
+
+    def is_served(self, destination: str) -> bool:
+        """Is there a provider that would get a call?"""
+        return self.services.is_served(destination)
+
+    def fetch(self, destination: str, ids: Sequence[int]) -> list[Envelope | None]:
+        """Stored messages by id, None for those that are gone."""
+        records = self.store.fetch(self.store.number(destination), ids)
+        return [self._read(each) for each in records]
+
+    def _read(self, record: bytes | None) -> Envelope | None:
+        if record is None:
+            return None
+        try:
+            return decode(record)
+        except RecordDamaged as error:
+            self.report(error)
+            return None
+
+    def trace(self, identifier: int) -> list[Row]:
+        """What happened to a message, as far as the recent ledger goes."""
+        return self.ledger.of_message(identifier)
+
+    # Groups.
+
+    def committed(self) -> Receipt:
+        """Done when all that was asked for so far, settlements included, is on disk."""
+        receipt = Receipt([], {})
+        self.group.receipts.append(receipt)
+        self.store.request()
+        return receipt
+
+    def changed(self, backlog: Backlog, *, request: bool = True) -> None:
+        """It has something for the disk; nobody waits for it."""
+        self._changed[backlog] = None
+        if request:
+            self.store.request(urgent=False)
+
+    def forget(self, backlog: Backlog) -> None:
+        """It is gone for good."""
+        self._changed.pop(backlog, None)
+        self._touched.pop(backlog, None)
+        for group in (self.group, self._flight):
+            if group is not None:
+                group.arrivals.pop(backlog, None)
+                group.kept.pop(backlog, None)
+
+    def _before_commit(self) -> None:
+        for backlog in self._changed:
+            backlog.write()
+        self._changed = {}
+        sealed = self.ledger.seal(self.store.next_row)
+        self._flight, self.group = self.group, Group()
+        self._flight.newest = self.store.newest_id
+        if sealed is not None:
+            block, rows = sealed
+            self.store.journal(block, rows)
+            self._flight.block = (self.store.next_row, rows, block)
+
+    def _after_commit(self, error: StoreError | None) -> None:
+        group, self._flight = self._flight, None
+        assert group is not None
+        now = self.now = max(self.now, self._clock())
+        if error is not None:
+            self._fail_group(group, error)
+        else:
+            self.ledger.committed()
+            self.committed_id = group.newest
+            if self.feed is not None and group.block is not None:
+                self.feed(Committed(*group.block, [*group.stored, group.retained], group.newest))
+        for receipt in group.receipts:
+            receipt.finish(error)
+        if error is None:
+            self._release(group, now)
+        self.pump(now)
+
+    def _release(self, group: Group, now: float) -> None:
+        """What was committed can be seen now."""
+        for backlog, kept in group.kept.items():
+            group.arrivals.setdefault(backlog, []).extend(kept)
+            group.arrivals[backlog].sort(key=lambda arrival: arrival[1].id)
+        for backlog, arrivals in group.arrivals.items():
+            if isinstance(backlog, Queue):
+                backlog.waiting -= len(arrivals)
+            backlog.arrive(arrivals, now)
+        self.subscriptions.catch_up()
+
+    def _fail_group(self, group: Group, error: StoreError) -> None:
+        """Producers are told; all else goes into the next group."""
+        self.report(error)
+        self.ledger.failed({each for ids in group.accepted for each in ids})
+        for backlog, arrivals in group.arrivals.items():
+            if isinstance(backlog, Queue):
+                backlog.waiting -= len(arrivals)
+                for _, _, size in arrivals:
+                    backlog.withdraw(size)
+                self.changed(backlog, request=False)
+        for backlog, kept in group.kept.items():
+            self.group.kept[backlog] = kept + self.group.kept.get(backlog, [])
+        self.group.retained[:0] = group.retained
+
+    # Handing out.
+
+    def touch(self, backlog: Backlog) -> None:
+        """It may have something for somebody."""
+        self._touched[backlog] = None
+
+    def pump(self, now: float) -> None:
+        """Hand out until nobody can take more; receivers may call back meanwhile."""
+        if self._is_pumping:
+            return
+        self._is_pumping = True
+        try:
+            while self._touched:
+                backlog, _ = self._touched.popitem()
+                backlog.dispatch(now)
+        finally:
+            self._is_pumping = False
+
+    def note_by_attempt(
+        self, step: Step, now_us: int, destination: str, deliveries: list[Delivery], peer: Peer
+    ) -> None:
+        """A run for each attempt: nearly always one."""
+        attempts = {each.attempt for each in deliveries}
+        for attempt in sorted(attempts):
+            ids = [each.envelope.id for each in deliveries if each.attempt == attempt]
+            self.ledger.note(step, now_us, destination, ids, peer=peer, attempt=attempt)
+        self.store.request(sync=False, urgent=False)
+
+    def note_runs(self, step: Step, now_us: int, deliveries: list[Delivery], peer: Peer) -> None:
+        """A run for each destination."""
+        runs: dict[str, list[int]] = {}
+        for each in deliveries:
+            runs.setdefault(each.envelope.destination, []).append(each.envelope.id)
+        for destination, ids in runs.items():
+            self.ledger.note(step, now_us, destination, ids, peer=peer)
+
+    def bury(self, backlog: Backlog, item: Item, cause: str, now: float) -> None:
+        """Move a message to the dead letters; the caller settles it where it was."""
+        queue = backlog.dead_letters
+        self.ledger.note(Step.DEAD, int(now * _US), backlog.destination, [item.id], detail=cause)
+        self.inject(bury(item.envelope, queue, cause, item.attempts), now)
+        if self.watched:
+            self.tell_watchers([item.id], cause)
+
+    def tell_watchers(self, ids: Sequence[int], error: str = "") -> None:
+        for identifier in ids:
+            watcher = self.watched.pop(identifier, None)
+            if watcher is not None:
+                watcher(identifier, error)
+
+    def tell_of_consumers(self, queue: Queue) -> None:
+        for tell in self.consumers_changed:
+            tell(queue)
+
+    # Time.
+
+    def next_deadline(self) -> float | None:
+        return self._timers.next_due()
+
+    def handle_deadline(self, now: float) -> None:
+        self.now = now
+        self._timers.run(now)
+        self.pump(now)
+
+    def call_at(self, due: float, action: Callable[[float], None]) -> None:
+        self._timers.at(due, action)
+
+    def call_at_least(self, owner: object, due: float, action: Callable[[float], None]) -> None:
+        """Like `call_at`, unless the owner is called earlier anyhow."""
+        self._timers.at_least(owner, due, action)
+
+    def _keep_house(self, now: float) -> None:
+        """Give back room: settled, sealed and past retention."""
+        for queue in self._queues.values():
+            queue.reclaim()
+        for topic in (*self._topics.values(), *self._journals.values()):
+            topic.retain(now)
+        self.subscriptions.tell_of_gaps()
+        rows = self.store.next_row - 1 - self.config.ledger_rows
+        if self.config.lake:
+            rows = self._released_row
+        if rows > 0:
+            self.store.forget_rows(rows)
+        self.call_at(now + _HOUSEKEEPING_S, self._keep_house)
+
+    # The lake.
+
+    def steps(self, after: int, blocks: int) -> list[Run]:
+        """The committed ledger behind a row, block by block: at most this many blocks."""
+        runs: list[Run] = []
+        for first, _, block in self.store.blocks(after, blocks):
+            try:
+                runs += parse_block(first, block)
+            except RecordDamaged as error:
+                self.report(error)
+        return runs
+
+    def messages(self, runs: Iterable[Run]) -> Iterator[Envelope]:
+        """The stored messages that were accepted in these runs, in their order."""
+        for run in runs:
+            if run.step is Step.ACCEPTED and run.counts is None:
+                for envelope in self.fetch(self._log_of(run.destination), run.ids):
+                    if envelope is not None:
+                        yield envelope
+
+    @staticmethod
+    def _log_of(destination: str) -> str:
+        """Requests of all methods are in the journal of their service."""
+        parsed = parse_destination(destination)
+        return f"service/{parsed.name}" if parsed.kind == "service" else destination
+
+    def seal(self, seal: Seal) -> Receipt:
+        """The lake is about to publish this; done when a restart would know of it."""
+        self.store.save(_SEALS, b"last", serialize_seal(seal))
+        return self.committed()
+
+    def last_seal(self) -> Seal | None:
+        """After a restart, the one whose files may not be in place. Raises RecordDamaged."""
+        stored = self.store.get(_SEALS, b"last")
+        return None if stored is None else parse_seal(stored)
+
+    def release(self, seal: Seal) -> None:
+        """Its files are in place: the lake needs nothing of the store up to here."""
+        if self.config.lake:
+            self.reclaim_limit = seal.newest
+            self._released_row = seal.last_row
+
+    def stored(self, block: bytes) -> list[Envelope]:
+        """The messages that were stored together with a block of the journal, in order of ids.
+
+        Raises RecordDamaged if the block can't be read; messages that can't are reported.
+        """
+        found: list[Envelope] = []
+        for run in parse_block(0, block):
+            if run.step is Step.ACCEPTED and run.counts is None and run.ids:
+                found += self._stored_run(run)
+        found.sort(key=lambda envelope: envelope.id)
+        return found
+
+    def _stored_run(self, run: Run) -> Iterator[Envelope]:
+        service = run.destination.startswith("service/")
+        numbers = {self.store.number(run.destination)}
+        if service:
+            # Calls are kept under the name that their provider gave, with its method or without.
+            numbers.add(self.store.number("/".join(run.destination.split("/")[:2])))
+        pages: list[Page] = []
+        self.store.read(
+            sorted(numbers),
+            after=min(run.ids) - 1,
+            upto=max(run.ids),
+            count=1 << 30,
+            size_bytes=1 << 40,
+            done=pages.append,
+        )
+        wanted = dict.fromkeys(run.ids)
+        for page in pages:
+            for number, identifier, record in page.records:
+                if identifier not in wanted:
+                    continue
+                del wanted[identifier]
+                try:
+                    yield decode(record)
+                except RecordDamaged as error:
+                    self.set_aside(number, identifier, record, error)
+        for identifier in wanted:
+            # A call that nobody served was noted, but never kept.
+            if not service:
+                self.report_missing(min(numbers), identifier)
+
+    # Damage.
+
+    def report(self, error: HubError) -> None:
+        """Keep what went wrong without anybody being there to be told."""
+        self.reports.append(error)
+        del self.reports[:-_REPORTS]
+
+    def set_aside(self, number: int, identifier: int, record: bytes, error: HubError) -> None:
+        """A record that can't be read: out of the way, but not thrown away."""
+        destination = self.store.name(number)
+        self.report(error)
+        self.store.save(_DAMAGED, number.to_bytes(4) + identifier.to_bytes(8), record)
+        self.ledger.note(
+            Step.DAMAGED, int(self.now * _US), destination, [identifier], detail=str(error)
+        )
+        self.store.request(urgent=False)
+
+    def report_missing(self, number: int, identifier: int) -> None:
+        """A cursor speaks of a message that is not there: retention took it, or it is lost."""
+        destination = self.store.name(number)
+        topic = self._topics.get(destination)
+        if topic is not None and identifier <= topic.reclaimed:
+            self.ledger.note(
+                Step.EXPIRED, int(self.now * _US), destination, [identifier], detail="retention"
+            )
+            return
+        self.report(RecordDamaged(f"message {identifier} of {destination} is missing"))
+        self.ledger.note(
+            Step.DAMAGED, int(self.now * _US), destination, [identifier], detail="missing"
+        )
+
+    def damaged(self) -> Iterator[tuple[str, int, bytes]]:
+        """What was set aside: destination, id, bytes as they were found."""
+        for key, record in self.store.load(_DAMAGED):
+            yield self.store.name(int.from_bytes(key[:4])), int.from_bytes(key[4:]), record
+
+
+def _window(window: Window | int) -> Window:
+    return Window(window) if isinstance(window, int) else window

@@ -1,0 +1,247 @@
+"""The way in: batches of envelopes become rows of the open group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from crosswire.envelope import Envelope, encode, stamp
+from crosswire.errors import HubError, InvalidEnvelope, StoreFull
+from crosswire.hub.items import Arrival
+from crosswire.hub.ledger import Peer, Step
+from crosswire.hub.queues import Queue
+from crosswire.hub.receipt import Receipt
+from crosswire.hub.topics import Topic
+
+if TYPE_CHECKING:
+    from crosswire.hub.backlog import Backlog
+    from crosswire.hub.hub import Hub
+
+__all__ = ["Group", "Intake"]
+
+_US: Final = 1_000_000
+
+
+class Group:
+    """What the hub has to do when the open group is committed, or is not."""
+
+    __slots__ = (
+        "accepted",
+        "arrivals",
+        "block",
+        "kept",
+        "newest",
+        "receipts",
+        "retained",
+        "stored",
+    )
+
+    def __init__(self) -> None:
+        self.arrivals: dict[Backlog, list[Arrival]] = {}
+        self.kept: dict[Backlog, list[Arrival]] = {}
+        self.receipts: list[Receipt] = []
+        self.accepted: list[list[int]] = []
+        self.stored: list[list[Arrival]] = []
+        self.retained: list[Arrival] = []
+        self.block: tuple[int, int, bytes] | None = None
+        self.newest = 0
+
+
+class Intake:
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    def produce(self, envelopes: Sequence[Envelope], now: float) -> Receipt:
+        """See `Hub.produce`."""
+        count = len(envelopes)
+        first = self._hub.store.reserve(count) if count else 0
+        receipt = Receipt(list(range(first, first + count)), {})
+        waits = False
+        published: list[tuple[Topic, list[Envelope]]] = []
+        place = 0
+        while place < count:
+            destination = envelopes[place].destination
+            end = place + 1
+            while end < count and envelopes[end].destination == destination:
+                end += 1
+            run = envelopes[place:end]
+            try:
+                target = self._hub.target(destination)
+                if isinstance(target, Queue):
+                    waits |= self._send(target, run, place, receipt, now)
+                else:
+                    waits |= self._publish(target, run, place, receipt, now, published)
+            except HubError as error:
+                for each in range(place, end):
+                    _refuse(receipt, each, error)
+            place = end
+        if waits:
+            self._hub.group.receipts.append(receipt)
+            self._hub.store.request()
+        else:
+            self._hub.store.request(sync=False, urgent=False)
+            receipt.finish()
+        for topic, accepted in published:
+            self._fan_out(topic, accepted, now)
+        self._hub.pump(now)
+        return receipt
+
+    def _send(
+        self, queue: Queue, run: Sequence[Envelope], place: int, receipt: Receipt, now: float
+    ) -> bool:
+        """Append to a queue; True if somebody has to wait for the disk."""
+        if not self._hub.store.has_room(now):
+            raise StoreFull("there is no room on the disk")
+        now_us = int(now * _US)
+        expires = int((now + queue.policy.ttl_s) * _US) if queue.policy.ttl_s else 0
+        node, number = self._hub.node, queue.number
+        append, admit = self._hub.store.appender(number), queue.admit
+        ids = receipt.ids
+        direct = not queue.waiting and queue.has_space_for(len(run))
+        arrivals: list[Arrival] = []
+        at_once: list[Arrival] = []
+        waits = False
+        for envelope in run:
+            stamp(envelope, node, ids[place], now_us)
+            if expires and not envelope.expires:
+                msgspec.structs.force_setattr(envelope, "expires", expires)
+            try:
+                record = encode(envelope)
+                admit(len(record), now)
+            except HubError as error:
+                _refuse(receipt, place, error)
+                place += 1
+                continue
+            append(ids[place], record)
+            place += 1
+            if envelope.durable:
+                waits = True
+                direct = False
+            (at_once if direct else arrivals).append((number, envelope, len(record)))
+        if arrivals:
+            queue.waiting += len(arrivals)
+            self._hub.group.arrivals.setdefault(queue, []).extend(arrivals)
+        if at_once or arrivals:
+            self._note_accepted(queue.destination, [*at_once, *arrivals], now_us)
+            self._hub.changed(queue, request=False)
+        if at_once:
+            queue.arrive(at_once, now)
+        return waits
+
+    def _publish(
+        self,
+        topic: Topic,
+        run: Sequence[Envelope],
+        place: int,
+        receipt: Receipt,
+        now: float,
+        published: list[tuple[Topic, list[Envelope]]],
+    ) -> bool:
+        self._hub.subscriptions.refresh(topic)
+        now_us = int(now * _US)
+        node, ids = self._hub.node, receipt.ids
+        if not topic.policy.durable:
+            accepted = list(run)
+            for envelope in accepted:
+                stamp(envelope, node, ids[place], now_us)
+                place += 1
+            topic.published += len(accepted)
+            published.append((topic, accepted))
+            return False
+        if not self._hub.store.has_room(now):
+            raise StoreFull("there is no room on the disk")
+        number = topic.number
+        append = self._hub.store.appender(number)
+        arrivals: list[Arrival] = []
+        waits = False
+        for envelope in run:
+            stamp(envelope, node, ids[place], now_us)
+            try:
+                record = encode(envelope)
+            except InvalidEnvelope as error:
+                _refuse(receipt, place, error)
+                place += 1
+                continue
+            append(ids[place], record)
+            topic.count(ids[place], len(record), now_us)
+            place += 1
+            waits = waits or envelope.durable
+            arrivals.append((number, envelope, len(record)))
+        for subscription in topic.subscriptions:
+            self._hub.group.arrivals.setdefault(subscription, []).extend(arrivals)
+        if arrivals:
+            self._note_accepted(topic.destination, arrivals, now_us)
+            published.append((topic, [arrival[1] for arrival in arrivals]))
+        return waits
+
+    def _note_accepted(self, destination: str, arrivals: list[Arrival], now_us: int) -> None:
+        envelope = arrivals[0][1]
+        ids = [arrival[1].id for arrival in arrivals]
+        self._hub.group.accepted.append(ids)
+        self._hub.group.stored.append(arrivals)
+        peer = Peer(envelope.protocol, envelope.connection, envelope.principal)
+        self._hub.ledger.note(Step.ACCEPTED, now_us, destination, ids, peer=peer)
+
+    def _fan_out(self, topic: Topic, accepted: list[Envelope], now: float) -> None:
+        """To those without a name, at once."""
+        durable = topic.policy.durable
+        now_us = int(now * _US)
+        rows = durable or topic.policy.ledger == "rows"
+        counts: dict[int, int] = dict.fromkeys((each.id for each in accepted), 0)
+        whole = 0
+        for subscriber in topic.subscribers:
+            delivered = subscriber.publish(topic, accepted, stored=durable)
+            if rows and delivered:
+                ids = [each.id for each in delivered]
+                self._hub.ledger.note(
+                    Step.DELIVERED, now_us, topic.destination, ids, peer=subscriber.peer, attempt=1
+                )
+            elif delivered is accepted:
+                whole += 1
+            else:
+                for each in delivered:
+                    counts[each.id] += 1
+        if not durable:
+            first = accepted[0]
+            peer = Peer(first.protocol, first.connection, first.principal)
+            self._hub.ledger.note(
+                Step.ACCEPTED,
+                now_us,
+                topic.destination,
+                counts,
+                peer=peer,
+                detail="not durable",
+                counts=[whole + each for each in counts.values()],
+            )
+
+    def inject(self, envelope: Envelope, now: float) -> None:
+        """See `Hub.inject`."""
+        now_us = int(now * _US)
+        stamp(envelope, self._hub.node, self._hub.store.reserve(1), now_us)
+        record = encode(envelope)
+        target = self._hub.target(envelope.destination)
+        self._hub.store.retain(target.number, envelope.id, record)
+        arrival = [(target.number, envelope, len(record))]
+        self._hub.group.retained += arrival
+        if isinstance(target, Queue):
+            target.length += 1
+            target.size_bytes += len(record)
+            target.waiting += 1
+            self._hub.group.kept.setdefault(target, []).extend(arrival)
+            self._hub.changed(target, request=False)
+        else:
+            self._hub.subscriptions.refresh(target)
+            target.count(envelope.id, len(record), now_us)
+            for subscription in target.subscriptions:
+                self._hub.group.kept.setdefault(subscription, []).extend(arrival)
+            self._fan_out(target, [envelope], now)
+        peer = Peer(envelope.protocol, envelope.connection, envelope.principal)
+        self._hub.ledger.note(Step.ACCEPTED, now_us, envelope.destination, [envelope.id], peer=peer)
+        self._hub.store.request()
+
+
+def _refuse(receipt: Receipt, place: int, error: HubError) -> None:
+    receipt.refused[place] = error
+    receipt.ids[place] = 0

@@ -1,0 +1,50 @@
+"""Messages in memory, and how often they are tried."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from crosswire.envelope import Envelope
+from crosswire.hub.cursor import Attempt
+
+if TYPE_CHECKING:
+    from crosswire.hub.attachment import Consumer
+
+__all__ = ["Arrival", "Item", "Retry"]
+
+
+class Retry(msgspec.Struct, frozen=True, kw_only=True):
+    """How often and when a message is tried again; `max_attempts` 0 means for ever."""
+
+    max_attempts: int = 5
+    first_delay_s: float = 0.1
+    longest_delay_s: float = 60.0
+    jitter: float = 0.2
+    lease_s: float | None = None
+
+    def delay_s(self, attempt: int, chance: float) -> float:
+        """Doubles with every attempt; `chance` in [0, 1) takes up to `jitter` of it away."""
+        longest = min(self.longest_delay_s, self.first_delay_s * 2.0 ** min(attempt - 1, 40))
+        return longest * (1.0 - self.jitter * chance)
+
+
+Arrival: TypeAlias = tuple[int, Envelope, int]
+"""Destination number, envelope, size of its record."""
+
+
+class Item:
+    """A message in memory that is not settled."""
+
+    __slots__ = ("attempts", "consumer", "delivered", "due", "envelope", "id", "number", "size")
+
+    def __init__(self, number: int, envelope: Envelope, size: int) -> None:
+        self.number = number
+        self.id = envelope.id
+        self.envelope = envelope
+        self.size = size
+        self.delivered = 0
+        self.attempts: list[Attempt] = []
+        self.consumer: Consumer | None = None
+        self.due = 0.0

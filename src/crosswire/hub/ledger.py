@@ -1,0 +1,316 @@
+"""The ledger: what happened to every message, step by step.
+
+Steps come in runs: one call accepts, delivers or settles many messages at once, and all they have
+not in common is their id. A run is kept as such, in memory and on disk; a commit group's runs make
+one block, column by column.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
+from itertools import islice
+from typing import Any, Final
+
+import msgspec
+
+from crosswire.errors import RecordDamaged
+
+__all__ = ["Block", "Ledger", "Peer", "Row", "Run", "Step", "parse_block", "parse_columns"]
+
+_VERSION: Final = 1
+
+
+class Step(IntEnum):
+    """What can happen to a message."""
+
+    ACCEPTED = 1
+    DELIVERED = 2
+    SETTLED = 3
+    REFUSED = 4
+    RETURNED = 5
+    EXPIRED = 6
+    DEAD = 7
+    ANSWERED = 8
+    FAILED = 9
+    DROPPED = 10
+    DAMAGED = 11
+    REPLAYED = 12
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """Who produced or was given something: where it came from, in the words of an envelope."""
+
+    protocol: str = ""
+    connection: str = ""
+    principal: str = ""
+
+
+NOBODY: Final = Peer()
+
+
+class Run(msgspec.Struct, frozen=True):
+    """The same step of many messages.
+
+    `first_row` is the number of its first row on this node. `counts` stands beside `ids` where a
+    row speaks of several deliveries: topics that are not durable.
+    """
+
+    first_row: int
+    time: int
+    step: Step
+    destination: str
+    peer: Peer
+    attempt: int
+    detail: str
+    ids: array[int]
+    counts: array[int] | None = None
+
+    def rows(self) -> Iterator[Row]:
+        for place, identifier in enumerate(self.ids):
+            yield Row(
+                self.first_row + place if self.first_row else 0,
+                identifier,
+                self.time,
+                self.step.name.lower().replace("_", "-"),
+                self.destination,
+                self.peer.protocol,
+                self.peer.connection,
+                self.attempt,
+                self.detail,
+                1 if self.counts is None else self.counts[place],
+            )
+
+
+class Row(msgspec.Struct, frozen=True, gc=False):
+    """A step of a message, in words; `seq` numbers the rows of a node."""
+
+    seq: int
+    id: int
+    time: int
+    step: str
+    destination: str
+    protocol: str
+    connection: str
+    attempt: int
+    detail: str
+    count: int
+
+
+class Block(msgspec.Struct, array_like=True, frozen=True):
+    """Layout of a block. Text is a number in `words`; ids and counts are 64 bit little-endian."""
+
+    version: int
+    words: list[str]
+    times: list[int]
+    steps: list[int]
+    destinations: list[int]
+    protocols: list[int]
+    connections: list[int]
+    principals: list[int]
+    attempts: list[int]
+    details: list[int]
+    lengths: list[int]
+    counted: list[bool]
+    ids: bytes
+    counts: bytes
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Block).decode
+
+
+class Ledger:
+    """Collects the open group's runs and remembers the most recent ones, up to `recent_rows`."""
+
+    def __init__(self, recent_rows: int = 200_000) -> None:
+        self.recent_rows = recent_rows
+        self.rows = 0
+        self._open: list[Run] = []
+        self._flight: list[Run] = []
+        self._recent: deque[Run] = deque()
+        self._held = 0
+
+    def note(
+        self,
+        step: Step,
+        time: int,
+        destination: str,
+        ids: Iterable[int],
+        *,
+        peer: Peer = NOBODY,
+        attempt: int = 0,
+        detail: str = "",
+        counts: Sequence[int] | None = None,
+    ) -> None:
+        column = array("q", ids)
+        self._open.append(
+            Run(
+                0,
+                time,
+                step,
+                destination,
+                peer,
+                attempt,
+                detail,
+                column,
+                None if counts is None else array("q", counts),
+            )
+        )
+        self.rows += len(column)
+
+    # Groups.
+
+    def seal(self, first_row: int) -> tuple[bytes, int] | None:
+        """The open group's block and its number of rows; from now on another group is open."""
+        if not self._open:
+            return None
+        runs: list[Run] = []
+        row = first_row
+        for run in self._open:
+            runs.append(msgspec.structs.replace(run, first_row=row))
+            row += len(run.ids)
+        self._open = []
+        self._flight = runs
+        return serialize_block(runs), row - first_row
+
+    def committed(self) -> None:
+        """The sealed group is on disk."""
+        for run in self._flight:
+            self._remember(run)
+        self._flight = []
+
+    def failed(self, lost: set[int]) -> None:
+        """It is not, and these messages were never accepted: the rest goes into the next group."""
+        again = []
+        for run in self._flight:
+            if lost and run.step is Step.ACCEPTED:
+                kept = array("q", (each for each in run.ids if each not in lost))
+                if not kept:
+                    continue
+                run = msgspec.structs.replace(run, ids=kept)
+            again.append(run)
+        self._flight = []
+        self._open[:0] = again
+
+    def remember(self, first_row: int, block: bytes) -> None:
+        """Take up a block of an earlier life. Raises RecordDamaged."""
+        for run in parse_block(first_row, block):
+            self._remember(run)
+
+    def _remember(self, run: Run) -> None:
+        self._recent.append(run)
+        self._held += len(run.ids)
+        while self._held > self.recent_rows and len(self._recent) > 1:
+            self._held -= len(self._recent.popleft().ids)
+
+    @property
+    def sealed(self) -> list[Run]:
+        """The runs of the group that is on its way to the disk."""
+        return self._flight
+
+    # Questions.
+
+    def runs(self) -> Iterator[Run]:
+        """The recent ones, oldest first; those of the open group have no row numbers yet."""
+        yield from self._recent
+        yield from self._flight
+        yield from self._open
+
+    def of_message(self, identifier: int) -> list[Row]:
+        """The steps of one message, in order."""
+        found = []
+        for run in self.runs():
+            if identifier in run.ids:
+                found += [row for row in run.rows() if row.id == identifier]
+        return found
+
+    def of_destination(self, destination: str, limit: int = 1000) -> list[Row]:
+        """The latest steps at a destination, newest last."""
+        return self._latest(limit, (run for run in self.runs() if run.destination == destination))
+
+    def of_connection(self, connection: str, limit: int = 1000) -> list[Row]:
+        """The latest steps that a connection took part in, newest last."""
+        return self._latest(
+            limit, (run for run in self.runs() if run.peer.connection == connection)
+        )
+
+    @staticmethod
+    def _latest(limit: int, runs: Iterator[Run]) -> list[Row]:
+        found: list[Row] = []
+        for run in reversed(list(runs)):
+            rows = list(run.rows())
+            found += list(islice(reversed(rows), limit - len(found)))
+            if len(found) >= limit:
+                break
+        return found[::-1]
+
+
+def serialize_block(runs: list[Run]) -> bytes:
+    words: dict[str, int] = {}
+
+    def word(text: str) -> int:
+        return words.setdefault(text, len(words))
+
+    peers = [run.peer for run in runs]
+    columns: dict[str, Any] = {
+        "times": [run.time for run in runs],
+        "steps": [int(run.step) for run in runs],
+        "destinations": [word(run.destination) for run in runs],
+        "protocols": [word(peer.protocol) for peer in peers],
+        "connections": [word(peer.connection) for peer in peers],
+        "principals": [word(peer.principal) for peer in peers],
+        "attempts": [run.attempt for run in runs],
+        "details": [word(run.detail) for run in runs],
+        "lengths": [len(run.ids) for run in runs],
+        "counted": [run.counts is not None for run in runs],
+        "ids": b"".join([run.ids.tobytes() for run in runs]),
+        "counts": b"".join([run.counts.tobytes() for run in runs if run.counts is not None]),
+    }
+    return _encode(Block(version=_VERSION, words=list(words), **columns))
+
+
+def parse_columns(block: bytes) -> Block:
+    """A block as it is, a column for each thing that its runs have. Raises RecordDamaged."""
+    try:
+        read = _decode(block)
+    except msgspec.MsgspecError as error:
+        raise RecordDamaged(f"a ledger block can't be read: {error}") from None
+    if read.version != _VERSION:
+        raise RecordDamaged(f"a ledger block of version {read.version}")
+    return read
+
+
+def parse_block(first_row: int, block: bytes) -> list[Run]:
+    """The runs of a block. Raises RecordDamaged."""
+    read = parse_columns(block)
+    try:
+        ids, counts = array("q", read.ids), array("q", read.counts)
+        runs, place, counted = [], 0, 0
+        words = read.words
+        for index, length in enumerate(read.lengths):
+            own = counts[counted : counted + length] if read.counted[index] else None
+            runs.append(
+                Run(
+                    first_row + place,
+                    read.times[index],
+                    Step(read.steps[index]),
+                    words[read.destinations[index]],
+                    Peer(
+                        words[read.protocols[index]],
+                        words[read.connections[index]],
+                        words[read.principals[index]],
+                    ),
+                    read.attempts[index],
+                    words[read.details[index]],
+                    ids[place : place + length],
+                    own,
+                )
+            )
+            place += length
+            counted += 0 if own is None else length
+    except (ValueError, IndexError) as error:
+        raise RecordDamaged(f"a ledger block can't be read: {error}") from None
+    return runs

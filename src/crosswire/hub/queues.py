@@ -1,0 +1,149 @@
+"""Queues: each message to one consumer, in order, until it is settled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+
+from crosswire.errors import DestinationFull
+from crosswire.hub.attachment import Consumer
+from crosswire.hub.backlog import Backlog
+from crosswire.hub.items import Retry
+
+if TYPE_CHECKING:
+    from crosswire.hub.hub import Hub
+
+__all__ = ["Queue", "QueuePolicy"]
+
+_DEPTHS: Final = "depth"
+_STUCK_AFTER: Final = 65_536
+
+
+class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """What a queue allows. `window_*` bound what it keeps in memory; the rest is on disk only."""
+
+    max_length: int = 0
+    max_bytes: int = 0
+    overflow: Literal["refuse", "drop-oldest"] = "refuse"
+    ttl_s: float = 0.0
+    retry: Retry = Retry()
+    window_messages: int = 1024
+    window_bytes: int = 16 * 1024 * 1024
+
+
+class _Depth(msgspec.Struct, array_like=True, frozen=True):
+    length: int
+    size_bytes: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_read_depth = msgspec.msgpack.Decoder(_Depth).decode
+
+
+class Queue(Backlog):
+    """`length` and `size_bytes` count what is accepted and not settled, wherever it is."""
+
+    def __init__(self, hub: Hub, destination: str, policy: QueuePolicy) -> None:
+        self.number = hub.store.number(destination)
+        super().__init__(
+            hub,
+            destination,
+            b"q" + self.number.to_bytes(4),
+            retry=policy.retry,
+            window_messages=policy.window_messages,
+            window_bytes=policy.window_bytes,
+        )
+        self.policy = policy
+        self.numbers = [self.number]
+        self.waiting = 0
+        stored = hub.store.get(_DEPTHS, self.number.to_bytes(4))
+        if stored is not None:
+            depth = _read_depth(stored)
+            self.length, self.size_bytes = depth.length, depth.size_bytes
+
+    def adopt(self, policy: QueuePolicy) -> None:
+        """Another policy from now on."""
+        self.policy = policy
+        self.retry = policy.retry
+        self._window_messages = policy.window_messages
+        self._window_bytes = policy.window_bytes
+
+    @property
+    def name(self) -> str:
+        return self.destination.removeprefix("queue/")
+
+    @property
+    def is_dead(self) -> bool:
+        """Is it where dead letters go?"""
+        return self.destination.endswith("/dead")
+
+    @property
+    def dead_letters(self) -> str:
+        return f"{self.destination}/dead"
+
+    def attach(self, *args: Any, **options: Any) -> Consumer:
+        consumer = super().attach(*args, **options)
+        self._hub.tell_of_consumers(self)
+        return consumer
+
+    def detach(self, consumer: Consumer, now: float) -> None:
+        super().detach(consumer, now)
+        self._hub.tell_of_consumers(self)
+
+    def admit(self, size: int, now: float) -> None:
+        """Count a message in. Raises DestinationFull where the policy refuses it."""
+        policy = self.policy
+        if (policy.max_length and self.length >= policy.max_length) or (
+            policy.max_bytes and self.size_bytes + size > policy.max_bytes
+        ):
+            self._overflow(size, now)
+        self.length += 1
+        self.size_bytes += size
+
+    def _overflow(self, size: int, now: float) -> None:
+        policy = self.policy
+        if policy.overflow == "refuse" or (policy.max_bytes and size > policy.max_bytes):
+            raise DestinationFull(
+                f"{self.destination} is full: {self.length} messages, {self.size_bytes} bytes"
+            )
+        while (policy.max_length and self.length >= policy.max_length) or (
+            policy.max_bytes and self.size_bytes + size > policy.max_bytes
+        ):
+            if not self.drop_oldest(now):
+                return
+
+    def withdraw(self, size: int) -> None:
+        """Count a message out that was admitted but could not be stored."""
+        self._uncount(size)
+
+    def _uncount(self, size: int) -> None:
+        self.length = max(self.length - 1, 0)
+        self.size_bytes = max(self.size_bytes - size, 0)
+
+    def _count_exactly(self) -> None:
+        if not self.waiting:
+            self.length = len(self._items)
+            self.size_bytes = self.in_memory_bytes
+
+    def _write_counters(self) -> None:
+        depth = _Depth(self.length, self.size_bytes)
+        self._hub.store.save(_DEPTHS, self.number.to_bytes(4), _encode(depth))
+
+    def reclaim(self) -> None:
+        """Everything below the head; if the head is stuck, what is settled between those held."""
+        limit = self._hub.reclaim_limit
+        upto = min(self.head() - 1, limit)
+        store = self._hub.store
+        if upto > self._reclaimed:
+            store.reclaim(self.number, self._reclaimed + 1, upto)
+            self._reclaimed = upto
+        last = min(self.loaded, limit)
+        start = max(self._reclaimed, self._reclaimed_between)
+        if last - start < _STUCK_AFTER:
+            return
+        self._reclaimed_between = last
+        for held in sorted(each for each in self._items if start < each <= last):
+            store.reclaim(self.number, start + 1, held - 1)
+            start = held
+        store.reclaim(self.number, start + 1, last)

@@ -1,0 +1,378 @@
+"""Services: a call goes to one provider in turn, its answer back to the caller."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+
+import msgspec
+
+from crosswire.envelope import Envelope, encode, parse_destination, stamp
+from crosswire.errors import (
+    CallCancelled,
+    CallError,
+    CallTimeout,
+    DestinationFull,
+    InvalidDestination,
+    InvalidEnvelope,
+    NoProvider,
+    ProviderLost,
+)
+from crosswire.hub.attachment import Delivery, Window
+from crosswire.hub.ledger import Peer, Step
+
+if TYPE_CHECKING:
+    from crosswire.hub.hub import Hub
+
+__all__ = ["Answer", "Call", "Provider", "ProviderReceiver", "ServicePolicy", "Services"]
+
+_US: Final = 1_000_000
+_URGENT: Final = 1 << 30
+"""Somebody waits for the answer to a call: its provider comes before the consumers who share its
+window."""
+
+
+class ServicePolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """`waiting` calls at most are kept for a service whose providers are all busy."""
+
+    deadline_s: float = 30.0
+    waiting: int = 10_000
+    journal: bool = True
+
+
+Answer: TypeAlias = Envelope | CallError | DestinationFull | InvalidDestination | InvalidEnvelope
+
+
+class ProviderReceiver(Protocol):
+    """A gateway's side of a provider: requests to answer, and ids that need no answer any more."""
+
+    def request(self, provider: Provider, requests: list[Delivery]) -> None: ...
+
+    def cancel(self, provider: Provider, ids: list[int]) -> None: ...
+
+
+class Call:
+    """A request under way. `answered` is called once, with the answer or what went wrong."""
+
+    __slots__ = ("answered", "due", "envelope", "is_done", "peer", "provider", "service")
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        due: float,
+        peer: Peer,
+        answered: Callable[[Call, Answer], None],
+    ) -> None:
+        self.envelope = envelope
+        self.due = due
+        self.peer = peer
+        self.answered = answered
+        self.provider: Provider | None = None
+        self.service: _Service | None = None
+        self.is_done = False
+
+    @property
+    def id(self) -> int:
+        return self.envelope.id
+
+
+class Provider:
+    """Somebody who answers calls of one or more services, at most `window` at a time."""
+
+    __slots__ = (
+        "_services",
+        "calls",
+        "is_open",
+        "names",
+        "peer",
+        "receiver",
+        "weight",
+        "window",
+    )
+
+    def __init__(
+        self,
+        services: Services,
+        receiver: ProviderReceiver,
+        names: Sequence[str],
+        peer: Peer,
+        window: Window,
+    ) -> None:
+        self._services = services
+        self.receiver = receiver
+        self.names = list(names)
+        self.peer = peer
+        self.window = window
+        self.weight = _URGENT
+        self.calls: dict[int, Call] = {}
+        self.is_open = True
+        window.join(self)
+
+    def answer(self, identifier: int, response: Envelope, now: float) -> bool:
+        """The response to a request; False if nobody waits for it any more."""
+        return self._services.answer(self, identifier, response, now)
+
+    def fail(self, identifier: int, error: CallError, now: float) -> bool:
+        """It could not be done, and why; False if nobody waits for it any more."""
+        return self._services.fail(self, identifier, error, now)
+
+    def wake(self, now: float) -> None:
+        """There is room in its window."""
+        self._services.serve(self, now)
+
+    def close(self, now: float) -> None:
+        """It leaves: what it has not answered is lost."""
+        self._services.detach(self, now)
+
+
+class _Service:
+    __slots__ = ("name", "providers", "waiting")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.providers: deque[Provider] = deque()
+        self.waiting: deque[Call] = deque()
+
+
+class Services:
+    def __init__(self, hub: Hub, policy: ServicePolicy) -> None:
+        self.policy = policy
+        self._hub = hub
+        self._services: dict[str, _Service] = {}
+        self._calls: dict[int, Call] = {}
+        self._due: list[tuple[float, int]] = []
+
+    # Providers.
+
+    def provide(
+        self,
+        destinations: Sequence[str],
+        receiver: ProviderReceiver,
+        now: float,
+        *,
+        peer: Peer,
+        window: Window,
+    ) -> Provider:
+        names = []
+        for destination in destinations:
+            parsed = parse_destination(destination)
+            if parsed.kind != "service":
+                raise InvalidDestination(f"{destination!r} is not a service")
+            names.append(destination)
+        provider = Provider(self, receiver, names, peer, window)
+        for name in names:
+            self._services.setdefault(name, _Service(name)).providers.append(provider)
+        for name in names:
+            self._serve_waiting(self._services[name], now)
+        return provider
+
+    def detach(self, provider: Provider, now: float) -> None:
+        if not provider.is_open:
+            return
+        provider.is_open = False
+        provider.window.attachments.remove(provider)
+        for name in provider.names:
+            service = self._services[name]
+            service.providers.remove(provider)
+            if not service.providers:
+                del self._services[name]
+                for call in list(service.waiting):
+                    self._finish(call, NoProvider(f"nobody serves {name} any more"), now)
+        for call in list(provider.calls.values()):
+            self._finish(call, ProviderLost("the provider left before it answered"), now)
+
+    def providers(self) -> dict[str, list[Peer]]:
+        return {
+            name: [provider.peer for provider in service.providers]
+            for name, service in self._services.items()
+        }
+
+    def is_served(self, destination: str) -> bool:
+        return self._find(destination) is not None
+
+    def _find(self, destination: str) -> _Service | None:
+        """Who serves the method itself comes before who serves the whole service."""
+        service = self._services.get(destination)
+        if service is None:
+            parsed = parse_destination(destination)
+            if parsed.kind != "service":
+                raise InvalidDestination(f"{destination!r} is not a service")
+            if parsed.method:
+                service = self._services.get(f"service/{parsed.name}")
+        return service
+
+    # Calls.
+
+    def call(
+        self,
+        envelopes: Sequence[Envelope],
+        now: float,
+        *,
+        answered: Callable[[Call, Answer], None],
+        peer: Peer,
+        timeout_s: float | None,
+    ) -> list[Call]:
+        hub = self._hub
+        first = hub.store.reserve(len(envelopes))
+        now_us = int(now * _US)
+        due = now + (self.policy.deadline_s if timeout_s is None else timeout_s)
+        calls: list[Call] = []
+        given: dict[Provider, list[Delivery]] = {}
+        failed: list[tuple[Call, Answer]] = []
+        for place, envelope in enumerate(envelopes):
+            stamp(envelope, hub.node, first + place, now_us)
+            call = Call(envelope, due, peer, answered)
+            calls.append(call)
+            try:
+                record = encode(envelope)
+                service = self._start(call, given)
+            except (NoProvider, DestinationFull, InvalidDestination, InvalidEnvelope) as error:
+                failed.append((call, error))
+            else:
+                self._journal(service.name, envelope, record, now)
+        hub.note_runs(Step.ACCEPTED, now_us, [Delivery(call.envelope, 0) for call in calls], peer)
+        hub.store.request(sync=False, urgent=False)
+        for call, reason in failed:
+            self._finish(call, reason, now)
+        self._tell(given, now_us)
+        self._wake()
+        return calls
+
+    def _start(self, call: Call, given: dict[Provider, list[Delivery]]) -> _Service:
+        destination = call.envelope.destination
+        service = self._find(destination)
+        if service is None:
+            raise NoProvider(f"nobody serves {destination}")
+        call.service = service
+        if not self._assign(call, service, given):
+            if len(service.waiting) >= self.policy.waiting:
+                call.service = None
+                raise DestinationFull(f"{service.name} has {len(service.waiting)} calls waiting")
+            service.waiting.append(call)
+        self._calls[call.id] = call
+        heapq.heappush(self._due, (call.due, call.id))
+        if len(self._due) > 1024 + 2 * len(self._calls):
+            self._due = [entry for entry in self._due if entry[1] in self._calls]
+            heapq.heapify(self._due)
+        return service
+
+    def _assign(self, call: Call, service: _Service, given: dict[Provider, list[Delivery]]) -> bool:
+        providers = service.providers
+        for _ in range(len(providers)):
+            provider = providers[0]
+            providers.rotate(-1)
+            if provider.window.free > 0:
+                provider.window.free -= 1
+                provider.calls[call.id] = call
+                call.provider = provider
+                given.setdefault(provider, []).append(Delivery(call.envelope, 1))
+                return True
+        return False
+
+    def serve(self, provider: Provider, now: float) -> None:
+        """There is room in a provider's window: for what waits, before anything else."""
+        for name in provider.names:
+            service = self._services[name]
+            if service.waiting and provider.window.free > 0:
+                self._serve_waiting(service, now)
+
+    def _serve_waiting(self, service: _Service, now: float) -> None:
+        given: dict[Provider, list[Delivery]] = {}
+        while service.waiting and self._assign(service.waiting[0], service, given):
+            service.waiting.popleft()
+        self._tell(given, int(now * _US))
+
+    def _tell(self, given: dict[Provider, list[Delivery]], now_us: int) -> None:
+        for provider, deliveries in given.items():
+            self._hub.note_runs(Step.DELIVERED, now_us, deliveries, provider.peer)
+            provider.receiver.request(provider, deliveries)
+
+    # Ends.
+
+    def answer(self, provider: Provider, identifier: int, response: Envelope, now: float) -> bool:
+        call = provider.calls.get(identifier)
+        if call is None:
+            return False
+        request = call.envelope
+        response = response.replace(
+            destination=request.destination,
+            kind="response",
+            correlation=response.correlation or request.correlation,
+        )
+        stamp(response, self._hub.node, self._hub.store.reserve(1), int(now * _US))
+        record = encode(response)
+        if call.service is not None:
+            self._journal(call.service.name, response, record, now)
+        self._hub.note_runs(Step.ACCEPTED, response.time, [Delivery(response, 0)], provider.peer)
+        self._finish(call, response, now)
+        return True
+
+    def fail(self, provider: Provider, identifier: int, error: CallError, now: float) -> bool:
+        call = provider.calls.get(identifier)
+        if call is None:
+            return False
+        self._finish(call, error, now)
+        return True
+
+    def cancel(self, calls: Sequence[Call], now: float) -> None:
+        """The caller does not wait any longer: providers are told, nobody is answered."""
+        # Those that wait go first, or each would be started by the end of one before it.
+        for call in sorted(calls, key=lambda each: each.provider is not None):
+            if not call.is_done:
+                self._withdraw(call)
+                self._finish(call, CallCancelled("the caller left"), now, tell=False)
+
+    def _withdraw(self, call: Call) -> None:
+        if call.provider is not None:
+            call.provider.receiver.cancel(call.provider, [call.id])
+
+    def _finish(self, call: Call, answer: Answer, now: float, *, tell: bool = True) -> None:
+        if call.is_done:
+            return
+        call.is_done = True
+        self._calls.pop(call.id, None)
+        service, provider = call.service, call.provider
+        if provider is not None:
+            del provider.calls[call.id]
+            if not provider.window.granted:
+                provider.window.free += 1
+        elif service is not None and call in service.waiting:
+            service.waiting.remove(call)
+        ended = isinstance(answer, Envelope)
+        self._hub.ledger.note(
+            Step.ANSWERED if ended else Step.FAILED,
+            int(now * _US),
+            call.envelope.destination,
+            [call.id],
+            peer=call.peer if provider is None else provider.peer,
+            attempt=1,
+            detail="" if ended else str(answer),
+        )
+        self._hub.store.request(sync=False, urgent=False)
+        if tell:
+            call.answered(call, answer)
+        if provider is not None and provider.is_open and not provider.window.granted:
+            provider.window.wake(now)
+
+    def _wake(self) -> None:
+        if self._due:
+            self._hub.call_at_least(self, self._due[0][0], self._on_time)
+
+    def _on_time(self, now: float) -> None:
+        while self._due and self._due[0][0] <= now:
+            call = self._calls.get(heapq.heappop(self._due)[1])
+            if call is not None:
+                self._withdraw(call)
+                self._finish(call, CallTimeout("no answer in time"), now)
+        self._wake()
+
+    def _journal(self, service: str, envelope: Envelope, record: bytes, now: float) -> None:
+        """On disk sooner or later: nobody waits for it."""
+        hub = self._hub
+        if self.policy.journal and hub.store.has_room(now):
+            journal = hub.journal_of(service)
+            hub.store.append(journal.number, envelope.id, record)
+            hub.group.stored.append([(journal.number, envelope, len(record))])
+            journal.count(envelope.id, len(record), int(now * _US))

@@ -1,0 +1,219 @@
+"""Who subscribed to what: the unnamed ones that are attached, and the named ones that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+import msgspec
+
+from crosswire.errors import InvalidDestination, RecordDamaged, SubscriptionConflict, UnknownMessage
+from crosswire.hub.attachment import Predicate, Receiver, Window
+from crosswire.hub.filters import Filter
+from crosswire.hub.ledger import Peer
+from crosswire.hub.topics import Definition, Index, Subscriber, Subscription, Topic
+
+if TYPE_CHECKING:
+    from crosswire.hub.hub import Hub
+
+__all__ = ["AtId", "AtTime", "Start", "Subscriptions", "predicate"]
+
+_SPACE: Final = "subscription"
+_US: Final = 1_000_000
+_NAME_BYTES: Final = 200
+
+
+class AtId(msgspec.Struct, frozen=True):
+    """Start with this message."""
+
+    id: int
+
+
+class AtTime(msgspec.Struct, frozen=True):
+    """Start with what came at this time or later; in seconds since 1970."""
+
+    time_s: float
+
+
+Start: TypeAlias = Literal["earliest", "latest"] | AtId | AtTime
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Definition).decode
+
+
+def predicate(text: str) -> Predicate | None:
+    """What a filter's text asks of properties, None for no filter. Raises InvalidFilter."""
+    return Filter.parse(text).compile() if text else None
+
+
+class Subscriptions:
+    def __init__(self, hub: Hub) -> None:
+        self.lagging: dict[Subscriber, None] = {}
+        self._hub = hub
+        self._subscribers: Index[Subscriber] = Index()
+        self._named: Index[Subscription] = Index()
+        self._by_name: dict[str, Subscription] = {}
+        self._beginning: dict[Subscription, None] = {}
+        self._numbers: dict[str, tuple[int, list[int], list[Topic]]] = {}
+
+    def recover(self, now: float) -> None:
+        hub = self._hub
+        for _, value in hub.store.load(_SPACE):
+            try:
+                definition = _decode(value)
+            except msgspec.MsgspecError as error:
+                hub.report(RecordDamaged(f"a subscription can't be read: {error}"))
+                continue
+            self._keep(definition).recover(now)
+
+    def all(self) -> list[Subscription]:
+        return sorted(self._by_name.values(), key=lambda each: each.name)
+
+    def get(self, name: str) -> Subscription | None:
+        return self._by_name.get(name)
+
+    # Joining and leaving.
+
+    def named(
+        self, name: str, pattern: str, filter_text: str, start: Start | None, now: float
+    ) -> Subscription:
+        """The one with this name, made if there is none. Raises SubscriptionConflict."""
+        pattern = pattern.removeprefix("topic/")
+        existing = self._by_name.get(name)
+        if existing is not None:
+            known = existing.definition
+            if (known.pattern, known.filter) == (pattern, filter_text):
+                return existing
+            if existing.consumers:
+                raise SubscriptionConflict(
+                    f"{name!r} is in use for topic/{known.pattern} with filter {known.filter!r}"
+                )
+            self.remove(name)
+        if len(name.encode()) > _NAME_BYTES or not name.isprintable():
+            raise InvalidDestination(f"{name!r} can't be a subscription's name")
+        since_us = int(start.time_s * _US) if isinstance(start, AtTime) else 0
+        definition = Definition(name, pattern, filter_text, since_us, int(now * _US))
+        subscription = self._keep(definition)
+        subscription.begin(self._position(pattern, start))
+        self._beginning[subscription] = None
+        self._hub.store.save(_SPACE, name.encode(), _encode(definition))
+        self._hub.store.request()
+        return subscription
+
+    def _keep(self, definition: Definition) -> Subscription:
+        subscription = Subscription(
+            self._hub, definition, predicate(definition.filter), retry=self._hub.config.retry
+        )
+        self._by_name[definition.name] = subscription
+        self._named.add(definition.pattern, subscription)
+        return subscription
+
+    def remove(self, name: str) -> None:
+        """End a named subscription for good. Raises UnknownMessage; its consumers must be gone."""
+        subscription = self._by_name.get(name)
+        if subscription is None:
+            raise UnknownMessage(f"there is no subscription {name!r}")
+        if subscription.consumers:
+            raise SubscriptionConflict(f"{name!r} is in use")
+        del self._by_name[name]
+        self._beginning.pop(subscription, None)
+        self._named.remove(subscription.definition.pattern, subscription)
+        subscription.forget()
+        self._hub.store.drop(_SPACE, name.encode())
+        self._hub.store.request()
+
+    def unnamed(
+        self,
+        pattern: str,
+        receiver: Receiver,
+        start: Start | None,
+        *,
+        peer: Peer,
+        window: Window,
+        matches: Predicate | None,
+        slow: Literal["lag", "disconnect"] | None,
+        names: Callable[[str], bool] | None = None,
+    ) -> Subscriber:
+        subscriber = Subscriber(
+            self._hub,
+            pattern,
+            receiver,
+            peer=peer,
+            window=window,
+            matches=matches,
+            slow=slow,
+            names=names,
+        )
+        self._subscribers.add(subscriber.pattern, subscriber)
+        if start is not None and start != "latest":
+            since_us = int(start.time_s * _US) if isinstance(start, AtTime) else 0
+            subscriber.start_behind(self._position(subscriber.pattern, start), since_us)
+            subscriber.catch_up()
+        return subscriber
+
+    def leave(self, subscriber: Subscriber) -> None:
+        self._subscribers.remove(subscriber.pattern, subscriber)
+        self.lagging.pop(subscriber, None)
+
+    def _position(self, pattern: str, start: Start | None) -> int:
+        """The id behind which a new subscription starts."""
+        if start is None or start == "latest":
+            return self._hub.store.newest_id
+        topics = self._matching(pattern)[1]
+        kept = min((topic.reclaimed for topic in topics), default=0)
+        if isinstance(start, AtId):
+            return max(start.id - 1, kept)
+        if isinstance(start, AtTime):
+            since_us = int(start.time_s * _US)
+            return min((topic.before(since_us) for topic in topics), default=0)
+        return kept
+
+    # Matching.
+
+    def choose_anew(self) -> None:
+        """A subscriber's choice has changed: every topic looks up who wants it."""
+        self._subscribers.version += 1
+
+    def refresh(self, topic: Topic) -> None:
+        """Bring a topic's list of who wants it up to date."""
+        topic.refresh(self._subscribers, self._named)
+
+    def _matching(self, pattern: str) -> tuple[list[int], list[Topic]]:
+        """The topics that there are for a pattern, looked up again when there are new ones."""
+        topics = self._hub.topics_by_name()
+        cached = self._numbers.get(pattern)
+        if cached is not None and cached[0] == len(topics):
+            return cached[1], cached[2]
+        if "+" in pattern or "#" in pattern:
+            index: Index[None] = Index()
+            index.add(pattern, None)
+            found = [topic for topic in topics.values() if index.match(topic.name)]
+        else:
+            found = [topics[name] for name in (f"topic/{pattern}",) if name in topics]
+        if len(self._numbers) > 10_000:
+            self._numbers.clear()
+        numbers = [topic.number for topic in found]
+        self._numbers[pattern] = (len(topics), numbers, found)
+        return numbers, found
+
+    def numbers(self, pattern: str) -> list[int]:
+        return list(self._matching(pattern)[0])
+
+    def reclaimed(self, pattern: str) -> int:
+        """The highest id that retention has taken from any topic of a pattern."""
+        return max((topic.reclaimed for topic in self._matching(pattern)[1]), default=0)
+
+    # From time to time.
+
+    def catch_up(self) -> None:
+        """More is committed: those who lag, or have just begun, may read it."""
+        for subscriber in list(self.lagging):
+            subscriber.catch_up()
+        for subscription in list(self._beginning):
+            self._hub.touch(subscription)
+            if subscription.loaded >= subscription.visible:
+                del self._beginning[subscription]
+
+    def tell_of_gaps(self) -> None:
+        for subscription in self._by_name.values():
+            subscription.tell_of_gap()

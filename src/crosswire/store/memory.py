@@ -1,0 +1,112 @@
+"""A store without a disk: the tests' own, with the same behaviour, crashes included."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from crosswire.errors import StoreFull
+from crosswire.store.contract import Batch, Store, StoreLimits
+
+__all__ = ["MemoryDisk", "MemoryStore"]
+
+_Operation = tuple[bytes, bytes | None, bytes | None]
+
+
+class MemoryDisk:
+    """What outlives a store: open another on it, and the hub has been restarted.
+
+    `cut_power` first, and it forgets what was written but not synced, as a machine does.
+    """
+
+    def __init__(self) -> None:
+        self.room_bytes = 1 << 40
+        self.rows: dict[bytes, bytes] = {}
+        self.keys: list[bytes] = []
+        self.unsynced: list[list[_Operation]] = []
+        self.was_cut = False
+        self._synced: dict[bytes, bytes] = {}
+
+    def write(self, operations: list[_Operation], *, sync: bool) -> None:
+        size_bytes = sum(len(key) + len(value) for key, value, _ in operations if value)
+        if size_bytes > self.room_bytes:
+            raise StoreFull("no room in memory")
+        self._apply(self.rows, operations)
+        self.keys = sorted(self.rows)
+        self.unsynced.append(operations)
+        if sync:
+            for each in self.unsynced:
+                self._apply(self._synced, each)
+            self.unsynced.clear()
+
+    def cut_power(self) -> None:
+        self.unsynced.clear()
+        self.rows = dict(self._synced)
+        self.keys = sorted(self.rows)
+        self.was_cut = True
+
+    @staticmethod
+    def _apply(rows: dict[bytes, bytes], operations: list[_Operation]) -> None:
+        for key, value, end in operations:
+            if end is not None:
+                for each in [each for each in rows if key <= each < end]:
+                    del rows[each]
+            elif value is None:
+                rows.pop(key, None)
+            else:
+                rows[key] = value
+
+
+class _MemoryBatch:
+    def __init__(self) -> None:
+        self.operations: list[_Operation] = []
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self.operations.append((key, value, None))
+
+    def delete(self, key: bytes) -> None:
+        self.operations.append((key, None, None))
+
+    def delete_range(self, begin: bytes, end: bytes) -> None:
+        self.operations.append((begin, None, end))
+
+
+class MemoryStore(Store):
+    """Everything of the contract on a MemoryDisk."""
+
+    def __init__(self, disk: MemoryDisk | None = None, limits: StoreLimits | None = None) -> None:
+        super().__init__(limits or StoreLimits(spare_bytes=1))
+        self.disk = disk or MemoryDisk()
+        self.power_lost, self.disk.was_cut = self.disk.was_cut, False
+        self._recover()
+
+    def _batch(self) -> Batch:
+        return _MemoryBatch()
+
+    def _write(self, batch: Batch, *, sync: bool) -> None:
+        assert isinstance(batch, _MemoryBatch)
+        self.disk.write(batch.operations, sync=sync)
+
+    def _get(self, key: bytes) -> bytes | None:
+        return self.disk.rows.get(key)
+
+    def _scan(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        keys, rows = self.disk.keys, self.disk.rows
+        for place in range(bisect_left(keys, begin), bisect_left(keys, end)):
+            yield keys[place], rows[keys[place]]
+
+    def _last(self, begin: bytes, end: bytes) -> tuple[bytes, bytes] | None:
+        keys = self.disk.keys
+        place = bisect_left(keys, end)
+        if place and keys[place - 1] >= begin:
+            return keys[place - 1], self.disk.rows[keys[place - 1]]
+        return None
+
+    def _heal(self) -> None:
+        pass
+
+    def _free_bytes(self) -> int:
+        return self.disk.room_bytes
+
+    def _release(self) -> None:
+        pass

@@ -1,0 +1,177 @@
+"""The store on an embedded RocksDB: what the hub runs on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, cast
+
+import rocksdict
+
+from crosswire.errors import StoreFailed
+from crosswire.store.contract import Batch, Damage, Store, StoreLimits, full_or_failed
+
+__all__ = ["RocksStore"]
+
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_SUFFIX: Final = 8
+
+
+class RocksStore(Store):
+    """A data directory. Opening it replays the write-ahead log, nothing else.
+
+    A damaged part of the log is left out, not everything behind it; damaged blocks of tables are
+    found by their checksums when they are read, passed over and reported in `damage`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], limits: StoreLimits | None = None) -> None:
+        super().__init__(limits)
+        self.path = Path(path)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.heal_complaint = ""
+        self._synced = rocksdict.WriteOptions()
+        self._synced.sync = True
+        self._unsynced = rocksdict.WriteOptions()
+        self._open()
+        self._recover()
+        self._compare_boots()
+
+    def _open(self) -> None:
+        try:
+            self._db = rocksdict.Rdict(str(self.path), _options(self.limits.buffer_bytes))
+        except Exception as error:
+            raise StoreFailed(f"{self.path}: {error}") from error
+
+    def _compare_boots(self) -> None:
+        """Was the machine stopped under us? Then what was not synced may be gone."""
+        boot = _BOOT_ID.read_bytes().strip() if _BOOT_ID.exists() else b"unknown"
+        running = self._get(b"!running")
+        self.power_lost = running is not None and running != boot
+        batch = self._batch()
+        batch.put(b"!running", boot)
+        self._write(batch, sync=True)
+
+    def _batch(self) -> Batch:
+        batch: Batch = rocksdict.WriteBatch(raw_mode=True)
+        return batch
+
+    def _write(self, batch: Batch, *, sync: bool) -> None:
+        options = self._synced if sync else self._unsynced
+        try:
+            self._db.write(cast(rocksdict.WriteBatch, batch), options)
+        except Exception as error:
+            raise full_or_failed(error) from error
+
+    def _heal(self) -> None:
+        """After a failed write RocksDB takes no other until it is opened anew."""
+        try:
+            self._db.close()
+        except Exception as error:
+            # It repeats what was reported when the write failed; the files are let go of anyway.
+            self.heal_complaint = str(error)
+        self._open()
+
+    def _get(self, key: bytes) -> bytes | None:
+        try:
+            value: bytes | None = self._db.get(key)
+        except Exception as error:
+            self._report(key, key + b"\x00", str(error))
+            return None
+        return value
+
+    def _scan(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        options = rocksdict.ReadOptions()
+        options.set_iterate_upper_bound(end)
+        while True:
+            key = b""
+            rows = cast(Iterator[tuple[bytes, bytes]], self._db.items(False, begin, options))
+            for row in rows:
+                key = row[0]
+                yield row
+            # The iterator ends alike where the rows end and where a block can't be read.
+            if key:
+                begin = key + b"\x00"
+            reason = self._complaint(begin, options)
+            if reason is None:
+                return
+            behind = self._first_readable(begin, end, options)
+            self._report(begin, behind, reason)
+            begin = behind
+
+    def _complaint(self, begin: bytes, options: Any) -> str | None:
+        iterator = self._db.iter(options)
+        iterator.seek(begin)
+        if iterator.valid():
+            return None
+        try:
+            iterator.status()
+        except Exception as error:
+            return str(error)
+        return None
+
+    def _first_readable(self, begin: bytes, end: bytes, options: Any) -> bytes:
+        """The least key from which reading works again.
+
+        A seek into a damaged block fails, one behind it does not: halving the distance finds the
+        border, in as many steps as the part of the key behind the common prefix has bits.
+        """
+        shared = _shared(begin, end)
+        low = int.from_bytes(begin[shared : shared + _SUFFIX].ljust(_SUFFIX, b"\x00"))
+        high = int.from_bytes(end[shared : shared + _SUFFIX].ljust(_SUFFIX, b"\x00"))
+        prefix = begin[:shared]
+        while low < high:
+            middle = (low + high) // 2
+            if self._complaint(prefix + middle.to_bytes(_SUFFIX), options) is None:
+                high = middle
+            else:
+                low = middle + 1
+        return prefix + low.to_bytes(_SUFFIX)
+
+    def _report(self, first: bytes, behind: bytes, reason: str) -> None:
+        self.damage.append(Damage(first, behind, reason))
+
+    def _last(self, begin: bytes, end: bytes) -> tuple[bytes, bytes] | None:
+        options = rocksdict.ReadOptions()
+        options.set_iterate_upper_bound(end)
+        iterator = self._db.iter(options)
+        iterator.seek_to_last()
+        if not iterator.valid() or iterator.key() < begin:
+            return None
+        return iterator.key(), iterator.value()
+
+    def _free_bytes(self) -> int:
+        room = os.statvfs(self.path)
+        return room.f_bavail * room.f_frsize
+
+    def _release(self) -> None:
+        """A clean stop: nothing unsynced is left that a power cut could take."""
+        self._db.flush_wal(sync=True)
+        self._db.delete(b"!running", self._synced)
+        self._db.close()
+
+
+def _shared(one: bytes, other: bytes) -> int:
+    """How many bytes two keys have in common at their start."""
+    for place, (left, right) in enumerate(zip(one, other, strict=False)):
+        if left != right:
+            return place
+    return min(len(one), len(other))
+
+
+def _options(buffer_bytes: int) -> rocksdict.Options:
+    """Small buffers: the tail of a queue lives on disk, not in here."""
+    options = rocksdict.Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_write_buffer_size(buffer_bytes)
+    options.set_max_write_buffer_number(3)
+    options.set_max_total_wal_size(4 * buffer_bytes)
+    options.set_max_background_jobs(2)
+    options.set_keep_log_file_num(4)
+    options.set_compression_type(rocksdict.DBCompressionType.lz4())
+    options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.skip_any_corrupted_record())
+    table = rocksdict.BlockBasedOptions()
+    table.set_block_cache(rocksdict.Cache(32 << 20))
+    table.set_block_size(16 << 10)
+    options.set_block_based_table_factory(table)
+    return options

@@ -1,0 +1,144 @@
+"""Dead letters: how messages get there, what they tell, and the way back."""
+
+from __future__ import annotations
+
+import pytest
+
+from crosswire.errors import InvalidDestination, UnknownMessage
+from crosswire.hub.hub import HubConfig
+from crosswire.hub.queues import QueuePolicy
+from tests.hub.parties import Bench, Recorder, publish, send
+
+DEAD = "queue/q/dead"
+
+
+def kill_message(bench: Bench, payload: bytes = b"x", **fields: object) -> int:
+    """Have one refused until it is dead; gives the id it died with."""
+    taker = Recorder()
+    consumer = bench.consume("queue/q", taker, who="bad")
+    ids = bench.produce(send(payload, **fields))
+    for attempt in range(5):
+        consumer.refuse(ids, bench.now, cause=f"cause {attempt + 1}", delay_s=0)
+        bench.now += 1
+    bench.commit()
+    bench.commit()
+    consumer.close(bench.now)
+    return ids[0]
+
+
+def test_after_five_attempts_it_is_dead_and_tells_why() -> None:
+    bench = Bench()
+    origin = kill_message(bench, properties={"mine": 1})
+    assert bench.hub.queue("queue/q").length == 0
+    (letter,) = bench.hub.dead_letters.list(DEAD)
+    assert (letter.origin, letter.origin_id, letter.cause) == ("queue/q", origin, "cause 5")
+    assert [each.cause for each in letter.attempts] == [f"cause {n}" for n in range(1, 6)]
+    assert {each.connection for each in letter.attempts} == {"bad"}
+    properties = letter.envelope.properties
+    assert properties["dead-cause"] == "cause 5" and properties["dead-attempts"] == 5
+    assert properties["dead-origin"] == "queue/q" and properties["mine"] == 1
+    steps = [row.step for row in bench.hub.trace(origin)]
+    assert steps.count("delivered") == 5 and steps[-1] == "dead"
+
+
+def test_they_survive_a_restart_with_their_history() -> None:
+    bench = Bench()
+    origin = kill_message(bench)
+    bench.kill(power=True)
+    (letter,) = bench.hub.dead_letters.list(DEAD)
+    assert letter.origin_id == origin and len(letter.attempts) == 5
+    assert bench.hub.queue("queue/q").length == 0
+
+
+def test_a_dead_letter_queue_can_be_consumed_and_never_buries_again() -> None:
+    bench, taker = Bench(), Recorder()
+    kill_message(bench)
+    consumer = bench.consume(DEAD, taker)
+    for _ in range(20):
+        consumer.refuse([taker.ids[-1]], bench.now, delay_s=0)
+    assert len(taker.deliveries) == 21
+    consumer.settle([taker.ids[-1]], bench.now)
+    assert bench.hub.dead_letters.list(DEAD) == []
+
+
+def test_replayed_it_is_as_it_was() -> None:
+    bench, taker = Bench(), Recorder()
+    kill_message(bench, b"again", properties={"mine": True})
+    (letter,) = bench.hub.dead_letters.list(DEAD)
+    assert bench.hub.dead_letters.replay(DEAD, [letter.id], bench.now) == [letter.id]
+    bench.commit()
+    bench.kill(power=True)
+    bench.consume("queue/q", taker)
+    (delivery,) = taker.deliveries
+    assert delivery.envelope.payload == b"again" and delivery.attempt == 1
+    assert delivery.envelope.properties == {"mine": True} and delivery.envelope.native == {}
+    assert bench.hub.dead_letters.list(DEAD) == []
+
+
+def test_edited_and_replayed_to_somewhere_else() -> None:
+    bench, taker = Bench(), Recorder()
+    kill_message(bench, b"wrong")
+    (letter,) = bench.hub.dead_letters.list(DEAD)
+    edited = bench.hub.dead_letters.edit(
+        DEAD, letter.id, payload=b"right", properties={"fixed": True}
+    )
+    assert edited.envelope.intact() and edited.cause == "cause 5"
+    bench.commit()
+    bench.kill(power=True)
+    bench.hub.dead_letters.replay(DEAD, [letter.id], bench.now, destination="queue/other")
+    bench.commit()
+    bench.consume("queue/other", taker)
+    assert taker.payloads == [b"right"]
+    assert taker.deliveries[0].envelope.properties == {"fixed": True}
+
+
+def test_a_wrong_destination_leaves_it_where_it_is() -> None:
+    bench = Bench()
+    kill_message(bench)
+    (letter,) = bench.hub.dead_letters.list(DEAD)
+    with pytest.raises(InvalidDestination):
+        bench.hub.dead_letters.replay(DEAD, [letter.id], bench.now, destination="nowhere")
+    assert len(bench.hub.dead_letters.list(DEAD)) == 1
+    with pytest.raises(UnknownMessage):
+        bench.hub.dead_letters.get(DEAD, letter.id + 1)
+
+
+def test_lists_go_beyond_what_is_in_memory() -> None:
+    bench = Bench(HubConfig(queue=QueuePolicy(window_messages=4)))
+    queue = "queue/other"
+    ids = bench.produce(*(send(b"%d" % each, queue=queue) for each in range(40)))
+    letters = bench.hub.dead_letters
+    assert [each.id for each in letters.list(queue, count=15)] == ids[:15]
+    assert [each.id for each in letters.list(queue, after=ids[14], count=100)] == ids[15:]
+    assert letters.purge(queue, [ids[0], ids[30]], bench.now) == [ids[0], ids[30]]
+    taker = Recorder(settles=True)
+    bench.commit()
+    bench.kill(power=True)
+    bench.consume(queue, taker, window=3)
+    assert taker.ids == [each for each in ids if each not in (ids[0], ids[30])]
+
+
+def test_a_subscriptions_dead_letters_have_its_name() -> None:
+    bench, taker = Bench(), Recorder()
+    consumer = bench.subscribe("topic/t", taker, name="audit")
+    bench.produce(publish(b"x"))
+    for _ in range(5):
+        consumer.refuse([taker.ids[-1]], bench.now, delay_s=0)
+    bench.commit()
+    (letter,) = bench.hub.dead_letters.list("queue/audit/dead")
+    assert letter.origin == "topic/t" and letter.cause == "refused"
+
+
+def test_a_full_disk_does_not_lose_the_dying() -> None:
+    bench, taker = Bench(), Recorder()
+    consumer = bench.consume("queue/q", taker)
+    bench.produce(send(b"x"))
+    bench.disk.room_bytes = 1
+    for _ in range(5):
+        consumer.refuse([taker.ids[-1]], bench.now, delay_s=0)
+        bench.commit()
+    bench.disk.room_bytes = 1 << 20
+    bench.commit()
+    bench.kill(power=True)
+    assert [each.envelope.payload for each in bench.hub.dead_letters.list(DEAD)] == [b"x"]
+    assert bench.hub.queue("queue/q").length == 0

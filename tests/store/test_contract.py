@@ -1,0 +1,273 @@
+"""What every store promises, on each of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from crosswire.errors import DestinationFull, StoreError
+from crosswire.store.contract import MAX_ID, Page, Store, StoreLimits
+from crosswire.store.memory import MemoryDisk, MemoryStore
+from crosswire.store.rocks import RocksStore
+
+Opener = Callable[[], Store]
+
+LIMITS = StoreLimits(spare_bytes=0, destinations=50)
+
+
+@pytest.fixture(params=["memory", "rocks"])
+def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
+    """Opens the same data again, each time as a new process would after a kill."""
+    disk = MemoryDisk()
+    opened: list[Store] = []
+
+    def open_memory() -> Store:
+        return MemoryStore(disk, LIMITS)
+
+    def open_rocks() -> Store:
+        for store in opened:
+            asyncio.run(store.close())
+        opened[:] = [RocksStore(tmp_path / "data", LIMITS)]
+        return opened[0]
+
+    yield open_memory if request.param == "memory" else open_rocks
+    for store in opened:
+        asyncio.run(store.close())
+
+
+@pytest.fixture
+def store(reopen: Opener) -> Store:
+    return reopen()
+
+
+def read(store: Store, numbers: Sequence[int], **options: int) -> Page:
+    pages: list[Page] = []
+    store.read(numbers, done=pages.append, **{"after": 0, "count": 100, **options})  # type: ignore[arg-type]
+    assert len(pages) == 1
+    return pages[0]
+
+
+def test_a_new_store_has_a_name_that_stays(reopen: Opener) -> None:
+    node = reopen().node
+    assert len(node) == 16
+    assert reopen().node == node
+
+
+def test_ids_are_never_handed_out_twice(reopen: Opener) -> None:
+    seen: set[int] = set()
+    for _ in range(4):
+        store = reopen()
+        first = store.reserve(1000)
+        again = store.reserve(1)
+        ids = {*range(first, first + 1000), again}
+        assert len(ids) == 1001 and not ids & seen
+        seen |= ids
+
+
+def test_ids_grow_past_a_reserved_block(store: Store) -> None:
+    first = store.reserve(3 << 20)
+    assert store.reserve(1) == first + (3 << 20)
+
+
+def test_numbers_of_destinations_stay(reopen: Opener) -> None:
+    store = reopen()
+    numbers = {name: store.number(name) for name in ("queue/a", "queue/b", "topic/ü")}
+    assert len(set(numbers.values())) == 3
+    store.commit_now()
+    again = reopen()
+    assert again.destinations() == numbers
+    assert again.number("queue/b") == numbers["queue/b"]
+    assert again.name(numbers["topic/ü"]) == "topic/ü"
+
+
+def test_there_is_an_end_to_destinations(store: Store) -> None:
+    for place in range(LIMITS.destinations):
+        store.number(f"queue/{place}")
+    with pytest.raises(DestinationFull):
+        store.number("queue/more")
+
+
+def test_nothing_is_read_before_it_is_committed(store: Store) -> None:
+    store.append(1, 5, b"five")
+    assert read(store, [1]).records == []
+    store.commit_now()
+    assert read(store, [1]).records == [(1, 5, b"five")]
+
+
+def test_a_read_starts_behind_and_ends_at(store: Store) -> None:
+    for identifier in range(1, 21):
+        store.append(1, identifier, bytes([identifier]))
+    store.append(2, 7, b"other")
+    store.commit_now()
+    page = read(store, [1], after=3, upto=9)
+    assert [record[1] for record in page.records] == [4, 5, 6, 7, 8, 9]
+    assert page.last == 9
+    page = read(store, [1], after=3, count=4)
+    assert [record[1] for record in page.records] == [4, 5, 6, 7]
+    assert page.last == 7
+    assert read(store, [1], after=20).last == MAX_ID
+
+
+def test_a_page_ends_with_its_bytes(store: Store) -> None:
+    for identifier in range(1, 6):
+        store.append(1, identifier, bytes(100))
+    store.commit_now()
+    page = read(store, [1], size_bytes=250)
+    assert len(page.records) == 3 and page.last == 3
+
+
+def test_several_logs_are_read_as_one_in_order_of_ids(store: Store) -> None:
+    for identifier in range(1, 31):
+        store.append(1 + identifier % 3, identifier, b"")
+    store.commit_now()
+    seen: list[int] = []
+    after = 0
+    while after < 30:
+        page = read(store, [1, 2, 3], after=after, upto=30, count=4)
+        seen += [record[1] for record in page.records]
+        after = page.last
+    assert seen == list(range(1, 31))
+
+
+def test_fetch_gives_none_for_what_is_not_there(store: Store) -> None:
+    store.append(1, 5, b"five")
+    store.commit_now()
+    assert store.fetch(1, [5, 6]) == [b"five", None]
+
+
+def test_reclaimed_ranges_are_gone(store: Store) -> None:
+    for identifier in range(1, 11):
+        store.append(1, identifier, b"x")
+    store.commit_now()
+    store.reclaim(1, 3, 8)
+    store.reclaim(1, 5, 4)
+    store.commit_now()
+    assert [record[1] for record in read(store, [1]).records] == [1, 2, 9, 10]
+    assert store.last_id(1) == 10
+    assert store.last_id(2) == 0
+
+
+def test_state_is_saved_dropped_and_loaded_in_order(reopen: Opener) -> None:
+    store = reopen()
+    for key in (b"b", b"a", b"c"):
+        store.save("space", key, b"1")
+    store.save("space", b"a", b"2")
+    store.save("spaces", b"z", b"other")
+    store.commit_now()
+    store.drop("space", b"b")
+    store.commit_now()
+    again = reopen()
+    assert list(again.load("space")) == [(b"a", b"2"), (b"c", b"1")]
+    assert again.get("space", b"a") == b"2"
+    assert again.get("space", b"b") is None
+
+
+def test_a_dropped_range_spares_what_comes_after_it(store: Store) -> None:
+    store.save("space", b"1", b"old")
+    store.save("space", b"2", b"old")
+    store.commit_now()
+    store.save("space", b"1", b"newer")
+    store.drop_range("space", b"1", b"3")
+    store.save("space", b"2", b"new")
+    store.commit_now()
+    assert list(store.load("space")) == [(b"2", b"new")]
+
+
+def test_the_journal_numbers_its_rows(reopen: Opener) -> None:
+    store = reopen()
+    for rows in (3, 1, 5):
+        store.journal(b"block of %d" % rows, rows)
+        store.save("any", b"", b"")
+        store.commit_now()
+    again = reopen()
+    assert again.next_row == 10
+    assert again.blocks(0, 10) == [
+        (1, 3, b"block of 3"),
+        (4, 1, b"block of 1"),
+        (5, 5, b"block of 5"),
+    ]
+    assert again.blocks(3, 1) == [(4, 1, b"block of 1")]
+    assert again.blocks(6, 10) == [(5, 5, b"block of 5")]
+    again.forget_rows(4)
+    again.commit_now()
+    assert [block[0] for block in again.blocks(0, 10)] == [5]
+
+
+def test_the_owner_has_the_last_word_and_is_told(store: Store) -> None:
+    told: list[StoreError | None] = []
+    store.before_commit = lambda: store.save("last", b"word", b"said")
+    store.after_commit = told.append
+    store.append(1, 1, b"x")
+    store.commit_now()
+    assert told == [None]
+    assert store.get("last", b"word") == b"said"
+
+
+async def test_what_arrives_during_a_write_is_one_group(reopen: Opener) -> None:
+    store = await asyncio.to_thread(reopen)
+    store.start(asyncio.get_running_loop())
+    groups = store.groups
+    for identifier in range(1, 101):
+        store.append(1, identifier, b"x")
+        store.request()
+    await store.flush()
+    assert store.groups == groups + 1
+    assert len(read(store, [1]).records) == 100
+
+
+async def test_closing_writes_what_is_open(reopen: Opener) -> None:
+    store = await asyncio.to_thread(reopen)
+    store.start(asyncio.get_running_loop())
+    store.append(1, 1, b"x")
+    await store.close()
+    again = await asyncio.to_thread(reopen)
+    assert len(read(again, [1]).records) == 1
+
+
+async def test_what_nobody_waits_for_is_written_a_little_later(reopen: Opener) -> None:
+    store = await asyncio.to_thread(reopen)
+    written = asyncio.Event()
+    store.after_commit = lambda error: written.set()
+    store.start(asyncio.get_running_loop())
+    store.append(1, 1, b"x")
+    store.request(sync=False, urgent=False)
+    await asyncio.wait_for(written.wait(), 10)
+    assert len(read(store, [1]).records) == 1
+
+
+def test_a_group_that_fails_loses_its_appends_and_nothing_else() -> None:
+    disk = MemoryDisk()
+    store = MemoryStore(disk)
+    told: list[StoreError | None] = []
+    store.after_commit = told.append
+    disk.room_bytes = 10
+    store.append(1, 1, b"x" * 100)
+    store.retain(1, 2, b"kept")
+    store.save("space", b"key", b"value")
+    error = store.commit_now()
+    assert error is not None and told == [error]
+    assert read(store, [1]).records == []
+    assert not store.has_room(0.0)
+    disk.room_bytes = 1 << 20
+    assert store.commit_now() is None
+    assert read(store, [1]).records == [(1, 2, b"kept")]
+    assert store.get("space", b"key") == b"value"
+    assert store.has_room(10.0)
+
+
+def test_a_power_cut_takes_what_was_not_synced() -> None:
+    disk = MemoryDisk()
+    store = MemoryStore(disk)
+    store.append(1, 1, b"synced")
+    store.request(sync=True)
+    store.commit_now()
+    store.append(1, 2, b"not synced")
+    store.request(sync=False)
+    store.commit_now()
+    disk.cut_power()
+    again = MemoryStore(disk)
+    assert [record[1] for record in read(again, [1]).records] == [1]
+    assert again.power_lost and not MemoryStore(disk).power_lost
