@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Protocol as Shape
+from typing import cast
 
 from crosswire.errors import ConnectionLost, CrosswireError
 from crosswire.wire.contract import Connection, Event
@@ -12,6 +13,7 @@ from crosswire.wire.contract import Connection, Event
 __all__ = ["Owner", "Session"]
 
 LINGER_S = 1.0
+LINGER_ROUNDS = 10
 
 
 class Owner(Shape):
@@ -49,6 +51,8 @@ class Session(asyncio.Protocol):
         self._flush_planned = False
         self._reading_paused = False
         self._leaving = False
+        self._peer_finished = False
+        self._held = False
         self.congested = False
         """The peer doesn't keep up with what we send."""
 
@@ -58,11 +62,15 @@ class Session(asyncio.Protocol):
             self._flush_planned = True
             self._loop.call_soon(self._turn)
 
+    def hold_reading(self, held: bool) -> None:
+        """The owner has no room for what this peer sends, or has some again."""
+        self._held = held
+        self._steer_reading()
+
     # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
         self.connection = self._connect(self._loop.time())
         self._turn()
 
@@ -72,6 +80,7 @@ class Session(asyncio.Protocol):
             self._turn()
 
     def eof_received(self) -> bool:
+        self._peer_finished = True
         if self._leaving:
             return False
         self.connection.receive_eof()
@@ -87,12 +96,16 @@ class Session(asyncio.Protocol):
             self._tell()
 
     def pause_writing(self) -> None:
+        """A peer that does not read is not read from either: its answers would only pile up."""
         self.congested = True
+        self._steer_reading()
 
     def resume_writing(self) -> None:
         self.congested = False
-        self._owner.handle_drain()
-        self.wake()
+        self._steer_reading()
+        if not self._leaving:
+            self._owner.handle_drain()
+            self.wake()
 
     # Our part.
 
@@ -104,11 +117,16 @@ class Session(asyncio.Protocol):
         outgoing = self.connection.data_to_send()
         if outgoing:
             self.transport.writelines(outgoing)
+        if self.connection.send_closed and not self.connection.closed:
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+            else:
+                # TLS can't close one half: the end of ours is the end of both.
+                self.connection.receive_eof()
+                self._tell()
         if self.connection.closed:
             self._leave(said_something=bool(outgoing))
             return
-        if self.connection.send_closed and self.transport.can_write_eof():
-            self.transport.write_eof()
         self._steer_reading()
         self._arm_timer()
 
@@ -123,7 +141,9 @@ class Session(asyncio.Protocol):
             raise
 
     def _steer_reading(self) -> None:
-        wanted = self.connection.wants_data
+        wanted = self._leaving or (
+            self.connection.wants_data and not self.congested and not self._held
+        )
         if wanted == self._reading_paused:
             self._reading_paused = not wanted
             if wanted:
@@ -134,13 +154,19 @@ class Session(asyncio.Protocol):
     def _leave(self, *, said_something: bool) -> None:
         self._leaving = True
         self._cancel_timer()
-        if said_something and self.transport.can_write_eof():
+        if said_something and not self._peer_finished and self.transport.can_write_eof():
             self.transport.write_eof()
-            if self._reading_paused:
-                self.transport.resume_reading()
-            self._timer = self._loop.call_later(LINGER_S, self.transport.abort)
+            self._steer_reading()
+            self._timer = self._loop.call_later(LINGER_S, self._linger, 1)
         else:
             self.transport.close()
+
+    def _linger(self, rounds: int) -> None:
+        """The last words of a connection may be long and the peer slow, but not for ever."""
+        if self.transport.get_write_buffer_size() and rounds < LINGER_ROUNDS:
+            self._timer = self._loop.call_later(LINGER_S, self._linger, rounds + 1)
+        else:
+            self.transport.abort()
 
     def _arm_timer(self) -> None:
         """A deadline that moved away is looked at when the old one comes, not for every read."""

@@ -6,11 +6,11 @@ import difflib
 import re
 import tomllib
 from types import UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-__all__ = ["Mistake", "read"]
+__all__ = ["Lines", "Mistake", "read"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -37,7 +37,7 @@ def read(text: str, kind: type[T]) -> tuple[T | None, list[Mistake]]:
     except tomllib.TOMLDecodeError as error:
         return None, [_syntax(error)]
     mistakes: list[Mistake] = []
-    _check(tree, kind, (), _Lines(text), mistakes)
+    _check(tree, kind, (), Lines(text), mistakes)
     if mistakes:
         return None, sorted(mistakes)
     try:
@@ -53,7 +53,7 @@ def _syntax(error: tomllib.TOMLDecodeError) -> Mistake:
     return Mistake(int(found[2]), "", f"not TOML: {found[1]}")
 
 
-class _Lines:
+class Lines:
     """Where a key stands. tomllib does not tell, so the text is looked through once."""
 
     _HEAD = re.compile(r"^\s*(\[\[?)([^\[\]]+)\]\]?\s*(?:#.*)?$")
@@ -80,10 +80,11 @@ class _Lines:
         return tuple("".join(part) for part in self._PART.findall(dotted))
 
     def of(self, path: tuple[str | int, ...]) -> int:
-        """The line of this key, or of the closest table around it."""
+        """The first line of this key, or of the closest table around it."""
         while path:
-            if path in self._lines:
-                return self._lines[path]
+            inside = [line for key, line in self._lines.items() if key[: len(path)] == path]
+            if inside:
+                return min(inside)
             path = path[:-1]
         return 0
 
@@ -91,7 +92,7 @@ class _Lines:
 Path = tuple[str | int, ...]
 
 
-def _check(value: Any, kind: Any, path: Path, lines: _Lines, mistakes: list[Mistake]) -> None:
+def _check(value: Any, kind: Any, path: Path, lines: Lines, mistakes: list[Mistake]) -> None:
     """Go as deep as tables go, so that one mistake does not hide the next."""
     kind = _without_none(kind)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(value, dict):
@@ -106,17 +107,17 @@ def _check(value: Any, kind: Any, path: Path, lines: _Lines, mistakes: list[Mist
         try:
             msgspec.convert(value, kind)
         except msgspec.ValidationError as error:
-            mistakes.append(Mistake(lines.of(path), _dotted(path), str(error)))
+            mistakes.append(Mistake(lines.of(path), _dotted(path), str(error), _choices(kind)))
 
 
 def _check_table(
     table: dict[str, Any],
     kind: type[msgspec.Struct],
     path: Path,
-    lines: _Lines,
+    lines: Lines,
     mistakes: list[Mistake],
 ) -> None:
-    kinds = get_type_hints(kind)
+    kinds = get_type_hints(kind, include_extras=True)
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     before = len(mistakes)
     for name, value in table.items():
@@ -135,6 +136,13 @@ def _check_table(
             msgspec.convert(table, kind)
         except msgspec.ValidationError as error:
             mistakes.append(Mistake(lines.of(path), _dotted(path), str(error)))
+
+
+def _choices(kind: Any) -> str:
+    """What could stand there, where that can be listed."""
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(str(choice) for choice in get_args(kind))
+    return ""
 
 
 def _without_none(kind: Any) -> Any:

@@ -191,6 +191,10 @@ class EmpClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    async def peer(self, timeout_s: float | None = None) -> EmpPeer:
+        """The server, connected; waited for while there is none."""
+        return await self._redialler.peer(timeout_s)
+
     async def request(
         self, op: str, data: Json | None = None, *, timeout_s: float | None = 30.0
     ) -> Json:
@@ -254,6 +258,10 @@ class EmpServer:
 
     def _accept(self) -> Session:
         peer = EmpPeer(self._handlers)
-        self.peers.add(peer)
-        peer.ended.add_done_callback(lambda _: self.peers.discard(peer))
-        return Session(lambda now: EmpConnection("server", now, limits=self._limits), peer)
+
+        def connect(now: float) -> EmpConnection:
+            self.peers.add(peer)
+            peer.ended.add_done_callback(lambda _: self.peers.discard(peer))
+            return EmpConnection("server", now, limits=self._limits)
+
+        return Session(connect, peer)

@@ -1,0 +1,291 @@
+"""crosswire.toml: one frozen Config, passed down; every part brings the settings of its own."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from crosswire.access import User
+from crosswire.envelope import parse_destination
+from crosswire.errors import ConfigError, InvalidDestination, InvalidSchedule
+from crosswire.hub.queues import QueuePolicy
+from crosswire.hub.schedules import check_cron
+from crosswire.hub.services import ServicePolicy
+from crosswire.hub.topics import TopicPolicy
+from crosswire.store.contract import StoreLimits
+from crosswire.toml import Lines, Mistake, read
+from crosswire.wire.emp.frames import EmpLimits
+from crosswire.wire.emqp.connection import EmqpLimits
+from crosswire.wire.epoxy.frames import EpoxyLimits
+from crosswire.wire.micromsg2.frames import MicroMsg2Limits
+from crosswire.wire.relink.frames import RelinkLimits
+
+__all__ = [
+    "LISTENERS",
+    "PLAIN_LISTENERS",
+    "Address",
+    "BondFiles",
+    "Config",
+    "ConnectionLimits",
+    "EmqpSettings",
+    "HttpSettings",
+    "ScheduleEntry",
+    "TlsFiles",
+    "check",
+    "load",
+]
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+
+PLAIN_LISTENERS = {
+    "emp": 5040,
+    "emqp-clients": 47291,
+    "emqp-workers": 47290,
+    "emqp-admin": 47293,
+    "emqp-publishers": 47298,
+    "emqp-subscribers": 47299,
+    "relink": 7350,
+    "epoxy": 25188,
+    "micromsg2": 7360,
+    "http": 7380,
+}
+LISTENERS = {
+    **PLAIN_LISTENERS,
+    "emp-tls": 5041,
+    "relink-tls": 7351,
+    "epoxy-tls": 25156,
+    "micromsg2-tls": 7361,
+}
+"""Every listener by name, with its default port. The twins with TLS need a certificate."""
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where a listener is opened; port 0 takes a free one."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """`HOST:PORT`, with brackets around an IPv6 address. Raises ConfigError."""
+        host, colon, port = text.rpartition(":")
+        if not colon or not port.isdecimal() or int(port) > 65535 or not host:
+            raise ConfigError(f"{text!r} is not HOST:PORT")
+        return cls(host.removeprefix("[").removesuffix("]"), int(port))
+
+    @property
+    def is_loopback(self) -> bool:
+        """Can only this machine reach it?"""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What all peers together, and each of them, may take. 0 for `idle_s` means for ever.
+
+    With `congested_bytes` waiting to be written a peer gets nothing more, and nothing is read from
+    it, until it has read.
+    """
+
+    connections: Positive = 20_000
+    connections_per_address: Positive = 10_000
+    idle_s: NotNegative = 0.0
+    subscriptions: Positive = 1_000
+    congested_bytes: Positive = 1024 * 1024
+    window: Positive = 256
+
+
+class ProtocolLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What each protocol has limits for: see its page."""
+
+    emp: EmpLimits = EmpLimits()
+    emqp: EmqpLimits = EmqpLimits()
+    relink: RelinkLimits = RelinkLimits()
+    epoxy: EpoxyLimits = EpoxyLimits()
+    micromsg2: MicroMsg2Limits = MicroMsg2Limits()
+
+
+class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """PEM files. With `client_ca` peers may show a certificate of that authority, or must."""
+
+    certificate: str
+    key: str
+    client_ca: str | None = None
+    client_certificates: Literal["optional", "required"] = "optional"
+
+
+class BondFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """IDL files whose services JSON peers can call, and provide."""
+
+    files: tuple[str, ...] = ()
+
+
+class EmqpSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`curve_secret_key` (Z85) makes every eMQP listener ask for CURVE."""
+
+    default_queue: str = "default"
+    unknown_queue: Literal["default", "hold"] = "default"
+    scheduler: Literal["builtin", "external"] = "builtin"
+    curve_secret_key: str | None = None
+
+
+class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`hosts` are names that browsers and tools may call the hub by, beside addresses and
+    localhost; a request for any other is refused. `body_bytes` bounds what one may carry."""
+
+    hosts: tuple[str, ...] = ()
+    body_bytes: Positive = 8 * 1024 * 1024
+
+
+class ScheduleEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule that is there as soon as the hub is; one of `json`, `text` is its message."""
+
+    id: str
+    destination: str
+    interval_s: float = 0.0
+    cron: str = ""
+    json: Any = None
+    text: str | None = None
+    run_count: int = 0
+    missed: Literal["skip", "once", "all"] = "once"
+    nohaste: bool = False
+    properties: dict[str, int | float | bool | str] = {}
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """All that `crosswire serve` can be told. Without a file, everything on loopback."""
+
+    data: str = "./crosswire-data"
+    listen: dict[str, str] = {}
+    insecure: bool = False
+    drain_s: NotNegative = 10.0
+    log: Literal["debug", "info", "warning", "error"] = "warning"
+    connections: ConnectionLimits = ConnectionLimits()
+    limits: ProtocolLimits = ProtocolLimits()
+    store: StoreLimits = StoreLimits()
+    queues: dict[str, QueuePolicy] = {}
+    topics: dict[str, TopicPolicy] = {}
+    services: ServicePolicy = ServicePolicy()
+    schedules: tuple[ScheduleEntry, ...] = ()
+    tls: TlsFiles | None = None
+    users: tuple[User, ...] = ()
+    bond: BondFiles = BondFiles()
+    emqp: EmqpSettings = EmqpSettings()
+    http: HttpSettings = HttpSettings()
+
+    def addresses(self) -> dict[str, Address]:
+        """Every listener that is to be opened. `"off"` leaves one out. Raises ConfigError."""
+        names = LISTENERS if self.tls is not None else PLAIN_LISTENERS
+        told = {name: self.listen.get(name, f"127.0.0.1:{port}") for name, port in names.items()}
+        return {name: Address.parse(text) for name, text in told.items() if text != "off"}
+
+    def exposed(self) -> dict[str, Address]:
+        """The listeners that other machines reach, if anybody there could do anything."""
+        if self.users or self.insecure:
+            return {}
+        return {name: each for name, each in self.addresses().items() if not each.is_loopback}
+
+
+def check(text: str) -> tuple[Config | None, list[Mistake]]:
+    """The configuration in a file's text, or all its mistakes in the order of their lines."""
+    config, mistakes = read(text, Config)
+    if config is None:
+        return None, mistakes
+    mistakes = sorted(_contradictions(config, Lines(text)))
+    return (None, mistakes) if mistakes else (config, [])
+
+
+def load(path: Path) -> Config:
+    """Raises ConfigError that lists every mistake."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"can't read {path}: {reason}") from error
+    config, mistakes = check(text)
+    if config is None:
+        raise ConfigError("\n".join(f"{path}: {mistake}" for mistake in mistakes))
+    return config
+
+
+def _contradictions(config: Config, lines: Lines) -> Iterator[Mistake]:
+    """What each setting allows but all together do not."""
+    yield from _wrong_listeners(config, lines)
+    yield from _wrong_users(config, lines)
+    yield from _wrong_schedules(config, lines)
+    for table, names in (("queue", config.queues), ("topic", config.topics)):
+        for name in names:
+            try:
+                parse_destination(f"{table}/{name}")
+            except InvalidDestination as error:
+                yield Mistake(lines.of((f"{table}s", name)), f"{table}s.{name}", str(error))
+
+
+def _wrong_listeners(config: Config, lines: Lines) -> Iterator[Mistake]:
+    taken: dict[Address, str] = {}
+    for name, text in config.listen.items():
+        line, where = lines.of(("listen", name)), f"listen.{name}"
+        if name not in LISTENERS:
+            hint = "known: " + ", ".join(LISTENERS)
+            yield Mistake(line, where, "there is no such listener", hint)
+        elif name not in PLAIN_LISTENERS and config.tls is None and text != "off":
+            yield Mistake(line, where, "needs a certificate", "add [tls]")
+        elif text != "off":
+            try:
+                address = Address.parse(text)
+            except ConfigError as error:
+                yield Mistake(line, where, str(error), 'write "127.0.0.1:7000", or "off"')
+                continue
+            if address.port and taken.setdefault(address, name) != name:
+                yield Mistake(line, where, f"{address} is the address of {taken[address]} too")
+
+
+def _wrong_users(config: Config, lines: Lines) -> Iterator[Mistake]:
+    for field in ("name", "token", "certificate", "curve_key"):
+        seen: set[str] = set()
+        for number, user in enumerate(config.users):
+            value = getattr(user, field)
+            if value is not None and value in seen:
+                line = lines.of(("users", number, field))
+                # A token is a secret, in this output too.
+                what = value if field == "name" else f"the {field} of {user.name}"
+                yield Mistake(line, f"users[{number + 1}].{field}", f"{what} is there twice")
+            seen.add(value)
+
+
+def _wrong_schedules(config: Config, lines: Lines) -> Iterator[Mistake]:
+    twice = {name for name, n in Counter(each.id for each in config.schedules).items() if n > 1}
+    for number, entry in enumerate(config.schedules):
+        where = f"schedules[{number + 1}]"
+
+        def wrong(field: str, what: object, number: int = number, where: str = where) -> Mistake:
+            return Mistake(lines.of(("schedules", number, field)), f"{where}.{field}", str(what))
+
+        if bool(entry.interval_s) == bool(entry.cron):
+            line = lines.of(("schedules", number))
+            yield Mistake(line, where, "needs interval_s or cron, one of them")
+        if entry.id in twice:
+            yield wrong("id", f"{entry.id} is there more than once")
+        try:
+            if parse_destination(entry.destination).kind == "service":
+                yield wrong("destination", "a schedule sends to a queue or a topic")
+        except InvalidDestination as error:
+            yield wrong("destination", error)
+        try:
+            if entry.cron:
+                check_cron(entry.cron)
+        except InvalidSchedule as error:
+            yield wrong("cron", error)
