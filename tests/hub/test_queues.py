@@ -460,3 +460,20 @@ def test_a_damaged_cursor_repeats_and_does_not_lose() -> None:
     bench.consume("queue/q", again, window=10)
     assert again.payloads == payloads(5)
     assert len(bench.hub.reports) == 1
+
+
+def test_a_snapshot_remembers_what_is_settled_behind_it() -> None:
+    bench, taker = limited(window_messages=16), Recorder()
+    consumer = bench.consume("queue/q", taker, window=600)
+    bench.produce(*numbered(1000))
+    consumer.settle(taker.ids[300:600], bench.now)
+    bench.commit()
+    bench.kill(power=True)
+    queue = bench.hub.queue("queue/q")
+    assert queue.cursor.later
+    queue.snapshot()
+    bench.commit()
+    bench.kill(power=True)
+    again = Recorder(settles=True)
+    bench.consume("queue/q", again, window=100)
+    assert again.payloads == payloads(1000)[:300] + payloads(1000)[600:]
