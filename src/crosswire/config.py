@@ -17,6 +17,7 @@ from crosswire.hub.queues import QueuePolicy
 from crosswire.hub.schedules import check_cron
 from crosswire.hub.services import ServicePolicy
 from crosswire.hub.topics import TopicPolicy
+from crosswire.listeners import LISTENERS, PLAIN_LISTENERS
 from crosswire.store.contract import StoreLimits
 from crosswire.toml import Lines, Mistake, read
 from crosswire.wire.emp.frames import EmpLimits
@@ -34,7 +35,9 @@ __all__ = [
     "ConnectionLimits",
     "EmqpSettings",
     "HttpSettings",
+    "LakeSettings",
     "ScheduleEntry",
+    "TapSettings",
     "TlsFiles",
     "check",
     "load",
@@ -42,27 +45,6 @@ __all__ = [
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
-
-PLAIN_LISTENERS = {
-    "emp": 5040,
-    "emqp-clients": 47291,
-    "emqp-workers": 47290,
-    "emqp-admin": 47293,
-    "emqp-publishers": 47298,
-    "emqp-subscribers": 47299,
-    "relink": 7350,
-    "epoxy": 25188,
-    "micromsg2": 7360,
-    "http": 7380,
-}
-LISTENERS = {
-    **PLAIN_LISTENERS,
-    "emp-tls": 5041,
-    "relink-tls": 7351,
-    "epoxy-tls": 25156,
-    "micromsg2-tls": 7361,
-}
-"""Every listener by name, with its default port. The twins with TLS need a certificate."""
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -150,6 +132,34 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     body_bytes: Positive = 8 * 1024 * 1024
 
 
+class TapSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The raw bytes of these listeners' connections, of a `sample` of them (1.0 is all)."""
+
+    listeners: tuple[str, ...] = ()
+    sample: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+
+
+class LakeSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What goes to Parquet files, where, how soon, and for how long it stays.
+
+    A file is sealed after `seal_s`, or earlier with `seal_bytes`. `memory_bytes` wait in memory for
+    a slow disk, then they are read from the store again, which keeps `backlog_bytes` for the lake:
+    what is more than that becomes a gap. `directory` is DATA/lake if it is not given. 0 days or
+    bytes of retention mean for ever and any number.
+    """
+
+    messages: bool = True
+    ledger: bool = True
+    tap: TapSettings = TapSettings()
+    directory: str | None = None
+    seal_s: Annotated[float, msgspec.Meta(gt=0)] = 2.0
+    seal_bytes: Positive = 16 * 1024 * 1024
+    memory_bytes: Positive = 64 * 1024 * 1024
+    backlog_bytes: Positive = 4 * 1024 * 1024 * 1024
+    retention_days: NotNegative = 30.0
+    retention_bytes: Annotated[int, msgspec.Meta(ge=0)] = 50 * 1024 * 1024 * 1024
+
+
 class ScheduleEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A schedule that is there as soon as the hub is; one of `json`, `text` is its message."""
 
@@ -185,6 +195,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     bond: BondFiles = BondFiles()
     emqp: EmqpSettings = EmqpSettings()
     http: HttpSettings = HttpSettings()
+    lake: LakeSettings = LakeSettings()
 
     def addresses(self) -> dict[str, Address]:
         """Every listener that is to be opened. `"off"` leaves one out. Raises ConfigError."""
@@ -226,6 +237,11 @@ def _contradictions(config: Config, lines: Lines) -> Iterator[Mistake]:
     yield from _wrong_listeners(config, lines)
     yield from _wrong_users(config, lines)
     yield from _wrong_schedules(config, lines)
+    for number, name in enumerate(config.lake.tap.listeners):
+        if name not in LISTENERS or name == "http":
+            where, hint = f"lake.tap.listeners[{number + 1}]", "known: " + ", ".join(LISTENERS)
+            line = lines.of(("lake", "tap", "listeners"))
+            yield Mistake(line, where, f"there is no listener {name} to tap", hint)
     for table, names in (("queue", config.queues), ("topic", config.topics)):
         for name in names:
             try:

@@ -76,6 +76,8 @@ def stamp(envelope: Envelope, node: str, identifier: int, time_us: int) -> None:
     _set(envelope, "node", node)
     _set(envelope, "id", identifier)
     _set(envelope, "time", time_us)
+    if not envelope.crc:
+        _set(envelope, "crc", _crc32(envelope.payload))
 
 
 # ------------------------------------------------------------------------------------ binary form

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol as Shape
 from typing import cast
 
 from crosswire.errors import ConnectionLost, CrosswireError
 from crosswire.wire.contract import Connection, Event
 
-__all__ = ["Owner", "Session"]
+__all__ = ["Owner", "Session", "Tap"]
 
 LINGER_S = 1.0
 LINGER_ROUNDS = 10
@@ -27,6 +27,23 @@ class Owner(Shape):
 
     def handle_drain(self) -> None:
         """The peer reads again: `Session.congested` has become false."""
+
+
+class Tap(Shape):
+    """Who is shown the bytes of a session, as they are read and written."""
+
+    def received(self, data: bytes) -> None: ...
+
+    def sent(self, chunks: Sequence[bytes | memoryview]) -> None: ...
+
+    def peer_finished(self) -> None:
+        """The peer sends no more."""
+
+    def finished(self) -> None:
+        """We send no more."""
+
+    def closed(self, error: Exception | None) -> None:
+        """The socket is gone; with an error if it was broken off."""
 
 
 class Session(asyncio.Protocol):
@@ -55,6 +72,9 @@ class Session(asyncio.Protocol):
         self._held = False
         self.congested = False
         """The peer doesn't keep up with what we send."""
+        self.read_at = self._loop.time()
+        """When something came from the peer, by the loop's clock."""
+        self.tap: Tap | None = None
 
     def wake(self) -> None:
         """The owner made the connection send: write it at the end of this turn of the loop."""
@@ -75,20 +95,27 @@ class Session(asyncio.Protocol):
         self._turn()
 
     def data_received(self, data: bytes) -> None:
+        if self.tap is not None:
+            self.tap.received(data)
         if not self._leaving:
-            self.connection.receive_data(data, self._loop.time())
+            self.read_at = self._loop.time()
+            self.connection.receive_data(data, self.read_at)
             self._turn()
 
     def eof_received(self) -> bool:
         self._peer_finished = True
+        if self.tap is not None:
+            self.tap.peer_finished()
         if self._leaving:
             return False
         self.connection.receive_eof()
         self._turn()
         return not self.connection.closed and self.transport.can_write_eof()
 
-    def connection_lost(self, _error: Exception | None) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
         self._cancel_timer()
+        if self.tap is not None:
+            self.tap.closed(error)
         if not self._leaving:
             self._leaving = True
             self.connection.receive_eof()
@@ -116,10 +143,12 @@ class Session(asyncio.Protocol):
         self._tell()
         outgoing = self.connection.data_to_send()
         if outgoing:
+            if self.tap is not None:
+                self.tap.sent(outgoing)
             self.transport.writelines(outgoing)
         if self.connection.send_closed and not self.connection.closed:
             if self.transport.can_write_eof():
-                self.transport.write_eof()
+                self._finish()
             else:
                 # TLS can't close one half: the end of ours is the end of both.
                 self.connection.receive_eof()
@@ -155,11 +184,16 @@ class Session(asyncio.Protocol):
         self._leaving = True
         self._cancel_timer()
         if said_something and not self._peer_finished and self.transport.can_write_eof():
-            self.transport.write_eof()
+            self._finish()
             self._steer_reading()
             self._timer = self._loop.call_later(LINGER_S, self._linger, 1)
         else:
             self.transport.close()
+
+    def _finish(self) -> None:
+        if self.tap is not None:
+            self.tap.finished()
+        self.transport.write_eof()
 
     def _linger(self, rounds: int) -> None:
         """The last words of a connection may be long and the peer slow, but not for ever."""

@@ -15,8 +15,20 @@ from crosswire.errors import CrosswireError
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS: Final = {
+    "serve": "run a hub",
+    "check": "explain what is wrong in a configuration file",
+    "pub": "send to a queue or publish to a topic, through any protocol",
+    "sub": "print what comes from a queue or a topic",
+    "call": "ask a service and print its answer",
+    "echo-service": "answer every call of a service with what it brought",
+    "queue": "list queues, show one, purge one",
+    "dead": "list, show, edit, replay and purge dead letters",
+    "schedule": "list, add, remove and preview schedules",
+    "connections": "list who is connected",
+    "trace": "show what happened to a message",
     "decode": "print the frames in a file of raw bytes",
     "demo": "show two peers talking, and what the decoder made of it",
+    "pipeline": "make tables of captured traffic, on Spark",
 }
 
 
@@ -24,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Exit codes: 0 done, 1 failed, 2 wrong usage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = _front_parser().parse_args(arguments[:1]).command
-    module = import_module(f"crosswire.cli.{name}")
+    module = import_module(f"crosswire.cli.{name.replace('-', '_')}")
     parser = argparse.ArgumentParser(prog=f"crosswire {name}", description=module.__doc__)
     module.configure(parser, arguments[1:])
     options = parser.parse_args(arguments[1:])

@@ -455,6 +455,10 @@ class EpoxyClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    async def peer(self, timeout_s: float | None = None) -> EpoxyPeer:
+        """The server, connected; waited for while there is none."""
+        return await self._redialler.peer(timeout_s)
+
     async def call(
         self,
         service: ServiceDef,

@@ -29,7 +29,12 @@ from crosswire.wire.contract import (
 )
 from crosswire.wire.epoxy.comm import Error, ErrorCode, marshal_error, unmarshal_error
 from crosswire.wire.epoxy.connection import TRANSITIONS, EpoxyConnection, EpoxyDecoder, State
-from crosswire.wire.epoxy.events import EventReceived, RequestReceived, ResponseReceived
+from crosswire.wire.epoxy.events import (
+    EventReceived,
+    PeerFinished,
+    RequestReceived,
+    ResponseReceived,
+)
 from crosswire.wire.epoxy.frames import (
     Config,
     EpoxyLimits,
@@ -407,7 +412,7 @@ class TestEnding:
         connection = opened()
         receive(connection, REQUEST)
         connection.receive_eof()
-        assert not connection.closed
+        assert connection.events() == [PeerFinished()]
         connection.send_response(1, PAYLOAD)
         assert len(sent(connection)) == 1
         assert connection.events() == [ConnectionClosed(clean=True)]

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosswire.bond import fast
+from crosswire.bond import fast, marshal
+from crosswire.bond.dialect import Dialect
 from crosswire.errors import (
     BondDecodeError,
     ErrorInError,
@@ -405,6 +406,17 @@ class TestErrorData:
         error = Error(ErrorCode.INTERNAL_SERVER_ERROR, "oops", unique_id="u")
         assert comm.unmarshal_error(comm.marshal_error(error)) == error
 
+    @pytest.mark.parametrize(
+        "code", [ErrorCode.INTERNAL_SERVER_ERROR, ErrorCode.MULTIPLE_ERRORS_OCCURRED]
+    )
+    def test_a_code_decides_the_struct(self, code: ErrorCode) -> None:
+        """Real peers read these codes as the derived struct, whatever it holds."""
+        derived = comm.struct(comm._DERIVED[code])
+        error = marshal.unmarshal(comm.marshal_error(Error(code, "why")), derived)
+        assert (error.error_code, error.message) == (code, "why")
+        tree = marshal.unmarshal_tree(comm.marshal_error(Error(code, "why")))
+        assert len(tree.levels) == 2
+
     def test_several_errors_in_one(self) -> None:
         error = Error(
             ErrorCode.MULTIPLE_ERRORS_OCCURRED, "many", inner_errors=(Error(1, "a"), Error(2))
@@ -413,6 +425,29 @@ class TestErrorData:
 
     def test_codes_are_those_of_bond(self) -> None:
         assert [code & 0xFFFFFFFF for code in ErrorCode] == [0xA0BD0000 + n for n in range(7)]
+
+
+class TestCredentials:
+    @pytest.mark.parametrize("encoding", [marshal.FAST_V1, marshal.COMPACT_V1, marshal.COMPACT_V2])
+    def test_are_found_in_any_encoding(self, encoding: Dialect) -> None:
+        layer = marshal.transcode(comm.marshal_credentials("s3cret"), protocol=encoding)
+        assert comm.find_credentials(layer) == "s3cret"
+
+    @pytest.mark.parametrize(
+        "layer",
+        [
+            b"",
+            b"s3cret",
+            comm.marshal_credentials(""),
+            comm.marshal_credentials("s3cret") + b"\0",
+            comm.marshal_error(Error(1, "other")),
+            b"CB\x01\x00" + bytes.fromhex("09016129016200"),
+            b"CB\x01\x00" + bytes.fromhex("0901ff00"),
+        ],
+        ids=["nothing", "text", "empty", "trailing", "other", "more", "not-utf-8"],
+    )
+    def test_are_nothing_else(self, layer: bytes) -> None:
+        assert comm.find_credentials(layer) is None
 
 
 @given(st.binary(max_size=200))

@@ -43,6 +43,7 @@ from crosswire.wire.emqp.events import (
     UnscheduleReceived,
 )
 from crosswire.wire.emqp.frames import (
+    VERSION,
     Ack,
     Admin,
     Delivery,
@@ -63,6 +64,8 @@ from crosswire.wire.emqp.frames import (
     parse_queues,
     serialize,
     serialize_queues,
+    serialize_receipts,
+    serialize_requests,
 )
 from crosswire.wire.emqp.headers import Headers, format_number
 from crosswire.wire.emqp.states import (
@@ -264,6 +267,16 @@ class EmqpConnection(Connection):
         """Tell a client that its request was taken (RULINGS: the hand-over REPLY)."""
         self._send(Reply(self._next_id(), request.encode()))
 
+    def send_receipts(self, requests: Sequence[str]) -> None:
+        """`send_receipt` for many at a time."""
+        if Reply not in self._sends or self._zmtp.seals:
+            for request in requests:
+                self.send_receipt(request)
+        elif not self._zmtp.closed:
+            next_id = self._next_id
+            receipts = [(next_id(), request) for request in requests]
+            self._zmtp.send_serialized(serialize_receipts(receipts))
+
     def send_result(self, message: bytes, request: str) -> None:
         """Tell a client what became of its request."""
         self._send(Reply(self._next_id(), message, request))
@@ -294,6 +307,18 @@ class EmqpConnection(Connection):
         if to_worker:
             self.free_slots -= 1
         return msgid
+
+    def send_requests(self, requests: Sequence[tuple[str, str, str, bytes]]) -> None:
+        """Give a worker many jobs at a time: id, queue, headers and message of each.
+
+        Raises LocalProtocolError if the worker has not that many free slots.
+        """
+        if Request not in self._sends or self._zmtp.seals or self.free_slots < len(requests):
+            for msgid, queue, headers, message in requests:
+                self.send_request(queue, headers, message, msgid=msgid)
+        elif not self._zmtp.closed:
+            self.free_slots -= len(requests)
+            self._zmtp.send_serialized(serialize_requests(requests))
 
     def send_schedule(
         self,
@@ -369,6 +394,11 @@ class EmqpConnection(Connection):
     # Receiving.
 
     @property
+    def heard_at(self) -> float:
+        """When the peer gave its last sign of life."""
+        return self._heard_at
+
+    @property
     def wants_data(self) -> bool:
         return not self.paused and self._zmtp.wants_data
 
@@ -397,8 +427,46 @@ class EmqpConnection(Connection):
 
     def _receive(self, placed: list[Placed], now: float) -> None:
         self._now = now
-        self._zmtp._receive(placed, now)
-        self._take(self._zmtp.events())
+        zmtp = self._zmtp
+        common = _COMMON.get(self.seat)
+        if common is None or common[0] not in self._receives:
+            zmtp._receive(placed, now)
+            self._take(zmtp.events())
+            return
+        # What there is most of at a door is read in line; states change with other commands only.
+        zmtp.hear(now)
+        kind, command, count = common
+        tell = self._events.append
+        for item in placed:
+            frame = item[2]
+            if type(frame) is Message:
+                parts = frame.parts
+                if (
+                    len(parts) == count
+                    and parts[2] == command
+                    and parts[1] == VERSION
+                    and not parts[0]
+                    and kind in self._receives
+                ):
+                    try:
+                        tell(self._common(parts))
+                    except UnicodeDecodeError:
+                        pass
+                    else:
+                        self._heard_at = now
+                        continue
+            zmtp._receive([item], now)
+            self._take(zmtp.events())
+            if self.closed:
+                return
+
+    def _common(self, parts: Sequence[bytes]) -> Event:
+        """A client's request, or a worker's offer. Raises UnicodeDecodeError."""
+        if self.seat == "emqp-workers":
+            parts[3].decode()
+            self.free_slots += 1
+            return _OFFERED
+        return RequestReceived(parts[3].decode(), parts[4].decode(), parts[5].decode(), parts[6])
 
     def _take(self, events: list[Event]) -> None:
         """What ZMTP told us."""
@@ -470,7 +538,7 @@ class EmqpConnection(Connection):
 
     def _on_ready(self, _frame: Ready) -> None:
         self.free_slots += 1
-        self._events.append(SlotOffered())
+        self._events.append(_OFFERED)
 
     def _on_publish(self, frame: Publish) -> None:
         self._events.append(
@@ -638,6 +706,15 @@ class EmqpConnection(Connection):
         interval = "-1" if interval_s is None else format_number(interval_s)
         self._send(kind(msgid, queue, headers, interval, message, cron or ""))
         return msgid
+
+
+_COMMON: Final[dict[str, tuple[type[Frame], bytes, int]]] = {
+    "emqp-clients": (Request, b"REQUEST", 7),
+    "emqp-workers": (Ready, b"READY", 4),
+}
+"""By door, the command that nearly all of its messages are, with its number of frames."""
+
+_OFFERED: Final = SlotOffered()
 
 
 def _counter() -> Callable[[], str]:

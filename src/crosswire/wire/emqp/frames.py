@@ -16,13 +16,15 @@ becomes a `Malformed`, which is counted and otherwise has no effect.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar, Final
 
 import msgspec
 
 from crosswire.errors import FrameError, MalformedFrame, UnknownFrame
 from crosswire.wire.contract import Frame
+from crosswire.wire.zmtp.frames import serialize_part
 
 __all__ = [
     "ADMIN_COMMANDS",
@@ -47,6 +49,8 @@ __all__ = [
     "parse_queues",
     "serialize",
     "serialize_queues",
+    "serialize_receipts",
+    "serialize_requests",
 ]
 
 VERSION: Final = b"eMQP/1.0"
@@ -381,6 +385,43 @@ def _serialize_timed(command: str, frame: Schedule | Unschedule) -> list[bytes]:
 
 def _command(name: str, msgid: str, *parts: bytes) -> list[bytes]:
     return [b"", VERSION, name.encode(), msgid.encode(), *parts]
+
+
+@lru_cache(maxsize=4096)
+def _addressed(queue: str, headers: str) -> bytes:
+    """The frames that many requests share."""
+    return b"".join(serialize_part(part.encode(), more=True) for part in (queue, headers))
+
+
+_REQUEST_HEAD: Final = b"".join(
+    serialize_part(part, more=True) for part in (b"", VERSION, b"REQUEST")
+)
+_REPLY_HEAD: Final = b"".join(serialize_part(part, more=True) for part in (b"", VERSION, b"REPLY"))
+
+
+def serialize_requests(requests: Iterable[tuple[str, str, str, bytes]]) -> bytes:
+    """Many requests (id, queue, headers, message) as the ZeroMQ messages that carry them."""
+    chunks: list[bytes] = []
+    for msgid, queue, headers, message in requests:
+        chunks += (
+            _REQUEST_HEAD,
+            serialize_part(msgid.encode(), more=True),
+            _addressed(queue, headers),
+            serialize_part(message, more=False),
+        )
+    return b"".join(chunks)
+
+
+def serialize_receipts(receipts: Iterable[tuple[str, str]]) -> bytes:
+    """Many receipts (their own id, the request's) as the ZeroMQ messages that carry them."""
+    chunks: list[bytes] = []
+    for msgid, request in receipts:
+        chunks += (
+            _REPLY_HEAD,
+            serialize_part(msgid.encode(), more=True),
+            serialize_part(request.encode(), more=False),
+        )
+    return b"".join(chunks)
 
 
 # ---------------------------------------------------------------------------------------- queues

@@ -38,6 +38,7 @@ _INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
 _DECIMAL: Final = re.compile(r"-?[0-9]+\.[0-9]+")
 _NUMBER: Final = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{0,15})?)\s*")
 _INT64 = 1 << 63
+_ESCAPED: Final = re.compile(r"^\w|t(?=imeout$)|r(?=eply-requested)")
 _JSON: Final = msgspec.json.Decoder(dict[str, bool | int | float | str | None])
 
 
@@ -223,8 +224,13 @@ def _known(name: str, value: Property) -> str:
 
 
 def _print(name: str, value: Property) -> str:
-    """A property as a header."""
+    """A property as a header; its name is not to be taken for one that the protocol knows.
+
+    Deployed workers look for `timeout:` and `reply-requested` anywhere in the text.
+    """
     key = quote(name, safe="")
+    if name in KNOWN or name.endswith("timeout") or "reply-requested" in name:
+        key = _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", key)
     if isinstance(value, bool):
         return f"{key}:{'true' if value else 'false'}"
     if isinstance(value, int):

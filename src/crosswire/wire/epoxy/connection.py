@@ -35,7 +35,12 @@ from crosswire.wire.contract import (
     one_of,
 )
 from crosswire.wire.epoxy.comm import Error, ErrorCode, marshal_error
-from crosswire.wire.epoxy.events import EventReceived, RequestReceived, ResponseReceived
+from crosswire.wire.epoxy.events import (
+    EventReceived,
+    PeerFinished,
+    RequestReceived,
+    ResponseReceived,
+)
 from crosswire.wire.epoxy.frames import (
     Config,
     EpoxyLimits,
@@ -199,6 +204,7 @@ class EpoxyConnection(Connection):
         """Requests that came before it are still answered (real peers half-close and wait)."""
         self._peer_closed = True
         if self.state is State.OPEN and self._owed_count and not self._decoder.pending:
+            self._events.append(PeerFinished())
             self._start_answering()
         elif self.state is State.ANSWERING and not self._decoder.pending:
             self._finish_answering()

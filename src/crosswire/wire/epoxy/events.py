@@ -9,6 +9,7 @@ __all__ = [
     "ConnectionFailed",
     "ConnectionOpened",
     "EventReceived",
+    "PeerFinished",
     "RequestReceived",
     "ResponseReceived",
 ]
@@ -41,3 +42,7 @@ class EventReceived(Event, frozen=True, gc=False):
     method_name: str
     payload: bytes
     layer_data: bytes | None
+
+
+class PeerFinished(Event, frozen=True, gc=False):
+    """The peer will send no more, and we begin nothing; what it asked can still be answered."""

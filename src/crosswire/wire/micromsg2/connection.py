@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Final
 
@@ -13,10 +13,12 @@ from crosswire.errors import (
     ConnectionRejected,
     CrosswireError,
     DestinationFull,
+    Forbidden,
     FrameError,
     FrameTooLarge,
     IncompatiblePeer,
     InvalidDestination,
+    InvalidEnvelope,
     InvalidFilter,
     InvalidHandshake,
     LimitExceeded,
@@ -25,6 +27,9 @@ from crosswire.errors import (
     PeerError,
     PeerTimeout,
     RemoteProtocolError,
+    ServiceUnavailable,
+    StoreFull,
+    SubscriptionConflict,
     UnexpectedFrame,
     UnsupportedVersion,
 )
@@ -73,6 +78,7 @@ from crosswire.wire.micromsg2.frames import (
     Message,
     serialize,
     serialize_message,
+    serialize_run,
 )
 from crosswire.wire.micromsg2.values import Value, serialize_call, serialize_properties
 from crosswire.wire.micromsg2.windows import ReceiveWindow, SendWindow
@@ -215,14 +221,33 @@ class MicroMsg2Connection(Connection):
         self._send_later()
         return last
 
-    def acknowledge(self, sequence: int) -> None:
-        """The message received under this number is safe; any order will do.
+    def send_run(self, messages: Sequence[tuple[bytes, bytes]]) -> list[int]:
+        """Many small messages at once, each as `message_prefix` and payload; gives their numbers.
+
+        Neither `json` nor `dotnet` is looked after, so a connection that has one of them can't.
+        """
+        self._require_open()
+        if len(messages) > self.credit:
+            raise LocalProtocolError("the window is full: wait for acknowledgements")
+        if not self.carries_anything:
+            raise LocalProtocolError("payloads and types must be looked after one by one")
+        sequences = self._outbox.take_run(len(messages))
+        self._outgoing.append(serialize_run(sequences, messages))
+        return sequences
+
+    @property
+    def carries_anything(self) -> bool:
+        """Neither `json` nor `dotnet` was agreed: a message is just its bytes."""
+        return not (JSON in self._numbers or DOTNET in self._numbers)
+
+    def acknowledge(self, *sequences: int) -> None:
+        """The messages received under these numbers are safe; any order will do.
 
         The peer is told with the next write, as soon as all before it are safe too. Without an ack
         extension there is nothing to tell.
         """
         if self._window is not None and not self.closed:
-            self._window.acknowledge(sequence)
+            self._window.acknowledge(*sequences)
 
     def send_subscribe(
         self,
@@ -286,7 +311,10 @@ class MicroMsg2Connection(Connection):
     def _receive(self, placed: list[Placed], now: float) -> None:
         handlers = self._handlers
         allowed = _ALLOWED[self.state]
-        for offset, length, frame in placed:
+        place = 0
+        while (place := self._take_plain(placed, place)) < len(placed):
+            offset, length, frame = placed[place]
+            place += 1
             if isinstance(frame, FrameError):
                 raise frame
             kind = type(frame)
@@ -302,6 +330,27 @@ class MicroMsg2Connection(Connection):
             if allowed[kind] is not self.state:
                 self.state = allowed[kind]
                 allowed = _ALLOWED[self.state]
+
+    def _take_plain(self, placed: list[Placed], start: int) -> int:
+        """The run of messages that are just to be told: whole, without properties. They are what
+        there is most of. Gives the place behind them; the handlers see to all others."""
+        if self.state is not State.OPEN or self._first or self._type or JSON in self._numbers:
+            return start
+        window = self._window
+        end = len(placed) if window is None else min(len(placed), start + window.room)
+        append = self._events.append
+        place = start
+        while place < end:
+            frame = placed[place][2]
+            if type(frame) is not Message or frame.raw_properties or frame.continued:
+                break
+            append(MessageReceived(frame.sequence, frame.destination, {}, frame.payload))
+            place += 1
+        if window is not None and place > start:
+            first = placed[start][2]
+            assert isinstance(first, Message)
+            window.receive_run(first.sequence, place - start)
+        return place
 
     def _on_handshake(self, frame: Handshake, _now: float) -> None:
         if not frame.major:
@@ -421,13 +470,15 @@ class MicroMsg2Connection(Connection):
                 name = ErrorName.EXTENSION
             case InvalidHandshake() | PeerTimeout():
                 name = ErrorName.HANDSHAKE
-            case FrameTooLarge() | LimitExceeded() | DestinationFull():
+            case FrameTooLarge() | LimitExceeded() | DestinationFull() | StoreFull():
                 name = ErrorName.LIMIT
-            case RemoteProtocolError() | InvalidFilter():
+            case ServiceUnavailable():
+                name = ErrorName.LIMIT
+            case RemoteProtocolError() | InvalidFilter() | InvalidEnvelope():
                 name = ErrorName.MALFORMED
             case InvalidDestination():
                 name = ErrorName.UNKNOWN_DESTINATION
-            case ConnectionRejected():
+            case ConnectionRejected() | Forbidden() | SubscriptionConflict():
                 name = ErrorName.FORBIDDEN
             case _:
                 name = ErrorName.INTERNAL

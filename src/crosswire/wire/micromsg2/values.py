@@ -45,10 +45,12 @@ Value: TypeAlias = int | float | str
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+").fullmatch
 _NOT_FIELD: Final = re.compile(r"[^a-z0-9-]")
+_SAFE: Final = re.compile(r"[A-Za-z0-9_.~/-]*").fullmatch
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})").search
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,19}").fullmatch
 _DATE: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?").fullmatch
 _LONG: Final = 1 << 63
+_SHORT: Final = 64
 
 
 class Extension(msgspec.Struct, frozen=True, gc=False):
@@ -75,16 +77,11 @@ def is_field(name: str) -> bool:
 
 def field(name: str) -> str:
     """A name from elsewhere as FIELD: lower case, hyphens for what FIELD does not allow."""
-    return _field(name) if len(name) <= 64 else _field.__wrapped__(name)
-
-
-@lru_cache(maxsize=1024)
-def _field(name: str) -> str:
     return _NOT_FIELD.sub("-", name.lower()) or "-"
 
 
 def quote(text: str) -> str:
-    return text if text.isalnum() and text.isascii() else _quote(text, safe="/")
+    return text if _SAFE(text) else _quote(text, safe="/")
 
 
 def unquote(text: str) -> str:
@@ -138,7 +135,7 @@ def parse_value(text: str) -> Value:
 def serialize_value(value: int | float | bool | str) -> str:
     """Booleans, numbers beyond 64 bits and what is not finite are written as text."""
     if isinstance(value, str):
-        return f"T{quote(value)}"
+        return "T" + quote(value)
     if isinstance(value, bool):
         return "Ttrue" if value else "Tfalse"
     if isinstance(value, int):
@@ -158,21 +155,40 @@ def _items(text: str) -> list[str]:
 
 def parse_properties(raw: bytes) -> dict[str, Value]:
     """Raises MalformedFrame."""
-    properties: dict[str, Value] = {}
-    for item in _items(_text(raw)):
-        key, colon, value = item.partition(":")
-        if not colon:
-            raise MalformedFrame(f"property {key[:40]!r} has no value")
-        if not _NAME(key):
-            _checked(key, "a property")
-        properties[key] = parse_value(value)
-    return properties
+    return dict(
+        [
+            _property(item) if len(item) <= _SHORT else _property.__wrapped__(item)
+            for item in _items(_text(raw))
+        ]
+    )
+
+
+# Most properties are one of a few that come again and again: so both ways are remembered.
+
+
+@lru_cache(maxsize=4096)
+def _property(item: str) -> tuple[str, Value]:
+    key, colon, value = item.partition(":")
+    if not colon:
+        raise MalformedFrame(f"property {key[:40]!r} has no value")
+    return _checked(key, "a property"), parse_value(value)
 
 
 def serialize_properties(properties: Mapping[str, int | float | bool | str]) -> bytes:
-    return "".join(
-        f"{field(key)}:{serialize_value(value)};" for key, value in properties.items()
-    ).encode()
+    parts = []
+    for key, value in properties.items():
+        size = len(value) if isinstance(value, str) else 0
+        # Floats are left out: -0.0 equals 0.0, but is not written alike.
+        if len(key) + size <= _SHORT and value.__class__ is not float:
+            parts.append(_item(key, value))
+        else:
+            parts.append(_item.__wrapped__(key, value))
+    return "".join(parts).encode()
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _item(key: str, value: int | float | bool | str) -> str:
+    return f"{field(key)}:{serialize_value(value)};"
 
 
 def parse_arguments(text: str, what: str, separators: str = "=") -> dict[str, str]:

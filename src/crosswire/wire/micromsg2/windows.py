@@ -8,7 +8,6 @@ one frame only (RULINGS: sequence numbers, acks).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Final
 
 from crosswire.errors import LimitExceeded, LocalProtocolError, MalformedFrame, UnexpectedFrame
@@ -112,6 +111,17 @@ class ReceiveWindow:
         """Frames that we have not acknowledged."""
         return self._waiting
 
+    @property
+    def room(self) -> int:
+        """Frames that may come before we acknowledge one."""
+        return self._size - self._waiting
+
+    def receive_run(self, first: int, count: int) -> None:
+        """As many whole messages of a frame each as there is room for, or fewer, came."""
+        if not self._waiting:
+            self._oldest = first
+        self._waiting += count
+
     def receive(self, sequence: int, *, last: bool) -> None:
         """A frame came. One that is to be continued is safe at once: it can't be settled alone.
 
@@ -126,7 +136,7 @@ class ReceiveWindow:
             self._safe.add(sequence)
             self._advance()
 
-    def acknowledge(self, sequences: Sequence[int]) -> None:
+    def acknowledge(self, *sequences: int) -> None:
         """The messages that ended with these frames are safe. Raises LocalProtocolError."""
         if not self._safe and self._is_head(sequences):
             self._due = sequences[-1]
@@ -144,13 +154,13 @@ class ReceiveWindow:
         due, self._due = self._due, None
         return due
 
-    def _is_head(self, sequences: Sequence[int]) -> bool:
+    def _is_head(self, sequences: tuple[int, ...]) -> bool:
         """Are these the oldest that wait, one after the other?"""
         count = len(sequences)
         if not count or count > self._waiting or sequences[0] != self._oldest:
             return False
         behind = self._oldest + count
-        return behind <= LAST_SEQUENCE and list(sequences) == list(range(self._oldest, behind))
+        return behind <= LAST_SEQUENCE and sequences == tuple(range(self._oldest, behind))
 
     def _advance(self) -> None:
         """An ack covers all before it, so it waits until all before it are safe."""

@@ -14,7 +14,7 @@ decided once, and its outcome is told once (RULINGS: cursors).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, cast
 
 import msgspec
@@ -127,6 +127,17 @@ class SendingChannel(msgspec.Struct, array_like=True):
         self.kept.append((order, cast(tuple[bytes, ...], parts)))  # a view is saved as bytes
         self.next += 1
         return self.next - 1
+
+    def add_run(self, order: int, run: Sequence[Parts]) -> int:
+        """Like `add`, for many; gives the last one's order."""
+        first = order + 1
+        order += len(run)
+        self.kept += cast(
+            list[tuple[int, tuple[bytes, ...]]],
+            list(zip(range(first, order + 1), run, strict=True)),
+        )
+        self.next += len(run)
+        return order
 
     def decide(self, bound: int, is_commit: bool, order: int) -> None:
         self.decisions.append(Decision(bound, is_commit, order))
@@ -268,8 +279,13 @@ class ReceivingChannel(msgspec.Struct, array_like=True):
             self.outcomes.pop(0)
         return True
 
-    def decide(self, count: int, is_commit: bool) -> tuple[int, int] | None:
-        """Take a commit or rollback of the next `count` messages; give the range that is new."""
+    def decide(
+        self, count: int, is_commit: bool, *, guarded: bool = False
+    ) -> tuple[int, int] | None:
+        """Take a commit or rollback of the next `count` messages; give the range that is new.
+
+        Where the owner guards the channel, what was rolled back stays until it says so.
+        """
         if self.cursor + count > self.expected:
             raise UnexpectedFrame("an operation on a message that was never sent")
         self.cursor += count
@@ -279,7 +295,8 @@ class ReceivingChannel(msgspec.Struct, array_like=True):
         self.undecided_bytes -= sum(self.undecided_sizes[: self.decided - before])
         del self.undecided_sizes[: self.decided - before]
         self.decisions.append(Decision(self.decided, is_commit))
-        self._pass_rollbacks()
+        if not guarded:
+            self.pass_rollbacks()
         return before, self.decided
 
     def receive(self, sequence: int) -> None:
@@ -303,7 +320,25 @@ class ReceivingChannel(msgspec.Struct, array_like=True):
         self.outcomes.append(Outcome(bound, is_success))
         self.settled = bound
         self._free(bound)
-        self._pass_rollbacks()
+        self.pass_rollbacks()
+
+    def copy(self) -> ReceivingChannel:
+        """Another one, on which marks can be tried."""
+        return msgspec.structs.replace(
+            self,
+            held_sizes=list(self.held_sizes),
+            undecided_sizes=list(self.undecided_sizes),
+            decisions=list(self.decisions),
+            outcomes=list(self.outcomes),
+        )
+
+    def adopt(self, tried: ReceivingChannel) -> None:
+        """Make the marks that were tried on a copy; what has come since stays as it is."""
+        self.settled = tried.settled
+        self.outcomes = list(tried.outcomes)
+        self.decisions = [each for each in self.decisions if each.bound > tried.settled]
+        self._free(tried.consumed)
+        self.received = max(self.received, tried.received)
 
     def resume(self) -> None:
         """A new connection: the peer knows what it will be told now, and nothing else for sure."""
@@ -362,7 +397,7 @@ class ReceivingChannel(msgspec.Struct, array_like=True):
             undecided_bytes=sum(undecided_sizes),
         )
 
-    def _pass_rollbacks(self) -> None:
+    def pass_rollbacks(self) -> None:
         """A message that was rolled back is done with as soon as those before it are."""
         while self.decisions and not self.decisions[0].is_commit:
             self.settled = self.decisions.pop(0).bound

@@ -129,6 +129,7 @@ class RelinkConnection(Connection):
         self._pong_deadline: float | None = None
         self._closures_before_ping: dict[int, ReceivingChannel] = {}
         self._paused = False
+        self._held = False
         self._attached = False
         self._layout: Layout | None = None
         if role == "connector":
@@ -236,9 +237,17 @@ class RelinkConnection(Connection):
 
     # Receiving.
 
+    def hold(self, held: bool) -> None:
+        """The owner has no room for what this peer sends, or has some again."""
+        self._held = held
+        self._paused = self._paused or held
+
     @property
     def wants_data(self) -> bool:
-        """False while our application owes the peer the consumption of too many bytes."""
+        """False while our application has no room, or owes the peer the consumption of too many
+        bytes."""
+        if self._held:
+            return False
         link = self._link
         if link is None or not self._attached:
             return True

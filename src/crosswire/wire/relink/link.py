@@ -94,6 +94,9 @@ class Link:
         self.id = id
         self.limits = one_of(limits, DEFAULTS)
         self.start = start
+        self.guarded = False
+        """The owner has to keep what it acknowledges before the peer may hear of it: nothing is
+        acknowledged, no rollback and no closure either, until it calls `adopt`."""
         pair = (terms.connector_transactions, terms.listener_transactions)
         self._transactions, self._peer_transactions = pair if role == "connector" else pair[::-1]
         self._window = self.limits.window
@@ -154,6 +157,15 @@ class Link:
     def send(self, channel: int, parts: Sequence[Buffer]) -> int:
         """Send a message; gives its sequence number. Opens the channel if it is not open."""
         return self._send((channel,), tuple(parts), multicast=False)[0]
+
+    def send_run(self, channel: int, run: Sequence[Parts]) -> None:
+        """`send`, for many messages on one channel."""
+        self._require_sendable(channel, len(run))
+        sending = self._sending.get(channel) or self._open_sending(channel)
+        self._order = sending.add_run(self._order, run)
+        if self.phase is Phase.OPEN:
+            channels = (channel,)
+            self._queue += [Message(channels, False, parts) for parts in run]
 
     def send_multicast(self, channels: Sequence[int], parts: Sequence[Buffer]) -> list[int]:
         """Send a message to several channels; a channel that is named twice gets it twice."""
@@ -220,6 +232,23 @@ class Link:
         held_bytes = receiving.held_bytes
         receiving.settle(sequence, committed)
         self._freed(channel, receiving, held_bytes)
+
+    # Acknowledging what is guarded: first it is tried on a copy, which the owner keeps somewhere
+    # safe; then the peer may hear of it.
+
+    def foresee(self, channel: int) -> ReceivingChannel | None:
+        """A copy of a channel that the peer has opened, on which marks can be tried."""
+        receiving = self._receiving.get(channel)
+        return None if receiving is None else receiving.copy()
+
+    def adopt(self, channel: int, tried: ReceivingChannel) -> None:
+        """Make the marks, and if it was closed the closure, that were tried on a copy."""
+        receiving = self._require_receiving(channel)
+        held_bytes = receiving.held_bytes
+        receiving.adopt(tried)
+        self._freed(channel, receiving, held_bytes)
+        if tried.closed:
+            self._close(channel, receiving)
 
     # What a connection does with it.
 
@@ -416,14 +445,15 @@ class Link:
             raise UnexpectedFrame(f"{packet.operation} on channel {channel}, which is not open")
         is_commit = packet.operation == "commit"
         undecided_bytes, held_bytes = receiving.undecided_bytes, receiving.held_bytes
-        decided = receiving.decide(_count(packet, receiving.cursor), is_commit)
+        count = _count(packet, receiving.cursor)
+        decided = receiving.decide(count, is_commit, guarded=self.guarded)
         if decided is None:
             return
         self.undecided_bytes += receiving.undecided_bytes - undecided_bytes
         first, last = on_the_wire(decided[0]), on_the_wire(decided[1] - 1)
         kind = CommitReceived if is_commit else RollbackReceived
         events.append(kind(channel, first, last))
-        if not is_commit:
+        if not is_commit and not self.guarded:
             self._freed(channel, receiving, held_bytes)
 
     def _on_acknowledgement(
@@ -530,26 +560,32 @@ class Link:
     # In common.
 
     def _send(self, channels: tuple[int, ...], parts: Parts, *, multicast: bool) -> list[int]:
-        self._require_alive()
-        if self.shut_down:
-            raise LocalProtocolError("the link was shut down: no more messages")
         for channel, count in (Counter(channels) if multicast else {channels[0]: 1}).items():
-            self._require_id(channel)
-            if self.room(channel) < count:
-                raise LocalProtocolError(f"channel {channel} {self._why_no_room(channel)}")
+            self._require_sendable(channel, count)
         new = set(channels) - self._sending.keys()
         if new and len(self._sending) + len(new) > self.limits.channels:
             raise LocalProtocolError(f"more than {self.limits.channels} channels")
         sequences = []
         for channel in channels:
-            sending = self._sending.get(channel)
-            if sending is None:
-                reopened = channel in self._used
-                sending = SendingChannel.open(self.start, reopened=reopened)
-                self._sending[channel] = sending
+            sending = self._sending.get(channel) or self._open_sending(channel)
             sequences.append(on_the_wire(sending.add(self._next_order(), parts)))
         self._enqueue(Message(channels, multicast, parts))
         return sequences
+
+    def _open_sending(self, channel: int) -> SendingChannel:
+        if len(self._sending) >= self.limits.channels:
+            raise LocalProtocolError(f"more than {self.limits.channels} channels")
+        sending = SendingChannel.open(self.start, reopened=channel in self._used)
+        self._sending[channel] = sending
+        return sending
+
+    def _require_sendable(self, channel: int, count: int) -> None:
+        self._require_alive()
+        if self.shut_down:
+            raise LocalProtocolError("the link was shut down: no more messages")
+        self._require_id(channel)
+        if self.room(channel) < count:
+            raise LocalProtocolError(f"channel {channel} {self._why_no_room(channel)}")
 
     def _why_no_room(self, channel: int) -> str:
         sending = self._sending.get(channel)
@@ -583,12 +619,17 @@ class Link:
         self._close_if_consumed(channel, receiving)
 
     def _close_if_consumed(self, channel: int, receiving: ReceivingChannel) -> None:
+        if self.guarded:
+            return
         if receiving.closing and receiving.consumed == receiving.arrived:
-            receiving.closed = True
-            del self._receiving[channel]
-            self._closed[channel] = receiving
-            self._untold[channel] = receiving
-            _keep_newest(self._closed, self.limits.channels)
+            self._close(channel, receiving)
+
+    def _close(self, channel: int, receiving: ReceivingChannel) -> None:
+        receiving.closed = True
+        del self._receiving[channel]
+        self._closed[channel] = receiving
+        self._untold[channel] = receiving
+        _keep_newest(self._closed, self.limits.channels)
 
     def _is_consumed(self, receiving: ReceivingChannel) -> bool:
         end = receiving.decided if self.peer_transactions else receiving.arrived

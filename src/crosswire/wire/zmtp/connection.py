@@ -315,6 +315,20 @@ class ZmtpConnection(Connection):
             raise LocalProtocolError("a SUB socket does not send messages")
         self._send_parts(parts)
 
+    @property
+    def seals(self) -> bool:
+        """Does the mechanism hide messages, so that each has to pass through it?"""
+        return self._handshake.seals
+
+    def send_serialized(self, messages: bytes) -> None:
+        """Whole messages, in frames already; only where the mechanism doesn't seal."""
+        self._require_open()
+        self._outgoing.append(messages)
+
+    def hear(self, now: float) -> None:  # noqa: ARG002  as its like have it
+        """The peer gave a sign of life that the owner takes care of."""
+        self._pong_by = self._silent_by = None
+
     def send_subscribe(self, topic: bytes) -> None:
         """Ask a publisher for what begins with `topic`; twice is two subscriptions."""
         self._send_subscription("SUBSCRIBE", b"\x01", topic)

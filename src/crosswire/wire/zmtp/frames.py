@@ -53,6 +53,7 @@ __all__ = [
     "serialize_command",
     "serialize_message",
     "serialize_metadata",
+    "serialize_part",
     "serialize_sealed",
 ]
 
@@ -242,6 +243,14 @@ def serialize_command(name: str, body: bytes = b"") -> bytes:
 _LONG_HEAD: Final = Struct(">BQ")
 _MORE_HEADS: Final = [bytes((MORE, size)) for size in range(256)]
 _LAST_HEADS: Final = [bytes((0, size)) for size in range(256)]
+
+
+def serialize_part(part: bytes, *, more: bool) -> bytes:
+    """One frame of a message: for who puts messages together that have frames in common."""
+    size = len(part)
+    if size < 256:
+        return (_MORE_HEADS if more else _LAST_HEADS)[size] + part
+    return _LONG_HEAD.pack(MORE | LONG if more else LONG, size) + part
 
 
 def serialize_message(parts: Sequence[bytes]) -> bytes:

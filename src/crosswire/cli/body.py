@@ -1,0 +1,124 @@
+"""Payloads and properties on the command line, and messages on the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from crosswire.cli.table import harmless, in_short
+from crosswire.errors import CrosswireError
+
+__all__ = [
+    "Property",
+    "add_payload_options",
+    "as_body",
+    "content_type_of",
+    "payload_of",
+    "properties_of",
+    "shown_body",
+]
+
+Property = int | float | bool | str
+
+
+def add_payload_options(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    given = parser.add_mutually_exclusive_group(required=False)
+    given.add_argument(
+        "payload",
+        nargs="?",
+        help="the payload as text" + ("" if optional else "; standard input without it"),
+    )
+    given.add_argument(
+        "--file", metavar="FILE", help="a file with the payload; - for standard input"
+    )
+    parser.add_argument(
+        "--property",
+        metavar="K=V",
+        action="append",
+        default=[],
+        type=_property,
+        help="a property: a number, true, false or else text; K=text:V is always text",
+    )
+
+
+def _property(text: str) -> tuple[str, Property]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not K=V")
+    return key, _value(value)
+
+
+def _value(text: str) -> Property:
+    if text.startswith("text:"):
+        return text.removeprefix("text:")
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def properties_of(options: argparse.Namespace) -> dict[str, Property]:
+    return dict(options.property)
+
+
+def payload_of(options: argparse.Namespace) -> bytes | None:
+    """What was given, None if nothing was. Raises CrosswireError."""
+    if options.payload is not None:
+        return str(options.payload).encode()
+    if options.file is None:
+        return None
+    if options.file == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(options.file).read_bytes()
+    except OSError as error:
+        raise CrosswireError(f"can't read {options.file}: {error.strerror}") from None
+
+
+def content_type_of(payload: bytes) -> str:
+    """JSON, text or bytes, as it looks."""
+    try:
+        msgspec.json.decode(payload)
+        return "application/json"
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        payload.decode()
+        return "text/plain"
+    except UnicodeDecodeError:
+        return "application/octet-stream"
+
+
+def as_body(payload: bytes, content_type: str | None = None) -> dict[str, Any]:
+    """The payload as JSON can carry it."""
+    kind = content_type or content_type_of(payload)
+    if kind == "application/json":
+        return {"json": msgspec.Raw(payload)}
+    if kind.startswith("text/"):
+        try:
+            return {"text": payload.decode()}
+        except UnicodeDecodeError:
+            pass
+    return {"base64": base64.b64encode(payload).decode()}
+
+
+def shown_body(message: dict[str, Any]) -> str:
+    """A message's payload on one line, harmless."""
+    if "json" in message:
+        text = msgspec.json.encode(message["json"]).decode()
+    elif message.get("text") is not None:
+        text = str(message["text"])
+    else:
+        text = f"base64:{message.get('base64') or ''}"
+    properties = message.get("properties") or {}
+    marks = f"  [{in_short(properties)}]" if properties else ""
+    return harmless(text) + ("…" if message.get("truncated") else "") + marks

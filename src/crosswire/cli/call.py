@@ -1,0 +1,41 @@
+"""Ask a service, through any protocol, and print its answer."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from crosswire.cli.body import add_payload_options, content_type_of, payload_of, properties_of
+from crosswire.cli.sub import print_got
+from crosswire.cli.via.contract import Letter, via
+from crosswire.cli.via.options import add_via_options, place_of, with_kind
+
+__all__ = ["configure", "run"]
+
+
+def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
+    parser.add_argument("service", help="service/NAME[/METHOD]; a bare name is a service")
+    add_payload_options(parser)
+    parser.add_argument("--content-type", metavar="TYPE", help="what the payload is")
+    parser.add_argument(
+        "--timeout", type=float, default=30.0, metavar="SECONDS", help="how long to wait (30)"
+    )
+    parser.add_argument("--raw", action="store_true", help="the answer's payload as it is")
+    add_via_options(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    payload = payload_of(options)
+    if payload is None:
+        payload = sys.stdin.buffer.read()
+    letter = Letter(
+        payload=payload,
+        content_type=options.content_type or content_type_of(payload),
+        properties=properties_of(options),
+    )
+    adapter = via(options.via, place_of(options))
+    service = with_kind(options.service, "service")
+    print_got(asyncio.run(adapter.call(service, letter, options.timeout)), options)
+    return 0

@@ -1,0 +1,70 @@
+"""Explain every mistake in a configuration file, with its line and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from crosswire.cli.table import harmless
+from crosswire.config import Config, check
+from crosswire.errors import BondError, ConfigError
+from crosswire.toml import Lines, Mistake
+
+__all__ = ["configure", "run"]
+
+
+def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
+    parser.add_argument("file", help="crosswire.toml")
+    parser.add_argument("--json", action="store_true", help="one JSON object a mistake")
+
+
+def run(options: argparse.Namespace) -> int:
+    path = Path(options.file)
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"can't read {path}: {reason}") from None
+    config, mistakes = check(text)
+    if config is not None:
+        mistakes = sorted(_around(config, Lines(text)))
+    for mistake in mistakes:
+        if options.json:
+            print(msgspec.json.encode(mistake).decode())
+        else:
+            print(f"{path}: {harmless(str(mistake))}")
+    count = len(mistakes)
+    verdict = f"{count} mistake{'s' if count != 1 else ''}" if count else "nothing is wrong"
+    print(f"{path}: {verdict}", file=sys.stderr)
+    return 1 if mistakes else 0
+
+
+def _around(config: Config, lines: Lines) -> Iterator[Mistake]:
+    """What is right in itself but does not fit this machine: files, and who could connect."""
+    for name, address in config.exposed().items():
+        yield Mistake(
+            lines.of(("listen", name)),
+            f"listen.{name}",
+            f"on {address} anybody could do anything",
+            "configure [[users]], or start with --insecure",
+        )
+    if config.tls is not None:
+        from crosswire.gateways.listener import server_context
+
+        try:
+            server_context(config.tls)
+        except ConfigError as error:
+            yield Mistake(lines.of(("tls",)), "tls", str(error), "PEM files, key included")
+    if config.bond.files:
+        from crosswire.bond import idl
+
+        for number, file in enumerate(config.bond.files):
+            try:
+                idl.load(Path(file))
+            except (OSError, UnicodeDecodeError, BondError) as error:
+                line = lines.of(("bond", "files"))
+                yield Mistake(line, f"bond.files[{number + 1}]", str(error))

@@ -1,0 +1,197 @@
+"""Dead letters: what nobody could take. Look, mend, send again, or let go."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from crosswire.cli.body import (
+    add_payload_options,
+    as_body,
+    payload_of,
+    properties_of,
+    shown_body,
+)
+from crosswire.cli.hub import Api, add_hub_options, api_of, moment, path_of, print_json
+from crosswire.cli.table import harmless, in_short, print_table
+from crosswire.errors import CrosswireError
+
+__all__ = ["configure", "run"]
+
+_LOOK_S = 0.5
+
+
+def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
+    commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    queue = "the queue, or named subscription, that the letters come from"
+    listing = commands.add_parser("list", help="where letters wait; with QUEUE, the letters")
+    listing.add_argument("queue", nargs="?", help=queue)
+    listing.add_argument("--filter", default="", help="only those whose properties pass, price>N10")
+    listing.add_argument("--after", type=int, default=0, metavar="ID", help="those behind this one")
+    listing.add_argument("--limit", type=int, default=100, help="how many at most (100)")
+    showing = commands.add_parser("show", help="a letter and every attempt to deliver it")
+    editing = commands.add_parser("edit", help="change a letter before it is sent again")
+    for each in (showing, editing):
+        each.add_argument("queue", help=queue)
+        each.add_argument("id", type=int)
+    add_payload_options(editing, optional=True)
+    editing.add_argument("--content-type", metavar="TYPE")
+    replaying = commands.add_parser("replay", help="send letters again to where they came from")
+    purging = commands.add_parser("purge", help="let letters go")
+    for each in (replaying, purging):
+        each.add_argument("queue", help=queue)
+        which = each.add_mutually_exclusive_group(required=True)
+        which.add_argument("--id", type=int, action="append", default=[], help="this one, and more")
+        which.add_argument("--filter", default="", help="those whose properties pass")
+        which.add_argument("--all", action="store_true", help="all that are there now")
+        each.add_argument("--dry-run", action="store_true", help="only say which it would be")
+    replaying.add_argument("--rate", type=float, default=0.0, help="so many a second at most")
+    replaying.add_argument(
+        "--to", default="", metavar="DESTINATION", help="send them there instead"
+    )
+    for each in (listing, showing, editing, replaying, purging):
+        add_hub_options(each)
+
+
+def run(options: argparse.Namespace) -> int:
+    api = api_of(options)
+    actions = {
+        "list": _list,
+        "show": _show,
+        "edit": _edit,
+        "replay": _replay,
+        "purge": _purge,
+    }
+    return actions[options.action](api, options)
+
+
+def _list(api: Api, options: argparse.Namespace) -> int:
+    if options.queue is None:
+        answer = api.get("/v1/dead")
+        if options.json:
+            print_json(answer)
+        else:
+            queues = [(harmless(each["queue"]), each["length"]) for each in answer["queues"]]
+            print_table(("queue", "dead letters"), queues)
+        return 0
+    answer = api.get(
+        "/v1/dead/letters",
+        queue=options.queue,
+        filter=options.filter,
+        after=options.after,
+        limit=options.limit,
+    )
+    if options.json:
+        print_json(answer)
+        return 0
+    rows = [
+        (
+            each["id"],
+            moment(each["message"]["time"] / 1e6),
+            len(each["attempts"]),
+            harmless(each["cause"]) or "-",
+            shown_body(_unmarked(each["message"])),
+        )
+        for each in answer["letters"]
+    ]
+    print_table(("id", "died", "attempts", "cause", "payload"), rows)
+    if answer["next"]:
+        print(f"there may be more: --after {answer['next']}", file=sys.stderr)
+    return 0
+
+
+def _show(api: Api, options: argparse.Namespace) -> int:
+    answer = api.get(path_of("v1", "dead", "letters", options.id), queue=options.queue)
+    if options.json:
+        print_json(answer)
+    else:
+        _print_letter(answer)
+    return 0
+
+
+def _print_letter(letter: dict[str, Any]) -> None:
+    message = _unmarked(letter["message"])
+    origin = f"{letter['origin']} {letter['origin_id']}" if letter["origin"] else "nowhere"
+    print(f"letter {letter['id']}, once {harmless(origin)}: {harmless(letter['cause'])}")
+    for attempt in letter["attempts"]:
+        when = moment(attempt["time"] / 1e6)
+        print(f"  {when}  {harmless(attempt['connection'])}  {harmless(attempt['cause'])}")
+    if message.get("properties"):
+        print(f"properties  {in_short(message['properties'])}")
+    print(f"payload     {shown_body({**message, 'properties': {}})}")
+
+
+def _unmarked(message: dict[str, Any]) -> dict[str, Any]:
+    """Without the properties that say what stands beside it anyway."""
+    properties = {
+        key: value
+        for key, value in message.get("properties", {}).items()
+        if not key.startswith("dead-")
+    }
+    return {**message, "properties": properties}
+
+
+def _edit(api: Api, options: argparse.Namespace) -> int:
+    payload = payload_of(options)
+    body: dict[str, Any] = {"queue": options.queue}
+    if payload is not None:
+        body |= as_body(payload, options.content_type)
+    if options.content_type is not None:
+        body["content_type"] = options.content_type
+    if options.property:
+        body["properties"] = properties_of(options)
+    if len(body) == 1:
+        raise CrosswireError("nothing to change: give a payload, properties or a content type")
+    answer = api.patch(path_of("v1", "dead", "letters", options.id), body)
+    if options.json:
+        print_json(answer)
+    else:
+        _print_letter(answer)
+    return 0
+
+
+def _choice(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "queue": options.queue,
+        "ids": options.id,
+        "filter": options.filter,
+        "all": options.all,
+        "dry_run": options.dry_run,
+    }
+
+
+def _replay(api: Api, options: argparse.Namespace) -> int:
+    asked = {**_choice(options), "rate": options.rate, "destination": options.to}
+    replay = api.post("/v1/dead/replays", asked)
+    while replay["state"] == "running":
+        print(f"{replay['replayed']} sent again so far", file=sys.stderr)
+        time.sleep(_LOOK_S)
+        replay = api.get(path_of("v1", "dead", "replays", replay["id"]))
+    if options.json:
+        print_json(replay)
+    else:
+        _print_outcome("sent again", replay["replayed"], replay)
+        if replay["skipped"]:
+            print(f"{replay['skipped']} skipped: {harmless(replay['error'])}", file=sys.stderr)
+    return 0 if replay["state"] == "done" and not replay["skipped"] else 1
+
+
+def _purge(api: Api, options: argparse.Namespace) -> int:
+    answer = api.post("/v1/dead/purge", _choice(options))
+    if options.json:
+        print_json(answer)
+    else:
+        _print_outcome("let go", answer["done"], answer)
+    return 0
+
+
+def _print_outcome(what: str, done: int, answer: dict[str, Any]) -> None:
+    if not answer["dry_run"]:
+        print(f"{done} letters {what}", file=sys.stderr)
+        return
+    for identifier in answer["ids"]:
+        print(identifier)
+    print(f"{answer['matched']} letters would be {what}", file=sys.stderr)

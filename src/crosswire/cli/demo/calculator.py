@@ -1,0 +1,81 @@
+"""The Bond calculator over Epoxy, asked in JSON over EMP."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, ClassVar
+
+from crosswire.bond import hub_module, idl
+from crosswire.cli.demo.scene import HOST, Scene, soon
+from crosswire.clients.emp import EmpClient
+from crosswire.clients.epoxy import EpoxyClient, offer
+from crosswire.errors import CallFailed, ClientError, RequestFailed
+
+__all__ = ["Calculator"]
+
+_BURST = 5
+_DIVIDE_BY_ZERO = 1
+
+
+class _Desk:
+    """What the service does."""
+
+    def __init__(self, module: Any) -> None:
+        self._operation = module.enum("examples.calc.Operation").python_class
+        self._result = module.struct("examples.calc.Result").python_class
+
+    async def calculate(self, params: Any) -> Any:
+        if params.operation == self._operation.Mul:
+            return self._result(z=params.x * params.y)
+        raise CallFailed(_DIVIDE_BY_ZERO, "this desk only multiplies")
+
+    async def note(self, params: Any) -> None:
+        """Events need no answer."""
+
+
+class Calculator(Scene):
+    title: ClassVar[str] = "sums"
+    way: ClassVar[str] = "EMP → service → Epoxy"
+    story: ClassVar[str] = "JSON in, Bond to the provider, Bond back, JSON out"
+
+    def __init__(self, ports: dict[str, int]) -> None:
+        super().__init__(ports)
+        self._refused = 0
+
+    async def play(self, curtain: asyncio.Event) -> None:
+        module = idl.load(Path(__file__).with_name("calc.bond"))
+        handlers = offer(module.service("examples.calc.Calc"), _Desk(module))
+        async with (
+            EpoxyClient(HOST, self.ports["epoxy"], handlers=handlers, backoff=soon()) as desk,
+            EmpClient(HOST, self.ports["emp"], backoff=soon()) as caller,
+        ):
+            await asyncio.gather(
+                self._serve(desk),
+                self.send(curtain, lambda number: self._ask(caller, number), burst=_BURST),
+            )
+
+    async def _serve(self, desk: EpoxyClient) -> None:
+        module = hub_module()
+        services = module.struct("crosswire.Services").python_class(services=["examples.calc.Calc"])
+        while True:
+            peer = await desk.peer()
+            try:
+                await peer.call(module.service("crosswire.Hub"), "Serve", services)
+            except ClientError:
+                continue
+            await asyncio.wait([peer.ended])
+
+    async def _ask(self, caller: EmpClient, number: int) -> None:
+        operation = "Mul" if number % 10 else "Div"
+        asked = {"x": number, "y": 87, "operation": operation}
+        try:
+            reply = await caller.request("examples.calc.Calc/Calculate", asked, timeout_s=10)
+        except RequestFailed:
+            self._refused += 1
+            raise
+        if reply["z"] == number * 87:
+            self.arrived[number] += 1
+
+    def aside(self) -> str:
+        return f"{self._refused} calls answered with an error"

@@ -1,0 +1,58 @@
+"""Market ticks in MicroMsg2: a filter for the trader, everything for the archive, which is EMP."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import ClassVar
+
+from crosswire.cli.demo.scene import HOST, Scene, keep_asking, soon
+from crosswire.clients.emp import EmpClient, Json
+from crosswire.clients.micromsg2 import MicroMsg2Client
+
+__all__ = ["Ticks"]
+
+_BURST = 10
+_ARCHIVE = {"destination": "topic/ticks/#", "name": "ticks-archive", "from": "earliest"}
+
+
+class Ticks(Scene):
+    title: ClassVar[str] = "ticks"
+    way: ClassVar[str] = "MicroMsg2 → topic → EMP"
+    story: ClassVar[str] = "a trader takes prices above 150 only, an archive in EMP takes all"
+
+    def __init__(self, ports: dict[str, int]) -> None:
+        super().__init__(ports)
+        self._seen = 0
+
+    async def play(self, curtain: asyncio.Event) -> None:
+        port = self.ports["micromsg2"]
+        archive = EmpClient(
+            HOST, self.ports["emp"], handlers={"$deliver": self._file}, backoff=soon()
+        )
+        async with (
+            archive,
+            MicroMsg2Client(HOST, port, backoff=soon()) as trader,
+            MicroMsg2Client(HOST, port, backoff=soon()) as market,
+        ):
+            await asyncio.gather(
+                self.send(curtain, lambda number: self._tick(market, number), burst=_BURST),
+                keep_asking(archive, lambda peer: peer.request("$subscribe", _ARCHIVE)),
+                self._trade(trader),
+            )
+
+    async def _tick(self, market: MicroMsg2Client, number: int) -> None:
+        price = 100 + number % 100
+        properties = {"price": price, "number": number}
+        await market.send("topic/ticks/ACME", b"%d" % price, properties, timeout_s=10)
+
+    async def _file(self, data: Json) -> None:
+        self.arrived[data["properties"]["number"]] += 1
+
+    async def _trade(self, trader: MicroMsg2Client) -> None:
+        async with trader.subscribe("topic/ticks/#", filter="price>N150") as ticks:
+            async for tick in ticks:
+                assert int(tick.payload) > 150
+                self._seen += 1
+
+    def aside(self) -> str:
+        return f"{self._seen} passed the trader's filter"

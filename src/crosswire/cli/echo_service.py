@@ -1,0 +1,63 @@
+"""Answer every call of a service with what it brought, through any protocol, until interrupted."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+from collections.abc import Sequence
+
+from crosswire.cli.hub import print_json
+from crosswire.cli.via.contract import Got, Letter, Via, via
+from crosswire.cli.via.options import add_via_options, place_of, with_kind
+
+__all__ = ["configure", "run"]
+
+
+def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
+    parser.add_argument("service", help="service/NAME[/METHOD]; a bare name is a service")
+    parser.add_argument("--count", type=int, default=0, help="end after so many calls")
+    add_via_options(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    service = with_kind(options.service, "service")
+    answered = asyncio.run(_serve(via(options.via, place_of(options)), service, options))
+    print(f"{answered} calls answered", file=sys.stderr)
+    return 0
+
+
+async def _serve(adapter: Via, service: str, options: argparse.Namespace) -> int:
+    answered = 0
+    enough = asyncio.Event()
+
+    async def answer(got: Got) -> Letter:
+        nonlocal answered
+        answered += 1
+        if answered == options.count:
+            enough.set()
+        return Letter(payload=got.payload, content_type=got.content_type, properties=got.properties)
+
+    def ready() -> None:
+        if options.json:
+            print_json({"ready": True, "service": service})
+            sys.stdout.flush()
+        else:
+            print(f"{service} is served", file=sys.stderr)
+
+    serving = asyncio.create_task(adapter.serve(service, answer, ready))
+    waiting = asyncio.create_task(enough.wait())
+    try:
+        await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()
+        else:
+            # The last answer is still to be written.
+            await asyncio.sleep(0.1)
+    finally:
+        waiting.cancel()
+        serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+    return answered

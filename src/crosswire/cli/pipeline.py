@@ -1,0 +1,153 @@
+"""Make tables of captured traffic, on Spark."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from crosswire.cli.table import print_table
+from crosswire.errors import PipelineError
+from crosswire.pipeline.tables.names import NAMES
+from crosswire.wire import PROTOCOL_NAMES
+
+if TYPE_CHECKING:
+    from crosswire.pipeline.run import Summary
+
+__all__ = ["configure", "run"]
+
+SPOKEN = (*PROTOCOL_NAMES, "tls")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    one = actions.add_parser("run", help="read the input, write the tables")
+    one.add_argument(
+        "--input",
+        nargs="+",
+        required=True,
+        metavar="PATH",
+        help="capture files, folders of them, or the lake of a hub",
+    )
+    one.add_argument("--output", required=True, metavar="DIR", help="where the tables go")
+    one.add_argument(
+        "--tables",
+        nargs="+",
+        default=[],
+        choices=NAMES,
+        metavar="NAME",
+        help=f"only these: {', '.join(NAMES)} (default: all)",
+    )
+    one.add_argument(
+        "--since",
+        type=_time,
+        default=0,
+        metavar="TIME",
+        help="leave out what is older: 2026-11-15, 2026-11-15T08:00, or 90m, 12h, 7d ago",
+    )
+    one.add_argument(
+        "--port",
+        action="append",
+        type=_port,
+        default=[],
+        metavar="PORT=PROTOCOL",
+        help="what is spoken on a port (default: its protocol's own, else a look at the bytes)",
+    )
+    one.add_argument("--master", default="local[*]", metavar="URL", help="which Spark to run on")
+    one.add_argument(
+        "--conf",
+        action="append",
+        type=_setting,
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting for Spark",
+    )
+    one.add_argument("--json", action="store_true", help="the summary as one JSON object")
+
+
+def _time(text: str) -> int:
+    """µs since 1970."""
+    ago = re.fullmatch(r"(\d+)([smhd])", text)
+    try:
+        if ago:
+            moment = datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+        else:
+            moment = datetime.fromisoformat(text)
+            moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return round(moment.timestamp() * 1e6)
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text!r} is no time") from None
+
+
+def _port(text: str) -> tuple[int, str]:
+    port, _, name = text.partition("=")
+    if not port.isdigit() or not 0 < int(port) < 65536 or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not PORT=PROTOCOL")
+    if name not in SPOKEN:
+        names = ", ".join(SPOKEN)
+        raise argparse.ArgumentTypeError(f"nobody speaks {name!r}; there are {names}")
+    return int(port), name
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key.startswith("spark.") or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a Spark setting KEY=VALUE")
+    return key, value
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        from crosswire.pipeline.inputs import find_inputs
+        from crosswire.pipeline.run import Batch, run_batch
+        from crosswire.pipeline.session import start
+    except ModuleNotFoundError as error:
+        raise PipelineError(
+            f"the pipeline needs {error.name}: pip install 'crosswire[spark]'"
+        ) from error
+    batch = Batch(
+        inputs=find_inputs(options.input),
+        output=options.output,
+        tables=frozenset(options.tables),
+        since_us=options.since,
+        ports=dict(options.port),
+    )
+    if not options.json:
+        print(f"Starting Spark ({options.master}) …", file=sys.stderr)
+    spark = start(options.master, dict(options.conf))
+    try:
+        summary = run_batch(spark, batch, quiet=options.json)
+    finally:
+        spark.stop()
+    _print(summary, as_json=options.json)
+    return 0
+
+
+def _print(summary: Summary, *, as_json: bool) -> None:
+    if as_json:
+        said = {
+            "tables": summary.rows,
+            "accounting": summary.accounting,
+            "seconds": round(summary.seconds, 3),
+        }
+        print(msgspec.json.encode(said).decode())
+        return
+    print_table(("table", "rows"), [(name, f"{rows:,}") for name, rows in summary.rows.items()])
+    if summary.accounting:
+        print()
+        names = list(summary.accounting[0])[1:]
+        rows: list[Sequence[Any]] = [
+            (each["protocol"] or "unknown", *(f"{each[name]:,}" for name in names))
+            for each in summary.accounting
+        ]
+        print_table(("bytes of", *names), rows)
+    print(
+        f"{summary.seen:,} bytes, every one accounted for, in {summary.seconds:.1f} s.",
+        file=sys.stderr,
+    )

@@ -1,0 +1,51 @@
+"""Send to a queue or publish to a topic, through any protocol; done when the hub has it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from crosswire.cli.body import add_payload_options, content_type_of, payload_of, properties_of
+from crosswire.cli.hub import print_json
+from crosswire.cli.via.contract import Letter, via
+from crosswire.cli.via.options import add_via_options, place_of, with_kind
+
+__all__ = ["configure", "run"]
+
+
+def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
+    parser.add_argument("destination", help="queue/NAME or topic/NAME; a bare name is a queue")
+    add_payload_options(parser)
+    parser.add_argument("--lines", action="store_true", help="every line is a message of its own")
+    parser.add_argument("--count", type=int, default=1, help="send it so often (1)")
+    parser.add_argument(
+        "--content-type", metavar="TYPE", help="what it is; without it, what it looks like"
+    )
+    add_via_options(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    payload = payload_of(options)
+    if payload is None:
+        payload = sys.stdin.buffer.read()
+    payloads = payload.splitlines() if options.lines else [payload]
+    letters = [
+        Letter(
+            payload=each,
+            content_type=options.content_type or content_type_of(each),
+            properties=properties_of(options),
+        )
+        for each in payloads
+    ] * options.count
+    destination = with_kind(options.destination, "queue")
+    ids = asyncio.run(via(options.via, place_of(options)).publish(destination, letters))
+    known = [identifier for identifier in ids if identifier]
+    if options.json:
+        print_json({"destination": destination, "count": len(letters), "ids": known})
+        return 0
+    for identifier in known:
+        print(identifier)
+    print(f"{len(letters)} to {destination}", file=sys.stderr)
+    return 0

@@ -1,0 +1,183 @@
+"""Through Epoxy: the services `crosswire.Hub` and `crosswire.Subscriber`, or any other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from crosswire.bond import hub_module, marshal
+from crosswire.cli.body import Property
+from crosswire.cli.via.contract import (
+    Answerer,
+    Got,
+    Letter,
+    Place,
+    Via,
+    Wanted,
+    inside,
+    kept,
+    runs,
+)
+from crosswire.clients.epoxy import Call, EpoxyClient, EpoxyPeer, Handler, Handlers
+from crosswire.envelope import Envelope
+from crosswire.gateways.payloads import Schemas
+
+__all__ = ["EpoxyVia"]
+
+
+class EpoxyVia(Via):
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self._module = hub_module()
+        self._hub = self._module.service("crosswire.Hub")
+        self._schemas = Schemas(place.bond)
+
+    def _make(self, struct: str, /, **fields: Any) -> Any:
+        return self._module.struct(f"crosswire.{struct}").python_class(**fields)
+
+    @asynccontextmanager
+    async def _client(self, handlers: Handlers | None = None) -> AsyncIterator[EpoxyClient]:
+        place = self.place
+        async with EpoxyClient(
+            place.host, self.port("epoxy"), tls=place.tls, token=place.token, handlers=handlers
+        ) as client:
+            yield client
+
+    async def publish(self, destination: str, letters: Sequence[Letter]) -> list[int]:
+        ids: list[int] = []
+        async with self._client() as client:
+            for run in runs(letters):
+                answers = await asyncio.gather(
+                    *(
+                        client.call(
+                            self._hub,
+                            "Publish",
+                            self._make(
+                                "Publication",
+                                destination=destination,
+                                payload=letter.payload,
+                                content_type=letter.content_type,
+                                properties={
+                                    name: self._value(value)
+                                    for name, value in letter.properties.items()
+                                },
+                            ),
+                        )
+                        for letter in run
+                    )
+                )
+                ids += [answer.id for answer in answers]
+        return ids
+
+    def _value(self, value: Property) -> Any:
+        if isinstance(value, bool):
+            return self._make("Value", truth=value)
+        if isinstance(value, int):
+            return self._make("Value", integer=value)
+        field = "real" if isinstance(value, float) else "text"
+        return self._make("Value", **{field: value})
+
+    async def subscribe(self, wanted: Wanted) -> AsyncGenerator[Got, None]:
+        arrived: asyncio.Queue[Any] = asyncio.Queue()
+        struct = self._module.struct("crosswire.Delivery")
+
+        async def deliver(call: Call) -> None:
+            arrived.put_nowait((call.peer, marshal.unmarshal(call.payload, struct)))
+
+        asked = self._make(
+            "Subscription",
+            destination=wanted.destination,
+            filter=wanted.filter,
+            name=wanted.name,
+            start=wanted.start,
+            window=wanted.window,
+        )
+        async with self._client({("crosswire.Subscriber", "Deliver"): deliver}) as client:
+
+            async def keep() -> None:
+                while True:
+                    peer = await client.peer()
+                    await peer.call(self._hub, "Subscribe", asked)
+                    await asyncio.wait([peer.ended])
+
+            async with kept(keep()) as keeper:
+                while True:
+                    yield self._got(*await inside(arrived.get(), keeper))
+
+    def _got(self, peer: EpoxyPeer, delivery: Any) -> Got:
+        async def settle() -> None:
+            if not peer.ended.done():
+                settlement = self._make(
+                    "Settlement", subscription=delivery.subscription, ids=[delivery.id]
+                )
+                await peer.call(self._hub, "Settle", settlement)
+
+        properties: dict[str, Property] = {}
+        for name, value in delivery.properties.items():
+            members = (value.text, value.integer, value.real, value.truth)
+            properties[name] = next(each for each in members if each is not None)
+        return Got(
+            destination=delivery.destination,
+            payload=delivery.payload,
+            content_type=delivery.content_type,
+            properties=properties,
+            id=delivery.id,
+            attempt=delivery.attempt,
+            settle=settle,
+        )
+
+    async def call(self, service: str, letter: Letter, timeout_s: float) -> Got:
+        asked = Envelope(
+            destination=service,
+            kind="request",
+            payload=letter.payload,
+            content_type=letter.content_type,
+        )
+        name, _, method = service.removeprefix("service/").partition("/")
+        async with self._client() as client:
+            reply = await client.call_bytes(
+                name, method, self._schemas.to_bond(asked), timeout_s=timeout_s
+            )
+        payload, content_type = self._schemas.from_bond("response", service, reply.payload)
+        answer = self._schemas.to_json(
+            Envelope(
+                destination=service, kind="response", payload=payload, content_type=content_type
+            )
+        )
+        return Got(destination=service, payload=answer.payload, content_type=answer.content_type)
+
+    async def serve(self, service: str, answerer: Answerer, ready: Callable[[], None]) -> None:
+        """Calls are answered as they come: marshalled Bond in, marshalled Bond out."""
+
+        async def answer(call: Call) -> bytes:
+            letter = await answerer(Got(destination=service, payload=call.payload))
+            return letter.payload
+
+        name = service.removeprefix("service/")
+        async with self._client(_Every(answer)) as client:
+            while True:
+                peer = await client.peer()
+                await peer.call(self._hub, "Serve", self._make("Services", services=[name]))
+                ready()
+                await asyncio.wait([peer.ended])
+
+
+class _Every(Mapping[tuple[str, str], Handler]):
+    """The same handler for every method of every service."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+
+    def __getitem__(self, _name: tuple[str, str]) -> Handler:
+        return self._handler
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __bool__(self) -> bool:
+        return True

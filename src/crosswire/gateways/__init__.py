@@ -1,0 +1,1 @@
+"""The doors to the hub, one module a protocol: events to hub calls, deliveries to frames."""

@@ -1,0 +1,482 @@
+"""EMP's gateway: `$` operations for the hub itself, any other operation is a service.
+
+Requests are processed in order, as EMP asks. Consecutive `$publish` requests are no exception, but
+fast: they join one commit group and are answered in order after it; any other operation waits for
+those before it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from crosswire.envelope import Envelope, Property
+from crosswire.errors import (
+    CallTimeout,
+    CrosswireError,
+    DestinationFull,
+    Forbidden,
+    HubError,
+    InvalidDestination,
+    InvalidEnvelope,
+    InvalidFilter,
+    InvalidSchedule,
+    NoProvider,
+    ProviderFailed,
+    ProviderLost,
+    StoreFull,
+    SubscriptionConflict,
+    UnknownMessage,
+)
+from crosswire.gateways.gateway import Gateway, parse_start
+from crosswire.gateways.payloads import JSON, Body, from_body, to_body
+from crosswire.hub.attachment import Attachment, Delivery
+from crosswire.hub.receipt import Receipt
+from crosswire.hub.schedules import Schedule
+from crosswire.hub.services import Answer, Provider
+from crosswire.wire.contract import Connection, Event
+from crosswire.wire.emp.connection import EmpConnection
+from crosswire.wire.emp.events import RequestReceived, ResponseReceived
+
+__all__ = ["EmpGateway"]
+
+_Properties = dict[str, Property]
+
+
+class _Publish(msgspec.Struct, frozen=True, gc=False):
+    """Data of `$publish`."""
+
+    destination: str
+    json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    text: str | None = None
+    base64: str | None = None
+    properties: _Properties = {}
+    key: str = ""
+
+
+class _Subscribe(msgspec.Struct, frozen=True, rename={"start": "from"}):
+    destination: str
+    filter: str = ""
+    name: str = ""
+    start: str | int = "latest"
+    window: int | None = None
+
+
+class _Schedule(msgspec.Struct, frozen=True):
+    destination: str
+    json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    text: str | None = None
+    base64: str | None = None
+    interval_s: float = 0.0
+    cron: str = ""
+    nohaste: bool = False
+    run_count: int = 0
+    properties: _Properties = {}
+
+
+class _Authenticate(msgspec.Struct, frozen=True):
+    token: str
+
+
+class _Serve(msgspec.Struct, frozen=True):
+    services: list[str]
+
+
+class _Unsubscribe(msgspec.Struct, frozen=True):
+    subscription: int
+
+
+class _Unschedule(msgspec.Struct, frozen=True):
+    schedule: str
+
+
+class _GetOp(msgspec.Struct, frozen=True):
+    op_name: str
+
+
+class _Deliver(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """Data of `$deliver`."""
+
+    subscription: int
+    id: int
+    destination: str
+    attempt: int
+    properties: _Properties
+    json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    text: str | None = None
+    base64: str | None = None
+
+
+_read_publish: Final = msgspec.json.Decoder(_Publish).decode
+_encode: Final = msgspec.json.Encoder().encode
+
+_CODES: Final[list[tuple[type[CrosswireError], str]]] = [
+    (NoProvider, "unknown_op"),
+    (CallTimeout, "timeout"),
+    (ProviderLost, "provider_lost"),
+    (DestinationFull, "refused"),
+    (StoreFull, "refused"),
+    (Forbidden, "forbidden"),
+    (InvalidDestination, "invalid_request"),
+    (InvalidEnvelope, "invalid_request"),
+    (InvalidFilter, "invalid_request"),
+    (InvalidSchedule, "invalid_request"),
+    (SubscriptionConflict, "invalid_request"),
+    (UnknownMessage, "invalid_request"),
+]
+
+
+def code_of(error: CrosswireError) -> str:
+    """The failure code for an error of the hub."""
+    return next((code for kind, code in _CODES if isinstance(error, kind)), "internal")
+
+
+class EmpGateway(Gateway):
+    protocol: ClassVar[str] = "emp"
+
+    def connect(self, now: float) -> Connection:
+        self._connection = EmpConnection("server", now, limits=self.site.config.limits.emp)
+        self._todo: deque[RequestReceived] = deque()
+        self._published: deque[tuple[list[int | tuple[int, HubError]], Receipt]] = deque()
+        self._calling = False
+        self._asked: dict[int, tuple[Attachment | Provider, int]] = {}
+        self._subscriptions: dict[int, Attachment] = {}
+        self._numbers: dict[Attachment, int] = {}
+        self._early: dict[Attachment, list[Delivery]] = {}
+        self._next_subscription = 1
+        return self._connection
+
+    def receive(self, events: list[Event]) -> None:
+        settled: dict[Attachment, list[int]] = {}
+        for event in events:
+            if isinstance(event, RequestReceived):
+                self._todo.append(event)
+            elif isinstance(event, ResponseReceived):
+                self._on_response(event, settled)
+        now = self.site.now()
+        for attachment, ids in settled.items():
+            attachment.settle(ids, now)
+        self._advance()
+
+    # Requests of the peer.
+
+    def _advance(self) -> None:
+        while self._todo and not self._calling and not self._connection.closed:
+            if self._todo[0].op == "$publish":
+                self._publish()
+            elif self._published:
+                return
+            else:
+                self._perform(self._todo.popleft())
+
+    def _publish(self) -> None:
+        """All `$publish` requests at the head, as one batch."""
+        envelopes: list[Envelope] = []
+        answers: list[int | tuple[int, HubError]] = []
+        while self._todo and self._todo[0].op == "$publish":
+            request = self._todo.popleft()
+            try:
+                envelopes.append(self._envelope(_read_publish(request.data)))
+                answers.append(request.id)
+            except HubError as error:
+                answers.append((request.id, error))
+            except msgspec.MsgspecError as error:
+                answers.append((request.id, InvalidEnvelope(str(error))))
+        receipt = self.produce(envelopes)
+        self._published.append((answers, receipt))
+        receipt.add_done_callback(self._answer_published)
+
+    def _envelope(self, data: _Publish) -> Envelope:
+        self.require("produce", data.destination)
+        payload, content_type = from_body(Body(data.json, data.text, data.base64))
+        return Envelope(
+            destination=data.destination,
+            kind="publish" if data.destination.startswith("topic/") else "send",
+            payload=payload,
+            protocol=self.protocol,
+            connection=self.id,
+            principal=self.principal,
+            key=data.key,
+            properties=data.properties,
+            content_type=content_type,
+        )
+
+    def _answer_published(self, _receipt: Receipt) -> None:
+        """A batch that needs no disk may be done before one that does: the order is kept."""
+        if self.left or self._connection.closed:
+            return
+        while self._published and self._published[0][1].done:
+            answers, receipt = self._published.popleft()
+            place = 0
+            for answer in answers:
+                if not isinstance(answer, int):
+                    self._fail(*answer)
+                    continue
+                error = receipt.error or receipt.refused.get(place)
+                if error is None:
+                    self._connection.send_success(answer, b'{"id":%d}' % receipt.ids[place])
+                else:
+                    self._fail(answer, error)
+                place += 1
+        self.session.wake()
+        self._advance()
+
+    def _perform(self, request: RequestReceived) -> None:
+        operation = _OPERATIONS.get(request.op)
+        try:
+            if operation is not None:
+                reply = operation(self, request.data)
+                self._connection.send_success(request.id, reply)
+                self._begin_subscription()
+            elif request.op.startswith("$"):
+                raise NoProvider(f"the hub has no operation {request.op}")
+            else:
+                self._call(request)
+        except HubError as error:
+            self._fail(request.id, error)
+        except msgspec.MsgspecError as error:
+            self._fail(request.id, InvalidEnvelope(str(error)))
+
+    def _fail(self, identifier: int, error: CrosswireError) -> None:
+        if isinstance(error, ProviderFailed):
+            data = error.data if error.data[:1] == b"{" else b"{}"
+            self._connection.send_failure(identifier, error.code, error.description, data)
+        else:
+            self._connection.send_failure(identifier, code_of(error), str(error))
+
+    def _call(self, request: RequestReceived) -> None:
+        envelope = Envelope(
+            destination=f"service/{request.op}",
+            kind="request",
+            payload=request.data,
+            protocol=self.protocol,
+            connection=self.id,
+            principal=self.principal,
+            correlation=str(request.id),
+            content_type=JSON,
+        )
+
+        def answered(answer: Answer) -> None:
+            self._calling = False
+            try:
+                if isinstance(answer, CrosswireError):
+                    raise answer
+                self._connection.send_success(request.id, self._as_object(answer))
+            except HubError as error:
+                self._fail(request.id, error)
+            self.session.wake()
+            self._advance()
+
+        self._calling = True
+        try:
+            self.call(envelope, answered)
+        except HubError:
+            self._calling = False
+            raise
+
+    def _as_object(self, envelope: Envelope) -> bytes:
+        """EMP's data is an object: anything else is put into one."""
+        envelope = self.site.schemas.to_json(envelope)
+        body = to_body(envelope)
+        if isinstance(body.json, msgspec.Raw) and bytes(body.json).startswith(b"{"):
+            return bytes(body.json)
+        return _encode(body)
+
+    # The hub's own operations: data in, data out.
+
+    def _echo(self, data: bytes) -> bytes:
+        return data
+
+    def _list_ops(self, _data: bytes) -> bytes:
+        served = [name.removeprefix("service/") for name in self.hub.services.providers()]
+        names = [*sorted(_OPERATIONS), "$publish", *sorted(served)]
+        return _encode({"ops": [{"name": name} for name in names]})
+
+    def _get_op(self, data: bytes) -> bytes:
+        name = msgspec.json.decode(data, type=_GetOp).op_name
+        known = name in _OPERATIONS or name == "$publish"
+        if not known and not (not name.startswith("$") and self.hub.is_served(f"service/{name}")):
+            raise NoProvider(f"nobody provides {name}")
+        return _encode({"op": {"name": name}})
+
+    def _authenticate(self, data: bytes) -> bytes:
+        token = msgspec.json.decode(data, type=_Authenticate).token
+        principal = self.site.access.by_token(token)
+        if principal is None:
+            self.site.count("unauthenticated", self.protocol)
+            raise Forbidden("nobody has this token")
+        self.identify(principal)
+        return _encode({"principal": principal})
+
+    def _subscribe(self, data: bytes) -> bytes:
+        asked = msgspec.json.decode(data, type=_Subscribe)
+        number = self._next_subscription
+        self._next_subscription += 1
+        attachment = self.consume(
+            asked.destination,
+            window=asked.window,
+            filter=asked.filter,
+            name=asked.name,
+            start=parse_start(str(asked.start)),
+        )
+        self._subscriptions[number] = attachment
+        return _encode({"subscription": number})
+
+    def _begin_subscription(self) -> None:
+        """The peer knows the number of its new subscription now."""
+        number = self._next_subscription - 1
+        attachment = self._subscriptions.get(number)
+        if attachment is not None and attachment not in self._numbers:
+            self._numbers[attachment] = number
+            self.deliver(attachment, self._early.pop(attachment, []))
+
+    def _unsubscribe(self, data: bytes) -> bytes:
+        number = msgspec.json.decode(data, type=_Unsubscribe).subscription
+        attachment = self._subscriptions.pop(number, None)
+        if attachment is None:
+            raise UnknownMessage(f"there is no subscription {number} on this connection")
+        self._numbers.pop(attachment, None)
+        self.detach(attachment)
+        return b"{}"
+
+    def _serve(self, data: bytes) -> bytes:
+        services = msgspec.json.decode(data, type=_Serve).services
+        if any(name.startswith("$") for name in services):
+            raise Forbidden("names that start with $ are the hub's own")
+        served = {name for provider in self.providers for name in provider.names}
+        new = {f"service/{name}" for name in services} - served
+        if new:
+            self.serve(sorted(new))
+        return b"{}"
+
+    def _schedule(self, data: bytes) -> bytes:
+        asked = msgspec.json.decode(data, type=_Schedule)
+        body = _Publish(asked.destination, asked.json, asked.text, asked.base64, asked.properties)
+        now = self.site.now()
+        schedule = Schedule(
+            id=f"{self.id}/{self.hub.store.reserve(1)}",
+            envelope=self._envelope(body),
+            interval_s=asked.interval_s,
+            cron=asked.cron,
+            run_count=asked.run_count,
+            nohaste=asked.nohaste,
+        )
+        return _encode({"schedule": self.hub.schedules.add(schedule, now).id})
+
+    def _unschedule(self, data: bytes) -> bytes:
+        identifier = msgspec.json.decode(data, type=_Unschedule).schedule
+        found = self.hub.schedules.get(identifier)
+        if found is not None:
+            self.require("produce", found.envelope.destination)
+        self.hub.schedules.remove(identifier)
+        return b"{}"
+
+    def _list_schedules(self, _data: bytes) -> bytes:
+        allowed = self.site.access.may
+        listed = [
+            {
+                "schedule": each.id,
+                "destination": each.envelope.destination,
+                "interval_s": each.interval_s,
+                "cron": each.cron,
+                "run_count": each.run_count,
+                "fired": each.fired,
+                "next_due": each.next_due,
+            }
+            for each in self.hub.schedules.all()
+            if allowed(self.principal, "produce", each.envelope.destination)
+        ]
+        return _encode({"schedules": listed})
+
+    # Requests of ours, and their answers.
+
+    def deliver(self, attachment: Attachment, deliveries: list[Delivery]) -> None:
+        if self._connection.closed:
+            return
+        number = self._numbers.get(attachment)
+        if number is None:
+            # Its `$subscribe` is not answered yet: the peer would not know what this is.
+            self._early.setdefault(attachment, []).extend(deliveries)
+            return
+        send = self._connection.send_request
+        for delivery in deliveries:
+            envelope = self._readable(delivery.envelope)
+            body = to_body(envelope)
+            data = _Deliver(
+                number,
+                envelope.id,
+                envelope.destination,
+                delivery.attempt,
+                envelope.properties,
+                body.json,
+                body.text,
+                body.base64,
+            )
+            self._asked[send("$deliver", _encode(data))] = (attachment, envelope.id)
+        self.session.wake()
+
+    def _readable(self, envelope: Envelope) -> Envelope:
+        """A Bond payload as JSON where a schema fits it; the bytes as they are where none does."""
+        try:
+            return self.site.schemas.to_json(envelope)
+        except InvalidEnvelope:
+            return envelope
+
+    def request(self, provider: Provider, requests: list[Delivery]) -> None:
+        if self._connection.closed:
+            return
+        now = self.site.now()
+        for delivery in requests:
+            envelope = delivery.envelope
+            try:
+                data = self._as_object(envelope)
+            except HubError as error:
+                failure = ProviderFailed(code_of(error), str(error))
+                provider.fail(envelope.id, failure, now)
+                continue
+            op = envelope.destination.removeprefix("service/")
+            self._asked[self._connection.send_request(op, data)] = (provider, envelope.id)
+        self.session.wake()
+
+    def _on_response(self, event: ResponseReceived, settled: dict[Attachment, list[int]]) -> None:
+        target, identifier = self._asked.pop(event.id)
+        now = self.site.now()
+        if isinstance(target, Provider):
+            if event.succeeded:
+                target.answer(identifier, self._response(event.data), now)
+            else:
+                failed = ProviderFailed(event.code, event.description, data=event.data)
+                target.fail(identifier, failed, now)
+        elif event.succeeded:
+            settled.setdefault(target, []).append(identifier)
+        else:
+            cause = f"{event.code}: {event.description}" if event.code else event.description
+            target.refuse([identifier], now, cause=cause)
+
+    def _response(self, data: bytes) -> Envelope:
+        return Envelope(
+            destination="",
+            kind="response",
+            payload=data,
+            protocol=self.protocol,
+            connection=self.id,
+            principal=self.principal,
+            content_type=JSON,
+        )
+
+
+_OPERATIONS: Final[dict[str, Callable[[EmpGateway, bytes], Any]]] = {
+    "$authenticate": EmpGateway._authenticate,
+    "$echo": EmpGateway._echo,
+    "$get_op": EmpGateway._get_op,
+    "$list_ops": EmpGateway._list_ops,
+    "$list_schedules": EmpGateway._list_schedules,
+    "$schedule": EmpGateway._schedule,
+    "$serve": EmpGateway._serve,
+    "$subscribe": EmpGateway._subscribe,
+    "$unschedule": EmpGateway._unschedule,
+    "$unsubscribe": EmpGateway._unsubscribe,
+}

@@ -1,0 +1,168 @@
+"""What the hub and Epoxy peers say to each other: structs, properties and errors."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from crosswire.bond import hub_module, marshal
+from crosswire.bond.schema import StructDef
+from crosswire.envelope import Property
+from crosswire.errors import (
+    BondError,
+    CallTimeout,
+    CrosswireError,
+    DestinationFull,
+    Forbidden,
+    InvalidDestination,
+    InvalidEnvelope,
+    InvalidFilter,
+    NoProvider,
+    ProviderFailed,
+    ProviderLost,
+    StoreFull,
+    SubscriptionConflict,
+    UnknownMessage,
+)
+from crosswire.hub.attachment import Delivery
+from crosswire.wire.epoxy.comm import ErrorCode, unmarshal_error
+
+__all__ = [
+    "NOTHING",
+    "PUBLICATION",
+    "PUBLISHED",
+    "SERVICES",
+    "SETTLED",
+    "SETTLEMENT",
+    "SUBSCRIBED",
+    "SUBSCRIPTION",
+    "code_of",
+    "encode_delivery",
+    "failure_of",
+    "from_values",
+    "is_error",
+]
+
+
+def _struct(name: str) -> StructDef:
+    return hub_module().struct(f"crosswire.{name}")
+
+
+PUBLICATION: Final = _struct("Publication")
+PUBLISHED: Final = _struct("Published")
+SUBSCRIPTION: Final = _struct("Subscription")
+SUBSCRIBED: Final = _struct("Subscribed")
+_DELIVERY: Final = _struct("Delivery")
+SETTLEMENT: Final = _struct("Settlement")
+SETTLED: Final = _struct("Settled")
+SERVICES: Final = _struct("Services")
+
+_Delivery: Final = _DELIVERY.python_class
+_Value: Final = _struct("Value").python_class
+NOTHING: Final = marshal.marshal(_struct("Nothing").python_class(), _struct("Nothing"))
+
+
+# ------------------------------------------------------------------------------------ properties
+
+
+def from_values(values: dict[str, Any]) -> dict[str, Property]:
+    """Raises InvalidEnvelope unless exactly one member of each is set."""
+    properties: dict[str, Property] = {}
+    for name, value in values.items():
+        members = (value.text, value.integer, value.real, value.truth)
+        given = [member for member in members if member is not None]
+        if len(given) != 1:
+            raise InvalidEnvelope(f"property {name!r} has {len(given)} values, not one")
+        properties[name] = given[0]
+    return properties
+
+
+def _to_values(properties: dict[str, Property]) -> dict[str, Any]:
+    return {name: _to_value(value) for name, value in properties.items()}
+
+
+def _to_value(value: Property) -> Any:
+    if isinstance(value, bool):
+        return _Value(truth=value)
+    if isinstance(value, int):
+        # What int64 can't hold keeps its digits rather than its type.
+        fits = -(2**63) <= value < 2**63
+        return _Value(integer=value) if fits else _Value(text=str(value))
+    return _Value(real=value) if isinstance(value, float) else _Value(text=value)
+
+
+def encode_delivery(number: int, delivery: Delivery) -> bytes:
+    envelope = delivery.envelope
+    properties = envelope.properties
+    return marshal.marshal(
+        _Delivery(
+            subscription=number,
+            id=envelope.id,
+            destination=envelope.destination,
+            payload=envelope.payload,
+            content_type=envelope.content_type,
+            properties=_to_values(properties) if properties else {},
+            attempt=delivery.attempt,
+        ),
+        _DELIVERY,
+    )
+
+
+# ---------------------------------------------------------------------------------------- errors
+
+_CODES: Final[list[tuple[type[CrosswireError], ErrorCode]]] = [
+    (NoProvider, ErrorCode.METHOD_NOT_FOUND),
+    (CallTimeout, ErrorCode.TIMEOUT_ERROR),
+    (ProviderLost, ErrorCode.CONNECTION_SHUT_DOWN),
+    (DestinationFull, ErrorCode.TRANSPORT_ERROR),
+    (StoreFull, ErrorCode.TRANSPORT_ERROR),
+    (Forbidden, ErrorCode.INVALID_INVOCATION),
+    (InvalidDestination, ErrorCode.INVALID_INVOCATION),
+    (InvalidFilter, ErrorCode.INVALID_INVOCATION),
+    (SubscriptionConflict, ErrorCode.INVALID_INVOCATION),
+    (UnknownMessage, ErrorCode.INVALID_INVOCATION),
+]
+
+_WORDS: Final = {
+    ErrorCode.METHOD_NOT_FOUND: "unknown_op",
+    ErrorCode.TIMEOUT_ERROR: "timeout",
+    ErrorCode.CONNECTION_SHUT_DOWN: "provider_lost",
+    ErrorCode.INTERNAL_SERVER_ERROR: "internal",
+}
+"""What providers' failures are called in all protocols; any other is its number."""
+
+_NUMBERS: Final = {word: code for code, word in _WORDS.items()}
+
+
+def code_of(error: CrosswireError) -> int:
+    if isinstance(error, ProviderFailed):
+        return _NUMBERS.get(error.code) or _number(error.code)
+    found = (code for kind, code in _CODES if isinstance(error, kind))
+    return next(found, ErrorCode.INTERNAL_SERVER_ERROR)
+
+
+def _number(code: str) -> int:
+    """An application's own, where it can be one."""
+    if re.fullmatch(r"-?[0-9]{1,10}", code) and -(2**31) <= int(code) < 2**31:
+        return int(code)
+    return ErrorCode.INTERNAL_SERVER_ERROR
+
+
+def failure_of(data: bytes) -> ProviderFailed:
+    """A provider's error, in words for all protocols and as it came for callers of Epoxy."""
+    try:
+        error = unmarshal_error(data)
+    except BondError as unreadable:
+        return ProviderFailed("internal", f"the provider's error can't be read: {unreadable}")
+    code = str(error.error_code)
+    if error.error_code in _WORDS:
+        code = _WORDS[ErrorCode(error.error_code)]
+    return ProviderFailed(code, error.message, data=data)
+
+
+def is_error(data: bytes) -> bool:
+    try:
+        unmarshal_error(data)
+    except BondError:
+        return False
+    return True

@@ -1,0 +1,338 @@
+"""What every gateway does: who the peer is, what it may do, what it holds, and letting go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, ClassVar, Final
+
+from crosswire.access import ANONYMOUS, Deed
+from crosswire.envelope import Envelope
+from crosswire.errors import (
+    DestinationFull,
+    Forbidden,
+    InvalidDestination,
+    PeerTimeout,
+    ServiceUnavailable,
+)
+from crosswire.gateways.logs import log_event
+from crosswire.gateways.site import Site
+from crosswire.hub.attachment import Attachment, Consumer, Delivery, Notice, Window
+from crosswire.hub.ledger import Peer
+from crosswire.hub.receipt import Receipt
+from crosswire.hub.services import Answer, Call, Provider
+from crosswire.hub.subscriptions import AtId, AtTime, Start
+from crosswire.session import Session
+from crosswire.wire.contract import Connection, ConnectionClosed, ConnectionFailed, Event
+
+__all__ = ["Gateway", "parse_start"]
+
+_log = logging.getLogger("crosswire.gateways")
+
+_KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
+_OURS: Final = "service/crosswire."
+
+
+class Gateway(ABC):
+    """One peer's door to the hub; a session's owner, and the hub's receiver of deliveries.
+
+    A protocol derives it with `connect`, `receive`, `deliver` and `request`. Everything that it
+    sends on its connection outside of `receive` is followed by `self.session.wake()`.
+    """
+
+    protocol: ClassVar[str]
+    session: Session
+
+    def __init__(self, site: Site, listener: str) -> None:
+        self.site = site
+        self.hub = site.hub
+        self.listener = listener
+        self.host = ""
+        self.address = ""
+        self.id = site.name_connection(listener)
+        self.since = site.now()
+        self.principal = ANONYMOUS
+        self.left = False
+        self.peer = Peer(self.protocol, self.id, self.principal)
+        self.attachments: set[Attachment] = set()
+        self.providers: set[Provider] = set()
+        self.calls: dict[int, Call] = {}
+        self._has_room = False
+
+    # What a protocol fills in.
+
+    @abstractmethod
+    def connect(self, now: float) -> Connection:
+        """The protocol's connection, in the role of who accepts."""
+
+    @abstractmethod
+    def receive(self, events: list[Event]) -> None:
+        """Act on what one read brought, the end of the connection excepted."""
+
+    @abstractmethod
+    def deliver(self, attachment: Attachment, deliveries: list[Delivery]) -> None:
+        """Send these to the peer, and settle or refuse them as it answers."""
+
+    def notice(self, attachment: Attachment, notice: Notice) -> None:
+        """A gap, or the end of a subscription. Told to the peer where its protocol can."""
+        self.log(logging.INFO, "notice", destination=attachment.destination, notice=str(notice))
+
+    @abstractmethod
+    def request(self, provider: Provider, requests: list[Delivery]) -> None:
+        """Send these calls to the peer, which said that it serves them."""
+
+    def cancel(self, provider: Provider, ids: list[int]) -> None:  # noqa: B027
+        """Nobody waits for these calls any more. Most protocols have no word for it."""
+
+    def leave(self) -> None:  # noqa: B027  most have nothing
+        """The peer is gone: let go of what only this protocol knows."""
+
+    def log(self, level: int, what: str, **fields: object) -> None:
+        """A line about this connection; never about a message."""
+        log_event(
+            _log,
+            level,
+            what,
+            connection=self.id,
+            protocol=self.protocol,
+            address=self.address,
+            principal=self.principal,
+            **fields,
+        )
+
+    # Who it is.
+
+    def identify(self, principal: str) -> None:
+        """The peer has shown who it is."""
+        self.principal = principal
+        self.peer = Peer(self.protocol, self.id, principal)
+
+    def require(self, deed: Deed, destination: str) -> None:
+        """Raises Forbidden."""
+        if not self.site.access.may(self.principal, deed, destination):
+            self.site.count("forbidden", self.protocol)
+            raise Forbidden(f"{self.principal or 'a stranger'} may not {deed} {destination}")
+
+    def open(self, now: float) -> Connection:
+        """Called by the session when the socket is there."""
+        site, transport = self.site, self.session.transport
+        name: Any = transport.get_extra_info("peername")
+        if name:
+            self.host, self.address = str(name[0]), f"{name[0]}:{name[1]}"
+        certificate = transport.get_extra_info("peercert")
+        known = site.access.by_certificate(_common_name(certificate)) if certificate else None
+        if known is not None:
+            self.identify(known)
+        transport.set_write_buffer_limits(site.config.connections.congested_bytes)
+        _keep_alive(transport)
+        if site.tap is not None:
+            self.session.tap = site.tap.open(self)
+        site.gateways[self.id] = self
+        site.count("connections", self.protocol)
+        self.log(logging.INFO, "connected")
+        connection = self.connect(now)
+        self._has_room = site.rooms.enter(self.host)
+        if not self._has_room or site.draining:
+            site.count("rejected", self.protocol)
+            connection.fail(ServiceUnavailable("the hub has no room for another connection"))
+        return connection
+
+    # What it does. All raise HubError, Forbidden included.
+
+    def produce(self, envelopes: Sequence[Envelope]) -> Receipt:
+        """Hand a batch over. Messages that the peer may not send must be left out before."""
+        self.site.count("produced", self.protocol, by=len(envelopes))
+        return self.hub.produce(envelopes, self.site.now())
+
+    def consume(
+        self,
+        destination: str,
+        *,
+        window: Window | int | None = None,
+        weight: int = 10,
+        filter: str = "",  # noqa: A002  what the protocols call it
+        name: str = "",
+        start: Start = "latest",
+        holding: Sequence[int] = (),
+    ) -> Attachment:
+        """Take messages from a queue, or what is published to a topic or a pattern of them.
+
+        Deliveries may come before this returns.
+        """
+        self.require("consume", destination)
+        if len(self.attachments) >= self.site.config.connections.subscriptions:
+            raise DestinationFull("too many subscriptions on one connection")
+        room = self.site.config.connections.window if window is None else window
+        now = self.site.now()
+        if destination.startswith("queue/"):
+            attachment: Attachment = self.hub.consume(
+                destination,
+                self,
+                now,
+                peer=self.peer,
+                window=room,
+                weight=weight,
+                filter=filter,
+                holding=holding,
+            )
+        elif destination.startswith("topic/"):
+            attachment = self.hub.subscribe(
+                destination,
+                self,
+                now,
+                peer=self.peer,
+                window=room,
+                weight=weight,
+                filter=filter,
+                name=name,
+                start=start,
+                holding=holding,
+            )
+        else:
+            raise InvalidDestination(f"{destination!r} is neither a queue nor a topic")
+        self.attachments.add(attachment)
+        return attachment
+
+    def serve(self, services: Sequence[str], *, window: Window | int = 256) -> Provider:
+        """Answer the calls of these services."""
+        for service in services:
+            if service.startswith(_OURS):
+                raise Forbidden(f"{service} is the hub's own")
+            self.require("serve", service)
+        provider = self.hub.provide(services, self, self.site.now(), peer=self.peer, window=window)
+        self.providers.add(provider)
+        return provider
+
+    def call(
+        self,
+        envelope: Envelope,
+        answered: Callable[[Answer], None],
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Ask a service; `answered` is called once, unless the peer leaves before."""
+        self.require("call", envelope.destination)
+        self.call_all([envelope], lambda _, answer: answered(answer), timeout_s=timeout_s)
+
+    def call_all(
+        self,
+        envelopes: Sequence[Envelope],
+        answered: Callable[[Envelope, Answer], None],
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Ask services; `answered` is called once for each request, with it and its answer. What
+        the peer may not call must be left out before."""
+
+        def finish(call: Call, answer: Answer) -> None:
+            self.calls.pop(call.id, None)
+            if not self.left:
+                answered(call.envelope, answer)
+
+        for call in self.hub.call(
+            envelopes, self.site.now(), answered=finish, peer=self.peer, timeout_s=timeout_s
+        ):
+            if not call.is_done:
+                self.calls[call.id] = call
+
+    def detach(self, attachment: Attachment) -> None:
+        self.attachments.discard(attachment)
+        attachment.close(self.site.now())
+
+    @property
+    def is_busy(self) -> bool:
+        """Has it been given messages or calls that it has not answered yet?"""
+        held = any(isinstance(each, Consumer) and each.held for each in self.attachments)
+        return held or bool(self.calls) or any(each.calls for each in self.providers)
+
+    def send_away(self, idle_s: float, loop_time: float) -> None:
+        """End a connection that says nothing, and waits for nothing, for so long."""
+        waits = self.attachments or self.providers or self.calls
+        if not waits and loop_time - self.session.read_at > idle_s:
+            self.session.connection.fail(PeerTimeout(f"idle for {idle_s:g} s"))
+            self.session.wake()
+
+    def drain(self) -> None:
+        """The hub is about to stop: nothing new for this peer."""
+        for attachment in self.attachments:
+            attachment.window.close()
+
+    # Called by the session.
+
+    def handle_events(self, events: list[Event]) -> None:
+        end = events[-1]
+        if isinstance(end, ConnectionClosed | ConnectionFailed):
+            if len(events) > 1:
+                self.receive(events[:-1])
+            self._leave(end)
+        else:
+            self.receive(events)
+
+    def handle_drain(self) -> None:  # noqa: B027  windows bound most protocols
+        """The peer reads again."""
+
+    def _leave(self, end: ConnectionClosed | ConnectionFailed) -> None:
+        """What it held goes to others at once; what it asked for is no longer waited for."""
+        if self.left:
+            return
+        self.left = True
+        now = self.site.now()
+        self.leave()
+        for attachment in list(self.attachments):
+            attachment.close(now)
+        for provider in list(self.providers):
+            provider.close(now)
+        self.hub.cancel(list(self.calls.values()), now)
+        self.attachments.clear()
+        self.providers.clear()
+        self.calls.clear()
+        del self.site.gateways[self.id]
+        if self._has_room:
+            self.site.rooms.leave(self.host)
+        if isinstance(end, ConnectionFailed):
+            kind = type(end.error).__name__
+            self.site.count("failed", self.protocol, kind)
+            self.log(logging.WARNING, "failed", error=kind, description=str(end.error))
+        else:
+            self.log(logging.INFO, "closed")
+
+
+def _keep_alive(transport: asyncio.Transport) -> None:
+    """Half-open sockets are found by TCP, for protocols without a ping of their own."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEP_ALIVE.items():
+            if hasattr(socket, option):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def _common_name(certificate: dict[str, Any]) -> str:
+    """What a verified certificate calls its owner; nothing for one without a name."""
+    parts = [pair for part in certificate.get("subject", ()) for pair in part]
+    return str(dict(parts).get("commonName", ""))
+
+
+def parse_start(text: str) -> Start:
+    """`earliest`, `latest`, a message's id, or a time as ISO 8601. Raises InvalidDestination."""
+    if text in ("", "latest"):
+        return "latest"
+    if text == "earliest":
+        return "earliest"
+    if text.isdecimal():
+        return AtId(int(text))
+    return AtTime(_parse_time(text))
+
+
+def _parse_time(text: str) -> float:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidDestination(
+            f"{text!r} is no place to start: earliest, latest, an id or a time"
+        ) from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

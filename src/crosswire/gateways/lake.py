@@ -1,0 +1,530 @@
+"""What the hub commits, on its way into the lake: exactly once, whatever happens in between.
+
+The journal is the thread through it all: a seal is a range of its rows, with the messages that were
+stored along with them. Its files are prepared on a thread of their own, the seal is committed to
+the store, and only then the files appear. After a restart the last seal is looked at again: if its
+files are not in place, they are made once more, from the store, which lets go of nothing before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from crosswire.config import LakeSettings
+from crosswire.envelope import Envelope
+from crosswire.errors import CrosswireError, RecordDamaged, StoreError
+from crosswire.gateways.logs import log_event
+from crosswire.hub.feed import Committed, Gap, Seal
+from crosswire.hub.hub import Hub
+from crosswire.hub.ledger import Step, parse_columns
+from crosswire.lake.catalog import expire
+from crosswire.lake.files import Part, find
+from crosswire.lake.writer import Batch, Missing, Writer
+
+__all__ = ["LakeFeed", "note_absence"]
+
+_log = logging.getLogger("crosswire.lake")
+
+_US: Final = 1_000_000
+_DAY_S: Final = 86_400
+_PAGE: Final = 8
+_RETRY_S: Final = 1.0
+_EXPIRE_S: Final = 60.0
+_STEPS: Final = {int(step): step.name.lower().replace("_", "-") for step in Step}
+
+T = TypeVar("T")
+_Count = Callable[..., None]
+
+
+class _Group(msgspec.Struct, frozen=True):
+    """A committed group with its messages, from memory or read again."""
+
+    first_row: int
+    last_row: int
+    block: bytes
+    messages: Sequence[Envelope] | None
+    source: Committed | None
+    newest: int
+    size_bytes: int
+
+    def envelopes(self) -> Sequence[Envelope]:
+        if self.source is None:
+            return self.messages or ()
+        return [envelope for run in self.source.messages for _, envelope, _ in run]
+
+
+async def note_absence(hub: Hub) -> None:
+    """The hub runs without a lake: should it have one again, a gap will say so."""
+    seal = _last_seal(hub)
+    if seal is not None and seal.tables:
+        await hub.seal(msgspec.structs.replace(seal, tables=()))
+
+
+def _last_seal(hub: Hub) -> Seal | None:
+    try:
+        return hub.last_seal()
+    except RecordDamaged as error:
+        hub.report(error)
+        return None
+
+
+class LakeFeed:
+    """Listens to the hub's commits and keeps the lake up to date. Lives on the event loop."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        settings: LakeSettings,
+        lake: Path,
+        *,
+        count: _Count,
+        writer: Writer | None = None,
+    ) -> None:
+        self._hub = hub
+        self._settings = settings
+        self._lake = lake
+        self._count = count
+        names = {"messages": settings.messages, "ledger": settings.ledger}
+        self._tables = tuple(name for name, is_on in names.items() if is_on)
+        self._writer = writer or Writer(lake, hub.node, _STEPS)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="crosswire-lake")
+        self._groups: deque[_Group] = deque()
+        self._bytes = 0
+        self._since = 0.0
+        self._unsealed_bytes = 0
+        self._behind = True
+        self._read_row = 0
+        self._seal: Seal
+        self._gaps: list[Gap] = []
+        self._parts: list[Part] | None = None
+        self._is_placed = False
+        self._is_failing = False
+        self._stopping = False
+        self._expire_at = 0.0
+        self._wake = asyncio.Event()
+        self._full = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def sealed_row(self) -> int:
+        """The last row of the journal that the lake has, or has given up."""
+        return self._seal.last_row
+
+    # Starting and stopping.
+
+    async def start(self) -> None:
+        """Raises StoreError."""
+        old = _last_seal(self._hub)
+        if old is not None and old.tables and old.tables != self._tables and not old.skipped:
+            # Other tables from now on, but what was promised of the old ones is kept.
+            self._seal = old
+            try:
+                await self._place_again()
+            except OSError as error:
+                self._failed(error)
+        self._seal = await self._begin(old)
+        self._is_placed = False
+        self._behind, self._read_row = True, self._seal.last_row
+        if self._seal.skipped:
+            self._gaps = list(self._seal.gaps)
+            self._place()
+        self._hub.feed = self._take
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._ended)
+
+    async def _begin(self, old: Seal | None) -> Seal:
+        """The seal to go on from; where there is none, or the lake was off, it begins here."""
+        if old is not None and old.tables and set(self._tables) <= set(old.tables):
+            return old
+        hub, now = self._hub, _now_us()
+        ends = await self._in_thread(self._ends)
+        if old is None or not old.tables:
+            last_row, newest = hub.store.next_row - 1, hub.store.newest_id
+        else:
+            last_row, newest = old.last_row, old.newest
+        gaps: list[Gap] = []
+        first_gap, last_seq = ends["gaps"] + 1, ends["messages"]
+        if old is not None:
+            last_seq = max(last_seq, old.last_seq)
+            first_gap = max(first_gap, old.first_gap)
+            if ends["gaps"] < old.first_gap + len(old.gaps) - 1:
+                gaps = list(old.gaps)
+        if "ledger" in self._tables and 0 < ends["ledger"] < last_row:
+            reason = "the ledger did not go to the lake"
+            gaps.append(Gap("ledger", ends["ledger"] + 1, last_row, now, reason))
+        seal = Seal(
+            first_row=last_row + 1,
+            last_row=last_row,
+            first_seq=last_seq + 1,
+            last_seq=last_seq,
+            newest=newest,
+            tables=self._tables,
+            first_gap=first_gap,
+            gaps=tuple(gaps),
+        )
+        await hub.seal(seal)
+        return seal
+
+    def _ends(self) -> dict[str, int]:
+        """The last seq of every table in the lake, by the names of its files."""
+        ends = {"messages": 0, "ledger": 0, "gaps": 0}
+        for file in find(self._lake, tuple(ends)):
+            if file.node == self._hub.node:
+                ends[file.table] = max(ends[file.table], file.last)
+        return ends
+
+    async def stop(self) -> None:
+        """Seal what is committed, as far as the disk allows; the rest waits in the store."""
+        if self._task is None:
+            return
+        with contextlib.suppress(StoreError):
+            await self._hub.store.flush()
+        self._stopping = True
+        self._wake.set()
+        self._full.set()
+        await self._task
+        self._hub.feed = None
+        self._thread.shutdown()
+
+    # What the hub commits.
+
+    def _take(self, committed: Committed) -> None:
+        """Called for every group, right after it was committed: a few operations, whatever its size
+        is."""
+        last_row = committed.first_row + committed.rows - 1
+        if last_row <= self._read_row:
+            return
+        size = committed.size_bytes
+        self._unsealed_bytes += size
+        self._wake.set()
+        if self._behind:
+            return
+        if self._bytes + size > self._settings.memory_bytes:
+            self._fall_behind()
+            return
+        if not self._groups:
+            self._since = time.monotonic()
+        self._groups.append(
+            _Group(
+                committed.first_row,
+                last_row,
+                committed.block,
+                None,
+                committed,
+                committed.newest,
+                size,
+            )
+        )
+        self._bytes += size
+        self._read_row = last_row
+        if self._bytes >= self._settings.seal_bytes:
+            self._full.set()
+
+    def _fall_behind(self) -> None:
+        """Nothing is kept in memory; what is not sealed is read from the store when its time
+        comes."""
+        self._behind = True
+        self._groups.clear()
+        self._bytes = 0
+        self._read_row = self._seal.last_row
+
+    def _is_pending(self) -> bool:
+        if self._behind:
+            return self._hub.store.next_row - 1 > self._read_row
+        return bool(self._groups)
+
+    # Sealing.
+
+    async def _run(self) -> None:
+        await self._in_thread(self._writer.clear)
+        while True:
+            try:
+                if not self._is_placed:
+                    await self._place_again()
+                await self._wait()
+                if self._is_pending():
+                    await self._seal_some()
+                elif self._stopping:
+                    return
+                await self._expire()
+                self._recovered()
+            except (OSError, StoreError) as error:
+                self._failed(error)
+                if self._stopping:
+                    return
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_RETRY_S):
+                        await self._full.wait()
+
+    async def _wait(self) -> None:
+        """Until something is there, and it is enough or old enough."""
+        while not self._is_pending() and not self._stopping:
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_EXPIRE_S):
+                    await self._wake.wait()
+            await self._expire()
+        while not self._behind and not self._stopping and self._bytes < self._settings.seal_bytes:
+            left = self._since + self._settings.seal_s - time.monotonic()
+            if left <= 0:
+                break
+            self._full.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._full.wait()
+
+    async def _seal_some(self) -> None:
+        if self._unsealed_bytes > self._settings.backlog_bytes:
+            await self._give_up("the lake could not keep up")
+            return
+        groups = await self._from_store() if self._behind else self._from_memory()
+        if not groups:
+            return
+        batch = await self._in_thread(self._batch, self._seal.last_seq + 1, groups)
+        try:
+            parts = await self._in_thread(self._writer.prepare, batch)
+        except OSError:
+            self._fall_behind()
+            raise
+        except CrosswireError as error:
+            self._failed(error)
+            await self._give_up(str(error), groups[-1])
+            return
+        old, first_gap = self._seal, self._next_gap()
+        seal = Seal(
+            first_row=old.last_row + 1,
+            last_row=groups[-1].last_row,
+            first_seq=old.last_seq + 1,
+            last_seq=old.last_seq + len(batch.messages),
+            newest=groups[-1].newest,
+            tables=self._tables,
+            first_gap=first_gap,
+            gaps=tuple(self._gaps),
+        )
+        try:
+            await self._hub.seal(seal)
+        except StoreError:
+            await self._in_thread(self._writer.discard, parts)
+            self._fall_behind()
+            raise
+        self._seal, self._parts, self._is_placed, self._gaps = seal, parts, False, []
+        self._unsealed_bytes -= sum(group.size_bytes for group in groups)
+        self._unsealed_bytes = max(self._unsealed_bytes, 0)
+        self._read_row = max(self._read_row, seal.last_row)
+        await self._place_again()
+
+    def _from_memory(self) -> list[_Group]:
+        taken: list[_Group] = []
+        size = 0
+        while self._groups and size < self._settings.seal_bytes:
+            taken.append(self._groups.popleft())
+            size += taken[-1].size_bytes
+        self._bytes -= size
+        self._since = time.monotonic()
+        return taken
+
+    async def _from_store(self, upto: int | None = None) -> list[_Group]:
+        """The next groups, read again; when there are no more, memory will do from here on."""
+        store, taken, size = self._hub.store, list[_Group](), 0
+        newest = self._seal.newest
+        while size < self._settings.seal_bytes:
+            blocks = store.blocks(self._read_row, _PAGE)
+            if not blocks:
+                break
+            for first_row, rows, block in blocks:
+                if upto is not None and first_row > upto:
+                    return taken
+                self._miss_rows(first_row)
+                group = self._read_group(first_row, rows, block, newest)
+                newest = group.newest
+                taken.append(group)
+                size += group.size_bytes
+                self._read_row = first_row + rows - 1
+                await asyncio.sleep(0)
+                if size >= self._settings.seal_bytes:
+                    break
+        if self._read_row >= store.next_row - 1:
+            self._behind = False
+            self._since = time.monotonic()
+        return taken
+
+    def _read_group(self, first_row: int, rows: int, block: bytes, newest: int) -> _Group:
+        last_row = first_row + rows - 1
+        messages: list[Envelope] = []
+        try:
+            messages = self._hub.stored(block)
+        except RecordDamaged as error:
+            self._hub.report(error)
+            self._gaps.append(Gap("ledger", first_row, last_row, _now_us(), str(error)))
+            block = b""
+        newest = max(newest, messages[-1].id if messages else 0)
+        size = len(block) + sum(len(each.payload) + 100 for each in messages)
+        return _Group(first_row, last_row, block, messages, None, newest, size)
+
+    def _miss_rows(self, first_row: int) -> None:
+        """A block that the store could not read is not there at all."""
+        due = self._read_row + 1
+        if first_row > due and "ledger" in self._tables:
+            reason = "the store is damaged here"
+            self._gaps.append(Gap("ledger", due, first_row - 1, _now_us(), reason))
+
+    def _batch(self, first_seq: int, groups: Sequence[_Group], *, again: bool = False) -> Batch:
+        """On the lake's thread."""
+        tables = self._seal.tables if again else self._tables
+        messages: list[Envelope] = []
+        if "messages" in tables:
+            for group in groups:
+                messages += group.envelopes()
+            ids = [envelope.id for envelope in messages]
+            if ids != sorted(ids):
+                messages.sort(key=lambda envelope: envelope.id)
+        blocks = []
+        if "ledger" in tables:
+            blocks = [(each.first_row, parse_columns(each.block)) for each in groups if each.block]
+        gaps = self._seal.gaps if again else tuple(self._gaps)
+        return Batch(
+            first_seq=first_seq,
+            messages=messages,
+            blocks=blocks,
+            first_gap=self._seal.first_gap if again else self._next_gap(),
+            gaps=[Missing(**msgspec.structs.asdict(gap)) for gap in gaps],
+        )
+
+    def _next_gap(self) -> int:
+        seal = self._seal
+        return seal.first_gap if seal.skipped else seal.first_gap + len(seal.gaps)
+
+    # Putting files into their places.
+
+    async def _place_again(self) -> None:
+        """The last seal is committed: its files must appear, however often it takes."""
+        if self._parts is None:
+            try:
+                self._parts = await self._redo()
+            except StoreError:
+                raise
+            except CrosswireError as error:
+                self._failed(error)
+                first, last = self._seal.first_row, self._seal.last_row
+                self._gaps.append(Gap("ledger", first, last, _now_us(), str(error)))
+                self._parts = []
+        await self._in_thread(self._writer.publish, self._parts)
+        self._parts = None
+        self._place()
+
+    def _place(self) -> None:
+        self._is_placed = True
+        self._count("lake", "", "sealed")
+        self._hub.release(self._seal)
+
+    async def _redo(self) -> list[Part]:
+        """The files of a seal of an earlier life, as far as they are not in place."""
+        seal = self._seal
+        groups: list[_Group] = []
+        if seal.last_row >= seal.first_row:
+            self._read_row = seal.first_row - 1
+            try:
+                while self._read_row < seal.last_row:
+                    more = await self._from_store(upto=seal.last_row)
+                    if not more:
+                        break
+                    groups += more
+            finally:
+                self._behind, self._read_row = True, seal.last_row
+        batch = await self._in_thread(lambda: self._batch(seal.first_seq, groups, again=True))
+        return await self._in_thread(lambda: self._writer.prepare(self._without_placed(batch)))
+
+    def _without_placed(self, batch: Batch) -> Batch:
+        """On the lake's thread."""
+        seal, has = self._seal, self._writer.has
+        last_gap = seal.first_gap + len(seal.gaps) - 1
+        if batch.messages and has("messages", seal.first_seq, seal.last_seq):
+            batch = msgspec.structs.replace(batch, messages=())
+        if batch.blocks and has("ledger", seal.first_row, seal.last_row):
+            batch = msgspec.structs.replace(batch, blocks=())
+        if batch.gaps and has("gaps", seal.first_gap, last_gap):
+            batch = msgspec.structs.replace(batch, gaps=())
+        return batch
+
+    # When it can't be done.
+
+    async def _give_up(self, reason: str, upto: _Group | None = None) -> None:
+        """These rows will never be in the lake; that is recorded, and the store may let go."""
+        hub, old, now = self._hub, self._seal, _now_us()
+        last_row = hub.store.next_row - 1 if upto is None else upto.last_row
+        newest = hub.committed_id if upto is None else upto.newest
+        gaps = self._gaps
+        if "ledger" in self._tables:
+            gaps = [*gaps, Gap("ledger", old.last_row + 1, last_row, now, reason)]
+        if "messages" in self._tables and newest > old.newest:
+            gaps = [*gaps, Gap("messages", old.newest + 1, newest, now, reason)]
+        seal = Seal(
+            first_row=old.last_row + 1,
+            last_row=last_row,
+            first_seq=old.last_seq + 1,
+            last_seq=old.last_seq,
+            newest=newest,
+            tables=self._tables,
+            skipped=True,
+            first_gap=self._next_gap(),
+            gaps=tuple(gaps),
+        )
+        await hub.seal(seal)
+        self._seal, self._gaps, self._unsealed_bytes = seal, gaps, 0
+        hub.release(seal)
+        self._count("lake", "", "gap")
+        log_event(_log, logging.ERROR, "the lake has a gap", reason=reason, rows=last_row)
+        if upto is None:
+            self._fall_behind()
+        self._read_row = max(self._read_row, last_row)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._hub.feed = None
+            _log.error("the lake has stopped", exc_info=task.exception())
+
+    def _failed(self, error: Exception) -> None:
+        self._count("lake", "", "failed")
+        if not self._is_failing:
+            self._is_failing = True
+            log_event(_log, logging.ERROR, "the lake can't be written", error=str(error))
+
+    def _recovered(self) -> None:
+        if self._is_failing:
+            self._is_failing = False
+            log_event(_log, logging.WARNING, "the lake is written again")
+
+    # Around it.
+
+    async def _expire(self) -> None:
+        """Let go of what is too old or too much, now and then."""
+        if time.monotonic() < self._expire_at:
+            return
+        self._expire_at = time.monotonic() + _EXPIRE_S
+        settings = self._settings
+        oldest_us = 0
+        if settings.retention_days:
+            oldest_us = int((time.time() - settings.retention_days * _DAY_S) * _US)
+        gone = await self._in_thread(
+            expire, self._lake, self._hub.node, oldest_us, settings.retention_bytes
+        )
+        if gone:
+            self._count("lake", "", "expired", by=gone)
+
+    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, work, *arguments)
+
+
+def _now_us() -> int:
+    return int(time.time() * _US)

@@ -1,0 +1,81 @@
+"""Listeners: sockets that turn connections into gateways, as many as there is room for."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+from crosswire.config import Address, TlsFiles
+from crosswire.errors import ConfigError
+from crosswire.gateways.gateway import Gateway
+from crosswire.gateways.site import Site
+from crosswire.session import Session
+
+__all__ = ["Listener", "fill_context", "server_context"]
+
+
+def server_context(files: TlsFiles) -> ssl.SSLContext:
+    """TLS 1.2 and up. Raises ConfigError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    fill_context(context, files)
+    return context
+
+
+def fill_context(context: ssl.SSLContext, files: TlsFiles) -> None:
+    """Read the files, at first or anew: connections from now on use them. Raises ConfigError."""
+    try:
+        context.load_cert_chain(files.certificate, files.key)
+        if files.client_ca is not None:
+            context.load_verify_locations(files.client_ca)
+            required = files.client_certificates == "required"
+            context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"[tls] can't be used: {error}") from error
+
+
+class Listener:
+    """One of the hub's sockets."""
+
+    def __init__(
+        self,
+        name: str,
+        gateway: type[Gateway],
+        site: Site,
+        *,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.name = name
+        self.gateway = gateway
+        self.site = site
+        self._tls = tls
+        self._server: asyncio.Server | None = None
+        self.address = Address("", 0)
+
+    async def open(self, address: Address) -> Address:
+        """Listen; gives the address with the port that was taken. Raises ConfigError."""
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                self._accept,
+                address.host,
+                address.port,
+                ssl=self._tls,
+                ssl_handshake_timeout=5.0 if self._tls else None,
+                backlog=1024,
+            )
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ConfigError(f"can't listen on {address} for {self.name}: {reason}") from error
+        self.address = Address(address.host, self._server.sockets[0].getsockname()[1])
+        return self.address
+
+    def close(self) -> None:
+        """Accept nobody any more; who is connected stays."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _accept(self) -> Session:
+        gateway = self.gateway(self.site, self.name)
+        return Session(gateway.open, gateway)

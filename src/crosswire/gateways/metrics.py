@@ -1,0 +1,193 @@
+"""What the hub counts and measures, as Prometheus reads it.
+
+Nothing is counted per message: the ledger's runs, which speak of many messages each, are looked
+through once per commit group. No peer's text becomes a label, so the number of series is bounded by
+what this code can say: protocols, kinds of destinations, steps.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from crosswire.errors import StoreError
+from crosswire.hub.hub import Hub
+from crosswire.hub.ledger import Run, Step
+
+__all__ = ["Histogram", "Metrics", "render"]
+
+_LATENCIES_S: Final = (
+    0.0001,
+    0.00025,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    10.0,
+    60.0,
+)
+_SIZES: Final = (0.0, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0)
+_TIMED: Final = {Step.DELIVERED: "delivered", Step.SETTLED: "settled", Step.ANSWERED: "answered"}
+_SAMPLES: Final = 16
+_REMEMBERED: Final = 50_000
+_SERIES: Final = 1_000
+
+
+class Histogram:
+    """Counts in buckets with upper bounds, and a sum."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def add(self, value: float, weight: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += weight
+        self.total += value * weight
+
+    def lines(self, name: str, labels: str = "") -> Iterator[str]:
+        comma = "," if labels else ""
+        running = 0
+        for bound, count in zip((*self.bounds, "+Inf"), self.counts, strict=True):
+            running += count
+            text = bound if isinstance(bound, str) else f"{bound:g}"
+            yield f'{name}_bucket{{{labels}{comma}le="{text}"}} {running}'
+        braces = f"{{{labels}}}" if labels else ""
+        yield f"{name}_sum{braces} {self.total:.6f}"
+        yield f"{name}_count{braces} {running}"
+
+
+class _Arrivals:
+    """When messages were accepted. Ids grow with time, so a few numbers stand for many messages."""
+
+    def __init__(self) -> None:
+        self._firsts: list[int] = []
+        self._times: list[int] = []
+
+    def add(self, first: int, time_us: int) -> None:
+        if self._firsts and first <= self._firsts[-1]:
+            return
+        self._firsts.append(first)
+        self._times.append(time_us)
+        if len(self._firsts) > 2 * _REMEMBERED:
+            del self._firsts[:_REMEMBERED], self._times[:_REMEMBERED]
+
+    def time_of(self, identifier: int) -> int | None:
+        place = bisect_right(self._firsts, identifier) - 1
+        return self._times[place] if place >= 0 else None
+
+
+class Metrics:
+    """Listens to a hub's commit groups; made after the hub, which owns the store's hooks."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.messages: Counter[tuple[str, str, str]] = Counter()
+        """(protocol, kind of destination, what happened) → messages."""
+        self.latencies: dict[tuple[str, str, str], Histogram] = {}
+        self.commit_seconds = Histogram(_LATENCIES_S)
+        self.commit_messages = Histogram(_SIZES)
+        self.commits_failed = 0
+        self._hub = hub
+        self._arrivals = _Arrivals()
+        self._sealed_at = 0.0
+        self._before, self._after = hub.store.before_commit, hub.store.after_commit
+        hub.store.before_commit = self._before_commit
+        hub.store.after_commit = self._after_commit
+
+    def _before_commit(self) -> None:
+        self._before()
+        self._sealed_at = time.perf_counter()
+
+    def _after_commit(self, error: StoreError | None) -> None:
+        if error is None:
+            self.commit_seconds.add(time.perf_counter() - self._sealed_at)
+            self.commit_messages.add(self._count(self._hub.ledger.sealed))
+        else:
+            self.commits_failed += 1
+        self._after(error)
+
+    def _count(self, runs: Iterable[Run]) -> int:
+        """Gives how many messages were accepted."""
+        accepted = 0
+        for run in runs:
+            kind = run.destination.partition("/")[0]
+            protocol, number = run.peer.protocol, len(run.ids)
+            self.messages[protocol, kind, run.step.name.lower()] += number
+            if run.step is Step.ACCEPTED and number:
+                accepted += number
+                self._arrivals.add(run.ids[0], run.time)
+                if run.counts is not None:
+                    self.messages["", kind, "delivered"] += sum(run.counts)
+            elif run.step in _TIMED:
+                self._measure(run, (protocol, kind, _TIMED[run.step]))
+        return accepted
+
+    def _measure(self, run: Run, key: tuple[str, str, str]) -> None:
+        """A few of a run's messages stand for all of them: they have much in common."""
+        histogram = self.latencies.get(key)
+        if histogram is None:
+            histogram = self.latencies[key] = Histogram(_LATENCIES_S)
+        ids, number = run.ids, len(run.ids)
+        samples = min(number, _SAMPLES)
+        for sample in range(samples):
+            first, behind = sample * number // samples, (sample + 1) * number // samples
+            accepted = self._arrivals.time_of(ids[first])
+            if accepted is not None:
+                histogram.add(max(run.time - accepted, 0) / 1e6, behind - first)
+
+
+def render(
+    metrics: Metrics, counters: Counter[tuple[str, ...]], gauges: dict[str, tuple[str, float]]
+) -> str:
+    """All of it as text. `counters` are the site's; a gauge is its help and its value."""
+    lines: list[str] = []
+    _family(lines, "crosswire_messages_total", "counter", "Steps of messages, by outcome.")
+    for (protocol, kind, outcome), number in sorted(metrics.messages.items()):
+        labels = _labels(protocol=protocol or "hub", kind=kind, outcome=outcome)
+        lines.append(f"crosswire_messages_total{{{labels}}} {number}")
+    name = "crosswire_latency_seconds"
+    _family(lines, name, "histogram", "From acceptance to this step.")
+    for (protocol, kind, step), histogram in sorted(metrics.latencies.items()):
+        labels = _labels(protocol=protocol or "hub", kind=kind, step=step)
+        lines += histogram.lines(name, labels)
+    _family(lines, "crosswire_commit_seconds", "histogram", "Duration of a group commit.")
+    lines += metrics.commit_seconds.lines("crosswire_commit_seconds")
+    _family(lines, "crosswire_commit_messages", "histogram", "Messages accepted by a group commit.")
+    lines += metrics.commit_messages.lines("crosswire_commit_messages")
+    _family(lines, "crosswire_commits_failed_total", "counter", "Groups that were not written.")
+    lines.append(f"crosswire_commits_failed_total {metrics.commits_failed}")
+    _family(lines, "crosswire_events_total", "counter", "What gateways did or saw.")
+    for what, number in sorted(counters.items())[:_SERIES]:
+        event, protocol, detail = (*what, "", "")[:3]
+        labels = _labels(event=event, protocol=protocol, detail=detail)
+        lines.append(f"crosswire_events_total{{{labels}}} {number}")
+    for gauge, (text, value) in gauges.items():
+        _family(lines, gauge, "counter" if gauge.endswith("_total") else "gauge", text)
+        lines.append(f"{gauge} {+value!r}")
+    return "\n".join(lines) + "\n"
+
+
+def _family(lines: list[str], name: str, kind: str, text: str) -> None:
+    lines.append(f"# HELP {name} {text}")
+    lines.append(f"# TYPE {name} {kind}")
+
+
+def _labels(**labels: str) -> str:
+    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

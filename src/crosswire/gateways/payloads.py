@@ -1,0 +1,196 @@
+"""Payloads at the edge: what a protocol can't carry is transcoded there, and only there.
+
+A payload crosses unchanged wherever bytes can be carried. EMP carries JSON, else text, else base64.
+Epoxy carries Bond: with a schema for the service JSON and Bond are converted field by field,
+without one the bytes travel in a `crosswire.Blob`.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from crosswire.bond import hub_module, idl, json, marshal
+from crosswire.bond.schema import Module, StructDef
+from crosswire.envelope import Envelope, Kind
+from crosswire.errors import BondError, InvalidEnvelope
+
+__all__ = [
+    "BOND",
+    "BYTES",
+    "JSON",
+    "TEXT",
+    "Body",
+    "Schemas",
+    "from_body",
+    "is_json",
+    "is_marshalled",
+    "to_body",
+    "unwrap",
+    "wrap",
+]
+
+JSON: Final = "application/json"
+TEXT: Final = "text/plain"
+BYTES: Final = "application/octet-stream"
+BOND: Final = "application/vnd.bond.compact"
+"""Marshalled Bond. Its first bytes say which encoding it is in: Fast Binary has this type too."""
+
+_MAGICS: Final = frozenset(
+    each.magic for each in (marshal.FAST_V1, marshal.COMPACT_V1, marshal.COMPACT_V2)
+)
+_BLOB: Final = hub_module().struct("crosswire.Blob")
+_MEDIA_TYPE: Final = re.compile(
+    r"(application|audio|font|image|message|model|multipart|text|video)/[\w.+-]+( *;.*)?", re.ASCII
+)
+
+
+class Body(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A payload in JSON: as what it is, as text, or as base64; exactly one is set."""
+
+    json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    text: str | None = None
+    base64: str | None = None
+
+
+def is_json(payload: bytes) -> bool:
+    try:
+        msgspec.json.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
+
+
+def to_body(envelope: Envelope) -> Body:
+    """How a JSON protocol carries this payload; the content type decides where it fits."""
+    payload = bytes(envelope.payload)
+    if envelope.content_type == JSON and is_json(payload):
+        return Body(json=msgspec.Raw(msgspec.json.format(payload, indent=-1)))
+    if envelope.content_type.startswith("text/"):
+        try:
+            return Body(text=payload.decode())
+        except UnicodeDecodeError:
+            pass
+    return Body(base64=base64.b64encode(payload).decode())
+
+
+def from_body(body: Body) -> tuple[bytes, str]:
+    """Payload and content type. Raises InvalidEnvelope."""
+    given = [body.json is not msgspec.UNSET, body.text is not None, body.base64 is not None]
+    if sum(given) != 1:
+        raise InvalidEnvelope("exactly one of json, text and base64 is needed")
+    if isinstance(body.json, msgspec.Raw):
+        return bytes(body.json), JSON
+    if body.text is not None:
+        return body.text.encode(), TEXT
+    try:
+        return base64.b64decode(body.base64 or "", validate=True), BYTES
+    except ValueError:
+        raise InvalidEnvelope("base64 that is none") from None
+
+
+def is_marshalled(payload: bytes) -> bool:
+    """Do the first bytes say that this is Bond, in an encoding that we know?"""
+    return bytes(payload[:4]) in _MAGICS
+
+
+def wrap(payload: bytes, content_type: str) -> bytes:
+    """Bytes of any kind in a marshalled `crosswire.Blob`."""
+    return marshal.marshal(_BLOB.python_class(data=payload, content_type=content_type), _BLOB)
+
+
+def unwrap(payload: bytes) -> tuple[bytes, str] | None:
+    """What a marshalled `crosswire.Blob` holds, and its content type; None for what is none.
+
+    Bond doesn't name its structs, so a Blob is known by its shape: its two fields and no other, the
+    second a media type. A struct that merely looks like one loses nothing: wrapped again, it is the
+    same.
+    """
+    if b"/" not in payload:
+        return None
+    try:
+        encoding = marshal.protocol_of(payload)
+        blob = marshal.unmarshal(payload, _BLOB)
+        if not _MEDIA_TYPE.fullmatch(blob.content_type):
+            return None
+        if marshal.marshal(blob, _BLOB, protocol=encoding) != payload:
+            return None
+    except BondError:
+        return None
+    return blob.data, blob.content_type
+
+
+class Schemas:
+    """The services in the `.bond` files of the configuration, by method."""
+
+    def __init__(self, files: tuple[str, ...] = ()) -> None:
+        self._methods: dict[str, tuple[StructDef, StructDef | None]] = {}
+        for file in files:
+            self.add(idl.load(Path(file)))
+
+    def add(self, module: Module) -> None:
+        for service in module.services.values():
+            for method in service.methods.values():
+                key = f"{service.full_name}/{method.name}"
+                self._methods[key] = (method.request, method.response)
+
+    def find(self, kind: Kind, destination: str) -> StructDef | None:
+        """What a message of this kind holds there: a method's request or response, or an event, if
+        its service is known."""
+        place, _, name = destination.partition("/")
+        method = self._methods.get(name)
+        if method is None or place == "queue":
+            return None
+        return method[1] if kind == "response" else method[0]
+
+    def to_json(self, envelope: Envelope) -> Envelope:
+        """The envelope with JSON for its Bond payload, where a schema says how; else unchanged.
+
+        Raises InvalidEnvelope.
+        """
+        if envelope.content_type != BOND:
+            return envelope
+        struct = self.find(envelope.kind, envelope.destination)
+        if struct is None:
+            return envelope
+        try:
+            value = marshal.unmarshal(envelope.payload, struct)
+            payload = json.encode(value, struct)
+        except BondError as error:
+            raise InvalidEnvelope(f"the payload is not a {struct.full_name}: {error}") from None
+        return envelope.replace(payload=payload, content_type=JSON)
+
+    def to_bond(self, envelope: Envelope) -> bytes:
+        """The payload as marshalled Bond: as it is, by the schema, or in a `crosswire.Blob`.
+
+        Where there is a schema a Blob would be misread: what is not Bond must be JSON, whatever its
+        content type; no payload at all is a struct of defaults. Raises InvalidEnvelope.
+        """
+        payload = envelope.payload
+        struct = self.find(envelope.kind, envelope.destination)
+        if struct is None:
+            if envelope.content_type == BOND and is_marshalled(payload):
+                return payload
+            return wrap(payload, envelope.content_type)
+        if is_marshalled(payload):
+            return payload
+        try:
+            return marshal.marshal(json.decode(payload or b"{}", struct), struct)
+        except BondError as error:
+            raise InvalidEnvelope(f"the payload is not a {struct.full_name}: {error}") from None
+
+    def from_bond(self, kind: Kind, destination: str, payload: bytes) -> tuple[bytes, str]:
+        """Payload and content type of what came as marshalled Bond; where no schema says what it
+        is, a `crosswire.Blob` is what it holds. Raises InvalidEnvelope.
+        """
+        if not is_marshalled(payload):
+            raise InvalidEnvelope("the payload can't be read: it is not marshalled Bond")
+        if self.find(kind, destination) is None:
+            held = unwrap(payload)
+            if held is not None:
+                return held
+        return payload, BOND

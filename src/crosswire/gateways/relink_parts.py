@@ -1,0 +1,175 @@
+"""Relink's messages as envelopes, and back: the parts of a message say what they are by their count.
+
+    one part     the payload
+    two parts    properties, a JSON object, and the payload
+    more         all of them together are the payload, and where each ends goes along in `native`:
+                 a consumer of Relink gets the parts as they came
+    none         an empty payload
+
+A consumer gets one part when there are no properties, else two. Of the properties `content-type`,
+`correlation-id` and `reply-to` are the envelope's own as well; they stay among the properties. An
+answer that is a failure has `error` and `description`; a call may have `timeout`, in seconds.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Final
+from zlib import crc32
+
+import msgspec
+
+from crosswire.envelope import Envelope, Kind, Property
+from crosswire.errors import (
+    CallError,
+    CrosswireError,
+    DestinationFull,
+    Forbidden,
+    InvalidDestination,
+    InvalidEnvelope,
+    ProviderFailed,
+    StoreFull,
+)
+from crosswire.gateways.payloads import BYTES
+from crosswire.wire.relink.frames import Buffer
+
+__all__ = ["Origin", "failure_of", "from_parts", "timeout_of", "to_failure", "to_parts"]
+
+_PARTS: Final = "relink.parts"
+_CONTENT_TYPE: Final = "content-type"
+_CORRELATION: Final = "correlation-id"
+_REPLY_TO: Final = "reply-to"
+_TIMEOUT: Final = "timeout"
+_ERROR: Final = "error"
+_DESCRIPTION: Final = "description"
+_DESCRIPTION_CHARACTERS: Final = 1000
+_LARGEST: Final = (1 << 64) - 1
+_SMALLEST: Final = -(1 << 63)
+
+_Properties = dict[str, Property]
+
+_encode: Final = msgspec.json.Encoder().encode
+_read_properties: Final = msgspec.json.Decoder(_Properties).decode
+
+
+class Origin(msgspec.Struct, frozen=True, gc=False):
+    """What all messages that come this way have in common."""
+
+    destination: str
+    kind: Kind
+    connection: str
+    principal: str
+
+
+def from_parts(parts: Sequence[Buffer], origin: Origin) -> Envelope:
+    """Raises InvalidEnvelope for properties that are none."""
+    count = len(parts)
+    if count == 1:
+        payload = bytes(parts[0])
+        return Envelope(
+            destination=origin.destination,
+            kind=origin.kind,
+            payload=payload,
+            protocol="relink",
+            connection=origin.connection,
+            principal=origin.principal,
+            crc=crc32(payload),
+        )
+    properties: _Properties = {}
+    native: dict[str, bytes] = {}
+    if count == 2:
+        properties, payload = _properties(parts[0]), bytes(parts[1])
+    else:
+        payload = b"".join(parts)
+        if count:
+            native = {_PARTS: array("Q", map(len, parts)).tobytes()}
+    return Envelope(
+        destination=origin.destination,
+        kind=origin.kind,
+        payload=payload,
+        protocol="relink",
+        connection=origin.connection,
+        principal=origin.principal,
+        properties=properties,
+        native=native,
+        content_type=_text(properties, _CONTENT_TYPE) or BYTES,
+        correlation=_text(properties, _CORRELATION),
+        reply_to=_text(properties, _REPLY_TO),
+        crc=crc32(payload),
+    )
+
+
+def to_parts(envelope: Envelope) -> tuple[bytes, ...]:
+    payload = envelope.payload
+    if envelope.native and (sizes := envelope.native.get(_PARTS)) is not None:
+        return _split(payload, sizes)
+    if envelope.properties:
+        return _encode(envelope.properties), payload
+    return (payload,)
+
+
+def timeout_of(envelope: Envelope) -> float | None:
+    """How long the caller wants to wait, if it says so."""
+    timeout = envelope.properties.get(_TIMEOUT)
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+        return None
+    return float(timeout)
+
+
+def to_failure(error: CrosswireError) -> tuple[bytes, ...]:
+    """The answer to a call that failed."""
+    payload, description = b"", str(error)
+    if isinstance(error, ProviderFailed):
+        payload, description = error.data, error.description
+    said = {_ERROR: _code_of(error), _DESCRIPTION: description[:_DESCRIPTION_CHARACTERS]}
+    return _encode(said), payload
+
+
+def failure_of(envelope: Envelope) -> ProviderFailed | None:
+    """What a provider says that went wrong, if this answer is a failure."""
+    code = envelope.properties.get(_ERROR)
+    if code is None:
+        return None
+    description = str(envelope.properties.get(_DESCRIPTION, ""))
+    return ProviderFailed(str(code), description, data=envelope.payload)
+
+
+def _code_of(error: CrosswireError) -> str:
+    match error:
+        case CallError():
+            return error.code or "failed"
+        case DestinationFull() | StoreFull():
+            return "refused"
+        case Forbidden():
+            return "forbidden"
+        case InvalidDestination() | InvalidEnvelope():
+            return "invalid_request"
+    return "internal"
+
+
+def _properties(part: Buffer) -> _Properties:
+    if not part:
+        return {}
+    try:
+        properties = _read_properties(part)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidEnvelope(f"the first of two parts holds no properties: {error}") from None
+    for name, value in properties.items():
+        if isinstance(value, int) and not _SMALLEST <= value <= _LARGEST:
+            raise InvalidEnvelope(f"the property {name!r} has more than 64 bits")
+    return properties
+
+
+def _text(properties: _Properties, name: str) -> str:
+    value = properties.get(name, "")
+    return value if isinstance(value, str) else ""
+
+
+def _split(payload: bytes, sizes: bytes) -> tuple[bytes, ...]:
+    parts = []
+    place = 0
+    for size in array("Q", sizes):
+        parts.append(payload[place : place + size])
+        place += size
+    return tuple(parts)

@@ -1,0 +1,105 @@
+"""What all gateways of a running hub share."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from crosswire.access import Access
+from crosswire.config import Config, ConnectionLimits
+from crosswire.gateways.payloads import Schemas
+from crosswire.hub.hub import Hub
+
+if TYPE_CHECKING:
+    from crosswire.gateways.gateway import Gateway
+    from crosswire.gateways.tap import TapFeed
+
+__all__ = ["Closable", "Rooms", "Site"]
+
+_BOOTS = "boot"
+
+T = TypeVar("T")
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+class Rooms:
+    """How many connections there are, in all and from each address."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self._total = 0
+        self._by_host: Counter[str] = Counter()
+
+    def enter(self, host: str) -> bool:
+        """False if there is no room for one more."""
+        limits = self.limits
+        if self._total >= limits.connections:
+            return False
+        if self._by_host[host] >= limits.connections_per_address:
+            return False
+        self._total += 1
+        self._by_host[host] += 1
+        return True
+
+    def leave(self, host: str) -> None:
+        self._total -= 1
+        self._by_host[host] -= 1
+        if not self._by_host[host]:
+            del self._by_host[host]
+
+
+class Site:
+    """The hub and what stands around it: users, settings, schemas, and who is connected."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        config: Config,
+        *,
+        schemas: Schemas | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.hub = hub
+        self.config = config
+        self.access = Access(config.users)
+        self.schemas = schemas or Schemas()
+        self.rooms = Rooms(config.connections)
+        self.gateways: dict[str, Gateway] = {}
+        self.listeners: dict[str, Closable] = {}
+        self.counters: Counter[tuple[str, ...]] = Counter()
+        """What happened how often: (what, protocol, …). Bounded: no peer's text is in a key."""
+        self.tap: TapFeed | None = None
+        self.draining = False
+        self._clock = clock
+        self._latest = 0.0
+        self._connections = 0
+        self._shared: dict[Callable[[Site], Any], Any] = {}
+        boots = int.from_bytes(hub.store.get(_BOOTS, b"count") or b"") + 1
+        hub.store.save(_BOOTS, b"count", boots.to_bytes(4))
+        hub.store.request()
+        self._boot = f"{boots:x}"
+
+    def shared(self, make: Callable[[Site], T]) -> T:
+        """What the gateways of one protocol share; made when it is first asked for."""
+        if make not in self._shared:
+            self._shared[make] = make(self)
+        found: T = self._shared[make]
+        return found
+
+    def now(self) -> float:
+        """Seconds since 1970; stands still where the system's clock is set back."""
+        self._latest = max(self._latest, self._clock())
+        return self._latest
+
+    def name_connection(self, listener: str) -> str:
+        """A name that no other connection of this node ever had."""
+        self._connections += 1
+        return f"{listener}-{self._boot}-{self._connections:x}"
+
+    def count(self, *what: str, by: int = 1) -> None:
+        self.counters[what] += by

@@ -1,0 +1,241 @@
+"""The tap's way to disk: rows are spooled as they come, and sealed into files of `wire` soon after.
+
+    .spool/NODE-FIRST.spool     rows from seq FIRST on, in batches:
+                                length 4 · CRC-32 4 · MessagePack array of rows
+    .spool/NODE.next            the seq behind the last sealed row
+    .spool/NODE.running         is there while a hub writes here
+
+Nothing is synced: what a kill leaves of a spool is sealed at the next start, and a row `lost` says
+that more may be missing. A row that can't be written is lost as well: the next one that can is
+preceded by a row `lost`, and every connection that misses bytes gets a row `gap`.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from crosswire.lake.files import find, is_covered, write
+from crosswire.lake.schemas import BACKWARD, DATA, FORWARD, GAP, LOST, OPEN, WIRE
+
+__all__ = ["Peers", "Spool", "WireRow"]
+
+_HEADER: Final = 8
+
+
+class Peers(msgspec.Struct, frozen=True, array_like=True):
+    """What all rows of a connection have in common."""
+
+    connection: str
+    protocol: str
+    listener: str
+    connector_address: str = ""
+    connector_port: int = 0
+    acceptor_address: str = ""
+    acceptor_port: int = 0
+
+
+_NOBODY: Final = Peers("", "", "")
+
+
+class WireRow(msgspec.Struct, frozen=True, array_like=True):
+    """A row of `wire`, without its number. `time` is µs since 1970."""
+
+    peers: Peers
+    direction: str
+    kind: str
+    offset: int
+    length: int
+    time: int
+    data: bytes | None = None
+    late: bool = False
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(list[WireRow]).decode
+
+
+class Spool:
+    """Takes rows and makes files of them. All of it runs on one thread beside the event loop.
+
+    Opening it seals what an earlier life left. Raises OSError there and in `seal`, never in `add`:
+    a tap that can't write goes on and tells later what is missing.
+    """
+
+    def __init__(self, lake: Path, node: str, *, memory_bytes: int) -> None:
+        self._lake = lake
+        self._node = node
+        self._folder = lake / ".spool"
+        self._memory_bytes = memory_bytes
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._next_file = self._folder / f"{node}.next"
+        self._running = self._folder / f"{node}.running"
+        self._rows: list[WireRow] = []
+        self._places: dict[tuple[str, str], int] = {}
+        self._file: int | None = None
+        self._path: Path | None = None
+        self._good_bytes = 0
+        self.first_time = 0
+        """When the first row was recorded that is not sealed."""
+        self.size_bytes = 0
+        self.lost_bytes = 0
+        """How much was lost and has not been told yet."""
+        self._lost = False
+        self._next = self._recover()
+
+    # A new life.
+
+    def _recover(self) -> int:
+        """Seal what is left; gives the number of the next row."""
+        own = [each.last for each in find(self._lake, ("wire",)) if each.node == self._node]
+        told = int(self._next_file.read_text()) if self._next_file.exists() else 1
+        following = max([told, *(last + 1 for last in own)])
+        for path in sorted(self._folder.glob(f"{self._node}-*.spool")):
+            first = int(path.stem.rpartition("-")[2])
+            rows = list(_read(path))
+            last = first + len(rows) - 1
+            if rows and not is_covered(self._lake, "wire", self._node, first, last):
+                write(self._lake, "wire", _table(self._node, first, rows))
+            following = max(following, last + 1)
+            path.unlink()
+        self._lost = self._running.exists()
+        self._running.touch()
+        return following
+
+    def close(self) -> None:
+        """Seal what is there. If nothing is missing behind it, the next life need not say so."""
+        self.seal()
+        if not self._lost:
+            self._running.unlink(missing_ok=True)
+
+    # Rows.
+
+    def add(self, rows: Sequence[WireRow], now_us: int, *, lost_bytes: int = 0) -> None:
+        """Spool these; `lost_bytes` before them did not get here."""
+        if lost_bytes:
+            self._lose(lost_bytes)
+        if not rows and not self._lost:
+            return
+        if self.size_bytes > self._memory_bytes:
+            self._lose(sum(row.length for row in rows))
+            return
+        before = dict(self._places)
+        complete = list(self._completed(rows, now_us))
+        try:
+            self._append(_encode(complete))
+        except OSError:
+            self._places = before
+            self._lose(sum(row.length for row in rows))
+            self._forget_torn()
+            return
+        self._lost, self.lost_bytes = False, 0
+        if complete and not self._rows:
+            self.first_time = now_us
+        self._rows += complete
+        self.size_bytes += sum(row.length + 100 for row in complete)
+
+    def _lose(self, lost_bytes: int) -> None:
+        self._lost = True
+        self.lost_bytes += lost_bytes
+
+    def _completed(self, rows: Sequence[WireRow], now_us: int) -> Iterator[WireRow]:
+        """What is missing before and between them is told in rows of its own."""
+        if self._lost:
+            yield WireRow(_NOBODY, "", LOST, 0, self.lost_bytes, now_us)
+        places = self._places
+        for row in rows:
+            connection = row.peers.connection
+            key = (connection, row.direction)
+            if row.kind == OPEN:
+                places[connection, ""] = 0
+            place = places.get(key, 0 if (connection, "") in places else row.offset)
+            late = row.offset > 0 and key not in places and (connection, "") not in places
+            if row.offset > place:
+                missing = row.offset - place
+                yield WireRow(row.peers, row.direction, GAP, place, missing, row.time)
+            yield msgspec.structs.replace(row, late=True) if late else row
+            places[key] = row.offset + (row.length if row.kind == DATA else 0)
+
+    def forget(self, connections: Sequence[str]) -> None:
+        """These are over."""
+        for connection in connections:
+            for direction in ("", FORWARD, BACKWARD):
+                self._places.pop((connection, direction), None)
+
+    def _append(self, body: bytes) -> None:
+        if self._file is None:
+            self._path = self._folder / f"{self._node}-{self._next:020}.spool"
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            self._good_bytes = 0
+        batch = len(body).to_bytes(4) + zlib.crc32(body).to_bytes(4) + body
+        view = memoryview(batch)
+        while view:
+            view = view[os.write(self._file, view) :]
+        self._good_bytes += len(batch)
+
+    def _forget_torn(self) -> None:
+        """Half a batch would hide those behind it."""
+        if self._file is not None:
+            os.ftruncate(self._file, self._good_bytes)
+            os.lseek(self._file, self._good_bytes, os.SEEK_SET)
+
+    # Files.
+
+    def seal(self) -> int:
+        """Make a file of what is spooled; gives how many rows. Raises OSError: then it is kept."""
+        rows = self._rows
+        if not rows:
+            return 0
+        write(self._lake, "wire", _table(self._node, self._next, rows))
+        self._next += len(rows)
+        self._rows, self.size_bytes = [], 0
+        self._let_go()
+        unfinished = self._next_file.with_suffix(".part")
+        unfinished.write_text(str(self._next))
+        unfinished.replace(self._next_file)
+        return len(rows)
+
+    def _let_go(self) -> None:
+        if self._file is not None and self._path is not None:
+            os.close(self._file)
+            self._path.unlink(missing_ok=True)
+            self._file = self._path = None
+
+
+def _read(path: Path) -> Iterator[WireRow]:
+    """The rows of a spool, up to where it is torn."""
+    data = path.read_bytes()
+    place = 0
+    while place + _HEADER <= len(data):
+        size = int.from_bytes(data[place : place + 4])
+        body = data[place + _HEADER : place + _HEADER + size]
+        if len(body) < size or zlib.crc32(body) != int.from_bytes(data[place + 4 : place + 8]):
+            return
+        yield from _decode(body)
+        place += _HEADER + size
+
+
+def _table(node: str, first_seq: int, rows: Sequence[WireRow]) -> pa.Table:
+    peers = [row.peers for row in rows]
+    columns: dict[str, Any] = {
+        "node": [node] * len(rows),
+        "seq": np.arange(first_seq, first_seq + len(rows)),
+        "connection": [each.connection for each in peers],
+        "protocol": [each.protocol or None for each in peers],
+        "listener": [each.listener or None for each in peers],
+        "connector_address": [each.connector_address for each in peers],
+        "connector_port": [each.connector_port for each in peers],
+        "acceptor_address": [each.acceptor_address for each in peers],
+        "acceptor_port": [each.acceptor_port for each in peers],
+    }
+    for name in ("direction", "kind", "offset", "length", "time", "data", "late"):
+        columns[name] = [getattr(row, name) for row in rows]
+    arrays = [pa.array(columns[field.name], field.type) for field in WIRE]
+    return pa.table(arrays, schema=WIRE)

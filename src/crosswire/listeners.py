@@ -1,0 +1,26 @@
+"""The names of a hub's listeners, and the ports where they are unless told otherwise."""
+
+from typing import Final
+
+__all__ = ["LISTENERS", "PLAIN_LISTENERS"]
+
+PLAIN_LISTENERS: Final = {
+    "emp": 5040,
+    "emqp-clients": 47291,
+    "emqp-workers": 47290,
+    "emqp-admin": 47293,
+    "emqp-publishers": 47298,
+    "emqp-subscribers": 47299,
+    "relink": 7350,
+    "epoxy": 25188,
+    "micromsg2": 7360,
+    "http": 7380,
+}
+LISTENERS: Final = {
+    **PLAIN_LISTENERS,
+    "emp-tls": 5041,
+    "relink-tls": 7351,
+    "epoxy-tls": 25156,
+    "micromsg2-tls": 7361,
+}
+"""Every listener by name, with its default port. The twins with TLS need a certificate."""

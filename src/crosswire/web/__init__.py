@@ -1,0 +1,1 @@
+"""The hub over HTTP: its API, its metrics, and the door they stand behind."""

@@ -1,0 +1,318 @@
+"""The table of the API's operations, and the OpenAPI document that is made from it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+from crosswire import __version__
+from crosswire.web import dead, messages, schedules, state
+from crosswire.web.contract import Failure, Operation
+
+__all__ = ["OPERATIONS", "openapi"]
+
+OPERATIONS: Final = (
+    Operation(
+        name="show_state",
+        method="GET",
+        path="/v1/state",
+        summary="The hub at a glance",
+        handler=state.show_state,
+        answer=state.State,
+    ),
+    Operation(
+        name="list_queues",
+        method="GET",
+        path="/v1/queues",
+        summary="Queues, how much waits in them, and for whom",
+        handler=state.list_queues,
+        query=state.Names,
+        answer=state.Queues,
+    ),
+    Operation(
+        name="show_queue",
+        method="GET",
+        path="/v1/queues/{name:path}",
+        summary="A queue, its consumers and, if asked for, some of its messages",
+        handler=state.show_queue,
+        query=state.Peek,
+        answer=state.QueueDetail,
+    ),
+    Operation(
+        name="purge_queue",
+        method="POST",
+        path="/v1/queues/{name:path}/purge",
+        summary="Let everything in a queue go that no consumer holds",
+        handler=state.purge_queue,
+        answer=state.Purged,
+    ),
+    Operation(
+        name="list_topics",
+        method="GET",
+        path="/v1/topics",
+        summary="Topics and who subscribes to them",
+        handler=state.list_topics,
+        query=state.Names,
+        answer=state.Topics,
+    ),
+    Operation(
+        name="show_topic",
+        method="GET",
+        path="/v1/topics/{name:path}",
+        summary="A topic and, if asked for, some of its stored messages",
+        handler=state.show_topic,
+        query=state.Peek,
+        answer=state.TopicDetail,
+    ),
+    Operation(
+        name="list_subscriptions",
+        method="GET",
+        path="/v1/subscriptions",
+        summary="Named subscriptions and how far they are",
+        handler=state.list_subscriptions,
+        answer=state.SubscriptionList,
+    ),
+    Operation(
+        name="remove_subscription",
+        method="DELETE",
+        path="/v1/subscriptions/{name:path}",
+        summary="End a named subscription that nobody uses, for good",
+        handler=state.remove_subscription,
+        answer=state.Removed,
+    ),
+    Operation(
+        name="list_services",
+        method="GET",
+        path="/v1/services",
+        summary="Services and who provides them",
+        handler=state.list_services,
+        answer=state.Services,
+    ),
+    Operation(
+        name="list_connections",
+        method="GET",
+        path="/v1/connections",
+        summary="Who is connected, and what they take",
+        handler=state.list_connections,
+        query=state.ConnectionsQuery,
+        answer=state.Connections,
+    ),
+    Operation(
+        name="close_connection",
+        method="DELETE",
+        path="/v1/connections/{id}",
+        summary="Say goodbye to a peer, in its own protocol",
+        handler=state.close_connection,
+        answer=state.Closed,
+    ),
+    Operation(
+        name="produce",
+        method="POST",
+        path="/v1/messages",
+        summary="Send to queues, publish to topics; answered when it is on disk",
+        handler=messages.produce,
+        body=messages.Productions,
+        answer=messages.Produced,
+        needs="principal",
+    ),
+    Operation(
+        name="trace",
+        method="GET",
+        path="/v1/messages/{id:int}",
+        summary="What happened to a message, step by step",
+        handler=messages.trace,
+        answer=messages.Trace,
+    ),
+    Operation(
+        name="list_dead",
+        method="GET",
+        path="/v1/dead",
+        summary="Where dead letters wait",
+        handler=dead.list_dead,
+        answer=dead.DeadQueues,
+    ),
+    Operation(
+        name="list_letters",
+        method="GET",
+        path="/v1/dead/letters",
+        summary="The dead letters of a queue or a named subscription",
+        handler=dead.list_letters,
+        query=dead.LettersQuery,
+        answer=dead.Letters,
+    ),
+    Operation(
+        name="show_letter",
+        method="GET",
+        path="/v1/dead/letters/{id:int}",
+        summary="A dead letter, whole, with every attempt to deliver it",
+        handler=dead.show_letter,
+        query=dead.LetterQuery,
+        answer=dead.Letter,
+    ),
+    Operation(
+        name="edit_letter",
+        method="PATCH",
+        path="/v1/dead/letters/{id:int}",
+        summary="Change a dead letter's payload or properties",
+        handler=dead.edit_letter,
+        body=dead.Edit,
+        answer=dead.Letter,
+    ),
+    Operation(
+        name="purge_letters",
+        method="POST",
+        path="/v1/dead/purge",
+        summary="Let dead letters go",
+        handler=dead.purge_letters,
+        body=dead.Choice,
+        answer=dead.Chosen,
+    ),
+    Operation(
+        name="replay_letters",
+        method="POST",
+        path="/v1/dead/replays",
+        summary="Send dead letters again; answered after a few seconds, done or still running",
+        handler=dead.replay_letters,
+        body=dead.ReplayRequest,
+        answer=dead.ReplayRow,
+    ),
+    Operation(
+        name="list_replays",
+        method="GET",
+        path="/v1/dead/replays",
+        summary="Replays under way, and the last ones that ended",
+        handler=dead.list_replays,
+        answer=dead.ReplayRows,
+    ),
+    Operation(
+        name="show_replay",
+        method="GET",
+        path="/v1/dead/replays/{id:int}",
+        summary="How far a replay is",
+        handler=dead.show_replay,
+        answer=dead.ReplayRow,
+    ),
+    Operation(
+        name="cancel_replay",
+        method="DELETE",
+        path="/v1/dead/replays/{id:int}",
+        summary="Stop a replay; what it has not sent again stays",
+        handler=dead.cancel_replay,
+        answer=dead.ReplayRow,
+    ),
+    Operation(
+        name="list_schedules",
+        method="GET",
+        path="/v1/schedules",
+        summary="Schedules and when they fire next",
+        handler=schedules.list_schedules,
+        answer=schedules.ScheduleRows,
+    ),
+    Operation(
+        name="show_schedule",
+        method="GET",
+        path="/v1/schedules/{id:path}",
+        summary="A schedule and its next times",
+        handler=schedules.show_schedule,
+        query=schedules.PreviewQuery,
+        answer=schedules.ScheduleRow,
+    ),
+    Operation(
+        name="add_schedule",
+        method="POST",
+        path="/v1/schedules",
+        summary="Add or replace a schedule",
+        handler=schedules.add_schedule,
+        body=schedules.NewSchedule,
+        answer=schedules.ScheduleRow,
+    ),
+    Operation(
+        name="preview_schedule",
+        method="POST",
+        path="/v1/schedules/preview",
+        summary="When an interval or a cron expression would fire",
+        handler=schedules.preview_schedule,
+        body=schedules.PreviewRequest,
+        answer=schedules.Preview,
+    ),
+    Operation(
+        name="remove_schedule",
+        method="DELETE",
+        path="/v1/schedules/{id:path}",
+        summary="Remove a schedule",
+        handler=schedules.remove_schedule,
+        answer=state.Removed,
+    ),
+)
+
+_REFERENCES: Final = "#/components/schemas/{name}"
+
+
+def openapi() -> dict[str, Any]:
+    """The document for tools that make clients, or pages, from it."""
+    bodies = [kind for each in OPERATIONS for kind in (each.answer, each.body) if kind is not None]
+    _, schemas = msgspec.json.schema_components([*bodies, Failure], ref_template=_REFERENCES)
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in OPERATIONS:
+        path = re.sub(r"{(\w+):\w+}", r"{\1}", operation.path)
+        paths.setdefault(path, {})[operation.method.lower()] = _describe(operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Crosswire",
+            "version": __version__,
+            "description": "A hub's state, messages, dead letters and schedules.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"token": []}, {}],
+    }
+
+
+def _describe(operation: Operation) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "operationId": operation.name,
+        "summary": operation.summary,
+        "parameters": [*_path_parameters(operation.path), *_query_parameters(operation.query)],
+        "responses": {
+            "200": _content("Done", operation.answer),
+            "default": _content("It could not be done", Failure),
+        },
+    }
+    if operation.body is not None:
+        described["requestBody"] = {"required": True, **_content("", operation.body)}
+    return described
+
+
+def _content(description: str, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    reference = {"$ref": _REFERENCES.format(name=kind.__name__)}
+    content: dict[str, Any] = {"content": {"application/json": {"schema": reference}}}
+    return {"description": description, **content} if description else content
+
+
+def _path_parameters(path: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "schema": {"type": "integer" if kind == ":int" else "string"},
+        }
+        for name, kind in re.findall(r"{(\w+)(:\w+)?}", path)
+    ]
+
+
+def _query_parameters(kind: type[msgspec.Struct] | None) -> list[dict[str, Any]]:
+    if kind is None:
+        return []
+    schema = msgspec.json.schema(kind)["$defs"][kind.__name__]
+    return [
+        {"name": name, "in": "query", "required": name in schema["required"], "schema": field}
+        for name, field in schema["properties"].items()
+    ]

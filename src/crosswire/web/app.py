@@ -1,0 +1,292 @@
+"""The Starlette application: guards first, then the operations, metrics, health and readiness."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import ipaddress
+import resource
+import time
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from crosswire.access import ANONYMOUS
+from crosswire.errors import CrosswireError
+from crosswire.gateways.metrics import render
+from crosswire.gateways.server import Server
+from crosswire.web.api import OPERATIONS, openapi
+from crosswire.web.contract import Ask, Failure, Operation, failure_of
+from crosswire.web.dead import Replays
+
+__all__ = ["App"]
+
+_JSON: Final = "application/json"
+_METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
+_BODY_S: Final = 10.0
+_HEADERS: Final = {
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+}
+
+_encode: Final = msgspec.json.Encoder(enc_hook=str).encode
+
+
+class App:
+    """One for each server. An ASGI application."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.replays = Replays()
+        routes = [_route(self, operation) for operation in _in_order(OPERATIONS)]
+        routes += [
+            Route("/openapi.json", self._openapi, methods=["GET"]),
+            Route("/healthz", self._healthz, methods=["GET"]),
+            Route("/readyz", self._readyz, methods=["GET"]),
+            Route("/metrics", self._metrics, methods=["GET"]),
+        ]
+        handlers: dict[type[Exception], Callable[[Request, Exception], Response]] = {
+            HTTPException: _http_failure,
+            CrosswireError: _hub_failure,
+            Exception: _internal_failure,
+        }
+        self._app = _Guard(
+            Starlette(routes=routes, exception_handlers=handlers),
+            server,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    async def perform(self, operation: Operation, request: Request) -> Response:
+        principal = self._principal(request, operation.needs)
+        query = body = None
+        try:
+            if operation.query is not None:
+                given = dict(request.query_params)
+                query = msgspec.convert(given, operation.query, strict=False)
+            if operation.body is not None:
+                body = msgspec.json.decode(await self._body(request), type=operation.body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            return _failure(400, Failure("invalid_request", str(error)))
+        ask = Ask(
+            self.server,
+            self.replays,
+            principal=principal,
+            path=dict(request.path_params),
+            query=query,
+            body=body,
+        )
+        answer = operation.handler(ask)
+        if inspect.isawaitable(answer):
+            answer = await answer
+        return _answer(answer)
+
+    # Who asks, and what with.
+
+    def _principal(self, request: Request, needs: str) -> str:
+        """Raises HTTPException for who may not."""
+        access = self.server.site.access
+        if access.open or needs == "nothing":
+            return ANONYMOUS
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        principal = access.by_token(token.strip()) if scheme.lower() == "bearer" else None
+        if principal is None:
+            self.server.site.count("unauthenticated", "http")
+            raise HTTPException(
+                401, "a bearer token of a user is needed", {"www-authenticate": "Bearer"}
+            )
+        if needs == "administer" and not access.may_administer(principal):
+            self.server.site.count("forbidden", "http")
+            raise HTTPException(403, f"{principal} may not administer this hub")
+        return principal
+
+    async def _body(self, request: Request) -> bytes:
+        """Raises HTTPException for what is no JSON, too much, or too slow."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != _JSON:
+            raise HTTPException(415, f"bodies are {_JSON}")
+        most = self.server.config.http.body_bytes
+        announced = request.headers.get("content-length", "0")
+        if announced.isdecimal() and int(announced) > most:
+            raise HTTPException(413, f"a body has at most {most} bytes")
+        chunks, size = [], 0
+        try:
+            async with asyncio.timeout(_BODY_S):
+                async for chunk in request.stream():
+                    size += len(chunk)
+                    if size > most:
+                        raise HTTPException(413, f"a body has at most {most} bytes")
+                    chunks.append(chunk)
+        except TimeoutError:
+            raise HTTPException(408, "the body did not come in time") from None
+        except ClientDisconnect:
+            raise HTTPException(400, "the body did not come to its end") from None
+        return b"".join(chunks)
+
+    # What is not an operation.
+
+    async def _openapi(self, _request: Request) -> Response:
+        return _json(200, openapi())
+
+    async def _healthz(self, _request: Request) -> Response:
+        """The event loop turns: that is what this answer proves."""
+        return _json(200, {"status": "ok"})
+
+    async def _readyz(self, _request: Request) -> Response:
+        site, store = self.server.site, self.server.hub.store
+        reasons = []
+        if site.draining:
+            reasons.append("draining")
+        if store.last_error is not None:
+            reasons.append(f"the store failed: {store.last_error}")
+        elif not store.has_room(site.now()):
+            reasons.append("there is no room on the disk")
+        if not self.server.started_at:
+            reasons.append("starting")
+        status = "not ready" if reasons else "ready"
+        return _json(503 if reasons else 200, {"status": status, "reasons": reasons})
+
+    async def _metrics(self, request: Request) -> Response:
+        self._principal(request, "administer")
+        text = render(self.server.metrics, self.server.site.counters, self._gauges())
+        return Response(text, headers={**_HEADERS, "content-type": _METRICS})
+
+    def _gauges(self) -> dict[str, tuple[str, float]]:
+        hub, site = self.server.hub, self.server.site
+        queues = hub.queues()
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return {
+            "crosswire_connections": ("Peers that are connected.", len(site.gateways)),
+            "crosswire_queues": ("Queues, those for dead letters too.", len(queues)),
+            "crosswire_queue_messages": (
+                "Messages in queues that are not settled.",
+                sum(queue.length for queue in queues if not queue.is_dead),
+            ),
+            "crosswire_queue_bytes": (
+                "Their size.",
+                sum(queue.size_bytes for queue in queues if not queue.is_dead),
+            ),
+            "crosswire_dead_letters": (
+                "Messages that nobody could take.",
+                sum(queue.length for queue in queues if queue.is_dead),
+            ),
+            "crosswire_topics": ("Topics.", len(hub.topics_by_name())),
+            "crosswire_subscriptions": ("Named subscriptions.", len(hub.subscriptions.all())),
+            "crosswire_services": ("Services with a provider.", len(hub.services.providers())),
+            "crosswire_schedules": ("Schedules.", len(hub.schedules.all())),
+            "crosswire_newest_id": ("The last message id handed out.", hub.store.newest_id),
+            "crosswire_store_healthy": ("1 unless writing fails.", hub.store.last_error is None),
+            "crosswire_draining": ("1 while the hub stops.", site.draining),
+            "crosswire_uptime_seconds": ("Since the start.", time.time() - self.server.started_at),
+            "process_cpu_seconds_total": ("CPU time.", usage.ru_utime + usage.ru_stime),
+            "process_resident_memory_max_bytes": ("Most memory so far.", usage.ru_maxrss * 1024),
+        }
+
+
+class _Guard:
+    """Nobody but whom the hub means to talk to: a page from elsewhere must not reach it.
+
+    The Host header must name the hub (an address, localhost, or a name from the configuration), so
+    that no foreign name can be pointed at it; an Origin header must name the same place.
+    """
+
+    def __init__(self, app: ASGIApp, server: Server) -> None:
+        self._app = app
+        self._server = server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            problem = self._problem(Request(scope))
+            if problem is not None:
+                self._server.site.count("rejected", "http")
+                await problem(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _problem(self, request: Request) -> Response | None:
+        hosts = request.headers.getlist("host")
+        if len(hosts) != 1 or not self._is_ours(hosts[0]):
+            return _failure(421, Failure("wrong_host", "this hub is not called that"))
+        origin = request.headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc.lower() != hosts[0].lower():
+            return _failure(403, Failure("wrong_origin", "pages from elsewhere may not ask"))
+        if request.method in ("POST", "PUT", "PATCH"):
+            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if kind != _JSON:
+                return _failure(415, Failure("not_json", f"bodies are {_JSON}"))
+        return None
+
+    def _is_ours(self, host: str) -> bool:
+        name = urlsplit(f"//{host}").hostname or ""
+        if name == "localhost" or name in self._server.config.http.hosts:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+def _route(app: App, operation: Operation) -> Route:
+    async def endpoint(request: Request) -> Response:
+        return await app.perform(operation, request)
+
+    return Route(operation.path, endpoint, methods=[operation.method], name=operation.name)
+
+
+def _in_order(operations: tuple[Operation, ...]) -> list[Operation]:
+    """A path that takes anything comes after those that don't."""
+    return sorted(operations, key=lambda each: ":path" in each.path)
+
+
+# ----------------------------------------------------------------------------------------- answers
+
+
+def _answer(answer: msgspec.Struct) -> Response:
+    return Response(_encode(answer), headers={**_HEADERS, "content-type": _JSON})
+
+
+def _json(status: int, value: object) -> Response:
+    return Response(_encode(value), status, headers={**_HEADERS, "content-type": _JSON})
+
+
+def _failure(status: int, failure: Failure) -> Response:
+    return _json(status, failure)
+
+
+_NAMES: Final = {
+    401: "unauthenticated",
+    403: "forbidden",
+    404: "not_found",
+    405: "not_allowed",
+    408: "too_slow",
+    413: "too_large",
+    415: "not_json",
+}
+
+
+def _http_failure(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    name = _NAMES.get(error.status_code, "invalid_request")
+    response = _failure(error.status_code, Failure(name, error.detail))
+    response.headers.update(error.headers or {})
+    return response
+
+
+def _hub_failure(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, CrosswireError)
+    return _failure(*failure_of(error))
+
+
+def _internal_failure(_request: Request, _error: Exception) -> Response:
+    return _failure(500, Failure("internal", "the hub made a mistake; its log says more"))

@@ -1,0 +1,113 @@
+"""What an operation of the API is: who may ask for it, what it takes, what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from crosswire.access import Deed
+from crosswire.errors import (
+    CrosswireError,
+    DestinationFull,
+    Forbidden,
+    HubError,
+    InvalidDestination,
+    InvalidEnvelope,
+    InvalidFilter,
+    InvalidSchedule,
+    StoreError,
+    SubscriptionConflict,
+    UnknownMessage,
+)
+from crosswire.gateways.server import Server
+from crosswire.hub.hub import Hub
+
+if TYPE_CHECKING:
+    from crosswire.web.dead import Replays
+
+__all__ = ["Ask", "Failure", "Handler", "Operation", "failure_of"]
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Every answer that is not a success."""
+
+    error: str
+    description: str
+
+
+_FAILURES: Final[list[tuple[type[CrosswireError], int, str]]] = [
+    (Forbidden, 403, "forbidden"),
+    (UnknownMessage, 404, "not_found"),
+    (SubscriptionConflict, 409, "conflict"),
+    (DestinationFull, 503, "refused"),
+    (InvalidDestination, 400, "invalid_request"),
+    (InvalidEnvelope, 400, "invalid_request"),
+    (InvalidFilter, 400, "invalid_request"),
+    (InvalidSchedule, 400, "invalid_request"),
+    (StoreError, 503, "unavailable"),
+    (HubError, 500, "internal"),
+]
+
+
+def failure_of(error: CrosswireError) -> tuple[int, Failure]:
+    """The status for an error of the hub, and what is said about it."""
+    for kind, status, name in _FAILURES:
+        if isinstance(error, kind):
+            return status, Failure(name, str(error))
+    return 500, Failure("internal", str(error))
+
+
+class Ask:
+    """One request for an operation: by whom, and with what, in the operation's own types."""
+
+    __slots__ = ("body", "path", "principal", "query", "replays", "server")
+
+    def __init__(
+        self,
+        server: Server,
+        replays: Replays,
+        *,
+        principal: str,
+        path: dict[str, Any],
+        query: Any,
+        body: Any,
+    ) -> None:
+        self.server = server
+        self.replays = replays
+        self.principal = principal
+        self.path = path
+        self.query = query
+        self.body = body
+
+    @property
+    def hub(self) -> Hub:
+        return self.server.hub
+
+    def now(self) -> float:
+        return self.server.site.now()
+
+    def require(self, deed: Deed, destination: str) -> None:
+        """Raises Forbidden."""
+        site = self.server.site
+        if not site.access.may(self.principal, deed, destination):
+            site.count("forbidden", "http")
+            raise Forbidden(f"{self.principal or 'a stranger'} may not {deed} {destination}")
+
+
+Handler: TypeAlias = Callable[[Ask], msgspec.Struct | Awaitable[msgspec.Struct]]
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """`needs`: the right to administer, to be somebody (the handler asks for more), or nothing."""
+
+    name: str
+    method: Literal["GET", "POST", "PATCH", "DELETE"]
+    path: str
+    summary: str
+    handler: Handler
+    answer: type[msgspec.Struct]
+    query: type[msgspec.Struct] | None = None
+    body: type[msgspec.Struct] | None = None
+    needs: Literal["administer", "principal", "nothing"] = "administer"

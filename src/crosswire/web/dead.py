@@ -1,0 +1,414 @@
+"""Dead letters over HTTP: looked at, edited, let go, or given another chance at a rate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from crosswire.envelope import Property
+from crosswire.errors import HubError, InvalidEnvelope, UnknownMessage
+from crosswire.gateways.payloads import Body, from_body
+from crosswire.hub.attachment import Predicate
+from crosswire.hub.cursor import Attempt
+from crosswire.hub.dead import DeadLetter
+from crosswire.hub.hub import Hub
+from crosswire.hub.subscriptions import predicate
+from crosswire.web.contract import Ask
+from crosswire.web.messages import PREVIEW_BYTES, Message, show_message
+
+__all__ = [
+    "Replays",
+    "cancel_replay",
+    "edit_letter",
+    "list_dead",
+    "list_letters",
+    "list_replays",
+    "purge_letters",
+    "replay_letters",
+    "show_letter",
+    "show_replay",
+]
+
+_PAGE: Final = 256
+_IDS: Final = 100
+_KEPT: Final = 100
+_RUNNING: Final = 16
+_STEP_S: Final = 0.1
+_PATIENCE_S: Final = 5.0
+
+
+# --------------------------------------------------------------------------------------- looking
+
+
+class DeadQueue(msgspec.Struct, frozen=True):
+    """Where letters wait: the name of the queue, or named subscription, they come from."""
+
+    queue: str
+    length: int
+    size_bytes: int
+
+
+class DeadQueues(msgspec.Struct, frozen=True):
+    queues: list[DeadQueue]
+
+
+class LettersQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Letters of a queue with ids behind `after` whose properties pass `filter`."""
+
+    queue: str
+    filter: str = ""
+    after: int = 0
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
+
+
+class LetterQuery(msgspec.Struct, frozen=True, kw_only=True):
+    queue: str
+
+
+class Try(msgspec.Struct, frozen=True):
+    """A delivery that did not end well."""
+
+    time: int
+    connection: str
+    cause: str
+
+
+class Letter(msgspec.Struct, frozen=True, kw_only=True):
+    """`id` is its own, `origin_id` the one it died with at `origin`: none if it was sent here."""
+
+    id: int
+    queue: str
+    origin: str
+    origin_id: int
+    origin_time: int
+    cause: str
+    attempts: list[Try]
+    message: Message
+
+
+class Letters(msgspec.Struct, frozen=True):
+    """Ask again with `after` = `next` for more; 0 when there are none."""
+
+    letters: list[Letter]
+    next: int
+
+
+def list_dead(ask: Ask) -> DeadQueues:
+    return DeadQueues(
+        [
+            DeadQueue(queue.name.removesuffix("/dead"), queue.length, queue.size_bytes)
+            for queue in ask.hub.queues()
+            if queue.is_dead and queue.length
+        ]
+    )
+
+
+def list_letters(ask: Ask) -> Letters:
+    query: LettersQuery = ask.query
+    queue = _dead_queue(ask.hub, query.queue)
+    matches = predicate(query.filter)
+    found: list[DeadLetter] = []
+    after = query.after
+    for page in _pages(ask.hub, queue, after=after):
+        for letter in page:
+            if len(found) == query.limit:
+                break
+            after = letter.id
+            if matches is None or matches(letter.envelope.properties):
+                found.append(letter)
+        if len(found) == query.limit:
+            return Letters([_letter(query.queue, each) for each in found], after)
+    return Letters([_letter(query.queue, each) for each in found], 0)
+
+
+def show_letter(ask: Ask) -> Letter:
+    query: LetterQuery = ask.query
+    letter = ask.hub.dead_letters.get(_dead_queue(ask.hub, query.queue), ask.path["id"])
+    return _letter(query.queue, letter, whole=True)
+
+
+def _letter(queue: str, letter: DeadLetter, *, whole: bool = False) -> Letter:
+    message = show_message(letter.envelope, most_bytes=None if whole else PREVIEW_BYTES)
+    return Letter(
+        id=letter.id,
+        queue=queue,
+        origin=letter.origin,
+        origin_id=letter.origin_id,
+        origin_time=letter.time,
+        cause=letter.cause,
+        attempts=[_try(each) for each in letter.attempts],
+        message=message,
+    )
+
+
+def _try(attempt: Attempt) -> Try:
+    return Try(attempt.time, attempt.connection, attempt.cause)
+
+
+def _dead_queue(hub: Hub, name: str) -> str:
+    """`orders`, `queue/orders` and `queue/orders/dead` all mean the same. Raises UnknownMessage."""
+    destination = f"queue/{name.removeprefix('queue/').removesuffix('/dead')}/dead"
+    if destination not in hub.store.destinations():
+        raise UnknownMessage(f"{name!r} has no dead letters")
+    return destination
+
+
+def _pages(hub: Hub, queue: str, *, after: int = 0) -> Iterator[Sequence[DeadLetter]]:
+    while letters := hub.dead_letters.list(queue, after=after, count=_PAGE):
+        after = letters[-1].id
+        yield letters
+
+
+# --------------------------------------------------------------------------------------- editing
+
+
+class Edit(msgspec.Struct, frozen=True, kw_only=True):
+    """What is given replaces what was; at most one of `json`, `text` and `base64`."""
+
+    queue: str
+    json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    text: str | None = None
+    base64: str | None = None
+    content_type: str | None = None
+    properties: dict[str, Property] | None = None
+
+
+async def edit_letter(ask: Ask) -> Letter:
+    edit: Edit = ask.body
+    payload, content_type = None, edit.content_type
+    if (edit.json, edit.text, edit.base64) != (msgspec.UNSET, None, None):
+        payload, kind = from_body(Body(edit.json, edit.text, edit.base64))
+        content_type = content_type or kind
+    letter = ask.hub.dead_letters.edit(
+        _dead_queue(ask.hub, edit.queue),
+        ask.path["id"],
+        payload=payload,
+        properties=edit.properties,
+        content_type=content_type,
+    )
+    await ask.hub.committed()
+    return _letter(edit.queue, letter, whole=True)
+
+
+# ----------------------------------------------------------------------------- choosing, letting go
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """Which letters: these `ids`, those whose properties pass `filter`, or `all`: one of them.
+
+    A `dry_run` only says which it would be."""
+
+    queue: str
+    ids: list[int] = []
+    filter: str = ""
+    all: bool = False
+    dry_run: bool = False
+
+    def check(self) -> None:
+        if bool(self.ids) + bool(self.filter) + self.all != 1:
+            raise InvalidEnvelope("exactly one of ids, filter and all says which letters are meant")
+
+
+class Chosen(msgspec.Struct, frozen=True, kw_only=True):
+    """`ids` are the first of them."""
+
+    matched: int
+    done: int
+    ids: list[int]
+    dry_run: bool
+
+
+async def purge_letters(ask: Ask) -> Chosen:
+    choice: Choice = ask.body
+    choice.check()
+    hub = ask.hub
+    queue = _dead_queue(hub, choice.queue)
+    matched = done = 0
+    first: list[int] = []
+    for ids in _chosen(hub, queue, choice, predicate(choice.filter)):
+        matched += len(ids)
+        first += ids[: _IDS - len(first)]
+        if not choice.dry_run:
+            done += len(hub.dead_letters.purge(queue, ids, ask.now()))
+        await asyncio.sleep(0)
+    await hub.committed()
+    return Chosen(matched=matched, done=done, ids=first, dry_run=choice.dry_run)
+
+
+def _chosen(hub: Hub, queue: str, choice: Choice, matches: Predicate | None) -> Iterator[list[int]]:
+    """The letters of a choice that are there now, a page at a time."""
+    upto = hub.store.newest_id
+    if choice.ids:
+        wanted = set(choice.ids)
+        matches = None
+    for page in _pages(hub, queue):
+        found = [
+            letter.id
+            for letter in page
+            if letter.id <= upto
+            and (not choice.ids or letter.id in wanted)
+            and (matches is None or matches(letter.envelope.properties))
+        ]
+        if found:
+            yield found
+        if page[-1].id > upto:
+            return
+
+
+# -------------------------------------------------------------------------------------- replaying
+
+
+class ReplayRequest(Choice, frozen=True, kw_only=True):
+    """`rate` is in letters a second, 0 for as fast as it goes; `destination` in place of the one
+    that each letter came from."""
+
+    rate: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] = 0.0
+    destination: str = ""
+
+
+class ReplayRow(msgspec.Struct, frozen=True, kw_only=True):
+    """`skipped` had gone meanwhile, or could not be sent again; `error` says why the last."""
+
+    id: int
+    queue: str
+    state: Literal["running", "done", "cancelled", "failed"]
+    matched: int
+    replayed: int
+    skipped: int
+    rate: float
+    dry_run: bool
+    ids: list[int]
+    error: str
+
+
+class ReplayRows(msgspec.Struct, frozen=True):
+    replays: list[ReplayRow]
+
+
+class _Replay:
+    def __init__(self, identifier: int, asked: ReplayRequest) -> None:
+        self.id = identifier
+        self.asked = asked
+        self.state: Literal["running", "done", "cancelled", "failed"] = "running"
+        self.matched = self.replayed = self.skipped = 0
+        self.first: list[int] = []
+        self.error = ""
+        self.task: asyncio.Task[None] | None = None
+
+    def row(self) -> ReplayRow:
+        return ReplayRow(
+            id=self.id,
+            queue=self.asked.queue,
+            state=self.state,
+            matched=self.matched,
+            replayed=self.replayed,
+            skipped=self.skipped,
+            rate=self.asked.rate,
+            dry_run=self.asked.dry_run,
+            ids=self.first,
+            error=self.error,
+        )
+
+    async def run(self, hub: Hub, queue: str, now: Callable[[], float]) -> None:
+        try:
+            matches = predicate(self.asked.filter)
+            for ids in _chosen(hub, queue, self.asked, matches):
+                self.matched += len(ids)
+                self.first += ids[: _IDS - len(self.first)]
+                if not self.asked.dry_run:
+                    await self._send(hub, queue, ids, now)
+                await asyncio.sleep(0)
+            await hub.committed()
+            self.state = "done"
+        except asyncio.CancelledError:
+            self.state = "cancelled"
+            raise
+        except HubError as error:
+            self.state, self.error = "failed", str(error)
+
+    async def _send(self, hub: Hub, queue: str, ids: list[int], now: Callable[[], float]) -> None:
+        """A tenth of a second's worth at a time."""
+        rate = self.asked.rate
+        step = max(int(rate * _STEP_S), 1) if rate else len(ids)
+        for start in range(0, len(ids), step):
+            batch = ids[start : start + step]
+            for identifier in batch:
+                self._send_one(hub, queue, identifier, now())
+            if rate:
+                await asyncio.sleep(len(batch) / rate)
+
+    def _send_one(self, hub: Hub, queue: str, identifier: int, now: float) -> None:
+        try:
+            sent = hub.dead_letters.replay(
+                queue, [identifier], now, destination=self.asked.destination
+            )
+        except HubError as error:
+            self.error = str(error)
+            sent = ()
+        self.replayed += len(sent)
+        self.skipped += 1 - len(sent)
+
+
+class Replays:
+    """Those under way and the last ones that ended. A restart of the hub ends them; what they have
+    not sent again stays where it is."""
+
+    def __init__(self) -> None:
+        self._replays: dict[int, _Replay] = {}
+        self._number = 0
+
+    async def start(self, ask: Ask) -> ReplayRow:
+        asked: ReplayRequest = ask.body
+        asked.check()
+        queue = _dead_queue(ask.hub, asked.queue)
+        predicate(asked.filter)
+        if sum(each.state == "running" for each in self._replays.values()) >= _RUNNING:
+            raise InvalidEnvelope(f"{_RUNNING} replays are running already")
+        self._number += 1
+        replay = self._replays[self._number] = _Replay(self._number, asked)
+        self._forget()
+        replay.task = asyncio.create_task(replay.run(ask.hub, queue, ask.now))
+        await asyncio.wait([replay.task], timeout=_PATIENCE_S)
+        return replay.row()
+
+    def _forget(self) -> None:
+        over = [number for number, each in self._replays.items() if each.state != "running"]
+        for number in over[: max(len(self._replays) - _KEPT, 0)]:
+            del self._replays[number]
+
+    def all(self) -> list[ReplayRow]:
+        return [each.row() for each in self._replays.values()]
+
+    def get(self, identifier: int) -> _Replay:
+        replay = self._replays.get(identifier)
+        if replay is None:
+            raise UnknownMessage(f"there is no replay {identifier}")
+        return replay
+
+    def cancel_all(self) -> None:
+        for replay in self._replays.values():
+            if replay.task is not None:
+                replay.task.cancel()
+
+
+async def replay_letters(ask: Ask) -> ReplayRow:
+    return await ask.replays.start(ask)
+
+
+def list_replays(ask: Ask) -> ReplayRows:
+    return ReplayRows(ask.replays.all())
+
+
+def show_replay(ask: Ask) -> ReplayRow:
+    return ask.replays.get(ask.path["id"]).row()
+
+
+async def cancel_replay(ask: Ask) -> ReplayRow:
+    replay = ask.replays.get(ask.path["id"])
+    if replay.task is not None:
+        replay.task.cancel()
+        await asyncio.wait([replay.task])
+    return replay.row()

@@ -1,0 +1,134 @@
+"""The listener for HTTP: uvicorn's protocol on the hub's own event loop, with limits of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import socket
+from typing import Any, Final
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from crosswire.config import Address
+from crosswire.errors import ConfigError
+from crosswire.gateways.server import Server
+from crosswire.web.app import App
+
+__all__ = ["HttpDoor"]
+
+_HEAD_S: Final = 5.0
+_REQUEST_S: Final = 30.0
+_KEEP_ALIVE_S: Final = 15
+_HEAD_BYTES: Final = 32 * 1024
+
+
+class HttpDoor:
+    """Open it, and the API answers; it shares the hub's limits on connections."""
+
+    def __init__(self, server: Server) -> None:
+        self.address = Address("", 0)
+        self.app = App(server)
+        self._server = server
+        self._state = ServerState()
+        self._listening: asyncio.Server | None = None
+        self._config = uvicorn.Config(
+            self.app,
+            http=H11Protocol,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            h11_max_incomplete_event_size=_HEAD_BYTES,
+        )
+        self._config.load()
+
+    async def open(self, address: Address) -> Address:
+        """Raises ConfigError."""
+        loop = asyncio.get_running_loop()
+        make = functools.partial(_Conversation, self._config, self._state, self._server)
+        try:
+            self._listening = await loop.create_server(
+                make, address.host, address.port, backlog=1024
+            )
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ConfigError(f"can't listen on {address} for http: {reason}") from error
+        self.address = Address(address.host, self._listening.sockets[0].getsockname()[1])
+        return self.address
+
+    def close(self) -> None:
+        """Accept nobody, end what replays are running, and let the answers under way go out."""
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+        self.app.replays.cancel_all()
+        for conversation in list(self._state.connections):
+            conversation.shutdown()
+
+
+class _Conversation(H11Protocol):
+    """One connection. A head or a request that takes too long ends it, and so does a full house."""
+
+    def __init__(self, config: uvicorn.Config, state: ServerState, server: Server) -> None:
+        super().__init__(config, state, {})
+        self._site = server.site
+        self._host = ""
+        self._has_room = False
+        self._watch: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        peer = transport.get_extra_info("peername")
+        self._host = str(peer[0]) if peer else ""
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._site.count("connections", "http")
+        self._has_room = self._site.rooms.enter(self._host)
+        if not self._has_room:
+            self._site.count("rejected", "http")
+            transport.abort()
+            return
+        self._expect(_HEAD_S)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._expect(None)
+        if self._has_room:
+            self._has_room = False
+            self._site.rooms.leave(self._host)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        was_idle = self._is_idle
+        super().data_received(data)
+        if not self._is_idle:
+            self._expect(_REQUEST_S)
+        elif was_idle and self._watch is None:
+            self._expect(_HEAD_S)
+
+    def on_response_complete(self) -> None:
+        self._expect(None)
+        super().on_response_complete()
+        if not self._is_idle:
+            self._expect(_REQUEST_S)
+
+    @property
+    def _is_idle(self) -> bool:
+        """Between requests, or before the first."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _expect(self, within_s: float | None) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        if within_s is not None and not self.transport.is_closing():
+            self._watch = self.loop.call_later(within_s, self._too_slow)
+
+    def _too_slow(self) -> None:
+        self._site.count("failed", "http", "PeerTimeout")
+        self.transport.abort()

@@ -1,0 +1,247 @@
+"""Messages over HTTP: as JSON, produced, and traced through the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from typing import Final
+
+import msgspec
+
+from crosswire.envelope import Envelope, Property
+from crosswire.errors import HubError, InvalidEnvelope, RecordDamaged, UnknownMessage
+from crosswire.gateways.payloads import Body, from_body, to_body
+from crosswire.hub.hub import Hub
+from crosswire.hub.ledger import Row, parse_block
+from crosswire.web.contract import Ask, Failure, failure_of
+
+__all__ = [
+    "PREVIEW_BYTES",
+    "Message",
+    "Produced",
+    "Production",
+    "Trace",
+    "produce",
+    "show_message",
+    "trace",
+]
+
+PREVIEW_BYTES: Final = 4096
+_BLOCKS: Final = 64
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An envelope. Its payload is one of `json`, `text`, `base64`: the beginning of it, where
+    `truncated`. Times are in microseconds since 1970. `native` are the names of what only its own
+    protocol understands."""
+
+    id: int
+    time: int
+    destination: str
+    kind: str
+    content_type: str
+    size_bytes: int
+    json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    text: str | None = None
+    base64: str | None = None
+    truncated: bool = False
+    protocol: str = ""
+    connection: str = ""
+    principal: str = ""
+    key: str = ""
+    correlation: str = ""
+    reply_to: str = ""
+    durable: bool = True
+    expires: int = 0
+    properties: dict[str, Property] = {}
+    native: list[str] = []
+    held_by: str = ""
+
+
+def show_message(
+    envelope: Envelope, *, most_bytes: int | None = PREVIEW_BYTES, held_by: str = ""
+) -> Message:
+    """The message in JSON, its payload whole where `most_bytes` is None."""
+    size = len(envelope.payload)
+    body = to_body(envelope) if most_bytes is None or size <= most_bytes else None
+    return Message(
+        id=envelope.id,
+        time=envelope.time,
+        destination=envelope.destination,
+        kind=envelope.kind,
+        content_type=envelope.content_type,
+        size_bytes=size,
+        json=msgspec.UNSET if body is None else body.json,
+        text=_beginning(envelope, most_bytes or 0) if body is None else body.text,
+        base64=None if body is None else body.base64,
+        truncated=body is None,
+        protocol=envelope.protocol,
+        connection=envelope.connection,
+        principal=envelope.principal,
+        key=envelope.key,
+        correlation=envelope.correlation,
+        reply_to=envelope.reply_to,
+        durable=envelope.durable,
+        expires=envelope.expires,
+        properties=envelope.properties,
+        native=sorted(envelope.native),
+        held_by=held_by,
+    )
+
+
+def _beginning(envelope: Envelope, most_bytes: int) -> str:
+    return bytes(envelope.payload[:most_bytes]).decode(errors="replace")
+
+
+# --------------------------------------------------------------------------------------- producing
+
+
+class Production(msgspec.Struct, frozen=True, kw_only=True):
+    """A message for a queue or a topic; exactly one of `json`, `text` and `base64` is its payload.
+
+    `content_type` follows from which of them it is, unless it is said."""
+
+    destination: str
+    json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    text: str | None = None
+    base64: str | None = None
+    content_type: str = ""
+    properties: dict[str, Property] = {}
+    key: str = ""
+    durable: bool = True
+
+
+class Productions(msgspec.Struct, frozen=True):
+    """A batch, in order."""
+
+    messages: list[Production]
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    place: int
+    error: str
+    description: str
+
+
+class Produced(msgspec.Struct, frozen=True):
+    """Ids by place, 0 for a message that was refused. Those that are durable are on disk."""
+
+    ids: list[int]
+    refused: list[Refusal]
+
+
+async def produce(ask: Ask) -> Produced:
+    """Each message is accepted or refused on its own."""
+    batch: Productions = ask.body
+    envelopes: list[Envelope] = []
+    places: list[int] = []
+    refusals: list[tuple[int, HubError]] = []
+    for place, message in enumerate(batch.messages):
+        try:
+            ask.require("produce", message.destination)
+            envelopes.append(_envelope(message, ask.principal))
+            places.append(place)
+        except HubError as error:
+            refusals.append((place, error))
+    ids = [0] * len(batch.messages)
+    if envelopes:
+        ask.server.site.count("produced", "http", by=len(envelopes))
+        receipt = ask.hub.produce(envelopes, ask.now())
+        await receipt
+        for place, identifier in zip(places, receipt.ids, strict=True):
+            ids[place] = identifier
+        refusals += [(places[place], error) for place, error in receipt.refused.items()]
+    if len(batch.messages) == 1 and refusals:
+        raise refusals[0][1]
+    return Produced(ids, [_refusal(place, error) for place, error in sorted(refusals, key=_place)])
+
+
+def _place(refusal: tuple[int, HubError]) -> int:
+    return refusal[0]
+
+
+def _refusal(place: int, error: HubError) -> Refusal:
+    failure: Failure = failure_of(error)[1]
+    return Refusal(place, failure.error, failure.description)
+
+
+def _envelope(message: Production, principal: str) -> Envelope:
+    payload, content_type = from_body(Body(message.json, message.text, message.base64))
+    if message.destination.startswith("service/"):
+        raise InvalidEnvelope("messages go to queues and topics; a service is called")
+    return Envelope(
+        destination=message.destination,
+        kind="publish" if message.destination.startswith("topic/") else "send",
+        payload=payload,
+        protocol="http",
+        principal=principal,
+        key=message.key,
+        durable=message.durable,
+        properties=message.properties,
+        content_type=message.content_type or content_type,
+        crc=zlib.crc32(payload),
+    )
+
+
+# ----------------------------------------------------------------------------------------- tracing
+
+
+class Trace(msgspec.Struct, frozen=True):
+    """What happened to a message, in order, and the message itself while it is stored."""
+
+    id: int
+    steps: list[Row]
+    message: Message | None
+
+
+async def trace(ask: Ask) -> Trace:
+    identifier: int = ask.path["id"]
+    steps = ask.hub.trace(identifier)
+    if not steps or steps[0].step != "accepted":
+        steps = [*await _older(ask.hub, identifier, upto=steps[0].seq if steps else 0), *steps]
+    envelope = None
+    for destination in dict.fromkeys(row.destination for row in steps):
+        envelope = envelope or _stored(ask.hub, destination, identifier)
+    if not steps and envelope is None:
+        raise UnknownMessage(f"the ledger has no message {identifier}")
+    shown = None if envelope is None else show_message(envelope)
+    return Trace(identifier, steps, shown)
+
+
+async def _older(hub: Hub, identifier: int, *, upto: int) -> list[Row]:
+    """Steps that only the store remembers. The loop gets its turn between pages."""
+    store = hub.store
+    recent = next((run.first_row for run in hub.ledger.runs() if run.first_row), 0)
+    behind = upto or recent or store.next_row
+    found: list[Row] = []
+    after = 0
+    while blocks := store.blocks(after, _BLOCKS):
+        for first, rows, block in blocks:
+            if first >= behind:
+                return found
+            try:
+                runs = parse_block(first, block)
+            except RecordDamaged as error:
+                hub.report(error)
+                runs = []
+            for run in runs:
+                if identifier in run.ids:
+                    found += [
+                        row for row in run.rows() if row.id == identifier and row.seq < behind
+                    ]
+            after = first + rows - 1
+        await asyncio.sleep(0)
+    return found
+
+
+def _stored(hub: Hub, destination: str, identifier: int) -> Envelope | None:
+    """A service's calls are kept under its name, whatever the method."""
+    candidates = [destination]
+    if destination.startswith("service/"):
+        candidates.append("/".join(destination.split("/")[:2]))
+    for candidate in candidates:
+        if candidate in hub.store.destinations():
+            (envelope,) = hub.fetch(candidate, [identifier])
+            if envelope is not None:
+                return envelope
+    return None

@@ -1,0 +1,157 @@
+"""Schedules over HTTP: listed, added, removed, and when they would fire."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Annotated, Literal
+
+import msgspec
+
+from crosswire.envelope import Envelope, Property
+from crosswire.errors import InvalidSchedule, UnknownMessage
+from crosswire.gateways.payloads import Body, from_body
+from crosswire.hub.schedules import Schedule
+from crosswire.web.contract import Ask
+from crosswire.web.messages import Message, show_message
+from crosswire.web.state import Removed
+
+__all__ = [
+    "add_schedule",
+    "list_schedules",
+    "preview_schedule",
+    "remove_schedule",
+    "show_schedule",
+]
+
+Some = Annotated[int, msgspec.Meta(ge=1, le=1000)]
+
+
+class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True):
+    """`next_due` and `preview` are in seconds since 1970."""
+
+    id: str
+    destination: str
+    interval_s: float
+    cron: str
+    run_count: int
+    fired: int
+    missed: str
+    nohaste: bool
+    next_due: float
+    message: Message
+    preview: list[float]
+
+
+class ScheduleRows(msgspec.Struct, frozen=True):
+    schedules: list[ScheduleRow]
+
+
+class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
+    """In place of the one with the same `id`, if there is one. Exactly one of `interval_s` and
+    `cron`, exactly one of `json`, `text` and `base64`."""
+
+    destination: str
+    id: str = ""
+    interval_s: float = 0.0
+    cron: str = ""
+    json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    text: str | None = None
+    base64: str | None = None
+    properties: dict[str, Property] = {}
+    run_count: int = 0
+    missed: Literal["skip", "once", "all"] = "once"
+    nohaste: bool = False
+
+
+class PreviewQuery(msgspec.Struct, frozen=True, kw_only=True):
+    count: Some = 10
+
+
+class PreviewRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """When something that was added now would fire."""
+
+    interval_s: float = 0.0
+    cron: str = ""
+    nohaste: bool = False
+    count: Some = 10
+
+
+class Preview(msgspec.Struct, frozen=True):
+    times: list[float]
+
+
+def list_schedules(ask: Ask) -> ScheduleRows:
+    return ScheduleRows([_row(ask, each, 1) for each in ask.hub.schedules.all()])
+
+
+def show_schedule(ask: Ask) -> ScheduleRow:
+    schedule = ask.hub.schedules.get(ask.path["id"])
+    if schedule is None:
+        raise UnknownMessage(f"there is no schedule {ask.path['id']!r}")
+    return _row(ask, schedule, ask.query.count)
+
+
+def _row(ask: Ask, schedule: Schedule, preview: int) -> ScheduleRow:
+    return ScheduleRow(
+        id=schedule.id,
+        destination=schedule.envelope.destination,
+        interval_s=schedule.interval_s,
+        cron=schedule.cron,
+        run_count=schedule.run_count,
+        fired=schedule.fired,
+        missed=schedule.missed,
+        nohaste=schedule.nohaste,
+        next_due=schedule.next_due,
+        message=show_message(schedule.envelope),
+        preview=schedule.preview(preview, ask.now()),
+    )
+
+
+async def add_schedule(ask: Ask) -> ScheduleRow:
+    asked: NewSchedule = ask.body
+    payload, content_type = from_body(Body(asked.json, asked.text, asked.base64))
+    envelope = Envelope(
+        destination=asked.destination,
+        kind="publish" if asked.destination.startswith("topic/") else "send",
+        payload=payload,
+        content_type=content_type,
+        protocol="http",
+        principal=ask.principal,
+        properties=asked.properties,
+        crc=zlib.crc32(payload),
+    )
+    schedule = Schedule(
+        id=asked.id or f"http/{ask.hub.store.reserve(1)}",
+        envelope=envelope,
+        interval_s=asked.interval_s,
+        cron=asked.cron,
+        run_count=asked.run_count,
+        missed=asked.missed,
+        nohaste=asked.nohaste,
+    )
+    kept = ask.hub.schedules.add(schedule, ask.now())
+    await ask.hub.committed()
+    return _row(ask, kept, 10)
+
+
+async def remove_schedule(ask: Ask) -> Removed:
+    name: str = ask.path["id"]
+    ask.hub.schedules.remove(name)
+    await ask.hub.committed()
+    return Removed(name)
+
+
+def preview_schedule(ask: Ask) -> Preview:
+    asked: PreviewRequest = ask.body
+    if bool(asked.cron) == bool(asked.interval_s):
+        raise InvalidSchedule("a schedule has an interval or a cron expression, one of them")
+    if asked.interval_s < 0:
+        raise InvalidSchedule(f"{asked.interval_s} s is no interval")
+    schedule = Schedule(
+        id="",
+        envelope=Envelope(destination="", kind="send"),
+        interval_s=asked.interval_s,
+        cron=asked.cron,
+        nohaste=asked.nohaste,
+    )
+    return Preview(schedule.preview(asked.count, ask.now()))

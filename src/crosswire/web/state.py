@@ -1,0 +1,471 @@
+"""What there is: queues, topics, subscriptions, services, connections; and emptying a queue."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from crosswire import __version__
+from crosswire.envelope import Envelope, decode
+from crosswire.errors import HubError, RecordDamaged, UnknownMessage
+from crosswire.gateways.gateway import Gateway
+from crosswire.hub.attachment import Attachment, Consumer
+from crosswire.hub.queues import Queue, QueuePolicy
+from crosswire.hub.topics import Subscription, Topic, TopicPolicy
+from crosswire.store.contract import Page
+from crosswire.web.contract import Ask
+from crosswire.web.messages import Message, show_message
+
+__all__ = [
+    "close_connection",
+    "list_connections",
+    "list_queues",
+    "list_services",
+    "list_subscriptions",
+    "list_topics",
+    "purge_queue",
+    "remove_subscription",
+    "show_queue",
+    "show_state",
+    "show_topic",
+]
+
+_REPORTS: Final = 20
+
+Few = Annotated[int, msgspec.Meta(ge=0, le=1000)]
+Many = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+
+
+class StoreState(msgspec.Struct, frozen=True):
+    groups: int
+    newest_id: int
+    ledger_rows: int
+    has_room: bool
+    error: str
+    damaged_ranges: int
+
+
+class State(msgspec.Struct, frozen=True):
+    """The hub at a glance. `connections` by protocol; `reports` the latest troubles."""
+
+    version: str
+    node: str
+    started: float
+    uptime_s: float
+    draining: bool
+    listen: dict[str, str]
+    connections: dict[str, int]
+    queues: int
+    topics: int
+    subscriptions: int
+    services: int
+    schedules: int
+    messages: int
+    dead_letters: int
+    store: StoreState
+    reports: list[str]
+
+
+def show_state(ask: Ask) -> State:
+    server, hub = ask.server, ask.hub
+    queues = hub.queues()
+    store = hub.store
+    return State(
+        version=__version__,
+        node=hub.node,
+        started=server.started_at,
+        uptime_s=max(ask.now() - server.started_at, 0.0),
+        draining=server.site.draining,
+        listen={name: str(each.address) for name, each in server.listeners.items()},
+        connections=dict(Counter(each.protocol for each in server.site.gateways.values())),
+        queues=len(queues),
+        topics=len(hub.topics()),
+        subscriptions=len(hub.subscriptions.all()),
+        services=len(hub.services.providers()),
+        schedules=len(hub.schedules.all()),
+        messages=sum(queue.length for queue in queues if not queue.is_dead),
+        dead_letters=sum(queue.length for queue in queues if queue.is_dead),
+        store=StoreState(
+            groups=store.groups,
+            newest_id=store.newest_id,
+            ledger_rows=store.next_row - 1,
+            has_room=store.has_room(ask.now()),
+            error="" if store.last_error is None else str(store.last_error),
+            damaged_ranges=len(store.damage),
+        ),
+        reports=[_report(error) for error in hub.reports[-_REPORTS:]],
+    )
+
+
+def _report(error: HubError) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+# ------------------------------------------------------------------------------------------ queues
+
+
+class Names(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a long list: names behind `after`, with `contains` in them."""
+
+    after: str = ""
+    contains: str = ""
+    limit: Many = 1000
+
+
+class Peek(msgspec.Struct, frozen=True, kw_only=True):
+    """How many of its messages to show, those with ids behind `after`."""
+
+    messages: Few = 0
+    after: int = 0
+
+
+class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
+    """`length` counts what is not settled; `held` of it is with consumers."""
+
+    name: str
+    length: int
+    size_bytes: int
+    held: int
+    consumers: int
+    dead_letters: int
+
+
+class Queues(msgspec.Struct, frozen=True):
+    queues: list[QueueRow]
+
+
+class ConsumerRow(msgspec.Struct, frozen=True, kw_only=True):
+    connection: str
+    protocol: str
+    principal: str
+    held: int
+    free: int
+    weight: int
+
+
+class QueueDetail(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    length: int
+    size_bytes: int
+    held: int
+    dead_letters: int
+    consumers: list[ConsumerRow]
+    policy: QueuePolicy
+    messages: list[Message]
+
+
+def list_queues(ask: Ask) -> Queues:
+    names: Names = ask.query
+    queues = [queue for queue in ask.hub.queues() if not queue.is_dead and _is_in(queue, names)]
+    return Queues(
+        [
+            QueueRow(
+                name=queue.name,
+                length=queue.length,
+                size_bytes=queue.size_bytes,
+                held=sum(len(each.held) for each in queue.consumers),
+                consumers=len(queue.consumers),
+                dead_letters=_dead_letters(ask, queue.dead_letters),
+            )
+            for queue in queues[: names.limit]
+        ]
+    )
+
+
+def show_queue(ask: Ask) -> QueueDetail:
+    queue = _queue(ask)
+    holders = {
+        each: consumer.peer.connection for consumer in queue.consumers for each in consumer.held
+    }
+    peek: Peek = ask.query
+    found = queue.browse(peek.after, peek.messages) if peek.messages else []
+    return QueueDetail(
+        name=queue.name,
+        length=queue.length,
+        size_bytes=queue.size_bytes,
+        held=len(holders),
+        dead_letters=_dead_letters(ask, queue.dead_letters),
+        consumers=[_consumer(each) for each in queue.consumers],
+        policy=queue.policy,
+        messages=[show_message(each, held_by=holders.get(each.id, "")) for each in found],
+    )
+
+
+class Purged(msgspec.Struct, frozen=True):
+    """How many messages are gone; those with consumers stay."""
+
+    purged: int
+
+
+async def purge_queue(ask: Ask) -> Purged:
+    queue = _queue(ask)
+    before = queue.length
+    queue.purge(ask.now())
+    await ask.hub.committed()
+    return Purged(max(before - queue.length, 0))
+
+
+def _queue(ask: Ask) -> Queue:
+    """One that is there: asking for another does not make it."""
+    destination = f"queue/{ask.path['name']}"
+    if destination not in ask.hub.store.destinations():
+        raise UnknownMessage(f"there is no queue {ask.path['name']!r}")
+    return ask.hub.queue(destination)
+
+
+def _dead_letters(ask: Ask, destination: str) -> int:
+    known = destination in ask.hub.store.destinations()
+    return ask.hub.queue(destination).length if known else 0
+
+
+def _is_in(each: Queue | Topic, names: Names) -> bool:
+    return each.name > names.after and names.contains in each.name
+
+
+def _consumer(consumer: Consumer) -> ConsumerRow:
+    return ConsumerRow(
+        connection=consumer.peer.connection,
+        protocol=consumer.peer.protocol,
+        principal=consumer.peer.principal,
+        held=len(consumer.held),
+        free=max(consumer.window.free, 0),
+        weight=consumer.weight,
+    )
+
+
+# ------------------------------------------------------------------------------------------ topics
+
+
+class TopicRow(msgspec.Struct, frozen=True, kw_only=True):
+    """`published` counts since the hub was started; `subscriptions` are those with names."""
+
+    name: str
+    durable: bool
+    published: int
+    subscribers: int
+    subscriptions: list[str]
+
+
+class Topics(msgspec.Struct, frozen=True):
+    topics: list[TopicRow]
+
+
+class TopicDetail(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    published: int
+    subscribers: int
+    subscriptions: list[str]
+    reclaimed: int
+    policy: TopicPolicy
+    messages: list[Message]
+
+
+class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """All up to `settled_upto` is settled; `committed` is the newest message of the hub."""
+
+    name: str
+    pattern: str
+    filter: str
+    created: int
+    settled_upto: int
+    committed: int
+    held: int
+    consumers: list[ConsumerRow]
+    dead_letters: int
+
+
+class SubscriptionList(msgspec.Struct, frozen=True):
+    subscriptions: list[SubscriptionRow]
+
+
+class Removed(msgspec.Struct, frozen=True):
+    removed: str
+
+
+def list_topics(ask: Ask) -> Topics:
+    names: Names = ask.query
+    rows = []
+    for topic in [each for each in ask.hub.topics() if _is_in(each, names)][: names.limit]:
+        ask.hub.subscriptions.refresh(topic)
+        rows.append(
+            TopicRow(
+                name=topic.name,
+                durable=topic.policy.durable,
+                published=topic.published,
+                subscribers=len(topic.subscribers),
+                subscriptions=[each.name for each in topic.subscriptions],
+            )
+        )
+    return Topics(rows)
+
+
+def show_topic(ask: Ask) -> TopicDetail:
+    hub, peek = ask.hub, ask.query
+    topic = hub.topics_by_name().get(f"topic/{ask.path['name']}")
+    if topic is None:
+        raise UnknownMessage(f"there is no topic {ask.path['name']!r}")
+    hub.subscriptions.refresh(topic)
+    found: list[Envelope] = []
+
+    def look(page: Page) -> None:
+        for number, identifier, record in page.records:
+            try:
+                found.append(decode(record))
+            except RecordDamaged as error:
+                hub.set_aside(number, identifier, record, error)
+
+    if peek.messages:
+        after = max(peek.after, topic.reclaimed)
+        hub.store.read([topic.number], after=after, count=peek.messages, done=look)
+    return TopicDetail(
+        name=topic.name,
+        published=topic.published,
+        subscribers=len(topic.subscribers),
+        subscriptions=[each.name for each in topic.subscriptions],
+        reclaimed=topic.reclaimed,
+        policy=topic.policy,
+        messages=[show_message(each) for each in found],
+    )
+
+
+def list_subscriptions(ask: Ask) -> SubscriptionList:
+    return SubscriptionList([_subscription(ask, each) for each in ask.hub.subscriptions.all()])
+
+
+def _subscription(ask: Ask, subscription: Subscription) -> SubscriptionRow:
+    definition = subscription.definition
+    return SubscriptionRow(
+        name=definition.name,
+        pattern=definition.pattern,
+        filter=definition.filter,
+        created=definition.created_us,
+        settled_upto=subscription.head() - 1,
+        committed=ask.hub.committed_id,
+        held=sum(len(each.held) for each in subscription.consumers),
+        consumers=[_consumer(each) for each in subscription.consumers],
+        dead_letters=_dead_letters(ask, subscription.dead_letters),
+    )
+
+
+async def remove_subscription(ask: Ask) -> Removed:
+    name: str = ask.path["name"]
+    ask.hub.subscriptions.remove(name)
+    await ask.hub.committed()
+    return Removed(name)
+
+
+# ---------------------------------------------------------------------------------------- services
+
+
+class ProviderRow(msgspec.Struct, frozen=True, kw_only=True):
+    connection: str
+    protocol: str
+    principal: str
+
+
+class ServiceRow(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    providers: list[ProviderRow]
+
+
+class Services(msgspec.Struct, frozen=True):
+    services: list[ServiceRow]
+
+
+def list_services(ask: Ask) -> Services:
+    return Services(
+        [
+            ServiceRow(
+                name=name.removeprefix("service/"),
+                providers=[
+                    ProviderRow(
+                        connection=peer.connection, protocol=peer.protocol, principal=peer.principal
+                    )
+                    for peer in peers
+                ],
+            )
+            for name, peers in sorted(ask.hub.services.providers().items())
+        ]
+    )
+
+
+# ------------------------------------------------------------------------------------- connections
+
+
+class Taking(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that a connection takes messages from."""
+
+    destination: str
+    held: int
+    free: int
+
+
+class ConnectionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """`congested`: it does not keep up with what it is sent."""
+
+    id: str
+    protocol: str
+    listener: str
+    address: str
+    principal: str
+    since: float
+    consumes: list[Taking]
+    serves: list[str]
+    calls: int
+    congested: bool
+
+
+class Connections(msgspec.Struct, frozen=True):
+    connections: list[ConnectionRow]
+
+
+class ConnectionsQuery(msgspec.Struct, frozen=True, kw_only=True):
+    protocol: str = ""
+    limit: Many = 1000
+
+
+class Closed(msgspec.Struct, frozen=True):
+    closed: str
+
+
+def list_connections(ask: Ask) -> Connections:
+    query: ConnectionsQuery = ask.query
+    gateways = [
+        each for each in ask.server.site.gateways.values() if query.protocol in ("", each.protocol)
+    ]
+    return Connections([_connection(each) for each in gateways[: query.limit]])
+
+
+def _connection(gateway: Gateway) -> ConnectionRow:
+    return ConnectionRow(
+        id=gateway.id,
+        protocol=gateway.protocol,
+        listener=gateway.listener,
+        address=gateway.address,
+        principal=gateway.principal,
+        since=gateway.since,
+        consumes=[_taking(each) for each in gateway.attachments],
+        serves=sorted(name for each in gateway.providers for name in each.names),
+        calls=len(gateway.calls),
+        congested=gateway.session.congested,
+    )
+
+
+def _taking(attachment: Attachment) -> Taking:
+    held: Any = attachment.held if isinstance(attachment, Consumer) else ()
+    return Taking(
+        destination=attachment.destination, held=len(held), free=max(attachment.window.free, 0)
+    )
+
+
+def close_connection(ask: Ask) -> Closed:
+    """In its protocol's own way; what it holds goes to others."""
+    name: str = ask.path["id"]
+    gateway = ask.server.site.gateways.get(name)
+    if gateway is None:
+        raise UnknownMessage(f"there is no connection {name!r}")
+    gateway.session.connection.close()
+    gateway.session.wake()
+    return Closed(name)

@@ -1,0 +1,108 @@
+"""`crosswire check`: every mistake, with its line and a hint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import crosswire
+
+GOOD = """
+data = "./somewhere"
+
+[listen]
+emp = "127.0.0.1:0"
+http = "off"
+
+[queues.orders]
+max_length = 10
+
+[[users]]
+name = "anna"
+token = "a-secret-of-anna"
+produce = ["queue/#"]
+
+[[schedules]]
+id = "nightly"
+destination = "queue/jobs"
+cron = "0 3 * * *"
+text = "go"
+"""
+
+
+def mistakes(tmp_path: Path, text: str) -> list[str]:
+    file = tmp_path / "crosswire.toml"
+    file.write_text(text)
+    done = crosswire("check", str(file))
+    lines = [line.removeprefix(f"{file}: ") for line in done.stdout.decode().splitlines()]
+    assert done.returncode == (1 if lines else 0)
+    return lines
+
+
+def test_nothing_is_wrong(tmp_path: Path) -> None:
+    assert mistakes(tmp_path, GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("data = = 1", "line 1: not TOML: Invalid value"),
+        ("[listen]\nnope = '127.0.0.1:1'", "line 2: listen.nope: there is no such listener"),
+        ("[listen]\nemp-tls = '127.0.0.1:1'", "line 2: listen.emp-tls: needs a certificate"),
+        ("[listen]\nemp = 'x'", "line 2: listen.emp: 'x' is not HOST:PORT"),
+        (
+            "[listen]\nemp = '127.0.0.1:9'\nhttp = '127.0.0.1:9'",
+            "line 3: listen.http: 127.0.0.1:9 is the address of emp too",
+        ),
+        (
+            "[listen]\nemp = '0.0.0.0:9'",
+            "line 2: listen.emp: on 0.0.0.0:9 anybody could do anything",
+        ),
+        (
+            "[[users]]\nname = 'a'\ntoken = '0123456789abcdef'\n"
+            "[[users]]\nname = 'b'\ntoken = '0123456789abcdef'",
+            "line 6: users[2].token: the token of b is there twice",
+        ),
+        ("[[users]]\nname = 'a'", "line 1: users[1]: a needs a token"),
+        (
+            "[[schedules]]\nid = 'a'\ndestination = 'queue/q'",
+            "line 1: schedules[1]: needs interval_s or cron, one of them",
+        ),
+        (
+            "[[schedules]]\nid = 'a'\ndestination = 'q'\ninterval_s = 1",
+            "line 3: schedules[1].destination: 'q' does not start with",
+        ),
+        (
+            "[[schedules]]\nid = 'a'\ndestination = 'queue/q'\ncron = 'never'",
+            "line 4: schedules[1].cron: 'never' is no cron expression",
+        ),
+        ("[topics.'a/+']\ndurable = false", "line 1: topics.a/+: 'topic/a/+': wildcards are for"),
+        ("[tls]\ncertificate = 'no.pem'\nkey = 'no.pem'", "line 1: tls: [tls] can't be used"),
+        ("[bond]\nfiles = ['no.bond']", "line 2: bond.files[1]: "),
+        ("log = 'loud'", "line 1: log: Invalid enum value 'loud' (one of debug, info"),
+    ],
+)
+def test_a_mistake_is_explained(tmp_path: Path, text: str, expected: str) -> None:
+    (told,) = mistakes(tmp_path, text)
+    assert told.startswith(expected)
+
+
+def test_the_secret_is_not_told(tmp_path: Path) -> None:
+    user = "[[users]]\nname = 'a'\ntoken = '0123456789abcdef'\n"
+    assert "0123456789abcdef" not in "".join(mistakes(tmp_path, user + user))
+
+
+def test_json(tmp_path: Path) -> None:
+    file = tmp_path / "crosswire.toml"
+    file.write_text("drain_s = -1\nlisten = 3\n")
+    done = crosswire("check", str(file), "--json")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(row["line"], row["where"]) for row in rows] == [(1, "drain_s"), (2, "listen")]
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    done = crosswire("check", str(tmp_path / "nothing.toml"))
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"can't read" in done.stderr

@@ -1,0 +1,46 @@
+"""A real hub on free ports, in a directory of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crosswire.config import PLAIN_LISTENERS, Config
+from crosswire.gateways.server import GATEWAYS, Server
+
+StartServer = Callable[..., Awaitable[Server]]
+
+
+@pytest.fixture
+async def start_server(tmp_path: Path) -> AsyncIterator[StartServer]:
+    """Starts a server with all listeners on free ports; options are those of Config.
+
+    Stop one by hand and start the next to see what a restart keeps: they share a directory.
+    """
+    servers: list[Server] = []
+
+    async def start(**options: Any) -> Server:
+        listen = {
+            name: "127.0.0.1:0" if name in GATEWAYS else "off" for name in PLAIN_LISTENERS
+        } | options.pop("listen", {})
+        options.setdefault("drain_s", 0.2)
+        server = Server(Config(data=str(tmp_path / "data"), listen=listen, **options))
+        await server.start()
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        await server.stop()
+
+
+@pytest.fixture
+async def server(start_server: StartServer) -> Server:
+    return await start_server()
+
+
+def port_of(server: Server, listener: str) -> int:
+    return server.listeners[listener].address.port

@@ -1,0 +1,229 @@
+"""A whole hub with its lake, under load, that is killed again and again.
+
+`python -m tests.lake.crash --rounds 100` runs the long version and prints what came of it.
+
+The child runs a server, publishes to it over real sockets as fast as it can, with a consumer that
+settles most of it and a service that is called, and tells of everything that was acknowledged. The
+parent kills it, at any moment, and in the end holds the lake against what was promised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import pyarrow.parquet as pq
+
+from crosswire.clients.emp import EmpClient, Json
+from crosswire.config import PLAIN_LISTENERS, Config, LakeSettings, TapSettings
+from crosswire.errors import RequestFailed
+from crosswire.gateways.server import Server
+from crosswire.hub.topics import TopicPolicy
+from crosswire.lake.catalog import Fault, verify
+from crosswire.lake.files import find
+
+__all__ = ["Outcome", "crash", "read_lake"]
+
+
+class Outcome(msgspec.Struct):
+    """What the promise is about, over all rounds."""
+
+    rounds: int = 0
+    acknowledged: int = 0
+    messages: int = 0
+    missing: int = 0
+    doubled: int = 0
+    not_accepted: int = 0
+    not_in_lake: int = 0
+    ledger_rows: int = 0
+    wire_rows: int = 0
+    lost_rows: int = 0
+    faults: list[Fault] = []
+
+    @property
+    def kept_promise(self) -> bool:
+        wrong = self.missing or self.doubled or self.not_accepted or self.not_in_lake
+        return not (wrong or self.faults)
+
+
+# ------------------------------------------------------------------------------------------ child
+
+
+def tell(text: str) -> None:
+    os.write(1, f"{text}\n".encode())
+
+
+def settings(path: str, seal_s: float, seal_bytes: int) -> Config:
+    listen = dict.fromkeys(PLAIN_LISTENERS, "off") | {"emp": "127.0.0.1:0"}
+    tap = TapSettings(listeners=("emp",))
+    return Config(
+        data=path,
+        listen=listen,
+        drain_s=0.5,
+        topics={"passing": TopicPolicy(durable=False)},
+        lake=LakeSettings(
+            tap=tap, seal_s=seal_s, seal_bytes=seal_bytes, memory_bytes=4 * seal_bytes
+        ),
+    )
+
+
+async def live(path: str, life: int, seed: int, *, calm: bool) -> None:
+    random = Random(seed)
+    seal_bytes = 1 << 20 if calm else random.choice((1 << 12, 1 << 16, 1 << 20))
+    server = Server(settings(path, random.choice((0.02, 0.1, 0.3)), seal_bytes))
+    addresses = await server.start()
+    tell("ready")
+    if calm:
+        await server.stop()
+        return
+    port = addresses["emp"].port
+
+    async def deliver(_data: Json) -> Json:
+        if random.random() < 0.1:
+            raise RequestFailed("busy", "not now")
+        return {}
+
+    async def serve(data: Json) -> Json:
+        return data
+
+    taker = EmpClient("127.0.0.1", port, handlers={"$deliver": deliver, "ask": serve})
+    giver = EmpClient("127.0.0.1", port)
+    async with taker, giver:
+        await taker.request("$subscribe", {"destination": "queue/q", "window": 50})
+        await taker.request("$subscribe", {"destination": "topic/t", "name": "named"})
+        await taker.request("$serve", {"services": ["ask"]})
+        await asyncio.gather(*(load(giver, life, number, random) for number in range(20)))
+
+
+async def load(client: EmpClient, life: int, number: int, random: Random) -> None:
+    count = 0
+    while True:
+        count += 1
+        key = f"{life}-{number}-{count}"
+        filler = "." * random.choice((0, 50, 2000))
+        destination = random.choice(("queue/q", "topic/t", "queue/elsewhere", "topic/passing"))
+        asked = {"destination": destination, "json": [key, filler], "key": key}
+        if random.random() < 0.1:
+            await client.request("ask", {"key": key})
+            continue
+        await client.request("$publish", asked)
+        if destination != "topic/passing":
+            tell(f"acknowledged {key}")
+
+
+# ----------------------------------------------------------------------------------------- parent
+
+
+def run_life(path: Path, life: int, random: Random) -> list[str]:
+    """One life and death; gives the keys of what was acknowledged in it."""
+    seed = random.getrandbits(32)
+    child = start(path, life, seed)
+    assert child.stdout is not None
+    output = b""
+    while b"ready" not in output:
+        chunk = os.read(child.stdout.fileno(), 1 << 16)
+        if not chunk:
+            raise RuntimeError("the child died on its own")
+        output += chunk
+    ends = time.monotonic() + random.choice((random.uniform(0, 0.1), random.uniform(0.1, 1.0)))
+    os.set_blocking(child.stdout.fileno(), False)
+    while time.monotonic() < ends:
+        output += child.stdout.read() or b""
+        time.sleep(0.002)
+    if child.poll() is not None:
+        raise RuntimeError("the child died on its own")
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    output += child.stdout.read() or b""
+    child.stdout.close()
+    whole = output[: output.rfind(b"\n") + 1].decode().split("\n")
+    return [line.split()[1] for line in whole if line.startswith("acknowledged ")]
+
+
+def start(path: Path, life: int, seed: int, *extra: str) -> subprocess.Popen[bytes]:
+    arguments = ["--live", str(path), "--life", str(life), "--seed", str(seed), *extra]
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.lake.crash", *arguments], stdout=subprocess.PIPE
+    )
+
+
+def read_lake(lake: Path, table: str, columns: list[str]) -> list[dict[str, Any]]:
+    """All rows of a table, in order of seq."""
+    rows: list[dict[str, Any]] = []
+    for file in find(lake, (table,)):
+        rows += pq.read_table(file.path, columns=columns, partitioning=None).to_pylist()
+    return sorted(rows, key=lambda row: row["seq"])
+
+
+def crash(rounds: int, seed: int, path: Path, *, chatty: bool = False) -> Outcome:
+    random = Random(seed)
+    acknowledged: set[str] = set()
+    for life in range(rounds):
+        acknowledged.update(run_life(path, life, random))
+        if chatty and (life + 1) % 10 == 0:
+            print(f"{life + 1} lives, {len(acknowledged)} acknowledged", flush=True)
+    last = start(path, rounds, seed, "--calm")
+    last.communicate()
+    if last.returncode:
+        raise RuntimeError("the last life did not end well")
+    return compare(path / "lake", acknowledged, rounds)
+
+
+def compare(lake: Path, acknowledged: set[str], rounds: int) -> Outcome:
+    messages = read_lake(lake, "messages", ["seq", "id", "key", "kind"])
+    ledger = read_lake(lake, "ledger", ["seq", "id", "step", "destination", "detail"])
+    wire = read_lake(lake, "wire", ["seq", "kind"])
+    keys = Counter(row["key"] for row in messages if row["key"])
+    ids = Counter(row["id"] for row in messages)
+    accepted = {
+        row["id"]: row["destination"]
+        for row in ledger
+        if row["step"] == "accepted" and row["detail"] != "not durable"
+    }
+    stored = {each for each, where in accepted.items() if not where.startswith("service/")}
+    return Outcome(
+        rounds=rounds,
+        acknowledged=len(acknowledged),
+        messages=len(messages),
+        missing=len(acknowledged - set(keys)),
+        doubled=sum(count - 1 for count in (*keys.values(), *ids.values())),
+        not_accepted=len(set(ids) - set(accepted)),
+        not_in_lake=len(stored - set(ids)),
+        ledger_rows=len(ledger),
+        wire_rows=len(wire),
+        lost_rows=sum(row["kind"] == "lost" for row in wire),
+        faults=list(verify(lake)),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--live", metavar="DIR", help=argparse.SUPPRESS)
+    parser.add_argument("--life", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--calm", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.live:
+        asyncio.run(live(options.live, options.life, options.seed, calm=options.calm))
+        return
+    with tempfile.TemporaryDirectory(prefix="crosswire-lake-") as directory:
+        print(f"seed {options.seed}", flush=True)
+        outcome = crash(options.rounds, options.seed, Path(directory), chatty=True)
+    print(outcome)
+    raise SystemExit(not outcome.kept_promise)
+
+
+if __name__ == "__main__":
+    main()

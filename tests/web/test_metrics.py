@@ -1,0 +1,71 @@
+"""What Prometheus is told."""
+
+from __future__ import annotations
+
+import re
+
+from crosswire.gateways.metrics import Histogram
+from tests.web.conftest import Taker, WebHub, bury
+
+_LINE = re.compile(r'[a-z_]+(\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\})? \S+')
+
+
+async def metrics(web: WebHub) -> dict[str, float]:
+    status, body = await web.ask("GET /metrics HTTP/1.1\nhost: localhost")
+    assert status == 200
+    lines = [line for line in body.decode().splitlines() if not line.startswith("#")]
+    assert all(_LINE.fullmatch(line) for line in lines)
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+async def test_messages_are_counted_by_protocol_kind_and_outcome(web: WebHub) -> None:
+    await web.produce("queue/a", "1", "2")
+    await web.produce("topic/t", "1")
+    Taker(web, "queue/a", does="settle")
+    await bury(web, "1")
+    await web.hub.committed()
+    told = await metrics(web)
+    name = "crosswire_messages_total"
+    assert told[f'{name}{{protocol="http",kind="queue",outcome="accepted"}}'] == 4
+    assert told[f'{name}{{protocol="http",kind="topic",outcome="accepted"}}'] == 1
+    assert told[f'{name}{{protocol="test",kind="queue",outcome="settled"}}'] == 2
+    assert told[f'{name}{{protocol="test",kind="queue",outcome="refused"}}'] == 1
+    assert told[f'{name}{{protocol="hub",kind="queue",outcome="dead"}}'] == 1
+    assert told["crosswire_dead_letters"] == 1
+
+
+async def test_latencies_and_commits_are_measured(web: WebHub) -> None:
+    await web.produce("queue/a", *"12345")
+    Taker(web, "queue/a", does="settle")
+    await web.hub.committed()
+    told = await metrics(web)
+    for step in ("delivered", "settled"):
+        labels = f'protocol="test",kind="queue",step="{step}"'
+        assert told[f"crosswire_latency_seconds_count{{{labels}}}"] == 5
+        assert told[f"crosswire_latency_seconds_sum{{{labels}}}"] > 0
+    assert told["crosswire_commit_messages_sum"] == 5
+    assert told["crosswire_commit_seconds_count"] >= 2
+
+
+async def test_no_name_of_anybody_becomes_a_label(web: WebHub) -> None:
+    for number in range(50):
+        await web.produce(f"queue/secret-{number}", "x")
+    before = len(await metrics(web))
+    for number in range(50, 100):
+        await web.produce(f"queue/secret-{number}", "x")
+    told = await metrics(web)
+    assert len(told) == before
+    assert not any("secret" in name for name in told)
+
+
+def test_a_histogram_counts_what_is_at_most_its_bound() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value, weight in ((1.0, 1), (1.5, 2), (9.0, 1)):
+        histogram.add(value, weight)
+    assert list(histogram.lines("h", 'a="b"')) == [
+        'h_bucket{a="b",le="1"} 1',
+        'h_bucket{a="b",le="2"} 3',
+        'h_bucket{a="b",le="+Inf"} 4',
+        'h_sum{a="b"} 13.000000',
+        'h_count{a="b"} 4',
+    ]
