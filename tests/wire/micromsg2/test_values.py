@@ -80,6 +80,18 @@ def test_round_trip(values: dict[str, Value]) -> None:
     assert list(map(repr, read.items())) == list(map(repr, values.items()))
 
 
+def test_values_that_are_equal_but_of_another_kind_are_written_apart() -> None:
+    """Whatever was written before."""
+    for value, text in (
+        (1, b"N1"),
+        (True, b"Ttrue"),
+        (1.0, b"D1.0"),
+        (0.0, b"D0.0"),
+        (-0.0, b"D-0.0"),
+    ):
+        assert serialize_properties({"k": value}) == b"k:" + text + b";"
+
+
 @pytest.mark.parametrize(
     ("raw", "read"),
     [

@@ -188,8 +188,42 @@ class TestSendWindow:
             window.take(last=True)
         assert window.last_of(frames) == last
 
+    @pytest.mark.parametrize("sent", [0, 65533, 65534, 65535])
+    def test_a_run_is_numbered_like_so_many_messages(self, sent: int) -> None:
+        run, single = SendWindow(5), SendWindow(5)
+        for window in (run, single):
+            for _ in range(sent):
+                window.acknowledge(window.take(last=True))
+        numbers = run.take_run(3)
+        assert numbers == [single.take(last=True) for _ in range(3)]
+        assert run.acknowledge(numbers[-1]) == numbers
+        assert run.take(last=True) == single.take(last=True)
+
 
 class TestReceiveWindow:
+    @pytest.mark.parametrize("first", [1, 65534])
+    def test_a_run_is_acknowledged_at_once(self, first: int) -> None:
+        window = ReceiveWindow(5)
+        window.receive_run(first, 4)
+        assert window.room == 1
+        window.acknowledge(*[(first + place - 1) % 65535 + 1 for place in range(3)])
+        assert (window.take_due(), window.waiting) == ((first + 1) % 65535 + 1, 1)
+
+    def test_of_a_run_with_a_gap_only_the_beginning_is_due(self) -> None:
+        window = ReceiveWindow(5)
+        window.receive_run(1, 4)
+        window.acknowledge(1, 3, 4)
+        assert window.take_due() == 1
+        window.acknowledge(2)
+        assert (window.take_due(), window.waiting) == (4, 0)
+
+    @pytest.mark.parametrize("sequences", [(1, 1), (1, 3), (2, 2)])
+    def test_what_does_not_wait_is_not_among_others_either(self, sequences: tuple[int]) -> None:
+        window = ReceiveWindow(5)
+        window.receive_run(1, 2)
+        with pytest.raises(LocalProtocolError):
+            window.acknowledge(*sequences)
+
     def test_an_ack_waits_for_all_before_it(self) -> None:
         window = ReceiveWindow(5)
         for number in (1, 2, 3):

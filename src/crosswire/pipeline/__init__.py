@@ -1,0 +1,1 @@
+"""From captured bytes to tables, on Spark. The only place that knows pyspark."""

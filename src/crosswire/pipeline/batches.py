@@ -1,0 +1,48 @@
+"""Rows collected into Arrow batches of a bounded size."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pyarrow as pa
+
+__all__ = ["BATCH_BYTES", "BATCH_ROWS", "Batches"]
+
+BATCH_ROWS: Final = 32_768
+BATCH_BYTES: Final = 8 * 1024 * 1024
+
+
+class Batches:
+    """Takes rows as tuples in the order of the schema; gives a batch when enough have come."""
+
+    def __init__(
+        self, schema: pa.Schema, *, rows: int = BATCH_ROWS, size_bytes: int = BATCH_BYTES
+    ) -> None:
+        self._schema = schema
+        self._most_rows = rows
+        self._most_bytes = size_bytes
+        self._bytes = 0
+        self.rows: list[tuple[Any, ...]] = []
+
+    def add(self, row: tuple[Any, ...], size_bytes: int = 0) -> None:
+        """`size_bytes` is what the row's large columns hold."""
+        self.rows.append(row)
+        self._bytes += size_bytes
+
+    @property
+    def full(self) -> bool:
+        return len(self.rows) >= self._most_rows or self._bytes >= self._most_bytes
+
+    def take(self) -> pa.RecordBatch:
+        """What was added since the last call."""
+        if self.rows:
+            columns: Any = zip(*self.rows, strict=True)
+        else:
+            columns = ((),) * len(self._schema)
+        arrays = [
+            pa.array(column, field.type)
+            for column, field in zip(columns, self._schema, strict=True)
+        ]
+        self.rows = []
+        self._bytes = 0
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)

@@ -1,0 +1,114 @@
+"""What a protocol tells the tables about its frames, in words that all protocols share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from crosswire.wire.contract import Frame
+
+__all__ = [
+    "ACKNOWLEDGEMENT",
+    "CONTROL",
+    "ERROR",
+    "GOODBYE",
+    "HANDSHAKE",
+    "HEARTBEAT",
+    "MESSAGE_KINDS",
+    "PUBLISH",
+    "REQUEST",
+    "RESPONSE",
+    "SEND",
+    "SUBSCRIPTION",
+    "TLS",
+    "Described",
+    "Memory",
+    "Reading",
+    "kind_of_destination",
+]
+
+# What a frame is about: the four kinds of an envelope, and what is needed around them.
+SEND: Final = "send"
+PUBLISH: Final = "publish"
+REQUEST: Final = "request"
+RESPONSE: Final = "response"
+ACKNOWLEDGEMENT: Final = "acknowledgement"
+SUBSCRIPTION: Final = "subscription"
+HANDSHAKE: Final = "handshake"
+HEARTBEAT: Final = "heartbeat"
+GOODBYE: Final = "goodbye"
+ERROR: Final = "error"
+CONTROL: Final = "control"
+
+MESSAGE_KINDS: Final = (SEND, PUBLISH, REQUEST, RESPONSE)
+
+
+TLS: Final = "tls"
+"""Stands for the protocol of a connection whose bytes only its two peers can read."""
+
+
+class Described(NamedTuple):
+    """A frame's row, as far as its protocol knows it.
+
+    `identifier` ties frames together: a response has its request's. `payload_end` is how many bytes
+    stand behind the payload in the frame. A frame that completes a message of several has them all
+    in `payload`, and in `begun_at` the offset where the first one began.
+    """
+
+    fields: Mapping[str, Any]
+    kind: str | None = None
+    identifier: str | None = None
+    destination: str | None = None
+    status: str | None = None
+    sequence: int | None = None
+    payload_size: int | None = None
+    payload_end: int = 0
+    payload: bytes | None = None
+    content_type: str | None = None
+    properties: Mapping[str, Any] | None = None
+    reply_to: str | None = None
+    message_id: int | None = None
+    begun_at: int | None = None
+
+
+class Reading(ABC):
+    """Both directions of one connection, frame by frame, in order."""
+
+    @abstractmethod
+    def describe(self, forward: bool, frame: Frame, offset: int, length: int) -> Described:
+        """`forward`: sent by who opened the connection. Raises FrameError where only a closer look
+        shows that the content is not what it should be."""
+
+    def interrupt(self, forward: bool) -> None:  # noqa: B027  most have nothing to forget
+        """Bytes of this direction were missing or no frame: what was half read is not completed."""
+
+
+V = TypeVar("V")
+
+
+class Memory(Generic[V]):
+    """What is remembered of requests until they are answered: the latest `most` of them."""
+
+    def __init__(self, most: int = 65_536) -> None:
+        self._most = most
+        self._held: OrderedDict[Any, V] = OrderedDict()
+
+    def put(self, key: Any, value: V) -> None:
+        self._held[key] = value
+        if len(self._held) > self._most:
+            self._held.popitem(last=False)
+
+    def take(self, key: Any) -> V | None:
+        return self._held.pop(key, None)
+
+    def get(self, key: Any) -> V | None:
+        return self._held.get(key)
+
+
+def kind_of_destination(destination: str) -> str:
+    """What a message to it is, where the protocol does not say."""
+    if destination.startswith("topic/"):
+        return PUBLISH
+    return REQUEST if destination.startswith("service/") else SEND

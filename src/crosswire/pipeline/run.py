@@ -1,0 +1,190 @@
+"""A batch: from input to tables, once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from crosswire.errors import BytesMissing, InvalidInput
+from crosswire.lake.schemas import OPEN
+from crosswire.pipeline.decode import decode
+from crosswire.pipeline.inputs import Inputs
+from crosswire.pipeline.output import Output
+from crosswire.pipeline.progress import Progress
+from crosswire.pipeline.session import plain_errors
+from crosswire.pipeline.sources.pcap import from_captures
+from crosswire.pipeline.sources.tap import from_tap
+from crosswire.pipeline.tables.accounting import PARTS, accounting
+from crosswire.pipeline.tables.conversations import conversations
+from crosswire.pipeline.tables.decoded import TABLE
+from crosswire.pipeline.tables.directions import directions
+from crosswire.pipeline.tables.frames import frames
+from crosswire.pipeline.tables.messages import from_hub, messages
+from crosswire.pipeline.tables.sessions import sessions
+from crosswire.pipeline.tables.topology import topology
+from crosswire.pipeline.tables.traffic import traffic
+from crosswire.pipeline.tables.violations import violations
+
+__all__ = ["Batch", "Summary", "run_batch"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What to do. `tables` empty: all; `wire` then only where it is not what the input is."""
+
+    inputs: Inputs
+    output: str
+    tables: frozenset[str] = frozenset()
+    since_us: int = 0
+    ports: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Rows of each table, the byte accounting by protocol, and how long it took."""
+
+    rows: dict[str, int]
+    accounting: list[dict[str, Any]]
+    seconds: float
+
+    @property
+    def seen(self) -> int:
+        return sum(each["seen"] for each in self.accounting)
+
+
+def run_batch(spark: SparkSession, batch: Batch, *, quiet: bool = False) -> Summary:
+    """Write the tables. Raises PipelineError; what was in the output is then as it was."""
+    start = time.monotonic()
+    with plain_errors():
+        output = Output(spark, batch.output)
+        try:
+            accounts = _Run(spark, batch, output, Progress(spark, quiet=quiet)).all()
+            output.commit()
+        except BaseException:
+            output.discard()
+            raise
+    rows = {name.replace("/", "."): count for name, count in output.rows.items()}
+    return Summary(rows, accounts, time.monotonic() - start)
+
+
+class _Run:
+    def __init__(
+        self, spark: SparkSession, batch: Batch, output: Output, progress: Progress
+    ) -> None:
+        self._spark = spark
+        self._batch = batch
+        self._output = output
+        self._progress = progress
+
+    def all(self) -> list[dict[str, Any]]:
+        inputs = self._batch.inputs
+        if not inputs.captures and not inputs.taps:
+            self._from_hub_alone()
+            return []
+        wire, arranged = self._wire()
+        decoded = self._decoded(wire, arranged)
+        framed = self._write("silver", "frames", frames(decoded), dated_by="time")
+        refused = self._write("silver", "violations", violations(decoded), dated_by="time")
+        ways = self._write("silver", "directions", directions(decoded))
+        self._gold(decoded, framed, refused, ways)
+        return self._account(ways, framed, refused)
+
+    def _wants(self, *names: str) -> bool:
+        chosen = self._batch.tables
+        return not chosen or not chosen.isdisjoint(names)
+
+    def _wire(self) -> tuple[DataFrame, bool]:
+        """bronze.wire, and whether its connections are together and in order."""
+        inputs, since_us = self._batch.inputs, self._batch.since_us
+        parts = []
+        if inputs.captures:
+            captured = from_captures(
+                self._spark, inputs.captures, ports=self._batch.ports, since_us=since_us
+            )
+            parts.append(captured)
+        if inputs.taps:
+            parts.append(from_tap(self._spark, inputs.taps, since_us=since_us))
+        wire = parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
+        if "wire" in self._batch.tables or (inputs.captures and not self._batch.tables):
+            return self._write("bronze", "wire", wire, dated_by="time"), False
+        return wire, not inputs.taps
+
+    def _decoded(self, wire: DataFrame, arranged: bool) -> DataFrame:
+        payloads = self._wants("messages")
+        with self._progress.step("decoding"):
+            return self._output.write_work(
+                "decoded", decode(wire, payloads=payloads, arranged=arranged), split_by=TABLE
+            )
+
+    def _gold(
+        self, decoded: DataFrame, framed: DataFrame, refused: DataFrame, ways: DataFrame
+    ) -> None:
+        said = messages(decoded)
+        if self._wants("messages"):
+            said = self._write("silver", "messages", said, dated_by="time")
+        if self._wants("sessions"):
+            held = sessions(ways, framed, refused)
+            self._in_two("sessions", held, F.col("ended") == OPEN, dated_by="opened")
+        if self._wants("conversations", "traffic"):
+            paired = conversations(said, ways)
+            if self._wants("conversations"):
+                paired = self._in_two("conversations", paired, F.col("is_open"), dated_by="asked")
+            if self._wants("traffic"):
+                self._write("gold", "traffic", traffic(said, paired))
+        if self._wants("topology"):
+            self._write("gold", "topology", topology(said, ways))
+
+    def _from_hub_alone(self) -> None:
+        """The hub's own record of its messages, where there is no wire to look at."""
+        envelopes: DataFrame | None = None
+        for folder in self._batch.inputs.messages:
+            part = self._spark.read.parquet(folder).drop("date")
+            envelopes = part if envelopes is None else envelopes.unionByName(part)
+        assert envelopes is not None
+        if self._batch.since_us:
+            envelopes = envelopes.where(F.col("time") >= self._batch.since_us)
+        if not self._wants("messages"):
+            raise InvalidInput("a lake without wire/ gives the table messages and no other")
+        self._write("silver", "messages", from_hub(envelopes), dated_by="time")
+
+    def _account(
+        self, ways: DataFrame, framed: DataFrame, refused: DataFrame
+    ) -> list[dict[str, Any]]:
+        """Bytes by protocol. Raises BytesMissing if they don't add up."""
+        accounts = self._write("gold", "accounting", accounting(ways, framed, refused))
+        with self._progress.step("adding up"):
+            wrong = accounts.where("missing != 0").limit(1).collect()
+            sums = [F.sum(name).alias(name) for name in ("seen", *PARTS, "missing")]
+            totals = accounts.groupBy("protocol").agg(*sums).orderBy("protocol").collect()
+        if wrong:
+            row = wrong[0]
+            raise BytesMissing(
+                f"{row.missing} of {row.seen} bytes are not accounted for in connection "
+                f"{row.connection}, {row.direction}"
+            )
+        return [row.asDict() for row in totals]
+
+    # Writing.
+
+    def _in_two(self, name: str, rows: DataFrame, is_open: Any, *, dated_by: str) -> DataFrame:
+        """Finished rows into gold, those that may still change into open."""
+        kept = rows.persist(StorageLevel.DISK_ONLY)
+        finished = self._write("gold", name, kept.where(~is_open), dated_by=dated_by)
+        self._write("open", name, kept.where(is_open))
+        kept.unpersist()
+        return finished
+
+    def _write(
+        self, layer: str, name: str, rows: DataFrame, *, dated_by: str | None = None
+    ) -> DataFrame:
+        """A table that nobody asked for is left where its rows come from."""
+        if not self._wants(name) and name != "wire":
+            return rows
+        with self._progress.step(f"{layer}.{name}"):
+            return self._output.write(f"{layer}/{name}", rows, dated_by=dated_by)

@@ -1,0 +1,1 @@
+"""Where bytes come from: capture files and the hub's own tap."""

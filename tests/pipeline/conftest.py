@@ -1,0 +1,67 @@
+"""One Spark session for all tests of the pipeline, and one run over a known input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from benchmarks.traffic import Traffic
+from pyspark.sql import SparkSession
+
+from crosswire.pipeline.inputs import find_inputs
+from crosswire.pipeline.run import Batch, Summary, run_batch
+from crosswire.pipeline.session import start
+from tests.pipeline.captures import write_captures
+
+TRAFFIC = Traffic(seed=5, connections=10, messages=12, payload_bytes=64)
+
+
+class Made:
+    """The tables of a run, read without Spark."""
+
+    def __init__(self, folder: Path, summary: Summary) -> None:
+        self.folder = folder
+        self.summary = summary
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        return pq.read_table(self.folder / name).to_pylist()  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    # Compiling and planning anew pays for itself with much data, and here there is little.
+    settings = {
+        "spark.sql.shuffle.partitions": "2",
+        "spark.driver.memory": "1g",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    }
+    session = start("local[2]", settings, name="tests")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def from_tap(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """All tables of generated traffic, taken from tap files."""
+    folder = tmp_path_factory.mktemp("tap")
+    TRAFFIC.write_tap(folder / "lake")
+    return make(spark, folder, folder / "lake")
+
+
+@pytest.fixture(scope="session")
+def from_pcap(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """All tables of the same traffic, captured in two files with some mishaps."""
+    folder = tmp_path_factory.mktemp("pcap")
+    write_captures(folder / "captures", TRAFFIC)
+    return make(spark, folder, folder / "captures")
+
+
+def make(spark: SparkSession, folder: Path, given: Path, **more: Any) -> Made:
+    batch = Batch(inputs=find_inputs([str(given)]), output=str(folder / "out"), **more)
+    return Made(folder / "out", run_batch(spark, batch, quiet=True))
