@@ -19,12 +19,13 @@ from crosswire.hub.services import ServicePolicy
 from crosswire.hub.topics import TopicPolicy
 from crosswire.listeners import LISTENERS, PLAIN_LISTENERS
 from crosswire.store.contract import StoreLimits
-from crosswire.toml import Lines, Mistake, read
+from crosswire.toml import Lines, Mistake, dotted, read
 from crosswire.wire.emp.frames import EmpLimits
 from crosswire.wire.emqp.connection import EmqpLimits
 from crosswire.wire.epoxy.frames import EpoxyLimits
 from crosswire.wire.micromsg2.frames import MicroMsg2Limits
 from crosswire.wire.relink.frames import RelinkLimits
+from crosswire.wire.zmtp.curve import decode_key
 
 __all__ = [
     "LISTENERS",
@@ -234,8 +235,10 @@ def load(path: Path) -> Config:
 
 def _contradictions(config: Config, lines: Lines) -> Iterator[Mistake]:
     """What each setting allows but all together do not."""
+    yield from _below_zero(config, (), lines)
     yield from _wrong_listeners(config, lines)
     yield from _wrong_users(config, lines)
+    yield from _wrong_keys(config, lines)
     yield from _wrong_schedules(config, lines)
     for number, name in enumerate(config.lake.tap.listeners):
         if name not in LISTENERS or name == "http":
@@ -248,6 +251,22 @@ def _contradictions(config: Config, lines: Lines) -> Iterator[Mistake]:
                 parse_destination(f"{table}/{name}")
             except InvalidDestination as error:
                 yield Mistake(lines.of((f"{table}s", name)), f"{table}s.{name}", str(error))
+
+
+def _below_zero(value: object, path: tuple[str | int, ...], lines: Lines) -> Iterator[Mistake]:
+    """No setting means anything below 0; what messages hold is not a setting."""
+    if isinstance(value, int | float) and value < 0:
+        yield Mistake(lines.of(path), dotted(path), f"{value} is below 0")
+    elif isinstance(value, msgspec.Struct):
+        for field in msgspec.structs.fields(value):
+            if field.name not in ("json", "properties"):
+                yield from _below_zero(getattr(value, field.name), (*path, field.name), lines)
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            yield from _below_zero(each, (*path, name), lines)
+    elif isinstance(value, tuple):
+        for number, each in enumerate(value):
+            yield from _below_zero(each, (*path, number), lines)
 
 
 def _wrong_listeners(config: Config, lines: Lines) -> Iterator[Mistake]:
@@ -267,6 +286,25 @@ def _wrong_listeners(config: Config, lines: Lines) -> Iterator[Mistake]:
                 continue
             if address.port and taken.setdefault(address, name) != name:
                 yield Mistake(line, where, f"{address} is the address of {taken[address]} too")
+
+
+def _wrong_keys(config: Config, lines: Lines) -> Iterator[Mistake]:
+    """A key is a secret, in this output too: only what is wrong with it is told."""
+    secret = config.emqp.curve_secret_key
+    keys: list[tuple[tuple[str | int, ...], str, str | None]] = [
+        (("users", number, "curve_key"), f"users[{number + 1}].curve_key", user.curve_key)
+        for number, user in enumerate(config.users)
+    ]
+    keys.append((("emqp", "curve_secret_key"), "emqp.curve_secret_key", secret))
+    for path, where, key in keys:
+        try:
+            if key is not None:
+                decode_key(key)
+        except ValueError as error:
+            yield Mistake(lines.of(path), where, str(error), "a key in Z85, as ZeroMQ writes it")
+    if any(user.curve_key for user in config.users) and secret is None:
+        hint = "add [emqp] curve_secret_key"
+        yield Mistake(lines.of(("users",)), "users", "a curve_key needs the hub's own key", hint)
 
 
 def _wrong_users(config: Config, lines: Lines) -> Iterator[Mistake]:

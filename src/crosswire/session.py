@@ -74,6 +74,8 @@ class Session(asyncio.Protocol):
         """The peer doesn't keep up with what we send."""
         self.read_at = self._loop.time()
         """When something came from the peer, by the loop's clock."""
+        self.on_congestion: Callable[[bool], None] | None = None
+        """Told when `congested` becomes true, and before `handle_drain` when it becomes false."""
         self.tap: Tap | None = None
 
     def wake(self) -> None:
@@ -126,11 +128,15 @@ class Session(asyncio.Protocol):
         """A peer that does not read is not read from either: its answers would only pile up."""
         self.congested = True
         self._steer_reading()
+        if self.on_congestion is not None and not self._leaving:
+            self.on_congestion(True)
 
     def resume_writing(self) -> None:
         self.congested = False
         self._steer_reading()
         if not self._leaving:
+            if self.on_congestion is not None:
+                self.on_congestion(False)
             self._owner.handle_drain()
             self.wake()
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import msgspec
 
-__all__ = ["Lines", "Mistake", "read"]
+__all__ = ["Lines", "Mistake", "dotted", "read"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -107,7 +107,7 @@ def _check(value: Any, kind: Any, path: Path, lines: Lines, mistakes: list[Mista
         try:
             msgspec.convert(value, kind)
         except msgspec.ValidationError as error:
-            mistakes.append(Mistake(lines.of(path), _dotted(path), str(error), _choices(kind)))
+            mistakes.append(Mistake(lines.of(path), dotted(path), str(error), _choices(kind)))
 
 
 def _check_table(
@@ -127,15 +127,15 @@ def _check_table(
         here = (*path, name)
         close = difflib.get_close_matches(name, fields, 1)
         hint = f"did you mean {close[0]}?" if close else "known: " + ", ".join(sorted(fields))
-        mistakes.append(Mistake(lines.of(here), _dotted(here), "nothing is called that", hint))
+        mistakes.append(Mistake(lines.of(here), dotted(here), "nothing is called that", hint))
     for name, field in fields.items():
         if field.required and name not in table:
-            mistakes.append(Mistake(lines.of(path), _dotted(path), f"{name} is missing"))
+            mistakes.append(Mistake(lines.of(path), dotted(path), f"{name} is missing"))
     if len(mistakes) == before:
         try:
             msgspec.convert(table, kind)
         except msgspec.ValidationError as error:
-            mistakes.append(Mistake(lines.of(path), _dotted(path), str(error)))
+            mistakes.append(Mistake(lines.of(path), dotted(path), str(error)))
 
 
 def _choices(kind: Any) -> str:
@@ -153,7 +153,8 @@ def _without_none(kind: Any) -> Any:
     return kind
 
 
-def _dotted(path: Path) -> str:
+def dotted(path: Path) -> str:
+    """How a key is written: `table.key`, `tables[1].key`."""
     text = ""
     for part in path:
         text += f"[{part + 1}]" if isinstance(part, int) else f".{part}" if text else part

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from crosswire.cli.main import main
 from tests.cli.conftest import crosswire
 
 GOOD = """
@@ -32,17 +34,26 @@ text = "go"
 """
 
 
-def mistakes(tmp_path: Path, text: str) -> list[str]:
+Explain = Callable[[str], list[str]]
+
+
+@pytest.fixture
+def mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Explain:
+    """What is said about a text, without the name of the file."""
     file = tmp_path / "crosswire.toml"
-    file.write_text(text)
-    done = crosswire("check", str(file))
-    lines = [line.removeprefix(f"{file}: ") for line in done.stdout.decode().splitlines()]
-    assert done.returncode == (1 if lines else 0)
-    return lines
+
+    def explain(text: str) -> list[str]:
+        file.write_text(text)
+        code = main(["check", str(file)])
+        lines = [line.removeprefix(f"{file}: ") for line in capsys.readouterr().out.splitlines()]
+        assert code == (1 if lines else 0)
+        return lines
+
+    return explain
 
 
-def test_nothing_is_wrong(tmp_path: Path) -> None:
-    assert mistakes(tmp_path, GOOD) == []
+def test_nothing_is_wrong(mistakes: Explain) -> None:
+    assert mistakes(GOOD) == []
 
 
 @pytest.mark.parametrize(
@@ -81,17 +92,22 @@ def test_nothing_is_wrong(tmp_path: Path) -> None:
         ("[topics.'a/+']\ndurable = false", "line 1: topics.a/+: 'topic/a/+': wildcards are for"),
         ("[tls]\ncertificate = 'no.pem'\nkey = 'no.pem'", "line 1: tls: [tls] can't be used"),
         ("[bond]\nfiles = ['no.bond']", "line 2: bond.files[1]: "),
+        (
+            "[emqp]\ncurve_secret_key = 'short'",
+            "line 2: emqp.curve_secret_key: a key is written with 40 characters",
+        ),
+        ("[queues.q]\nmax_length = -1", "line 2: queues.q.max_length: -1 is below 0"),
         ("log = 'loud'", "line 1: log: Invalid enum value 'loud' (one of debug, info"),
     ],
 )
-def test_a_mistake_is_explained(tmp_path: Path, text: str, expected: str) -> None:
-    (told,) = mistakes(tmp_path, text)
+def test_a_mistake_is_explained(mistakes: Explain, text: str, expected: str) -> None:
+    (told,) = mistakes(text)
     assert told.startswith(expected)
 
 
-def test_the_secret_is_not_told(tmp_path: Path) -> None:
+def test_the_secret_is_not_told(mistakes: Explain) -> None:
     user = "[[users]]\nname = 'a'\ntoken = '0123456789abcdef'\n"
-    assert "0123456789abcdef" not in "".join(mistakes(tmp_path, user + user))
+    assert "0123456789abcdef" not in "".join(mistakes(user + user))
 
 
 def test_json(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import secrets
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,8 @@ import pytest
 from crosswire.cli.body import content_type_of
 from crosswire.cli.via.contract import VIAS
 from crosswire.gateways.server import GATEWAYS
-from tests.cli.conftest import PROGRAM, RunningHub, answer, crosswire
+from crosswire.wire.zmtp.curve import encode_key, public_key_of
+from tests.cli.conftest import PROGRAM, RunningHub, StartHub, answer, crosswire
 
 PROTOCOLS = [name for name in VIAS if name in GATEWAYS or f"{name}-clients" in GATEWAYS]
 LISTENERS = {
@@ -66,13 +69,14 @@ def test_a_message_goes_in_and_comes_out(hub: RunningHub, protocol: str) -> None
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("payload", [b"", b"h\xc3\xa9", bytes(range(256))])
-def test_any_bytes_survive(hub: RunningHub, protocol: str, payload: bytes) -> None:
-    queue = f"queue/{protocol}-bytes-{len(payload)}"
-    pub = crosswire("pub", queue, "--file", "-", *way(hub, protocol, "pub"), given=payload)
-    assert pub.returncode == 0, pub.stderr.decode()
-    done = crosswire("sub", queue, "--count", "1", "--raw", *way(hub, protocol, "sub"))
-    assert done.stdout == payload + b"\n"
+def test_any_bytes_survive(hub: RunningHub, protocol: str) -> None:
+    queue = f"queue/{protocol}-bytes"
+    payloads = [b"", b"h\xc3\xa9", bytes(range(256))]
+    for payload in payloads:
+        pub = crosswire("pub", queue, "--file", "-", *way(hub, protocol, "pub"), given=payload)
+        assert pub.returncode == 0, pub.stderr.decode()
+    done = crosswire("sub", queue, "--count", "3", "--raw", *way(hub, protocol, "sub"))
+    assert done.stdout == b"".join(payload + b"\n" for payload in payloads)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -81,6 +85,12 @@ def test_a_call_is_answered(hub: RunningHub, protocol: str) -> None:
     with echo_service(hub, protocol, name):
         call = ("call", name, '{"x":[1,2]}', *way(hub, protocol, "call"))
         assert answer(*call)["json"] == {"x": [1, 2]}
+
+
+def test_a_call_crosses_protocols(hub: RunningHub) -> None:
+    with echo_service(hub, "emp", "crossing"):
+        call = ("call", "crossing/say", '{"hello":"world"}', *way(hub, "epoxy", "call"))
+        assert answer(*call)["json"] == {"hello": "world"}
 
 
 @pytest.mark.parametrize("protocol", [name for name in PROTOCOLS if name != "emqp"])
@@ -108,6 +118,20 @@ def test_nobody_there(protocol: str) -> None:
     assert (done.returncode, done.stdout) == (1, b"")
     assert b"can't connect to 127.0.0.1:1" in done.stderr
     assert b"Traceback" not in done.stderr
+
+
+def test_curve_keys_say_who_a_peer_is(start_hub: StartHub, tmp_path: Path) -> None:
+    hub_secret, anna_secret = secrets.token_bytes(32), secrets.token_bytes(32)
+    file = tmp_path / "crosswire.toml"
+    file.write_text(
+        f"[emqp]\ncurve_secret_key = '{encode_key(hub_secret)}'\n[[users]]\nname = 'anna'\n"
+        f"curve_key = '{encode_key(public_key_of(anna_secret))}'\nproduce = ['queue/#']\n"
+    )
+    hub = start_hub("--config", str(file))
+    keys = ("--curve-server", encode_key(public_key_of(hub_secret)))
+    pub = ("pub", "q", "x", *way(hub, "emqp", "pub"), *keys)
+    assert answer(*pub, f"--curve-secret={encode_key(anna_secret)}")["count"] == 1
+    assert crosswire(*pub).returncode == 1
 
 
 def test_lines_become_messages(hub: RunningHub) -> None:

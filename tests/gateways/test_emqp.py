@@ -337,6 +337,23 @@ class TestFailures:
             await client.receipt()
             assert await client.result() == (msgid, {"value": 1})
 
+    @pytest.mark.parametrize("taken", [False, True])
+    async def test_the_first_worker_may_finish_after_all(self, server: Server, taken: bool) -> None:
+        async with peer(server, "client") as client, worker(server) as other:
+            async with worker(server) as raw:
+                raw.offer()
+                msgid = client.ask("default", "guarantee,reply-requested")
+                job = await raw.job()
+                await client.receipt()
+                raw.session.transport.abort()
+            if taken:
+                other.offer()
+                await other.job()
+            async with worker(server) as back:
+                back.reply(job, "at last")
+                assert await client.result() == (msgid, {"value": "at last"})
+            assert length(server, "default") == 0
+
     async def test_a_job_is_retried_as_often_as_it_asks(self, start_server: StartServer) -> None:
         server = await start_server(queues={"default": QUICK})
         async with peer(server, "client") as client, worker(server) as raw:
@@ -403,6 +420,18 @@ class TestUnknownQueues:
             async with worker(server) as raw:
                 raw.offer()
                 assert (await raw.job()).queue == "nobodys"
+
+    async def test_and_what_comes_there_without_a_request(self, server: Server) -> None:
+        async with emqp(server) as client, worker(server) as raw:
+            raw.offer(2)
+            await client.schedule(JOB, queue="nobodys", interval_s=60)
+            assert (await raw.job()).queue == "nobodys"
+            (schedule,) = server.hub.schedules.all()
+            async with worker(server) as second:
+                second.offer()
+                server.hub.inject(schedule.envelope, server.site.now())
+                server.hub.inject(schedule.envelope, server.site.now())
+                assert (await raw.job()).queue == (await second.job()).queue == "nobodys"
 
     async def test_but_not_what_somebody_consumes(self, server: Server) -> None:
         got: asyncio.Queue[Any] = asyncio.Queue()

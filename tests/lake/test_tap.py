@@ -45,7 +45,7 @@ def test_both_directions_of_a_connection_are_in_one_file_in_order(tmp_path: Path
     one = spool(tmp_path)
     end = WireRow(peers(), FORWARD, FIN, 4, 0, NOW)
     one.add([opened(), data(0, b"ab"), data(0, b"xyz", BACKWARD), data(2, b"cd"), end], NOW)
-    one.close()
+    one.close(NOW)
     assert len(list(tmp_path.rglob("*.parquet"))) == 1
     found = [(row["direction"], row["kind"], row["offset"], row["data"]) for row in rows(tmp_path)]
     assert found == [
@@ -63,7 +63,7 @@ def test_numbers_go_on_over_files_and_lives(tmp_path: Path) -> None:
         one.add([opened(), data(0, b"ab")], NOW)
         assert one.seal() == 2
         one.add([data(2, b"cd")], NOW)
-        one.close()
+        one.close(NOW)
     assert [row["seq"] for row in rows(tmp_path)] == [1, 2, 3, 4, 5, 6]
     assert not list(verify(tmp_path))
 
@@ -71,12 +71,12 @@ def test_numbers_go_on_over_files_and_lives(tmp_path: Path) -> None:
 def test_numbers_go_on_when_retention_took_every_file(tmp_path: Path) -> None:
     one = spool(tmp_path)
     one.add([opened()], NOW)
-    one.close()
+    one.close(NOW)
     for file in tmp_path.rglob("*.parquet"):
         file.unlink()
     one = spool(tmp_path)
     one.add([opened()], NOW)
-    one.close()
+    one.close(NOW)
     assert [row["seq"] for row in rows(tmp_path)] == [2]
 
 
@@ -84,17 +84,14 @@ def test_what_a_kill_left_is_sealed_at_the_next_start(tmp_path: Path) -> None:
     spool(tmp_path).add([opened(), data(0, b"ab")], NOW)
     one = spool(tmp_path)
     assert kinds(tmp_path) == [OPEN, DATA]
-    one.add([], NOW)
-    one.close()
+    one.close(NOW)
     assert kinds(tmp_path) == [OPEN, DATA, LOST]
     assert not list(verify(tmp_path))
 
 
 def test_an_orderly_end_loses_nothing(tmp_path: Path) -> None:
     for _ in range(2):
-        one = spool(tmp_path)
-        one.add([], NOW)
-        one.close()
+        spool(tmp_path).close(NOW)
     assert kinds(tmp_path) == []
 
 
@@ -136,7 +133,7 @@ def test_a_full_disk_becomes_a_row_that_says_so(
         one.add([data(2, b"lost")], NOW)
         one.add([opened("c2"), data(0, b"gone", name="c2")], NOW)
     one.add([data(6, b"ef"), data(4, b"late", name="c2")], NOW)
-    one.close()
+    one.close(NOW)
     found = [
         (row["connection"], row["kind"], row["offset"], row["length"]) for row in rows(tmp_path)
     ]
@@ -170,7 +167,7 @@ def test_when_files_can_not_be_sealed_memory_stays_bounded(
         assert one.size_bytes < 3000
     one.seal()
     one.add([data(10_000, b"on")], NOW)
-    one.close()
+    one.close(NOW)
     assert kinds(tmp_path)[-3:] == [LOST, GAP, DATA]
     lengths = [row["length"] for row in rows(tmp_path) if row["kind"] in (DATA, GAP)]
     assert sum(lengths) == 10_002

@@ -134,6 +134,7 @@ async def test_a_head_that_does_not_end_is_cut_off(
 async def test_a_head_that_is_too_long_is_refused(web: WebHub) -> None:
     status, _ = await web.raw(b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000)
     assert status == 400
+    assert web.server.site.counters["failed", "http", "MalformedFrame"] == 1
 
 
 async def test_connections_are_counted(start_web: StartWeb) -> None:
@@ -158,3 +159,12 @@ async def test_a_mistake_of_ours_is_told_and_logged(
     status, body = await web.ask("GET /v1/queues HTTP/1.1\nhost: localhost")
     assert (status, b'"error":"internal"' in body, b"secret" in body) == (500, True, False)
     assert "a secret" in caplog.text
+
+
+async def test_what_was_asked_before_a_stop_is_answered(start_web: StartWeb) -> None:
+    web = await start_web()
+    asking = asyncio.create_task(web.produce("queue/q", "x"))
+    while not web.server.site.counters["produced", "http"]:
+        await asyncio.sleep(0)
+    await web.server.stop()
+    assert await asking == [1]

@@ -28,6 +28,7 @@ COMMANDS: Final = {
     "trace": "show what happened to a message",
     "decode": "print the frames in a file of raw bytes",
     "demo": "show two peers talking, and what the decoder made of it",
+    "lake": "list, verify and compact the files of a hub's lake",
     "pipeline": "make tables of captured traffic, on Spark",
 }
 

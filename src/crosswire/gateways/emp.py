@@ -15,24 +15,17 @@ import msgspec
 
 from crosswire.envelope import Envelope, Property
 from crosswire.errors import (
-    CallTimeout,
     CrosswireError,
-    DestinationFull,
     Forbidden,
     HubError,
-    InvalidDestination,
     InvalidEnvelope,
-    InvalidFilter,
-    InvalidSchedule,
     NoProvider,
     ProviderFailed,
-    ProviderLost,
-    StoreFull,
-    SubscriptionConflict,
     UnknownMessage,
 )
+from crosswire.gateways.failures import code_of
 from crosswire.gateways.gateway import Gateway, parse_start
-from crosswire.gateways.payloads import JSON, Body, from_body, to_body
+from crosswire.gateways.payloads import BYTES, JSON, Body, from_body, to_body
 from crosswire.hub.attachment import Attachment, Delivery
 from crosswire.hub.receipt import Receipt
 from crosswire.hub.schedules import Schedule
@@ -112,26 +105,6 @@ class _Deliver(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 _read_publish: Final = msgspec.json.Decoder(_Publish).decode
 _encode: Final = msgspec.json.Encoder().encode
-
-_CODES: Final[list[tuple[type[CrosswireError], str]]] = [
-    (NoProvider, "unknown_op"),
-    (CallTimeout, "timeout"),
-    (ProviderLost, "provider_lost"),
-    (DestinationFull, "refused"),
-    (StoreFull, "refused"),
-    (Forbidden, "forbidden"),
-    (InvalidDestination, "invalid_request"),
-    (InvalidEnvelope, "invalid_request"),
-    (InvalidFilter, "invalid_request"),
-    (InvalidSchedule, "invalid_request"),
-    (SubscriptionConflict, "invalid_request"),
-    (UnknownMessage, "invalid_request"),
-]
-
-
-def code_of(error: CrosswireError) -> str:
-    """The failure code for an error of the hub."""
-    return next((code for kind, code in _CODES if isinstance(error, kind)), "internal")
 
 
 class EmpGateway(Gateway):
@@ -278,8 +251,11 @@ class EmpGateway(Gateway):
             raise
 
     def _as_object(self, envelope: Envelope) -> bytes:
-        """EMP's data is an object: anything else is put into one."""
+        """EMP's data is an object: anything else is put into one. Peers of protocols without
+        content types mean an object where they send one."""
         envelope = self.site.schemas.to_json(envelope)
+        if envelope.content_type == BYTES and envelope.payload[:1] == b"{":
+            envelope = envelope.replace(content_type=JSON)
         body = to_body(envelope)
         if isinstance(body.json, msgspec.Raw) and bytes(body.json).startswith(b"{"):
             return bytes(body.json)
@@ -403,7 +379,7 @@ class EmpGateway(Gateway):
             return
         send = self._connection.send_request
         for delivery in deliveries:
-            envelope = self._readable(delivery.envelope)
+            envelope = self.site.schemas.readable(delivery.envelope)
             body = to_body(envelope)
             data = _Deliver(
                 number,
@@ -417,13 +393,6 @@ class EmpGateway(Gateway):
             )
             self._asked[send("$deliver", _encode(data))] = (attachment, envelope.id)
         self.session.wake()
-
-    def _readable(self, envelope: Envelope) -> Envelope:
-        """A Bond payload as JSON where a schema fits it; the bytes as they are where none does."""
-        try:
-            return self.site.schemas.to_json(envelope)
-        except InvalidEnvelope:
-            return envelope
 
     def request(self, provider: Provider, requests: list[Delivery]) -> None:
         if self._connection.closed:

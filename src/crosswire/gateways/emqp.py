@@ -183,7 +183,7 @@ class PublisherGateway(EmqpGateway):
 
     def __init__(self, site: Site, listener: str) -> None:
         super().__init__(site, listener)
-        self._taken: list[_Taken] = []
+        self._brought: list[_Taken] = []
         self._again_s = _AGAIN_S
         self._refused: list[_Taken] = []
 
@@ -193,7 +193,7 @@ class PublisherGateway(EmqpGateway):
                 self.act(event)
             except HubError as error:
                 self.ignore(error)
-        if self._taken:
+        if self._brought:
             self._hand_in()
 
     def act(self, event: Event) -> None:
@@ -223,11 +223,11 @@ class PublisherGateway(EmqpGateway):
             content_type=content_type_of(event.message, terms.content_type),
             crc=zlib.crc32(event.message),
         )
-        self._taken.append((envelope, event.msgid, None))
+        self._brought.append((envelope, event.msgid, None))
 
     def _hand_in(self) -> None:
         """All that one read brought, as one batch."""
-        taken, self._taken = self._taken, []
+        taken, self._brought = self._brought, []
         if self._refused:
             # Nothing overtakes what waits for room.
             self._refused += taken
@@ -293,7 +293,7 @@ class PublisherGateway(EmqpGateway):
     def _retry(self) -> None:
         if self.left:
             return
-        self._taken, self._refused = self._refused, []
+        self._brought, self._refused = self._refused, []
         self._hand_in()
         if not self._refused:
             self._again_s = _AGAIN_S
@@ -318,7 +318,7 @@ class ClientGateway(PublisherGateway):
         return super().connect(now)
 
     def receive(self, events: list[Event]) -> None:
-        taken = self._taken
+        taken = self._brought
         expected = ""
         access = self.site.access
         for event in events:

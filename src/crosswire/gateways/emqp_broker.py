@@ -22,6 +22,7 @@ from crosswire.errors import UnknownMessage
 from crosswire.gateways.emqp_messages import DONE, IDENTITY, MSGID, failure
 from crosswire.gateways.logs import log_event
 from crosswire.hub.attachment import Consumer
+from crosswire.hub.ledger import Step
 from crosswire.hub.queues import Queue
 from crosswire.hub.schedules import Schedule
 from crosswire.wire.emqp.events import ScheduleReceived, UnscheduleReceived
@@ -44,6 +45,7 @@ _log = logging.getLogger("crosswire.gateways")
 _ASKED: Final = "emqp.asked"
 _REMEMBERED: Final = 10_000
 _WATCHED: Final = 100_000
+_LOOK_S: Final = 1.0
 _ONLY_FOR_SCHEDULES: Final = ("nohaste", "run_count", "interval", "cron")
 
 _encode = msgspec.json.Encoder().encode
@@ -73,6 +75,7 @@ class Broker:
         self._spellings: OrderedDict[tuple[str, bytes], str] = OrderedDict()
         self._asked: set[str] = {key.decode() for key, _ in self.hub.store.load(_ASKED)}
         self._for_schedulers: OrderedDict[str, ScheduleReceived] = OrderedDict()
+        self._returned: OrderedDict[str, Envelope] = OrderedDict()
         self._due: list[tuple[float, int, WorkerGateway, Job]] = []
         self.hub.consumers_changed.append(self._on_consumers)
 
@@ -151,9 +154,10 @@ class Broker:
         for name in worker.queue_names:
             self.named[name] += 1
         if self.settings.default_queue in worker.queue_names:
-            for destination in list(self._asked):
-                if self._is_waiting(destination):
-                    self._stand_in(destination)
+            for schedule in self.hub.schedules.all():
+                if schedule.envelope.destination in self._asked:
+                    self.expect(schedule.envelope.destination)
+            self._look_around(self.site.now())
 
     def dismiss(self, worker: WorkerGateway) -> None:
         """It gets nothing more; what it has it may finish."""
@@ -175,16 +179,28 @@ class Broker:
         if destination not in self._asked:
             self._asked.add(destination)
             self.hub.store.save(_ASKED, destination.encode(), b"")
-        if not self.is_consumed(destination):
+        if destination != self.default and not self.is_consumed(destination):
             self._stand_in(destination)
 
     def is_consumed(self, destination: str) -> bool:
         """By anybody who does not merely stand in, or is about to leave?"""
-        return any(not _is_makeshift(each) for each in self.hub.queue(destination).consumers)
+        for consumer in self.hub.queue(destination).consumers:
+            if not _is_makeshift(consumer):
+                return True
+        return False
 
     def _is_waiting(self, destination: str) -> bool:
         queue = self.hub.queue(destination)
         return bool(queue.length) and not self.is_consumed(destination)
+
+    def _look_around(self, now: float) -> None:
+        """Requests come into queues in other ways too: replayed, or left by who consumed them."""
+        if self.stopping or not any(self._default_workers()):
+            return
+        for destination in list(self._asked):
+            if self._is_waiting(destination):
+                self._stand_in(destination)
+        self.hub.call_at_least(self.default, now + _LOOK_S, self._look_around)
 
     def _stand_in(self, destination: str) -> None:
         if self.settings.unknown_queue == "hold" or destination == self.default:
@@ -208,6 +224,35 @@ class Broker:
         else:
             for worker in list(self.workers):
                 worker.step_down(destination)
+
+    # Results of an earlier conversation.
+
+    def give_back(self, job: Job) -> None:
+        """Its worker is gone, and it waits for another. It may still be done by the first."""
+        self._returned[job.msgid] = job.envelope
+        if len(self._returned) > _REMEMBERED:
+            self._returned.popitem(last=False)
+
+    def claim(self, worker: WorkerGateway, msgid: str) -> Envelope | None:
+        """A result for what this worker does not have any more: the message, if it is settled
+        now, wherever it was."""
+        envelope = self._returned.pop(msgid, None)
+        if envelope is None or not self._is_trusted(worker, envelope):
+            return None
+        # Who did it brings the result; nobody is to be told that there is none.
+        watcher = self.hub.watched.pop(envelope.id, None)
+        if any(other.surrender(msgid, envelope.id) for other in self.workers):
+            return envelope
+        queue = self.hub.queue(envelope.destination)
+        now = self.site.now()
+        if queue.remove([envelope.id], Step.SETTLED, now, detail="done after all"):
+            return envelope
+        if watcher is not None:
+            self.hub.watched[envelope.id] = watcher
+        return None
+
+    def _is_trusted(self, worker: WorkerGateway, envelope: Envelope) -> bool:
+        return self.site.access.may(worker.principal, "consume", envelope.destination)
 
     # Jobs that may take no longer than so.
 

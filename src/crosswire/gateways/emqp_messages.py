@@ -9,13 +9,8 @@ from typing import Final
 import msgspec
 
 from crosswire.envelope import Envelope, Property
-from crosswire.errors import (
-    CallTimeout,
-    CrosswireError,
-    NoProvider,
-    ProviderFailed,
-    ProviderLost,
-)
+from crosswire.errors import CallTimeout, CrosswireError, NoProvider, ProviderLost
+from crosswire.gateways.failures import code_of
 from crosswire.gateways.payloads import BYTES, JSON
 from crosswire.wire.emqp.headers import Headers
 from crosswire.wire.emqp.jobs import TIMEOUT, value_of
@@ -154,16 +149,6 @@ def failure(error: str, attempts: int) -> bytes:
     return _encode({"error": error, "attempts": attempts})
 
 
-_NAMES: Final[list[tuple[type[CrosswireError], str]]] = [
-    (NoProvider, "unknown_op"),
-    (CallTimeout, "timeout"),
-    (ProviderLost, "provider_lost"),
-]
-
-
 def failure_of_call(error: CrosswireError, attempts: int) -> bytes:
-    if isinstance(error, ProviderFailed):
-        text = f"{error.code}: {error.description}" if error.code else error.description
-        return failure(text, attempts)
-    name = next((name for kind, name in _NAMES if isinstance(error, kind)), None)
-    return failure(name or str(error), attempts)
+    named = isinstance(error, NoProvider | CallTimeout | ProviderLost)
+    return failure(code_of(error) if named else str(error), attempts)

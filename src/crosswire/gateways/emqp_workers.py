@@ -308,8 +308,7 @@ class WorkerGateway(EmqpGateway):
     def _on_reply(self, event: ReplyReceived, settled: dict[Attachment, list[int]]) -> None:
         jobs = self._jobs.get(event.request or "")
         if not jobs:
-            # Too late, or for what was settled when it was handed over.
-            self.site.count("unclaimed", self.protocol)
+            self._on_late_reply(event)
             return
         job = jobs[0]
         self._drop(job)
@@ -325,6 +324,25 @@ class WorkerGateway(EmqpGateway):
                 settled.setdefault(job.source, []).append(job.envelope.id)
         if self.wire.state is State.LEAVING:
             self._close_idle_providers()
+
+    def _on_late_reply(self, event: ReplyReceived) -> None:
+        """For what it had before its connection broke; or for nobody."""
+        envelope = None
+        if not is_timeout(event.message):
+            envelope = self.broker.claim(self, event.request or "")
+        if envelope is None:
+            self.site.count("unclaimed", self.protocol)
+        elif read_terms(envelope.native.get(HEADERS, b"").decode()).answers:
+            self.broker.answer(envelope, event.message)
+
+    def surrender(self, msgid: str, identifier: int) -> bool:
+        """Settle a job that another worker has done; False if it is not here."""
+        for job in self._jobs.get(msgid, []):
+            if job.envelope.id == identifier and isinstance(job.source, Attachment):
+                self._drop(job)
+                job.source.settle([identifier], self.site.now())
+                return True
+        return False
 
     def _response(self, message: bytes) -> Envelope:
         return Envelope(
@@ -359,6 +377,8 @@ class WorkerGateway(EmqpGateway):
         if final and terms.answers:
             self.broker.answer(job.envelope, failure(cause, job.attempt))
         if source is not None:
+            if lost and not final:
+                self.broker.give_back(job)
             source.refuse(
                 [job.envelope.id], now, cause=cause, delay_s=0.0 if lost else None, final=final
             )

@@ -19,7 +19,6 @@ from crosswire.errors import (
     CallError,
     ConnectionRejected,
     CrosswireError,
-    DestinationFull,
     HubError,
     InvalidDestination,
     InvalidEnvelope,
@@ -410,8 +409,6 @@ class EpoxyGateway(Gateway):
         asked = marshal.unmarshal(request.payload, SERVICES).services
         names = [f"service/{name}" for name in dict.fromkeys(asked)]
         new = [name for name in names if name not in self._served]
-        if len(self._served) + len(new) > self.site.config.connections.subscriptions:
-            raise DestinationFull("too many services on one connection")
         if new:
             self.serve(new)
             self._served.update(new)

@@ -8,22 +8,8 @@ from typing import Any, Final
 from crosswire.bond import hub_module, marshal
 from crosswire.bond.schema import StructDef
 from crosswire.envelope import Property
-from crosswire.errors import (
-    BondError,
-    CallTimeout,
-    CrosswireError,
-    DestinationFull,
-    Forbidden,
-    InvalidDestination,
-    InvalidEnvelope,
-    InvalidFilter,
-    NoProvider,
-    ProviderFailed,
-    ProviderLost,
-    StoreFull,
-    SubscriptionConflict,
-    UnknownMessage,
-)
+from crosswire.errors import BondError, CrosswireError, InvalidEnvelope, ProviderFailed
+from crosswire.gateways import failures
 from crosswire.hub.attachment import Delivery
 from crosswire.wire.epoxy.comm import ErrorCode, unmarshal_error
 
@@ -110,18 +96,15 @@ def encode_delivery(number: int, delivery: Delivery) -> bytes:
 
 # ---------------------------------------------------------------------------------------- errors
 
-_CODES: Final[list[tuple[type[CrosswireError], ErrorCode]]] = [
-    (NoProvider, ErrorCode.METHOD_NOT_FOUND),
-    (CallTimeout, ErrorCode.TIMEOUT_ERROR),
-    (ProviderLost, ErrorCode.CONNECTION_SHUT_DOWN),
-    (DestinationFull, ErrorCode.TRANSPORT_ERROR),
-    (StoreFull, ErrorCode.TRANSPORT_ERROR),
-    (Forbidden, ErrorCode.INVALID_INVOCATION),
-    (InvalidDestination, ErrorCode.INVALID_INVOCATION),
-    (InvalidFilter, ErrorCode.INVALID_INVOCATION),
-    (SubscriptionConflict, ErrorCode.INVALID_INVOCATION),
-    (UnknownMessage, ErrorCode.INVALID_INVOCATION),
-]
+_CODES: Final = {
+    "unknown_op": ErrorCode.METHOD_NOT_FOUND,
+    "timeout": ErrorCode.TIMEOUT_ERROR,
+    "provider_lost": ErrorCode.CONNECTION_SHUT_DOWN,
+    "refused": ErrorCode.TRANSPORT_ERROR,
+    "forbidden": ErrorCode.INVALID_INVOCATION,
+    "invalid_request": ErrorCode.INVALID_INVOCATION,
+}
+"""The hub's own failures; a payload that can't be read is an internal error (RULINGS)."""
 
 _WORDS: Final = {
     ErrorCode.METHOD_NOT_FOUND: "unknown_op",
@@ -137,8 +120,9 @@ _NUMBERS: Final = {word: code for code, word in _WORDS.items()}
 def code_of(error: CrosswireError) -> int:
     if isinstance(error, ProviderFailed):
         return _NUMBERS.get(error.code) or _number(error.code)
-    found = (code for kind, code in _CODES if isinstance(error, kind))
-    return next(found, ErrorCode.INTERNAL_SERVER_ERROR)
+    if isinstance(error, InvalidEnvelope):
+        return ErrorCode.INTERNAL_SERVER_ERROR
+    return _CODES.get(failures.code_of(error), ErrorCode.INTERNAL_SERVER_ERROR)
 
 
 def _number(code: str) -> int:

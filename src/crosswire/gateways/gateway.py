@@ -62,8 +62,14 @@ class Gateway(ABC):
         self.providers: set[Provider] = set()
         self.calls: dict[int, Call] = {}
         self._has_room = False
+        self._taken: list[tuple[Window, int]] = []
+        self._breached: set[str] = set()
 
     # What a protocol fills in.
+
+    @classmethod
+    def prepare(cls, site: Site) -> None:  # noqa: B027  most have nothing
+        """The hub is there, nobody is connected yet: take up what outlived the last run."""
 
     @abstractmethod
     def connect(self, now: float) -> Connection:
@@ -128,6 +134,7 @@ class Gateway(ABC):
         if known is not None:
             self.identify(known)
         transport.set_write_buffer_limits(site.config.connections.congested_bytes)
+        self.session.on_congestion = self.hold_back
         _keep_alive(transport)
         if site.tap is not None:
             self.session.tap = site.tap.open(self)
@@ -165,7 +172,7 @@ class Gateway(ABC):
         """
         self.require("consume", destination)
         if len(self.attachments) >= self.site.config.connections.subscriptions:
-            raise DestinationFull("too many subscriptions on one connection")
+            raise self.breach("subscriptions")
         room = self.site.config.connections.window if window is None else window
         now = self.site.now()
         if destination.startswith("queue/"):
@@ -195,10 +202,15 @@ class Gateway(ABC):
         else:
             raise InvalidDestination(f"{destination!r} is neither a queue nor a topic")
         self.attachments.add(attachment)
+        if self.session.congested:
+            self.hold_back(True)
         return attachment
 
     def serve(self, services: Sequence[str], *, window: Window | int = 256) -> Provider:
         """Answer the calls of these services."""
+        served = sum(len(each.names) for each in self.providers) + len(services)
+        if served > self.site.config.connections.subscriptions:
+            raise self.breach("services")
         for service in services:
             if service.startswith(_OURS):
                 raise Forbidden(f"{service} is the hub's own")
@@ -231,6 +243,8 @@ class Gateway(ABC):
         def finish(call: Call, answer: Answer) -> None:
             self.calls.pop(call.id, None)
             if not self.left:
+                if isinstance(answer, Envelope):
+                    answer = self.site.schemas.answer(call.envelope, answer)
                 answered(call.envelope, answer)
 
         for call in self.hub.call(
@@ -238,6 +252,29 @@ class Gateway(ABC):
         ):
             if not call.is_done:
                 self.calls[call.id] = call
+
+    def breach(self, what: str) -> DestinationFull:
+        """What to raise for too many of these; counted each time, told once a connection."""
+        self.site.count("limited", self.protocol, what)
+        if what not in self._breached:
+            self._breached.add(what)
+            self.log(logging.WARNING, "limited", limit=what)
+        return DestinationFull(f"too many {what} on one connection")
+
+    def hold_back(self, held: bool) -> None:
+        """The peer doesn't read: what else there is for it stays in the hub until it does."""
+        if held:
+            windows = [each.window for each in self.attachments]
+            windows += [each.window for each in self.providers]
+            for window in windows:
+                if window.free > 0:
+                    self._taken.append((window, window.free))
+                    window.free = 0
+        else:
+            taken, self._taken = self._taken, []
+            now = self.site.now()
+            for window, count in taken:
+                window.grant(count, now)
 
     def detach(self, attachment: Attachment) -> None:
         self.attachments.discard(attachment)

@@ -193,6 +193,7 @@ class LakeFeed:
         self._wake.set()
         self._full.set()
         await self._task
+        self._task = None
         self._hub.feed = None
         self._thread.shutdown()
 
@@ -251,17 +252,18 @@ class LakeFeed:
             try:
                 if not self._is_placed:
                     await self._place_again()
+                await self._expire()
                 await self._wait()
                 if self._is_pending():
                     await self._seal_some()
                 elif self._stopping:
                     return
-                await self._expire()
                 self._recovered()
             except (OSError, StoreError) as error:
                 self._failed(error)
                 if self._stopping:
                     return
+                await self._give_up_seal(str(error))
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_RETRY_S):
                         await self._full.wait()
@@ -307,6 +309,7 @@ class LakeFeed:
             first_seq=old.last_seq + 1,
             last_seq=old.last_seq + len(batch.messages),
             newest=groups[-1].newest,
+            after=old.newest,
             tables=self._tables,
             first_gap=first_gap,
             gaps=tuple(self._gaps),
@@ -418,7 +421,8 @@ class LakeFeed:
                 first, last = self._seal.first_row, self._seal.last_row
                 self._gaps.append(Gap("ledger", first, last, _now_us(), str(error)))
                 self._parts = []
-        await self._in_thread(self._writer.publish, self._parts)
+        if self._parts:
+            await self._in_thread(self._writer.publish, self._parts)
         self._parts = None
         self._place()
 
@@ -441,6 +445,8 @@ class LakeFeed:
                     groups += more
             finally:
                 self._behind, self._read_row = True, seal.last_row
+        if not groups and not seal.gaps:
+            return []
         batch = await self._in_thread(lambda: self._batch(seal.first_seq, groups, again=True))
         return await self._in_thread(lambda: self._writer.prepare(self._without_placed(batch)))
 
@@ -458,6 +464,31 @@ class LakeFeed:
 
     # When it can't be done.
 
+    async def _give_up_seal(self, reason: str) -> None:
+        """The last seal's files can't be put into place, and the store has kept enough."""
+        seal = self._seal
+        if self._is_placed or self._unsealed_bytes <= self._settings.backlog_bytes:
+            return
+        has_messages = await self._in_thread(
+            self._writer.has, "messages", seal.first_seq, seal.last_seq
+        )
+        if self._parts is not None:
+            await self._in_thread(self._writer.discard, self._parts)
+        self._gaps = [*seal.gaps, *self._gaps]
+        self._seal = msgspec.structs.replace(
+            seal,
+            last_row=seal.first_row - 1,
+            last_seq=seal.last_seq if has_messages else seal.first_seq - 1,
+            newest=seal.after,
+            gaps=(),
+        )
+        try:
+            await self._give_up(reason)
+            self._parts, self._is_placed = None, True
+        except StoreError as error:
+            self._seal, self._gaps, self._parts = seal, [], None
+            self._failed(error)
+
     async def _give_up(self, reason: str, upto: _Group | None = None) -> None:
         """These rows will never be in the lake; that is recorded, and the store may let go."""
         hub, old, now = self._hub, self._seal, _now_us()
@@ -474,6 +505,7 @@ class LakeFeed:
             first_seq=old.last_seq + 1,
             last_seq=old.last_seq,
             newest=newest,
+            after=old.newest,
             tables=self._tables,
             skipped=True,
             first_gap=self._next_gap(),

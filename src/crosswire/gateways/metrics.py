@@ -38,9 +38,10 @@ _LATENCIES_S: Final = (
     60.0,
 )
 _SIZES: Final = (0.0, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0)
-_TIMED: Final = {Step.DELIVERED: "delivered", Step.SETTLED: "settled", Step.ANSWERED: "answered"}
-_SAMPLES: Final = 16
+_TIMED: Final = (Step.DELIVERED, Step.SETTLED, Step.ANSWERED)
+_SAMPLES: Final = 4
 _REMEMBERED: Final = 50_000
+_SHORTCUTS: Final = 4_096
 _SERIES: Final = 1_000
 
 
@@ -90,19 +91,29 @@ class _Arrivals:
         return self._times[place] if place >= 0 else None
 
 
+class _Series:
+    """What happened so often to messages of a protocol and a kind; timed, where that says much."""
+
+    __slots__ = ("count", "histogram")
+
+    def __init__(self, step: Step) -> None:
+        self.count = 0
+        self.histogram = Histogram(_LATENCIES_S) if step in _TIMED else None
+
+
 class Metrics:
     """Listens to a hub's commit groups; made after the hub, which owns the store's hooks."""
 
     def __init__(self, hub: Hub) -> None:
-        self.messages: Counter[tuple[str, str, str]] = Counter()
-        """(protocol, kind of destination, what happened) → messages."""
-        self.latencies: dict[tuple[str, str, str], Histogram] = {}
+        self.series: dict[tuple[str, str, Step], _Series] = {}
+        """By protocol, kind of destination, and what happened."""
         self.commit_seconds = Histogram(_LATENCIES_S)
         self.commit_messages = Histogram(_SIZES)
         self.commits_failed = 0
         self._hub = hub
         self._arrivals = _Arrivals()
         self._sealed_at = 0.0
+        self._found: dict[tuple[str, str], list[_Series | None]] = {}
         self._before, self._after = hub.store.before_commit, hub.store.after_commit
         hub.store.before_commit = self._before_commit
         hub.store.after_commit = self._after_commit
@@ -114,37 +125,56 @@ class Metrics:
     def _after_commit(self, error: StoreError | None) -> None:
         if error is None:
             self.commit_seconds.add(time.perf_counter() - self._sealed_at)
-            self.commit_messages.add(self._count(self._hub.ledger.sealed))
+            self.commit_messages.add(self.count(self._hub.ledger.sealed))
         else:
             self.commits_failed += 1
         self._after(error)
 
-    def _count(self, runs: Iterable[Run]) -> int:
+    def count(self, runs: Iterable[Run]) -> int:
         """Gives how many messages were accepted."""
         accepted = 0
+        found = self._found
         for run in runs:
-            kind = run.destination.partition("/")[0]
-            protocol, number = run.peer.protocol, len(run.ids)
-            self.messages[protocol, kind, run.step.name.lower()] += number
-            if run.step is Step.ACCEPTED and number:
+            steps = found.get((run.peer.protocol, run.destination))
+            series = None if steps is None else steps[run.step]
+            if series is None:
+                series = self._find(run.peer.protocol, run.destination, run.step)
+            number = len(run.ids)
+            series.count += number
+            if series.histogram is not None:
+                self._measure(run, number, series.histogram)
+            elif run.step is Step.ACCEPTED and number:
                 accepted += number
                 self._arrivals.add(run.ids[0], run.time)
                 if run.counts is not None:
-                    self.messages["", kind, "delivered"] += sum(run.counts)
-            elif run.step in _TIMED:
-                self._measure(run, (protocol, kind, _TIMED[run.step]))
+                    delivered = self._find("", run.destination, Step.DELIVERED)
+                    delivered.count += sum(run.counts)
         return accepted
 
-    def _measure(self, run: Run, key: tuple[str, str, str]) -> None:
+    def _find(self, protocol: str, destination: str, step: Step) -> _Series:
+        """Remembered by destination, so that it need not be taken apart; there may be many."""
+        key = (protocol, destination.partition("/")[0], step)
+        series = self.series.get(key)
+        if series is None:
+            series = self.series[key] = _Series(step)
+        if len(self._found) >= _SHORTCUTS:
+            self._found.clear()
+        steps = self._found.setdefault((protocol, destination), [None] * (max(Step) + 1))
+        steps[step] = series
+        return series
+
+    def _measure(self, run: Run, number: int, histogram: Histogram) -> None:
         """A few of a run's messages stand for all of them: they have much in common."""
-        histogram = self.latencies.get(key)
-        if histogram is None:
-            histogram = self.latencies[key] = Histogram(_LATENCIES_S)
-        ids, number = run.ids, len(run.ids)
+        ids, time_of = run.ids, self._arrivals.time_of
+        if number == 1:
+            accepted = time_of(ids[0])
+            if accepted is not None:
+                histogram.add((run.time - accepted) / 1e6)
+            return
         samples = min(number, _SAMPLES)
         for sample in range(samples):
             first, behind = sample * number // samples, (sample + 1) * number // samples
-            accepted = self._arrivals.time_of(ids[first])
+            accepted = time_of(ids[first])
             if accepted is not None:
                 histogram.add(max(run.time - accepted, 0) / 1e6, behind - first)
 
@@ -155,14 +185,15 @@ def render(
     """All of it as text. `counters` are the site's; a gauge is its help and its value."""
     lines: list[str] = []
     _family(lines, "crosswire_messages_total", "counter", "Steps of messages, by outcome.")
-    for (protocol, kind, outcome), number in sorted(metrics.messages.items()):
-        labels = _labels(protocol=protocol or "hub", kind=kind, outcome=outcome)
-        lines.append(f"crosswire_messages_total{{{labels}}} {number}")
+    for (protocol, kind, step), series in sorted(metrics.series.items()):
+        labels = _labels(protocol=protocol or "hub", kind=kind, outcome=step.name.lower())
+        lines.append(f"crosswire_messages_total{{{labels}}} {series.count}")
     name = "crosswire_latency_seconds"
     _family(lines, name, "histogram", "From acceptance to this step.")
-    for (protocol, kind, step), histogram in sorted(metrics.latencies.items()):
-        labels = _labels(protocol=protocol or "hub", kind=kind, step=step)
-        lines += histogram.lines(name, labels)
+    for (protocol, kind, step), series in sorted(metrics.series.items()):
+        if series.histogram is not None:
+            labels = _labels(protocol=protocol or "hub", kind=kind, step=step.name.lower())
+            lines += series.histogram.lines(name, labels)
     _family(lines, "crosswire_commit_seconds", "histogram", "Duration of a group commit.")
     lines += metrics.commit_seconds.lines("crosswire_commit_seconds")
     _family(lines, "crosswire_commit_messages", "histogram", "Messages accepted by a group commit.")

@@ -17,11 +17,8 @@ import msgspec
 
 from crosswire.envelope import NAME_BYTES, Envelope, Kind, Property, parse_destination
 from crosswire.errors import (
-    CallError,
     ConnectionRejected,
     CrosswireError,
-    DestinationFull,
-    Forbidden,
     HubError,
     InvalidDestination,
     InvalidEnvelope,
@@ -29,8 +26,8 @@ from crosswire.errors import (
     LocalProtocolError,
     MalformedFrame,
     ProviderFailed,
-    StoreFull,
 )
+from crosswire.gateways.failures import read_failure, to_failure
 from crosswire.gateways.gateway import Gateway, parse_start
 from crosswire.gateways.micromsg2_intake import Intake
 from crosswire.gateways.micromsg2_outbox import Letter, Outbox
@@ -56,28 +53,11 @@ _CONTENT_TYPE: Final = "content-type"
 _CORRELATION: Final = "correlation-id"
 _REPLY_TO: Final = "reply-to"
 _TIMEOUT: Final = "timeout"
-_ERROR: Final = "error"
-_DESCRIPTION: Final = "description"
 
 _OPEN_CALLS: Final = 1024
 _PROVIDER_WINDOW: Final = 256
-_DESCRIPTION_CHARACTERS: Final = 1000
 
 _Properties = dict[str, Property]
-
-
-def code_of(error: CrosswireError) -> str:
-    """What a failure is called in an answer's `error`, as in EMP."""
-    match error:
-        case CallError():
-            return error.code or "failed"
-        case DestinationFull() | StoreFull():
-            return "refused"
-        case Forbidden():
-            return "forbidden"
-        case InvalidDestination() | InvalidEnvelope():
-            return "invalid_request"
-    return "internal"
 
 
 class _Reply:
@@ -92,14 +72,7 @@ class _Reply:
 
     def failure(self, error: CrosswireError) -> tuple[bytes, _Properties]:
         """Payload and properties that tell what went wrong."""
-        if isinstance(error, ProviderFailed):
-            payload, description = error.data, error.description
-        else:
-            payload, description = b"", str(error)
-        said: _Properties = {
-            _ERROR: code_of(error),
-            _DESCRIPTION: description[:_DESCRIPTION_CHARACTERS],
-        }
+        payload, said = to_failure(error)
         return payload, self.marked(said)
 
     def marked(self, properties: Mapping[str, Property]) -> _Properties:
@@ -173,6 +146,9 @@ class MicroMsg2Gateway(Gateway):
 
     def handle_drain(self) -> None:
         self._outbox.drained()
+
+    def hold_back(self, held: bool) -> None:
+        """The outbox minds the room: a burst may wait there."""
 
     def _give_up(self, error: CrosswireError) -> None:
         """MicroMsg2 can refuse only by ending the connection."""
@@ -332,17 +308,10 @@ class MicroMsg2Gateway(Gateway):
 
     def _as_json(self, envelope: Envelope) -> bytes:
         """What is no JSON goes as an object that says whether it is text or base64."""
-        envelope = self._readable(envelope)
+        envelope = self.site.schemas.readable(envelope)
         if envelope.content_type == JSON and is_json(envelope.payload):
             return envelope.payload
         return msgspec.json.encode(to_body(envelope))
-
-    def _readable(self, envelope: Envelope) -> Envelope:
-        """A Bond payload as JSON where a schema fits it; the bytes as they are where none does."""
-        try:
-            return self.site.schemas.to_json(envelope)
-        except InvalidEnvelope:
-            return envelope
 
     # Call.
 
@@ -401,7 +370,7 @@ class MicroMsg2Gateway(Gateway):
             self._acknowledge_calls()
             return
         if isinstance(answer, Envelope):
-            payload, properties = self._to_wire(self._readable(answer) if reply.in_json else answer)
+            payload, properties = self._to_wire(answer)
             self._send_answer(reply, payload, reply.marked(properties))
         else:
             self._send_failure(reply, answer)
@@ -449,7 +418,7 @@ class MicroMsg2Gateway(Gateway):
     def _produce_answer(self, reply: _Reply, answer: Answer) -> None:
         kind: Kind = "publish" if reply.destination.startswith("topic/") else "send"
         if isinstance(answer, Envelope):
-            answer = self._readable(answer) if reply.in_json else answer
+            answer = self.site.schemas.readable(answer) if reply.in_json else answer
             properties = reply.marked(answer.properties)
         else:
             payload, properties = reply.failure(answer)
@@ -482,8 +451,6 @@ class MicroMsg2Gateway(Gateway):
 
     def _on_serve(self, event: ServeReceived) -> None:
         if event.destination not in self._served:
-            if len(self._served) >= self.site.config.connections.subscriptions:
-                raise DestinationFull("too many services on one connection")
             window = min(event.window or _PROVIDER_WINDOW, _OPEN_CALLS)
             self._served[event.destination] = self.serve([event.destination], window=window)
 
@@ -527,9 +494,9 @@ class MicroMsg2Gateway(Gateway):
             properties = event.properties
             properties.pop(_CORRELATION, None)
             now = self.site.now()
-            if _ERROR in properties:
-                code, words = str(properties[_ERROR]), str(properties.get(_DESCRIPTION, ""))
-                provider.fail(identifier, ProviderFailed(code, words, data=event.payload), now)
+            failure = read_failure(event.payload, properties)
+            if failure is not None:
+                provider.fail(identifier, failure, now)
             else:
                 provider.answer(identifier, self._envelope(event, "", "response"), now)
         self._connection.acknowledge(event.sequence)

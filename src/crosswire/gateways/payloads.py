@@ -164,6 +164,17 @@ class Schemas:
             raise InvalidEnvelope(f"the payload is not a {struct.full_name}: {error}") from None
         return envelope.replace(payload=payload, content_type=JSON)
 
+    def readable(self, envelope: Envelope) -> Envelope:
+        """As `to_json`, but with the bytes as they are where they don't fit the schema."""
+        try:
+            return self.to_json(envelope)
+        except InvalidEnvelope:
+            return envelope
+
+    def answer(self, request: Envelope, answer: Envelope) -> Envelope:
+        """Who asks in JSON is answered in JSON, where a schema says how."""
+        return self.readable(answer) if request.content_type == JSON else answer
+
     def to_bond(self, envelope: Envelope) -> bytes:
         """The payload as marshalled Bond: as it is, by the schema, or in a `crosswire.Blob`.
 

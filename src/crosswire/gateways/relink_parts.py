@@ -1,4 +1,4 @@
-"""Relink's messages as envelopes, and back: the parts of a message say what they are by their count.
+"""Relink's messages as envelopes, and back: how many parts there are says what they are.
 
     one part     the payload
     two parts    properties, a JSON object, and the payload
@@ -21,29 +21,18 @@ from zlib import crc32
 import msgspec
 
 from crosswire.envelope import Envelope, Kind, Property
-from crosswire.errors import (
-    CallError,
-    CrosswireError,
-    DestinationFull,
-    Forbidden,
-    InvalidDestination,
-    InvalidEnvelope,
-    ProviderFailed,
-    StoreFull,
-)
+from crosswire.errors import CrosswireError, InvalidEnvelope, ProviderFailed
+from crosswire.gateways.failures import read_failure, to_failure
 from crosswire.gateways.payloads import BYTES
 from crosswire.wire.relink.frames import Buffer
 
-__all__ = ["Origin", "failure_of", "from_parts", "timeout_of", "to_failure", "to_parts"]
+__all__ = ["Origin", "failure_of", "failure_parts", "from_parts", "timeout_of", "to_parts"]
 
 _PARTS: Final = "relink.parts"
 _CONTENT_TYPE: Final = "content-type"
 _CORRELATION: Final = "correlation-id"
 _REPLY_TO: Final = "reply-to"
 _TIMEOUT: Final = "timeout"
-_ERROR: Final = "error"
-_DESCRIPTION: Final = "description"
-_DESCRIPTION_CHARACTERS: Final = 1000
 _LARGEST: Final = (1 << 64) - 1
 _SMALLEST: Final = -(1 << 63)
 
@@ -117,35 +106,15 @@ def timeout_of(envelope: Envelope) -> float | None:
     return float(timeout)
 
 
-def to_failure(error: CrosswireError) -> tuple[bytes, ...]:
+def failure_parts(error: CrosswireError) -> tuple[bytes, ...]:
     """The answer to a call that failed."""
-    payload, description = b"", str(error)
-    if isinstance(error, ProviderFailed):
-        payload, description = error.data, error.description
-    said = {_ERROR: _code_of(error), _DESCRIPTION: description[:_DESCRIPTION_CHARACTERS]}
+    payload, said = to_failure(error)
     return _encode(said), payload
 
 
 def failure_of(envelope: Envelope) -> ProviderFailed | None:
     """What a provider says that went wrong, if this answer is a failure."""
-    code = envelope.properties.get(_ERROR)
-    if code is None:
-        return None
-    description = str(envelope.properties.get(_DESCRIPTION, ""))
-    return ProviderFailed(str(code), description, data=envelope.payload)
-
-
-def _code_of(error: CrosswireError) -> str:
-    match error:
-        case CallError():
-            return error.code or "failed"
-        case DestinationFull() | StoreFull():
-            return "refused"
-        case Forbidden():
-            return "forbidden"
-        case InvalidDestination() | InvalidEnvelope():
-            return "invalid_request"
-    return "internal"
+    return read_failure(envelope.payload, envelope.properties)
 
 
 def _properties(part: Buffer) -> _Properties:

@@ -32,6 +32,7 @@ __all__ = ["GATEWAYS", "Door", "Server"]
 
 _LOOK_S: Final = 0.02
 _TICK_S: Final = 0.1
+_IDLE_LOOK_S: Final = 10.0
 _GOODBYE_S: Final = 2.0
 _CONFIGURED: Final = "configured"
 _RESTART: Final = ("data", "emqp", "insecure", "lake", "listen", "store")
@@ -46,6 +47,7 @@ GATEWAYS: Final = {
     "emqp-workers": "emqp_workers:WorkerGateway",
     "epoxy": "epoxy:EpoxyGateway",
     "micromsg2": "micromsg2:MicroMsg2Gateway",
+    "relink": "relink:RelinkGateway",
 }
 """Module and class behind a listener, by its name without `-tls`."""
 
@@ -57,13 +59,17 @@ class Door(Protocol):
 
     async def open(self, address: Address) -> Address: ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Accept nobody any more."""
+
+    async def finish(self) -> None:
+        """Let the last answers go out, within a moment."""
 
 
 class Server:
     """`start` opens everything, `stop` drains and closes it.
 
-    `http` makes what stands behind the listener of that name, which is left out without it.
+    `http` makes what stands behind the listener of that name, which must be off without it.
     """
 
     def __init__(self, config: Config, *, http: Callable[[Server], Door] | None = None) -> None:
@@ -74,6 +80,7 @@ class Server:
         self._tls = server_context(config.tls) if config.tls is not None else None
         self._timer: asyncio.TimerHandle | None = None
         self._hurried = False
+        self._idle_at = 0.0
         self._lake: LakeFeed | None = None
 
     async def start(self) -> dict[str, Address]:
@@ -97,6 +104,9 @@ class Server:
         try:
             await self._open_lake()
             self._follow_schedules(config.schedules)
+            for name in addresses:
+                if name != "http":
+                    _gateway(name).prepare(self.site)
             for name, address in addresses.items():
                 listener = self._listener(name)
                 await listener.open(address)
@@ -128,14 +138,10 @@ class Server:
             await self._lake.stop()
 
     def _addresses(self) -> dict[str, Address]:
-        """Only of those that there is something behind."""
         addresses = self.config.addresses()
-        for name in list(addresses):
-            if name.removesuffix("-tls") in GATEWAYS or (name == "http" and self._http):
-                continue
-            if name in self.config.listen:
+        for name in addresses:
+            if name.removesuffix("-tls") not in GATEWAYS and not (name == "http" and self._http):
                 raise ConfigError(f"nothing stands behind the listener {name}")
-            del addresses[name]
         return addresses
 
     def _listener(self, name: str) -> Listener | Door:
@@ -177,6 +183,9 @@ class Server:
             await self._close_lake()
         finally:
             await self.hub.store.close()
+        for listener in self.listeners.values():
+            if not isinstance(listener, Listener):
+                await listener.finish()
 
     def hurry(self) -> None:
         """No more grace."""
@@ -244,8 +253,14 @@ class Server:
         if deadline is not None and deadline <= now:
             self.hub.handle_deadline(now)
             deadline = self.hub.next_deadline()
+        loop = asyncio.get_running_loop()
+        idle_s = self.config.connections.idle_s
+        if idle_s and loop.time() >= self._idle_at:
+            self._idle_at = loop.time() + min(idle_s / 4, _IDLE_LOOK_S)
+            for gateway in list(self.site.gateways.values()):
+                gateway.send_away(idle_s, loop.time())
         wait = _TICK_S if deadline is None else min(max(deadline - now, 0.0), _TICK_S)
-        self._timer = asyncio.get_running_loop().call_later(wait, self._keep_time)
+        self._timer = loop.call_later(wait, self._keep_time)
 
 
 def _gateway(listener: str) -> type[Gateway]:

@@ -68,6 +68,7 @@ class TapFeed:
         self._writing: asyncio.Future[tuple[bool, int]] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_failing = False
+        self._stopped = False
 
     def open(self, gateway: Gateway) -> ConnectionTap | None:
         """For a new connection, if its listener is tapped and it is in the sample."""
@@ -90,6 +91,9 @@ class TapFeed:
 
     async def stop(self) -> None:
         """Write and seal what is there."""
+        if self._stopped:
+            return
+        self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
         if self._writing is not None:
@@ -104,6 +108,8 @@ class TapFeed:
     def add(self, row: WireRow) -> None:
         """Never waits: what there is no room for is lost, and counted."""
         size = row.length + 100
+        if self._stopped:
+            return
         if self._bytes + size > self._settings.memory_bytes:
             self._lost_bytes += row.length
             self._count("tap", "", "lost")
@@ -128,7 +134,7 @@ class TapFeed:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._writing is not None:
+        if self._writing is not None or self._stopped:
             return
         loop = asyncio.get_running_loop()
         self._writing = loop.run_in_executor(self._thread, self._write, *self._take(), False)
@@ -142,7 +148,7 @@ class TapFeed:
         self._lost_bytes += lost_bytes
         if self._bytes >= _FLUSH_BYTES:
             self._flush()
-        elif (unsealed or self._rows) and self._timer is None:
+        elif (unsealed or self._rows) and self._timer is None and not self._stopped:
             self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self._flush)
 
     # On the tap's own thread.
@@ -163,7 +169,7 @@ class TapFeed:
             spool.forget(ended)
             age_s = (now_us - spool.first_time) / _US
             if closing:
-                spool.close()
+                spool.close(now_us)
             elif spool.size_bytes >= settings.seal_bytes or age_s >= settings.seal_s:
                 spool.seal()
         except OSError as error:
@@ -174,7 +180,7 @@ class TapFeed:
         elif self._is_failing:
             self._is_failing = False
             log_event(_log, logging.WARNING, "the tap is written again")
-        return spool.size_bytes > 0, 0
+        return spool.size_bytes > 0 or spool.is_lossy, 0
 
     def _fail(self, reason: str) -> None:
         if not self._is_failing:

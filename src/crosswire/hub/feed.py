@@ -46,7 +46,8 @@ class Seal(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """A range of the journal that goes to the lake as one, with the messages that belong to it.
 
     An empty one (`last_row` before `first_row`) says where the lake begins. `first_seq` and
-    `last_seq` number the messages, `gaps` are to be published along with it. `skipped` rows are in
+    `last_seq` number the messages, whose ids are above `after` and at most `newest`; `gaps` are to
+    be published along with it. `skipped` rows are in
     no file; `tables` are those that the lake had then, none while it was off.
     """
 
@@ -55,6 +56,7 @@ class Seal(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     first_seq: int
     last_seq: int
     newest: int
+    after: int = 0
     tables: tuple[str, ...] = ()
     skipped: bool = False
     first_gap: int = 1

@@ -109,8 +109,9 @@ class Spool:
         self._running.touch()
         return following
 
-    def close(self) -> None:
+    def close(self, now_us: int) -> None:
         """Seal what is there. If nothing is missing behind it, the next life need not say so."""
+        self.add([], now_us)
         self.seal()
         if not self._lost:
             self._running.unlink(missing_ok=True)
@@ -118,11 +119,13 @@ class Spool:
     # Rows.
 
     def add(self, rows: Sequence[WireRow], now_us: int, *, lost_bytes: int = 0) -> None:
-        """Spool these; `lost_bytes` before them did not get here."""
+        """Spool these; `lost_bytes` behind them did not get here."""
+        if rows or self._lost:
+            self._spool(rows, now_us)
         if lost_bytes:
             self._lose(lost_bytes)
-        if not rows and not self._lost:
-            return
+
+    def _spool(self, rows: Sequence[WireRow], now_us: int) -> None:
         if self.size_bytes > self._memory_bytes:
             self._lose(sum(row.length for row in rows))
             return
@@ -136,10 +139,15 @@ class Spool:
             self._forget_torn()
             return
         self._lost, self.lost_bytes = False, 0
-        if complete and not self._rows:
+        if not self._rows:
             self.first_time = now_us
         self._rows += complete
         self.size_bytes += sum(row.length + 100 for row in complete)
+
+    @property
+    def is_lossy(self) -> bool:
+        """Is something missing that has not been told yet?"""
+        return self._lost
 
     def _lose(self, lost_bytes: int) -> None:
         self._lost = True

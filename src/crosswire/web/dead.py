@@ -33,6 +33,8 @@ __all__ = [
 ]
 
 _PAGE: Final = 256
+_LOOK_AT: Final = 10_000
+_BATCH: Final = 32
 _IDS: Final = 100
 _KEPT: Final = 100
 _RUNNING: Final = 16
@@ -90,7 +92,7 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Letters(msgspec.Struct, frozen=True):
-    """Ask again with `after` = `next` for more; 0 when there are none."""
+    """Ask again with `after` = `next` for more, even if these are few; 0 when there are none."""
 
     letters: list[Letter]
     next: int
@@ -112,6 +114,7 @@ def list_letters(ask: Ask) -> Letters:
     matches = predicate(query.filter)
     found: list[DeadLetter] = []
     after = query.after
+    looked_at = 0
     for page in _pages(ask.hub, queue, after=after):
         for letter in page:
             if len(found) == query.limit:
@@ -119,7 +122,8 @@ def list_letters(ask: Ask) -> Letters:
             after = letter.id
             if matches is None or matches(letter.envelope.properties):
                 found.append(letter)
-        if len(found) == query.limit:
+        looked_at += len(page)
+        if len(found) == query.limit or looked_at >= _LOOK_AT:
             return Letters([_letter(query.queue, each) for each in found], after)
     return Letters([_letter(query.queue, each) for each in found], 0)
 
@@ -228,6 +232,13 @@ async def purge_letters(ask: Ask) -> Chosen:
     queue = _dead_queue(hub, choice.queue)
     matched = done = 0
     first: list[int] = []
+    if choice.all and not choice.dry_run:
+        letters = hub.queue(queue)
+        matched = letters.length
+        letters.purge(ask.now())
+        await hub.committed()
+        done = max(matched - letters.length, 0)
+        return Chosen(matched=matched, done=done, ids=[], dry_run=False)
     for ids in _chosen(hub, queue, choice, predicate(choice.filter)):
         matched += len(ids)
         first += ids[: _IDS - len(first)]
@@ -330,15 +341,14 @@ class _Replay:
             self.state, self.error = "failed", str(error)
 
     async def _send(self, hub: Hub, queue: str, ids: list[int], now: Callable[[], float]) -> None:
-        """A tenth of a second's worth at a time."""
+        """A tenth of a second's worth at a time, and never so many that others have to wait."""
         rate = self.asked.rate
-        step = max(int(rate * _STEP_S), 1) if rate else len(ids)
+        step = min(max(int(rate * _STEP_S), 1), _BATCH) if rate else _BATCH
         for start in range(0, len(ids), step):
             batch = ids[start : start + step]
             for identifier in batch:
                 self._send_one(hub, queue, identifier, now())
-            if rate:
-                await asyncio.sleep(len(batch) / rate)
+            await asyncio.sleep(len(batch) / rate if rate else 0)
 
     def _send_one(self, hub: Hub, queue: str, identifier: int, now: float) -> None:
         try:
@@ -348,6 +358,8 @@ class _Replay:
         except HubError as error:
             self.error = str(error)
             sent = ()
+        if not sent:
+            self.error = self.error or "a consumer has it, or had it"
         self.replayed += len(sent)
         self.skipped += 1 - len(sent)
 

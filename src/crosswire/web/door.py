@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import socket
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from uvicorn.server import ServerState
 
 from crosswire.config import Address
 from crosswire.errors import ConfigError
+from crosswire.gateways.logs import log_event
 from crosswire.gateways.server import Server
 from crosswire.web.app import App
 
@@ -21,7 +23,12 @@ __all__ = ["HttpDoor"]
 _HEAD_S: Final = 5.0
 _REQUEST_S: Final = 30.0
 _KEEP_ALIVE_S: Final = 15
+_FINISH_S: Final = 1.0
+_LOOK_S: Final = 0.01
 _HEAD_BYTES: Final = 32 * 1024
+
+
+_log = logging.getLogger("crosswire.web")
 
 
 class HttpDoor:
@@ -48,6 +55,8 @@ class HttpDoor:
             h11_max_incomplete_event_size=_HEAD_BYTES,
         )
         self._config.load()
+        # Its warnings are about peers: ours say which.
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 
     async def open(self, address: Address) -> Address:
         """Raises ConfigError."""
@@ -71,6 +80,15 @@ class HttpDoor:
         self.app.replays.cancel_all()
         for conversation in list(self._state.connections):
             conversation.shutdown()
+
+    async def finish(self) -> None:
+        """What waited for the disk has its answer now."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _FINISH_S
+        while self._state.tasks and loop.time() < deadline:
+            await asyncio.sleep(_LOOK_S)
+        for conversation in list(self._state.connections):
+            conversation.transport.abort()
 
 
 class _Conversation(H11Protocol):
@@ -116,6 +134,11 @@ class _Conversation(H11Protocol):
         super().on_response_complete()
         if not self._is_idle:
             self._expect(_REQUEST_S)
+
+    def send_400_response(self, msg: str) -> None:
+        self._site.count("failed", "http", "MalformedFrame")
+        log_event(_log, logging.WARNING, "failed", address=self._host, description=msg)
+        super().send_400_response(msg)
 
     @property
     def _is_idle(self) -> bool:

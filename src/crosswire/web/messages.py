@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 PREVIEW_BYTES: Final = 4096
-_BLOCKS: Final = 64
+_BLOCKS: Final = 8
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -196,6 +196,8 @@ class Trace(msgspec.Struct, frozen=True):
 
 async def trace(ask: Ask) -> Trace:
     identifier: int = ask.path["id"]
+    if not 0 < identifier <= ask.hub.store.newest_id:
+        raise UnknownMessage(f"there was no message {identifier} yet")
     steps = ask.hub.trace(identifier)
     if not steps or steps[0].step != "accepted":
         steps = [*await _older(ask.hub, identifier, upto=steps[0].seq if steps else 0), *steps]

@@ -209,6 +209,20 @@ class Decoder(ABC):
         self._search_reason = "behind a gap"
         return placed
 
+    @property
+    def unplaced(self) -> int | None:
+        """Offset of the first byte that is in no placed item yet; None while lost or searching."""
+        if self.lost or self._search_from is not None:
+            return None
+        return self.offset - self._held
+
+    def jump(self, offset: int) -> None:
+        """Go on at `offset`: from `unplaced` up to there somebody else has read whole frames. The
+        bytes that wait are forgotten. For who knows the state in which that leaves a protocol."""
+        self._inbox.clear()
+        self._need = 0
+        self.offset = offset
+
     def rows(self, data: bytes) -> list[Row]:
         """Like `feed`, in words; errors that only a frame's content shows are found here too."""
         return [self.describe(*item) for item in self.feed(data)]

@@ -16,6 +16,7 @@ from collections.abc import (
     Callable,
     Coroutine,
     Iterator,
+    Mapping,
     Sequence,
 )
 from contextlib import asynccontextmanager
@@ -32,6 +33,7 @@ __all__ = [
     "JSON",
     "VIAS",
     "Answerer",
+    "Every",
     "Got",
     "Letter",
     "Place",
@@ -68,6 +70,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     tls: ssl.SSLContext | None = None
     token: str | None = None
     bond: tuple[str, ...] = ()
+    curve_server: str | None = None
+    curve_secret: str | None = None
 
 
 class Letter(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,6 +168,25 @@ def with_type(letter: Letter) -> dict[str, Property]:
     if letter.content_type == BYTES:
         return letter.properties
     return {"content-type": letter.content_type, **letter.properties}
+
+
+class Every(Mapping[Any, T]):
+    """The same handler whatever it is looked up for: every method of a service."""
+
+    def __init__(self, handler: T) -> None:
+        self._handler = handler
+
+    def __getitem__(self, _name: Any) -> T:
+        return self._handler
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __bool__(self) -> bool:
+        return True
 
 
 def via(protocol: str, place: Place) -> Via:

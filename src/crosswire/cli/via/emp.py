@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -15,6 +15,7 @@ from crosswire.cli.via.contract import (
     BYTES,
     JSON,
     Answerer,
+    Every,
     Got,
     Letter,
     Via,
@@ -23,7 +24,7 @@ from crosswire.cli.via.contract import (
     kept,
     runs,
 )
-from crosswire.clients.emp import EmpClient, EmpPeer
+from crosswire.clients.emp import EmpClient, EmpPeer, Handler
 from crosswire.errors import ClientError
 
 __all__ = ["EmpVia"]
@@ -31,7 +32,9 @@ __all__ = ["EmpVia"]
 
 class EmpVia(Via):
     @asynccontextmanager
-    async def _client(self, **handlers: Any) -> AsyncIterator[EmpClient]:
+    async def _client(
+        self, handlers: Mapping[str, Handler] | None = None
+    ) -> AsyncIterator[EmpClient]:
         place = self.place
         client = EmpClient(place.host, self.port("emp"), tls=place.tls, handlers=handlers)
         async with client:
@@ -77,7 +80,7 @@ class EmpVia(Via):
         asked = {"destination": wanted.destination, "window": wanted.window}
         more = {"filter": wanted.filter, "name": wanted.name, "from": wanted.start}
         asked |= {key: value for key, value in more.items() if value}
-        async with self._client(**{"$deliver": deliver}) as client:
+        async with self._client({"$deliver": deliver}) as client:
 
             async def keep() -> None:
                 peer = await client.peer()
@@ -115,7 +118,7 @@ class EmpVia(Via):
             return reply
 
         op = service.removeprefix("service/")
-        async with self._client(**{op: answer}) as client:
+        async with self._client(Every(answer)) as client:
             peer = await client.peer()
             while True:
                 await peer.request("$serve", {"services": [op]})

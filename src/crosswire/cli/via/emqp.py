@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -22,6 +23,8 @@ from crosswire.errors import ClientError
 from crosswire.wire.contract import Event
 from crosswire.wire.emqp.events import Registered, RequestReceived
 from crosswire.wire.emqp.headers import Headers
+from crosswire.wire.zmtp.curve import CurveClient, decode_key
+from crosswire.wire.zmtp.mechanisms import Mechanism
 
 __all__ = ["EmqpVia"]
 
@@ -33,10 +36,13 @@ class EmqpVia(Via):
         super().__init__(place)
         if place.token is not None or place.tls is not None:
             raise ClientError("eMQP has neither tokens nor TLS; its peers are known by CURVE keys")
+        self._mechanism = _mechanism(place)
 
     @asynccontextmanager
     async def _client(self) -> AsyncIterator[EmqpClient]:
-        async with EmqpClient(self.place.host, self.port("emqp-clients")) as client:
+        async with EmqpClient(
+            self.place.host, self.port("emqp-clients"), mechanism=self._mechanism
+        ) as client:
             yield client
 
     async def publish(self, destination: str, letters: Sequence[Letter]) -> list[int]:
@@ -60,7 +66,7 @@ class EmqpVia(Via):
             place = self.place
             prefix = name.removesuffix("#")
             async with EmqpSubscriber(
-                place.host, self.port("emqp-subscribers"), [prefix]
+                place.host, self.port("emqp-subscribers"), [prefix], mechanism=self._mechanism
             ) as subscriber:
                 async for topic, message in subscriber:
                     yield Got(destination=f"topic/{topic}", payload=message)
@@ -107,7 +113,12 @@ class EmqpVia(Via):
 
         peer = Peer()
         await connect_peer(
-            peer, "worker", self.place.host, self.port("emqp-workers"), queues=((10, queue),)
+            peer,
+            "worker",
+            self.place.host,
+            self.port("emqp-workers"),
+            queues=((10, queue),),
+            mechanism=self._mechanism,
         )
 
         async def ended() -> None:
@@ -147,3 +158,16 @@ def _job(peer: EmqpPeer, event: RequestReceived, answerer: Answerer | None) -> G
         settle=settle,
     )
     return got
+
+
+def _mechanism(place: Place) -> Mechanism | None:
+    """Keys of our own are made up where none are given: they say nothing about who we are."""
+    if place.curve_server is None:
+        return None
+    try:
+        secret = secrets.token_bytes(32)
+        if place.curve_secret is not None:
+            secret = decode_key(place.curve_secret)
+        return CurveClient(decode_key(place.curve_server), secret, secrets.token_bytes)
+    except ValueError as error:
+        raise ClientError(f"a CURVE key can't be used: {error}") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ from crosswire.bond import hub_module, marshal
 from crosswire.cli.body import Property
 from crosswire.cli.via.contract import (
     Answerer,
+    Every,
     Got,
     Letter,
     Place,
@@ -20,7 +21,7 @@ from crosswire.cli.via.contract import (
     kept,
     runs,
 )
-from crosswire.clients.epoxy import Call, EpoxyClient, EpoxyPeer, Handler, Handlers
+from crosswire.clients.epoxy import Call, EpoxyClient, EpoxyPeer, Handlers
 from crosswire.envelope import Envelope
 from crosswire.gateways.payloads import Schemas
 
@@ -156,28 +157,9 @@ class EpoxyVia(Via):
             return letter.payload
 
         name = service.removeprefix("service/")
-        async with self._client(_Every(answer)) as client:
+        async with self._client(Every(answer)) as client:
             while True:
                 peer = await client.peer()
                 await peer.call(self._hub, "Serve", self._make("Services", services=[name]))
                 ready()
                 await asyncio.wait([peer.ended])
-
-
-class _Every(Mapping[tuple[str, str], Handler]):
-    """The same handler for every method of every service."""
-
-    def __init__(self, handler: Handler) -> None:
-        self._handler = handler
-
-    def __getitem__(self, _name: tuple[str, str]) -> Handler:
-        return self._handler
-
-    def __iter__(self) -> Iterator[tuple[str, str]]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
-
-    def __bool__(self) -> bool:
-        return True

@@ -25,6 +25,13 @@ def add_via_options(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get("CROSSWIRE_TOKEN"),
         help="who you are ($CROSSWIRE_TOKEN: other users of this machine don't see that one)",
     )
+    parser.add_argument("--curve-server", metavar="KEY", help="the hub's CURVE key, Z85, for eMQP")
+    parser.add_argument(
+        "--curve-secret",
+        metavar="KEY",
+        default=os.environ.get("CROSSWIRE_CURVE_SECRET"),
+        help="your own secret one ($CROSSWIRE_CURVE_SECRET)",
+    )
     parser.add_argument(
         "--bond",
         metavar="FILE",
@@ -47,6 +54,8 @@ def place_of(options: argparse.Namespace) -> Place:
         tls=_context(options),
         token=options.token,
         bond=tuple(options.bond),
+        curve_server=options.curve_server,
+        curve_secret=options.curve_secret,
     )
 
 

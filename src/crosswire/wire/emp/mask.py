@@ -60,5 +60,5 @@ def _secrets(body: bytes) -> list[tuple[int, int]]:
 def _text(inside: bytes) -> str:
     try:
         return msgspec.json.decode(b'"' + inside + b'"', type=str)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return ""

@@ -429,44 +429,38 @@ class EmqpConnection(Connection):
         self._now = now
         zmtp = self._zmtp
         common = _COMMON.get(self.seat)
-        if common is None or common[0] not in self._receives:
+        if common is None or self.state in _UNCOMMON_STATES:
             zmtp._receive(placed, now)
             self._take(zmtp.events())
             return
-        # What there is most of at a door is read in line; states change with other commands only.
         zmtp.hear(now)
-        kind, command, count = common
-        tell = self._events.append
+        events, receives = self._events, self._receives
         for item in placed:
             frame = item[2]
             if type(frame) is Message:
                 parts = frame.parts
+                # A command has 4 parts or more; what is no command at all is left to `parse`.
+                known = common.get(parts[2]) if len(parts) > 3 else None
                 if (
-                    len(parts) == count
-                    and parts[2] == command
+                    known is not None
+                    and known[0] == len(parts)
+                    and known[1] in receives
                     and parts[1] == VERSION
                     and not parts[0]
-                    and kind in self._receives
                 ):
                     try:
-                        tell(self._common(parts))
+                        events.append(known[2](parts))
                     except UnicodeDecodeError:
                         pass
                     else:
+                        self.free_slots += known[3]
                         self._heard_at = now
                         continue
             zmtp._receive([item], now)
             self._take(zmtp.events())
             if self.closed:
                 return
-
-    def _common(self, parts: Sequence[bytes]) -> Event:
-        """A client's request, or a worker's offer. Raises UnicodeDecodeError."""
-        if self.seat == "emqp-workers":
-            parts[3].decode()
-            self.free_slots += 1
-            return _OFFERED
-        return RequestReceived(parts[3].decode(), parts[4].decode(), parts[5].decode(), parts[6])
+            receives = self._receives
 
     def _take(self, events: list[Event]) -> None:
         """What ZMTP told us."""
@@ -708,13 +702,34 @@ class EmqpConnection(Connection):
         return msgid
 
 
-_COMMON: Final[dict[str, tuple[type[Frame], bytes, int]]] = {
-    "emqp-clients": (Request, b"REQUEST", 7),
-    "emqp-workers": (Ready, b"READY", 4),
-}
-"""By door, the command that nearly all of its messages are, with its number of frames."""
-
 _OFFERED: Final = SlotOffered()
+
+
+def _read_request(parts: Sequence[bytes]) -> Event:
+    return RequestReceived(parts[3].decode(), parts[4].decode(), parts[5].decode(), parts[6])
+
+
+def _read_ready(parts: Sequence[bytes]) -> Event:
+    parts[3].decode()
+    return _OFFERED
+
+
+def _read_reply(parts: Sequence[bytes]) -> Event:
+    return ReplyReceived(parts[3].decode(), parts[4], parts[5].decode())
+
+
+_Common = tuple[int, type[Frame], Callable[[Sequence[bytes]], Event], int]
+_COMMON: Final[dict[str, dict[bytes, _Common]]] = {
+    "emqp-clients": {b"REQUEST": (7, Request, _read_request, 0)},
+    "emqp-workers": {
+        b"READY": (4, Ready, _read_ready, 1),
+        b"REPLY": (6, Reply, _read_reply, 0),
+    },
+}
+"""What nearly all messages at a door are, read in line: the number of frames, the command, its
+event, and the slots that it offers. None of them changes the state."""
+
+_UNCOMMON_STATES: Final = (State.HANDSHAKE, State.CLOSED)
 
 
 def _counter() -> Callable[[], str]:

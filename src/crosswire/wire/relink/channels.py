@@ -332,6 +332,11 @@ class ReceivingChannel(msgspec.Struct, array_like=True):
             outcomes=list(self.outcomes),
         )
 
+    def finish(self) -> None:
+        """All that arrived is consumed, and the channel is closed."""
+        self._free(self.arrived)
+        self.closed = True
+
     def adopt(self, tried: ReceivingChannel) -> None:
         """Make the marks that were tried on a copy; what has come since stays as it is."""
         self.settled = tried.settled

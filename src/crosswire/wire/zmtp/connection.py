@@ -117,6 +117,10 @@ class ZmtpDecoder(Decoder):
             self._stage = _Stage.REST
         return placed
 
+    def jump(self, offset: int) -> None:
+        self._partial.take()
+        super().jump(offset)
+
     @property
     def _held(self) -> int:
         return self.offset - self._partial.start if self._partial.parts else 0

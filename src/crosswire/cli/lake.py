@@ -1,0 +1,147 @@
+"""Look into a hub's lake: what is in it, whether it is whole, and fewer, larger files."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import msgspec
+
+from crosswire.cli.hub import moment, print_json, size
+from crosswire.cli.table import harmless, print_table
+
+__all__ = ["configure", "run"]
+
+
+def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    listing = actions.add_parser("list", help="tables, files, rows, bytes, time span")
+    checking = actions.add_parser(
+        "verify", help="read everything: checksums, and gaps and overlaps of seq (exit code 1)"
+    )
+    joining = actions.add_parser("compact", help="join small files, each date in one step")
+    joining.add_argument(
+        "--before",
+        type=_date,
+        metavar="DATE",
+        help="only dates before this one (default: today), which no stream still reads",
+    )
+    joining.add_argument(
+        "--target",
+        type=_megabytes,
+        default=256,
+        metavar="MIB",
+        help="size of the files to be made (256)",
+    )
+    for each in (listing, checking, joining):
+        where = each.add_mutually_exclusive_group()
+        where.add_argument(
+            "--data",
+            default="./crosswire-data",
+            metavar="DIR",
+            help="the hub's data directory (./crosswire-data)",
+        )
+        where.add_argument("--lake", metavar="DIR", help="the lake itself, where it is elsewhere")
+        each.add_argument("--json", action="store_true", help="one JSON object")
+
+
+def _date(text: str) -> str:
+    try:
+        return date.fromisoformat(text).isoformat()
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no date like 2026-11-15") from None
+
+
+def _megabytes(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of MiB")
+    return int(text)
+
+
+def run(options: argparse.Namespace) -> int:
+    lake = Path(options.lake) if options.lake else Path(options.data) / "lake"
+    return {"list": _list, "verify": _verify, "compact": _compact}[options.action](options, lake)
+
+
+def _list(options: argparse.Namespace, lake: Path) -> int:
+    from crosswire.lake.catalog import summarize
+
+    tables = summarize(lake)
+    if options.json:
+        print_json({"tables": msgspec.to_builtins(tables)})
+        return 0
+    head = ("table", "node", "files", "rows", "size", "seq", "from", "to")
+    rows = [
+        (
+            each.table,
+            harmless(each.node),
+            f"{each.files:,}",
+            f"{each.rows:,}",
+            size(each.bytes),
+            f"{each.first_seq}–{each.last_seq}",
+            moment(each.first_time / 1e6),
+            moment(each.last_time / 1e6),
+        )
+        for each in tables
+    ]
+    print_table(head, rows)
+    return 0
+
+
+def _verify(options: argparse.Namespace, lake: Path) -> int:
+    from crosswire.lake.catalog import summarize, verify
+
+    faults = list(verify(lake))
+    wrong = [fault for fault in faults if fault.kind != "recorded"]
+    tables = summarize(lake)
+    if options.json:
+        print_json(
+            {
+                "ok": not wrong,
+                "files": sum(table.files for table in tables),
+                "rows": sum(table.rows for table in tables),
+                "faults": msgspec.to_builtins(faults),
+            }
+        )
+        return 1 if wrong else 0
+    if faults:
+        head = ("fault", "table", "node", "first", "last", "what", "file")
+        rows = [
+            (
+                fault.kind,
+                fault.table,
+                harmless(fault.node),
+                fault.first,
+                fault.last,
+                harmless(fault.detail),
+                harmless(fault.file),
+            )
+            for fault in faults
+        ]
+        print_table(head, rows)
+    files, count = sum(table.files for table in tables), sum(table.rows for table in tables)
+    verdict = f"{len(wrong)} faults" if wrong else "nothing is wrong"
+    print(f"{files:,} files, {count:,} rows: {verdict}.", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def _compact(options: argparse.Namespace, lake: Path) -> int:
+    from crosswire.lake.catalog import compact
+
+    before = options.before or datetime.now(UTC).date().isoformat()
+    done = []
+    for each in compact(lake, before=before, target_bytes=options.target << 20):
+        done.append(each)
+        if not options.json:
+            print(
+                f"{each.table} {each.date}: {each.files_before:,} files → {each.files_after:,}",
+                file=sys.stderr,
+            )
+    if options.json:
+        print_json({"compacted": msgspec.to_builtins(done)})
+    elif not done:
+        print(f"There is nothing to join before {before}.", file=sys.stderr)
+    return 0

@@ -1,0 +1,255 @@
+"""Relink's consumers: deliveries on channel 0, which a link holds until it has consumed them.
+
+The link is the consumer, not its connection: while it is cut what it holds goes to nobody else, and
+a subscriber without a name goes on being one. Queues and named subscriptions give it nothing new
+meanwhile, so that others can have it.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections import deque
+from typing import Final
+
+from crosswire.envelope import Envelope
+from crosswire.errors import (
+    CrosswireError,
+    InvalidRequest,
+    LimitExceeded,
+)
+from crosswire.gateways.relink_end import LinkEnd, Parts
+from crosswire.gateways.relink_parts import to_parts
+from crosswire.gateways.relink_rows import Loaded, Outbound, Run
+from crosswire.hub.attachment import Attachment, Delivery, Ended, Notice, Window
+from crosswire.hub.subscriptions import AtId, Start
+from crosswire.wire.contract import Event
+from crosswire.wire.relink.events import (
+    Acknowledged,
+    LinkResumed,
+    MessageReceived,
+    ShutdownReceived,
+)
+
+__all__ = ["ConsumeEnd"]
+
+_CHANNEL: Final = 0
+_HELD_BYTES: Final = 16 << 20
+"""With more than this on its way to a consumer it gets nothing more until it has consumed."""
+
+
+class ConsumeEnd(LinkEnd):
+    """A consumer of a queue or of a topic, with a name or without."""
+
+    attachment: Attachment | None = None
+
+    def attach(self) -> None:
+        endpoint = self.endpoint
+        out = self.outbound.setdefault(_CHANNEL, Outbound())
+        self._out = out
+        self._ids: deque[int] = deque()
+        self._received = out.done
+        self._held_bytes = sum(row[2] for row in out.rows)
+        self._missing: set[int] = set()
+        self._is_topic = endpoint.destination.startswith("topic/")
+        self._is_unnamed = self._is_topic and not endpoint.name
+        self._is_pattern = self._is_topic and bool({"+", "#"} & set(endpoint.destination))
+        loaded = self._loaded
+        if loaded is not None:
+            self._remember(loaded)
+        self._owed = max(self.limits.window - out.outstanding, 0)
+        self._window = Window(0, granted=True)
+        self.attachment = self._attach()
+        # What it holds is counted here, whatever of it the hub still knows.
+        self._window.free = 0
+        if loaded is None and self._is_unnamed and endpoint.start == "latest":
+            out.last_id = self.hub.store.newest_id
+            self.rows.save_marks(_CHANNEL, out)
+        self.steer()
+
+    def _attach(self) -> Attachment:
+        hub, endpoint, now = self.hub, self.endpoint, self.site.now()
+        if not self._is_topic:
+            return hub.consume(
+                endpoint.destination,
+                self,
+                now,
+                peer=self.peer,
+                window=self._window,
+                filter=endpoint.filter,
+                holding=list(self._ids),
+            )
+        return hub.subscribe(
+            endpoint.destination,
+            self,
+            now,
+            peer=self.peer,
+            window=self._window,
+            filter=endpoint.filter,
+            name=endpoint.name,
+            start=self._start(),
+            holding=list(self._ids),
+        )
+
+    def _start(self) -> Start:
+        """Where it goes on after a restart, if it got anything before."""
+        last = self._ids[-1] if self._ids else self._out.last_id
+        return AtId(last + 1) if last and self._is_unnamed else self.endpoint.start
+
+    def _remember(self, loaded: Loaded) -> None:
+        """The ids of what the peer has or is to get."""
+        for first, runs in loaded.sent.get(_CHANNEL, []):
+            ids = [each for run in runs for each in array("q", run.ids)]
+            self._ids += ids[max(0, self._out.done - first) :]
+
+    # Connections.
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._ids)
+
+    def joined(self) -> None:
+        assert self.attachment is not None
+        self.attachment.peer = self.peer
+        self.steer()
+
+    def left(self) -> None:
+        self.steer()
+
+    def ended(self) -> None:
+        if self.attachment is not None:
+            self.attachment.close(self.site.now())
+
+    # Out.
+
+    def deliver(self, attachment: Attachment, deliveries: list[Delivery]) -> None:
+        del attachment
+        self._require_link()
+        envelopes = [each.envelope for each in deliveries]
+        messages = [to_parts(each) for each in envelopes]
+        size_bytes = sum([len(each.payload) for each in envelopes])
+        self._ids += [each.id for each in envelopes]
+        self._held_bytes += size_bytes
+        self.plan(_CHANNEL, self._runs(envelopes, messages), len(messages), size_bytes)
+        self.once_written(lambda: self.send(_CHANNEL, messages))
+        if self._held_bytes > _HELD_BYTES:
+            self.steer()
+
+    def _runs(self, envelopes: list[Envelope], messages: list[Parts]) -> list[Run]:
+        """Where these can be found again; what is not stored goes along as it is."""
+        if not self._is_pattern:
+            return [self._run(envelopes, messages)]
+        runs: list[Run] = []
+        start = 0
+        for place in range(1, len(envelopes) + 1):
+            if (
+                place == len(envelopes)
+                or envelopes[place].destination != envelopes[start].destination
+            ):
+                runs.append(self._run(envelopes[start:place], messages[start:place]))
+                start = place
+        return runs
+
+    def _run(self, envelopes: list[Envelope], messages: list[Parts]) -> Run:
+        destination = envelopes[0].destination
+        ids = array("q", [each.id for each in envelopes]).tobytes()
+        if self._is_topic and not self.hub.topic(destination).policy.durable:
+            return Run(destination, ids, messages)
+        return Run(destination, ids)
+
+    def recall(self, runs: list[Run]) -> list[Parts | None]:
+        messages: list[Parts | None] = []
+        for run in runs:
+            if run.parts:
+                messages += run.parts
+            else:
+                found = self.hub.fetch(run.destination, array("q", run.ids).tolist())
+                messages += [None if each is None else to_parts(each) for each in found]
+        return messages
+
+    def _recalled(self, out: Outbound, rows: list[tuple[int, list[Run]]]) -> list[Parts | None]:
+        messages = super()._recalled(out, rows)
+        self._missing = {number for number, parts in enumerate(messages, out.done) if parts is None}
+        return messages
+
+    def notice(self, attachment: Attachment, notice: Notice) -> None:
+        """Relink has no words for a gap."""
+        if isinstance(notice, Ended):
+            self.end(LimitExceeded(f"{attachment.destination}: {notice.reason}"))
+        elif self.gateway is not None:
+            self.gateway.log(
+                logging.INFO, "notice", destination=attachment.destination, notice=str(notice)
+            )
+
+    # What the peer says.
+
+    def receive(self, events: list[Event]) -> None:
+        settled: list[int] = []
+        refused: list[int] = []
+        finished = 0
+        shut_down = False
+        transactions = self.link.transactions
+        for event in events:
+            if type(event) is Acknowledged:
+                count = (event.last - event.first) % (1 << 32) + 1
+                kind = event.acknowledgement
+                if self._missing:
+                    self._received = max(self._received, self._number(event.last) + 1)
+                if kind != "received" and (kind == "consumed") is not transactions:
+                    ids = [self._ids.popleft() for _ in range(count)]
+                    (refused if kind == "uncommitted" else settled).extend(ids)
+                    finished += count
+            elif type(event) is MessageReceived:
+                self.end(InvalidRequest("a consumer's endpoint takes no messages"))
+                return
+            elif type(event) is LinkResumed:
+                if not self._is_complete():
+                    return
+            elif type(event) is ShutdownReceived:
+                shut_down = True
+        if finished:
+            self._finish(finished, settled, refused)
+        if shut_down:
+            self.link.shutdown()
+
+    def _finish(self, count: int, settled: list[int], refused: list[int]) -> None:
+        attachment, now = self.attachment, self.site.now()
+        assert attachment is not None
+        self._out.last_id = max(settled[-1:] + refused[-1:])
+        self._held_bytes -= self.done(_CHANNEL, count)
+        self._owed += count
+        if settled:
+            attachment.settle(settled, now)
+        if refused:
+            attachment.refuse(refused, now)
+        self.steer()
+
+    def _number(self, sequence: int) -> int:
+        """Which message of ours a number on the wire means."""
+        last = self._out.next - 1
+        return last - (last - sequence) % (1 << 32)
+
+    def _is_complete(self) -> bool:
+        """After a restart: can everything that the peer didn't get be sent again?"""
+        if any(number >= self._received for number in self._missing):
+            self.end(CrosswireError("messages that this link holds are gone"))
+            return False
+        self._missing.clear()
+        return True
+
+    # Room.
+
+    def steer(self) -> None:
+        """Grant what the window has room for, while it may have something; else take it back."""
+        window = self._window
+        if self.gateway is None:
+            may_have_more = self._is_unnamed
+        else:
+            may_have_more = not self.gateway.session.congested
+        if may_have_more and self._held_bytes <= _HELD_BYTES and not self.forgotten:
+            if self._owed:
+                count, self._owed = self._owed, 0
+                window.grant(count, self.site.now())
+        elif window.free > 0:
+            self._owed += window.free
+            window.free = 0

@@ -1,0 +1,149 @@
+"""The links of a hub: found by their id, taken up after a restart, forgotten in time."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Final
+
+from crosswire.errors import HubError, LinkStateError
+from crosswire.gateways.relink_consume import ConsumeEnd
+from crosswire.gateways.relink_end import Endpoint, LinkEnd, parse_endpoint
+from crosswire.gateways.relink_produce import ProduceEnd, TransactEnd
+from crosswire.gateways.relink_rows import Head, heads, wipe
+from crosswire.gateways.relink_services import CallEnd, ServeEnd
+from crosswire.gateways.site import Site
+from crosswire.wire.relink.handshake import Terms
+
+if TYPE_CHECKING:
+    from crosswire.gateways.relink import RelinkGateway
+
+__all__ = ["Links"]
+
+_EPOCH: Final = "relink-epoch"
+_KEY: Final = b"epoch"
+_US: Final = 1_000_000
+_IDS: Final = 1 << 63
+
+
+class Links:
+    """One for each hub. `epoch` is drawn once for a data directory, and anew only when what is
+    stored of links can't be trusted: damage, or a machine that stopped under us."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self._ends: dict[int, LinkEnd] = {}
+        self._cut: dict[int, None] = {}
+        store = site.hub.store
+        stored = int.from_bytes(store.get(_EPOCH, _KEY) or b"")
+        self.epoch = stored
+        try:
+            if not stored or store.power_lost:
+                raise LinkStateError("links of another epoch")
+            self._recover()
+        except LinkStateError:
+            self._renew(stored)
+
+    def _recover(self) -> None:
+        """Raises LinkStateError if anything of it can't be read."""
+        store = self.site.hub.store
+        damaged = len(store.damage)
+        ends = []
+        for identifier, head in heads(store).items():
+            try:
+                endpoint = parse_endpoint(head.terms.endpoint)
+            except HubError as error:
+                raise LinkStateError(f"a link to nowhere: {error}") from None
+            end = self._make(identifier, head, endpoint)
+            end.load()
+            ends.append(end)
+        if len(store.damage) > damaged:
+            raise LinkStateError("rows of links are damaged")
+        for end in ends:
+            try:
+                self._take_up(end)
+            except HubError as error:
+                # The configuration may have changed: what it held goes to others.
+                self.site.hub.report(error)
+                end.forget()
+
+    def _take_up(self, end: LinkEnd) -> None:
+        """Nobody else gets what it holds. Raises HubError."""
+        if not isinstance(end, ConsumeEnd):
+            end.discard()
+        end.attach()
+        self._ends[end.id] = end
+        self._run_clock(end)
+
+    def _renew(self, stored: int) -> None:
+        store = self.site.hub.store
+        wipe(store)
+        self.epoch = max(int(self.site.now() * _US), stored + 1)
+        store.save(_EPOCH, _KEY, self.epoch.to_bytes(8))
+        store.request()
+
+    @staticmethod
+    def kind_of(endpoint: Endpoint, terms: Terms) -> type[LinkEnd]:
+        match endpoint.deed:
+            case "produce":
+                return TransactEnd if terms.connector_transactions else ProduceEnd
+            case "consume":
+                return ConsumeEnd
+            case "call":
+                return CallEnd
+            case _:
+                return ServeEnd
+
+    def _make(self, identifier: int, head: Head, endpoint: Endpoint) -> LinkEnd:
+        return self.kind_of(endpoint, head.terms)(self, identifier, head, endpoint)
+
+    # Links of peers.
+
+    def find(self, epoch: int, identifier: int) -> LinkEnd | None:
+        return self._ends.get(identifier) if epoch == self.epoch else None
+
+    def open(self, terms: Terms, principal: str, endpoint: Endpoint) -> LinkEnd:
+        """A new link; its first connection can be told when it is written. Raises HubError."""
+        identifier = 0
+        while not identifier or identifier in self._ends:
+            identifier = 1 + secrets.randbelow(_IDS - 1)
+        end = self._make(identifier, Head(terms, principal), endpoint)
+        end.begin()
+        try:
+            end.attach()
+        except HubError:
+            end.forget()
+            raise
+        if len(self._ends) >= self.site.config.connections.connections and self._cut:
+            # Peers that come and go without a shutdown must not fill the memory.
+            self.forget(self._ends[next(iter(self._cut))])
+        self._ends[identifier] = end
+        return end
+
+    def join(self, end: LinkEnd, gateway: RelinkGateway) -> None:
+        """A connection takes it up. Raises LinkStateError."""
+        end.join(gateway)
+        self._cut.pop(end.id, None)
+
+    def part(self, end: LinkEnd) -> None:
+        """Its connection is gone: it may come back, for a while."""
+        end.part()
+        end.left()
+        self._run_clock(end)
+
+    def forget(self, end: LinkEnd) -> None:
+        if not end.forgotten:
+            self._ends.pop(end.id, None)
+            self._cut.pop(end.id, None)
+            end.forget()
+
+    def _run_clock(self, end: LinkEnd) -> None:
+        self._cut[end.id] = None
+        cuts = end.cuts
+
+        def look(_now: float) -> None:
+            if end.gateway is None and end.cuts == cuts and not end.forgotten:
+                self.site.count("forgotten", "relink")
+                self.forget(end)
+
+        link_s = self.site.config.limits.relink.link_s
+        self.site.hub.call_at(self.site.now() + link_s, look)

@@ -1,0 +1,183 @@
+"""What the store keeps of a link, so that a killed hub can take it up again.
+
+    head         what was agreed, and with whom
+    receiving    of each channel of the peer: what of it we have, as the peer may have heard
+    marks        of each channel of ours: how many were sent, and how many of them are done with
+    sent         messages of ours that are not done with: their ids, where the store has them
+                 anyway, else all of them
+    undecided    messages of the peer whose transaction is open
+
+Numbers of messages count from 0 in the life of a channel and do not wrap.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from struct import Struct as Layout
+from typing import Any, Final
+
+import msgspec
+
+from crosswire.errors import LinkStateError
+from crosswire.store.contract import Store
+from crosswire.wire.relink.channels import ReceivingChannel
+from crosswire.wire.relink.handshake import Terms
+
+__all__ = ["Head", "Loaded", "Marks", "Outbound", "Rows", "Run", "heads", "wipe"]
+
+HEADS: Final = "relink-link"
+_ROWS: Final = "relink-row"
+_KEY: Final = Layout(">QcQQ")
+_BEHIND: Final = b"\xff"
+
+Parts = tuple[bytes, ...]
+
+
+class Head(msgspec.Struct, array_like=True, frozen=True):
+    terms: Terms
+    principal: str
+
+
+class Marks(msgspec.Struct, array_like=True, frozen=True):
+    """`last_id` is the newest of the messages done with, `answered` how many requests were."""
+
+    next: int
+    done: int
+    last_id: int = 0
+    answered: int = 0
+    reopened: bool = False
+    closing: bool = False
+
+
+class Run(msgspec.Struct, array_like=True, frozen=True):
+    """Messages in a row that we sent: ids of a destination's log, or what they held."""
+
+    destination: str
+    ids: bytes = b""
+    parts: list[Parts] = []
+
+
+class Outbound:
+    """A channel of ours: numbers below `done` are done with, those below `next` were sent."""
+
+    __slots__ = ("answered", "closing", "done", "last_id", "next", "reopened", "rows")
+
+    def __init__(self, *, reopened: bool = False) -> None:
+        self.next = 0
+        self.done = 0
+        self.last_id = 0
+        self.answered = 0
+        self.reopened = reopened
+        self.closing = False
+        self.rows: deque[tuple[int, int, int]] = deque()
+        """First number, number behind the last, and bytes of each row of `sent`."""
+
+    @property
+    def outstanding(self) -> int:
+        return self.next - self.done
+
+    def marks(self) -> Marks:
+        return Marks(self.next, self.done, self.last_id, self.answered, self.reopened, self.closing)
+
+
+class Loaded:
+    """All rows of a link, by channel; those with a number in order."""
+
+    def __init__(self) -> None:
+        self.receiving: dict[int, ReceivingChannel] = {}
+        self.marks: dict[int, Marks] = {}
+        self.sent: dict[int, list[tuple[int, list[Run]]]] = {}
+        self.undecided: dict[int, list[tuple[int, list[Parts]]]] = {}
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_read_head = msgspec.msgpack.Decoder(Head).decode
+_READERS: Final[dict[bytes, Any]] = {
+    b"r": msgspec.msgpack.Decoder(ReceivingChannel).decode,
+    b"m": msgspec.msgpack.Decoder(Marks).decode,
+    b"s": msgspec.msgpack.Decoder(list[Run]).decode,
+    b"u": msgspec.msgpack.Decoder(list[Parts]).decode,
+}
+
+
+def heads(store: Store) -> dict[int, Head]:
+    """Every link that is kept, by its id. Raises LinkStateError."""
+    found = {}
+    for key, value in store.load(HEADS):
+        try:
+            found[int.from_bytes(key)] = _read_head(value)
+        except msgspec.MsgspecError as error:
+            raise LinkStateError(f"a link's head can't be read: {error}") from None
+    return found
+
+
+def wipe(store: Store) -> None:
+    """Forget all links."""
+    for space in (HEADS, _ROWS):
+        store.drop_range(space, b"", _BEHIND)
+
+
+class Rows:
+    """The rows of one link. What is saved gets written with the group that is open."""
+
+    def __init__(self, store: Store, link: int) -> None:
+        self._store = store
+        self._link = link
+
+    def save_head(self, head: Head) -> None:
+        self._store.save(HEADS, self._link.to_bytes(8), _encode(head))
+
+    def save_receiving(self, channel: int, state: ReceivingChannel) -> None:
+        self._save(b"r", channel, 0, state)
+
+    def drop_receiving(self, channel: int) -> None:
+        self._drop(b"r", channel, 0)
+
+    def save_marks(self, channel: int, out: Outbound) -> None:
+        self._save(b"m", channel, 0, out.marks())
+
+    def drop_marks(self, channel: int) -> None:
+        self._drop(b"m", channel, 0)
+
+    def save_sent(self, channel: int, number: int, runs: list[Run]) -> None:
+        self._save(b"s", channel, number, runs)
+
+    def drop_sent(self, channel: int, number: int) -> None:
+        self._drop(b"s", channel, number)
+
+    def save_undecided(self, channel: int, number: int, messages: list[Parts]) -> None:
+        self._save(b"u", channel, number, messages)
+
+    def drop_undecided(self, channel: int, number: int) -> None:
+        self._drop(b"u", channel, number)
+
+    def drop_all(self) -> None:
+        self._store.drop(HEADS, self._link.to_bytes(8))
+        first, behind = self._link.to_bytes(8), (self._link + 1).to_bytes(8)
+        self._store.drop_range(_ROWS, first, behind)
+        self._store.request(sync=False, urgent=False)
+
+    def load(self) -> Loaded:
+        """What is committed. Raises LinkStateError."""
+        loaded = Loaded()
+        for key, value in self._store.load(_ROWS, self._link.to_bytes(8)):
+            try:
+                _, kind, channel, number = _KEY.unpack(key)
+                row = _READERS[kind](value)
+            except (msgspec.MsgspecError, KeyError, ValueError) as error:
+                raise LinkStateError(f"a link's row can't be read: {error}") from None
+            if kind == b"r":
+                loaded.receiving[channel] = row
+            elif kind == b"m":
+                loaded.marks[channel] = row
+            elif kind == b"s":
+                loaded.sent.setdefault(channel, []).append((number, row))
+            else:
+                loaded.undecided.setdefault(channel, []).append((number, row))
+        return loaded
+
+    def _save(self, kind: bytes, channel: int, number: int, row: object) -> None:
+        self._store.save(_ROWS, _KEY.pack(self._link, kind, channel, number), _encode(row))
+
+    def _drop(self, kind: bytes, channel: int, number: int) -> None:
+        self._store.drop(_ROWS, _KEY.pack(self._link, kind, channel, number))

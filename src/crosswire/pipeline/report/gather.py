@@ -1,0 +1,421 @@
+"""From tables to facts: each table is read once or twice, a few columns, piece by piece."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from crosswire.pipeline.report.facts import (
+    Accounts,
+    Calls,
+    Clock,
+    Deliveries,
+    Facts,
+    Reconciliation,
+    Sessions,
+    Suspect,
+    Topology,
+    Violations,
+)
+from crosswire.pipeline.report.over_time import clock_of, latencies, piece_of, traffic
+from crosswire.pipeline.report.source import Highest, Tables, Tally
+
+__all__ = ["PARTS", "gather"]
+
+PARTS: Final = (
+    "frames",
+    "unsynchronized",
+    "violations",
+    "gaps",
+    "encrypted",
+    "tail",
+    "unread",
+    "unknown",
+)
+_EXAMPLES: Final = 25
+_GROUPS: Final = 40
+_BROKEN_CONNECTIONS: Final = 10_000
+_SUSPECTS: Final = 8
+
+
+def gather(tables: Tables) -> Facts:
+    """Read what is there. Raises InvalidInput for tables that can't be read."""
+    clock = clock_of(tables)
+    held = _sessions(tables, clock) if tables.has("gold.sessions") else None
+    calls = _calls(tables) if tables.has("gold.conversations") else None
+    broken = _violations(tables) if tables.has("silver.violations") else None
+    delivered = _deliveries(tables) if tables.has("gold.deliveries") else None
+    said = traffic(tables, clock) if clock else None
+    return Facts(
+        tables={name: tables.count(name) for name in tables.names},
+        clock=clock,
+        traffic=said,
+        latencies=latencies(tables, clock, said.destinations) if clock and said else None,
+        calls=calls,
+        sessions=held,
+        topology=_topology(tables, held) if tables.has("gold.topology") else None,
+        accounts=_accounts(tables) if tables.has("gold.accounting") else None,
+        violations=broken,
+        deliveries=delivered,
+        reconciliation=_reconciliation(tables) if tables.has("gold.reconciliation") else None,
+        suspects=_suspects(calls, broken, delivered),
+        damaged_payloads=_damaged(tables),
+    )
+
+
+def _with(batch: pa.RecordBatch, **columns: Any) -> pa.RecordBatch:
+    for name, values in columns.items():
+        batch = batch.append_column(name, values)
+    return batch
+
+
+def _ones(batch: pa.RecordBatch) -> pa.Array:
+    return pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows)
+
+
+def _number(condition: Any) -> Any:
+    return pc.fill_null(pc.cast(condition, pa.int64()), 0)
+
+
+# Conversations.
+
+
+def _calls(tables: Tables) -> Calls:
+    outcomes = Tally(("protocol", "outcome"), ("count",))
+    troubled = Tally(("protocol", "destination"), ("trouble", "failed", "unanswered", "calls"))
+    slowest = Highest(_EXAMPLES, ("latency_us", "descending"), ("asked", "ascending"))
+    columns = ("protocol", "destination", "outcome", "latency_us", "asked")
+    more = ("node", "connection", "direction", "correlation", "request_bytes", "response_bytes")
+    for batch in tables.scan("gold.conversations", *columns, *more):
+        outcome = batch["outcome"]
+        unanswered = _number(pc.equal(outcome, "unanswered"))
+        trouble = _number(pc.not_equal(outcome, "success"))
+        counted = _with(
+            batch.select(["protocol", "destination", "outcome"]),
+            count=_ones(batch),
+            calls=_ones(batch),
+            unanswered=unanswered,
+            trouble=trouble,
+            failed=pc.subtract(trouble, unanswered),
+        )
+        outcomes.add(counted)
+        troubled.add(counted)
+        slowest.add(batch.filter(pc.is_valid(batch["latency_us"])))
+    found = outcomes.rows()
+    unanswered_count = _sum(found, "unanswered")
+    good = _sum(found, "success")
+    total = sum(row["count"] for row in found)
+    return Calls(
+        answered=total - unanswered_count,
+        failed=total - unanswered_count - good,
+        unanswered=unanswered_count,
+        waiting=tables.count("open.conversations"),
+        outcomes=[row for row in found if row["outcome"] != "success"][:_GROUPS],
+        troubled=[row for row in troubled.rows(_EXAMPLES) if row["trouble"]],
+        slowest=slowest.rows(),
+    )
+
+
+def _sum(rows: list[dict[str, Any]], outcome: str) -> int:
+    return sum(row["count"] for row in rows if row["outcome"] == outcome)
+
+
+# Sessions.
+
+
+def _sessions(tables: Tables, clock: Clock | None) -> Sessions:
+    by_protocol = Tally(
+        ("protocol",),
+        ("sessions", "connections", "late", "messages", "bytes", "gap_bytes", "violations"),
+        most=("lasted_us", "handshake_us"),
+    )
+    endings = Tally(("protocol", "ended"), ("sessions",))
+    errors = Tally(("protocol", "error"), ("sessions",))
+    largest = Highest(10, ("bytes", "descending"), ("session", "ascending"))
+    worst = [("violations", "descending"), ("gap_bytes", "descending"), ("opened", "ascending")]
+    troubled = Highest(_EXAMPLES, *worst)
+    acceptors = Tally(("acceptor_address", "acceptor_port"), ("sessions",))
+    begun, over = Tally(("piece",), ("sessions",)), Tally(("piece",), ("sessions",))
+    troubled_count = 0
+    for table in ("gold.sessions", "open.sessions"):
+        for batch in tables.scan(table, *_SESSION_COLUMNS):
+            rows = _measured(batch)
+            for tally in (by_protocol, endings, acceptors):
+                tally.add(rows)
+            largest.add(rows)
+            errors.add(rows.filter(pc.equal(rows["ended"], "error")))
+            in_trouble = rows.filter(_is_troubled(rows))
+            troubled_count += in_trouble.num_rows
+            troubled.add(in_trouble)
+            if clock is not None:
+                begun.add(_with(rows, piece=piece_of(clock, rows["opened"])))
+                ended = rows.filter(pc.not_equal(rows["ended"], "open"))
+                over.add(_with(ended, piece=piece_of(clock, ended["last"])))
+    how: defaultdict[str | None, dict[str, int]] = defaultdict(dict)
+    for row in endings.rows():
+        how[row["protocol"]][row["ended"] or "open"] = row["sessions"]
+    return Sessions(
+        by_protocol=by_protocol.rows(),
+        endings=dict(how),
+        errors=errors.rows(_GROUPS),
+        troubled=troubled.rows(),
+        troubled_count=troubled_count,
+        largest=largest.rows(),
+        open_at=_open_at(clock, begun, over) if clock else [],
+        acceptors=frozenset(
+            f"{row['acceptor_address']}:{row['acceptor_port']}" for row in acceptors.rows()
+        ),
+    )
+
+
+_SESSION_COLUMNS: Final = (
+    "session",
+    "protocol",
+    "connections",
+    "connector_address",
+    "acceptor_address",
+    "acceptor_port",
+    "opened",
+    "last",
+    "late",
+    "handshake_us",
+    "messages_forward",
+    "messages_backward",
+    "bytes_forward",
+    "bytes_backward",
+    "gap_bytes",
+    "violations",
+    "ended",
+    "error",
+)
+
+
+def _measured(batch: pa.RecordBatch) -> pa.RecordBatch:
+    def filled(name: str) -> Any:
+        return pc.fill_null(pc.cast(batch[name], pa.int64()), 0)
+
+    kept = ("session", "protocol", "connections", "connector_address", "acceptor_address")
+    more = ("acceptor_port", "opened", "last", "handshake_us", "ended", "error")
+    return _with(
+        batch.select([*kept, *more]),
+        sessions=_ones(batch),
+        late=filled("late"),
+        messages=pc.add(filled("messages_forward"), filled("messages_backward")),
+        bytes=pc.add(filled("bytes_forward"), filled("bytes_backward")),
+        gap_bytes=filled("gap_bytes"),
+        violations=filled("violations"),
+        lasted_us=pc.subtract(batch["last"], batch["opened"]),
+    )
+
+
+def _is_troubled(rows: pa.RecordBatch) -> Any:
+    broken = pc.is_in(rows["ended"], pa.array(["error", "reset"]))
+    damaged = pc.or_(pc.greater(rows["violations"], 0), pc.greater(rows["gap_bytes"], 0))
+    return pc.or_(broken, damaged)
+
+
+def _open_at(clock: Clock, begun: Tally, over: Tally) -> list[int]:
+    """Open at any moment within a piece of time: those that ended in it included."""
+    ends = {row["piece"]: row["sessions"] for row in over.rows()}
+    starts = {row["piece"]: row["sessions"] for row in begun.rows()}
+    counts, now = [], 0
+    for piece in range(clock.count):
+        now += starts.get(piece, 0)
+        counts.append(now)
+        now -= ends.get(piece, 0)
+    return counts
+
+
+# Who talks to whom.
+
+
+def _topology(tables: Tables, held: Sessions | None) -> Topology:
+    key = ("source", "target", "protocol", "kind", "destination")
+    edges = Tally(key, ("messages", "bytes"))
+    for batch in tables.scan("gold.topology", *key, "messages", "bytes"):
+        edges.add(batch)
+    links: Counter[tuple[str, str, str]] = Counter()
+    uses: Counter[tuple[str, str, str]] = Counter()
+    known = held.acceptors if held else frozenset()
+    for row in edges.rows():
+        source, target = str(row["source"]), str(row["target"])
+        host, door = (source, target) if _is_door(target, source, known) else (target, source)
+        links[host, door, row["protocol"]] += row["messages"]
+        uses[door, row["protocol"], row["destination"]] += row["messages"]
+    return Topology(
+        links=[
+            {"host": host, "door": door, "protocol": protocol, "messages": messages}
+            for (host, door, protocol), messages in links.most_common()
+        ],
+        uses=[
+            {"door": door, "protocol": protocol, "destination": place, "messages": messages}
+            for (door, protocol, place), messages in uses.most_common()
+        ],
+        edges=edges.rows(_GROUPS),
+        more_edges=max(len(edges) - _GROUPS, 0),
+    )
+
+
+def _is_door(name: str, other: str, known: frozenset[str]) -> bool:
+    """Did this one accept the connection. Its name ends with a port; but IPv6 has colons too."""
+    if (name in known) != (other in known):
+        return name in known
+    return name.count(":") >= other.count(":")
+
+
+# Bytes.
+
+
+def _accounts(tables: Tables) -> Accounts:
+    sums = Tally(("protocol",), ("seen", *PARTS, "missing", "directions"))
+    worst = Highest(_EXAMPLES, ("not_read", "descending"), ("connection", "ascending"))
+    columns = ("node", "connection", "direction", "protocol", "seen", *PARTS, "missing")
+    for batch in tables.scan("gold.accounting", *columns):
+        sums.add(_with(batch, directions=_ones(batch)))
+        not_read = pc.subtract(pc.subtract(batch["seen"], batch["frames"]), batch["encrypted"])
+        rows = _with(batch, not_read=not_read)
+        worst.add(rows.filter(pc.greater(rows["not_read"], 0)))
+    return Accounts(by_protocol=sums.rows(), worst=worst.rows())
+
+
+def _violations(tables: Tables) -> Violations:
+    reasons = Tally(("protocol", "error", "reason"), ("count", "length"))
+    senders = Tally(
+        ("node", "connection", "direction", "protocol"), ("count",), limit=_BROKEN_CONNECTIONS
+    )
+    first = Highest(_EXAMPLES, ("time", "ascending"), ("offset", "ascending"))
+    place = ("node", "connection", "direction", "protocol", "offset", "length", "time")
+    total = 0
+    for batch in tables.scan("silver.violations", *place, "error", "reason"):
+        counted = _with(batch, count=_ones(batch))
+        reasons.add(counted)
+        senders.add(counted)
+        first.add(batch)
+        total += batch.num_rows
+    return Violations(
+        total=total,
+        reasons=reasons.rows(_GROUPS),
+        more_reasons=max(len(reasons) - _GROUPS, 0),
+        examples=first.rows(),
+        hosts=_hosts(tables, senders.rows()),
+    )
+
+
+def _hosts(tables: Tables, senders: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Who sent what broke the protocol: the addresses are in silver.directions."""
+    if not senders:
+        return []
+    counts = {(row["node"], row["connection"], row["direction"]): row for row in senders}
+    names = pa.array({row["connection"] for row in senders}, pa.string())
+    hosts: Counter[tuple[str | None, str | None]] = Counter()
+    columns = ("node", "connection", "direction", "connector_address", "acceptor_address")
+    broken = pc.is_in(pc.field("connection"), names)
+    for batch in tables.scan("silver.directions", *columns, "acceptor_port", where=broken):
+        for row in batch.to_pylist():
+            sender = counts.get((row["node"], row["connection"], row["direction"]))
+            if sender is None:
+                continue
+            forward = row["direction"] == "forward"
+            door = f"{row['acceptor_address']}:{row['acceptor_port']}"
+            hosts[row["connector_address"] if forward else door, sender["protocol"]] += sender[
+                "count"
+            ]
+    return [
+        {"host": host, "protocol": protocol, "count": number}
+        for (host, protocol), number in hosts.most_common(_EXAMPLES)
+    ]
+
+
+def _damaged(tables: Tables) -> int | None:
+    """Payloads whose checksum is not the one taken at the edge; None where nobody took one."""
+    if not tables.has("silver.messages") or "intact" not in tables.columns("silver.messages"):
+        return None
+    checked = damaged = 0
+    for batch in tables.scan("silver.messages", "intact"):
+        checked += batch.num_rows - batch["intact"].null_count
+        damaged += pc.sum(pc.cast(pc.invert(batch["intact"]), pa.int64())).as_py() or 0
+    return damaged if checked else None
+
+
+# What the hub recorded.
+
+
+def _deliveries(tables: Tables) -> Deliveries:
+    faults = ("late", "lost", "doubled")
+    by_place = Tally(("protocol", "destination"), ("faults", "deliveries", *faults))
+    examples = Highest(_EXAMPLES, ("lost", "descending"), ("doubled", "descending"))
+    there = tables.columns("gold.deliveries")
+    told = ("node", "id", "connection", "accepted", "delivered", "settled", "attempts")
+    more = [name for name in told if name in there]
+    totals: Counter[str] = Counter()
+    for batch in tables.scan("gold.deliveries", "protocol", "destination", *faults, *more):
+        flags = {name: _number(batch[name]) for name in faults}
+        any_fault = pc.max_element_wise(*flags.values())
+        rows = _with(
+            batch.select(["protocol", "destination", *more]),
+            **flags,
+            faults=any_fault,
+            deliveries=_ones(batch),
+        )
+        by_place.add(rows)
+        examples.add(rows.filter(pc.equal(rows["faults"], 1)))
+        totals["deliveries"] += batch.num_rows
+        for name, flag in flags.items():
+            totals[name] += pc.sum(flag).as_py() or 0
+    return Deliveries(
+        total=totals["deliveries"],
+        late=totals["late"],
+        lost=totals["lost"],
+        doubled=totals["doubled"],
+        destinations=by_place.rows(_GROUPS),
+        examples=examples.rows(),
+    )
+
+
+def _reconciliation(tables: Tables) -> Reconciliation:
+    there = tables.columns("gold.reconciliation")
+    told = ("node", "id", "connection", "destination", "time")
+    more = [name for name in told if name in there]
+    by_verdict = Tally(("protocol", "verdict"), ("count",))
+    examples = Highest(_EXAMPLES, ("verdict", "ascending"), *((name, "ascending") for name in more))
+    for batch in tables.scan("gold.reconciliation", "protocol", "verdict", *more):
+        by_verdict.add(_with(batch, count=_ones(batch)))
+        examples.add(batch.filter(pc.not_equal(batch["verdict"], "equal")))
+    verdicts: Counter[str] = Counter()
+    by_protocol: defaultdict[str | None, dict[str, int]] = defaultdict(dict)
+    for row in by_verdict.rows():
+        verdict = str(row["verdict"])
+        verdicts[verdict] += row["count"]
+        by_protocol[row["protocol"]][verdict] = row["count"]
+    return Reconciliation(dict(verdicts), dict(by_protocol), examples.rows())
+
+
+# Who is to blame.
+
+
+def _suspects(
+    calls: Calls | None, broken: Violations | None, delivered: Deliveries | None
+) -> list[Suspect]:
+    """What the trouble points to, the gravest first."""
+    found: list[Suspect] = []
+    places = delivered.destinations if delivered else []
+    asked = calls.troubled if calls else []
+    hosts = broken.hosts if broken else []
+
+    def accuse(rows: list[Any], name: str, role: str, charge: str, column: str, to: str) -> None:
+        guilty = sorted((row for row in rows if row[column]), key=lambda row: -row[column])
+        found.extend(
+            Suspect(row[name], role, charge, row[column], row["protocol"], to)
+            for row in guilty[:_SUSPECTS]
+        )
+
+    accuse(places, "destination", "destination", "lost deliveries", "lost", "deliveries")
+    accuse(hosts, "host", "peer", "broke the protocol", "count", "violations")
+    accuse(asked, "destination", "destination", "left unanswered", "unanswered", "errors")
+    accuse(asked, "destination", "destination", "answered with an error", "failed", "errors")
+    accuse(places, "destination", "destination", "doubled deliveries", "doubled", "deliveries")
+    accuse(places, "destination", "destination", "late deliveries", "late", "deliveries")
+    return found

@@ -1,0 +1,245 @@
+"""What happened when: messages, bytes, errors and latencies in equal pieces of time.
+
+gold.traffic counts by the minute. What lasted no longer than some minutes is counted anew from the
+messages and conversations themselves, where they are there, so that there is something to see.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from crosswire.pipeline.report.facts import Clock, Latencies, LatencyRow, Traffic
+from crosswire.pipeline.report.histogram import buckets_of, percentiles
+from crosswire.pipeline.report.source import Tables, Tally
+
+__all__ = ["clock_of", "latencies", "piece_of", "traffic"]
+
+_SECOND_US: Final = 1_000_000
+_MINUTE_US: Final = 60 * _SECOND_US
+_DAY_US: Final = 86_400 * _SECOND_US
+_SHORT_US: Final = 20 * _MINUTE_US
+_MOST_PIECES: Final = 96
+_WIDTHS_US: Final = (
+    *(number * 10**power for power in range(3, 6) for number in (1, 2, 5)),
+    *(number * _SECOND_US for number in (1, 2, 5, 10, 15, 30)),
+    *(number * _MINUTE_US for number in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720)),
+)
+_DESTINATIONS: Final = 40
+_KINDS: Final = {
+    "sends": "send",
+    "publishes": "publish",
+    "requests": "request",
+    "responses": "response",
+}
+_COUNTS: Final = ("messages", "bytes", "errors")
+
+
+def clock_of(tables: Tables) -> Clock | None:
+    """Pieces of time for all plots; None if nothing has a time."""
+    spans = [_span(tables, "gold.traffic", "minute", _MINUTE_US - 1)]
+    if spans[0] is None or spans[0][1] - spans[0][0] <= _SHORT_US:
+        fine = _span(tables, "silver.messages", "time")
+        spans = [fine] if fine else spans
+    if spans[0] is None:
+        spans = [
+            _span(tables, name, column)
+            for name in ("gold.sessions", "open.sessions")
+            for column in ("opened", "last")
+        ]
+    known = [span for span in spans if span is not None]
+    if not known:
+        return None
+    first, last = min(span[0] for span in known), max(span[1] for span in known)
+    least = 1000 if _is_fine(tables, first, last) else _MINUTE_US
+    width = _width(last - first, least)
+    start = first - first % width
+    return Clock(first, last, start, width, (last - start) // width + 1)
+
+
+def _span(tables: Tables, name: str, column: str, more: int = 0) -> tuple[int, int] | None:
+    found: list[int] = []
+    for batch in tables.scan(name, column):
+        ends = pc.min_max(batch[column]).as_py()
+        if ends["min"] is not None:
+            found = [min([*found, ends["min"]]), max([*found, ends["max"]])]
+    return (found[0], found[1] + more) if found else None
+
+
+def _is_fine(tables: Tables, first_us: int, last_us: int) -> bool:
+    """Shall the messages themselves be counted."""
+    if not tables.has("silver.messages"):
+        return False
+    return not tables.has("gold.traffic") or last_us - first_us <= _SHORT_US
+
+
+def _width(span_us: int, least_us: int) -> int:
+    for width in _WIDTHS_US:
+        if width >= least_us and span_us / width <= _MOST_PIECES - 1:
+            return width
+    return _DAY_US * (span_us // (_DAY_US * (_MOST_PIECES - 1)) + 1)
+
+
+def piece_of(clock: Clock, times: Any) -> Any:
+    """The number of the piece that each time falls into; the first or the last if in none."""
+    number = pc.divide(pc.subtract(times, clock.start_us), clock.width_us)
+    return pc.min_element_wise(pc.max_element_wise(number, 0), clock.count - 1)
+
+
+# Messages, bytes and errors.
+
+
+def traffic(tables: Tables, clock: Clock) -> Traffic | None:
+    if not tables.has("gold.traffic") and not tables.has("silver.messages"):
+        return None
+    by_time = Tally(("piece", "protocol"), _COUNTS)
+    by_place = Tally(("protocol", "destination"), (*_COUNTS, *_KINDS))
+    kinds: Counter[str] = Counter()
+    is_fine = _is_fine(tables, clock.first_us, clock.last_us)
+    for batch in _messages(tables) if is_fine else _minutes(tables):
+        by_time.add(batch.append_column("piece", piece_of(clock, batch["time"])))
+        by_place.add(batch)
+        for name in _KINDS:
+            kinds[name] += pc.sum(batch[name]).as_py() or 0
+    series: dict[str, dict[str | None, list[int]]] = {name: {} for name in _COUNTS}
+    for row in by_time.rows():
+        for name in _COUNTS:
+            values = series[name].setdefault(row["protocol"], [0] * clock.count)
+            values[row["piece"]] += row[name] or 0
+    places = by_place.rows(_DESTINATIONS)
+    return Traffic(
+        **{name: _in_order(series[name]) for name in _COUNTS},
+        kinds=dict(kinds),
+        destinations=places,
+        more_destinations=len(by_place) - len(places),
+        is_fine=is_fine,
+    )
+
+
+def _in_order(series: dict[str | None, list[int]]) -> dict[str | None, list[int]]:
+    return dict(sorted(series.items(), key=lambda item: (item[0] is None, item[0] or "")))
+
+
+def _minutes(tables: Tables) -> Iterator[pa.RecordBatch]:
+    columns = ("minute", "protocol", "destination", *_COUNTS, *_KINDS)
+    for batch in tables.scan("gold.traffic", *columns):
+        yield batch.rename_columns(["time", *columns[1:]])
+
+
+def _messages(tables: Tables) -> Iterator[pa.RecordBatch]:
+    """A row per message, in the columns of `_minutes`."""
+    columns = ("time", "protocol", "destination", "kind", "payload_length", "status")
+    for batch in tables.scan("silver.messages", *columns):
+        is_error = pc.fill_null(pc.not_equal(batch["status"], "success"), False)
+        made = {
+            "time": batch["time"],
+            "protocol": batch["protocol"],
+            "destination": batch["destination"],
+            "messages": pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows),
+            "bytes": pc.fill_null(batch["payload_length"], 0),
+            "errors": pc.cast(is_error, pa.int64()),
+        }
+        for name, kind in _KINDS.items():
+            made[name] = pc.fill_null(pc.cast(pc.equal(batch["kind"], kind), pa.int64()), 0)
+        yield pa.RecordBatch.from_pydict(made)
+
+
+# Latencies.
+
+
+class _Histogram:
+    """Counts by bucket, and the longest value that was seen."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[int] = Counter()
+        self.longest: int | None = None
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.counts[row["bucket"]] += row["count"]
+        if row["longest"] is not None:
+            self.longest = max(self.longest or 0, row["longest"])
+
+    def row(self) -> LatencyRow:
+        found = percentiles(self.counts, self.longest)
+        return LatencyRow(self.counts.total(), *found, longest=self.longest)
+
+
+def latencies(
+    tables: Tables, clock: Clock, destinations: list[dict[str, Any]]
+) -> Latencies | None:
+    """Of all requests that were answered; of each destination among those given. None if of none."""
+    by_protocol = Tally(("protocol", "bucket"), ("count",), most=("longest",))
+    by_time = Tally(("piece", "bucket"), ("count",), most=("longest",), limit=500_000)
+    by_place = Tally(("protocol", "destination", "bucket"), ("count",), most=("longest",))
+    chosen = pa.array({row["destination"] for row in destinations}, pa.string())
+    fine = _is_fine(tables, clock.first_us, clock.last_us) and tables.has("gold.conversations")
+    for batch in _conversations(tables) if fine else _histograms(tables):
+        by_protocol.add(batch)
+        by_time.add(batch.append_column("piece", piece_of(clock, batch["time"])))
+        by_place.add(batch.filter(pc.is_in(batch["destination"], chosen)))
+    everything = _Histogram()
+    protocols: defaultdict[str | None, _Histogram] = defaultdict(_Histogram)
+    for row in by_protocol.rows():
+        everything.add(row)
+        protocols[row["protocol"]].add(row)
+    if not everything.counts:
+        return None
+    pieces: defaultdict[int, _Histogram] = defaultdict(_Histogram)
+    for row in by_time.rows():
+        pieces[row["piece"]].add(row)
+    places: defaultdict[tuple[str | None, str | None], _Histogram] = defaultdict(_Histogram)
+    for row in by_place.rows():
+        places[row["protocol"], row["destination"]].add(row)
+    return Latencies(
+        all=everything.row(),
+        by_protocol={name: each.row() for name, each in protocols.items()},
+        by_destination={name: each.row() for name, each in places.items()},
+        over_time=[
+            pieces[number].row() if number in pieces else None for number in range(clock.count)
+        ],
+        counts={name: dict(each.counts) for name, each in protocols.items()},
+    )
+
+
+def _histograms(tables: Tables) -> Iterator[pa.RecordBatch]:
+    """A row per bucket of each row of gold.traffic.
+
+    The longest value of a row is in its highest bucket; given to all of them it is still the
+    longest of whatever they are added up to, since a row is never split by what we ask.
+    """
+    columns = ("minute", "protocol", "destination", "latency_max_us", "histogram")
+    for batch in tables.scan("gold.traffic", *columns):
+        parents = pc.list_parent_indices(batch["histogram"])
+        entries = pc.list_flatten(batch["histogram"])
+        rows = batch.select(columns[:4]).take(parents)
+        yield pa.RecordBatch.from_pydict(
+            {
+                "time": rows["minute"],
+                "protocol": rows["protocol"],
+                "destination": rows["destination"],
+                "bucket": pc.cast(pc.struct_field(entries, "bucket"), pa.int64()),
+                "count": pc.struct_field(entries, "count"),
+                "longest": rows["latency_max_us"],
+            }
+        )
+
+
+def _conversations(tables: Tables) -> Iterator[pa.RecordBatch]:
+    """A row per answered request, in the columns of `_histograms`."""
+    columns = ("asked", "protocol", "destination", "latency_us")
+    for batch in tables.scan("gold.conversations", *columns):
+        answered = batch.filter(pc.is_valid(batch["latency_us"]))
+        yield pa.RecordBatch.from_pydict(
+            {
+                "time": answered["asked"],
+                "protocol": answered["protocol"],
+                "destination": answered["destination"],
+                "bucket": buckets_of(answered["latency_us"]),
+                "count": pa.repeat(pa.scalar(1, pa.int64()), answered.num_rows),
+                "longest": answered["latency_us"],
+            }
+        )

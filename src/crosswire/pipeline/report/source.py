@@ -1,0 +1,194 @@
+"""The pipeline's tables, read piece by piece and added up in bounded memory; without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from pyarrow import fs
+
+from crosswire.errors import InvalidInput
+
+__all__ = ["Highest", "Tables", "Tally"]
+
+_LAYERS: Final = ("bronze", "silver", "gold", "open")
+_BATCH_ROWS: Final = 1 << 16
+_MOST_KEYS: Final = 50_000
+
+Order = Sequence[tuple[str, str]]
+
+
+class Tables:
+    """What a run of the pipeline wrote; `names` are those that are there, as in `gold.traffic`.
+
+    Raises InvalidInput if there are none. `root` is a folder, or a URL that Arrow can open.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._given = root
+        try:
+            self._files, path = fs.FileSystem.from_uri(root) if "://" in root else _local(root)
+            self._root = path.rstrip("/")
+            self.names = tuple(self._find())
+        except (OSError, pa.ArrowException) as error:
+            raise InvalidInput(f"can't read {root}: {_in_a_line(error)}") from error
+        if not self.names:
+            raise InvalidInput(self._nothing())
+
+    def _find(self) -> Iterator[str]:
+        if self._files.get_file_info(self._root).type == fs.FileType.NotFound:
+            raise InvalidInput(f"{self._given} does not exist")
+        for layer in _LAYERS:
+            folder = fs.FileSelector(f"{self._root}/{layer}", allow_not_found=True)
+            for each in sorted(self._files.get_file_info(folder), key=lambda info: info.path):
+                if each.type == fs.FileType.Directory and not each.base_name.startswith("."):
+                    yield f"{layer}.{each.base_name}"
+
+    def _nothing(self) -> str:
+        advice = "'crosswire pipeline run --input … --output DIR' makes them"
+        for name in ("wire", "messages", "lake", "store"):
+            if self._files.get_file_info(f"{self._root}/{name}").type == fs.FileType.Directory:
+                return (
+                    f"{self._given} is what a hub recorded, and a report is made of tables: {advice}"
+                )
+        return f"there are no tables in {self._given}: {advice}"
+
+    def has(self, name: str) -> bool:
+        return name in self.names
+
+    def columns(self, name: str) -> frozenset[str]:
+        return frozenset(self._dataset(name).schema.names)
+
+    def count(self, name: str) -> int:
+        """Rows of a table; 0 if it is not there."""
+        if not self.has(name):
+            return 0
+        with_errors = self._reading(name, iter([None]))
+        return sum(self._dataset(name).count_rows() for _ in with_errors)
+
+    def scan(self, name: str, *columns: str, where: Any = None) -> Iterator[pa.RecordBatch]:
+        """Some columns, piece by piece; nothing if the table is not there or has no rows.
+
+        Raises InvalidInput for a column that the table lacks, and for damaged files.
+        """
+        if not self.has(name):
+            return
+        dataset = self._dataset(name)
+        if not dataset.files:
+            return
+        for column in columns:
+            if column not in dataset.schema.names:
+                raise InvalidInput(
+                    f"{name} in {self._given} has no column {column!r}: run the pipeline again"
+                )
+        scanner = dataset.scanner(
+            columns=list(columns),
+            filter=where,
+            batch_size=_BATCH_ROWS,
+            batch_readahead=2,
+            fragment_readahead=2,
+        )
+        for batch in self._reading(name, scanner.to_batches()):
+            if batch.num_rows:
+                yield batch
+
+    def _dataset(self, name: str) -> Any:
+        path = f"{self._root}/{name.replace('.', '/')}"
+        (dataset,) = self._reading(
+            name, (ds.dataset(path, filesystem=self._files, format="parquet") for _ in (None,))
+        )
+        return dataset
+
+    def _reading(self, name: str, pieces: Iterator[Any]) -> Iterator[Any]:
+        try:
+            yield from pieces
+        except (OSError, pa.ArrowException) as error:
+            raise InvalidInput(f"can't read {name}: {_in_a_line(error)}") from error
+
+
+def _local(root: str) -> tuple[Any, str]:
+    return fs.LocalFileSystem(), root
+
+
+def _in_a_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0]
+
+
+class Tally:
+    """Sums per key. Of more keys than `limit` those stay that have the most of the first sum.
+
+    `others` counts the keys that were dropped to stay within it; what stays may then be counted a
+    little too low, never too high.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        sums: Sequence[str],
+        *,
+        most: Sequence[str] = (),
+        limit: int = _MOST_KEYS,
+    ) -> None:
+        self._keys = list(keys)
+        self._columns = [*keys, *sums, *most]
+        self._how = [*((name, "sum") for name in sums), *((name, "max") for name in most)]
+        self._order: Order = [(sums[0], "descending"), *((key, "ascending") for key in keys)]
+        self._limit = limit
+        self._parts: list[pa.Table] = []
+        self._pending = 0
+        self.others = 0
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        self._parts.append(self._added_up(pa.Table.from_batches([rows])))
+        self._pending += self._parts[-1].num_rows
+        if self._pending > 2 * self._limit:
+            self._merge()
+
+    def rows(self, count: int | None = None) -> list[dict[str, Any]]:
+        """The keys with the most of the first sum, in order; all of them unless `count` is said."""
+        self._merge()
+        if not self._parts:
+            return []
+        best = self._parts[0].sort_by(self._order)
+        return best.slice(0, count).to_pylist()  # type: ignore[no-any-return]
+
+    def __len__(self) -> int:
+        self._merge()
+        return self.others + (self._parts[0].num_rows if self._parts else 0)
+
+    def _added_up(self, rows: pa.Table) -> pa.Table:
+        grouped = rows.group_by(self._keys, use_threads=False).aggregate(self._how)
+        names = [*self._keys, *(f"{column}_{how}" for column, how in self._how)]
+        return grouped.select(names).rename_columns(self._columns)
+
+    def _merge(self) -> None:
+        if not self._parts:
+            return
+        merged = self._added_up(pa.concat_tables(self._parts, promote_options="permissive"))
+        if merged.num_rows > self._limit:
+            kept = self._limit // 2
+            self.others += merged.num_rows - kept
+            merged = merged.sort_by(self._order).slice(0, kept)
+        self._parts = [merged]
+        self._pending = merged.num_rows
+
+
+class Highest:
+    """The first few rows in some order."""
+
+    def __init__(self, count: int, *order: tuple[str, str]) -> None:
+        self._count = count
+        self._order = list(order)
+        self._best: pa.Table | None = None
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        table = pa.Table.from_batches([rows])
+        both = table if self._best is None else pa.concat_tables([self._best, table])
+        chosen = pc.select_k_unstable(both, self._count, self._order)
+        self._best = both.take(chosen)
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [] if self._best is None else self._best.to_pylist()

@@ -1,0 +1,125 @@
+"""Numbers, sizes and times as people read them, and text of peers so that no browser obeys it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from html import escape
+from typing import Final
+
+__all__ = [
+    "amount",
+    "count",
+    "css_class",
+    "duration",
+    "many",
+    "moment",
+    "protocol_name",
+    "share",
+    "size",
+    "text",
+    "visible",
+]
+
+_NAMES: Final = {
+    "emp": "EMP",
+    "emqp": "eMQP",
+    "relink": "Relink",
+    "epoxy": "Epoxy",
+    "micromsg2": "MicroMsg2",
+    "tls": "TLS",
+}
+_LONGEST: Final = 90
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def protocol_name(protocol: str | None) -> str:
+    """As its makers write it; visible text, not yet HTML."""
+    return "unknown" if protocol is None else _NAMES.get(protocol) or visible(protocol)
+
+
+def css_class(protocol: str | None) -> str:
+    return f"p-{protocol}" if protocol in _NAMES else "p-other"
+
+
+def visible(said: object) -> str:
+    """Text with control characters and changes of writing direction made visible."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in str(said))
+
+
+def text(said: object) -> str:
+    """HTML of text that a peer may have chosen: what is long is cut, and whole in its tooltip."""
+    if said is None or said == "":
+        return '<span class="none">–</span>'
+    shown = visible(said)
+    if len(shown) <= _LONGEST:
+        return escape(shown)
+    whole = shown if len(shown) <= 1000 else shown[:1000] + "…"
+    return f'<span title="{escape(whole)}">{escape(shown[: _LONGEST - 1])}…</span>'
+
+
+def count(number: float | None) -> str:
+    return "–" if number is None else f"{number:,.0f}"
+
+
+def amount(number: float) -> str:
+    """At most four digits: 950, 1.2 k, 35 M."""
+    for unit in ("", " k", " M", " G"):
+        if abs(number) < 999.5:
+            digits = 0 if number == int(number) or abs(number) >= 100 else 1
+            return f"{number:.{digits}f}{unit}"
+        number /= 1000
+    return f"{number:,.1f} T"
+
+
+def many(number: int, one: str, more: str = "") -> str:
+    """1 message, 2 messages."""
+    return f"{count(number)} {one if number == 1 else more or one + 's'}"
+
+
+def size(number: float | None) -> str:
+    if number is None:
+        return "–"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(number) < 1024 or unit == "TiB":
+            break
+        number /= 1024
+    return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
+
+
+def duration(time_us: float | None) -> str:
+    """850 µs, 1.24 ms, 3.5 s, 2 min 5 s, 3 h 20 min, 2 d 4 h."""
+    if time_us is None:
+        return "–"
+    if time_us < 1000:
+        return f"{time_us:.0f} µs"
+    if time_us < 59_995_000:
+        number, unit = (time_us / 1e3, "ms") if time_us < 999_500 else (time_us / 1e6, "s")
+        return f"{number:.{2 if number < 9.995 else 1 if number < 99.95 else 0}f} {unit}"
+    seconds = round(time_us / 1e6)
+    for large, small, first, second in ((86_400, 3600, "d", "h"), (3600, 60, "h", "min")):
+        if seconds >= large:
+            return f"{seconds // large:,} {first} {seconds % large // small} {second}"
+    return f"{seconds // 60} min {seconds % 60} s"
+
+
+def share(part: float, whole: float) -> str:
+    """A percentage that is 0 % only if it is nothing, and 100 % only if it is all."""
+    if not whole or not part:
+        return "0 %"
+    percent = 100 * part / whole
+    if percent < 0.01:
+        return "< 0.01 %"
+    if part != whole and percent > 99.99:
+        return "> 99.99 %"
+    return f"{percent:.0f} %" if percent >= 99.995 else f"{percent:.{2 if percent < 10 else 1}f} %"
+
+
+def moment(time_us: int | None, pattern: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """UTC; with milliseconds where the pattern ends with %f."""
+    if time_us is None:
+        return "–"
+    try:
+        shown = (_EPOCH + timedelta(microseconds=time_us)).strftime(pattern)
+    except OverflowError:
+        return f"{time_us} µs"
+    return shown[:-3] if pattern.endswith("%f") else shown

@@ -1,0 +1,366 @@
+"""What a hub does not put up with, in every protocol: each peer that goes too far is told so in its
+protocol's own words, counted, and logged once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import subprocess
+from typing import Any, NamedTuple
+
+import pytest
+
+from crosswire.access import User
+from crosswire.clients.emp import EmpClient
+from crosswire.config import Config, ConnectionLimits, ProtocolLimits, TlsFiles
+from crosswire.errors import ClientError, ConfigError, RequestFailed
+from crosswire.gateways.server import GATEWAYS, Server
+from crosswire.listeners import LISTENERS, PLAIN_LISTENERS
+from crosswire.wire import protocol
+from crosswire.wire.contract import Row
+from crosswire.wire.emp.frames import EmpLimits
+from crosswire.wire.emqp.connection import EmqpLimits
+from crosswire.wire.epoxy.frames import EpoxyLimits
+from crosswire.wire.micromsg2.frames import MicroMsg2Limits
+from crosswire.wire.relink.frames import RelinkLimits
+from tests.conftest import TlsPair
+from tests.e2e.bridging import ports_of, until
+from tests.e2e.parties import (
+    EmpParty,
+    EmqpParty,
+    EpoxyParty,
+    MicroMsg2Party,
+    Party,
+    RelinkParty,
+)
+from tests.gateways.conftest import StartServer, port_of
+
+LISTENER = {
+    "emp": "emp",
+    "emqp": "emqp-clients",
+    "relink": "relink",
+    "epoxy": "epoxy",
+    "micromsg2": "micromsg2",
+}
+PROTOCOLS = list(LISTENER)
+SECURE = ["emp", "relink", "epoxy", "micromsg2"]
+PARTY: dict[str, type[Party]] = {
+    "emp": EmpParty,
+    "emqp": EmqpParty,
+    "relink": RelinkParty,
+    "epoxy": EpoxyParty,
+    "micromsg2": MicroMsg2Party,
+}
+SPEECHLESS = ("emqp", "relink")
+"""Before both sides have said hello these have no word for what is wrong: they hang up."""
+
+
+def limits(**options: Any) -> ProtocolLimits:
+    """The same for all protocols."""
+    return ProtocolLimits(
+        emp=EmpLimits(**options),
+        emqp=EmqpLimits(**options),
+        relink=RelinkLimits(**options),
+        epoxy=EpoxyLimits(**options),
+        micromsg2=MicroMsg2Limits(**options),
+    )
+
+
+class Raw:
+    """A peer of bytes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def connect(cls, server: Server, listener: str) -> Raw:
+        return cls(*await asyncio.open_connection("127.0.0.1", port_of(server, listener)))
+
+    async def goodbye(self, name: str) -> Row | None:
+        """The last frame that came before the end, if any did."""
+        async with asyncio.timeout(10):
+            data = await self.reader.read()
+        self.writer.close()
+        entry = protocol(name)
+        rows = entry.decoder(entry.roles[-1]).rows(data)
+        return rows[-1] if rows else None
+
+
+def shown(row: Row | None) -> tuple[str, Any]:
+    """A goodbye's frame, and its code or name."""
+    if row is None:
+        return "", None
+    fields = row.fields or {}
+    return row.frame or "", next(
+        (fields[key] for key in ("error_code", "code", "name") if key in fields), None
+    )
+
+
+class Log:
+    """What was logged about connections that went too far."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO, "crosswire.gateways")
+        self._caplog = caplog
+
+    def lines(self, event: str) -> list[dict[str, Any]]:
+        return [
+            record.__dict__["crosswire_fields"]
+            for record in self._caplog.records
+            if record.name == "crosswire.gateways" and record.getMessage() == event
+        ]
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Log:
+    return Log(caplog)
+
+
+# ---------------------------------------------------------------------------------------- strangers
+
+
+class TestStrangers:
+    @pytest.mark.parametrize("listener", sorted(PLAIN_LISTENERS))
+    def test_without_users_only_this_machine_comes_in(self, listener: str) -> None:
+        config = Config(listen={listener: "0.0.0.0:0"})
+        assert set(config.exposed()) == {listener}
+
+    async def test_another_address_is_refused(self, start_server: StartServer) -> None:
+        with pytest.raises(ConfigError, match="--insecure"):
+            await start_server(listen={"emp": "0.0.0.0:0"})
+
+    async def test_unless_one_insists(self, start_server: StartServer) -> None:
+        server = await start_server(listen={"emp": "0.0.0.0:0"}, insecure=True)
+        assert server.listeners["emp"].address.host == "0.0.0.0"
+
+    async def test_or_there_are_users(self, start_server: StartServer) -> None:
+        user = User(name="anna", token="a-secret-of-anna")
+        server = await start_server(listen={"emp": "0.0.0.0:0"}, users=(user,))
+        async with EmpClient("127.0.0.1", port_of(server, "emp")) as client:
+            with pytest.raises(RequestFailed, match="forbidden"):
+                await client.request("$publish", {"destination": "queue/q", "text": ""})
+
+
+# ---------------------------------------------------------------------------------------------- TLS
+
+
+class Authority(NamedTuple):
+    """Who signs: a server's certificate, and that of a client called anna."""
+
+    files: TlsFiles
+    anna: ssl.SSLContext
+    nobody: ssl.SSLContext
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory, tls: TlsPair) -> Authority:
+    folder = tmp_path_factory.mktemp("authority")
+    key, certificate = folder / "key.pem", folder / "anna.pem"
+    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+    subprocess.run(
+        [*make.split(), "-keyout", key, "-out", certificate, "-subj", "/CN=anna.example"],
+        check=True,
+        capture_output=True,
+    )
+    anna = ssl.create_default_context(cafile=tls.certificate)
+    anna.load_cert_chain(certificate, key)
+    files = TlsFiles(certificate=str(tls.certificate), key=str(tls.key), client_ca=str(certificate))
+    return Authority(files, anna, ssl.create_default_context(cafile=tls.certificate))
+
+
+ANNA = User(name="anna", certificate="anna.example", produce=("queue/a",), call=("service/#",))
+
+
+async def start_secure(start_server: StartServer, files: TlsFiles) -> Server:
+    listen = dict.fromkeys(LISTENERS, "off")
+    listen |= {f"{name}-tls": "127.0.0.1:0" for name in SECURE if name in GATEWAYS}
+    return await start_server(listen=listen, tls=files, users=(ANNA,))
+
+
+async def publish_securely(
+    name: str, server: Server, context: ssl.SSLContext, destination: str = "queue/a"
+) -> None:
+    """Raises what the protocol's client makes of a refusal."""
+    ports = {name: port_of(server, f"{name}-tls")}
+    async with PARTY[name](ports, host="localhost", tls=context) as party:
+        await party.produce(destination, b"x")
+
+
+@pytest.mark.parametrize("name", SECURE)
+class TestTls:
+    async def test_a_certificate_says_who_it_is(
+        self, start_server: StartServer, authority: Authority, name: str
+    ) -> None:
+        server = await start_secure(start_server, authority.files)
+        await publish_securely(name, server, authority.anna)
+        assert server.hub.queue("queue/a").length == 1
+
+    async def test_and_what_it_may_not_do(
+        self, start_server: StartServer, authority: Authority, name: str
+    ) -> None:
+        server = await start_secure(start_server, authority.files)
+        with pytest.raises(ClientError):
+            await publish_securely(name, server, authority.anna, "queue/b")
+        assert server.site.counters["forbidden", name] == 1
+
+    async def test_without_one_it_is_nobody(
+        self, start_server: StartServer, authority: Authority, name: str
+    ) -> None:
+        server = await start_secure(start_server, authority.files)
+        with pytest.raises(ClientError):
+            await publish_securely(name, server, authority.nobody)
+
+    async def test_where_one_is_required_nobody_gets_in(
+        self, start_server: StartServer, authority: Authority, name: str
+    ) -> None:
+        files = TlsFiles(
+            certificate=authority.files.certificate,
+            key=authority.files.key,
+            client_ca=authority.files.client_ca,
+            client_certificates="required",
+        )
+        server = await start_secure(start_server, files)
+        with pytest.raises(ClientError):
+            await publish_securely(name, server, authority.nobody)
+        assert server.site.counters["connections", name] == 0
+
+    async def test_bytes_that_are_no_tls_end_there(
+        self, start_server: StartServer, authority: Authority, name: str
+    ) -> None:
+        server = await start_secure(start_server, authority.files)
+        raw = await Raw.connect(server, f"{name}-tls")
+        raw.writer.write(b"GET / HTTP/1.0\r\n\r\n" * 10)
+        async with asyncio.timeout(10):
+            await raw.reader.read()
+        raw.writer.close()
+        await publish_securely(name, server, authority.anna)
+
+
+# ----------------------------------------------------------------------------------------- too many
+
+ROOM = {
+    "emp": ("error", 2),
+    "emqp": ("zmtp-greeting", None),
+    "relink": ("", None),
+    "epoxy": ("protocol-error", "connection-rejected"),
+    "micromsg2": ("error", "limit"),
+}
+TIME = {
+    "emp": ("error", 1),
+    "emqp": ("zmtp-greeting", None),
+    "relink": ("", None),
+    "epoxy": ("protocol-error", "timeout"),
+    "micromsg2": ("error", "handshake"),
+}
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+class TestConnections:
+    @pytest.mark.parametrize("limit", ["connections", "connections_per_address"])
+    async def test_one_too_many_is_told(
+        self, start_server: StartServer, log: Log, name: str, limit: str
+    ) -> None:
+        server = await start_server(connections=ConnectionLimits(**{limit: 1}))
+        first = await Raw.connect(server, LISTENER[name])
+        await until(lambda: len(server.site.gateways) == 1)
+        second = await Raw.connect(server, LISTENER[name])
+        assert shown(await second.goodbye(name)) == ROOM[name]
+        assert server.site.counters["rejected", name] == 1
+        assert [line["error"] for line in log.lines("failed")] == ["ServiceUnavailable"]
+        first.writer.close()
+
+    async def test_who_leaves_makes_room(self, start_server: StartServer, name: str) -> None:
+        server = await start_server(connections=ConnectionLimits(connections=1))
+        first = await Raw.connect(server, LISTENER[name])
+        await until(lambda: len(server.site.gateways) == 1)
+        first.writer.close()
+        await until(lambda: not server.site.gateways)
+        async with PARTY[name](ports_of(server)) as party:
+            await party.produce("queue/q", b"x")
+        assert server.hub.queue("queue/q").length == 1
+
+    async def test_a_handshake_has_its_time(
+        self, start_server: StartServer, log: Log, name: str
+    ) -> None:
+        server = await start_server(limits=limits(handshake_s=0.1))
+        raw = await Raw.connect(server, LISTENER[name])
+        assert shown(await raw.goodbye(name)) == TIME[name]
+        assert server.site.counters["failed", name, "PeerTimeout"] == 1
+        assert [line["error"] for line in log.lines("failed")] == ["PeerTimeout"]
+
+    async def test_a_slow_handshake_gets_no_more_of_it(
+        self, start_server: StartServer, name: str
+    ) -> None:
+        """A byte now and then does not start the time anew."""
+        server = await start_server(limits=limits(handshake_s=0.2))
+        raw = await Raw.connect(server, LISTENER[name])
+        hello = HELLO[name]
+
+        async def drip() -> None:
+            for place in range(len(hello) - 1):
+                raw.writer.write(hello[place : place + 1])
+                await asyncio.sleep(0.02)
+
+        dripping = asyncio.create_task(drip())
+        await raw.goodbye(name)
+        dripping.cancel()
+        assert server.site.counters["failed", name, "PeerTimeout"] == 1
+
+    async def test_who_neither_speaks_nor_waits_is_sent_away(
+        self, start_server: StartServer, log: Log, name: str
+    ) -> None:
+        server = await start_server(connections=ConnectionLimits(idle_s=0.2))
+        async with PARTY[name](ports_of(server)) as party:
+            await party.produce("queue/q", b"x")
+            await until(lambda: server.site.counters["failed", name, "PeerTimeout"] > 0)
+        assert log.lines("failed")[0]["description"] == "idle for 0.2 s"
+
+    async def test_who_waits_for_messages_may_be_silent(
+        self, start_server: StartServer, name: str
+    ) -> None:
+        server = await start_server(connections=ConnectionLimits(idle_s=0.1))
+        async with PARTY[name](ports_of(server)) as party:
+            inbox = await party.consume("queue/q")
+            await asyncio.sleep(0.4)
+            async with PARTY["emp"](ports_of(server)) as producer:
+                await producer.produce("queue/q", b"x")
+            async with asyncio.timeout(10):
+                assert (await inbox.get()).payload == b"x"
+
+
+HELLO = {
+    "emp": bytes.fromhex("000000080000000001000000"),
+    "emqp": b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(48),
+    "relink": bytes(8),
+    "epoxy": bytes.fromhex("010043470100000000"),
+    "micromsg2": b"\x01\x00\x00\x09crosswire",
+}
+"""How they begin."""
+
+
+# ----------------------------------------------------------------------------------------- too much
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+class TestSizes:
+    async def test_a_frame_that_is_too_large(
+        self, start_server: StartServer, log: Log, name: str
+    ) -> None:
+        server = await start_server(limits=limits(frame_bytes=65536))
+        with pytest.raises(TOO_LARGE):
+            async with asyncio.timeout(2.0), PARTY[name](ports_of(server)) as party:
+                await party.produce("queue/q", bytes(200_000))
+        assert server.site.counters["failed", name, "FrameTooLarge"] >= 1
+        assert log.lines("failed")[0]["error"] == "FrameTooLarge"
+
+    async def test_the_largest_that_fits_passes(self, start_server: StartServer, name: str) -> None:
+        server = await start_server(limits=limits(frame_bytes=65536))
+        async with PARTY[name](ports_of(server)) as party:
+            await party.produce("queue/q", bytes(40_000))
+        assert server.hub.queue("queue/q").length == 1
+
+
+TOO_LARGE = (ClientError, TimeoutError)
+"""Clients that connect again by themselves, and then send it again, never come to an end."""

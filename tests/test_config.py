@@ -1,0 +1,71 @@
+"""The configuration as a whole: it is documented, and its defaults are its own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+import pytest
+
+from crosswire.config import Address, Config, ProtocolLimits, check, load
+from crosswire.errors import ConfigError
+
+_PAGE = Path(__file__).parents[1] / "docs" / "operating.md"
+
+
+def settings(kind: Any) -> set[str]:
+    """The names of all settings, those of protocols' limits left out: they have their own pages."""
+    found: set[str] = set()
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        if kind is ProtocolLimits:
+            return found
+        for name, inner in get_type_hints(kind).items():
+            found |= {name} | settings(inner)
+    for inner in get_args(kind):
+        found |= settings(inner)
+    return found
+
+
+def test_every_setting_is_documented() -> None:
+    page = _PAGE.read_text()
+    written = set(re.findall(r"`([a-z_0-9]+)`", page)) | set(re.findall(r"^\[+(\w+)", page, re.M))
+    written |= {name for table in re.findall(r"`\[+([a-z.]+)", page) for name in table.split(".")}
+    assert settings(Config) - written == set()
+
+
+def test_the_example_of_the_page_is_right() -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", _PAGE.read_text(), re.S)
+    config, mistakes = check(example)
+    assert (mistakes, config is not None) == ([], True)
+
+
+def test_an_empty_file_is_the_defaults() -> None:
+    assert check("") == (Config(), [])
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:80", "[::1]:80", "hub.example.org:0"])
+def test_an_address_is_written_as_it_is_read(text: str) -> None:
+    assert str(Address.parse(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", ":80", "host", "host:", "host:x", "host:65536"])
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(ConfigError):
+        Address.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_loopback"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("hub", False)],
+)
+def test_which_addresses_are_this_machines_own(host: str, is_loopback: bool) -> None:
+    assert Address(host, 0).is_loopback == is_loopback
+
+
+def test_a_file_that_can_not_be_read(tmp_path: Path) -> None:
+    (tmp_path / "bytes.toml").write_bytes(b"\xff")
+    for name in ("nothing.toml", "bytes.toml"):
+        with pytest.raises(ConfigError, match=name):
+            load(tmp_path / name)
