@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from crosswire.wire import protocol
-from crosswire.wire.bulk import AWAY, NONE, BulkScanner, Columns, read
+from crosswire.wire.bulk import NONE, BulkScanner, Columns, read
 from crosswire.wire.contract import Decoder, Frame, FrameError, Placed
 from tests.wire.stream import Stream
 
@@ -173,10 +173,6 @@ def check_alone(
     for row in range(len(columns)):
         found[columns.run[row]].append(_row(columns, row, data, starts, reader))
     assert found == expected
-
-
-def is_away(scanner: BulkScanner, decoder: Decoder) -> bool:
-    return bool(scanner.state_of(decoder)[1] == AWAY)
 
 
 def _row(columns: Columns, row: int, data: Any, shifts: Any, reader: Reader) -> Any:

@@ -171,7 +171,7 @@ def test_a_mechanism_without_a_password_is_passed_through() -> None:
 
 
 def test_large_messages_are_not_held_back_where_no_secret_can_be() -> None:
-    mask = EpoxyMask()
+    mask: Mask = EpoxyMask()
     start = call("a", None, bytes(1000))[:-500]
     assert mask.feed(start) == start
     mask = EmpMask()

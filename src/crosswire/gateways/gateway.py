@@ -68,7 +68,7 @@ class Gateway(ABC):
     # What a protocol fills in.
 
     @classmethod
-    def prepare(cls, site: Site) -> None:  # noqa: B027  most have nothing
+    def prepare(cls, site: Site) -> None:
         """The hub is there, nobody is connected yet: take up what outlived the last run."""
 
     @abstractmethod
@@ -91,10 +91,10 @@ class Gateway(ABC):
     def request(self, provider: Provider, requests: list[Delivery]) -> None:
         """Send these calls to the peer, which said that it serves them."""
 
-    def cancel(self, provider: Provider, ids: list[int]) -> None:  # noqa: B027
+    def cancel(self, provider: Provider, ids: list[int]) -> None:
         """Nobody waits for these calls any more. Most protocols have no word for it."""
 
-    def leave(self) -> None:  # noqa: B027  most have nothing
+    def leave(self) -> None:
         """The peer is gone: let go of what only this protocol knows."""
 
     def log(self, level: int, what: str, **fields: object) -> None:
@@ -309,7 +309,7 @@ class Gateway(ABC):
         else:
             self.receive(events)
 
-    def handle_drain(self) -> None:  # noqa: B027  windows bound most protocols
+    def handle_drain(self) -> None:
         """The peer reads again."""
 
     def _leave(self, end: ConnectionClosed | ConnectionFailed) -> None:

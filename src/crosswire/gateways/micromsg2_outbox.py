@@ -181,6 +181,7 @@ class Outbox:
         run: list[tuple[bytes, bytes]] = []
         ids: list[int] = []
         name, prefix = "", b""
+        properties: Mapping[str, Property]
         end = len(deliveries)
         while place < end and len(run) < credit:
             envelope = deliveries[place].envelope

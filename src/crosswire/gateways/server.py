@@ -116,6 +116,7 @@ class Server:
             await self.stop()
             raise
         self.started_at = now
+        self.hub.on_earlier_deadline(self._look_sooner)
         self._keep_time()
         return {name: listener.address for name, listener in self.listeners.items()}
 
@@ -245,6 +246,16 @@ class Server:
             store.request()
 
     # Time.
+
+    def _look_sooner(self) -> None:
+        """Something is due before we would have looked."""
+        loop, deadline = asyncio.get_running_loop(), self.hub.next_deadline()
+        if self._timer is None or deadline is None:
+            return
+        wait = max(deadline - self.site.now(), 0.0)
+        if loop.time() + wait < self._timer.when():
+            self._timer.cancel()
+            self._timer = loop.call_later(wait, self._keep_time)
 
     def _keep_time(self) -> None:
         """The hub's deadlines, looked at when they come and at least every tenth of a second."""

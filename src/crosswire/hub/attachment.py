@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from itertools import count
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import msgspec
@@ -29,6 +30,8 @@ __all__ = [
 ]
 
 _NEVER: Final = 1 << 62
+
+_numbers = count()
 
 Predicate: TypeAlias = Callable[[dict[str, Property]], bool]
 Choice: TypeAlias = Callable[[Envelope], bool]
@@ -184,7 +187,7 @@ class Attachment:
 class Consumer(Attachment):
     """Of a queue or of a named subscription."""
 
-    __slots__ = ("_backlog", "choice", "held", "is_listed", "last_used", "lease_s")
+    __slots__ = ("_backlog", "choice", "held", "is_listed", "last_used", "lease_s", "number")
 
     def __init__(
         self,
@@ -202,6 +205,7 @@ class Consumer(Attachment):
             backlog.destination, receiver, peer=peer, window=window, weight=weight, matches=matches
         )
         self._backlog = backlog
+        self.number = next(_numbers)
         self.held: dict[int, Item] = {}
         self.lease_s = lease_s
         self.choice = choice

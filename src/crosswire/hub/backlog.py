@@ -243,7 +243,7 @@ class Backlog:
             consumer.is_listed = True
             heapq.heappush(
                 self._eligible,
-                (-consumer.weight, consumer.last_used, id(consumer), consumer),
+                (-consumer.weight, consumer.last_used, consumer.number, consumer),
             )
             self._hub.touch(self)
             self._hub.pump(now)
@@ -284,7 +284,8 @@ class Backlog:
             if consumer.window.free > 0 and (took or not self._filtered):
                 consumer.is_listed = True
                 heapq.heappush(
-                    self._eligible, (-consumer.weight, consumer.last_used, id(consumer), consumer)
+                    self._eligible,
+                    (-consumer.weight, consumer.last_used, consumer.number, consumer),
                 )
             elif not took and self._filtered:
                 self._skip(consumer)
@@ -347,7 +348,8 @@ class Backlog:
             if consumer.is_open and not consumer.is_listed:
                 consumer.is_listed = True
                 heapq.heappush(
-                    self._eligible, (-consumer.weight, consumer.last_used, id(consumer), consumer)
+                    self._eligible,
+                    (-consumer.weight, consumer.last_used, consumer.number, consumer),
                 )
 
     def _give(self, item: Item, consumer: Consumer, now: float) -> None:

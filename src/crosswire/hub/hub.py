@@ -520,6 +520,10 @@ class Hub:
     def next_deadline(self) -> float | None:
         return self._timers.next_due()
 
+    def on_earlier_deadline(self, action: Callable[[], None]) -> None:
+        """Have the owner told when `next_deadline` has come nearer."""
+        self._timers.sooner = action
+
     def handle_deadline(self, now: float) -> None:
         self.now = now
         self._timers.run(now)

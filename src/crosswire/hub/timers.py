@@ -9,9 +9,13 @@ __all__ = ["Timers"]
 
 
 class Timers:
-    """Actions are called once, with the time that it is then."""
+    """Actions are called once, with the time that it is then.
+
+    `sooner` is called when something is due before all else that waits.
+    """
 
     def __init__(self) -> None:
+        self.sooner: Callable[[], None] | None = None
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
         self._count = 0
         self._owners: dict[int, float] = {}
@@ -27,7 +31,10 @@ class Timers:
 
     def at(self, due: float, action: Callable[[float], None]) -> None:
         self._count += 1
+        is_first = not self._heap or due < self._heap[0][0]
         heapq.heappush(self._heap, (due, self._count, action))
+        if is_first and self.sooner is not None:
+            self.sooner()
 
     def at_least(self, owner: object, due: float, action: Callable[[float], None]) -> None:
         """Like `at`, unless the owner is called earlier anyhow."""

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from crosswire.errors import CrosswireError
+from crosswire.lake.columns import numbers
 from crosswire.lake.schemas import SCHEMAS
 
 __all__ = [
@@ -88,10 +89,10 @@ def prepare(lake: Path, name: str, rows: pa.Table) -> list[Part]:
         return []
     if len(pc.unique(rows["node"])) != 1:
         raise CrosswireError("a file of the lake holds the rows of one node")
-    seq = rows["seq"].combine_chunks().to_numpy()
+    seq = numbers(rows["seq"])
     if not (seq[1:] > seq[:-1]).all():
         raise CrosswireError("the rows of a file are in the order of their seq")
-    days = rows["time"].combine_chunks().to_numpy() // 86_400_000_000
+    days = numbers(rows["time"]) // 86_400_000_000
     ends = [*((days[1:] != days[:-1]).nonzero()[0] + 1).tolist(), len(days)]
     parts: list[Part] = []
     start = 0

@@ -16,12 +16,13 @@ import os
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
+from crosswire.lake.columns import binary, booleans, int32s, integers, optional_text, text
 from crosswire.lake.files import find, is_covered, write
 from crosswire.lake.schemas import BACKWARD, DATA, FORWARD, GAP, LOST, OPEN, WIRE
 
@@ -232,18 +233,22 @@ def _read(path: Path) -> Iterator[WireRow]:
 
 def _table(node: str, first_seq: int, rows: Sequence[WireRow]) -> pa.Table:
     peers = [row.peers for row in rows]
-    columns: dict[str, Any] = {
-        "node": [node] * len(rows),
-        "seq": np.arange(first_seq, first_seq + len(rows)),
-        "connection": [each.connection for each in peers],
-        "protocol": [each.protocol or None for each in peers],
-        "listener": [each.listener or None for each in peers],
-        "connector_address": [each.connector_address for each in peers],
-        "connector_port": [each.connector_port for each in peers],
-        "acceptor_address": [each.acceptor_address for each in peers],
-        "acceptor_port": [each.acceptor_port for each in peers],
+    columns = {
+        "node": text([node] * len(rows)),
+        "seq": integers(np.arange(first_seq, first_seq + len(rows))),
+        "connection": text([each.connection for each in peers]),
+        "direction": text([row.direction for row in rows]),
+        "kind": text([row.kind for row in rows]),
+        "offset": integers([row.offset for row in rows]),
+        "length": integers([row.length for row in rows]),
+        "time": integers([row.time for row in rows]),
+        "data": binary([row.data for row in rows]),
+        "late": booleans([row.late for row in rows]),
+        "protocol": optional_text([each.protocol for each in peers]),
+        "listener": optional_text([each.listener for each in peers]),
+        "connector_address": text([each.connector_address for each in peers]),
+        "connector_port": int32s([each.connector_port for each in peers]),
+        "acceptor_address": text([each.acceptor_address for each in peers]),
+        "acceptor_port": int32s([each.acceptor_port for each in peers]),
     }
-    for name in ("direction", "kind", "offset", "length", "time", "data", "late"):
-        columns[name] = [getattr(row, name) for row in rows]
-    arrays = [pa.array(columns[field.name], field.type) for field in WIRE]
-    return pa.table(arrays, schema=WIRE)
+    return pa.Table.from_arrays([columns[name] for name in WIRE.names], schema=WIRE)

@@ -8,7 +8,7 @@ Arrow's, which lets go of the interpreter.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -18,27 +18,15 @@ import pyarrow as pa
 
 from crosswire.envelope import Envelope
 from crosswire.errors import CrosswireError
+from crosswire.lake.columns import binary, booleans, int32s, integers, maps, text
 from crosswire.lake.files import Part, discard, is_covered, prepare, publish
 from crosswire.lake.schemas import GAPS, LEDGER, MESSAGES
 
 __all__ = ["Batch", "Missing", "Runs", "Writer", "ledger_table", "messages_table"]
 
-_SLICE: Final = 500
+_SLICE: Final = 2000
 _BREATH_S: Final = 0.0003
-_INT64: Final = 1 << 63
-_CONSTANT: Final = (
-    "protocol",
-    "connection",
-    "principal",
-    "kind",
-    "destination",
-    "key",
-    "reply_to",
-    "durable",
-    "expires",
-    "content_type",
-)
-"""Columns in which a slice often has one value only, which then costs nothing per message."""
+_SLICE_BYTES: Final = 1 << 28
 
 
 class Runs(Protocol):
@@ -130,17 +118,17 @@ class Writer:
                 parts += prepare(self.lake, "gaps", rows)
         except BaseException as error:
             discard(parts)
-            if isinstance(error, ValueError | TypeError | pa.ArrowException):
+            if isinstance(error, ValueError | TypeError | OverflowError | pa.ArrowException):
                 raise CrosswireError(f"can't be written as Parquet: {error}") from error
             raise
         return parts
 
     def _messages(self, batch: Batch) -> pa.Table:
         tables = []
-        for start in range(0, len(batch.messages), _SLICE):
-            some = batch.messages[start : start + _SLICE]
-            tables.append(messages_table(self.node, batch.first_seq + start, some))
-            self._breathe(_BREATH_S)
+        seq = batch.first_seq
+        for some in _slices(batch.messages):
+            tables.append(messages_table(self.node, seq, some, breathe=self._breathe))
+            seq += len(some)
         return pa.concat_tables(tables)
 
     @staticmethod
@@ -168,45 +156,50 @@ _names: Final = Envelope.__struct_fields__
 _json: Final = msgspec.json.Encoder().encode
 
 
-def messages_table(node: str, first_seq: int, envelopes: Sequence[Envelope]) -> pa.Table:
+def messages_table(
+    node: str,
+    first_seq: int,
+    envelopes: Sequence[Envelope],
+    *,
+    breathe: Callable[[float], None] = time.sleep,
+) -> pa.Table:
     """Rows of `messages`, numbered from `first_seq` on."""
     count = len(envelopes)
     values = zip(*map(msgspec.structs.astuple, envelopes), strict=True)
-    fields = dict(zip(_names, values, strict=True))
-    columns: dict[str, Any] = {
-        "node": pa.repeat(node, count),
-        "seq": pa.array(np.arange(first_seq, first_seq + count)),
-        "properties": _properties(fields["properties"]),
-        "native": _natives(fields["native"]),
+    fields: dict[str, Any] = dict(zip(_names, values, strict=True))
+    breathe(_BREATH_S)
+    columns = {
+        "node": text([node] * count),
+        "seq": integers(np.arange(first_seq, first_seq + count)),
+        "properties": text(
+            [_json(each).decode() if each else "{}" for each in fields["properties"]]
+        ),
+        "native": maps(fields["native"]),
+        "durable": booleans(fields["durable"]),
+        "payload": binary(fields["payload"]),
     }
+    for name in ("id", "time", "expires", "crc"):
+        columns[name] = integers(fields[name])
     for name in MESSAGES.names:
         if name not in columns:
-            columns[name] = _column(name, fields[name], MESSAGES.field(name).type)
-    return pa.table([columns[name] for name in MESSAGES.names], schema=MESSAGES)
+            columns[name] = text(fields[name])
+    breathe(_BREATH_S)
+    return _table(columns, MESSAGES)
 
 
-def _column(name: str, values: tuple[Any, ...], kind: pa.DataType) -> pa.Array:
-    if name in _CONSTANT and len(set(values)) == 1:
-        return pa.repeat(pa.scalar(values[0], kind), len(values))
-    try:
-        return pa.array(values, kind)
-    except OverflowError:
-        # A peer may name any time: one that is too far away is as good as never.
-        return pa.array([min(max(each, -_INT64), _INT64 - 1) for each in values], kind)
+def _table(columns: dict[str, pa.Array], schema: pa.Schema) -> pa.Table:
+    return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
-def _properties(values: tuple[dict[str, Any], ...]) -> pa.Array:
-    if not any(values):
-        return pa.repeat("{}", len(values))
-    return pa.array([_json(each).decode() if each else "{}" for each in values], pa.string())
-
-
-def _natives(values: tuple[dict[str, bytes], ...]) -> pa.Array:
-    kind = MESSAGES.field("native").type
-    if not any(values):
-        empty = pa.array(np.zeros(len(values) + 1, np.int32))
-        return pa.MapArray.from_arrays(empty, pa.array([], pa.string()), pa.array([], pa.binary()))
-    return pa.array([list(each.items()) for each in values], kind)
+def _slices(envelopes: Sequence[Envelope]) -> Iterator[Sequence[Envelope]]:
+    """As many as are dealt with at once: not too many, and not too large."""
+    for start in range(0, len(envelopes), _SLICE):
+        some = envelopes[start : start + _SLICE]
+        if sum(len(each.payload) for each in some) < _SLICE_BYTES:
+            yield some
+        else:
+            for envelope in some:
+                yield [envelope]
 
 
 # ------------------------------------------------------------------------------------------ ledger
@@ -223,31 +216,31 @@ def _block_table(node: str, first_row: int, runs: Runs, steps: Mapping[int, str]
     lengths = np.asarray(runs.lengths, np.int64)
     ids = np.frombuffer(runs.ids, "<i8")
     count = len(ids)
-    words = pa.array(runs.words, pa.string())
+    words = text(runs.words)
     numbers = sorted(steps)
-    known = pa.array([steps[number] for number in numbers], pa.string())
+    known = text([steps[number] for number in numbers])
 
-    def spread(values: list[int], kind: type[np.generic] = np.int64) -> Any:
-        return np.repeat(np.asarray(values, kind), lengths)
+    def spread(values: list[int]) -> Any:
+        return np.repeat(np.asarray(values, np.int64), lengths)
 
-    def text(values: list[int]) -> pa.Array:
-        return words.take(pa.array(spread(values)))
+    def said(values: list[int]) -> pa.Array:
+        return words.take(integers(spread(values)))
 
     columns = {
-        "node": pa.repeat(node, count),
-        "seq": pa.array(np.arange(first_row, first_row + count)),
-        "id": pa.array(ids),
-        "time": pa.array(spread(runs.times)),
-        "step": known.take(pa.array(np.searchsorted(numbers, spread(runs.steps)))),
-        "destination": text(runs.destinations),
-        "protocol": text(runs.protocols),
-        "connection": text(runs.connections),
-        "principal": text(runs.principals),
-        "attempt": pa.array(spread(runs.attempts, np.int32)),
-        "detail": text(runs.details),
-        "count": pa.array(_counts(runs, lengths, count)),
+        "node": text([node] * count),
+        "seq": integers(np.arange(first_row, first_row + count)),
+        "id": integers(ids),
+        "time": integers(spread(runs.times)),
+        "step": known.take(integers(np.searchsorted(numbers, spread(runs.steps)))),
+        "destination": said(runs.destinations),
+        "protocol": said(runs.protocols),
+        "connection": said(runs.connections),
+        "principal": said(runs.principals),
+        "attempt": int32s(spread(runs.attempts)),
+        "detail": said(runs.details),
+        "count": integers(_counts(runs, lengths, count)),
     }
-    return pa.table([columns[name] for name in LEDGER.names], schema=LEDGER)
+    return _table(columns, LEDGER)
 
 
 def _counts(runs: Runs, lengths: Any, count: int) -> Any:
@@ -261,8 +254,13 @@ def _counts(runs: Runs, lengths: Any, count: int) -> Any:
 
 
 def _gaps_table(node: str, first_seq: int, gaps: Sequence[Missing]) -> pa.Table:
-    rows = [
-        {"node": node, "seq": first_seq + place, **msgspec.structs.asdict(gap)}
-        for place, gap in enumerate(gaps)
-    ]
-    return pa.Table.from_pylist(rows, schema=GAPS)
+    columns = {
+        "node": text([node] * len(gaps)),
+        "seq": integers(np.arange(first_seq, first_seq + len(gaps))),
+        "time": integers([gap.time for gap in gaps]),
+        "table": text([gap.table for gap in gaps]),
+        "first": integers([gap.first for gap in gaps]),
+        "last": integers([gap.last for gap in gaps]),
+        "reason": text([gap.reason for gap in gaps]),
+    }
+    return _table(columns, GAPS)

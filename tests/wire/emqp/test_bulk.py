@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from crosswire.wire.bulk import AWAY, NONE, ODD, STOP
 from crosswire.wire.contract import Frame
 from crosswire.wire.emqp.bulk import EmqpScanner
-from crosswire.wire.emqp.connection import EmqpDecoder
+from crosswire.wire.emqp.connection import EmqpDecoder, EmqpLimits
 from crosswire.wire.emqp.frames import (
     VERSION,
     Ack,
@@ -29,7 +29,6 @@ from crosswire.wire.zmtp.frames import (
     Command,
     Greeting,
     Message,
-    ZmtpLimits,
     serialize_command,
     serialize_message,
     serialize_metadata,
@@ -56,9 +55,15 @@ def typed(frame: Frame, raw: bytes) -> Typed:
         case Delivery(topic=topic, message=message):
             return 0, NONE, NONE, {"name": topic.encode(), "payload": message}
     found = {name: value for name, value in _slices(frame).items() if value is not None}
-    return 0, NONE, NONE, {
-        name: value.encode() if isinstance(value, str) else value for name, value in found.items()
-    }
+    return (
+        0,
+        NONE,
+        NONE,
+        {
+            name: value.encode() if isinstance(value, str) else value
+            for name, value in found.items()
+        },
+    )
 
 
 def _slices(frame: Frame) -> Slices:
@@ -191,8 +196,8 @@ def test_curve_is_not_for_the_scanner() -> None:
     assert SCANNER.state_of(decoder)[STOP] == AWAY
 
 
-@pytest.mark.parametrize("limits", [ZmtpLimits(parts=6), ZmtpLimits(frame_bytes=40)])
-def test_it_stops_before_what_passes_a_limit(limits: ZmtpLimits) -> None:
+@pytest.mark.parametrize("limits", [EmqpLimits(parts=6), EmqpLimits(frame_bytes=40)])
+def test_it_stops_before_what_passes_a_limit(limits: EmqpLimits) -> None:
     start = handshake("DEALER") + wire(Ready("1"))
     said = start + wire(Request("1", "q", "", b"x" * 20))
     scanner = EmqpScanner(limits)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
+import msgspec
+
+from crosswire.errors import DecoderStateError
 from crosswire.wire.contract import Frame
 
 __all__ = [
@@ -73,8 +76,20 @@ class Described(NamedTuple):
     begun_at: int | None = None
 
 
+class _ReadingState(msgspec.Struct, array_like=True, frozen=True):
+    """Layout of `Reading.dump()`; `own` is what the protocol adds."""
+
+    version: int
+    own: Any
+
+
+_STATE: Final = msgspec.msgpack.Decoder(_ReadingState)
+
+
 class Reading(ABC):
     """Both directions of one connection, frame by frame, in order."""
+
+    state_version: ClassVar[int] = 1
 
     @abstractmethod
     def describe(self, forward: bool, frame: Frame, offset: int, length: int) -> Described:
@@ -83,6 +98,34 @@ class Reading(ABC):
 
     def interrupt(self, forward: bool) -> None:  # noqa: B027  most have nothing to forget
         """Bytes of this direction were missing or no frame: what was half read is not completed."""
+
+    def dump(self) -> bytes:
+        """The whole state between two reads, to be given to `load`: small, versioned."""
+        return msgspec.msgpack.encode(_ReadingState(self.state_version, self._save()))
+
+    def load(self, state: bytes) -> None:
+        """Go on where `dump` was called. Raises DecoderStateError."""
+        try:
+            saved = _STATE.decode(state)
+        except msgspec.MsgspecError as error:
+            raise DecoderStateError(f"state of a reading is damaged: {error}") from None
+        if saved.version != self.state_version:
+            raise DecoderStateError(
+                f"state of a reading has version {saved.version}, this is version "
+                f"{self.state_version}"
+            )
+        try:
+            self._restore(saved.own)
+        except (TypeError, ValueError, KeyError) as error:
+            raise DecoderStateError(f"state of a reading is damaged: {error}") from None
+
+    @abstractmethod
+    def _save(self) -> Any:
+        """What is remembered, as msgpack can hold it."""
+
+    @abstractmethod
+    def _restore(self, own: Any) -> None:
+        """Take back what `_save` gave; raise TypeError, ValueError or KeyError if it's damaged."""
 
 
 V = TypeVar("V")
@@ -105,6 +148,15 @@ class Memory(Generic[V]):
 
     def get(self, key: Any) -> V | None:
         return self._held.get(key)
+
+    def save(self) -> list[Any]:
+        return list(self._held.items())
+
+    def restore(self, saved: list[Any]) -> None:
+        """Keys are tuples; so are values, unless they are plain."""
+        self._held = OrderedDict(
+            (tuple(key), tuple(value) if isinstance(value, list) else value) for key, value in saved
+        )
 
 
 def kind_of_destination(destination: str) -> str:

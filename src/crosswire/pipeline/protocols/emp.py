@@ -74,6 +74,12 @@ class EmpReading(Reading):
             return Described(frame.fields(), ERROR, status=str(frame.code))
         return Described(frame.fields(), _SIMPLE.get(type(frame), CONTROL))
 
+    def _save(self) -> Any:
+        return self._asked.save()
+
+    def _restore(self, own: Any) -> None:
+        self._asked.restore(own)
+
     def _request(self, forward: bool, frame: Request) -> Described:
         call = frame.call()
         op, data = call.op, bytes(call.data)

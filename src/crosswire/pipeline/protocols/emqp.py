@@ -98,6 +98,13 @@ class EmqpReading(Reading):
         fields = frame.fields()
         return Described(fields, CONTROL, fields.get("msgid"))
 
+    def _save(self) -> Any:
+        """The parts at hand are those of a message whose command is read with it."""
+        return self._asked.save()
+
+    def _restore(self, own: Any) -> None:
+        self._asked.restore(own)
+
     def _request(self, forward: bool, frame: Request) -> Described:
         headers = Headers.parse(frame.headers)
         destination = f"queue/{frame.queue}"

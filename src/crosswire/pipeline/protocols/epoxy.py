@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from crosswire.errors import BondError
 from crosswire.pipeline.protocols.contract import (
@@ -44,6 +44,12 @@ class EpoxyReading(Reading):
             case ProtocolError():
                 return Described(frame.fields(), ERROR, status=frame.error_name)
         return Described(frame.fields(), CONTROL)
+
+    def _save(self) -> Any:
+        return self._asked.save()
+
+    def _restore(self, own: Any) -> None:
+        self._asked.restore(own)
 
     def _message(self, forward: bool, frame: Message) -> Described:
         identifier = str(frame.conversation_id)

@@ -30,12 +30,23 @@ _MESSAGE_BYTES: Final = 64 * 1024 * 1024
 class _Begun:
     """A message of which more frames are to come."""
 
-    def __init__(self, first: Message, offset: int) -> None:
-        self.destination = first.destination
-        self.properties = first.properties()
+    def __init__(self, destination: str, properties: dict[str, Any], offset: int) -> None:
+        self.destination = destination
+        self.properties = properties
         self.offset = offset
         self.size_bytes = 0
         self.payloads: list[bytes] = []
+
+    def save(self) -> Any:
+        return self.destination, self.properties, self.offset, self.payloads
+
+    @classmethod
+    def restored(cls, saved: Any) -> _Begun:
+        destination, properties, offset, payloads = saved
+        begun = cls(destination, properties, offset)
+        begun.payloads = [bytes(payload) for payload in payloads]
+        begun.size_bytes = sum(map(len, begun.payloads))
+        return begun
 
 
 class MicroMsg2Reading(Reading):
@@ -69,6 +80,19 @@ class MicroMsg2Reading(Reading):
     def interrupt(self, forward: bool) -> None:
         self._begun[forward] = None
 
+    def _save(self) -> Any:
+        begun = [each and each.save() for each in (self._begun[True], self._begun[False])]
+        return begun, self._extensions, self._asked.save()
+
+    def _restore(self, own: Any) -> None:
+        (forward, backward), extensions, asked = own
+        self._begun = {
+            True: forward and _Begun.restored(forward),
+            False: backward and _Begun.restored(backward),
+        }
+        self._extensions = list(extensions)
+        self._asked.restore(asked)
+
     def _message(self, forward: bool, frame: Message, offset: int) -> Described:
         fields = {
             "sequence": frame.sequence,
@@ -81,7 +105,7 @@ class MicroMsg2Reading(Reading):
         if begun is None:
             if not frame.destination:
                 return described  # the rest of a message whose beginning was missed
-            begun = _Begun(frame, offset)
+            begun = _Begun(frame.destination, frame.properties(), offset)
         begun.payloads.append(frame.payload)
         begun.size_bytes += len(frame.payload)
         self._begun[forward] = begun if frame.continued else None

@@ -101,6 +101,16 @@ class RelinkReading(Reading):
         """What was missed may have been messages."""
         self._counted = False
 
+    def _save(self) -> Any:
+        numbers = [(*key, number) for key, number in self._next.items()]
+        return self._destination, self._serves, self._asked_for, self._counted, numbers
+
+    def _restore(self, own: Any) -> None:
+        self._destination, self._serves, self._asked_for, self._counted, numbers = own
+        self._next = defaultdict(int)
+        for forward, channel, number in numbers:
+            self._next[forward, channel] = number
+
     def _message(self, forward: bool, frame: Message) -> Described:
         numbers = []
         for channel in frame.channels:

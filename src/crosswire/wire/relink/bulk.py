@@ -320,7 +320,9 @@ def _packet(
             return TAIL
         sequence = little(data, position + after - 4, 4) if kind >= 2 else np.int64(NONE)
         frame = _OF_CHANNELS + kind
-        row = put(rows, progress, position + shift, stop - position, frame, number, detail, sequence)
+        row = put(
+            rows, progress, position + shift, stop - position, frame, number, detail, sequence
+        )
     if stop >= 0:
         point(rows, row, _CHANNELS, position + ids, position + ids_end)
     return stop

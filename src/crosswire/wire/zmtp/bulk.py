@@ -36,10 +36,11 @@ def text(word: str) -> Bytes:
 def equals(data: Bytes, start: int, end: int, word: Bytes) -> bool:
     if end - start != len(word):
         return False
-    for index in range(len(word)):
-        if data[start + index] != word[index]:
-            return False
-    return True
+    difference = np.uint8(0)
+    first = np.uint64(start)
+    for index in range(np.uint64(0), np.uint64(len(word))):
+        difference |= data[first + index] ^ word[index]
+    return difference == 0
 
 
 @compiled

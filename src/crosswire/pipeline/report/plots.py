@@ -1,0 +1,275 @@
+"""Plots as inline SVG and HTML: colours come from the page's style, words from `data-tip`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
+from math import ceil, log10
+from typing import Final
+
+import msgspec
+
+from crosswire.pipeline.report.facts import Clock
+from crosswire.pipeline.report.histogram import highest_of, lowest_of
+from crosswire.pipeline.report.words import amount, count, duration, moment, share, size, visible
+
+__all__ = ["Series", "bars", "columns", "distribution", "legend", "lines", "split_bar"]
+
+_WIDTH: Final = 760
+_HEIGHT: Final = 230
+_LEFT: Final = 62
+_RIGHT: Final = 12
+_TOP: Final = 12
+_BOTTOM: Final = 30
+_INNER_WIDTH: Final = _WIDTH - _LEFT - _RIGHT
+_INNER_HEIGHT: Final = _HEIGHT - _TOP - _BOTTOM
+
+Say = Callable[[float], str]
+
+
+class Series(msgspec.Struct, frozen=True):
+    """`name` is plain text; `style` is the class that gives it its colour."""
+
+    name: str
+    style: str
+    values: Sequence[float | None]
+
+
+def legend(entries: Iterable[tuple[str, str]]) -> str:
+    """Names and their classes."""
+    items = "".join(
+        f'<span class="key"><i class="{style}"></i>{escape(name)}</span>' for name, style in entries
+    )
+    return f'<div class="legend">{items}</div>'
+
+
+def columns(clock: Clock, series: Sequence[Series], say: Say, title: str) -> str:
+    """Stacked columns, one for each piece of time."""
+    totals = [sum(each.values[piece] or 0 for each in series) for piece in range(clock.count)]
+    top, ticks = _scale(max(totals, default=0))
+    width = _INNER_WIDTH / clock.count
+    thick = min(max(width - (1.5 if width > 5 else 0.3), 0.6), 90)
+    parts = [_grid([(tick / top, say(tick)) for tick in ticks]), _times(clock)]
+    for piece in range(clock.count):
+        left = _LEFT + piece * width + (width - thick) / 2
+        bottom = 0.0
+        for each in series:
+            value = each.values[piece] or 0
+            if not value:
+                continue
+            height = value / top * _INNER_HEIGHT
+            y = _TOP + _INNER_HEIGHT - bottom - height
+            parts.append(
+                f'<rect class="{each.style}" x="{left:.1f}" y="{y:.2f}" width="{thick:.1f}" '
+                f'height="{height:.2f}"/>'
+            )
+            bottom += height
+    named = [(each.name, each.values) for each in series]
+    parts.append(_targets(clock, named, say, totals if len(series) > 1 else None))
+    return _svg(parts, title)
+
+
+def lines(
+    clock: Clock, series: Sequence[Series], say: Say, title: str, *, logarithmic: bool = False
+) -> str:
+    """A line for each series, broken where it has no value."""
+    known = [value for each in series for value in each.values if value is not None]
+    if logarithmic:
+        place, marks = _decades(min(known, default=1), max(known, default=1))
+        grid = [(place(mark), say(mark)) for mark in marks]
+    else:
+        top, ticks = _scale(max(known, default=0))
+        grid = [(tick / top, say(tick)) for tick in ticks]
+
+        def place(value: float) -> float:
+            return value / top
+
+    width = _INNER_WIDTH / clock.count
+    parts = [_grid(grid), _times(clock)]
+    for each in series:
+        run: list[str] = []
+        for piece, value in enumerate((*each.values, None)):
+            if value is not None:
+                y = _TOP + (1 - place(value)) * _INNER_HEIGHT
+                run.append(f"{_LEFT + (piece + 0.5) * width:.1f},{y:.1f}")
+                continue
+            if len(run) == 1:
+                x, y_text = run[0].split(",")
+                parts.append(f'<circle class="{each.style}" cx="{x}" cy="{y_text}" r="3"/>')
+            elif run:
+                parts.append(f'<polyline class="line {each.style}" points="{" ".join(run)}"/>')
+            run = []
+    parts.append(_targets(clock, [(each.name, each.values) for each in series], say, None))
+    return _svg(parts, title)
+
+
+def distribution(counts: Mapping[str, tuple[str, Mapping[int, int]]], title: str) -> str:
+    """Stacked columns of latency buckets, four of which are joined. Name → style, counts."""
+    joined: dict[str, dict[int, int]] = {}
+    for name, (_, buckets) in counts.items():
+        sums = joined.setdefault(name, {})
+        for bucket, number in buckets.items():
+            sums[bucket // 4] = sums.get(bucket // 4, 0) + number
+    places = [place for sums in joined.values() for place in sums]
+    first, last = min(places) - 1, max(places) + 1
+    totals = {place: sum(sums.get(place, 0) for sums in joined.values()) for place in places}
+    top, ticks = _scale(max(totals.values()))
+    width = _INNER_WIDTH / (last - first + 1)
+    thick = max(width - 1.5, 0.8)
+    parts = [_grid([(tick / top, amount(tick)) for tick in ticks])]
+    every = ceil((last - first + 1) / 9)
+    for place in range(first, last + 1):
+        left = _LEFT + (place - first) * width
+        if place >= 0 and (place - first) % every == 0:
+            parts.append(_mark(left, duration(lowest_of(place * 4))))
+        bottom = 0.0
+        for name, (style, _) in counts.items():
+            height = joined[name].get(place, 0) / top * _INNER_HEIGHT
+            if height:
+                y = _TOP + _INNER_HEIGHT - bottom - height
+                parts.append(
+                    f'<rect class="{style}" x="{left:.1f}" y="{y:.2f}" width="{thick:.1f}" '
+                    f'height="{height:.2f}"/>'
+                )
+                bottom += height
+        if place in totals:
+            said = [f"{duration(lowest_of(place * 4))} – {duration(highest_of(place * 4 + 3))}"]
+            said += [
+                f"{name}: {count(sums[place])}" for name, sums in joined.items() if place in sums
+            ]
+            parts.append(_target(left, width, said))
+    return _svg(parts, title)
+
+
+def bars(rows: Sequence[tuple[str, str, float, str]]) -> str:
+    """Horizontal bars: HTML of the label, class, value, and the value in words."""
+    longest = max((value for _, _, value, _ in rows), default=0) or 1
+    made = [
+        f'<div class="bar-label">{label}</div><div class="bar-track"><i class="{style}" '
+        f'style="width:{max(100 * value / longest, 0.6):.2f}%"></i><b>{escape(words)}</b></div>'
+        for label, style, value, words in rows
+    ]
+    return f'<div class="bars">{"".join(made)}</div>'
+
+
+def split_bar(parts: Sequence[tuple[str, str, float]], say: Say = count) -> str:
+    """One bar, split: name, class, value."""
+    total = sum(value for _, _, value in parts) or 1
+    made = [
+        f'<i class="{style}" style="flex:{value / total:.5f} 1 0" '
+        f'data-tip="{escape(f"{name}: {say(value)} ({share(value, total)})")}"></i>'
+        for name, style, value in parts
+        if value
+    ]
+    return f'<div class="split">{"".join(made)}</div>'
+
+
+# Axes and frames.
+
+
+def _svg(parts: Sequence[str], title: str) -> str:
+    name = escape(title)
+    return (
+        f'<figure><figcaption>{name}</figcaption><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'aria-label="{name}">{"".join(parts)}</svg></figure>'
+    )
+
+
+def _scale(highest: float) -> tuple[float, list[float]]:
+    """The top of an axis that begins at 0, and its marks: 1, 2 or 5 times a power of ten."""
+    if highest <= 0:
+        return 1, [0, 1]
+    rough = highest / 4
+    power = 10.0 ** (ceil(log10(rough)) - 1)
+    step = next(power * number for number in (1, 2, 5, 10) if power * number >= rough * 0.999)
+    if highest >= 4:
+        step = max(round(step), 1)
+    number = ceil(highest / step - 1e-9)
+    return number * step, [step * place for place in range(number + 1)]
+
+
+def _decades(lowest: float, highest: float) -> tuple[Callable[[float], float], list[float]]:
+    """A logarithmic axis over whole powers of ten: where a value stands in it, and its marks."""
+    first = int(log10(max(lowest, 1)))
+    last = max(ceil(log10(max(highest, 1))), first + 1)
+
+    def place(value: float) -> float:
+        return (log10(max(value, 1)) - first) / (last - first)
+
+    return place, [10.0**power for power in range(first, last + 1)]
+
+
+def _grid(marks: Sequence[tuple[float, str]]) -> str:
+    made = []
+    for height, label in marks:
+        y = _TOP + (1 - height) * _INNER_HEIGHT
+        made.append(
+            f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            f'<text class="axis" x="{_LEFT - 7}" y="{y + 3.5:.1f}" text-anchor="end">'
+            f"{escape(label)}</text>"
+        )
+    return "".join(made)
+
+
+def _mark(x: float, label: str) -> str:
+    y = _TOP + _INNER_HEIGHT
+    return (
+        f'<line class="tick" x1="{x:.1f}" x2="{x:.1f}" y1="{y}" y2="{y + 4}"/>'
+        f'<text class="axis" x="{x:.1f}" y="{y + 17}" text-anchor="middle">{escape(label)}</text>'
+    )
+
+
+def _times(clock: Clock) -> str:
+    pattern = _pattern(clock)
+    every = max(ceil(clock.count / 6), 1)
+    width = _INNER_WIDTH / clock.count
+    made = []
+    for piece in range(0, clock.count, every):
+        x = _LEFT + piece * width
+        if x < _WIDTH - 50:
+            made.append(_mark(x, moment(clock.start_us + piece * clock.width_us, pattern)))
+    return "".join(made)
+
+
+def _pattern(clock: Clock) -> str:
+    if clock.width_us >= 86_400_000_000:
+        return "%Y-%m-%d"
+    if clock.last_us - clock.first_us > 20 * 3_600_000_000:
+        return "%m-%d %H:%M"
+    if clock.width_us >= 60_000_000:
+        return "%H:%M"
+    return "%H:%M:%S" if clock.width_us >= 1_000_000 else "%H:%M:%S.%f"
+
+
+def _targets(
+    clock: Clock,
+    named: Sequence[tuple[str, Sequence[float | None]]],
+    say: Say,
+    totals: Sequence[float] | None,
+) -> str:
+    """What the pointer finds: an invisible column for each piece of time that has something."""
+    width = _INNER_WIDTH / clock.count
+    made = []
+    for piece in range(clock.count):
+        said = [f"{name}: {say(v)}" for name, values in named if (v := values[piece])]
+        if not said:
+            continue
+        start = clock.start_us + piece * clock.width_us
+        pattern = "%Y-%m-%d %H:%M:%S" + (".%f" if clock.width_us < 1_000_000 else "")
+        said.insert(0, f"{moment(start, pattern)} (+ {duration(clock.width_us)})")
+        if totals is not None and len(said) > 2:
+            said.append(f"together: {say(totals[piece])}")
+        made.append(_target(_LEFT + piece * width, width, said))
+    return "".join(made)
+
+
+def _target(x: float, width: float, said: Sequence[str]) -> str:
+    tip = escape("\n".join(map(visible, said)))
+    return (
+        f'<rect class="target" x="{x:.1f}" y="{_TOP}" width="{width:.1f}" height="{_INNER_HEIGHT}" '
+        f'data-tip="{tip}"/>'
+    )
+
+
+def sizes_per_s(number: float) -> str:
+    return f"{size(number)}/s"
