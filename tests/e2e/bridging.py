@@ -188,8 +188,8 @@ def ports_of(server: Server) -> dict[str, int]:
     return {name: listener.address.port for name, listener in server.listeners.items()}
 
 
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(_WAIT_S):
+async def until(true: Callable[[], bool], *, within_s: float = _WAIT_S) -> None:
+    async with asyncio.timeout(within_s):
         while not true():
             await asyncio.sleep(0.002)
 

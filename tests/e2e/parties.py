@@ -10,22 +10,21 @@ import asyncio
 import base64
 import ssl
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any, ClassVar, Self
 
 import msgspec
 
 from crosswire.bond import hub_module, marshal
-from crosswire.clients.dial import Backoff
-from crosswire.clients.emp import EmpClient
+from crosswire.clients.dial import Backoff, Redialler
+from crosswire.clients.emp import EmpClient, EmpPeer
 from crosswire.clients.emqp import EmqpClient, EmqpPeer, EmqpSubscriber, connect_peer
-from crosswire.clients.epoxy import Call, EpoxyClient, Handler
+from crosswire.clients.epoxy import Call, EpoxyClient, EpoxyPeer, Handler
 from crosswire.clients.micromsg2 import Delivery, MicroMsg2Client
 from crosswire.clients.relink import Received as RelinkMessage
 from crosswire.clients.relink import Receiver, RelinkClient
-from crosswire.errors import CallFailed, RequestFailed
+from crosswire.errors import CallFailed, ConnectionLost, RequestFailed
 from crosswire.gateways.payloads import BYTES, JSON, TEXT, unwrap, wrap
 from crosswire.wire.contract import Event
 from crosswire.wire.emqp.events import PeerReady, Registered, RequestReceived
@@ -34,8 +33,12 @@ from crosswire.wire.emqp.headers import Headers
 Property = int | float | bool | str
 Properties = Mapping[str, Property]
 
-SOON = Backoff(0.01, 0.05)
 _HUB = hub_module()
+
+
+def soon() -> Backoff:
+    """When to try again; not so often that a hub which is just starting would feel it."""
+    return Backoff(0.02, 0.3)
 
 
 class Received(msgspec.Struct, kw_only=True):
@@ -110,7 +113,8 @@ class Party(ABC):
         """Returns when the hub has it, where the protocol can tell."""
 
     @abstractmethod
-    async def consume(self, destination: str) -> Inbox: ...
+    async def consume(self, destination: str, *, name: str = "") -> Inbox:
+        """Goes on when the connection was lost; with a name, where it was."""
 
     @abstractmethod
     async def call(self, service: str, payload: bytes, content_type: str = JSON) -> Received:
@@ -142,11 +146,11 @@ class EmpParty(Party):
     name = "EMP"
 
     async def start(self) -> None:
-        self._inboxes: dict[int, Inbox] = defaultdict(asyncio.Queue)
+        self._inboxes: dict[int, Inbox] = {}
         self._handlers = _Operations({"$deliver": self._deliver})
         self._client = await self._stack.enter_async_context(
             EmpClient(
-                self.host, self.ports["emp"], tls=self.tls, handlers=self._handlers, backoff=SOON
+                self.host, self.ports["emp"], tls=self.tls, handlers=self._handlers, backoff=soon()
             )
         )
 
@@ -169,9 +173,21 @@ class EmpParty(Party):
             data["base64"] = base64.b64encode(payload).decode()
         await self._client.request_json("$publish", msgspec.json.encode(data))
 
-    async def consume(self, destination: str) -> Inbox:
-        reply = await self._client.request("$subscribe", {"destination": destination})
-        return self._inboxes[reply["subscription"]]
+    async def consume(self, destination: str, *, name: str = "") -> Inbox:
+        asked = {"destination": destination, "name": name}
+        peer = await self._client.peer()
+        reply = await peer.request("$subscribe", asked)
+        inbox = self._inboxes[reply["subscription"]] = asyncio.Queue()
+        self.keep(self._stay(peer, asked, inbox))
+        return inbox
+
+    async def _stay(self, peer: EmpPeer, asked: dict[str, Any], inbox: Inbox) -> None:
+        while True:
+            await asyncio.wait([peer.ended])
+            peer = await self._client.peer()
+            with suppress(ConnectionLost):
+                reply = await peer.request("$subscribe", asked)
+                self._inboxes[reply["subscription"]] = inbox
 
     async def _deliver(self, data: dict[str, Any]) -> None:
         payload, content_type = _from_body(data)
@@ -229,7 +245,7 @@ class _Worker(EmqpPeer):
         elif not isinstance(event, PeerReady):
             super().handle_event(event)
 
-    def finish(self, job: RequestReceived, reply: bytes) -> None:
+    def answer(self, job: RequestReceived, reply: bytes) -> None:
         if Headers.parse(job.headers).reply_requested:
             self.connection.send_reply(reply, job.msgid)
         self.connection.send_ready()
@@ -244,7 +260,7 @@ class EmqpParty(Party):
 
     async def start(self) -> None:
         self._client = await self._stack.enter_async_context(
-            EmqpClient(self.host, self.ports["emqp-clients"], backoff=SOON)
+            EmqpClient(self.host, self.ports["emqp-clients"], backoff=soon())
         )
 
     async def produce(
@@ -267,12 +283,13 @@ class EmqpParty(Party):
                 payload, queue=name, guarantee=True, retry_count=retries, properties=told
             )
 
-    async def consume(self, destination: str) -> Inbox:
-        kind, _, name = destination.partition("/")
+    async def consume(self, destination: str, *, name: str = "") -> Inbox:
+        assert not name, "eMQP has no named subscriptions"
+        kind, _, place = destination.partition("/")
         inbox: Inbox = asyncio.Queue()
         if kind == "topic":
             subscriber = EmqpSubscriber(
-                self.host, self.ports["emqp-subscribers"], [name], backoff=SOON
+                self.host, self.ports["emqp-subscribers"], [place], backoff=soon()
             )
             await self._stack.enter_async_context(subscriber)
             self.keep(self._listen(subscriber, inbox))
@@ -280,9 +297,9 @@ class EmqpParty(Party):
 
             def take(worker: _Worker, job: RequestReceived) -> None:
                 inbox.put_nowait(_from_job(job))
-                worker.finish(job, b'{"value": true}')
+                worker.answer(job, b'{"value": true}')
 
-            await self._work(name, take)
+            await self._work(place, take)
         return inbox
 
     async def _listen(self, subscriber: EmqpSubscriber, inbox: Inbox) -> None:
@@ -290,10 +307,15 @@ class EmqpParty(Party):
             inbox.put_nowait(Received(payload=message))
 
     async def _work(self, queue: str, take: Callable[[_Worker, RequestReceived], None]) -> None:
-        worker = _Worker(take)
-        port = self.ports["emqp-workers"]
-        await connect_peer(worker, "worker", self.host, port, queues=((10, queue),))
-        self._stack.push_async_callback(worker.close)
+        async def join() -> _Worker:
+            worker = _Worker(take)
+            port = self.ports["emqp-workers"]
+            await connect_peer(worker, "worker", self.host, port, queues=((10, queue),))
+            return worker
+
+        workers: Redialler[_Worker] = Redialler(join, backoff=soon())
+        await workers.start()
+        self._stack.push_async_callback(workers.stop)
 
     async def call(self, service: str, payload: bytes, content_type: str = JSON) -> Received:
         answer = await self._client.request(
@@ -308,7 +330,7 @@ class EmqpParty(Party):
     async def serve(self, service: str, answerer: Answerer) -> None:
         async def answer(worker: _Worker, job: RequestReceived) -> None:
             payload, _ = await answerer(_from_job(job))
-            worker.finish(job, payload)
+            worker.answer(job, payload)
 
         await self._work(
             service.removeprefix("service/"),
@@ -342,7 +364,7 @@ class RelinkParty(Party):
         client = self._clients.get(endpoint)
         if client is None:
             client = RelinkClient(
-                self.host, self.ports["relink"], endpoint, tls=self.tls, backoff=SOON
+                self.host, self.ports["relink"], endpoint, tls=self.tls, backoff=soon()
             )
             self._clients[endpoint] = await self._stack.enter_async_context(client)
         return client
@@ -365,9 +387,10 @@ class RelinkParty(Party):
         await sender.send(*([b"", *parts, b""] if marked else parts))
         await sender.consumed(timeout_s=10.0)
 
-    async def consume(self, destination: str) -> Inbox:
+    async def consume(self, destination: str, *, name: str = "") -> Inbox:
         verb = "consume" if destination.startswith("queue/") else "subscribe"
-        client = await self._client(f"{destination}?{verb}")
+        named = f"&name={name}" if name else ""
+        client = await self._client(f"{destination}?{verb}{named}")
         inbox: Inbox = asyncio.Queue()
         self.keep(self._listen(client.receiver(), inbox))
         return inbox
@@ -460,13 +483,17 @@ class EpoxyParty(Party):
     )
 
     async def start(self) -> None:
-        self._inboxes: dict[int, Inbox] = defaultdict(asyncio.Queue)
+        self._inboxes: dict[int, Inbox] = {}
         self._handlers = _EveryMethod()
         self._handlers.services["crosswire.Subscriber"] = self._deliver
         self._hub = _HUB.service("crosswire.Hub")
         self._client = await self._stack.enter_async_context(
             EpoxyClient(
-                self.host, self.ports["epoxy"], tls=self.tls, handlers=self._handlers, backoff=SOON
+                self.host,
+                self.ports["epoxy"],
+                tls=self.tls,
+                handlers=self._handlers,
+                backoff=soon(),
             )
         )
 
@@ -497,10 +524,21 @@ class EpoxyParty(Party):
         fields = {bool: "truth", int: "integer", float: "real", str: "text"}
         return self._make("Value", **{fields[type(value)]: value})
 
-    async def consume(self, destination: str) -> Inbox:
-        asked = self._make("Subscription", destination=destination, window=64)
-        subscribed = await self._client.call(self._hub, "Subscribe", asked)
-        return self._inboxes[subscribed.subscription]
+    async def consume(self, destination: str, *, name: str = "") -> Inbox:
+        asked = self._make("Subscription", destination=destination, name=name, window=64)
+        peer = await self._client.peer()
+        subscribed = await peer.call(self._hub, "Subscribe", asked)
+        inbox = self._inboxes[subscribed.subscription] = asyncio.Queue()
+        self.keep(self._stay(peer, asked, inbox))
+        return inbox
+
+    async def _stay(self, peer: EpoxyPeer, asked: Any, inbox: Inbox) -> None:
+        while True:
+            await asyncio.wait([peer.ended])
+            peer = await self._client.peer()
+            with suppress(ConnectionLost):
+                subscribed = await peer.call(self._hub, "Subscribe", asked)
+                self._inboxes[subscribed.subscription] = inbox
 
     async def _deliver(self, call: Call) -> None:
         told = marshal.unmarshal(call.payload, _HUB.struct("crosswire.Delivery"))
@@ -517,7 +555,8 @@ class EpoxyParty(Party):
             )
         )
         settlement = self._make("Settlement", subscription=told.subscription, ids=[told.id])
-        await call.peer.call(self._hub, "Settle", settlement)
+        with suppress(ConnectionLost):
+            await call.peer.call(self._hub, "Settle", settlement)
 
     async def call(self, service: str, payload: bytes, content_type: str = JSON) -> Received:
         name, _, method = service.removeprefix("service/").partition("/")
@@ -554,7 +593,7 @@ class MicroMsg2Party(Party):
 
     async def start(self) -> None:
         self._client = await self._stack.enter_async_context(
-            MicroMsg2Client(self.host, self.ports["micromsg2"], tls=self.tls, backoff=SOON)
+            MicroMsg2Client(self.host, self.ports["micromsg2"], tls=self.tls, backoff=soon())
         )
 
     async def produce(
@@ -572,8 +611,8 @@ class MicroMsg2Party(Party):
             told["correlation-id"] = correlation
         await self._client.send(destination, payload, told)
 
-    async def consume(self, destination: str) -> Inbox:
-        subscription = self._client.subscribe(destination)
+    async def consume(self, destination: str, *, name: str = "") -> Inbox:
+        subscription = self._client.subscribe(destination, name=name or None)
         await self._stack.enter_async_context(subscription)
         inbox: Inbox = asyncio.Queue()
 

@@ -7,14 +7,19 @@ import asyncio
 import logging
 import ssl
 import subprocess
+from collections.abc import Awaitable
 from typing import Any, NamedTuple
 
 import pytest
 
 from crosswire.access import User
+from crosswire.clients.dial import Backoff
 from crosswire.clients.emp import EmpClient
+from crosswire.clients.emqp import EmqpPeer, EmqpSubscriber, connect_peer
+from crosswire.clients.relink import RelinkClient
 from crosswire.config import Config, ConnectionLimits, ProtocolLimits, TlsFiles
 from crosswire.errors import ClientError, ConfigError, RequestFailed
+from crosswire.gateways.payloads import BYTES
 from crosswire.gateways.server import GATEWAYS, Server
 from crosswire.listeners import LISTENERS, PLAIN_LISTENERS
 from crosswire.wire import protocol
@@ -27,13 +32,16 @@ from crosswire.wire.relink.frames import RelinkLimits
 from tests.conftest import TlsPair
 from tests.e2e.bridging import ports_of, until
 from tests.e2e.parties import (
+    Answer,
     EmpParty,
     EmqpParty,
     EpoxyParty,
     MicroMsg2Party,
     Party,
+    Received,
     RelinkParty,
 )
+from tests.e2e.pipe import pipe_to
 from tests.gateways.conftest import StartServer, port_of
 
 LISTENER = {
@@ -52,8 +60,6 @@ PARTY: dict[str, type[Party]] = {
     "epoxy": EpoxyParty,
     "micromsg2": MicroMsg2Party,
 }
-SPEECHLESS = ("emqp", "relink")
-"""Before both sides have said hello these have no word for what is wrong: they hang up."""
 
 
 def limits(**options: Any) -> ProtocolLimits:
@@ -240,6 +246,7 @@ class TestTls:
 
 # ----------------------------------------------------------------------------------------- too many
 
+# Before both sides have said hello eMQP and Relink have no word for what is wrong: they hang up.
 ROOM = {
     "emp": ("error", 2),
     "emqp": ("zmtp-greeting", None),
@@ -364,3 +371,123 @@ class TestSizes:
 
 TOO_LARGE = (ClientError, TimeoutError)
 """Clients that connect again by themselves, and then send it again, never come to an end."""
+
+
+# ------------------------------------------------------------------------------- too many of a kind
+
+
+@pytest.mark.parametrize("name", ["emp", "epoxy", "micromsg2"])
+class TestSubscriptions:
+    async def test_one_too_many_is_refused(
+        self, start_server: StartServer, log: Log, name: str
+    ) -> None:
+        server = await start_server(connections=ConnectionLimits(subscriptions=2))
+        async with PARTY[name](ports_of(server)) as party:
+            for number in range(2):
+                await party.consume(f"topic/t{number}")
+            await refused(party.consume("topic/t2"), server, name)
+        assert server.site.counters["limited", name, "subscriptions"] == 1
+        assert [line["limit"] for line in log.lines("limited")] == ["subscriptions"]
+
+    async def test_and_one_service_too_many(
+        self, start_server: StartServer, log: Log, name: str
+    ) -> None:
+        async def answer(asked: Received) -> Answer:
+            return asked.payload, BYTES
+
+        server = await start_server(connections=ConnectionLimits(subscriptions=2))
+        async with PARTY[name](ports_of(server)) as party:
+            for number in range(2):
+                await party.serve(f"service/s{number}", answer)
+            await refused(party.serve("service/s2", answer), server, name)
+        assert server.site.counters["limited", name, "services"] == 1
+        assert [line["limit"] for line in log.lines("limited")] == ["services"]
+
+
+async def refused(work: Awaitable[Any], server: Server, name: str) -> None:
+    """MicroMsg2 says no by hanging up, and its client would try again; the others answer."""
+    if name == "micromsg2":
+        await work
+        await until(lambda: server.site.counters["failed", name, "DestinationFull"] == 1)
+    else:
+        with pytest.raises(RequestFailed):
+            await work
+
+
+async def test_a_worker_gets_as_many_queues_as_it_may(start_server: StartServer, log: Log) -> None:
+    server = await start_server(connections=ConnectionLimits(subscriptions=2))
+    worker = EmqpPeer()
+    queues = [(10, f"q{number}") for number in range(4)]
+    port = port_of(server, "emqp-workers")
+    await connect_peer(worker, "worker", "127.0.0.1", port, queues=queues)
+    await until(lambda: server.site.counters["limited", "emqp", "subscriptions"] == 2)
+    assert len(log.lines("limited")) == 1
+    await worker.close()
+
+
+async def test_a_link_has_only_so_many_channels(start_server: StartServer, log: Log) -> None:
+    server = await start_server(limits=ProtocolLimits(relink=RelinkLimits(channels=2)))
+    with pytest.raises(ClientError):
+        async with RelinkClient("127.0.0.1", port_of(server, "relink"), "queue/q") as client:
+            for channel in range(3):
+                await client.sender(channel).send(b"x")
+                await client.sender(channel).consumed(timeout_s=5.0)
+    assert [line["error"] for line in log.lines("failed")] == ["LimitExceeded"]
+
+
+async def test_a_subscriber_of_emqp_has_only_so_many_topics(
+    start_server: StartServer, log: Log
+) -> None:
+    small = ProtocolLimits(emqp=EmqpLimits(subscription_bytes=1000))
+    server = await start_server(limits=small)
+    topics = [f"topic-{number}" for number in range(100)]
+    port = port_of(server, "emqp-subscribers")
+    async with EmqpSubscriber("127.0.0.1", port, topics, backoff=Backoff(5.0, 5.0)):
+        await until(lambda: bool(log.lines("failed")))
+    assert ["subscription" in line["description"] for line in log.lines("failed")] == [True]
+
+
+# ---------------------------------------------------------------------------- peers that don't read
+
+COUNT = 96
+SIZE_BYTES = 256 * 1024
+DOOR = {**LISTENER, "emqp": "emqp-subscribers"}
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+async def test_a_peer_that_does_not_read_holds_up_nobody_and_gets_it_later(
+    start_server: StartServer, name: str
+) -> None:
+    """24 MiB are published; what waits for the peer in memory is bounded, the rest on disk."""
+    server = await start_server(connections=ConnectionLimits(congested_bytes=SIZE_BYTES))
+    ports = ports_of(server)
+    payloads = [number.to_bytes(4) * (SIZE_BYTES // 4) for number in range(COUNT)]
+    async with (
+        pipe_to(ports[DOOR[name]]) as pipe,
+        PARTY[name](ports) as reader,
+        PARTY[name]({**ports, DOOR[name]: pipe.port}) as stuck,
+        EmpParty(ports) as producer,
+    ):
+        inbox = await reader.consume("topic/t")
+        late = await stuck.consume("topic/t")
+        await until(lambda: attached(server) == 2)
+        pipe.stall()
+        most_waiting = 0
+        for payload in payloads:
+            await producer.produce("topic/t", payload)
+            waiting = [
+                each.session.transport.get_write_buffer_size()
+                for each in server.site.gateways.values()
+            ]
+            most_waiting = max(most_waiting, *waiting)
+            async with asyncio.timeout(10):
+                assert (await inbox.get()).payload == payload
+        assert most_waiting < 8 * SIZE_BYTES
+        pipe.flow()
+        for payload in payloads:
+            async with asyncio.timeout(10):
+                assert (await late.get()).payload == payload
+
+
+def attached(server: Server) -> int:
+    return sum(len(each.attachments) for each in server.site.gateways.values())

@@ -862,7 +862,7 @@ async def test_a_subscriber_that_is_too_slow_is_sent_away(start_server: StartSer
         for _ in range(2):
             await publish(publisher, "topic/t")
         await asyncio.wait_for(asyncio.shield(peer.ended), 10)
-        assert "subscription 1 of topic/t ended: too slow" in peer._why(None)
+        assert "subscription 1 of topic/t ended: too slow" in peer.why()
 
 
 async def test_an_answer_that_comes_too_late_is_dropped(start_server: StartServer) -> None:

@@ -8,15 +8,13 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
-
 from crosswire.clients.dial import Backoff
-from crosswire.clients.relink import RelinkClient
+from crosswire.clients.relink import Receiver, RelinkClient
 
-KILLS = 4
-MESSAGES = 4000
+MESSAGES = 3000
 
 
 class Hub:
@@ -34,7 +32,7 @@ class Hub:
         )
         listen = [f"relink=127.0.0.1:{self.port}", *(f"{name}=off" for name in others)]
         self.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "crosswire.cli.main", "serve", "--json", "--log", "info"),
+            *(sys.executable, "-m", "crosswire.cli.main", "serve", "--json"),
             *("--data", str(self.data)),
             *(word for each in listen for word in ("--listen", each)),
             stdout=asyncio.subprocess.PIPE,
@@ -89,45 +87,84 @@ async def produce(client: RelinkClient, *, transactions: bool) -> None:
 
 
 class Consumer:
-    """Remembers what came, and tells when it was half of what there is between two kills."""
+    """Remembers what came, and tells when it was a third of all there is."""
 
     def __init__(self) -> None:
         self.found: list[int] = []
-        self.reached = [asyncio.Event() for _ in range(KILLS + 1)]
+        self.in_the_middle = asyncio.Event()
 
     async def consume(self, client: RelinkClient) -> None:
-        step = MESSAGES // (KILLS + 1)
         async for message in client.receiver(0):
             self.found.append(int(bytes(message.parts[0])))
             message.consume()
-            if len(self.found) % step == step // 2:
-                self.reached[len(self.found) // step].set()
+            if len(self.found) == MESSAGES // 3:
+                self.in_the_middle.set()
             if len(self.found) == MESSAGES:
                 break
 
 
-@pytest.mark.parametrize(
-    ("to", "of", "transactions"),
-    [
-        ("queue/q", "queue/q?consume", False),
-        ("queue/q", "queue/q?consume", True),
-        ("topic/t", "topic/t?subscribe", False),
-        ("topic/t", "topic/+?subscribe&name=n", False),
-    ],
-)
-async def test_a_killed_hub_goes_on(tmp_path: Path, to: str, of: str, transactions: bool) -> None:
+@dataclass
+class Pair:
+    """A producer and a consumer, and what the consumer must have got in the end."""
+
+    to: str
+    of: str
+    transactions: bool = False
+    witness: Consumer = field(default_factory=Consumer)
+
+    async def run(self, hub: Hub) -> None:
+        consumer = hub.client(self.of, listener_transactions=self.transactions)
+        producer = hub.client(self.to, connector_transactions=self.transactions)
+        async with consumer, producer, asyncio.TaskGroup() as group:
+            group.create_task(self.witness.consume(consumer))
+            group.create_task(produce(producer, transactions=self.transactions))
+
+
+async def test_a_killed_hub_goes_on(tmp_path: Path) -> None:
+    pairs = [
+        Pair("queue/slow", "queue/slow?consume", transactions=True),
+        Pair("queue/q", "queue/q?consume"),
+        Pair("topic/t", "topic/t?subscribe"),
+        Pair("topic/u/v", "topic/u/+?subscribe&name=n"),
+    ]
     async with running(tmp_path) as hub:
-        consumer = hub.client(of, listener_transactions=transactions)
-        producer = hub.client(to, connector_transactions=transactions)
-        async with consumer, producer:
-            async with asyncio.timeout(30):
-                witness = Consumer()
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(witness.consume(consumer))
-                    group.create_task(produce(producer, transactions=transactions))
-                    for reached in witness.reached[:KILLS]:
-                        await reached.wait()
-                        await hub.kill()
-                        await hub.start()
-        assert witness.found == list(range(MESSAGES))
+        async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+            for pair in pairs:
+                group.create_task(pair.run(hub))
+                await pair.witness.in_the_middle.wait()
+                await hub.kill()
+                await hub.start()
         assert await hub.stop() == 0
+    assert [pair.witness.found for pair in pairs] == [list(range(MESSAGES))] * len(pairs)
+
+
+async def test_calls_go_on_over_a_killed_hub(tmp_path: Path) -> None:
+    """Each is answered once, by the provider or with an error, on its channel."""
+    async with (
+        running(tmp_path) as hub,
+        asyncio.timeout(90),
+        hub.client("service/s?serve") as provider,
+        hub.client("service/s") as caller,
+        asyncio.TaskGroup() as group,
+    ):
+
+        async def serve(receiver: Receiver) -> None:
+            async for message in receiver:
+                await provider.sender(receiver.channel).send(message.parts[0])
+                message.consume()
+
+        async def listen() -> None:
+            async for receiver in provider.opened():
+                tasks.append(group.create_task(serve(receiver)))
+
+        tasks = [group.create_task(listen())]
+        for number in range(200):
+            if number in (50, 150):
+                await hub.kill()
+                group.create_task(hub.start())
+            await caller.sender(number % 3).send(b"%d" % number)
+            answer = await anext(caller.receiver(number % 3))
+            answer.consume()
+            assert bytes(answer.parts[0]) == b"%d" % number or b'"error"' in answer.parts[0]
+        for task in tasks:
+            task.cancel()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from array import array
 from pathlib import Path
 
@@ -140,6 +142,22 @@ def test_what_an_earlier_life_prepared_is_thrown_away(tmp_path: Path) -> None:
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+def test_a_prepared_file_that_is_gone_is_not_passed_over(tmp_path: Path) -> None:
+    one = writer(tmp_path)
+    parts = one.prepare(Batch(messages=[envelope(1)]))
+    one.discard(parts)
+    with pytest.raises(FileNotFoundError):
+        one.publish(parts)
+
+
+def test_each_part_of_the_hub_clears_up_behind_itself_only(tmp_path: Path) -> None:
+    wire = tmp_path / ".parts" / "wire-n1-1-2.parquet.part"
+    wire.parent.mkdir()
+    wire.touch()
+    writer(tmp_path).clear()
+    assert wire.exists()
+
+
 def test_a_failed_preparation_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,3 +168,24 @@ def test_a_failed_preparation_leaves_nothing(
     with pytest.raises(OSError, match="No space"):
         writer(tmp_path).prepare(Batch(messages=[envelope(1)]))
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_writing_needs_no_pandas(tmp_path: Path) -> None:
+    """Where it is installed, Arrow would import it: half a second in a running hub."""
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from crosswire.envelope import Envelope\n"
+        "from crosswire.lake.tap import Peers, Spool, WireRow\n"
+        "from crosswire.lake.writer import Batch, Missing, Writer\n"
+        f"lake = Path({str(tmp_path)!r})\n"
+        "message = Envelope(destination='queue/q', kind='send', native={'a': b'b'})\n"
+        "batch = Batch(messages=[message], gaps=[Missing('wire', 1, 2, 3, 'why')])\n"
+        "writer = Writer(lake, 'n1', {})\n"
+        "writer.publish(writer.prepare(batch))\n"
+        "spool = Spool(lake, 'n1', memory_bytes=1000)\n"
+        "spool.add([WireRow(Peers('c', '', ''), 'forward', 'open', 0, 0, 1)], 1)\n"
+        "spool.close(1)\n"
+        "sys.exit('pandas' in sys.modules)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

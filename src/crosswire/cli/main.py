@@ -26,10 +26,12 @@ COMMANDS: Final = {
     "schedule": "list, add, remove and preview schedules",
     "connections": "list who is connected",
     "trace": "show what happened to a message",
+    "bench": "measure how fast messages go through a hub",
     "decode": "print the frames in a file of raw bytes",
     "demo": "show two peers talking, and what the decoder made of it",
     "lake": "list, verify and compact the files of a hub's lake",
     "pipeline": "make tables of captured traffic, on Spark",
+    "report": "make one HTML page of what the tables say",
 }
 
 

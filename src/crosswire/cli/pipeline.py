@@ -59,6 +59,13 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
         metavar="PORT=PROTOCOL",
         help="what is spoken on a port (default: its protocol's own, else a look at the bytes)",
     )
+    one.add_argument(
+        "--late",
+        type=_seconds,
+        default=5.0,
+        metavar="SECONDS",
+        help="a message is late if it takes longer to be settled (default: 5)",
+    )
     one.add_argument("--master", default="local[*]", metavar="URL", help="which Spark to run on")
     one.add_argument(
         "--conf",
@@ -95,6 +102,16 @@ def _port(text: str) -> tuple[int, str]:
     return int(port), name
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return seconds
+
+
 def _setting(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key.startswith("spark.") or not equals:
@@ -117,6 +134,7 @@ def run(options: argparse.Namespace) -> int:
         tables=frozenset(options.tables),
         since_us=options.since,
         ports=dict(options.port),
+        late_us=round(options.late * 1e6),
     )
     if not options.json:
         print(f"Starting Spark ({options.master}) …", file=sys.stderr)
@@ -134,6 +152,8 @@ def _print(summary: Summary, *, as_json: bool) -> None:
         said = {
             "tables": summary.rows,
             "accounting": summary.accounting,
+            "findings": summary.findings,
+            "notes": summary.notes,
             "seconds": round(summary.seconds, 3),
         }
         print(msgspec.json.encode(said).decode())
@@ -147,6 +167,12 @@ def _print(summary: Summary, *, as_json: bool) -> None:
             for each in summary.accounting
         ]
         print_table(("bytes of", *names), rows)
+    if summary.findings:
+        print()
+        found = [(name, f"{count:,}") for name, count in summary.findings.items()]
+        print_table(("finding", "messages"), found)
+    for note in summary.notes:
+        print(f"Note: {note}.", file=sys.stderr)
     print(
         f"{summary.seen:,} bytes, every one accounted for, in {summary.seconds:.1f} s.",
         file=sys.stderr,

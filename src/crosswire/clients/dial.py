@@ -7,14 +7,14 @@ import logging
 import random
 import ssl
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 from typing import Protocol as Shape
 
 from crosswire.errors import ClientError, ConnectFailed, ConnectionLost, RequestTimeout
 from crosswire.session import Owner, Session
 from crosswire.wire.contract import Connection
 
-__all__ = ["Backoff", "Peer", "Redialler", "dial", "within"]
+__all__ = ["Backoff", "Peer", "Redialler", "StayingClient", "dial", "within"]
 
 _log = logging.getLogger("crosswire.clients")
 
@@ -144,3 +144,27 @@ class Redialler(Generic[P]):
                 continue
             self._backoff.reset()
             self._changed.set()
+
+
+class StayingClient(Generic[P]):
+    """A client that stays connected. What is asked while there is no connection waits for one."""
+
+    def __init__(
+        self, connect: Callable[[], Awaitable[P]], *, backoff: Backoff | None = None
+    ) -> None:
+        self._redialler: Redialler[P] = Redialler(connect, backoff=backoff)
+
+    async def __aenter__(self) -> Self:
+        await self._redialler.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def peer(self, timeout_s: float | None = None) -> P:
+        """The server, connected; waited for while there is none. Raises RequestTimeout."""
+        return await self._redialler.peer(timeout_s)
+
+    async def close(self) -> None:
+        """Say goodbye; nothing is dialled again."""
+        await self._redialler.stop()

@@ -15,11 +15,10 @@ from typing import Any
 
 import msgspec
 
-from crosswire.clients.dial import Backoff, Redialler, dial, within
+from crosswire.clients.dial import Backoff, StayingClient, dial, within
+from crosswire.clients.far_end import FarEnd
 from crosswire.errors import (
-    ConnectFailed,
     ConnectionLost,
-    CrosswireError,
     LocalProtocolError,
     RequestFailed,
 )
@@ -38,20 +37,15 @@ Handler = Callable[[Json], Awaitable[Json | None]]
 _log = logging.getLogger("crosswire.clients.emp")
 
 
-class EmpPeer:
+class EmpPeer(FarEnd):
     """The far end of one connection, whoever dialled. Requests go both ways and stay in order."""
 
-    session: Session
-
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
-        loop = asyncio.get_running_loop()
+        super().__init__()
         self._handlers = handlers
         self._waiting: dict[int, asyncio.Future[ResponseReceived]] = {}
         self._to_answer: deque[RequestReceived] = deque()
         self._answering: asyncio.Task[None] | None = None
-        self._end: ConnectionClosed | ConnectionFailed | None = None
-        self.opened: asyncio.Future[None] = loop.create_future()
-        self.ended: asyncio.Future[None] = loop.create_future()
 
     @property
     def connection(self) -> EmpConnection:
@@ -76,7 +70,7 @@ class EmpPeer:
         try:
             identifier = self.connection.send_request(op, data)
         except LocalProtocolError as error:
-            raise ConnectionLost(f"{op} was not sent: {self._why(error)}") from None
+            raise ConnectionLost(f"{op} was not sent: {self.why(error)}") from None
         self.session.wake()
         future: asyncio.Future[ResponseReceived] = asyncio.get_running_loop().create_future()
         self._waiting[identifier] = future
@@ -87,12 +81,6 @@ class EmpPeer:
         if not response.succeeded:
             raise RequestFailed(response.code, response.description, data=response.data)
         return response.data
-
-    async def close(self) -> None:
-        """Say bye and wait until the connection is gone."""
-        self.connection.close()
-        self.session.wake()
-        await asyncio.wait([self.ended])
 
     # Called by the session.
 
@@ -108,35 +96,22 @@ class EmpPeer:
                 case ConnectionOpened():
                     self.opened.set_result(None)
                 case ConnectionClosed() | ConnectionFailed():
-                    self._finish(event)
+                    self.finish(event)
         if self._to_answer and self._answering is None:
             self._answering = asyncio.create_task(self._answer())
 
     def handle_drain(self) -> None:
         """Requests wait for their responses, which bounds what is under way."""
 
-    def _finish(self, end: ConnectionClosed | ConnectionFailed) -> None:
-        self._end = end
-        lost = ConnectionLost(
-            f"{self._why(None)}; what was under way may or may not have been done"
-        )
+    def finish(self, end: ConnectionClosed | ConnectionFailed) -> None:
+        self.end = end
+        lost = ConnectionLost(f"{self.why()}; what was under way may or may not have been done")
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(lost)
-        if not self.opened.done():
-            self.opened.set_exception(ConnectFailed(f"no handshake: {self._why(None)}"))
-            self.opened.exception()
         if self._answering is not None:
             self._answering.cancel()
-        self.ended.set_result(None)
-
-    def _why(self, fallback: CrosswireError | None) -> str:
-        match self._end:
-            case ConnectionFailed(error=error):
-                return f"the connection failed: {error}"
-            case ConnectionClosed():
-                return "the connection was closed"
-        return str(fallback)
+        super().finish(end)
 
     async def _answer(self) -> None:
         """EMP wants a request answered before the next is begun, so one task does them all."""
@@ -159,7 +134,7 @@ class EmpPeer:
         self._answering = None
 
 
-class EmpClient:
+class EmpClient(StayingClient[EmpPeer]):
     """A client that stays connected; operations in `handlers` answer what the server asks.
 
     A request that is made while there is no connection waits for the next one, within its timeout.
@@ -176,24 +151,13 @@ class EmpClient:
         backoff: Backoff | None = None,
         connect_timeout_s: float = 10.0,
     ) -> None:
+        super().__init__(self._connect, backoff=backoff)
         self._host = host
         self._port = port
         self._tls = tls
         self._handlers = handlers or {}
         self._limits = limits
         self._connect_timeout_s = connect_timeout_s
-        self._redialler: Redialler[EmpPeer] = Redialler(self._connect, backoff=backoff)
-
-    async def __aenter__(self) -> EmpClient:
-        await self._redialler.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def peer(self, timeout_s: float | None = None) -> EmpPeer:
-        """The server, connected; waited for while there is none."""
-        return await self._redialler.peer(timeout_s)
 
     async def request(
         self, op: str, data: Json | None = None, *, timeout_s: float | None = 30.0
@@ -206,10 +170,6 @@ class EmpClient:
         """As `EmpPeer.request_json`."""
         peer = await self._redialler.peer(timeout_s)
         return await peer.request_json(op, data, timeout_s=timeout_s)
-
-    async def close(self) -> None:
-        """Say bye; nothing is dialled again."""
-        await self._redialler.stop()
 
     async def _connect(self) -> EmpPeer:
         peer = EmpPeer(self._handlers)

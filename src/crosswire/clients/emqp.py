@@ -15,15 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
-from crosswire.clients.dial import Backoff, Redialler, dial, within
+from crosswire.clients.dial import Backoff, StayingClient, dial, within
+from crosswire.clients.far_end import FarEnd
 from crosswire.errors import (
-    ConnectFailed,
     ConnectionLost,
-    CrosswireError,
     LocalProtocolError,
     RequestFailed,
 )
-from crosswire.session import Session
 from crosswire.wire.contract import ConnectionClosed, ConnectionFailed, Event
 from crosswire.wire.emqp.connection import EmqpConnection, EmqpLimits
 from crosswire.wire.emqp.events import PeerReady, PublicationReceived, ReplyReceived
@@ -43,16 +41,11 @@ _WATCHFUL = EmqpLimits(ping_interval_s=10.0)
 """eMQP has no heartbeats for clients and subscribers, so ZMTP's tell whether the broker lives."""
 
 
-class EmqpPeer:
+class EmqpPeer(FarEnd):
     """The broker at the far end of one connection; `opened` when it may be talked to."""
 
-    session: Session
-
     def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.opened: asyncio.Future[None] = loop.create_future()
-        self.ended: asyncio.Future[None] = loop.create_future()
-        self._end: ConnectionClosed | ConnectionFailed | None = None
+        super().__init__()
         self._drained = asyncio.Event()
 
     @property
@@ -68,18 +61,12 @@ class EmqpPeer:
             self._drained.clear()
             await self._drained.wait()
 
-    async def close(self) -> None:
-        """Say goodbye and wait until the connection is gone."""
-        self.connection.close()
-        self.session.wake()
-        await asyncio.wait([self.ended])
-
     # Called by the session.
 
     def handle_events(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, ConnectionClosed | ConnectionFailed):
-                self._finish(event)
+                self.finish(event)
             else:
                 self.handle_event(event)
 
@@ -91,21 +78,9 @@ class EmqpPeer:
     def handle_drain(self) -> None:
         self._drained.set()
 
-    def _finish(self, end: ConnectionClosed | ConnectionFailed) -> None:
-        self._end = end
-        if not self.opened.done():
-            self.opened.set_exception(ConnectFailed(f"no handshake: {self.why()}"))
-            self.opened.exception()
+    def finish(self, end: ConnectionClosed | ConnectionFailed) -> None:
         self._drained.set()
-        self.ended.set_result(None)
-
-    def why(self, fallback: CrosswireError | None = None) -> str:
-        match self._end:
-            case ConnectionFailed(error=error):
-                return f"the connection failed: {error}"
-            case ConnectionClosed():
-                return "the connection was closed"
-        return str(fallback)
+        super().finish(end)
 
 
 async def connect_peer(
@@ -187,15 +162,15 @@ class _ClientPeer(EmqpPeer):
         if future is not None and not future.done():
             future.set_result(event.message)
 
-    def _finish(self, end: ConnectionClosed | ConnectionFailed) -> None:
-        super()._finish(end)
+    def finish(self, end: ConnectionClosed | ConnectionFailed) -> None:
+        super().finish(end)
         lost = ConnectionLost(f"{self.why()}; what was under way may or may not have been done")
         for future in (*self._receipts.values(), *self._results.values()):
             if not future.done():
                 future.set_exception(lost)
 
 
-class EmqpClient:
+class EmqpClient(StayingClient[_ClientPeer]):
     """A client that stays connected. What is asked while there is no connection waits for one.
 
     Every request gets the broker's receipt; with `reply_requested` the result too. A deployed
@@ -213,20 +188,13 @@ class EmqpClient:
         backoff: Backoff | None = None,
         connect_timeout_s: float = 10.0,
     ) -> None:
+        super().__init__(self._connect, backoff=backoff)
         self._host = host
         self._port = port
         self._subscribers_port = subscribers_port
         self._mechanism = mechanism
         self._limits = limits or _WATCHFUL
         self._connect_timeout_s = connect_timeout_s
-        self._redialler: Redialler[_ClientPeer] = Redialler(self._connect, backoff=backoff)
-
-    async def __aenter__(self) -> EmqpClient:
-        await self._redialler.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def request(
         self,
@@ -358,10 +326,6 @@ class EmqpClient:
             connect_timeout_s=self._connect_timeout_s,
         )
 
-    async def close(self) -> None:
-        """Nothing is dialled again."""
-        await self._redialler.stop()
-
     @staticmethod
     def _sending(peer: EmqpPeer, send: Callable[[], object]) -> None:
         try:
@@ -401,7 +365,7 @@ class _SubscriberPeer(EmqpPeer):
         super().handle_event(event)
 
 
-class EmqpSubscriber:
+class EmqpSubscriber(StayingClient[_SubscriberPeer]):
     """What is published, as an asynchronous iterator of topic and message; at most once.
 
     Topics match by their beginning, and "" is everything. Reconnects by itself: what is published
@@ -420,6 +384,7 @@ class EmqpSubscriber:
         backoff: Backoff | None = None,
         connect_timeout_s: float = 10.0,
     ) -> None:
+        super().__init__(self._connect, backoff=backoff)
         self._host = host
         self._port = port
         self.topics = list(topics)
@@ -431,14 +396,6 @@ class EmqpSubscriber:
         self._arrived = asyncio.Event()
         self._closed = False
         self._peer: _SubscriberPeer | None = None
-        self._redialler: Redialler[_SubscriberPeer] = Redialler(self._connect, backoff=backoff)
-
-    async def __aenter__(self) -> EmqpSubscriber:
-        await self._redialler.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     def __aiter__(self) -> EmqpSubscriber:
         return self
@@ -462,7 +419,7 @@ class EmqpSubscriber:
         """What has arrived can still be read; then the iteration ends."""
         self._closed = True
         self._arrived.set()
-        await self._redialler.stop()
+        await super().close()
 
     def _take(self, event: PublicationReceived, peer: _SubscriberPeer) -> None:
         self._waiting.append((event.topic, event.message))

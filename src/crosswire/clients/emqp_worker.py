@@ -58,8 +58,8 @@ class _WorkerPeer(EmqpPeer):
             case _:
                 super().handle_event(event)
 
-    def _finish(self, end: ConnectionClosed | ConnectionFailed) -> None:
-        super()._finish(end)
+    def finish(self, end: ConnectionClosed | ConnectionFailed) -> None:
+        super().finish(end)
         self._owner._part(self)
 
 

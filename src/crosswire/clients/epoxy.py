@@ -24,11 +24,11 @@ import msgspec
 
 from crosswire.bond import marshal
 from crosswire.bond.schema import MethodDef, ServiceDef
-from crosswire.clients.dial import Backoff, Redialler, dial, within
+from crosswire.clients.dial import Backoff, StayingClient, dial, within
+from crosswire.clients.far_end import FarEnd
 from crosswire.errors import (
     BondDecodeError,
     CallFailed,
-    ConnectFailed,
     ConnectionLost,
     ConnectionRejected,
     CrosswireError,
@@ -137,19 +137,17 @@ def _handler(
 # ------------------------------------------------------------------------------------------ peer
 
 
-class EpoxyPeer:
+class EpoxyPeer(FarEnd):
     """The far end of one connection, whoever dialled. Both ends may call and tell.
 
     Handlers are begun in the order in which requests and events came; one that waits does not hold
     up the next.
     """
 
-    session: Session
-
     def __init__(
         self, handlers: Handlers, *, token: str | None = None, events_waiting: int = 1024
     ) -> None:
-        loop = asyncio.get_running_loop()
+        super().__init__()
         self._handlers = handlers
         self._credentials = None if token is None else marshal_credentials(token)
         self._events_waiting = events_waiting
@@ -157,11 +155,8 @@ class EpoxyPeer:
         self._to_handle: deque[RequestReceived | EventReceived] = deque()
         self._workers: set[asyncio.Task[None]] = set()
         self._drained: asyncio.Future[None] | None = None
-        self._end: ConnectionClosed | ConnectionFailed | None = None
         self.events_dropped = 0
         """Events that came faster than they were handled, or that nobody handles."""
-        self.opened: asyncio.Future[None] = loop.create_future()
-        self.ended: asyncio.Future[None] = loop.create_future()
 
     @property
     def connection(self) -> EpoxyConnection:
@@ -246,13 +241,6 @@ class EpoxyPeer:
             raise self._not_sent(f"{service}.{method}", error) from None
         self.session.wake()
 
-    async def close(self) -> None:
-        """Answer what was asked, close, and wait until the peer has closed too, or its time is
-        up."""
-        self.connection.close()
-        self.session.wake()
-        await asyncio.wait([self.ended])
-
     # Called by the session.
 
     def handle_events(self, events: list[Event]) -> None:
@@ -272,47 +260,34 @@ class EpoxyPeer:
                 case ConnectionOpened():
                     self.opened.set_result(None)
                 case ConnectionClosed() | ConnectionFailed():
-                    self._finish(event)
+                    self.finish(event)
         self._find_worker()
 
     def handle_drain(self) -> None:
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 
-    def _finish(self, end: ConnectionClosed | ConnectionFailed) -> None:
-        self._end = end
-        lost = ConnectionLost(
-            f"{self._why(None)}; what was under way may or may not have been done"
-        )
+    def finish(self, end: ConnectionClosed | ConnectionFailed) -> None:
+        self.end = end
+        lost = ConnectionLost(f"{self.why()}; what was under way may or may not have been done")
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(lost)
-        if not self.opened.done():
-            self.opened.set_exception(ConnectFailed(f"no handshake: {self._why(None)}"))
-            self.opened.exception()
         self._to_handle.clear()
         for worker in self._workers:
             worker.cancel()
         self.handle_drain()
-        self.ended.set_result(None)
-
-    def _why(self, fallback: CrosswireError | None) -> str:
-        match self._end:
-            case ConnectionFailed(error=error):
-                return f"the connection failed: {error}"
-            case ConnectionClosed():
-                return "the connection was closed"
-        return str(fallback)
+        super().finish(end)
 
     def _not_sent(self, name: str, error: LocalProtocolError) -> CrosswireError:
         """Nothing is wrong with the connection if it is still there; if not, it has a goodbye."""
         self.session.wake()
-        if self._end is None and self.connection.accepts_conversations:
+        if self.end is None and self.connection.accepts_conversations:
             return error
-        return ConnectionLost(f"{name} was not sent: {self._why(error)}")
+        return ConnectionLost(f"{name} was not sent: {self.why(error)}")
 
     async def _keep_pace(self) -> None:
-        while self.session.congested and self._end is None:
+        while self.session.congested and self.end is None:
             if self._drained is None or self._drained.done():
                 self._drained = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._drained)
@@ -420,7 +395,7 @@ def _keep_alive(transport: asyncio.Transport) -> None:
 # ------------------------------------------------------------------------------ client and server
 
 
-class EpoxyClient:
+class EpoxyClient(StayingClient[EpoxyPeer]):
     """A client that stays connected; `handlers` answer what the server calls.
 
     A call that is made while there is no connection waits for the next one, within its timeout.
@@ -439,6 +414,7 @@ class EpoxyClient:
         backoff: Backoff | None = None,
         connect_timeout_s: float = 10.0,
     ) -> None:
+        super().__init__(self._connect, backoff=backoff)
         self._host = host
         self._port = port
         self._tls = tls
@@ -446,18 +422,6 @@ class EpoxyClient:
         self._token = token
         self._limits = limits
         self._connect_timeout_s = connect_timeout_s
-        self._redialler: Redialler[EpoxyPeer] = Redialler(self._connect, backoff=backoff)
-
-    async def __aenter__(self) -> EpoxyClient:
-        await self._redialler.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def peer(self, timeout_s: float | None = None) -> EpoxyPeer:
-        """The server, connected; waited for while there is none."""
-        return await self._redialler.peer(timeout_s)
 
     async def call(
         self,
@@ -512,10 +476,6 @@ class EpoxyClient:
         """As `EpoxyPeer.tell_bytes`."""
         peer = await self._redialler.peer(timeout_s)
         await peer.tell_bytes(service, method, payload, layer_data=layer_data)
-
-    async def close(self) -> None:
-        """Close; nothing is dialled again."""
-        await self._redialler.stop()
 
     async def _connect(self) -> EpoxyPeer:
         peer = EpoxyPeer(self._handlers, token=self._token)

@@ -17,16 +17,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from itertools import count
 from typing import Any, Final
 
-from crosswire.clients.dial import Backoff, Redialler, dial, within
+from crosswire.clients.dial import Backoff, StayingClient, dial, within
+from crosswire.clients.far_end import FarEnd
 from crosswire.errors import (
-    ConnectFailed,
     ConnectionLost,
     CrosswireError,
     LocalProtocolError,
     PeerError,
     RequestFailed,
 )
-from crosswire.session import Session
 from crosswire.wire.contract import ConnectionClosed, ConnectionFailed, Event
 from crosswire.wire.micromsg2.connection import MicroMsg2Connection
 from crosswire.wire.micromsg2.events import MessageReceived, MessagesAcknowledged, Opened
@@ -194,26 +193,21 @@ class Subscription:
             last.acknowledge()
 
 
-class MicroMsg2Peer:
+class MicroMsg2Peer(FarEnd):
     """The server at the far end of one connection."""
-
-    session: Session
 
     def __init__(
         self,
         route: Callable[[Delivery], None],
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
-        loop = asyncio.get_running_loop()
-        self._loop = loop
+        super().__init__()
+        self._loop = asyncio.get_running_loop()
         self._route = route
         self._on_event = on_event
         self._to_send: deque[tuple[str, bytes, Properties, asyncio.Future[None]]] = deque()
         self._unsettled: dict[int, asyncio.Future[None]] = {}
-        self._end: ConnectionClosed | ConnectionFailed | None = None
         self.agreed: Opened | None = None
-        self.opened: asyncio.Future[None] = loop.create_future()
-        self.ended: asyncio.Future[None] = loop.create_future()
 
     @property
     def connection(self) -> MicroMsg2Connection:
@@ -224,7 +218,7 @@ class MicroMsg2Peer:
     @property
     def error(self) -> PeerError | None:
         """What the server said when it ended the connection."""
-        match self._end:
+        match self.end:
             case ConnectionFailed(error=PeerError() as error):
                 return error
         return None
@@ -235,23 +229,17 @@ class MicroMsg2Peer:
         """Send as soon as the window allows. Done when it was acknowledged; where no
         acknowledgements were agreed, when it was written."""
         future: asyncio.Future[None] = self._loop.create_future()
-        if self._end is not None:
-            future.set_exception(ConnectionLost(f"nothing was sent: {self._why()}"))
+        if self.end is not None:
+            future.set_exception(ConnectionLost(f"nothing was sent: {self.why()}"))
             return future
         self._to_send.append((destination, payload, properties or {}, future))
         self._send_waiting()
         return future
 
     def acknowledge(self, sequence: int) -> None:
-        if self._end is None:
+        if self.end is None:
             self.connection.acknowledge(sequence)
             self.session.wake()
-
-    async def close(self) -> None:
-        """Close, and wait until the connection is gone."""
-        self.connection.close()
-        self.session.wake()
-        await asyncio.wait([self.ended])
 
     # Called by the session.
 
@@ -267,7 +255,7 @@ class MicroMsg2Peer:
                     self.agreed = event
                     self.opened.set_result(None)
                 case ConnectionClosed() | ConnectionFailed():
-                    self._finish(event)
+                    self.finish(event)
                 case _ if self._on_event is not None:
                     self._on_event(event)
         self._send_waiting()
@@ -278,7 +266,7 @@ class MicroMsg2Peer:
     def _send_waiting(self) -> None:
         """All that the window and the socket take now."""
         waiting = self._to_send
-        if not waiting or self._end is not None:
+        if not waiting or self.end is not None:
             return
         connection = self.connection
         while waiting and connection.credit and not self.session.congested:
@@ -296,9 +284,9 @@ class MicroMsg2Peer:
                 self._unsettled[sequence] = future
         self.session.wake()
 
-    def _finish(self, end: ConnectionClosed | ConnectionFailed) -> None:
-        self._end = end
-        why = self._why()
+    def finish(self, end: ConnectionClosed | ConnectionFailed) -> None:
+        self.end = end
+        why = self.why()
         for future in self._unsettled.values():
             if not future.done():
                 future.set_exception(
@@ -309,19 +297,10 @@ class MicroMsg2Peer:
                 future.set_exception(ConnectionLost(f"{why}; the message was not sent"))
         self._unsettled.clear()
         self._to_send.clear()
-        if not self.opened.done():
-            self.opened.set_exception(ConnectFailed(f"no handshake: {why}"))
-            self.opened.exception()
-        self.ended.set_result(None)
-
-    def _why(self) -> str:
-        match self._end:
-            case ConnectionFailed(error=error):
-                return f"the connection failed: {error}"
-        return "the connection was closed"
+        super().finish(end)
 
 
-class MicroMsg2Client:
+class MicroMsg2Client(StayingClient[MicroMsg2Peer]):
     """A client that stays connected; subscriptions and services outlive a connection.
 
     What is sent while there is no connection waits for the next one, within its timeout. `on_event`
@@ -340,6 +319,7 @@ class MicroMsg2Client:
         connect_timeout_s: float = 10.0,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
+        super().__init__(self._connect, backoff=backoff)
         self._host = host
         self._port = port
         self._offer = offer or client_offer()
@@ -353,18 +333,6 @@ class MicroMsg2Client:
         self._answering: set[asyncio.Task[None]] = set()
         self._calls: dict[str, asyncio.Future[Delivery]] = {}
         self._numbers = count(1)
-        self._redialler: Redialler[MicroMsg2Peer] = Redialler(self._connect, backoff=backoff)
-
-    async def __aenter__(self) -> MicroMsg2Client:
-        await self._redialler.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def peer(self, timeout_s: float | None = None) -> MicroMsg2Peer:
-        """The server, connected; waited for while there is none."""
-        return await self._redialler.peer(timeout_s)
 
     async def send(
         self,
@@ -436,8 +404,7 @@ class MicroMsg2Client:
         self._services[destination] = responder
 
     async def close(self) -> None:
-        """Close; nothing is dialled again."""
-        await self._redialler.stop()
+        await super().close()
         for task in list(self._answering):
             task.cancel()
         for subscription in self._subscriptions:

@@ -2,7 +2,8 @@
 
 The link is the consumer, not its connection: while it is cut what it holds goes to nobody else, and
 a subscriber without a name goes on being one. Queues and named subscriptions give it nothing new
-meanwhile, so that others can have it.
+meanwhile, so that others can have it. What is published to a subscriber without a name comes once,
+at its own pace: a burst of it waits here until the channel's window has room.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from crosswire.wire.relink.events import (
 __all__ = ["ConsumeEnd"]
 
 _CHANNEL: Final = 0
+_BURST: Final = 65536
 _HELD_BYTES: Final = 16 << 20
 """With more than this on its way to a consumer it gets nothing more until it has consumed."""
 
@@ -48,6 +50,7 @@ class ConsumeEnd(LinkEnd):
         out = self.outbound.setdefault(_CHANNEL, Outbound())
         self._out = out
         self._ids: deque[int] = deque()
+        self._waiting: list[Envelope] = []
         self._received = out.done
         self._held_bytes = sum(row[2] for row in out.rows)
         self._missing: set[int] = set()
@@ -57,7 +60,8 @@ class ConsumeEnd(LinkEnd):
         loaded = self._loaded
         if loaded is not None:
             self._remember(loaded)
-        self._owed = max(self.limits.window - out.outstanding, 0)
+        most = _BURST if self._is_unnamed else self.limits.window
+        self._owed = max(most - out.outstanding, 0)
         self._window = Window(0, granted=True)
         self.attachment = self._attach()
         # What it holds is counted here, whatever of it the hub still knows.
@@ -122,18 +126,32 @@ class ConsumeEnd(LinkEnd):
 
     # Out.
 
-    def deliver(self, attachment: Attachment, deliveries: list[Delivery]) -> None:
-        del attachment
-        self._require_link()
+    def deliver(self, _attachment: Attachment, deliveries: list[Delivery]) -> None:
         envelopes = [each.envelope for each in deliveries]
+        self._held_bytes += sum([len(each.payload) for each in envelopes])
+        if self._held_bytes > _HELD_BYTES:
+            self.steer()
+        if self._is_unnamed:
+            self._waiting += envelopes
+            self._send_waiting()
+        else:
+            self._send_on(envelopes)
+
+    def _send_waiting(self) -> None:
+        """As many as the channel's window has room for."""
+        room = self.limits.window - self._out.outstanding
+        if self._waiting and room > 0:
+            envelopes = self._waiting[:room]
+            del self._waiting[:room]
+            self._send_on(envelopes)
+
+    def _send_on(self, envelopes: list[Envelope]) -> None:
+        self._require_link()
         messages = [to_parts(each) for each in envelopes]
         size_bytes = sum([len(each.payload) for each in envelopes])
         self._ids += [each.id for each in envelopes]
-        self._held_bytes += size_bytes
         self.plan(_CHANNEL, self._runs(envelopes, messages), len(messages), size_bytes)
         self.once_written(lambda: self.send(_CHANNEL, messages))
-        if self._held_bytes > _HELD_BYTES:
-            self.steer()
 
     def _runs(self, envelopes: list[Envelope], messages: list[Parts]) -> list[Run]:
         """Where these can be found again; what is not stored goes along as it is."""
@@ -222,6 +240,8 @@ class ConsumeEnd(LinkEnd):
             attachment.settle(settled, now)
         if refused:
             attachment.refuse(refused, now)
+        if self._waiting:
+            self._send_waiting()
         self.steer()
 
     def _number(self, sequence: int) -> int:

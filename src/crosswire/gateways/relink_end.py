@@ -122,23 +122,23 @@ class LinkEnd(ABC):
 
     # What a kind of end fills in.
 
-    def attach(self) -> None:  # noqa: B027  most have nothing
+    def attach(self) -> None:
         """Take part in the hub. Raises HubError."""
 
     @abstractmethod
     def receive(self, events: list[Event]) -> None:
         """Act on what one read brought."""
 
-    def joined(self) -> None:  # noqa: B027
+    def joined(self) -> None:
         """There is a connection again."""
 
-    def left(self) -> None:  # noqa: B027
+    def left(self) -> None:
         """The connection is gone; the link stays."""
 
-    def steer(self) -> None:  # noqa: B027
+    def steer(self) -> None:
         """The peer stopped to read, or reads again."""
 
-    def ended(self) -> None:  # noqa: B027
+    def ended(self) -> None:
         """The link is forgotten: give back what it holds."""
 
     def recall(self, runs: list[Run]) -> list[Parts | None]:
@@ -335,7 +335,7 @@ class LinkEnd(ABC):
             self.restored(loaded)
         return self._link
 
-    def restored(self, loaded: Loaded) -> None:  # noqa: B027
+    def restored(self, loaded: Loaded) -> None:
         """The link is there again."""
 
     def _restore(self, loaded: Loaded) -> Link:

@@ -69,11 +69,10 @@ class ProduceEnd(LinkEnd):
         for event in events:
             if type(event) is MessageReceived:
                 try:
-                    envelope = from_parts(event.parts, origin)
+                    todo.append((event.channel, event.sequence, from_parts(event.parts, origin)))
                 except InvalidEnvelope as error:
                     self.end(InvalidRequest(str(error)))
                     return
-                todo.append((event.channel, event.sequence, envelope))
             elif type(event) is CloseReceived:
                 todo.append((event.channel, 0, None))
             elif type(event) is ShutdownReceived:
@@ -112,13 +111,8 @@ class ProduceEnd(LinkEnd):
 
     def _foresee(self, todo: list[_Step]) -> _States:
         """What the peer will hear when the batch is on disk."""
-        last: dict[int, int] = {}
-        closed: list[int] = []
-        for channel, sequence, envelope in todo:
-            if envelope is None:
-                closed.append(channel)
-            else:
-                last[channel] = sequence
+        last = {step[0]: step[1] for step in todo if step[2] is not None}
+        closed = [step[0] for step in todo if step[2] is None]
         states: _States = {}
         for channel in dict.fromkeys([*last, *closed]):
             state = self.link.foresee(channel)

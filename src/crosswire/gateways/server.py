@@ -79,6 +79,7 @@ class Server:
         self._http = http
         self._tls = server_context(config.tls) if config.tls is not None else None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._hurried = False
         self._idle_at = 0.0
         self._lake: LakeFeed | None = None
@@ -253,12 +254,13 @@ class Server:
         if self._timer is None or deadline is None:
             return
         wait = max(deadline - self.site.now(), 0.0)
-        if loop.time() + wait < self._timer.when():
+        if loop.time() + wait < self._timer_at:
             self._timer.cancel()
-            self._timer = loop.call_later(wait, self._keep_time)
+            self._look_in(wait)
 
     def _keep_time(self) -> None:
         """The hub's deadlines, looked at when they come and at least every tenth of a second."""
+        self._timer = None
         now = self.site.now()
         deadline = self.hub.next_deadline()
         if deadline is not None and deadline <= now:
@@ -270,8 +272,13 @@ class Server:
             self._idle_at = loop.time() + min(idle_s / 4, _IDLE_LOOK_S)
             for gateway in list(self.site.gateways.values()):
                 gateway.send_away(idle_s, loop.time())
-        wait = _TICK_S if deadline is None else min(max(deadline - now, 0.0), _TICK_S)
-        self._timer = loop.call_later(wait, self._keep_time)
+        self._look_in(_TICK_S if deadline is None else min(max(deadline - now, 0.0), _TICK_S))
+
+    def _look_in(self, wait_s: float) -> None:
+        # Not every loop's handle can tell when it is due.
+        loop = asyncio.get_running_loop()
+        self._timer_at = loop.time() + wait_s
+        self._timer = loop.call_later(wait_s, self._keep_time)
 
 
 def _gateway(listener: str) -> type[Gateway]:

@@ -34,17 +34,14 @@ Arrival: TypeAlias = tuple[int, Envelope, int]
 """Destination number, envelope, size of its record."""
 
 
-class Item:
-    """A message in memory that is not settled."""
+class Item(msgspec.Struct, eq=False):
+    """A message in memory that is not settled; `number` is its destination's."""
 
-    __slots__ = ("attempts", "consumer", "delivered", "due", "envelope", "id", "number", "size")
-
-    def __init__(self, number: int, envelope: Envelope, size: int) -> None:
-        self.number = number
-        self.id = envelope.id
-        self.envelope = envelope
-        self.size = size
-        self.delivered = 0
-        self.attempts: list[Attempt] = []
-        self.consumer: Consumer | None = None
-        self.due = 0.0
+    id: int
+    number: int
+    envelope: Envelope
+    size: int
+    delivered: int = 0
+    attempts: list[Attempt] = []
+    consumer: Consumer | None = None
+    due: float = 0.0

@@ -20,6 +20,7 @@ from crosswire.lake.schemas import SCHEMAS
 __all__ = [
     "LakeFile",
     "Part",
+    "clear",
     "date_of",
     "discard",
     "find",
@@ -135,7 +136,7 @@ def publish(parts: Iterable[Part]) -> None:
     """Put complete files into their places. May be tried again if it fails with OSError."""
     folders: dict[Path, None] = {}
     for part in parts:
-        if part.unfinished.exists():
+        if part.unfinished.exists() or not part.file.exists():
             part.file.parent.mkdir(parents=True, exist_ok=True)
             part.unfinished.replace(part.file)
         folders[part.file.parent] = None
@@ -148,6 +149,12 @@ def publish(parts: Iterable[Part]) -> None:
 def discard(parts: Iterable[Part]) -> None:
     for part in parts:
         part.unfinished.unlink(missing_ok=True)
+
+
+def clear(lake: Path, name: str, node: str) -> None:
+    """Throw away what an earlier life prepared for a table and did not publish."""
+    for part in (lake / _PARTS).glob(f"{name}-{node}-*.part"):
+        part.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

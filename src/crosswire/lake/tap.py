@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from crosswire.lake.columns import binary, booleans, int32s, integers, optional_text, text
-from crosswire.lake.files import find, is_covered, write
+from crosswire.lake.files import clear, find, is_covered, write
 from crosswire.lake.schemas import BACKWARD, DATA, FORWARD, GAP, LOST, OPEN, WIRE
 
 __all__ = ["Peers", "Spool", "WireRow"]
@@ -95,6 +95,7 @@ class Spool:
 
     def _recover(self) -> int:
         """Seal what is left; gives the number of the next row."""
+        clear(self._lake, "wire", self._node)
         own = [each.last for each in find(self._lake, ("wire",)) if each.node == self._node]
         told = int(self._next_file.read_text()) if self._next_file.exists() else 1
         following = max([told, *(last + 1 for last in own)])

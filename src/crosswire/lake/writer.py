@@ -19,7 +19,7 @@ import pyarrow as pa
 from crosswire.envelope import Envelope
 from crosswire.errors import CrosswireError
 from crosswire.lake.columns import binary, booleans, int32s, integers, maps, text
-from crosswire.lake.files import Part, discard, is_covered, prepare, publish
+from crosswire.lake.files import Part, clear, discard, is_covered, prepare, publish
 from crosswire.lake.schemas import GAPS, LEDGER, MESSAGES
 
 __all__ = ["Batch", "Missing", "Runs", "Writer", "ledger_table", "messages_table"]
@@ -146,8 +146,8 @@ class Writer:
 
     def clear(self) -> None:
         """Throw away what an earlier life prepared and did not publish."""
-        for part in (self.lake / ".parts").glob(f"*-{self.node}-*.part"):
-            part.unlink(missing_ok=True)
+        for table in ("messages", "ledger", "gaps"):
+            clear(self.lake, table, self.node)
 
 
 # ---------------------------------------------------------------------------------------- messages

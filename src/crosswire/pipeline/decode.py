@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  as Spark's users know it
 
-from crosswire.errors import FrameError, InvalidInput
+from crosswire.errors import DecoderStateError, FrameError, InvalidInput
 from crosswire.lake.schemas import DATA, FIN, FORWARD, GAP, LOST, OPEN, RESET
 from crosswire.pipeline.batches import Batches
 from crosswire.pipeline.protocols import reading_of
@@ -19,9 +19,9 @@ from crosswire.pipeline.tables.decoded import ARROW, COLUMNS, DIRECTIONS, FRAMES
 from crosswire.wire import protocol
 from crosswire.wire.contract import Decoder, Encrypted, Gap, Placed, Unsynchronized
 
-__all__ = ["ConnectionRows", "decode"]
+__all__ = ["WANTED", "ConnectionRows", "decode"]
 
-_WANTED: Final = (
+WANTED: Final = (
     "node",
     "connection",
     "seq",
@@ -51,7 +51,7 @@ def decode(wire: DataFrame, *, payloads: bool = True, arranged: bool = False) ->
     `payloads` what messages carry stays behind. `arranged`: the rows come straight from the
     reassembly, which has them so already.
     """
-    rows = wire.where(F.col("kind") != LOST).select(*_WANTED)
+    rows = wire.where(F.col("kind") != LOST).select(*WANTED)
     if not arranged:
         rows = rows.repartition("node", "connection").sortWithinPartitions(
             "node", "connection", "seq"
@@ -61,7 +61,7 @@ def decode(wire: DataFrame, *, payloads: bool = True, arranged: bool = False) ->
         collected = Batches(ARROW)
         connection: ConnectionRows | None = None
         for batch in batches:
-            columns = [batch.column(name).to_pylist() for name in _WANTED]
+            columns = [batch.column(name).to_pylist() for name in WANTED]
             for row in zip(*columns, strict=True):
                 if connection is None or (row[1], row[0]) != connection.key:
                     if connection is not None:
@@ -94,6 +94,37 @@ class _Direction:
     @property
     def due(self) -> int:
         return self.base + self.seen
+
+
+class _DirectionState(msgspec.Struct, array_like=True, frozen=True):
+    """Layout of a direction in `ConnectionRows.dump()`."""
+
+    name: str
+    first_time: int
+    last_time: int
+    base: int
+    late: bool
+    seen: int
+    gaps: int
+    frames: int
+    end: str | None
+    decoder: bytes | None
+
+
+class _ConnectionState(msgspec.Struct, array_like=True, frozen=True):
+    """Layout of `ConnectionRows.dump()`."""
+
+    version: int
+    ends: tuple[str | None, str | None, int | None, str | None, int | None]
+    protocol: str | None
+    seq: int
+    opened: bool
+    directions: list[_DirectionState]
+    reading: bytes | None
+
+
+_STATE: Final = msgspec.msgpack.Decoder(_ConnectionState)
+_STATE_VERSION: Final = 1
 
 
 class ConnectionRows:
@@ -138,6 +169,86 @@ class ConnectionRows:
             self._skip(forward, way, length, time)
         else:
             self._feed(forward, way, data, time)
+
+    @property
+    def is_over(self) -> bool:
+        """Both sides ended it, or one broke it off."""
+        ends = [way.end for way in self._directions.values()]
+        return RESET in ends or ends.count(FIN) == 2
+
+    @property
+    def is_closed(self) -> bool:
+        """Either direction has ended for itself."""
+        ways = self._directions.values()
+        return len(ways) == 2 and all(way.end is not None for way in ways)
+
+    @property
+    def last_time(self) -> int:
+        return max(way.last_time for way in self._directions.values())
+
+    def dump(self) -> bytes:
+        """The whole state between two rows, to be given to `load`: small, versioned."""
+        directions = [
+            _DirectionState(
+                way.name,
+                way.first_time,
+                way.last_time,
+                way.base,
+                way.late,
+                way.seen,
+                way.gaps,
+                way.frames,
+                way.end,
+                None if way.decoder is None else way.decoder.dump(),
+            )
+            for way in self._directions.values()
+        ]
+        return msgspec.msgpack.encode(
+            _ConnectionState(
+                _STATE_VERSION,
+                self._ends,
+                self._protocol,
+                self._seq,
+                self._opened,
+                directions,
+                None if self._reading is None else self._reading.dump(),
+            )
+        )
+
+    @classmethod
+    def load(
+        cls, key: tuple[str, str], state: bytes, collected: Batches, *, payloads: bool
+    ) -> ConnectionRows:
+        """Goes on where `dump` was called; `key` is connection and node.
+
+        Raises DecoderStateError.
+        """
+        try:
+            saved = _STATE.decode(state)
+        except msgspec.MsgspecError as error:
+            raise DecoderStateError(f"state of a connection is damaged: {error}") from None
+        if saved.version != _STATE_VERSION:
+            raise DecoderStateError(
+                f"state of a connection has version {saved.version}, this is {_STATE_VERSION}"
+            )
+        connection, node = key
+        nothing = (None,) * 8
+        first = (node, connection, *nothing, saved.protocol, *saved.ends)
+        made = cls(first, collected, payloads=payloads)
+        made._seq, made._opened = saved.seq, saved.opened
+        for each in saved.directions:
+            way = _Direction(each.name, each.first_time, each.base, each.late)
+            way.last_time, way.seen, way.gaps = each.last_time, each.seen, each.gaps
+            way.frames, way.end = each.frames, each.end
+            made._directions[each.name == FORWARD] = way
+        # The other direction's decoder is made with the opener's at hand.
+        for each in sorted(saved.directions, key=lambda each: each.name != FORWARD):
+            if each.decoder is not None:
+                forward = each.name == FORWARD
+                made._decoder(forward, made._directions[forward]).load(each.decoder)
+        if made._reading is not None and saved.reading is not None:
+            made._reading.load(saved.reading)
+        return made
 
     def finish(self) -> None:
         """The connection has no more rows."""

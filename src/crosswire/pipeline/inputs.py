@@ -9,16 +9,17 @@ from pathlib import Path
 from crosswire.errors import InvalidInput
 from crosswire.pipeline.sources.capture import is_capture
 
-__all__ = ["Inputs", "find_inputs"]
+__all__ = ["Inputs", "find_inputs", "search"]
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """`taps` are `wire/` folders of lakes, `messages` their `messages/` folders."""
+    """`taps` are `wire/` folders of lakes; `messages` and `ledgers` those of these names."""
 
     captures: tuple[str, ...] = ()
     taps: tuple[str, ...] = ()
     messages: tuple[str, ...] = ()
+    ledgers: tuple[str, ...] = ()
 
 
 def find_inputs(paths: Iterable[str]) -> Inputs:
@@ -27,9 +28,22 @@ def find_inputs(paths: Iterable[str]) -> Inputs:
     A folder is a lake (or has one in `lake/`), or is searched for capture files, by their content.
     A URL is the `wire/` folder of a lake in a file system that Spark knows.
     """
+    paths = list(paths)
+    found = search(paths)
+    if found == Inputs():
+        raise InvalidInput(
+            f"there is nothing to read in {', '.join(paths)}: no capture file, and no lake with "
+            "wire/, messages/ or ledger/"
+        )
+    return found
+
+
+def search(paths: Iterable[str]) -> Inputs:
+    """Like `find_inputs`, for who can wait until there is something."""
     captures: dict[str, None] = {}
     taps: dict[str, None] = {}
     messages: dict[str, None] = {}
+    ledgers: dict[str, None] = {}
     for name in paths:
         if "://" in name:
             taps[name] = None
@@ -47,6 +61,7 @@ def find_inputs(paths: Iterable[str]) -> Inputs:
             if lake is not None:
                 taps |= {str(folder): None for folder in _filled(lake / "wire")}
                 messages |= {str(folder): None for folder in _filled(lake / "messages")}
+                ledgers |= {str(folder): None for folder in _filled(lake / "ledger")}
             elif _filled(path):
                 taps[str(path.resolve())] = None
             else:
@@ -54,16 +69,11 @@ def find_inputs(paths: Iterable[str]) -> Inputs:
                 captures |= {str(file.resolve()): None for file in found}
         except OSError as error:
             raise InvalidInput(f"can't read {error.filename}: {error.strerror}") from error
-    if not captures and not taps and not messages:
-        raise InvalidInput(
-            f"there is nothing to read in {', '.join(paths)}: no capture file, and no lake with "
-            "wire/ or messages/"
-        )
-    return Inputs(tuple(captures), tuple(taps), tuple(messages))
+    return Inputs(tuple(captures), tuple(taps), tuple(messages), tuple(ledgers))
 
 
 def _is_lake(folder: Path) -> bool:
-    return (folder / "wire").is_dir() or (folder / "messages").is_dir()
+    return any((folder / name).is_dir() for name in ("wire", "messages", "ledger"))
 
 
 def _filled(folder: Path) -> list[Path]:

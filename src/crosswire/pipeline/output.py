@@ -13,9 +13,13 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from crosswire.errors import PipelineError
+from crosswire.errors import InvalidInput, PipelineError
 
-__all__ = ["Output"]
+__all__ = ["LAYERS", "STREAM", "Output"]
+
+LAYERS: Final = ("bronze", "silver", "gold", "open")
+STREAM: Final = ".stream"
+"""Where a stream keeps its books."""
 
 _NEW: Final = ".new"
 
@@ -32,6 +36,10 @@ class Output:
         self._path = jvm.org.apache.hadoop.fs.Path
         where = self._path(self._root)
         self._files = where.getFileSystem(spark._jsc.hadoopConfiguration())
+        if self._files.exists(self._path(f"{self._root}/{STREAM}")):
+            raise InvalidInput(
+                f"{root} holds the tables of a stream: a batch needs a folder of its own"
+            )
         self.discard()
         if not self._files.mkdirs(self._path(f"{self._root}/{_NEW}")):
             raise PipelineError(f"can't write to {root}")

@@ -5,33 +5,40 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.errors import BytesMissing, InvalidInput
-from crosswire.lake.schemas import OPEN
+from crosswire.lake.schemas import LEDGER, MESSAGES, OPEN
 from crosswire.pipeline.decode import decode
 from crosswire.pipeline.inputs import Inputs
 from crosswire.pipeline.output import Output
 from crosswire.pipeline.progress import Progress
 from crosswire.pipeline.session import plain_errors
 from crosswire.pipeline.sources.pcap import from_captures
+from crosswire.pipeline.sources.records import from_records
 from crosswire.pipeline.sources.tap import from_tap
 from crosswire.pipeline.tables.accounting import PARTS, accounting
 from crosswire.pipeline.tables.conversations import conversations
 from crosswire.pipeline.tables.decoded import TABLE
+from crosswire.pipeline.tables.deliveries import LATE_US, deliveries
 from crosswire.pipeline.tables.directions import directions
 from crosswire.pipeline.tables.frames import frames
 from crosswire.pipeline.tables.messages import from_hub, messages
+from crosswire.pipeline.tables.reconciliation import reconciliation
 from crosswire.pipeline.tables.sessions import sessions
 from crosswire.pipeline.tables.topology import topology
 from crosswire.pipeline.tables.traffic import traffic
 from crosswire.pipeline.tables.violations import violations
 
 __all__ = ["Batch", "Summary", "run_batch"]
+
+_OF_RECORDS: Final = ("deliveries", "reconciliation")
+_WRONG: Final = {"late": "late", "lost": "lost", "doubled": "doubled", "damaged": "NOT intact"}
 
 
 @dataclass(frozen=True)
@@ -43,15 +50,20 @@ class Batch:
     tables: frozenset[str] = frozenset()
     since_us: int = 0
     ports: Mapping[int, str] = field(default_factory=dict)
+    late_us: int = LATE_US
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Rows of each table, the byte accounting by protocol, and how long it took."""
+    """Rows of each table, the byte accounting by protocol, how long it took, and what the hub's
+    records say, in numbers: results of gold.reconciliation; late, lost, doubled and damaged
+    messages. `notes` says which tables were left out, and why."""
 
     rows: dict[str, int]
     accounting: list[dict[str, Any]]
     seconds: float
+    findings: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def seen(self) -> int:
@@ -64,13 +76,14 @@ def run_batch(spark: SparkSession, batch: Batch, *, quiet: bool = False) -> Summ
     with plain_errors():
         output = Output(spark, batch.output)
         try:
-            accounts = _Run(spark, batch, output, Progress(spark, quiet=quiet)).all()
+            run = _Run(spark, batch, output, Progress(spark, quiet=quiet))
+            accounts = run.all()
             output.commit()
         except BaseException:
             output.discard()
             raise
     rows = {name.replace("/", "."): count for name, count in output.rows.items()}
-    return Summary(rows, accounts, time.monotonic() - start)
+    return Summary(rows, accounts, time.monotonic() - start, run.findings, run.notes)
 
 
 class _Run:
@@ -81,6 +94,8 @@ class _Run:
         self._batch = batch
         self._output = output
         self._progress = progress
+        self.findings: dict[str, int] = {}
+        self.notes: list[str] = []
 
     def all(self) -> list[dict[str, Any]]:
         inputs = self._batch.inputs
@@ -92,7 +107,8 @@ class _Run:
         framed = self._write("silver", "frames", frames(decoded), dated_by="time")
         refused = self._write("silver", "violations", violations(decoded), dated_by="time")
         ways = self._write("silver", "directions", directions(decoded))
-        self._gold(decoded, framed, refused, ways)
+        said = self._gold(decoded, framed, refused, ways)
+        self._records(said, framed, ways)
         return self._account(ways, framed, refused)
 
     def _wants(self, *names: str) -> bool:
@@ -116,7 +132,7 @@ class _Run:
         return wire, not inputs.taps
 
     def _decoded(self, wire: DataFrame, arranged: bool) -> DataFrame:
-        payloads = self._wants("messages")
+        payloads = self._wants("messages", *_OF_RECORDS)
         with self._progress.step("decoding"):
             return self._output.write_work(
                 "decoded", decode(wire, payloads=payloads, arranged=arranged), split_by=TABLE
@@ -124,7 +140,8 @@ class _Run:
 
     def _gold(
         self, decoded: DataFrame, framed: DataFrame, refused: DataFrame, ways: DataFrame
-    ) -> None:
+    ) -> DataFrame:
+        """Gives the messages."""
         said = messages(decoded)
         if self._wants("messages"):
             said = self._write("silver", "messages", said, dated_by="time")
@@ -139,19 +156,48 @@ class _Run:
                 self._write("gold", "traffic", traffic(said, paired))
         if self._wants("topology"):
             self._write("gold", "topology", topology(said, ways))
+        return said
 
     def _from_hub_alone(self) -> None:
-        """The hub's own record of its messages, where there is no wire to look at."""
-        envelopes: DataFrame | None = None
-        for folder in self._batch.inputs.messages:
-            part = self._spark.read.parquet(folder).drop("date")
-            envelopes = part if envelopes is None else envelopes.unionByName(part)
-        assert envelopes is not None
-        if self._batch.since_us:
-            envelopes = envelopes.where(F.col("time") >= self._batch.since_us)
-        if not self._wants("messages"):
-            raise InvalidInput("a lake without wire/ gives the table messages and no other")
-        self._write("silver", "messages", from_hub(envelopes), dated_by="time")
+        """The hub's own records, where there is no wire to look at."""
+        if not self._wants("messages", "deliveries"):
+            raise InvalidInput("a lake without wire/ gives the tables messages and deliveries only")
+        if self._batch.inputs.messages:
+            envelopes = self._read("messages", MESSAGES)
+            self._write("silver", "messages", from_hub(envelopes), dated_by="time")
+        self._records()
+
+    def _read(self, name: str, schema: pa.Schema) -> DataFrame:
+        inputs = self._batch.inputs
+        folders = inputs.ledgers if name == "ledger" else inputs.messages
+        return from_records(self._spark, folders, schema, since_us=self._batch.since_us)
+
+    def _records(
+        self,
+        said: DataFrame | None = None,
+        framed: DataFrame | None = None,
+        ways: DataFrame | None = None,
+    ) -> None:
+        """What the hub recorded, against the wire if there is one."""
+        inputs = self._batch.inputs
+        if not self._wants(*_OF_RECORDS):
+            return
+        if not inputs.ledgers:
+            self.notes.append("no deliveries and no reconciliation: there is no ledger/")
+            return
+        ledger, envelopes = self._read("ledger", LEDGER), self._read("messages", MESSAGES)
+        reconciled: DataFrame | None = None
+        if said is not None and framed is not None and ways is not None and inputs.taps:
+            reconciled = reconciliation(said, framed, ways, ledger, envelopes)
+            reconciled = self._write("gold", "reconciliation", reconciled, dated_by="time")
+            with self._progress.step("comparing"):
+                counts = reconciled.groupBy("verdict").count().collect()
+            self.findings |= {row["verdict"]: row["count"] for row in counts}
+        elif self._wants("reconciliation"):
+            self.notes.append("no reconciliation: there is no wire/ beside the ledger")
+        if self._wants("deliveries"):
+            hops = deliveries(ledger, envelopes, reconciled, late_us=self._batch.late_us)
+            self._in_two("deliveries", hops, F.col("is_open"), dated_by="accepted", wrong=_WRONG)
 
     def _account(
         self, ways: DataFrame, framed: DataFrame, refused: DataFrame
@@ -172,9 +218,21 @@ class _Run:
 
     # Writing.
 
-    def _in_two(self, name: str, rows: DataFrame, is_open: Any, *, dated_by: str) -> DataFrame:
-        """Finished rows into gold, those that may still change into open."""
+    def _in_two(
+        self,
+        name: str,
+        rows: DataFrame,
+        is_open: Any,
+        *,
+        dated_by: str,
+        wrong: Mapping[str, str] | None = None,
+    ) -> DataFrame:
+        """Finished rows into gold, those that may still change into open. What is `wrong` by these
+        conditions is counted."""
         kept = rows.persist(StorageLevel.DISK_ONLY)
+        if wrong:
+            counted = [F.count_if(F.expr(sql)).alias(what) for what, sql in wrong.items()]
+            self.findings |= kept.agg(*counted).collect()[0].asDict()
         finished = self._write("gold", name, kept.where(~is_open), dated_by=dated_by)
         self._write("open", name, kept.where(is_open))
         kept.unpersist()

@@ -225,16 +225,14 @@ class Store(ABC):
         group.batch.put(_message_key(b"m", number, identifier), record)
         group.appended += 1
 
-    def appender(self, number: int) -> Callable[[int, bytes], None]:
-        """`append` for many records of one destination, all within this turn of the loop."""
-        put = self._group.batch.put
-        group = self._group
-
-        def append(identifier: int, record: bytes) -> None:
-            put(_message_key(b"m", number, identifier), record)
-            group.appended += 1
-
-        return append
+    def append_run(self, number: int, first: int, records: Sequence[bytes]) -> None:
+        """`append` for many records of one destination, with ids in a row."""
+        put, key = self._group.batch.put, _message_key
+        identifier = first
+        for record in records:
+            put(key(b"m", number, identifier), record)
+            identifier += 1
+        self._group.appended += len(records)
 
     def retain(self, number: int, identifier: int, record: bytes) -> None:
         """Append or replace what must not get lost, even if this group can't be written."""

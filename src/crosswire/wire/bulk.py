@@ -49,6 +49,7 @@ __all__ = [
     "has_run",
     "kernel",
     "little",
+    "octet_at",
     "point",
     "put",
     "read",
@@ -99,9 +100,13 @@ _ROWS_NOW: Final = 1
 # ---------------------------------------------------------------------------------------- kernels
 
 
+_UNWRAPPED: Final[dict[str, Any]] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+
 def compiled(function: _F) -> _F:
-    """For what kernels call."""
-    return cast(_F, njit(cache=True, nogil=True)(function))
+    """For what only kernels call: without what Python would need to call it, which takes long to
+    compile."""
+    return cast(_F, njit(**_UNWRAPPED)(function))
 
 
 def kernel(function: _F) -> _F:
@@ -179,20 +184,27 @@ def point(rows: Numbers, row: int, index: int, start: int, end: int) -> None:
 
 
 @compiled
+def octet_at(data: Bytes, at: int) -> int:
+    """As a signed number, since numba makes a float of signed and unsigned; by an unsigned index,
+    since only that can't count from the end."""
+    return int(np.int64(data[np.uint64(at)]))
+
+
+@compiled
 def big(data: Bytes, at: int, size: int) -> int:
     """A big-endian number; of 8 bytes, the same 64 bits."""
-    number = np.int64(0)
+    number = 0
     for index in range(at, at + size):
-        number = number << 8 | np.int64(data[index])
+        number = number << 8 | octet_at(data, index)
     return number
 
 
 @compiled
 def little(data: Bytes, at: int, size: int) -> int:
     """The same, little-endian."""
-    number = np.int64(0)
+    number = 0
     for index in range(at + size - 1, at - 1, -1):
-        number = number << 8 | np.int64(data[index])
+        number = number << 8 | octet_at(data, index)
     return number
 
 
@@ -231,7 +243,7 @@ def valid_utf8(data: Bytes, start: int, end: int) -> bool:
         return True
     state = 0
     for index in range(start, end):
-        state = _after(state, np.int64(data[index]))
+        state = _after(state, octet_at(data, index))
         if state < 0:
             return False
     return state == 0
@@ -251,12 +263,12 @@ def valid_utf8_escaped(data: Bytes, start: int, end: int) -> bool:
     state = 0
     index = start
     while index < end:
-        octet = np.int64(data[index])
+        octet = octet_at(data, index)
         index += 1
         if octet == 37:
             if index + 2 > end:
                 return False
-            high, low = _digit(np.int64(data[index])), _digit(np.int64(data[index + 1]))
+            high, low = _digit(octet_at(data, index)), _digit(octet_at(data, index + 1))
             if high < 0 or low < 0:
                 return False
             octet = high << 4 | low
@@ -285,45 +297,49 @@ class Columns:
     slice_names: tuple[str, ...]
 
     def __len__(self) -> int:
-        return self.rows.shape[1]
+        return int(self.rows.shape[1])
 
     @property
     def run(self) -> Numbers:
-        return self.rows[_RUN]
+        return self._column(_RUN)
 
     @property
     def offset(self) -> Numbers:
         """In the stream."""
-        return self.rows[_OFFSET]
+        return self._column(_OFFSET)
 
     @property
     def length(self) -> Numbers:
-        return self.rows[_LENGTH]
+        return self._column(_LENGTH)
 
     @property
     def frame(self) -> Numbers:
-        return self.rows[_FRAME]
+        return self._column(_FRAME)
 
     @property
     def layer(self) -> Numbers:
-        return np.array(self.frame_layers, np.int64)[self.frame]
+        return np.take(np.array(self.frame_layers, np.int64), self.frame)
 
     @property
     def number(self) -> NDArray[np.uint64]:
-        return self.rows[_NUMBER].view(np.uint64)
+        return self._column(_NUMBER).view(np.uint64)
 
     @property
     def detail(self) -> Numbers:
-        return self.rows[_DETAIL]
+        return self._column(_DETAIL)
 
     @property
     def sequence(self) -> Numbers:
-        return self.rows[_SEQUENCE]
+        return self._column(_SEQUENCE)
 
     def slice(self, name: str) -> tuple[Numbers, Numbers]:
         """Where it starts in the data that was scanned, and its length; NONE if it is absent."""
         index = SLICES + 2 * self.slice_names.index(name)
-        return self.rows[index], self.rows[index + 1]
+        return self._column(index), self._column(index + 1)
+
+    def _column(self, index: int) -> Numbers:
+        column: Numbers = self.rows[index]
+        return column
 
 
 # ---------------------------------------------------------------------------------------- scanner
@@ -376,14 +392,15 @@ class BulkScanner(ABC):
         """The state to go on with from the first byte that the decoder has not placed."""
         state = np.zeros(OWN + self.own_slots, np.int64)
         state[OPENED] = NONE
-        own = None if decoder.unplaced is None else self._read_state(decoder)
-        if own is None:
+        place = decoder.unplaced
+        own = None if place is None else self._read_state(decoder)
+        if place is None or own is None:
             state[STOP] = AWAY
         else:
-            state[OFFSET] = decoder.unplaced
             opened, state[OWN:] = own
+            state[OFFSET] = place
             if opened:
-                state[OPENED] = decoder.unplaced
+                state[OPENED] = place
         return state
 
     def leave(self, decoder: Decoder, state: Numbers, run: Bytes, offset: int) -> None:
@@ -403,7 +420,7 @@ class BulkScanner(ABC):
         decoder.jump(stop)
         self._write_state(decoder, state)
 
-    def share(self, states: Numbers, peers: Numbers) -> None:  # noqa: B027  most have nothing
+    def share(self, states: Numbers, peers: Numbers) -> None:
         """Tell the accepting sides what the other directions, row by row, have brought up."""
 
     # What a protocol fills in.
@@ -433,7 +450,7 @@ class BulkScanner(ABC):
         """Is the handshake over, and its own slots; None where only the decoder can go on."""
         return True, []
 
-    def _write_state(self, decoder: Decoder, state: Numbers) -> None:  # noqa: B027
+    def _write_state(self, decoder: Decoder, state: Numbers) -> None:
         """Tell the decoder what the scanner has counted."""
 
 

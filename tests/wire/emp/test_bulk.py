@@ -36,13 +36,13 @@ def typed(frame: Frame, raw: bytes) -> Typed:
     return 0, NONE, NONE, {}
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(cases=st.lists(noisy(streams("client"), 3), min_size=1, max_size=4), step=st.integers(1, 64))
 def test_scanner_and_decoder_give_the_decoders_rows(cases: list[Noisy], step: int) -> None:
     check(SCANNER, "emp", "client", cases, typed, step_bytes=step)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(sent=st.lists(streams("server"), min_size=1, max_size=5))
 def test_valid_streams_need_no_decoder(sent: list[Stream]) -> None:
     check_alone(SCANNER, "emp", "server", sent, typed)
@@ -52,6 +52,19 @@ def test_valid_streams_need_no_decoder(sent: list[Stream]) -> None:
 @given(cases=st.lists(noisy(streams("client"), 2), min_size=1, max_size=2))
 def test_a_decoder_that_joined_late_gives_back(cases: list[Noisy]) -> None:
     check(SCANNER, "emp", "client", cases, typed, late=True)
+
+
+octets = st.sampled_from([0x00, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC1, 0xC2, 0xDF])
+leads = st.sampled_from([0xE0, 0xE1, 0xED, 0xEE, 0xEF, 0xF0, 0xF1, 0xF4, 0xF5, 0xFF])
+descriptions = st.lists(octets | leads, max_size=6).map(bytes)
+
+
+@settings(max_examples=200)
+@given(text=descriptions | st.text(max_size=4).map(str.encode))
+def test_text_is_judged_alike(text: bytes) -> None:
+    head = (10 + len(text)).to_bytes(4) + b"\4\0\0\0\1\0\0\0" + len(text).to_bytes(2)
+    case = Stream(head + text + serialize(Ping()))
+    check(SCANNER, "emp", "client", [Noisy(case, case.data, (case.data,))], typed)
 
 
 def stop_of(data: bytes, scanner: EmpScanner = SCANNER) -> tuple[int, int]:

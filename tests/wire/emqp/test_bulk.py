@@ -97,7 +97,7 @@ def _slices(frame: Frame) -> Slices:
 
 
 @senders
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(data=st.data(), step=st.integers(1, 64))
 def test_scanner_and_decoder_give_the_decoders_rows(
     sender: str, data: st.DataObject, step: int
@@ -107,7 +107,7 @@ def test_scanner_and_decoder_give_the_decoders_rows(
 
 
 @senders
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_valid_streams_need_no_decoder(sender: str, data: st.DataObject) -> None:
     sent = data.draw(st.lists(streams(sender), min_size=1, max_size=4))
@@ -137,7 +137,7 @@ def judged_alike(sender: str, said: bytes) -> None:
     check(SCANNER, "emqp", sender, [Noisy(case, said, (said,))], typed)
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     sender=st.sampled_from(["client", "broker"]),
     socket=st.sampled_from(["DEALER", "ROUTER", "PUB", "XSUB", ""]),
@@ -153,7 +153,7 @@ names = st.sampled_from(["Socket-Type", "socket-type", "SOCKET-TYPE", "Identity"
 metadata = st.lists(st.tuples(names, st.sampled_from([b"SUB", b"DEALER", b"PUB", b""])), max_size=3)
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     mechanism=st.sampled_from(["NULL", "PLAIN", "CURVE", "CURVES"]),
     told=metadata,

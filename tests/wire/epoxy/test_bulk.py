@@ -38,13 +38,13 @@ def typed(frame: Frame, raw: bytes) -> Typed:
     return frame.conversation_id, detail, NONE, slices
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(cases=st.lists(noisy(streams("client"), 3), min_size=1, max_size=4), step=st.integers(1, 64))
 def test_scanner_and_decoder_give_the_decoders_rows(cases: list[Noisy], step: int) -> None:
     check(SCANNER, "epoxy", "client", cases, typed, step_bytes=step)
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(sent=st.lists(st.lists(messages, max_size=5), min_size=1, max_size=4))
 def test_usual_streams_need_no_decoder(sent: list[list[Message]]) -> None:
     said = [Stream(b"".join(map(serialize, [Config(), *each]))) for each in sent]
@@ -76,16 +76,24 @@ fields = st.sampled_from(
         bytes.fromhex("00"),
     ]
 )
-headers = st.lists(fields, min_size=1, max_size=5).map(b"".join)
+MESSAGE_TYPE = bytes.fromhex("100100 01000000")
 
 
-@settings(max_examples=300)
-@given(content=headers, layers=st.lists(st.tuples(kinds, contents), min_size=1, max_size=2))
-def test_headers_and_framelets_are_judged_alike(
-    content: bytes, layers: list[tuple[bytes, bytes]]
-) -> None:
-    case = Stream(framelets((b"HR", content), *layers) + serialize(Config()))
+def judged_alike(said: bytes) -> None:
+    case = Stream(said + serialize(Config()))
     check(SCANNER, "epoxy", "client", [Noisy(case, case.data, (case.data,))], typed)
+
+
+@settings(max_examples=200)
+@given(first=fields | st.just(MESSAGE_TYPE), more=st.lists(fields, max_size=4))
+def test_headers_are_judged_alike(first: bytes, more: list[bytes]) -> None:
+    judged_alike(framelets((b"HR", first + b"".join(more)), (b"PD", b"x")))
+
+
+@settings(max_examples=100)
+@given(layers=st.lists(st.tuples(kinds, contents | st.just(b"")), min_size=1, max_size=3))
+def test_framelets_are_judged_alike(layers: list[tuple[bytes, bytes]]) -> None:
+    judged_alike(framelets((b"HR", MESSAGE_TYPE + b"\0"), *layers))
 
 
 def stop_of(scanner: EpoxyScanner, said: bytes) -> tuple[int, int]:

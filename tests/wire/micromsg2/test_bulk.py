@@ -49,7 +49,7 @@ def typed(frame: Frame, raw: bytes) -> Typed:
 
 
 @pytest.mark.parametrize("sender", ["client", "server"])
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(data=st.data(), step=st.integers(1, 64))
 def test_scanner_and_decoder_give_the_decoders_rows(
     sender: str, data: st.DataObject, step: int
@@ -59,14 +59,14 @@ def test_scanner_and_decoder_give_the_decoders_rows(
 
 
 @pytest.mark.parametrize("sender", ["client", "server"])
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_valid_streams_need_no_decoder(sender: str, data: st.DataObject) -> None:
     sent = data.draw(st.lists(streams(sender), min_size=1, max_size=4))
     check_alone(SCANNER, "micromsg2", sender, sent, typed)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(data=st.data(), first=st.integers(65530, 65535))
 def test_sequence_numbers_start_anew_behind_the_last(data: st.DataObject, first: int) -> None:
     sent = b"".join(map(serialize, data.draw(frames(first, max_size=12))))
@@ -74,23 +74,40 @@ def test_sequence_numbers_start_anew_behind_the_last(data: st.DataObject, first:
     check(SCANNER, "micromsg2", "server", [case], typed)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(cases=st.lists(noisy(streams("client"), 2), min_size=1, max_size=2))
 def test_a_decoder_that_joined_late_gives_back(cases: list[Noisy]) -> None:
     check(SCANNER, "micromsg2", "client", cases, typed, late=True)
 
 
+anything = st.builds(
+    Message,
+    st.integers(0, 3),
+    st.sampled_from(["", "d"]),
+    st.sampled_from([b"", b"k:N1;"]),
+    st.just(b"x"),
+    st.booleans(),
+)
+
+
+@settings(max_examples=150)
+@given(sent=st.lists(anything, min_size=1, max_size=4))
+def test_sequence_and_continuation_are_judged_alike(sent: list[Message]) -> None:
+    case = Stream(b"".join(map(serialize, sent)), hints={"next_sequence": 1})
+    check(SCANNER, "micromsg2", "server", [Noisy(case, case.data, (case.data,))], typed)
+
+
 texts = st.text("ab-_%4cC39aé;,=:+ ", max_size=12).map(str.encode)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(kind=st.sampled_from([1, 4]), text=texts | texts.map(lambda text: b"n;k=" + text))
 def test_commands_and_errors_are_judged_alike(kind: int, text: bytes) -> None:
     case = Stream(bytes((kind, len(text))) + text, hints={"next_sequence": 1})
     check(SCANNER, "micromsg2", "server", [Noisy(case, case.data, (case.data,))], typed)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(required=texts, optional=texts | texts.map(lambda text: b"n:k=" + text), more=texts)
 def test_lists_of_extensions_are_judged_alike(
     required: bytes, optional: bytes, more: bytes

@@ -97,7 +97,7 @@ def read_channels(slices: Slices, raw: bytes) -> Slices:
 
 
 @pytest.mark.parametrize("sender", ["connector", "listener"])
-@settings(max_examples=80)
+@settings(max_examples=60)
 @given(data=st.data(), step=st.integers(1, 64))
 def test_scanner_and_decoder_give_the_decoders_rows(
     sender: str, data: st.DataObject, step: int
@@ -106,13 +106,13 @@ def test_scanner_and_decoder_give_the_decoders_rows(
     check(SCANNER, "relink", sender, cases, typed, step_bytes=step, reader=read_channels)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(sent=st.lists(streams("connector"), min_size=1, max_size=3))
 def test_valid_streams_need_no_decoder(sent: list[Stream]) -> None:
     check_alone(SCANNER, "relink", "connector", sent, typed, reader=read_channels)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(data=st.data(), sizes=id_sizes)
 def test_a_listener_is_told_the_sizes_of_ids(data: st.DataObject, sizes: tuple[int, int]) -> None:
     start = np.frombuffer(connector_start(sizes), np.uint8)
@@ -124,7 +124,7 @@ def test_a_listener_is_told_the_sizes_of_ids(data: st.DataObject, sizes: tuple[i
     check_alone(SCANNER, "relink", "listener", [stream], typed, reader=read_channels, peers=peers)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(data=st.data(), sizes=id_sizes)
 def test_a_decoder_that_joined_late_gives_back(data: st.DataObject, sizes: tuple[int, int]) -> None:
     sent = data.draw(st.lists(packets("connector", sizes), max_size=8))

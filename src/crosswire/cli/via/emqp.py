@@ -26,7 +26,7 @@ from crosswire.wire.emqp.headers import Headers
 from crosswire.wire.zmtp.curve import CurveClient, decode_key
 from crosswire.wire.zmtp.mechanisms import Mechanism
 
-__all__ = ["EmqpVia"]
+__all__ = ["EmqpVia", "mechanism_of"]
 
 
 class EmqpVia(Via):
@@ -36,7 +36,7 @@ class EmqpVia(Via):
         super().__init__(place)
         if place.token is not None or place.tls is not None:
             raise ClientError("eMQP has neither tokens nor TLS; its peers are known by CURVE keys")
-        self._mechanism = _mechanism(place)
+        self._mechanism = mechanism_of(place)
 
     @asynccontextmanager
     async def _client(self) -> AsyncIterator[EmqpClient]:
@@ -160,7 +160,7 @@ def _job(peer: EmqpPeer, event: RequestReceived, answerer: Answerer | None) -> G
     return got
 
 
-def _mechanism(place: Place) -> Mechanism | None:
+def mechanism_of(place: Place) -> Mechanism | None:
     """Keys of our own are made up where none are given: they say nothing about who we are."""
     if place.curve_server is None:
         return None

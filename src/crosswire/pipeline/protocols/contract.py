@@ -96,7 +96,7 @@ class Reading(ABC):
         """`forward`: sent by who opened the connection. Raises FrameError where only a closer look
         shows that the content is not what it should be."""
 
-    def interrupt(self, forward: bool) -> None:  # noqa: B027  most have nothing to forget
+    def interrupt(self, forward: bool) -> None:
         """Bytes of this direction were missing or no frame: what was half read is not completed."""
 
     def dump(self) -> bytes:
@@ -154,9 +154,10 @@ class Memory(Generic[V]):
 
     def restore(self, saved: list[Any]) -> None:
         """Keys are tuples; so are values, unless they are plain."""
-        self._held = OrderedDict(
-            (tuple(key), tuple(value) if isinstance(value, list) else value) for key, value in saved
-        )
+        self._held = OrderedDict()
+        for key, value in saved:
+            kept: Any = tuple(value) if isinstance(value, list) else value
+            self._held[tuple(key)] = kept
 
 
 def kind_of_destination(destination: str) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 __all__ = [
+    "MISSING",
     "Accounts",
     "Calls",
     "Clock",
@@ -23,6 +24,9 @@ __all__ = [
 ]
 
 Row = dict[str, Any]
+
+MISSING: Final = ("missing on the wire", "missing in the ledger")
+"""The verdicts of gold.reconciliation that nothing explains."""
 
 
 class Clock(msgspec.Struct, frozen=True):
@@ -44,6 +48,7 @@ class Traffic(msgspec.Struct, frozen=True):
     kinds: dict[str, int]
     destinations: list[Row]
     more_destinations: int
+    destination_count: int
     is_fine: bool
 
     @property
@@ -143,18 +148,22 @@ class Violations(msgspec.Struct, frozen=True):
 
 
 class Deliveries(msgspec.Struct, frozen=True):
-    """What reached whom. `examples` are late, lost or doubled."""
+    """What reached whom. `took` is from being accepted to being settled or answered; `examples` are
+    late, lost or doubled."""
 
     total: int
+    faulty: int
     late: int
     lost: int
     doubled: int
+    took: LatencyRow | None
+    outcomes: dict[str, int]
     destinations: list[Row]
     examples: list[Row]
 
 
 class Reconciliation(msgspec.Struct, frozen=True):
-    """What the wire shows against what the hub recorded. `examples` are those not equal."""
+    """What the wire shows against what the hub recorded. `examples` are what one of them lacks."""
 
     verdicts: dict[str, int]
     by_protocol: dict[str | None, dict[str, int]]
@@ -165,8 +174,8 @@ class Reconciliation(msgspec.Struct, frozen=True):
         return sum(self.verdicts.values())
 
     @property
-    def unequal(self) -> int:
-        return self.total - self.verdicts.get("equal", 0)
+    def missing(self) -> int:
+        return sum(self.verdicts.get(verdict, 0) for verdict in MISSING)
 
 
 class Suspect(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from crosswire.pipeline.report.facts import (
+    MISSING,
     Accounts,
     Calls,
     Clock,
@@ -20,7 +21,7 @@ from crosswire.pipeline.report.facts import (
     Topology,
     Violations,
 )
-from crosswire.pipeline.report.over_time import clock_of, latencies, piece_of, traffic
+from crosswire.pipeline.report.over_time import Histogram, clock_of, latencies, piece_of, traffic
 from crosswire.pipeline.report.source import Highest, Tables, Tally
 
 __all__ = ["PARTS", "gather"]
@@ -87,7 +88,7 @@ def _calls(tables: Tables) -> Calls:
     outcomes = Tally(("protocol", "outcome"), ("count",))
     troubled = Tally(("protocol", "destination"), ("trouble", "failed", "unanswered", "calls"))
     slowest = Highest(_EXAMPLES, ("latency_us", "descending"), ("asked", "ascending"))
-    columns = ("protocol", "destination", "outcome", "latency_us", "asked")
+    columns = ("protocol", "destination", "outcome", "latency_us", "asked", "answered")
     more = ("node", "connection", "direction", "correlation", "request_bytes", "response_bytes")
     for batch in tables.scan("gold.conversations", *columns, *more):
         outcome = batch["outcome"]
@@ -103,7 +104,7 @@ def _calls(tables: Tables) -> Calls:
         )
         outcomes.add(counted)
         troubled.add(counted)
-        slowest.add(batch.filter(pc.is_valid(batch["latency_us"])))
+        slowest.add(batch.filter(pc.is_valid(batch["answered"])))
     found = outcomes.rows()
     unanswered_count = _sum(found, "unanswered")
     good = _sum(found, "success")
@@ -343,53 +344,64 @@ def _damaged(tables: Tables) -> int | None:
 # What the hub recorded.
 
 
+_FAULTS: Final = ("lost", "doubled", "late")
+_TOLD: Final = ("node", "id", "destination", "connection", "attempts", "outcome", "detail")
+
+
 def _deliveries(tables: Tables) -> Deliveries:
-    faults = ("late", "lost", "doubled")
-    by_place = Tally(("protocol", "destination"), ("faults", "deliveries", *faults))
-    examples = Highest(_EXAMPLES, ("lost", "descending"), ("doubled", "descending"))
-    there = tables.columns("gold.deliveries")
-    told = ("node", "id", "connection", "accepted", "delivered", "settled", "attempts")
-    more = [name for name in told if name in there]
+    by_place = Tally(("protocol", "destination"), ("faults", "deliveries", *_FAULTS))
+    outcomes = Tally(("outcome",), ("deliveries",))
+    took = Histogram()
+    gravest = [(name, "descending") for name in _FAULTS]
+    examples = Highest(_EXAMPLES, *gravest, ("accepted", "ascending"))
     totals: Counter[str] = Counter()
-    for batch in tables.scan("gold.deliveries", "protocol", "destination", *faults, *more):
-        flags = {name: _number(batch[name]) for name in faults}
-        any_fault = pc.max_element_wise(*flags.values())
-        rows = _with(
-            batch.select(["protocol", "destination", *more]),
-            **flags,
-            faults=any_fault,
-            deliveries=_ones(batch),
-        )
-        by_place.add(rows)
-        examples.add(rows.filter(pc.equal(rows["faults"], 1)))
-        totals["deliveries"] += batch.num_rows
-        for name, flag in flags.items():
-            totals[name] += pc.sum(flag).as_py() or 0
+    times = ("accepted", "delivered", "latency_us")
+    columns = (*_TOLD, *times, *_FAULTS, "protocol", "producer_protocol")
+    for table in ("gold.deliveries", "open.deliveries"):
+        for batch in tables.scan(table, *columns):
+            flags = {name: _number(batch[name]) for name in _FAULTS}
+            any_fault = pc.max_element_wise(*flags.values())
+            rows = _with(
+                batch.select([*_TOLD, *times]),
+                **flags,
+                # What was never handed out has no receiver, but somebody sent it.
+                protocol=pc.coalesce(batch["protocol"], batch["producer_protocol"]),
+                faults=any_fault,
+                deliveries=_ones(batch),
+            )
+            by_place.add(rows)
+            outcomes.add(rows)
+            took.add_values(rows["latency_us"])
+            examples.add(rows.filter(pc.equal(rows["faults"], 1)))
+            totals["deliveries"] += batch.num_rows
+            for name, flag in {**flags, "faulty": any_fault}.items():
+                totals[name] += pc.sum(flag).as_py() or 0
     return Deliveries(
         total=totals["deliveries"],
+        faulty=totals["faulty"],
         late=totals["late"],
         lost=totals["lost"],
         doubled=totals["doubled"],
+        took=took.row() if took.counts else None,
+        outcomes={str(row["outcome"]): row["deliveries"] for row in outcomes.rows()},
         destinations=by_place.rows(_GROUPS),
         examples=examples.rows(),
     )
 
 
 def _reconciliation(tables: Tables) -> Reconciliation:
-    there = tables.columns("gold.reconciliation")
-    told = ("node", "id", "connection", "destination", "time")
-    more = [name for name in told if name in there]
     by_verdict = Tally(("protocol", "verdict"), ("count",))
-    examples = Highest(_EXAMPLES, ("verdict", "ascending"), *((name, "ascending") for name in more))
-    for batch in tables.scan("gold.reconciliation", "protocol", "verdict", *more):
+    examples = Highest(_EXAMPLES, ("verdict", "ascending"), ("time", "ascending"))
+    told = ("destination", "kind", "way", "node", "id", "connection", "time")
+    missing = pa.array(MISSING)
+    for batch in tables.scan("gold.reconciliation", "verdict", "protocol", *told):
         by_verdict.add(_with(batch, count=_ones(batch)))
-        examples.add(batch.filter(pc.not_equal(batch["verdict"], "equal")))
+        examples.add(batch.filter(pc.is_in(batch["verdict"], missing)))
     verdicts: Counter[str] = Counter()
     by_protocol: defaultdict[str | None, dict[str, int]] = defaultdict(dict)
     for row in by_verdict.rows():
-        verdict = str(row["verdict"])
-        verdicts[verdict] += row["count"]
-        by_protocol[row["protocol"]][verdict] = row["count"]
+        verdicts[row["verdict"]] += row["count"]
+        by_protocol[row["protocol"]][row["verdict"]] = row["count"]
     return Reconciliation(dict(verdicts), dict(by_protocol), examples.rows())
 
 

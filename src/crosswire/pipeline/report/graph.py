@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from crosswire.pipeline.report.facts import Topology
-from crosswire.pipeline.report.words import count, css_class, many, protocol_name, visible
+from crosswire.pipeline.report.words import amount, css_class, many, protocol_name, visible
 
 __all__ = ["graph"]
 
@@ -133,13 +133,13 @@ def _boxes(column: _Column) -> str:
         shown = visible(label)
         middle = column.middle(place)
         tip = f"{shown}\n{many(column.messages[place], 'message')}"
-        cut = shown if len(shown) <= 25 else f"{shown[:15]}…{shown[-9:]}"
+        cut = shown if len(shown) <= 23 else f"{shown[:13]}…{shown[-9:]}"
         made.append(
             f'<g class="node" tabindex="0" data-n="{column.number}.{place}" '
             f'data-tip="{escape(tip)}"><rect x="{left:.0f}" y="{middle - _TALL / 2:.1f}" '
             f'width="{_BOX}" height="{_TALL}" rx="5"/>'
             f'<text x="{left + 9:.0f}" y="{middle + 4:.1f}">{escape(cut)}</text>'
             f'<text class="amount" x="{left + _BOX - 8:.0f}" y="{middle + 4:.1f}" '
-            f'text-anchor="end">{count(column.messages[place])}</text></g>'
+            f'text-anchor="end">{amount(column.messages[place])}</text></g>'
         )
     return "".join(made)

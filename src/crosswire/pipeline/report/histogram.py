@@ -1,4 +1,4 @@
-"""Latency histograms of gold.traffic outside of Spark: see `tables/histogram.py` for the formula."""
+"""The histograms of gold.traffic without Spark; `tables/histogram.py` says what a bucket is."""
 
 from __future__ import annotations
 

@@ -17,14 +17,14 @@ from crosswire.pipeline.report.facts import Clock, Latencies, LatencyRow, Traffi
 from crosswire.pipeline.report.histogram import buckets_of, percentiles
 from crosswire.pipeline.report.source import Tables, Tally
 
-__all__ = ["clock_of", "latencies", "piece_of", "traffic"]
+__all__ = ["Histogram", "clock_of", "latencies", "piece_of", "traffic"]
 
 _SECOND_US: Final = 1_000_000
 _MINUTE_US: Final = 60 * _SECOND_US
-_DAY_US: Final = 86_400 * _SECOND_US
+_DAY_US: Final[int] = 86_400 * _SECOND_US
 _SHORT_US: Final = 20 * _MINUTE_US
 _MOST_PIECES: Final = 96
-_WIDTHS_US: Final = (
+_WIDTHS_US: Final[tuple[int, ...]] = (
     *(number * 10**power for power in range(3, 6) for number in (1, 2, 5)),
     *(number * _SECOND_US for number in (1, 2, 5, 10, 15, 30)),
     *(number * _MINUTE_US for number in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720)),
@@ -98,11 +98,13 @@ def traffic(tables: Tables, clock: Clock) -> Traffic | None:
         return None
     by_time = Tally(("piece", "protocol"), _COUNTS)
     by_place = Tally(("protocol", "destination"), (*_COUNTS, *_KINDS))
+    names = Tally(("destination",), ("messages",))
     kinds: Counter[str] = Counter()
     is_fine = _is_fine(tables, clock.first_us, clock.last_us)
     for batch in _messages(tables) if is_fine else _minutes(tables):
         by_time.add(batch.append_column("piece", piece_of(clock, batch["time"])))
         by_place.add(batch)
+        names.add(batch)
         for name in _KINDS:
             kinds[name] += pc.sum(batch[name]).as_py() or 0
     series: dict[str, dict[str | None, list[int]]] = {name: {} for name in _COUNTS}
@@ -116,6 +118,7 @@ def traffic(tables: Tables, clock: Clock) -> Traffic | None:
         kinds=dict(kinds),
         destinations=places,
         more_destinations=len(by_place) - len(places),
+        destination_count=len(names),
         is_fine=is_fine,
     )
 
@@ -151,7 +154,7 @@ def _messages(tables: Tables) -> Iterator[pa.RecordBatch]:
 # Latencies.
 
 
-class _Histogram:
+class Histogram:
     """Counts by bucket, and the longest value that was seen."""
 
     def __init__(self) -> None:
@@ -163,15 +166,21 @@ class _Histogram:
         if row["longest"] is not None:
             self.longest = max(self.longest or 0, row["longest"])
 
+    def add_values(self, times_us: pa.Array) -> None:
+        """Count values themselves, as far as they are known."""
+        known = times_us.drop_null()
+        if len(known):
+            for pair in pc.value_counts(buckets_of(known)).to_pylist():
+                self.counts[pair["values"]] += pair["counts"]
+            self.longest = max(self.longest or 0, pc.max(known).as_py())
+
     def row(self) -> LatencyRow:
-        found = percentiles(self.counts, self.longest)
-        return LatencyRow(self.counts.total(), *found, longest=self.longest)
+        p50, p90, p95, p99 = percentiles(self.counts, self.longest)
+        return LatencyRow(self.counts.total(), p50, p90, p95, p99, self.longest)
 
 
-def latencies(
-    tables: Tables, clock: Clock, destinations: list[dict[str, Any]]
-) -> Latencies | None:
-    """Of all requests that were answered; of each destination among those given. None if of none."""
+def latencies(tables: Tables, clock: Clock, destinations: list[dict[str, Any]]) -> Latencies | None:
+    """Of all answered requests, and of each destination among those given. None if of none."""
     by_protocol = Tally(("protocol", "bucket"), ("count",), most=("longest",))
     by_time = Tally(("piece", "bucket"), ("count",), most=("longest",), limit=500_000)
     by_place = Tally(("protocol", "destination", "bucket"), ("count",), most=("longest",))
@@ -181,17 +190,17 @@ def latencies(
         by_protocol.add(batch)
         by_time.add(batch.append_column("piece", piece_of(clock, batch["time"])))
         by_place.add(batch.filter(pc.is_in(batch["destination"], chosen)))
-    everything = _Histogram()
-    protocols: defaultdict[str | None, _Histogram] = defaultdict(_Histogram)
+    everything = Histogram()
+    protocols: defaultdict[str | None, Histogram] = defaultdict(Histogram)
     for row in by_protocol.rows():
         everything.add(row)
         protocols[row["protocol"]].add(row)
     if not everything.counts:
         return None
-    pieces: defaultdict[int, _Histogram] = defaultdict(_Histogram)
+    pieces: defaultdict[int, Histogram] = defaultdict(Histogram)
     for row in by_time.rows():
         pieces[row["piece"]].add(row)
-    places: defaultdict[tuple[str | None, str | None], _Histogram] = defaultdict(_Histogram)
+    places: defaultdict[tuple[str | None, str | None], Histogram] = defaultdict(Histogram)
     for row in by_place.rows():
         places[row["protocol"], row["destination"]].add(row)
     return Latencies(
@@ -230,9 +239,9 @@ def _histograms(tables: Tables) -> Iterator[pa.RecordBatch]:
 
 def _conversations(tables: Tables) -> Iterator[pa.RecordBatch]:
     """A row per answered request, in the columns of `_histograms`."""
-    columns = ("asked", "protocol", "destination", "latency_us")
+    columns = ("asked", "answered", "protocol", "destination", "latency_us")
     for batch in tables.scan("gold.conversations", *columns):
-        answered = batch.filter(pc.is_valid(batch["latency_us"]))
+        answered = batch.filter(pc.is_valid(batch["answered"]))
         yield pa.RecordBatch.from_pydict(
             {
                 "time": answered["asked"],

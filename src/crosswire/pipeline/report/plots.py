@@ -11,12 +11,12 @@ import msgspec
 
 from crosswire.pipeline.report.facts import Clock
 from crosswire.pipeline.report.histogram import highest_of, lowest_of
-from crosswire.pipeline.report.words import amount, count, duration, moment, share, size, visible
+from crosswire.pipeline.report.words import amount, brief, count, duration, moment, share, visible
 
 __all__ = ["Series", "bars", "columns", "distribution", "legend", "lines", "split_bar"]
 
-_WIDTH: Final = 760
-_HEIGHT: Final = 230
+_WIDTH: Final = 600
+_HEIGHT: Final = 210
 _LEFT: Final = 62
 _RIGHT: Final = 12
 _TOP: Final = 12
@@ -43,10 +43,12 @@ def legend(entries: Iterable[tuple[str, str]]) -> str:
     return f'<div class="legend">{items}</div>'
 
 
-def columns(clock: Clock, series: Sequence[Series], say: Say, title: str) -> str:
-    """Stacked columns, one for each piece of time."""
+def columns(
+    clock: Clock, series: Sequence[Series], say: Say, title: str, *, thousand: int = 1000
+) -> str:
+    """Stacked columns, one for each piece of time; `thousand` is what units grow by."""
     totals = [sum(each.values[piece] or 0 for each in series) for piece in range(clock.count)]
-    top, ticks = _scale(max(totals, default=0))
+    top, ticks = _scale(max(totals, default=0), thousand)
     width = _INNER_WIDTH / clock.count
     thick = min(max(width - (1.5 if width > 5 else 0.3), 0.6), 90)
     parts = [_grid([(tick / top, say(tick)) for tick in ticks]), _times(clock)]
@@ -175,28 +177,33 @@ def _svg(parts: Sequence[str], title: str) -> str:
     )
 
 
-def _scale(highest: float) -> tuple[float, list[float]]:
+def _scale(highest: float, thousand: int = 1000) -> tuple[float, list[float]]:
     """The top of an axis that begins at 0, and its marks: 1, 2 or 5 times a power of ten."""
     if highest <= 0:
         return 1, [0, 1]
+    if highest >= thousand:
+        top, marks = _scale(highest / thousand, thousand)
+        return top * thousand, [mark * thousand for mark in marks]
     rough = highest / 4
     power = 10.0 ** (ceil(log10(rough)) - 1)
     step = next(power * number for number in (1, 2, 5, 10) if power * number >= rough * 0.999)
-    if highest >= 4:
-        step = max(round(step), 1)
     number = ceil(highest / step - 1e-9)
     return number * step, [step * place for place in range(number + 1)]
 
 
 def _decades(lowest: float, highest: float) -> tuple[Callable[[float], float], list[float]]:
-    """A logarithmic axis over whole powers of ten: where a value stands in it, and its marks."""
-    first = int(log10(max(lowest, 1)))
-    last = max(ceil(log10(max(highest, 1))), first + 1)
+    """A logarithmic axis: where a value stands in it, and its marks."""
+    steps = [number * 10.0**power for power in range(20) for number in (1, 2, 5)]
+    bottom = max((step for step in steps if step <= lowest), default=1.0)
+    top = next(step for step in steps if step >= highest and step > bottom)
+    marks = [step for step in steps if bottom <= step <= top]
+    if len(marks) > 7:
+        marks = [mark for mark in marks if log10(mark).is_integer()]
 
     def place(value: float) -> float:
-        return (log10(max(value, 1)) - first) / (last - first)
+        return log10(max(value, bottom) / bottom) / log10(top / bottom)
 
-    return place, [10.0**power for power in range(first, last + 1)]
+    return place, marks
 
 
 def _grid(marks: Sequence[tuple[float, str]]) -> str:
@@ -256,7 +263,7 @@ def _targets(
             continue
         start = clock.start_us + piece * clock.width_us
         pattern = "%Y-%m-%d %H:%M:%S" + (".%f" if clock.width_us < 1_000_000 else "")
-        said.insert(0, f"{moment(start, pattern)} (+ {duration(clock.width_us)})")
+        said.insert(0, f"{moment(start, pattern)} (+ {brief(duration(clock.width_us))})")
         if totals is not None and len(said) > 2:
             said.append(f"together: {say(totals[piece])}")
         made.append(_target(_LEFT + piece * width, width, said))
@@ -269,7 +276,3 @@ def _target(x: float, width: float, said: Sequence[str]) -> str:
         f'<rect class="target" x="{x:.1f}" y="{_TOP}" width="{width:.1f}" height="{_INNER_HEIGHT}" '
         f'data-tip="{tip}"/>'
     )
-
-
-def sizes_per_s(number: float) -> str:
-    return f"{size(number)}/s"

@@ -51,9 +51,7 @@ class Tables:
         advice = "'crosswire pipeline run --input … --output DIR' makes them"
         for name in ("wire", "messages", "lake", "store"):
             if self._files.get_file_info(f"{self._root}/{name}").type == fs.FileType.Directory:
-                return (
-                    f"{self._given} is what a hub recorded, and a report is made of tables: {advice}"
-                )
+                return f"{self._given} is what a hub recorded; a report is made of tables: {advice}"
         return f"there are no tables in {self._given}: {advice}"
 
     def has(self, name: str) -> bool:

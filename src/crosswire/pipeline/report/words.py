@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from html import escape
 from typing import Final
 
 __all__ = [
     "amount",
+    "brief",
     "count",
     "css_class",
     "duration",
@@ -65,6 +67,8 @@ def amount(number: float) -> str:
     """At most four digits: 950, 1.2 k, 35 M."""
     for unit in ("", " k", " M", " G"):
         if abs(number) < 999.5:
+            if abs(number) < 1:
+                return f"{number:.2g}{unit}"
             digits = 0 if number == int(number) or abs(number) >= 100 else 1
             return f"{number:.{digits}f}{unit}"
         number /= 1000
@@ -90,7 +94,7 @@ def duration(time_us: float | None) -> str:
     """850 µs, 1.24 ms, 3.5 s, 2 min 5 s, 3 h 20 min, 2 d 4 h."""
     if time_us is None:
         return "–"
-    if time_us < 1000:
+    if time_us < 999.5:
         return f"{time_us:.0f} µs"
     if time_us < 59_995_000:
         number, unit = (time_us / 1e3, "ms") if time_us < 999_500 else (time_us / 1e6, "s")
@@ -100,6 +104,13 @@ def duration(time_us: float | None) -> str:
         if seconds >= large:
             return f"{seconds // large:,} {first} {seconds % large // small} {second}"
     return f"{seconds // 60} min {seconds % 60} s"
+
+
+def brief(words: str) -> str:
+    """A size or a duration without what says nothing: 5 ms, not 5.00 ms; 10 min, not 10 min 0 s."""
+    number, _, unit = words.partition(" ")
+    number = number.rstrip("0").rstrip(".") if "." in number else number
+    return re.sub(r" 0 (s|min|h)$", "", f"{number} {unit}")
 
 
 def share(part: float, whole: float) -> str:

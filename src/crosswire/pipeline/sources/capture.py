@@ -32,7 +32,7 @@ from crosswire.pipeline.sources.packets import (
     walk_ng,
 )
 
-__all__ = ["Segments", "Split", "is_capture", "read", "splits"]
+__all__ = ["Layout", "Segments", "Split", "advance", "is_capture", "read", "splits"]
 
 _CLASSIC: Final = {
     b"\xa1\xb2\xc3\xd4": (False, False),
@@ -123,6 +123,37 @@ def splits(path: str, split_bytes: int) -> list[Split]:
         # Unmapped when nobody looks at it any more: batches are views of it.
         data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
         return _split(_Walk(path, min(split_bytes, _BATCH_BYTES)), data, split_bytes)
+
+
+def advance(
+    path: str, split_bytes: int, start: int = 0, layout: Layout | None = None
+) -> tuple[list[Split], int, Layout | None]:
+    """The parts of what a file that may still grow has from `start` on, as far as its records are
+    whole; where the last one ends, and the layout that whoever goes on there must know.
+
+    A compressed file has no parts: no layout is given back. Raises InvalidInput.
+    """
+    with _opened(path) as file:
+        if file.read(4)[:2] == _GZIP or _magic(file) == _ZSTD:
+            return [Split(path)], file.seek(0, 2), None
+        if not file.seek(0, 2):
+            return [], 0, None
+        data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+        walk = _Walk(path, min(split_bytes, _BATCH_BYTES))
+        if layout is None:
+            start = walk.begin(data)
+        else:
+            walk.layout = layout
+        parts: list[Split] = []
+        begun, layout, end = start, walk.layout, start
+        for _, following in walk.batches(data, start, len(data), 0):
+            end = following
+            if end - begun >= split_bytes:
+                parts.append(Split(path, begun, end, layout))
+                begun, layout = end, walk.layout
+        if end > begun:
+            parts.append(Split(path, begun, end, layout))
+        return parts, end, walk.layout
 
 
 def _split(walk: _Walk, data: npt.NDArray[np.uint8], split_bytes: int) -> list[Split]:

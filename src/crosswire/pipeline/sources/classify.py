@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from crosswire.errors import InvalidInput
 from crosswire.lake.schemas import DATA
@@ -13,7 +13,7 @@ from crosswire.pipeline.sources.reassembly import Run
 from crosswire.wire import PROTOCOL_NAMES, protocol
 from crosswire.wire.sniff import sniff
 
-__all__ = ["Classified", "PortMap", "classify", "looks_like_tls"]
+__all__ = ["Classified", "Classifier", "PortMap", "Spoken", "classify", "looks_like_tls"]
 
 _SNIFF_BYTES: Final = 256
 _SNIFF_RUNS: Final = 64
@@ -69,39 +69,60 @@ class Classified(NamedTuple):
 def classify(
     runs: Iterable[Run], forward_port: int, backward_port: int, ports: PortMap
 ) -> Iterator[Classified]:
-    """The runs of a flow, each connection's first ones held back until its protocol is known.
+    """All the runs of a flow at once: see Classifier."""
+    classifier = Classifier(forward_port, backward_port, ports)
+    for run in runs:
+        yield from classifier.add(run)
+    yield from classifier.finish()
+
+
+class Classifier:
+    """Takes the runs of a flow; each connection's first ones are held back until its protocol is
+    known.
 
     `forward` in what comes out is the connection's: sent by who opened it.
     """
-    held: list[Run] = []
-    known: tuple[bool, Spoken] | None = None
-    number = -1
-    for run in runs:
-        if run.connection != number:
-            yield from _stamped(held, forward_port, backward_port, ports)
-            held, known, number = [], None, run.connection
-        if known is None:
-            held.append(run)
-            known = _decide(held, forward_port, backward_port, ports, final=False)
-            if known is not None:
-                yield from _all_stamped(held, *known)
-                held = []
-        else:
-            yield _stamp(run, *known)
-    yield from _stamped(held, forward_port, backward_port, ports)
 
+    def __init__(self, forward_port: int, backward_port: int, ports: PortMap) -> None:
+        self._ends = (forward_port, backward_port, ports)
+        self._number = -1
+        self._held: list[Run] = []
+        self._known: tuple[bool, Spoken] | None = None
 
-def _stamped(
-    held: list[Run], forward_port: int, backward_port: int, ports: PortMap
-) -> Iterator[Classified]:
-    if held:
-        known = _decide(held, forward_port, backward_port, ports, final=True)
-        assert known is not None
-        yield from _all_stamped(held, *known)
+    def add(self, run: Run) -> Iterable[Classified]:
+        if self._known is not None and run.connection == self._number:
+            return (_stamp(run, *self._known),)
+        return self._add(run)
 
+    def _add(self, run: Run) -> Iterator[Classified]:
+        if run.connection != self._number:
+            yield from self.finish()
+            self._known, self._number = None, run.connection
+        self._held.append(run)
+        self._known = _decide(self._held, *self._ends, final=False)
+        if self._known is not None:
+            yield from self._release(*self._known)
 
-def _all_stamped(runs: list[Run], opener: bool, spoken: Spoken) -> Iterator[Classified]:
-    return (_stamp(run, opener, spoken) for run in runs)
+    def finish(self) -> Iterator[Classified]:
+        """No more runs will come of this connection."""
+        if self._held:
+            known = _decide(self._held, *self._ends, final=True)
+            assert known is not None
+            yield from self._release(*known)
+
+    def _release(self, opener: bool, spoken: Spoken) -> Iterator[Classified]:
+        held, self._held = self._held, []
+        return (_stamp(run, opener, spoken) for run in held)
+
+    def save(self) -> Any:
+        """The whole state, as msgpack can hold it, to be given to `restore`."""
+        return self._number, self._held, self._known
+
+    def restore(self, saved: Any) -> None:
+        """Go on where `save` was called. Raises TypeError or ValueError if it's damaged."""
+        self._number, held, known = saved
+        self._held = [Run(*run) for run in held]
+        self._known = None if known is None else (known[0], Spoken(*known[1]))
 
 
 def _stamp(run: Run, opener: bool, spoken: Spoken) -> Classified:

@@ -9,22 +9,31 @@ from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from crosswire.errors import InvalidInput
+from crosswire.errors import DecoderStateError, InvalidInput
 from crosswire.lake.schemas import BACKWARD, FORWARD, WIRE
 from crosswire.pipeline.batches import Batches
 from crosswire.pipeline.sources.capture import Segments, Split, read, splits
-from crosswire.pipeline.sources.classify import Classified, PortMap, classify
+from crosswire.pipeline.sources.classify import Classified, Classifier, PortMap
 from crosswire.pipeline.sources.packets import gather
 from crosswire.pipeline.sources.reassembly import REORDER_BYTES, Flow, Segment
 from crosswire.pipeline.tables.wire import COLUMNS as WIRE_COLUMNS
 
-__all__ = ["NODE", "PcapDataSource", "from_captures", "reassemble"]
+__all__ = [
+    "NODE",
+    "FlowRows",
+    "PcapDataSource",
+    "from_captures",
+    "reassemble",
+    "segment_rows",
+    "segments_of",
+]
 
 NODE: Final = "pcap"
 """What stands for the hub's node where there is none."""
@@ -69,7 +78,8 @@ class PcapDataSource(DataSource):
     """`spark.read.format("pcap").load(path)`: a row per TCP segment with bytes, SYN, FIN or RST.
 
     Options: `path` (or `paths`, a line each), `splitBytes`, `columns` (comma separated; Spark does
-    not tell a source which ones it needs), `since` (µs; earlier packets are left out).
+    not tell a source which ones it needs), `since` (µs; earlier packets are left out); `splits`
+    instead of paths, as JSON, for who has looked for them already.
     """
 
     @classmethod
@@ -91,6 +101,7 @@ class PcapDataSource(DataSource):
         paths = self.options.get("paths") or self.options.get("path") or ""
         return PcapReader(
             [path for path in paths.split("\n") if path],
+            msgspec.json.decode(self.options.get("splits", "[]"), type=list[Split]),
             self._columns(),
             int(self.options.get("splitBytes", SPLIT_BYTES)),
             int(self.options.get("since", 0)),
@@ -105,14 +116,23 @@ class PcapPartition(InputPartition):
 
 class PcapReader(DataSourceReader):
     def __init__(
-        self, paths: list[str], columns: list[str], split_bytes: int, since_us: int
+        self,
+        paths: list[str],
+        parts: list[Split],
+        columns: list[str],
+        split_bytes: int,
+        since_us: int,
     ) -> None:
         self._paths = paths
+        self._parts = parts
         self._columns = columns
         self._split_bytes = split_bytes
         self._since_ns = since_us * 1000
 
     def partitions(self) -> list[InputPartition]:
+        if self._parts:
+            files = {path: file for file, path in enumerate(sorted({p.path for p in self._parts}))}
+            return [PcapPartition(files[part.path], part) for part in self._parts]
         if not self._paths:
             raise InvalidInput("pcap needs the path of a capture file")
         return [
@@ -187,6 +207,20 @@ def _end(end: bytes) -> tuple[str, int]:
 # ---------------------------------------------------------------------------------------- runs
 
 
+def segments_of(spark: SparkSession, parts: list[Split], *, since_us: int = 0) -> DataFrame:
+    """The TCP segments of parts of capture files, as the reassembly needs them."""
+    if not parts:
+        shape = ", ".join(f"{name} {_COLUMNS[name]}" for name in _FOR_REASSEMBLY)
+        return spark.createDataFrame([], shape)
+    return _source(spark, since_us).option("splits", msgspec.json.encode(parts).decode()).load()
+
+
+def _source(spark: SparkSession, since_us: int) -> DataFrameReader:
+    spark.dataSource.register(PcapDataSource)
+    columns = ",".join(_FOR_REASSEMBLY)
+    return spark.read.format("pcap").option("columns", columns).option("since", since_us)
+
+
 def from_captures(
     spark: SparkSession,
     paths: Iterable[str],
@@ -196,15 +230,8 @@ def from_captures(
     split_bytes: int = SPLIT_BYTES,
 ) -> DataFrame:
     """bronze.wire of capture files: connections together and in order within a partition."""
-    spark.dataSource.register(PcapDataSource)
-    segments = (
-        spark.read.format("pcap")
-        .option("paths", "\n".join(paths))
-        .option("columns", ",".join(_FOR_REASSEMBLY))
-        .option("splitBytes", split_bytes)
-        .option("since", since_us)
-        .load()
-    )
+    source = _source(spark, since_us).option("splitBytes", split_bytes)
+    segments = source.option("paths", "\n".join(paths)).load()
     return reassemble(segments, PortMap(dict(ports or {})))
 
 
@@ -218,7 +245,7 @@ def reassemble(
 
     def assemble(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         collected = Batches(WIRE)
-        flows = groupby(chain.from_iterable(map(_rows, batches)), key=itemgetter(0))
+        flows = groupby(chain.from_iterable(map(segment_rows, batches)), key=itemgetter(0))
         for flow, rows in flows:
             for row in _wire_rows(flow, rows, ports, reorder_bytes):
                 collected.add(row, row[6])
@@ -229,7 +256,7 @@ def reassemble(
     return arranged.mapInArrow(assemble, WIRE_COLUMNS)
 
 
-def _rows(batch: pa.RecordBatch) -> Iterator[tuple[bytes, Segment]]:
+def segment_rows(batch: pa.RecordBatch) -> Iterator[tuple[bytes, Segment]]:
     names = ("forward", "time_ns", "number", "acknowledgement", "flags", "length", "payload")
     columns = [batch.column(name).to_pylist() for name in names]
     return zip(batch.column("flow").to_pylist(), map(Segment._make, zip(*columns)), strict=True)  # noqa: B905
@@ -238,26 +265,90 @@ def _rows(batch: pa.RecordBatch) -> Iterator[tuple[bytes, Segment]]:
 def _wire_rows(
     flow: bytes, rows: Iterable[tuple[bytes, Segment]], ports: PortMap, reorder_bytes: int
 ) -> Iterator[tuple[Any, ...]]:
-    forward, backward = _end(flow[:18]), _end(flow[18:])
-    assembler = Flow(reorder_bytes=reorder_bytes)
-    runs = chain(
-        chain.from_iterable(assembler.add(segment) for _, segment in rows), _finish(assembler)
-    )
-    number, seq = -1, 0
-    name = ""
-    for item in classify(runs, forward[1], backward[1], ports):
+    wire = FlowRows(flow, ports, reorder_bytes=reorder_bytes)
+    for _, segment in rows:
+        yield from wire.add(segment)
+    yield from wire.finish()
+
+
+class _FlowState(msgspec.Struct, array_like=True, frozen=True):
+    """Layout of `FlowRows.dump()`."""
+
+    version: int
+    flow: Any
+    classifier: Any
+    number: int
+    seq: int
+    name: str
+
+
+_STATE: Final = msgspec.msgpack.Decoder(_FlowState)
+_STATE_VERSION: Final = 1
+
+
+class FlowRows:
+    """Turns the segments of one flow, given in order, into rows of bronze.wire."""
+
+    def __init__(self, flow: bytes, ports: PortMap, *, reorder_bytes: int = REORDER_BYTES) -> None:
+        self._forward, self._backward = _end(flow[:18]), _end(flow[18:])
+        self._flow = Flow(reorder_bytes=reorder_bytes)
+        self._classifier = Classifier(self._forward[1], self._backward[1], ports)
+        self._number, self._seq = -1, 0
+        self._name = ""
+
+    def add(self, segment: Segment) -> Iterator[tuple[Any, ...]]:
+        """To be used up before the next one is added."""
+        for run in self._flow.add(segment):
+            for item in self._classifier.add(run):
+                yield self._row(item)
+
+    def finish(self) -> Iterator[tuple[Any, ...]]:
+        """The flow has no more segments."""
+        for run in self._flow.finish():
+            for item in self._classifier.add(run):
+                yield self._row(item)
+        for item in self._classifier.finish():
+            yield self._row(item)
+
+    def is_settled(self, now_ns: int) -> bool:
+        """Nothing more can come of what was seen of it."""
+        return self._flow.is_settled(now_ns)
+
+    def _row(self, item: Classified) -> tuple[Any, ...]:
         run = item.run
-        connector, acceptor = (forward, backward) if item.opener_is_forward else (backward, forward)
-        if run.connection != number:
-            number, seq = run.connection, 0
-            name = _name(connector, acceptor, run.time_ns)
-        yield _wire_row(item, name, seq, connector, acceptor)
-        seq += 1
+        ends = (self._forward, self._backward)
+        connector, acceptor = ends if item.opener_is_forward else ends[::-1]
+        if run.connection != self._number:
+            self._number, self._seq = run.connection, 0
+            self._name = _name(connector, acceptor, run.time_ns)
+        row = _wire_row(item, self._name, self._seq, connector, acceptor)
+        self._seq += 1
+        return row
 
+    def dump(self) -> bytes:
+        """The whole state between two segments, to be given to `load`: small, versioned."""
+        return msgspec.msgpack.encode(
+            _FlowState(
+                _STATE_VERSION,
+                self._flow.save(),
+                self._classifier.save(),
+                self._number,
+                self._seq,
+                self._name,
+            )
+        )
 
-def _finish(flow: Flow) -> Iterator[Any]:
-    """Called when the runs before it are used up, not when the chain is made."""
-    yield from flow.finish()
+    def load(self, state: bytes) -> None:
+        """Go on where `dump` was called. Raises DecoderStateError."""
+        try:
+            saved = _STATE.decode(state)
+            if saved.version != _STATE_VERSION:
+                raise ValueError(f"it has version {saved.version}, this is {_STATE_VERSION}")
+            self._flow.restore(saved.flow)
+            self._classifier.restore(saved.classifier)
+        except (msgspec.MsgspecError, TypeError, ValueError) as error:
+            raise DecoderStateError(f"state of a flow is damaged: {error}") from None
+        self._number, self._seq, self._name = saved.number, saved.seq, saved.name
 
 
 def _wire_row(

@@ -4,7 +4,8 @@ A flow is all that two ends (address and port) ever said to one another; it may 
 connections after one another. Segments come sorted by time. Each direction is put in order on its
 own: what came before is dropped, what overlaps is cut (the first bytes seen hold), what is ahead
 waits. A hole becomes a gap when it can't be filled any more: the receiver acknowledged what lies
-behind it, too much waits, or the flow is over.
+behind it, too much waits, or the flow is over. What comes long after a connection's end is of
+another one.
 """
 
 from __future__ import annotations
@@ -12,19 +13,22 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from crosswire.lake.schemas import DATA, FIN, GAP, OPEN, RESET
 from crosswire.pipeline.sources.tcp import ACK, RST, SYN
 from crosswire.pipeline.sources.tcp import FIN as FIN_FLAG
 
-__all__ = ["REORDER_BYTES", "Flow", "Run", "Segment"]
+__all__ = ["LINGER_NS", "REORDER_BYTES", "Flow", "Run", "Segment"]
 
 REORDER_BYTES: Final = 8 * 1024 * 1024
 """How much may wait behind a hole."""
 
 _REORDER_NS: Final = 200_000_000
 """How long a hole stays open that the receiver says it does not have: captures shuffle a little."""
+
+LINGER_NS: Final = 120_000_000_000
+"""How long after its end a connection's segments may still come: TCP's own TIME-WAIT, at most."""
 
 _SPACE: Final = 1 << 32
 _SPECIAL: Final = FIN_FLAG | SYN | RST
@@ -83,6 +87,25 @@ class _Half:
         distance = (number - self.base - self.next) % _SPACE
         return self.next + (distance if distance < _SPACE // 2 else distance - _SPACE)
 
+    def save(self) -> Any:
+        return (
+            self.base,
+            self.next,
+            self.late,
+            self.fin_at,
+            self.ended,
+            self.time,
+            self.waiting,
+        )
+
+    @classmethod
+    def restored(cls, saved: Any) -> _Half:
+        half = cls()
+        half.base, half.next, half.late, half.fin_at, half.ended, half.time, waiting = saved
+        half.waiting = [(at, time_ns, bytes(data)) for at, time_ns, data in waiting]
+        half.waiting_bytes = sum(len(data) for _, _, data in half.waiting)
+        return half
+
 
 class Flow:
     """Feed it the segments of one flow with `add`, then call `finish`; both give runs."""
@@ -104,6 +127,7 @@ class Flow:
             and number == (half.base + half.next) % _SPACE
             and payload
             and not flags & _SPECIAL
+            and not self._reset
             and half.fin_at is None
             and not half.waiting
             and not other.waiting
@@ -114,6 +138,9 @@ class Flow:
 
     def _add(self, segment: Segment, half: _Half, other: _Half) -> Iterator[Run]:
         number, flags = segment.number, segment.flags
+        if self.is_settled(segment.time_ns):
+            yield from self._drain()
+            self._begun = False
         if flags & SYN:
             yield from self._synchronize(segment)
             half, other = self._halves[segment.forward], self._halves[not segment.forward]
@@ -145,6 +172,22 @@ class Flow:
     def finish(self) -> Iterator[Run]:
         """No more segments will come."""
         yield from self._drain()
+
+    def is_settled(self, now_ns: int) -> bool:
+        """The connection ended so long ago that nothing more can come of it."""
+        if not self._begun or not self._over:
+            return False
+        return now_ns - max(half.time for half in self._halves.values()) > LINGER_NS
+
+    def save(self) -> Any:
+        """The whole state, as msgpack can hold it, to be given to `restore`."""
+        halves = [self._halves[True].save(), self._halves[False].save()]
+        return self._number, self._opener, halves, self._reset, self._begun
+
+    def restore(self, saved: Any) -> None:
+        """Go on where `save` was called. Raises TypeError or ValueError if it's damaged."""
+        self._number, self._opener, (forward, backward), self._reset, self._begun = saved
+        self._halves = {True: _Half.restored(forward), False: _Half.restored(backward)}
 
     # Connections.
 

@@ -14,7 +14,9 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-__all__ = ["PARTS", "accounting"]
+from crosswire.pipeline.tables.tallies import tallies
+
+__all__ = ["PARTS", "accounting", "accounts"]
 
 _KEY: Final = ("node", "connection", "direction")
 PARTS: Final = (
@@ -30,31 +32,16 @@ PARTS: Final = (
 
 
 def accounting(directions: DataFrame, frames: DataFrame, violations: DataFrame) -> DataFrame:
-    name = F.col("frame")
-    special = ("unsynchronized", "encrypted", "gap")
+    return accounts(directions, tallies(frames, violations))
 
-    def bytes_of(condition: Column, alias: str) -> Column:
-        return F.sum(F.when(condition, F.col("length")).otherwise(0)).alias(alias)
 
-    framed = (
-        frames.where(F.col("layer") == 0)
-        .groupBy(*_KEY)
-        .agg(
-            bytes_of(~name.isin(*special), "frames"),
-            bytes_of(name == "unsynchronized", "unsynchronized"),
-            bytes_of(name == "encrypted", "encrypted"),
-            bytes_of(name == "gap", "gaps_placed"),
-        )
-    )
-    refused = (
-        violations.where(F.col("layer") == 0)
-        .groupBy(*_KEY)
-        .agg(F.sum("length").alias("violations"))
-    )
+def accounts(directions: DataFrame, counts: DataFrame) -> DataFrame:
     is_known = F.col("protocol").isNotNull()
+    bytes_of = counts.select(
+        *_KEY, "frames", "unsynchronized", "encrypted", "gaps_placed", "violations"
+    )
     joined = (
-        directions.join(framed, list(_KEY), "left")
-        .join(refused, list(_KEY), "left")
+        directions.join(bytes_of, list(_KEY), "left")
         .withColumn("unknown", F.when(is_known, F.lit(0)).otherwise(F.col("seen") - F.col("gaps")))
         .withColumn("gaps", F.when(is_known, F.col("gaps_placed")).otherwise(F.col("gaps")))
     )

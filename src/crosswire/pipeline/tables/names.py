@@ -16,5 +16,7 @@ NAMES: Final = (
     "conversations",
     "traffic",
     "topology",
+    "deliveries",
+    "reconciliation",
     "accounting",
 )

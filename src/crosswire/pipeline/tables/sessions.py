@@ -7,15 +7,43 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.lake.schemas import BACKWARD, FIN, FORWARD, OPEN, RESET
-from crosswire.pipeline.protocols.contract import ERROR, GOODBYE, HANDSHAKE, MESSAGE_KINDS
+from crosswire.pipeline.tables.tallies import tallies
 
-__all__ = ["ended_connections", "sessions"]
+__all__ = ["by_session", "connections", "ended_connections", "sessions"]
 
-_CONNECTION = ("node", "connection")
+_CONNECTION: Final = ("node", "connection")
+_SESSION: Final = (
+    "node",
+    "session",
+    "protocol",
+    "listener",
+    "connections",
+    "last_connection",
+    "connector_address",
+    "connector_port",
+    "acceptor_address",
+    "acceptor_port",
+    "opened",
+    "last",
+    "late",
+    "handshake_us",
+    "frames_forward",
+    "frames_backward",
+    "messages_forward",
+    "messages_backward",
+    "bytes_forward",
+    "bytes_backward",
+    "gap_bytes",
+    "violations",
+    "ended",
+    "error",
+)
 
 
 def ended_connections(directions: DataFrame) -> DataFrame:
@@ -29,10 +57,14 @@ def ended_connections(directions: DataFrame) -> DataFrame:
 
 
 def sessions(directions: DataFrame, frames: DataFrame, violations: DataFrame) -> DataFrame:
-    connections = (
-        _ends(directions)
-        .join(_counts(frames), list(_CONNECTION), "left")
-        .join(_broken(violations), list(_CONNECTION), "left")
+    return by_session(connections(directions, tallies(frames, violations)))
+
+
+def connections(directions: DataFrame, counts: DataFrame, *more: Column) -> DataFrame:
+    """A row for each connection; `more` are aggregates of its directions."""
+    return (
+        _ends(directions, *more)
+        .join(_counts(counts), list(_CONNECTION), "left")
         .withColumn("session", F.coalesce("link", "connection"))
         .withColumn(
             "how",
@@ -43,40 +75,51 @@ def sessions(directions: DataFrame, frames: DataFrame, violations: DataFrame) ->
             .otherwise(OPEN),
         )
     )
-    latest = F.struct("opened", "connection", "how", "error")
-    last = F.max(latest)
-    return connections.groupBy("node", "session").agg(
-        F.first("protocol", ignorenulls=True).alias("protocol"),
-        F.first("listener", ignorenulls=True).alias("listener"),
+
+
+def by_session(connections: DataFrame, *more: Column) -> DataFrame:
+    """Names and addresses are those of a link's latest connection; `more` are aggregates."""
+    order = F.struct("opened", "connection")
+    latest = {
+        "protocol": "protocol",
+        "listener": "listener",
+        "connection": "last_connection",
+        "connector_address": "connector_address",
+        "connector_port": "connector_port",
+        "acceptor_address": "acceptor_address",
+        "acceptor_port": "acceptor_port",
+        "how": "ended",
+        "error": "error",
+    }
+    sums = (
+        "frames_forward",
+        "frames_backward",
+        "messages_forward",
+        "messages_backward",
+        "bytes_forward",
+        "bytes_backward",
+        "gap_bytes",
+        "violations",
+    )
+    last = F.max_by(F.struct(*latest), order)
+    grouped = connections.groupBy("node", "session").agg(
+        last.alias("last_one"),
         F.count("*").alias("connections"),
-        F.max_by("connection", "opened").alias("last_connection"),
-        F.first("connector_address").alias("connector_address"),
-        F.max_by("connector_port", "opened").alias("connector_port"),
-        F.first("acceptor_address").alias("acceptor_address"),
-        F.first("acceptor_port").alias("acceptor_port"),
         F.min("opened").alias("opened"),
         F.max("last").alias("last"),
         F.max("late").alias("late"),
         F.min("handshake_us").alias("handshake_us"),
-        *(
-            F.sum(name).alias(name)
-            for name in (
-                "frames_forward",
-                "frames_backward",
-                "messages_forward",
-                "messages_backward",
-                "bytes_forward",
-                "bytes_backward",
-                "gap_bytes",
-                "violations",
-            )
-        ),
-        last["how"].alias("ended"),
-        last["error"].alias("error"),
+        *(F.sum(name).alias(name) for name in sums),
+        *more,
     )
+    added = [name for name in grouped.columns if name not in _SESSION]
+    flat = grouped.select(
+        "*", *(F.col(f"last_one.{old}").alias(new) for old, new in latest.items())
+    )
+    return flat.select(*_SESSION, *(name for name in added if name != "last_one"))
 
 
-def _ends(directions: DataFrame) -> DataFrame:
+def _ends(directions: DataFrame, *more: Column) -> DataFrame:
     forward = F.col("direction") == FORWARD
     return directions.groupBy(*_CONNECTION).agg(
         F.first("protocol").alias("protocol"),
@@ -93,33 +136,23 @@ def _ends(directions: DataFrame) -> DataFrame:
         F.sum(F.when(~forward, F.col("seen")).otherwise(0)).alias("bytes_backward"),
         F.max((F.col("ended") == RESET).cast("int")).alias("resets"),
         F.sum((F.col("ended") == FIN).cast("int")).alias("fins"),
+        *more,
     )
 
 
-def _counts(frames: DataFrame) -> DataFrame:
-    kind = F.col("kind")
+def _counts(counts: DataFrame) -> DataFrame:
+    def of(direction: str, column: str) -> Column:
+        return F.sum(F.when(F.col("direction") == direction, F.col(column)))
 
-    def count(direction: str, condition: Column) -> Column:
-        return F.count_if((F.col("direction") == direction) & condition)
-
-    no_frames = F.col("frame").isin("gap", "unsynchronized", "encrypted")
-    is_frame = ~no_frames & (F.col("layer") == 0)
-    is_message = kind.isin(*MESSAGE_KINDS)
-    shaken = F.max(F.when(kind == HANDSHAKE, F.col("time")))
-    counted = frames.groupBy(*_CONNECTION).agg(
-        count(FORWARD, is_frame).alias("frames_forward"),
-        count(BACKWARD, is_frame).alias("frames_backward"),
-        count(FORWARD, is_message).alias("messages_forward"),
-        count(BACKWARD, is_message).alias("messages_backward"),
-        (shaken - F.min(F.when(kind == HANDSHAKE, F.col("time")))).alias("handshake_us"),
-        F.max(
-            F.when((kind == HANDSHAKE) & (F.col("direction") == BACKWARD), F.col("identifier"))
-        ).alias("link"),
-        F.max(F.when(kind == GOODBYE, 1)).alias("goodbye"),
-        F.max(F.when(kind == ERROR, F.struct("time", "status"))).alias("last_error"),
+    counted = counts.groupBy(*_CONNECTION).agg(
+        of(FORWARD, "frames_count").alias("frames_forward"),
+        of(BACKWARD, "frames_count").alias("frames_backward"),
+        of(FORWARD, "messages_count").alias("messages_forward"),
+        of(BACKWARD, "messages_count").alias("messages_backward"),
+        (F.max("shaken_last") - F.min("shaken_first")).alias("handshake_us"),
+        F.max("link").alias("link"),
+        F.max("goodbye").alias("goodbye"),
+        F.max("last_error").alias("last_error"),
+        F.sum("violations_count").alias("violations"),
     )
     return counted.withColumn("error", F.col("last_error.status"))
-
-
-def _broken(violations: DataFrame) -> DataFrame:
-    return violations.groupBy(*_CONNECTION).agg(F.count("*").alias("violations"))

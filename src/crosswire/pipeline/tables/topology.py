@@ -6,16 +6,26 @@ with its port, the other without: that one is different each time.
 
 from __future__ import annotations
 
+from typing import Final
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.lake.schemas import FORWARD
 
-__all__ = ["topology"]
+__all__ = ["by_edge", "combined", "edges", "topology"]
+
+_CONNECTION: Final = ("node", "connection")
+_EDGE: Final = ("source", "target", "protocol", "kind", "destination")
 
 
 def topology(messages: DataFrame, directions: DataFrame) -> DataFrame:
-    ends = directions.groupBy("node", "connection").agg(
+    return by_edge(edges(messages, directions).withColumn("connections", F.lit(1)))
+
+
+def edges(messages: DataFrame, directions: DataFrame) -> DataFrame:
+    """A row for each connection and each edge that it is part of."""
+    ends = directions.groupBy(*_CONNECTION).agg(
         F.first("connector_address").alias("connector"),
         F.concat_ws(
             ":", F.first("acceptor_address"), F.first("acceptor_port").cast("string")
@@ -26,26 +36,43 @@ def topology(messages: DataFrame, directions: DataFrame) -> DataFrame:
     def side(first: str, second: str) -> Column:
         return F.when(forward, F.col(first)).otherwise(F.col(second))
 
-    return (
+    joined = (
         messages.select(
-            "node",
-            "connection",
+            *_CONNECTION,
             "direction",
             "protocol",
             "kind",
             "destination",
-            "time",
             "payload_length",
+            F.col("time").alias("first"),
+            F.col("time").alias("last"),
         )
-        .join(ends, ["node", "connection"])
+        .withColumn("messages", F.lit(1))
+        .withColumnRenamed("payload_length", "bytes")
+        .join(ends, list(_CONNECTION))
         .withColumn("source", side("connector", "acceptor"))
         .withColumn("target", side("acceptor", "connector"))
-        .groupBy("source", "target", "protocol", "kind", "destination")
-        .agg(
-            F.count("*").alias("messages"),
-            F.sum("payload_length").alias("bytes"),
-            F.count_distinct("node", "connection").alias("connections"),
-            F.min("time").alias("first"),
-            F.max("time").alias("last"),
-        )
+    )
+    return combined(joined)
+
+
+def combined(parts: DataFrame) -> DataFrame:
+    """Rows of `edges`, one for each connection and edge again."""
+    return parts.groupBy(*_CONNECTION, *_EDGE).agg(*_sums())
+
+
+def by_edge(parts: DataFrame) -> DataFrame:
+    return (
+        parts.groupBy(*_EDGE)
+        .agg(*_sums(), F.sum("connections").alias("connections"))
+        .select(*_EDGE, "messages", "bytes", "connections", "first", "last")
+    )
+
+
+def _sums() -> tuple[Column, ...]:
+    return (
+        F.sum("messages").alias("messages"),
+        F.sum("bytes").alias("bytes"),
+        F.min("first").alias("first"),
+        F.max("last").alias("last"),
     )

@@ -14,13 +14,20 @@ from pyspark.sql import functions as F  # noqa: N812
 from crosswire.pipeline.protocols.contract import PUBLISH, REQUEST, RESPONSE, SEND
 from crosswire.pipeline.tables.histogram import PERCENTILES, bucket_of, percentile
 
-__all__ = ["traffic"]
+__all__ = ["folded", "partials", "traffic", "unfolded"]
 
 _MINUTE_US: Final = 60_000_000
 _KEY: Final = ("minute", "protocol", "destination")
+_SUMS: Final = ("messages", "sends", "publishes", "requests", "responses", "bytes", "errors")
 
 
 def traffic(messages: DataFrame, conversations: DataFrame) -> DataFrame:
+    return folded(partials(messages, conversations))
+
+
+def partials(messages: DataFrame, conversations: DataFrame) -> DataFrame:
+    """What `folded` makes rows of: counts with no bucket, and latencies with theirs. Those of any
+    runs of messages and conversations can be put together."""
     counted = (
         messages.withColumn("minute", _minute("time"))
         .groupBy(*_KEY)
@@ -46,22 +53,35 @@ def traffic(messages: DataFrame, conversations: DataFrame) -> DataFrame:
         .withColumn("minute", _minute("asked"))
         .withColumn("bucket", bucket_of(F.col("latency_us")))
         .groupBy(*_KEY, "bucket")
-        .agg(F.count("*").alias("count"), F.max("latency_us").alias("longest"))
-        .groupBy(*_KEY)
-        .agg(
-            F.sort_array(F.collect_list(F.struct("bucket", "count"))).alias("histogram"),
-            F.max("longest").alias("latency_max_us"),
-        )
+        .agg(F.count("*").alias("count"), F.max("latency_us").alias("latency_max_us"))
     )
-    # Destinations may be unknown, and unknown is not equal to unknown in a join.
-    left, right = counted.alias("counted"), timed.alias("timed")
-    same = [F.col(f"counted.{name}").eqNullSafe(F.col(f"timed.{name}")) for name in _KEY]
-    joined = left.join(right, same, "left").select(
-        "counted.*", "timed.histogram", "timed.latency_max_us"
+    return counted.unionByName(timed, allowMissingColumns=True)
+
+
+def unfolded(rows: DataFrame) -> DataFrame:
+    """The partials that these rows were made of."""
+    counted = rows.select(*_KEY, *_SUMS)
+    timed = rows.select(*_KEY, "latency_max_us", F.explode("histogram").alias("entry")).select(
+        *_KEY, "entry.bucket", "entry.count", "latency_max_us"
+    )
+    return counted.unionByName(timed, allowMissingColumns=True)
+
+
+def folded(parts: DataFrame) -> DataFrame:
+    sums = [F.sum(name).alias(name) for name in _SUMS]
+    longest = F.max("latency_max_us").alias("latency_max_us")
+    entry = F.when(F.col("bucket").isNotNull(), F.struct("bucket", "count"))
+    joined = (
+        parts.groupBy(*_KEY, "bucket")
+        .agg(*sums, F.sum("count").alias("count"), longest)
+        .groupBy(*_KEY)
+        .agg(*sums, longest, F.sort_array(F.collect_list(entry)).alias("entries"))
+        .withColumn("histogram", F.when(F.size("entries") > 0, F.col("entries")))
     )
     histogram = F.col("histogram")
     return joined.select(
-        *counted.columns,
+        *_KEY,
+        *_SUMS,
         (F.col("messages") / 60.0).alias("messages_per_s"),
         *(
             percentile(histogram, share).alias(f"latency_p{round(share * 100)}_us")

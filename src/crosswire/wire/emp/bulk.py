@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-import numpy as np
-
 from crosswire.wire.bulk import (
     NONE,
     ODD,
@@ -19,6 +17,7 @@ from crosswire.wire.bulk import (
     has_room,
     has_run,
     kernel,
+    octet_at,
     point,
     put,
     stopped,
@@ -81,7 +80,7 @@ def _frame(
     stop = position + 4 + length
     if stop > end:
         return TAIL
-    kind = np.int64(data[position + 4])
+    kind = octet_at(data, position + 4)
     number, detail = 0, NONE
     body, body_end = position + 8, position + 8
     if kind in (_REQUEST, _RESPONSE):
@@ -92,11 +91,11 @@ def _frame(
     elif kind == _HELLO:
         if length != 8:
             return ODD
-        detail = np.int64(data[position + 8])
+        detail = octet_at(data, position + 8)
     elif kind == _ERROR:
         if length < 10 or big(data, position + 12, 2) != length - 10:
             return ODD
-        detail = np.int64(data[position + 8])
+        detail = octet_at(data, position + 8)
         body, body_end = position + 14, stop
         if not valid_utf8(data, body, body_end):
             return ODD

@@ -1,4 +1,4 @@
-"""eMQP's columnar scanner for captures: ZMTP on layer 0, the commands in its messages on layer 1."""
+"""eMQP's columnar scanner for captures: ZMTP on layer 0, commands in its messages on layer 1."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from crosswire.wire.bulk import (
     has_room,
     has_run,
     kernel,
+    octet_at,
     point,
     put,
     stopped,
@@ -47,11 +48,11 @@ from crosswire.wire.emqp.frames import (
 from crosswire.wire.zmtp.bulk import (
     KEPT_PARTS,
     command_at,
-    equals,
     greeting_at,
     message_at,
     socket_type_at,
-    text,
+    word,
+    word_at,
 )
 from crosswire.wire.zmtp.frames import COMMAND, GREETING_BYTES, Command, Greeting, Message
 
@@ -92,7 +93,7 @@ _PAYLOAD, _MSGID, _NAME, _HEADERS, _ABOUT, _LAST = range(6)
 # By frame code: the least number of parts, and which slice each part from the fourth on is.
 _LAYOUTS: Final = np.full((len(_FRAMES) + 2, 6), NONE, np.int64)
 _SHORT_PUBLISH, _SHORT_SCHEDULE = len(_FRAMES), len(_FRAMES) + 1
-for _code, _layout in {
+for _code, _parts in {
     _REQUEST: (7, _NAME, _HEADERS, _PAYLOAD),
     _REPLY: (5, _PAYLOAD, _ABOUT),
     _PUBLISH: (6, _NAME, _HEADERS, _PAYLOAD),
@@ -108,21 +109,37 @@ for _code, _layout in {
     _SHORT_SCHEDULE: (7, _NAME, _HEADERS, _PAYLOAD),
     _ADMIN: (4,),
 }.items():
-    _LAYOUTS[_code, : len(_layout)] = _layout
+    _LAYOUTS[_code, : len(_parts)] = _parts
 
-_VERSION = text(VERSION.decode())
-_REQUEST_WORD, _REPLY_WORD, _PUBLISH_WORD = text("REQUEST"), text("REPLY"), text("PUBLISH")
-_ACK_WORD, _HEARTBEAT_WORD, _READY_WORD = text("ACK"), text("HEARTBEAT"), text("READY")
-_DISCONNECT_WORD, _KBAI_WORD, _KBYE_WORD = text("DISCONNECT"), text("KBAI"), text("KBYE")
-_INFORM_WORD, _SCHEDULE_WORD = text("INFORM"), text("SCHEDULE")
-_UNSCHEDULE_WORD, _INITIATE_WORD = text("UNSCHEDULE"), text("INITIATE")
-_ADMIN_1, _ADMIN_2, _ADMIN_3, _ADMIN_4 = map(text, ADMIN_COMMANDS)
-_SUB_WORD, _XSUB_WORD, _PUB_WORD, _XPUB_WORD = map(text, ("SUB", "XSUB", "PUB", "XPUB"))
+# The commands' names, the frequent ones first, and the frame code of each.
+_COMMANDS: Final = {
+    "REQUEST": _REQUEST,
+    "REPLY": _REPLY,
+    "PUBLISH": _PUBLISH,
+    "READY": _READY,
+    "HEARTBEAT": _HEARTBEAT,
+    "ACK": _ACK,
+    "INFORM": _INFORM,
+    "SCHEDULE": _SCHEDULE,
+    "UNSCHEDULE": _UNSCHEDULE,
+    "DISCONNECT": _DISCONNECT,
+    "KBAI": _KBAI,
+    "KBYE": _KBAI,
+    **dict.fromkeys(ADMIN_COMMANDS, _ADMIN),
+}
+_CODES: Final = np.array(list(_COMMANDS.values()))
+_LENGTHS: Final = np.array([len(name) for name in _COMMANDS])
+_NAMES: Final = np.frombuffer("".join(_COMMANDS).encode(), np.uint8)
+
+_VERSION: Final = word(VERSION.decode())
+_TELLING: Final = (word("READY"), word("INITIATE"))
+_SILENT_SOCKETS: Final = (word("SUB"), word("XSUB"))
+_PUBLISHING_SOCKETS: Final = (word("PUB"), word("XPUB"))
 
 
 class EmqpScanner(BulkScanner):
     """`number` is how many parts a ZeroMQ message has, of a greeting its version (major · 256 +
-    minor), whose `detail` is `as_server`. A delivery to a subscriber is a `publish` without `msgid`.
+    minor), whose `detail` is `as_server`. What a subscriber gets is a `publish` without `msgid`.
 
     `payload` is the body of a message; `name` the queue or topic, of a ZMTP command its name, of a
     greeting the mechanism; `about` is what an ack acknowledges, the request that a reply answers, a
@@ -200,7 +217,7 @@ def _greeting(
     name_end = greeting_at(data, position, end)
     if name_end < 0:
         return name_end
-    version, as_server = big(data, position + 10, 2), np.int64(data[position + 32] != 0)
+    version, as_server = big(data, position + 10, 2), min(octet_at(data, position + 32), 1)
     row = put(rows, progress, position + shift, GREETING_BYTES, 0, version, as_server, NONE)
     point(rows, row, _NAME, position + 12, name_end)
     state[_STAGE] = _HANDSHAKE
@@ -212,11 +229,12 @@ def _socket(data: Bytes, start: int, end: int) -> int:
     """What the messages of a socket of this type hold."""
     if start == end:
         return _UNKNOWN
-    if equals(data, start, end, _SUB_WORD) or equals(data, start, end, _XSUB_WORD):
+    name = word_at(data, start, end)
+    if data[start] == 0:
+        return _COMMANDER
+    if name in _SILENT_SOCKETS:
         return _SILENT
-    if equals(data, start, end, _PUB_WORD) or equals(data, start, end, _XPUB_WORD):
-        return _PUBLISHER
-    return _COMMANDER
+    return _PUBLISHER if name in _PUBLISHING_SOCKETS else _COMMANDER
 
 
 @compiled
@@ -233,10 +251,7 @@ def _zmtp_command(
     stop, name, name_end = command_at(data, position, end, limits[2])
     if stop < 0:
         return stop
-    telling = equals(data, name + 1, name_end, _READY_WORD) or equals(
-        data, name + 1, name_end, _INITIATE_WORD
-    )
-    if telling:
+    if data[name + 1] and word_at(data, name + 1, name_end) in _TELLING:
         # After the handshake nobody says this; the decoder knows what to make of it.
         socket, socket_end = socket_type_at(data, name_end, stop)
         if state[_STAGE] == _TRAFFIC or socket < 0:
@@ -255,36 +270,17 @@ def _zmtp_command(
 
 @compiled
 def _command(data: Bytes, start: int, end: int) -> int:
-    """The frame code of the command of this name, ODD if there is none; the frequent ones first."""
-    if equals(data, start, end, _REQUEST_WORD):
-        return _REQUEST
-    if equals(data, start, end, _REPLY_WORD):
-        return _REPLY
-    if equals(data, start, end, _PUBLISH_WORD):
-        return _PUBLISH
-    if equals(data, start, end, _READY_WORD):
-        return _READY
-    if equals(data, start, end, _HEARTBEAT_WORD):
-        return _HEARTBEAT
-    if equals(data, start, end, _ACK_WORD):
-        return _ACK
-    if equals(data, start, end, _INFORM_WORD):
-        return _INFORM
-    if equals(data, start, end, _SCHEDULE_WORD):
-        return _SCHEDULE
-    if equals(data, start, end, _UNSCHEDULE_WORD):
-        return _UNSCHEDULE
-    if equals(data, start, end, _DISCONNECT_WORD):
-        return _DISCONNECT
-    if equals(data, start, end, _KBAI_WORD) or equals(data, start, end, _KBYE_WORD):
-        return _KBAI
-    if (
-        equals(data, start, end, _ADMIN_1)
-        or equals(data, start, end, _ADMIN_2)
-        or equals(data, start, end, _ADMIN_3)
-        or equals(data, start, end, _ADMIN_4)
-    ):
-        return _ADMIN
+    """The frame code of the command of this name, ODD if there is none."""
+    at = 0
+    for index in range(len(_CODES)):
+        length = _LENGTHS[index]
+        if length == end - start:
+            same = 0
+            while same < length and data[start + same] == _NAMES[at + same]:
+                same += 1
+            if same == length:
+                return int(_CODES[index])
+        at += length
     return ODD
 
 
@@ -303,15 +299,15 @@ def _layout(data: Bytes, code: int, count: int, parts: Numbers) -> int:
         return ODD
     for index in range(4, min(count, KEPT_PARTS)):
         part = _LAYOUTS[layout, index - 3]
-        if part not in (NONE, _PAYLOAD):
-            if not valid_utf8(data, parts[2 * index], parts[2 * index + 1]):
-                return ODD
+        is_text = part not in (NONE, _PAYLOAD)
+        if is_text and not valid_utf8(data, parts[2 * index], parts[2 * index + 1]):
+            return ODD
     return layout
 
 
 @compiled
 def _holds(data: Bytes, count: int, parts: Numbers, state: Numbers) -> int:
-    """What the message holds: a frame code, NONE for nothing of ours, ODD for what is no command."""
+    """What the message holds: a frame code, NONE for nothing of ours, ODD for no command."""
     socket = state[_SOCKET]
     if socket == _UNKNOWN:
         if state[_BROKER] and count == 2:
@@ -322,7 +318,7 @@ def _holds(data: Bytes, count: int, parts: Numbers, state: Numbers) -> int:
         return NONE
     if socket == _PUBLISHER:
         return _DELIVERY if count == 2 and valid_utf8(data, parts[0], parts[1]) else ODD
-    if count < 4 or parts[0] != parts[1] or not equals(data, parts[2], parts[3], _VERSION):
+    if count < 4 or parts[0] != parts[1] or word_at(data, parts[2], parts[3]) != _VERSION:
         return ODD
     return _command(data, parts[4], parts[5])
 

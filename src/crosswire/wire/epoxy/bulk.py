@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-import numpy as np
-
 from crosswire.wire.bulk import (
     NONE,
     ODD,
@@ -19,6 +17,7 @@ from crosswire.wire.bulk import (
     has_run,
     kernel,
     little,
+    octet_at,
     point,
     put,
     stopped,
@@ -99,11 +98,11 @@ def _name(data: Bytes, at: int, end: int, field: int) -> tuple[int, int]:
     if end - at < 3 or little(data, at, 3) != field:
         return at, at
     at += 3
-    size = np.int64(0)
+    size = 0
     for index in range(5):
         if at >= end:
             return ODD, ODD
-        octet = np.int64(data[at])
+        octet = octet_at(data, at)
         at += 1
         size |= (octet & 0x7F) << 7 * index
         if octet < 0x80:
@@ -138,7 +137,7 @@ def _message(
     if count != 2 or kind not in (_PD, _ED):
         return ODD
 
-    at, conversation = headers, np.int64(0)
+    at, conversation = headers, 0
     if headers_end - at >= 11 and little(data, at, 3) == _ID_FIELD:
         conversation = little(data, at + 3, 8)
         at += 11

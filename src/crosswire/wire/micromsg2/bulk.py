@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-import numpy as np
-
 from crosswire.wire.bulk import (
     NONE,
     ODD,
@@ -21,6 +19,7 @@ from crosswire.wire.bulk import (
     has_room,
     has_run,
     kernel,
+    octet_at,
     point,
     put,
     stopped,
@@ -200,7 +199,7 @@ def _handshake(
 ) -> int:
     if end - position < 4:
         return TAIL
-    identity_end = position + 4 + data[position + 3]
+    identity_end = position + 4 + octet_at(data, position + 3)
     required = identity_end + 2
     if required > end:
         return TAIL
@@ -245,7 +244,7 @@ def _message(
     flags = data[position]
     sequence = big(data, position + 1, 2)
     due, within = state[_SEQUENCE], state[_CONTINUED]
-    name_end = position + 4 + data[position + 3]
+    name_end = position + 4 + octet_at(data, position + 3)
     properties = name_end + 2
     properties_end = payload - (4 if flags & _LARGE else 1)
     is_first = name_end > position + 4
@@ -280,7 +279,7 @@ def _frame(
     progress: Numbers,
 ) -> int:
     """The position behind the frame, or why there is none to be had."""
-    flags = np.int64(data[position])
+    flags = octet_at(data, position)
     if state[_HANDSHAKES] > 0 and flags not in (4, 12):
         return _handshake(data, position, end, shift, state, rows, progress)
     kind = flags & _TYPES
@@ -289,7 +288,7 @@ def _frame(
     if kind == 0:
         if end - position < 4:
             return TAIL
-        at = position + 4 + np.int64(data[position + 3]) + 2
+        at = position + 4 + octet_at(data, position + 3) + 2
         if at > end:
             return TAIL
         at += big(data, at - 2, 2)
@@ -307,9 +306,9 @@ def _frame(
         return TAIL
     if kind == 0:
         return _message(data, position, payload, stop, shift, state, rows, progress)
-    number, frame = np.int64(0), _EXTENSION
+    number, frame = 0, _EXTENSION
     if kind == 2:
-        number = np.int64(data[position + 1])
+        number = octet_at(data, position + 1)
         if number == 0 or (state[_AGREED] != NONE and number > state[_AGREED]):
             return ODD
     else:

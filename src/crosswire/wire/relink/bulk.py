@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-import numpy as np
-
 from crosswire.wire.bulk import (
     NONE,
     ODD,
@@ -21,6 +19,7 @@ from crosswire.wire.bulk import (
     has_run,
     kernel,
     little,
+    octet_at,
     point,
     put,
     stopped,
@@ -173,7 +172,7 @@ def _opening(
         return position + 8
     name_end = sizes_end = position
     if not listener:
-        name_end = position + 1 + data[position]
+        name_end = position + 1 + octet_at(data, position)
         sizes_end = name_end + 2
         if sizes_end >= end:
             return TAIL
@@ -188,7 +187,7 @@ def _opening(
     link = little(data, epoch + 8, 8)
     if link < 0:
         return ODD
-    detail = NONE if listener else np.int64(data[sizes_end])
+    detail = NONE if listener else octet_at(data, sizes_end)
     row = put(rows, progress, offset, stop - position, _HELLOS + listener, link, detail, NONE)
     point(rows, row, _PAYLOAD, epoch, epoch + 8)
     if not listener:
@@ -215,7 +214,7 @@ def _parts(
         count = little(data, position + at, 4)
         at += 4
     else:
-        count = np.int64(data[position + 1])
+        count = octet_at(data, position + 1)
     if count > limits[1]:
         return ODD, 0, 0, 0, 0
     width = 8 if flags & _LARGE else 2
@@ -282,7 +281,7 @@ def _packet(
         return ODD
     if end - position < 8:
         return TAIL
-    head = np.int64(data[position])
+    head = octet_at(data, position)
     bits = head >> 5
     if not head & 1:
         if bits >= _OF_CHANNELS:
@@ -296,7 +295,7 @@ def _packet(
     # The two acknowledgements are about the other side's channels.
     of_listener = (state[_LISTENER] != 0) != (kind == 1 or kind == 3)
     size = state[_LISTENER_SIZE if of_listener else _CONNECTOR_SIZE]
-    count, ids, detail = np.int64(1), 2, bits
+    count, ids, detail = 1, 2, bits
     if head & _MULTICAST:
         count, ids, detail = little(data, position + 4, 4), 8, bits | 8
         if count > limits[2]:
@@ -306,7 +305,7 @@ def _packet(
         return ODD
     if position + ids_end > end:
         return TAIL
-    number = little(data, position + ids, size) if count else np.int64(0)
+    number = little(data, position + ids, size) if count else 0
     if kind == 4:
         stop, row = _message(
             data, position, ids_end, detail, end, shift, number, limits, rows, progress
@@ -318,7 +317,7 @@ def _packet(
             return ODD
         if stop > end:
             return TAIL
-        sequence = little(data, position + after - 4, 4) if kind >= 2 else np.int64(NONE)
+        sequence = little(data, position + after - 4, 4) if kind >= 2 else NONE
         frame = _OF_CHANNELS + kind
         row = put(
             rows, progress, position + shift, stop - position, frame, number, detail, sequence

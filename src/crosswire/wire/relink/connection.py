@@ -46,6 +46,7 @@ from crosswire.wire.relink.frames import (
     Shutdown,
     layout,
     serialize,
+    serialize_all,
 )
 from crosswire.wire.relink.handshake import (
     VERSION,
@@ -288,10 +289,20 @@ class RelinkConnection(Connection):
         handlers = self._handlers
         allowed = _ALLOWED[self.state]
         events = self._events
-        for _, _, frame in placed:
+        place, count = 0, len(placed)
+        while place < count:
+            frame = placed[place][2]
             kind = type(frame)
+            place += 1
             if kind not in allowed:
                 raise self._refused(frame)
+            if kind is Message:
+                start = place - 1
+                while place < count and type(placed[place][2]) is Message:
+                    place += 1
+                run = [each[2] for each in placed[start:place]]
+                self._link.receive_run(run, events)  # type: ignore[union-attr, arg-type]
+                continue
             if kind not in handlers:
                 self._link.receive(frame, events)  # type: ignore[union-attr, arg-type]
                 continue
@@ -410,8 +421,8 @@ class RelinkConnection(Connection):
 
     def _flush(self) -> None:
         if self._attached:
-            for packet in self.link.packets():
-                self._send(packet)
+            assert self._layout is not None
+            self._outgoing += serialize_all(self.link.packets(), self._layout)
 
     def _send(self, packet: Frame) -> None:
         assert self._layout is not None

@@ -62,6 +62,7 @@ Operation: TypeAlias = Literal["commit", "rollback", "close"]
 Acknowledgement: TypeAlias = Literal["received", "consumed", "committed", "uncommitted", "closed"]
 
 _FEW: Final = 64
+_TOGETHER_BYTES: Final = 8192
 _VIEW_BYTES: Final = 65536
 """From this size on a part is a view of the bytes that came, not a copy of them."""
 
@@ -509,6 +510,39 @@ def serialize(packet: Frame, layout: Layout) -> list[Buffer]:
                 raise TypeError(f"{type(packet).__name__} is not a Relink packet")
             return [_GENERAL_PACKET.pack(_GENERAL_KINDS.index(type(packet)) << _DATA_SHIFT)]
     return [fixed + _PADDING[-len(fixed) % 8]]
+
+
+def serialize_all(packets: Sequence[Frame], layout: Layout) -> list[Buffer]:
+    """The bytes of packets in a row; what is small is put together.
+
+    Messages of one size on one channel are what there is most of: their head is made once.
+    """
+    pieces: list[Buffer] = []
+    run: list[Buffer] = []
+    quick = layout.quick if layout.id_sizes[_MESSAGE] else None
+    known_size = known_channel = -1
+    head = tail = b""
+    for packet in packets:
+        if type(packet) is Message and quick is not None and not packet.multicast:
+            parts = packet.parts
+            if len(parts) == 1 and (size := len(parts[0])) <= _TOGETHER_BYTES:
+                channel = packet.channels[0]
+                if size != known_size or channel != known_channel:
+                    known_size, known_channel = size, channel
+                    head = quick.pack(_SHORT_SMALL, 1, channel, size)
+                    head += _PADDING[layout.data_of_one - len(head)]
+                    tail = _PADDING[-size % 8]
+                run += (head, parts[0], tail)
+                continue
+        for piece in serialize(packet, layout):
+            if len(piece) <= _TOGETHER_BYTES:
+                run.append(piece)
+            else:
+                pieces += (b"".join(run), piece)
+                run = []
+    if run:
+        pieces.append(b"".join(run))
+    return [piece for piece in pieces if piece]
 
 
 def _serialize_head(packet: Any, kind: int, data: int, parts: int, layout: Layout) -> bytes:

@@ -281,6 +281,20 @@ class Link:
         """Take a packet; say in `events` what it means. Raises RemoteProtocolError."""
         self._handlers[type(packet)](packet, events)
 
+    def receive_run(self, packets: Sequence[Message], events: list[Event]) -> None:
+        """`receive`, for messages in a row."""
+        place, count = 0, len(packets)
+        while place < count:
+            channels = packets[place].channels
+            start = place
+            place += 1
+            while place < count and packets[place].channels == channels:
+                place += 1
+            run = packets[start:place]
+            if not self._take_run(channels, run, events):
+                for packet in run:
+                    self._on_message(packet, events)
+
     def packets(self) -> list[Frame]:
         """What is to be sent since the last call, in order."""
         if self.phase is Phase.DETACHED:
@@ -394,6 +408,28 @@ class Link:
             if self._peer_transactions:
                 self._hold_undecided(receiving, size)
             events.append(MessageReceived(channel, on_the_wire(receiving.arrived - 1), parts))
+
+    def _take_run(
+        self, channels: Sequence[int], run: Sequence[Message], events: list[Event]
+    ) -> bool:
+        """Messages on one channel, if there is nothing special about any of them."""
+        receiving = self._receiving.get(channels[0]) if len(channels) == 1 else None
+        if receiving is None or self._peer_transactions:
+            return False
+        sizes = [
+            len(each.parts[0]) if len(each.parts) == 1 else sum(map(len, each.parts))
+            for each in run
+        ]
+        first = receiving.arrive_run(sizes, self._window)
+        if first is None:
+            return False
+        self.held_bytes += sum(sizes)
+        channel = channels[0]
+        events += [
+            MessageReceived(channel, on_the_wire(number), each.parts)
+            for number, each in enumerate(run, first)
+        ]
+        return True
 
     def _open_receiving(self, channel: int) -> ReceivingChannel:
         if self._heard_shutdown:

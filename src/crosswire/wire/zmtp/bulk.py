@@ -1,4 +1,4 @@
-"""ZMTP for the columnar scanner of what stands on it: greeting, commands, the parts of a message."""
+"""ZMTP for the columnar scanner of what stands on it: greeting, commands, messages' parts."""
 
 from __future__ import annotations
 
@@ -6,41 +6,38 @@ from typing import Final
 
 import numpy as np
 
-from crosswire.wire.bulk import ODD, TAIL, Bytes, Numbers, big, compiled
+from crosswire.wire.bulk import NONE, ODD, TAIL, Bytes, Numbers, big, compiled, octet_at
 from crosswire.wire.zmtp.frames import COMMAND, GREETING_BYTES, LONG, MORE
 
 __all__ = [
     "KEPT_PARTS",
     "command_at",
-    "equals",
     "greeting_at",
     "message_at",
     "socket_type_at",
-    "text",
+    "word",
+    "word_at",
 ]
 
 KEPT_PARTS: Final = 9
 """So many of a message's parts are looked at: eMQP has no use for more."""
 
-_CURVE = np.frombuffer(b"CURVE", np.uint8)
-_SLIP = np.frombuffer(b"^RROR", np.uint8)
 _SOCKET_TYPE = np.frombuffer(b"socket-type", np.uint8)
 
 
-def text(word: str) -> Bytes:
-    """A word that a kernel can compare with."""
-    return np.frombuffer(word.encode("ascii"), np.uint8)
+def word(text: str) -> int:
+    """A word of at most 8 letters, as `word_at` gives it."""
+    return int.from_bytes(text.encode("ascii"))
 
 
 @compiled
-def equals(data: Bytes, start: int, end: int, word: Bytes) -> bool:
-    if end - start != len(word):
-        return False
-    difference = np.uint8(0)
-    first = np.uint64(start)
-    for index in range(np.uint64(0), np.uint64(len(word))):
-        difference |= data[first + index] ^ word[index]
-    return difference == 0
+def word_at(data: Bytes, start: int, end: int) -> int:
+    """The word in these bytes as a number; NONE if it is longer than 8."""
+    return big(data, start, end - start) if end - start <= 8 else NONE
+
+
+_CURVE: Final = word("CURVE")
+_SLIP: Final = word("^RROR")
 
 
 @compiled
@@ -56,7 +53,7 @@ def greeting_at(data: Bytes, position: int, end: int) -> int:
     for index in range(name, name_end):
         if data[index] < 0x20 or data[index] > 0x7E:
             return ODD
-    if name == name_end or equals(data, name, name_end, _CURVE):
+    if name == name_end or word_at(data, name, name_end) == _CURVE:
         return ODD
     return name_end
 
@@ -70,7 +67,7 @@ def command_at(data: Bytes, position: int, end: int, limit: int) -> tuple[int, i
     flags = data[position]
     if flags == COMMAND:
         body = position + 2
-        size = np.int64(data[position + 1])
+        size = octet_at(data, position + 1)
     elif flags == COMMAND | LONG:
         body = position + 9
         if body > end:
@@ -83,11 +80,11 @@ def command_at(data: Bytes, position: int, end: int, limit: int) -> tuple[int, i
     stop = body + size
     if stop > end:
         return TAIL, 0, 0
-    if size == 0 or data[body] == 0 or body + 1 + np.int64(data[body]) > stop:
+    if size == 0 or data[body] == 0 or body + 1 + octet_at(data, body) > stop:
         return ODD, 0, 0
-    if size >= 5 and equals(data, body, body + 5, _SLIP):
+    if size >= 5 and word_at(data, body, body + 5) == _SLIP:
         return ODD, 0, 0
-    name_end = body + 1 + np.int64(data[body])
+    name_end = body + 1 + octet_at(data, body)
     for index in range(body + 1, name_end):
         if data[index] >= 0x80:
             return ODD, 0, 0
@@ -101,7 +98,7 @@ def socket_type_at(data: Bytes, position: int, end: int) -> tuple[int, int]:
     found, found_end = position, position
     times = 0
     while position < end:
-        name_end = position + 1 + np.int64(data[position])
+        name_end = position + 1 + octet_at(data, position)
         value = name_end + 4
         if name_end == position + 1 or value > end:
             return ODD, ODD
@@ -136,7 +133,7 @@ def message_at(
         flags = data[at]
         if flags > 3:
             return ODD, 0
-        body, size = at + 2, np.int64(data[at + 1])
+        body, size = at + 2, octet_at(data, at + 1)
         if flags & LONG:
             body = at + 9
             if body > end:

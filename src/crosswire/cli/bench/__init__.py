@@ -1,0 +1,116 @@
+"""Measure how fast messages go through a hub: one that runs already, or one made for it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from crosswire.cli.bench.contract import Work
+from crosswire.cli.bench.hub import StartedHub, started_hub
+from crosswire.cli.bench.run import Figures, Latency, load, one_at_a_time
+from crosswire.cli.hub import print_json
+from crosswire.cli.via.options import add_via_options, place_of
+from crosswire.listeners import PLAIN_LISTENERS
+
+__all__ = ["configure", "run"]
+
+_LATENCIES = 500
+
+
+def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
+    parser.add_argument("--count", type=_positive, default=50_000, help="messages (50000)")
+    parser.add_argument("--size", type=_positive, default=128, help="bytes of a message (128)")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--queue", action="store_true", help="through a queue, as without --topic")
+    kind.add_argument("--topic", action="store_true", help="through a topic")
+    parser.add_argument(
+        "--durable",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="have messages on disk before they are acknowledged. What a topic does its hub "
+        "decides: only one that is started here can be told (--durable)",
+    )
+    parser.add_argument(
+        "--not-durable", dest="durable", action="store_false", help="the same as --no-durable"
+    )
+    parser.add_argument("--window", type=_positive, default=1000, help="messages under way (1000)")
+    parser.add_argument("--consumers", type=_positive, default=1, help="how many take them (1)")
+    parser.add_argument(
+        "--running", action="store_true", help="a hub that runs, at --host and --port"
+    )
+    add_via_options(parser)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
+def run(options: argparse.Namespace) -> int:
+    is_ours = not (options.running or options.port is not None)
+    with _hub(options) if is_ours else _nobody() as hub:
+        work = Work(
+            via=options.via,
+            destination="topic/bench" if options.topic else "queue/bench",
+            place=place_of(options),
+            ports={} if hub is None else hub.ports,
+            size_bytes=options.size,
+            window=options.window,
+            consumers=options.consumers,
+            durable=options.durable,
+        )
+        figures = load(work, options.count, None if hub is None else hub.cpu_s)
+        latency = one_at_a_time(work, min(options.count, _LATENCIES))
+    if options.json:
+        print_json(_values(work, figures, latency))
+    else:
+        _print(work, figures, latency)
+    return 0
+
+
+@contextmanager
+def _hub(options: argparse.Namespace) -> Iterator[StartedHub]:
+    listeners = [name for name in PLAIN_LISTENERS if name.partition("-")[0] == options.via]
+    durable = "true" if options.durable else "false"
+    with started_hub(*listeners, config=f"[topics.bench]\ndurable = {durable}\n") as hub:
+        yield hub
+
+
+@contextmanager
+def _nobody() -> Iterator[None]:
+    yield None
+
+
+def _values(work: Work, figures: Figures, latency: Latency) -> dict[str, object]:
+    return {
+        "via": work.via,
+        "destination": work.destination,
+        "durable": work.durable,
+        "size": work.size_bytes,
+        "window": work.window,
+        "consumers": work.consumers,
+        "messages": figures.messages,
+        "deliveries": figures.deliveries,
+        "seconds": figures.seconds,
+        "per_second": figures.per_second,
+        "hub_cpu_us": figures.cpu_us,
+        "answered_p50_us": latency.answered_us,
+        "delivered_p50_us": latency.delivered_us,
+    }
+
+
+def _print(work: Work, figures: Figures, latency: Latency) -> None:
+    disk = "durable" if work.durable else "not durable"
+    print(
+        f"{work.via}, {work.destination}, {disk}, {work.size_bytes} bytes, {work.window} under way"
+    )
+    print(f"  {figures.deliveries:,} deliveries in {figures.seconds:.2f} s", end="")
+    print(f"   {figures.per_second:,.0f}/s", end="")
+    if figures.cpu_us is not None:
+        print(f"   {figures.cpu_us:.1f} µs of the hub's CPU time each", end="")
+    print()
+    print(f"  one at a time, p50: {latency.answered_us:.0f} µs until it is acknowledged", end="")
+    print(f", {latency.delivered_us:.0f} µs until it is delivered")

@@ -1,0 +1,86 @@
+"""EMP's load: `$publish` requests one way, `$deliver` requests and their answers the other."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from crosswire.cli.bench.contract import Consumer, Line, Part, Producer
+from crosswire.errors import RequestFailed
+from crosswire.wire.contract import Connection, ConnectionOpened, Event
+from crosswire.wire.emp.connection import EmpConnection
+from crosswire.wire.emp.events import RequestReceived, ResponseReceived
+
+__all__ = ["consumer", "producer"]
+
+_encode: Final = msgspec.json.encode
+
+
+class _Peer(Part):
+    listener = "emp"
+    _connection: EmpConnection
+
+    def connect(self, now: float) -> Connection:
+        self._connection = EmpConnection("client", now)
+        return self._connection
+
+    def open(self, line: Line) -> None:
+        line.wait_for(ConnectionOpened)
+        if self.work.place.token is not None:
+            self._ask(line, "$authenticate", token=self.work.place.token)
+
+    def _ask(self, line: Line, op: str, **data: object) -> None:
+        self._connection.send_request(op, _encode(data))
+        line.write()
+        _check(line.wait_for(ResponseReceived))
+
+
+def _check(response: ResponseReceived) -> None:
+    if not response.succeeded:
+        raise RequestFailed(response.code, response.description)
+
+
+class _Producer(_Peer, Producer):
+    def open(self, line: Line) -> None:
+        super().open(line)
+        body = {"destination": self.work.destination, "text": self.work.payload.decode()}
+        self._data = _encode(body)
+
+    def send(self, count: int) -> None:
+        ask, data = self._connection.send_request, self._data
+        for _ in range(count):
+            ask("$publish", data)
+
+    def answered(self, events: list[Event]) -> int:
+        count = 0
+        for event in events:
+            if type(event) is ResponseReceived:
+                _check(event)
+                count += 1
+        return count
+
+
+class _Consumer(_Peer, Consumer):
+    def open(self, line: Line) -> None:
+        super().open(line)
+        # Twice the producer's window: answers take their time too.
+        self._ask(
+            line,
+            "$subscribe",
+            destination=self.work.destination,
+            window=2 * self.work.window,
+        )
+
+    def take(self, events: list[Event]) -> int:
+        answer = self._connection.send_success
+        count = 0
+        for event in events:
+            if type(event) is RequestReceived:
+                answer(event.id)
+                count += 1
+        return count
+
+
+producer = _Producer
+consumer = _Consumer

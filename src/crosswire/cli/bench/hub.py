@@ -1,0 +1,66 @@
+"""A hub of the benchmark's own, in a directory that goes with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from crosswire.errors import ClientError
+from crosswire.listeners import PLAIN_LISTENERS
+
+__all__ = ["StartedHub", "started_hub"]
+
+
+class StartedHub(msgspec.Struct, frozen=True):
+    """`ports` are those of its listeners, by name."""
+
+    pid: int
+    ports: dict[str, int]
+
+    def cpu_s(self) -> float:
+        """CPU time that it has used so far, all its threads."""
+        threads = Path(f"/proc/{self.pid}/task").iterdir()
+        return sum(int((each / "schedstat").read_text().split()[0]) for each in threads) / 1e9
+
+    def memory_bytes(self) -> int:
+        """What it has in memory that is its own."""
+        for line in Path(f"/proc/{self.pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Private_Dirty:"):
+                return int(line.split()[1]) * 1024
+        raise ClientError("this system does not tell how much memory a process uses")
+
+
+@contextmanager
+def started_hub(*listeners: str, config: str = "") -> Iterator[StartedHub]:
+    """A hub with these listeners on free ports; `config` is the text of its configuration."""
+    with tempfile.TemporaryDirectory(prefix="crosswire-bench-") as folder:
+        file = Path(folder, "crosswire.toml")
+        file.write_text(config)
+        command = [sys.executable, "-m", "crosswire.cli.main", "serve", "--json"]
+        command += ["--config", str(file), "--data", str(Path(folder, "data"))]
+        for name in PLAIN_LISTENERS:
+            command += ["--listen", f"{name}={'127.0.0.1:0' if name in listeners else 'off'}"]
+        with _process(command) as process:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise ClientError("the hub did not start")
+            listen = msgspec.json.decode(line)["listen"]
+            ports = {name: int(at.rpartition(":")[2]) for name, at in listen.items()}
+            yield StartedHub(process.pid, ports)
+
+
+@contextmanager
+def _process(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait()

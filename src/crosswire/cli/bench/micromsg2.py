@@ -1,0 +1,67 @@
+"""MicroMsg2's load: runs of SEND frames; acknowledged in batches where messages are durable."""
+
+from __future__ import annotations
+
+from crosswire.cli.bench.contract import Consumer, Line, Part, Producer
+from crosswire.wire.contract import Connection, Event
+from crosswire.wire.micromsg2.connection import MicroMsg2Connection
+from crosswire.wire.micromsg2.events import MessageReceived, MessagesAcknowledged, Opened
+from crosswire.wire.micromsg2.extensions import Offer, batch_ack, token
+from crosswire.wire.micromsg2.frames import Extension, message_prefix
+
+__all__ = ["consumer", "producer"]
+
+_MOST_WINDOW = 32_767
+
+
+class _Peer(Part):
+    listener = "micromsg2"
+    _connection: MicroMsg2Connection
+
+    def connect(self, now: float) -> Connection:
+        required = [Extension("pub-sub", {})]
+        if self.work.durable:
+            required.append(batch_ack(min(self.work.window, _MOST_WINDOW)))
+        if self.work.place.token is not None:
+            required.append(token(self.work.place.token))
+        self._connection = MicroMsg2Connection("client", now, offer=Offer(required=tuple(required)))
+        return self._connection
+
+    def open(self, line: Line) -> None:
+        line.wait_for(Opened)
+        line.write()
+
+
+class _Producer(_Peer, Producer):
+    def open(self, line: Line) -> None:
+        super().open(line)
+        self.is_answered = self.work.durable
+        prefix = message_prefix(self.work.destination.encode(), b"")
+        self._message = (prefix, self.work.payload)
+
+    @property
+    def window(self) -> int:
+        return min(self.work.window, _MOST_WINDOW)
+
+    def send(self, count: int) -> None:
+        self._connection.send_run([self._message] * count)
+
+    def answered(self, events: list[Event]) -> int:
+        return sum(len(each.sequences) for each in events if type(each) is MessagesAcknowledged)
+
+
+class _Consumer(_Peer, Consumer):
+    def open(self, line: Line) -> None:
+        super().open(line)
+        self._connection.send_subscribe(self.work.destination)
+        line.write()
+
+    def take(self, events: list[Event]) -> int:
+        sequences = [event.sequence for event in events if type(event) is MessageReceived]
+        if self.work.durable:
+            self._connection.acknowledge(*sequences)
+        return len(sequences)
+
+
+producer = _Producer
+consumer = _Consumer

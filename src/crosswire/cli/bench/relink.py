@@ -1,0 +1,65 @@
+"""Relink's load: one channel each way, `consumed` for all that one read brought."""
+
+from __future__ import annotations
+
+from crosswire.cli.bench.contract import Consumer, Line, Part, Producer
+from crosswire.errors import ClientError
+from crosswire.wire.contract import Connection, Event
+from crosswire.wire.relink.connection import RelinkConnection
+from crosswire.wire.relink.events import Acknowledged, LinkOpened, MessageReceived
+from crosswire.wire.relink.handshake import Terms
+from crosswire.wire.relink.link import Link
+
+__all__ = ["consumer", "producer"]
+
+
+class _Peer(Part):
+    listener = "relink"
+    _link: Link
+
+    def _endpoint(self) -> str:
+        return self.work.destination
+
+    def connect(self, now: float) -> Connection:
+        if self.work.place.token is not None:
+            raise ClientError("Relink knows peers by their certificates only: use --cert and --key")
+        self._link = Link("connector", Terms(endpoint=self._endpoint()))
+        return RelinkConnection("connector", now, link=self._link)
+
+    def open(self, line: Line) -> None:
+        line.wait_for(LinkOpened)
+
+
+class _Producer(_Peer, Producer):
+    def open(self, line: Line) -> None:
+        super().open(line)
+        self._parts = (self.work.payload,)
+
+    @property
+    def window(self) -> int:
+        return min(self.work.window, self._link.limits.window)
+
+    def send(self, count: int) -> None:
+        self._link.send_run(0, [self._parts] * count)
+
+    def answered(self, events: list[Event]) -> int:
+        count = 0
+        for event in events:
+            if type(event) is Acknowledged and event.acknowledgement == "consumed":
+                count += (event.last - event.first) % (1 << 32) + 1
+        return count
+
+
+class _Consumer(_Peer, Consumer):
+    def _endpoint(self) -> str:
+        return f"{self.work.destination}?{'subscribe' if self.work.is_topic else 'consume'}"
+
+    def take(self, events: list[Event]) -> int:
+        sequences = [event.sequence for event in events if type(event) is MessageReceived]
+        if sequences:
+            self._link.consume(0, sequences[-1])
+        return len(sequences)
+
+
+producer = _Producer
+consumer = _Consumer

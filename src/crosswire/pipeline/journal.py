@@ -1,0 +1,393 @@
+"""How a batch of a stream becomes visible: all at once, or not at all.
+
+    OUTPUT/silver/frames/date=…/00000012-….parquet    rows of batch 12, there for good
+    OUTPUT/open/sessions/open-00000012-….parquet      rows that the next batch will replace
+    OUTPUT/.stream/begun.json                         what the stream was started with
+    OUTPUT/.stream/commits/00000012.json              batch 12 is done: the one place that says so
+    OUTPUT/.stream/state/00000012/                    what batch 13 has to know
+    OUTPUT/.stream/days/traffic/date=…/               … and has to know of earlier days
+    OUTPUT/.stream/new-…/                             what a batch writes before it is done
+
+The commit is one rename. It holds the position in the input that the batch reached, and which files
+are to be moved to their places and which are to be removed; who finds it does that, again if need
+be. A batch that was killed before its commit has left nothing but a folder that is thrown away,
+and the next one may take in more: nothing has to be repeated as it was.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StructType
+
+from crosswire.errors import InvalidInput, PipelineError
+from crosswire.pipeline.arrivals import Position
+from crosswire.pipeline.output import LAYERS, STREAM
+from crosswire.pipeline.state import KEPT, Reached
+
+__all__ = ["DAYS", "Begun", "Commit", "Journal", "Staging"]
+
+DAYS: Final = "days"
+"""The layer of what is remembered day by day."""
+
+_PLACE: Final = "place"
+_OPEN: Final = "open."
+_NO_DATE: Final = "__HIVE_DEFAULT_PARTITION__"
+_VERSION: Final = 1
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """What a stream was started with, and goes on with."""
+
+    tables: list[str]
+    since_us: int
+    ports: dict[int, str]
+    version: int = _VERSION
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """The end of a batch. `rows` has for each table how many are there for good, and how many the
+    next batch will replace; `files` those of the latter kind, `days` those of the tables of which
+    whole days are replaced, by table and date."""
+
+    batch: int
+    position: Position
+    reached: Reached = Reached()
+    state: str | None = None
+    schemas: dict[str, str] = {}
+    rows: dict[str, tuple[int, int]] = {}
+    accounts: dict[str, dict[str, int]] = {}
+    open_accounts: dict[str, dict[str, int]] = {}
+    files: list[str] = []
+    days: dict[str, dict[str, list[str]]] = {}
+    unsettled_days: list[str] = []
+    staging: str = ""
+    move: dict[str, str] = {}
+    remove: list[str] = []
+
+
+_COMMIT: Final = msgspec.json.Decoder(Commit)
+_BEGUN: Final = msgspec.json.Decoder(Begun, strict=False)
+
+
+class Journal:
+    """The output of a stream. There is one writer at a time; `close` lets the next one in.
+
+    `root` may be a path of any file system that Spark can write to, and in which a rename is one
+    step. Raises InvalidInput if somebody else writes there, or if the tables there are of a batch.
+    """
+
+    def __init__(self, spark: SparkSession, root: str) -> None:
+        self._spark = spark
+        self.root = root.rstrip("/")
+        self._home = f"{self.root}/{STREAM}"
+        jvm: Any = spark._jvm
+        self._jvm = jvm
+        self._path = jvm.org.apache.hadoop.fs.Path
+        where = self._path(self.root)
+        # One of its own, which writes no files of checksums beside ours.
+        self._files = jvm.org.apache.hadoop.fs.FileSystem.newInstance(
+            where.toUri(), spark._jsc.hadoopConfiguration()
+        )
+        self._files.setWriteChecksum(False)
+        is_new = not self._files.exists(self._path(self._home))
+        if is_new and any(self._files.exists(self._path(f"{self.root}/{x}")) for x in LAYERS):
+            raise InvalidInput(
+                f"{root} holds the tables of a batch: a stream needs a folder of its own"
+            )
+        if not self._files.mkdirs(self._path(f"{self._home}/commits")):
+            raise PipelineError(f"can't write to {root}")
+        self._lock = self._locked()
+        self.last = self._read_last()
+        if self.last is not None:
+            self._apply(self.last)
+        for left in self._children(self._home):
+            if left.rpartition("/")[2].startswith("new-"):
+                self._delete(left)
+
+    def close(self) -> None:
+        self._files.close()
+        if self._lock is not None:
+            os.close(self._lock)
+
+    def _locked(self) -> int | None:
+        """A lock that ends with its holder; other file systems than the local one have none."""
+        if "://" in self.root:
+            return None
+        lock = os.open(Path(self._home) / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            raise InvalidInput(f"another stream is writing to {self.root}") from None
+        return lock
+
+    # What is there.
+
+    def begin(self, wanted: Begun) -> Begun:
+        """What the stream goes on with. Raises InvalidInput if it is not what is wanted."""
+        path = f"{self._home}/begun.json"
+        if not self._files.exists(self._path(path)):
+            self._write_text(path, msgspec.json.encode(wanted))
+            return wanted
+        begun = _BEGUN.decode(self._read_text(path))
+        if begun.version != wanted.version:
+            raise InvalidInput(
+                f"{self.root} was written by another version of crosswire: start a new folder"
+            )
+        for name in ("tables", "ports"):
+            if getattr(begun, name) != getattr(wanted, name):
+                raise InvalidInput(
+                    f"the stream in {self.root} was begun with other --{name}: go on with those, "
+                    "or start a new folder"
+                )
+        return begun
+
+    def _read_last(self) -> Commit | None:
+        commits = [path for path in self._children(f"{self._home}/commits") if _is_commit(path)]
+        if not commits:
+            return None
+        return _COMMIT.decode(self._read_text(max(commits)))
+
+    def listing(self, folder: str) -> Iterator[tuple[str, int]]:
+        """The files of a folder of a lake, and their sizes."""
+        if "://" not in folder:
+            for path in Path(folder).glob("date=*/*.parquet"):
+                try:
+                    yield str(path), path.stat().st_size
+                except FileNotFoundError:
+                    continue  # compacted, or too old, a moment ago
+            return
+        path = self._path(f"{folder}/date=*/*.parquet")
+        files = path.getFileSystem(self._spark._jsc.hadoopConfiguration())
+        for state in files.globStatus(path):
+            yield state.getPath().toString(), state.getLen()
+
+    def state(self, name: str) -> DataFrame | None:
+        """What the last batch left, by name; None if it left nothing."""
+        if self.last is None or name not in self.last.schemas or self.last.state is None:
+            return None
+        path = f"{self.last.state}/{name}"
+        if not self._files.exists(self._path(path)):
+            return None
+        return self.read(path, self.last.schemas[name])
+
+    def days(self, table: str, dates: list[str]) -> DataFrame | None:
+        """What is there for these days of a table of which whole days are replaced."""
+        if self.last is None:
+            return None
+        kept = self.last.days.get(table, {})
+        files = [file for date in dates for file in kept.get(date, ())]
+        return self.read_files(files, self.last.schemas[table]) if files else None
+
+    def read(self, path: str, schema: str) -> DataFrame:
+        return self.read_files([path], schema)
+
+    def read_files(self, paths: list[str], schema: str) -> DataFrame:
+        shape = StructType.fromJson(msgspec.json.decode(schema))
+        return self._spark.read.schema(shape).parquet(*paths)
+
+    # A batch.
+
+    def stage(self) -> Staging:
+        batch = 0 if self.last is None else self.last.batch + 1
+        return Staging(self._spark, f"{self._home}/new-{uuid.uuid4().hex[:12]}", batch)
+
+    def commit(self, commit: Commit, staging: Staging, replaced_days: dict[str, set[str]]) -> None:
+        """Make a batch visible. `replaced_days` are those of which nothing older is to stay."""
+        moves, files, days = self._plan(commit.batch, staging)
+        remove = list(self.last.files) if self.last is not None else []
+        kept_days = dict(self.last.days) if self.last is not None else {}
+        for table, dates in replaced_days.items():
+            kept = dict(kept_days.get(table, {}))
+            for date in dates:
+                remove += kept.pop(date, [])
+            kept_days[table] = kept | days.get(table, {})
+        state = f"{self._home}/state/{commit.batch:08}"
+        for name, path in staging.left.items():
+            moves[path] = f"{state}/{name}"
+        if self.last is not None and self.last.state is not None:
+            remove.append(self.last.state)
+        done = msgspec.structs.replace(
+            commit,
+            files=files,
+            days=kept_days,
+            state=state,
+            staging=staging.folder,
+            move=moves,
+            remove=remove,
+        )
+        name = f"{self._home}/commits/{commit.batch:08}.json"
+        self._write_text(name, msgspec.json.encode(done))
+        self.last = done
+        self._apply(done)
+
+    def _plan(
+        self, batch: int, staging: Staging
+    ) -> tuple[dict[str, str], list[str], dict[str, dict[str, list[str]]]]:
+        moves: dict[str, str] = {}
+        files: list[str] = []
+        days: dict[str, dict[str, list[str]]] = {}
+        for path in self._found(f"{staging.folder}/tables"):
+            *folders, name = path.removeprefix(f"{staging.folder}/tables/").split("/")
+            keys = dict(part.split("=", 1) for part in folders if "=" in part)
+            place, date = keys[_PLACE], keys.get("date")
+            by_day = place in staging.by_day
+            kept = keys[KEPT] == "true"
+            prefix = f"{batch:08}" if kept or by_day else f"open-{batch:08}"
+            inner = f"date={date}/" if date not in (None, _NO_DATE) else ""
+            layer, _, table = place.partition(".")
+            home = f"{self._home}/days" if layer == DAYS else f"{self.root}/{layer}"
+            target = f"{home}/{table}/{inner}{prefix}-{name}"
+            moves[path] = target
+            if by_day:
+                days.setdefault(place, {}).setdefault(str(date), []).append(target)
+            elif not kept:
+                files.append(target)
+        return moves, files, days
+
+    def _apply(self, commit: Commit) -> None:
+        """Move and remove what the commit says, as far as that is not done yet."""
+        for source, target in commit.move.items():
+            if not self._files.exists(self._path(source)):
+                continue
+            self._files.mkdirs(self._path(target).getParent())
+            if not self._files.rename(self._path(source), self._path(target)):
+                raise PipelineError(f"can't write {target}")
+        for path in commit.remove:
+            self._delete(path)
+        self._delete(commit.staging)
+        for path in self._children(f"{self._home}/commits"):
+            if _is_commit(path) and path.rpartition("/")[2] < f"{commit.batch - 1:08}.json":
+                self._delete(path)
+
+    def discard(self, staging: Staging) -> None:
+        self._delete(staging.folder)
+
+    # Files.
+
+    def _children(self, folder: str) -> list[str]:
+        path = self._path(folder)
+        if not self._files.exists(path):
+            return []
+        return [f"{folder}/{each.getPath().getName()}" for each in self._files.listStatus(path)]
+
+    def _found(self, folder: str) -> Iterator[str]:
+        """Files of rows below a folder."""
+        path = self._path(folder)
+        if not self._files.exists(path):
+            return
+        base = self._files.makeQualified(path).toString()
+        found = self._files.listFiles(path, True)
+        while found.hasNext():
+            each = found.next().getPath()
+            if each.getName().endswith(".parquet"):
+                yield folder + each.toString().removeprefix(base)
+
+    def _delete(self, path: str) -> None:
+        if path:
+            self._files.delete(self._path(path), True)
+
+    def _write_text(self, path: str, text: bytes) -> None:
+        unfinished = self._path(f"{path}.part")
+        out = self._files.create(unfinished, True)
+        out.write(bytearray(text))
+        out.hsync()
+        out.close()
+        if not self._files.rename(unfinished, self._path(path)):
+            raise PipelineError(f"can't write {path}")
+
+    def _read_text(self, path: str) -> bytes:
+        source = self._files.open(self._path(path))
+        text = self._jvm.org.apache.commons.io.IOUtils.toByteArray(source)
+        source.close()
+        return bytes(text)
+
+
+def _is_commit(path: str) -> bool:
+    return path.endswith(".json")
+
+
+class Staging:
+    """Where a batch writes what is not visible yet. May be used by several threads."""
+
+    def __init__(self, spark: SparkSession, folder: str, batch: int) -> None:
+        self._spark = spark
+        self.folder = folder
+        self.batch = batch
+        self.by_day: set[str] = set()
+        self.rows: dict[str, tuple[int, int]] = {}
+        self.schemas: dict[str, str] = {}
+        self.left: dict[str, str] = {}
+
+    def write(
+        self,
+        name: str,
+        rows: DataFrame,
+        *,
+        places: tuple[str, ...],
+        dated_by: str | None = None,
+        by_day: bool = False,
+    ) -> None:
+        """Write rows that have `kept` and, where there are several, `place`: one of `places`.
+
+        What is open is not kept by date.
+        """
+        if _PLACE not in rows.columns:
+            rows = rows.withColumn(_PLACE, F.lit(places[0]))
+        counted = Observation()
+        kept, place = F.col(KEPT), F.col(_PLACE)
+        metrics = [
+            F.count_if((kept if flag else ~kept) & (place == each)).alias(f"{number}{flag}")
+            for number, each in enumerate(places)
+            for flag in (True, False)
+        ]
+        rows = rows.observe(counted, *metrics)
+        folders = [_PLACE, KEPT]
+        schema = [field for field in rows.schema.fields if field.name not in folders]
+        if dated_by is not None:
+            day = F.to_date(F.timestamp_micros(F.col(dated_by)))
+            rows = rows.withColumn("date", F.when(~place.startswith(_OPEN), day))
+            folders.append("date")
+        rows.write.partitionBy(*folders).parquet(f"{self.folder}/tables/{name}")
+        found = counted.get
+        for number, each in enumerate(places):
+            self.rows[each] = (found[f"{number}True"], found[f"{number}False"])
+            self.schemas[each] = StructType(schema).json()
+            if by_day:
+                self.by_day.add(each)
+            elif not self.batch and (dated_by is None or each.startswith(_OPEN)):
+                # A table without rows is a table all the same.
+                empty = self._spark.createDataFrame([], StructType(schema)).coalesce(1)
+                empty.write.parquet(f"{self.folder}/tables/{each}/{_PLACE}={each}/{KEPT}=true")
+
+    def work(self, name: str, rows: DataFrame, *, split_by: tuple[str, ...]) -> DataFrame:
+        """Write what is only needed within the batch, and give it back as it stands on disk."""
+        path = f"{self.folder}/work/{name}"
+        rows.write.partitionBy(*split_by).parquet(path)
+        return self._spark.read.schema(rows.schema).parquet(path)
+
+    def leave(self, name: str, work: str, rows: DataFrame, *, part: str = "") -> None:
+        """What the next batch has to know: rows that were written as `work`, or a part of them."""
+        self.left[name] = f"{self.folder}/work/{work}/{part}".rstrip("/")
+        column = part.partition("=")[0]
+        shape = StructType([field for field in rows.schema.fields if field.name != column])
+        self.schemas[name] = shape.json()
+
+    def read(self, name: str, place: str) -> DataFrame:
+        """The rows that were written for a place, with `kept`."""
+        shape = StructType.fromJson(msgspec.json.decode(self.schemas[place])).add(KEPT, "boolean")
+        path = f"{self.folder}/tables/{name}"
+        return (
+            self._spark.read.schema(shape.add(_PLACE, "string"))
+            .parquet(path)
+            .where(F.col(_PLACE) == place)
+        )

@@ -1,0 +1,147 @@
+"""Sections about bytes: what became of each, and those that broke a protocol."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any, Final
+
+from crosswire.pipeline.report.cells import (
+    all_is_well,
+    and_more,
+    bad,
+    number,
+    said,
+    spoken,
+    table,
+    when,
+)
+from crosswire.pipeline.report.facts import Facts
+from crosswire.pipeline.report.gather import PARTS
+from crosswire.pipeline.report.plots import (
+    split_bar,
+)
+from crosswire.pipeline.report.words import (
+    count,
+    css_class,
+    protocol_name,
+    size,
+)
+
+__all__ = ["accounting", "violations"]
+
+Row = dict[str, Any]
+
+
+_PART_WORDS: Final = {
+    "frames": ("frames", "a-frames", "understood"),
+    "encrypted": ("encrypted", "a-encrypted", "TLS: nobody but its ends can read it"),
+    "tail": ("tail", "a-tail", "a frame that was not yet whole when the recording ended"),
+    "unsynchronized": ("unsynchronized", "a-unsynchronized", "passed over while looking for the "
+                       "start of a frame, behind a gap or a late beginning"),
+    "unknown": ("unknown", "a-unknown", "of connections whose protocol could not be told"),
+    "unread": ("unread", "a-unread", "behind a violation after which nobody can read on"),
+    "gaps": ("gaps", "a-gaps", "sent, but missing from the recording"),
+    "violations": ("violations", "a-violations", "not allowed by the protocol"),
+}  # fmt: skip
+
+
+def accounting(facts: Facts) -> str:
+    found = facts.accounts
+    if found is None or not found.by_protocol:
+        return ""
+    seen, missing = found.total("seen"), found.total("missing")
+    verdict = (
+        all_is_well(f"{count(seen)} bytes were seen, and every one is accounted for.")
+        if not missing
+        else f'<p class="alarm">{count(missing)} of {count(seen)} bytes are not accounted for: '
+        "that is a fault of the pipeline.</p>"
+    )
+    made = "".join(
+        f'<div class="bar-label"><i class="dot {css_class(row["protocol"])}"></i>'
+        f"{escape(protocol_name(row['protocol']))}</div>"
+        + split_bar([(part, _PART_WORDS[part][1], row[part]) for part in _PART_WORDS], size)
+        for row in found.by_protocol
+    )
+    keys = "".join(
+        f'<span class="key"><i class="{style}"></i>{part} <small>{words}</small></span>'
+        for part, style, words in _PART_WORDS.values()
+        if found.total(part)
+    )
+    parts = [part for part in PARTS if found.total(part)]
+    head = ("protocol", ">directions", ">seen", *(f">{part}" for part in parts), ">missing")
+    rows = (
+        (
+            spoken(row["protocol"]),
+            number(row["directions"]),
+            number(row["seen"]),
+            *(number(row[part]) for part in parts),
+            bad(row["missing"]),
+        )
+        for row in found.by_protocol
+    )
+    body = (
+        f'{verdict}<div class="bars">{made}</div><div class="legend tall">{keys}</div>'
+        f"{table(head, rows, 'In bytes.')}"
+    )
+    if found.worst:
+        body += "<h3>Where the most could not be read</h3>" + _worst(found.worst)
+    return body
+
+
+def _worst(rows: list[Row]) -> str:
+    parts = [
+        part
+        for part in PARTS
+        if part not in ("frames", "encrypted") and any(row[part] for row in rows)
+    ]
+    head = ("connection", "direction", "protocol", ">seen", ">not read")
+    made = (
+        (
+            said(row["connection"]),
+            said(row["direction"]),
+            spoken(row["protocol"]),
+            number(row["seen"]),
+            number(row["not_read"]),
+            *(number(row[part]) for part in parts),
+        )
+        for row in rows
+    )
+    return table((*head, *(f">{part}" for part in parts)), made)
+
+
+def violations(facts: Facts) -> str:
+    found = facts.violations
+    if found is None:
+        return ""
+    if not found.total:
+        return all_is_well("Nobody broke a protocol.")
+    head = ("reason", "kind", "protocol", ">times", ">bytes")
+    rows = (
+        (
+            said(row["reason"]),
+            said(row["error"]),
+            spoken(row["protocol"]),
+            number(row["count"]),
+            number(row["length"]),
+        )
+        for row in found.reasons
+    )
+    examples = (
+        (
+            when(row["time"]),
+            said(row["connection"]),
+            said(row["direction"]),
+            spoken(row["protocol"]),
+            number(row["offset"]),
+            number(row["length"]),
+            said(row["reason"]),
+        )
+        for row in found.examples
+    )
+    where = ("time", "connection", "direction", "protocol", ">at byte", ">bytes", "reason")
+    first = "The first" if found.total > len(found.examples) else "All of them"
+    return (
+        table(head, rows, and_more(found.more_reasons, "reasons"))
+        + f"<h3>{first}</h3>"
+        + table(where, examples)
+    )

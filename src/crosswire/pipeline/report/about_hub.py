@@ -1,0 +1,151 @@
+"""Sections about what the hub recorded: deliveries, and how they go with the wire."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any, Final
+
+from crosswire.pipeline.report.cells import (
+    all_is_well,
+    bad,
+    lasting,
+    number,
+    said,
+    spoken,
+    table,
+    when,
+)
+from crosswire.pipeline.report.facts import Facts
+from crosswire.pipeline.report.plots import (
+    bars,
+    legend,
+    split_bar,
+)
+from crosswire.pipeline.report.words import (
+    count,
+    duration,
+    many,
+)
+
+__all__ = ["deliveries", "reconciliation"]
+
+Row = dict[str, Any]
+
+
+def deliveries(facts: Facts) -> str:
+    found = facts.deliveries
+    if found is None or not found.total:
+        return ""
+    words = (
+        f"<p>{many(found.total, 'delivery', 'deliveries')}: {count(found.lost)} lost, "
+        f"{count(found.doubled)} doubled, {count(found.late)} late."
+    )
+    if found.took is not None:
+        words += (
+            f" Half of those that arrived took up to {duration(found.took.p50)}, 99 of 100 up to "
+            f"{duration(found.took.p99)}, the longest {duration(found.took.longest)}."
+        )
+    parts = [
+        ("as it should be", "s-good", found.total - found.faulty),
+        ("late", "s-fair", found.late),
+        ("doubled", "s-bad", found.doubled),
+        ("lost", "s-worse", found.lost),
+    ]
+    ends = bars(
+        [
+            (escape(how), "s-good" if how in _ARRIVED else "s-open", number_, count(number_))
+            for how, number_ in found.outcomes.items()
+        ]
+    )
+    head = ("destination", "protocol", ">deliveries", ">lost", ">doubled", ">late")
+    rows = (
+        (
+            said(row["destination"]),
+            spoken(row["protocol"]),
+            number(row["deliveries"]),
+            bad(row["lost"]),
+            bad(row["doubled"]),
+            bad(row["late"]),
+        )
+        for row in found.destinations
+    )
+    keys = legend((name, style) for name, style, _ in parts)
+    body = f"{words}</p>{split_bar(parts)}{keys}<h3>How they ended</h3>{ends}{table(head, rows)}"
+    if not found.examples:
+        return body + all_is_well("Nothing is late, lost or doubled.")
+    return body + "<h3>Late, lost or doubled</h3>" + _faulty(found.examples)
+
+
+_ARRIVED: Final = ("settled", "answered", "delivered")
+_FAULTS: Final = ("lost", "doubled", "late")
+
+
+def _faulty(rows: list[Row]) -> str:
+    head = ("fault", "destination", "protocol", "outcome", "detail", ">attempts", ">took")
+    made = (
+        (
+            f'<td class="bad">{", ".join(name for name in _FAULTS if row[name])}</td>',
+            said(row["destination"]),
+            spoken(row["protocol"]),
+            said(row["outcome"]),
+            said(row["detail"]),
+            number(row["attempts"]),
+            lasting(row["latency_us"]),
+            when(row["accepted"]),
+            number(row["id"]),
+            said(row["node"]),
+        )
+        for row in rows
+    )
+    return table((*head, "accepted", ">id", "node"), made)
+
+
+_VERDICTS: Final = {
+    "equal": ("s-good", "both have it"),
+    "missing on the wire": ("s-worse", "recorded by the hub, but its connection never carried it"),
+    "missing in the ledger": ("s-bad", "carried, but not recorded by the hub"),
+    "not accepted": ("s-fair", "carried, and refused or never acknowledged by the hub"),
+    "withdrawn": ("a-unsynchronized", "meant for a receiver that left before it went"),
+    "uncertain": ("s-open", "the recording is not complete enough to tell"),
+}
+
+
+def reconciliation(facts: Facts) -> str:
+    found = facts.reconciliation
+    if found is None or not found.total:
+        return ""
+    there = [verdict for verdict in _VERDICTS if found.verdicts.get(verdict)]
+    keys = "".join(
+        f'<span class="key"><i class="{_VERDICTS[verdict][0]}"></i>{verdict} '
+        f"<small>{_VERDICTS[verdict][1]}</small></span>"
+        for verdict in there
+    )
+    bar = split_bar([(each, _VERDICTS[each][0], found.verdicts[each]) for each in there])
+    rows = (
+        (spoken(name), *(number(ways.get(each, 0)) for each in there))
+        for name, ways in found.by_protocol.items()
+    )
+    head = ("protocol", *(f">{each}" for each in there))
+    body = f'{bar}<div class="legend tall">{keys}</div>{table(head, rows)}'
+    if not found.missing:
+        return body + all_is_well("The wire and the hub tell the same story.")
+    return body + "<h3>Where they differ</h3>" + _differing(found.examples)
+
+
+def _differing(rows: list[Row]) -> str:
+    head = ("verdict", "destination", "protocol", "kind", "way", "time", ">id", "connection")
+    made = (
+        (
+            f"<td>{escape(row['verdict'])}</td>",
+            said(row["destination"]),
+            spoken(row["protocol"]),
+            said(row["kind"]),
+            said(row["way"]),
+            when(row["time"]),
+            number(row["id"]),
+            said(row["connection"]),
+            said(row["node"]),
+        )
+        for row in rows
+    )
+    return table((*head, "node"), made)

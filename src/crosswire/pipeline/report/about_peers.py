@@ -1,0 +1,163 @@
+"""Sections about who speaks: sessions, who talks to whom, who is to blame."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any, Final
+
+from crosswire.pipeline.report.cells import (
+    all_is_well,
+    and_more,
+    bad,
+    host,
+    lasting,
+    number,
+    said,
+    side_by_side,
+    sized,
+    spoken,
+    table,
+    when,
+)
+from crosswire.pipeline.report.facts import Facts
+from crosswire.pipeline.report.graph import graph
+from crosswire.pipeline.report.plots import (
+    Series,
+    legend,
+    lines,
+    split_bar,
+)
+from crosswire.pipeline.report.words import (
+    amount,
+    css_class,
+    protocol_name,
+    text,
+)
+
+__all__ = ["blame", "sessions", "topology"]
+
+Row = dict[str, Any]
+
+
+_ENDINGS: Final = {
+    "goodbye": ("said goodbye", "s-good"),
+    "fin": ("closed in order", "s-fair"),
+    "open": ("still open", "s-open"),
+    "reset": ("broken off", "s-bad"),
+    "error": ("ended with an error", "s-worse"),
+}
+
+
+def sessions(facts: Facts) -> str:
+    found = facts.sessions
+    if found is None or not found.by_protocol:
+        return ""
+    ended = "".join(
+        f'<div class="bar-label"><i class="dot {css_class(name)}"></i>'
+        f"{escape(protocol_name(name))}</div>"
+        + split_bar([(*_ENDINGS[how], ways.get(how, 0)) for how in _ENDINGS])
+        for name, ways in sorted(
+            found.endings.items(), key=lambda item: (item[0] is None, item[0] or "")
+        )
+    )
+    keys = legend(_ENDINGS.values())
+    figure = (
+        '<figure><figcaption>How sessions ended</figcaption><div class="bars">'
+        f"{ended}</div>{keys}</figure>"
+    )
+    plots = [figure]
+    if facts.clock is not None and facts.clock.count > 1 and any(found.open_at):
+        open_at = [Series("open sessions", "q-50", found.open_at)]
+        plots.append(lines(facts.clock, open_at, amount, "Sessions that were open"))
+    head = ("protocol", ">sessions", ">connections", ">messages", ">bytes", ">longest")
+    more = (">slowest handshake", ">begun before the recording", ">gap bytes", ">violations")
+    rows = (
+        (
+            spoken(row["protocol"]),
+            number(row["sessions"]),
+            number(row["connections"]),
+            number(row["messages"]),
+            sized(row["bytes"]),
+            lasting(row["lasted_us"]),
+            lasting(row["handshake_us"]),
+            number(row["late"]),
+            bad(row["gap_bytes"]),
+            bad(row["violations"]),
+        )
+        for row in found.by_protocol
+    )
+    body = side_by_side(*plots) + table((*head, *more), rows)
+    if found.troubled:
+        rest = and_more(found.troubled_count - len(found.troubled), "sessions with trouble")
+        body += "<h3>Sessions with trouble</h3>" + _session_table(found.troubled, rest)
+    return body + "<h3>Largest sessions</h3>" + _session_table(found.largest)
+
+
+def _session_table(rows: list[Row], note: str = "") -> str:
+    head = ("session", "protocol", "from", "to", "opened", ">lasted", ">messages", ">bytes")
+    made = (
+        (
+            said(row["session"]),
+            spoken(row["protocol"]),
+            host(row["connector_address"]),
+            host(f"{row['acceptor_address']}:{row['acceptor_port']}"),
+            when(row["opened"], "%Y-%m-%d %H:%M:%S"),
+            lasting(row["lasted_us"]),
+            number(row["messages"]),
+            sized(row["bytes"]),
+            bad(row["gap_bytes"]),
+            bad(row["violations"]),
+            f'<td class="said">{_ending(row)}</td>',
+        )
+        for row in rows
+    )
+    return table((*head, ">gap bytes", ">violations", "end"), made, note)
+
+
+def _ending(row: Row) -> str:
+    words = _ENDINGS.get(row["ended"], (str(row["ended"]), ""))[0]
+    return f"{escape(words)}: {text(row['error'])}" if row["error"] else escape(words)
+
+
+def topology(facts: Facts) -> str:
+    found = facts.topology
+    if found is None or not found.edges:
+        return ""
+    used = sorted({row["protocol"] for row in found.links}, key=str)
+    keys = legend((protocol_name(name), css_class(name)) for name in used)
+    head = ("from", "to", "protocol", "kind", "destination", ">messages", ">payload")
+    rows = (
+        (
+            host(row["source"]),
+            host(row["target"]),
+            spoken(row["protocol"]),
+            said(row["kind"]),
+            said(row["destination"]),
+            number(row["messages"]),
+            sized(row["bytes"]),
+        )
+        for row in found.edges
+    )
+    note = and_more(found.more_edges, "with fewer messages")
+    listing = f"<details><summary>As a table</summary>{table(head, rows, note)}</details>"
+    return keys + graph(found) + listing
+
+
+def blame(facts: Facts) -> str:
+    if facts.calls is None and facts.violations is None and facts.deliveries is None:
+        return ""
+    if not facts.suspects:
+        return all_is_well("There is nobody to blame: nothing failed.")
+    head = ("suspect", "who or what", "charge", "protocol", ">times", "more")
+    rows = (
+        (
+            said(each.party),
+            f"<td>{each.role}</td>",
+            f"<td>{each.charge}</td>",
+            spoken(each.protocol),
+            number(each.count),
+            f'<td><a href="#{each.where}">evidence</a></td>',
+        )
+        for each in facts.suspects
+    )
+    return table(head, rows)

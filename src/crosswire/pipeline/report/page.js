@@ -1,0 +1,74 @@
+"use strict";
+(() => {
+  const root = document.documentElement;
+
+  // Light or dark: what the system says, until somebody says otherwise.
+  document.getElementById("theme").addEventListener("click", () => {
+    const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+    const now = root.dataset.theme || system;
+    root.dataset.theme = now === "dark" ? "light" : "dark";
+  });
+
+  // Tables: a click sorts, numbers from the highest, words from the first; another turns it round.
+  const key = (row, column) => {
+    const cell = row.cells[column];
+    return cell.dataset.v === undefined ? cell.textContent : Number(cell.dataset.v);
+  };
+  const words = new Intl.Collator(undefined, { numeric: true });
+  for (const button of document.querySelectorAll("th button")) {
+    button.addEventListener("click", () => {
+      const head = button.closest("th");
+      const body = head.closest("table").tBodies[0];
+      const column = head.cellIndex;
+      const first = body.rows.length && typeof key(body.rows[0], column) === "number"
+        ? "descending" : "ascending";
+      const other = first === "descending" ? "ascending" : "descending";
+      const order = head.getAttribute("aria-sort") === first ? other : first;
+      for (const each of head.parentNode.cells) each.removeAttribute("aria-sort");
+      head.setAttribute("aria-sort", order);
+      const sign = order === "ascending" ? 1 : -1;
+      const rows = [...body.rows].map((row) => [key(row, column), row]);
+      rows.sort(([a], [b]) => sign * (typeof a === "number" ? a - b : words.compare(a, b)));
+      body.append(...rows.map(([, row]) => row));
+    });
+  }
+
+  // What the pointer is on, in words.
+  const tip = document.getElementById("tip");
+  document.addEventListener("pointermove", (event) => {
+    const target = event.target instanceof Element && event.target.closest("[data-tip]");
+    tip.hidden = !target;
+    if (!target) return;
+    tip.textContent = target.dataset.tip;
+    const box = tip.getBoundingClientRect();
+    const left = Math.min(event.clientX + 14, innerWidth - box.width - 8);
+    const above = event.clientY + 18 + box.height > innerHeight;
+    tip.style.left = `${Math.max(left, 4)}px`;
+    tip.style.top = `${above ? event.clientY - box.height - 10 : event.clientY + 18}px`;
+  });
+
+  // The graph: only what belongs to what is pointed at.
+  for (const graph of document.querySelectorAll("svg.graph")) {
+    const edges = [...graph.querySelectorAll(".edge")];
+    const nodes = [...graph.querySelectorAll(".node")];
+    const show = (chosen) => {
+      const near = new Set(chosen);
+      for (const edge of edges) {
+        const { a, b } = edge.dataset;
+        const belongs = !chosen.length || chosen.includes(a) || chosen.includes(b);
+        edge.classList.toggle("dim", !belongs);
+        if (belongs) near.add(a).add(b);
+      }
+      for (const node of nodes) node.classList.toggle("dim", chosen.length > 0 && !near.has(node.dataset.n));
+    };
+    for (const node of nodes) {
+      for (const name of ["pointerenter", "focus"]) node.addEventListener(name, () => show([node.dataset.n]));
+      for (const name of ["pointerleave", "blur"]) node.addEventListener(name, () => show([]));
+    }
+  }
+
+  // On paper nothing can be unfolded.
+  addEventListener("beforeprint", () => {
+    for (const each of document.querySelectorAll("details")) each.open = true;
+  });
+})();

@@ -1,0 +1,34 @@
+"""What the hub itself recorded: the lake's `messages/` and `ledger/`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from crosswire.lake.files import date_of
+
+__all__ = ["from_records"]
+
+
+def from_records(
+    spark: SparkSession, folders: Iterable[str], schema: pa.Schema, *, since_us: int = 0
+) -> DataFrame:
+    """The rows of these folders of one lake or several; none, if there are no folders."""
+    columns = from_arrow_schema(schema)
+    found = list(folders)
+    if not found:
+        return spark.createDataFrame([], columns)
+    dated = type(columns)([*columns.fields]).add("date", "date")
+    rows: DataFrame | None = None
+    for folder in found:
+        part = spark.read.schema(dated).parquet(folder)
+        rows = part if rows is None else rows.unionByName(part)
+    assert rows is not None
+    if since_us:
+        rows = rows.where(F.col("date") >= F.lit(date_of(since_us)).cast("date"))
+        rows = rows.where(F.col("time") >= since_us)
+    return rows.select(*columns.names)

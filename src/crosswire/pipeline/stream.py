@@ -1,0 +1,489 @@
+"""A stream: new input into the same tables, batch by batch, each of them exactly once.
+
+After every batch the tables are those that `run_batch` would make of all the input so far. The
+position in the input, the states of decoders and the new rows become valid with one commit (see
+`journal`), which Spark's own checkpoint could not give: it knows nothing of the files that a batch
+replaces, and would need a second log beside it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from crosswire.errors import BytesMissing, InvalidInput
+from crosswire.lake.schemas import MESSAGES, OPEN, WIRE
+from crosswire.pipeline.arrivals import Arrivals, Arrived, Position, Rows, files_of
+from crosswire.pipeline.carried import PART, Carried, carry, together
+from crosswire.pipeline.journal import DAYS, Begun, Commit, Journal, Staging
+from crosswire.pipeline.run import Summary
+from crosswire.pipeline.session import plain_errors
+from crosswire.pipeline.sources.classify import PortMap
+from crosswire.pipeline.sources.pcap import NODE, SPLIT_BYTES, segments_of
+from crosswire.pipeline.state import FLOWS, KEPT, STATES, Reached, decode_on, reassemble_on
+from crosswire.pipeline.tables import tallies as counts
+from crosswire.pipeline.tables import topology as graph
+from crosswire.pipeline.tables import traffic as minutes
+from crosswire.pipeline.tables.accounting import PARTS, accounts
+from crosswire.pipeline.tables.conversations import conversations
+from crosswire.pipeline.tables.decoded import FRAMES, TABLE, VIOLATIONS
+from crosswire.pipeline.tables.directions import directions
+from crosswire.pipeline.tables.frames import frames
+from crosswire.pipeline.tables.messages import from_hub, messages
+from crosswire.pipeline.tables.sessions import by_session
+from crosswire.pipeline.tables.violations import violations
+
+__all__ = ["BatchDone", "Stream", "run_stream"]
+
+BATCH_BYTES: Final = 1 << 30
+_POLL_S: Final = 1.0
+_WRITERS: Final = 3
+_ATTEMPTS: Final = 3
+_PLACE: Final = "place"
+_SUMS: Final = ("seen", *PARTS, "missing")
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What to do. `once`: what is there now, then end; `batch_bytes` is about how much input a
+    batch takes in, at least a file."""
+
+    paths: tuple[str, ...]
+    output: str
+    once: bool = False
+    tables: frozenset[str] = frozenset()
+    since_us: int = 0
+    ports: Mapping[int, str] = field(default_factory=dict)
+    batch_bytes: int = BATCH_BYTES
+
+
+@dataclass(frozen=True)
+class BatchDone:
+    """A batch that was committed."""
+
+    batch: int
+    files: int
+    size_bytes: int
+    rows: dict[str, int]
+    seconds: float
+
+
+def run_stream(
+    spark: SparkSession,
+    stream: Stream,
+    *,
+    stop: threading.Event | None = None,
+    tell: Callable[[BatchDone], None] | None = None,
+) -> Summary:
+    """Go on with a stream, until all is read or `stop` is set. Raises PipelineError; what was
+    committed stays, and the next run goes on behind it."""
+    stop = stop or threading.Event()
+    start = time.monotonic()
+    with plain_errors():
+        journal = Journal(spark, stream.output)
+        try:
+            return _Loop(spark, stream, journal, stop, tell).run(start)
+        finally:
+            journal.close()
+
+
+class _Loop:
+    def __init__(
+        self,
+        spark: SparkSession,
+        stream: Stream,
+        journal: Journal,
+        stop: threading.Event,
+        tell: Callable[[BatchDone], None] | None,
+    ) -> None:
+        self._spark = spark
+        self._journal = journal
+        self._once = stream.once
+        self._stop = stop
+        self._tell = tell
+        wanted = Begun(sorted(stream.tables), stream.since_us, dict(stream.ports))
+        self._begun = journal.begin(wanted)
+        self._arrivals = Arrivals(
+            stream.paths,
+            journal.listing,
+            batch_bytes=stream.batch_bytes,
+            split_bytes=SPLIT_BYTES,
+            patient=not stream.once,
+        )
+
+    def run(self, start: float) -> Summary:
+        while not self._stop.is_set():
+            for arrived in self._arrivals.look(self._position):
+                if self._stop.is_set():
+                    break
+                self._process(arrived)
+            if self._once:
+                break
+            self._stop.wait(_POLL_S)
+        return self._summary(start)
+
+    @property
+    def _position(self) -> Position:
+        return Position() if self._journal.last is None else self._journal.last.position
+
+    def _process(self, arrived: Arrived) -> None:
+        for attempt in range(_ATTEMPTS):
+            start = time.monotonic()
+            batch = _Batch(self._spark, self._begun, self._journal, arrived)
+            before = batch.inputs()
+            try:
+                commit = batch.run()
+            except Exception as error:
+                self._journal.discard(batch.staging)
+                if self._stop.is_set():
+                    return  # workers were interrupted too: the next run takes it up again
+                # Files may be compacted while they are read.
+                if attempt + 1 < _ATTEMPTS and batch.inputs() != before:
+                    continue
+                raise error
+            self._journal.commit(commit, batch.staging, batch.replaced)
+            if self._tell is not None:
+                rows = {name: sum(each) for name, each in batch.staging.rows.items()}
+                seconds = time.monotonic() - start
+                done = BatchDone(commit.batch, arrived.files, arrived.size_bytes, rows, seconds)
+                self._tell(done)
+            return
+
+    def _summary(self, start: float) -> Summary:
+        last = self._journal.last
+        if last is None:
+            return Summary({}, [], time.monotonic() - start)
+        rows = {name: sum(each) for name, each in last.rows.items() if "." in name}
+        for place, days in last.days.items():
+            if not place.startswith(DAYS):
+                files = [file for each in days.values() for file in each]
+                read = self._journal.read_files
+                rows[place] = read(files, last.schemas[place]).count() if files else 0
+        totals: dict[str, dict[str, int]] = {}
+        for part in (last.accounts, last.open_accounts):
+            for name, sums in part.items():
+                total = totals.setdefault(name, dict.fromkeys(_SUMS, 0))
+                for each in _SUMS:
+                    total[each] += sums[each]
+        found: list[dict[str, Any]] = [
+            {"protocol": name or None, **totals[name]} for name in sorted(totals)
+        ]
+        return Summary(rows, found, time.monotonic() - start)
+
+
+class _Batch:
+    """One batch, from what arrived to its commit."""
+
+    def __init__(
+        self, spark: SparkSession, begun: Begun, journal: Journal, arrived: Arrived
+    ) -> None:
+        self._spark = spark
+        self._begun = begun
+        self._journal = journal
+        self._arrived = arrived
+        self._last = journal.last
+        self._now = Reached() if self._last is None else self._last.reached
+        self.staging: Staging = journal.stage()
+        self.replaced: dict[str, set[str]] = {}
+        self._accounts: dict[bool, dict[str, dict[str, int]]] = {True: {}, False: {}}
+        self._unsettled: list[str] = []
+
+    def inputs(self) -> list[str]:
+        """The files of lakes that will be read."""
+        listing = self._journal.listing
+        return files_of((*self._arrived.taps, *self._arrived.messages), listing)
+
+    def run(self) -> Commit:
+        if self._arrived.messages:
+            self._from_hub()
+        if self._arrived.taps or self._arrived.captures:
+            self._from_wire()
+        last = self._last
+        rows = dict(last.rows) if last is not None else {}
+        for name, (kept, passing) in self.staging.rows.items():
+            rows[name] = (rows.get(name, (0, 0))[0] + kept, passing)
+        sums = dict(last.accounts) if last is not None else {}
+        for name, added in self._accounts[True].items():
+            before = sums.get(name, {})
+            sums[name] = {each: before.get(each, 0) + added[each] for each in _SUMS}
+        return Commit(
+            batch=self.staging.batch,
+            position=self._arrived.position,
+            reached=self._now,
+            schemas={**(last.schemas if last is not None else {}), **self.staging.schemas},
+            rows=rows,
+            accounts=sums,
+            open_accounts=self._accounts[False],
+            unsettled_days=self._unsettled,
+        )
+
+    def _wants(self, *names: str) -> bool:
+        chosen = self._begun.tables
+        return not chosen or any(name in chosen for name in names)
+
+    # From the hub's own record.
+
+    def _from_hub(self) -> None:
+        if not self._wants("messages"):
+            raise InvalidInput("a lake without wire/ gives the table messages and no other")
+        envelopes = self._rows_of(self._arrived.messages, MESSAGES)
+        rows = from_hub(envelopes).withColumn(KEPT, F.lit(True))
+        self.staging.write("messages", rows, places=("silver.messages",), dated_by="time")
+
+    def _rows_of(self, ranges: Iterable[Rows], schema: Any) -> DataFrame:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        ranges = list(ranges)
+        wanted = F.lit(False)
+        for each in ranges:
+            between = F.col("seq").between(each.first, each.last)
+            wanted = wanted | ((F.col("node") == each.node) & between)
+        files = files_of(ranges, self._journal.listing)
+        rows = self._spark.read.schema(from_arrow_schema(schema)).parquet(*files).where(wanted)
+        since_us = self._begun.since_us
+        return rows.where(F.col("time") >= since_us) if since_us else rows
+
+    # From the wire.
+
+    def _from_wire(self) -> None:
+        seen = Observation()
+        captured = F.col("node") == NODE
+        wire = self._wire().observe(
+            seen,
+            F.max(F.when(captured, F.col("time"))).alias("captures_us"),
+            F.max(F.when(~captured, F.col("time"))).alias("taps_us"),
+        )
+        decoded, passing, refused = self._decoded(wire)
+        self._now = Reached(
+            max(self._now.captures_us, seen.get["captures_us"] or 0),
+            max(self._now.taps_us, seen.get["taps_us"] or 0),
+        )
+        tables = _Tables(decoded, passing)
+        carried = self._carried(tables)
+        work: list[Callable[[], None]] = [lambda: self._account(tables, carried)]
+        if self._wants("frames"):
+            work.append(lambda: self._silver("frames", tables.frames, "time"))
+        if self._wants("messages"):
+            work.append(lambda: self._silver("messages", tables.messages, "time"))
+        if self._wants("violations") and (refused or not self.staging.batch):
+            work.append(lambda: self._silver("violations", tables.violations, "time"))
+        if self._wants("directions"):
+            work.append(lambda: self._silver("directions", tables.ways))
+        if self._wants("sessions"):
+            work.append(lambda: self._sessions(carried))
+        if self._wants("conversations", "traffic"):
+            work.append(lambda: self._paired(tables, carried))
+        if self._wants("topology"):
+            work.append(lambda: self._topology(tables, carried))
+        # Much of the time of a small batch goes into planning.
+        with ThreadPoolExecutor(_WRITERS) as pool:
+            for done in [pool.submit(each) for each in work]:
+                done.result()
+
+    def _wire(self) -> DataFrame:
+        """bronze.wire of what arrived, with `kept`."""
+        parts: list[DataFrame] = []
+        states = self._journal.state(FLOWS)
+        if self._arrived.captures or states is not None:
+            parts.append(self._captured(states))
+        if self._arrived.taps:
+            taps = self._rows_of(self._arrived.taps, WIRE)
+            parts.append(taps.withColumn(KEPT, F.lit(True)))
+        wire = together(*parts)
+        chosen = self._begun.tables
+        if "wire" in chosen or (not chosen and (self._arrived.captures or states is not None)):
+            self.staging.write("wire", wire, places=("bronze.wire",), dated_by="time")
+        return wire
+
+    def _captured(self, states: DataFrame | None) -> DataFrame:
+        splits, since_us = list(self._arrived.captures), self._begun.since_us
+        segments = segments_of(self._spark, splits, since_us=since_us)
+        rows = reassemble_on(segments, states, PortMap(self._begun.ports), now=self._now)
+        is_state = F.when(F.col("kind") == FLOWS, FLOWS).otherwise("wire")
+        made = self.staging.work("captured", rows.withColumn(PART, is_state), split_by=(PART,))
+        self.staging.leave(FLOWS, "captured", made, part=f"{PART}={FLOWS}")
+        return made.where(F.col(PART) == "wire").drop("flow", "state", PART)
+
+    def _decoded(self, wire: DataFrame) -> tuple[DataFrame, bool, bool]:
+        """Rows of `tables.decoded`, whether some of them may be taken back, and whether there are
+        violations."""
+        payloads = self._wants("messages")
+        states = self._journal.state(STATES)
+        rows = decode_on(wire, states, payloads=payloads, now=self._now)
+        made = Observation()
+        is_row = F.col(TABLE).isin(FRAMES, VIOLATIONS)
+        rows = rows.observe(
+            made,
+            F.count_if(is_row & ~F.col(KEPT)).alias("passing"),
+            F.count_if(F.col(TABLE) == VIOLATIONS).alias("violations"),
+        )
+        decoded = self.staging.work("decoded", rows, split_by=(TABLE, KEPT))
+        self.staging.leave(STATES, "decoded", decoded, part=f"{TABLE}={STATES}")
+        return decoded, made.get["passing"] > 0, made.get["violations"] > 0
+
+    def _carried(self, tables: _Tables) -> Carried:
+        before = self._journal.state("carried")
+        rows = carry(
+            None if before is None else Carried(before),
+            tables.ways,
+            tables.split(frames),
+            tables.split(violations),
+            tables.split(messages)[0],
+            now_us=max(self._now),
+        )
+        made = self.staging.work("carried", rows, split_by=(PART,))
+        self.staging.leave("carried", "carried", made)
+        return Carried(made)
+
+    # Tables.
+
+    def _silver(self, name: str, rows: DataFrame, dated_by: str | None = None) -> None:
+        self.staging.write(name, rows, places=(f"silver.{name}",), dated_by=dated_by)
+
+    def _account(self, tables: _Tables, carried: Carried) -> None:
+        """Raises BytesMissing if bytes don't add up."""
+        tallied = carried.tallies
+        fresh, passing = tables.split(frames), tables.split(violations)
+        if fresh[1] is not None and passing[1] is not None:
+            tallied = counts.combined(together(tallied, counts.tallies(fresh[1], passing[1])))
+        parts = [
+            accounts(tables.ways.where(F.col(KEPT) == kept), tallied).withColumn(KEPT, F.lit(kept))
+            for kept in (True, False)
+        ]
+        rows = together(*parts)
+        if self._wants("accounting"):
+            self.staging.write("accounting", rows, places=("gold.accounting",))
+            rows = self.staging.read("accounting", "gold.accounting")
+        sums = [F.sum(name).alias(name) for name in _SUMS]
+        wrong = F.max_by(F.struct("connection", "direction", "missing"), F.abs("missing"))
+        for row in rows.groupBy("protocol", KEPT).agg(*sums, wrong.alias("wrong")).collect():
+            if row.wrong.missing:
+                raise BytesMissing(
+                    f"{row.wrong.missing} bytes are not accounted for in connection "
+                    f"{row.wrong.connection}, {row.wrong.direction}"
+                )
+            self._accounts[row[KEPT]][row.protocol or ""] = {name: row[name] for name in _SUMS}
+
+    def _sessions(self, carried: Carried) -> None:
+        held = by_session(carried.connections, F.bool_and("final").alias(KEPT))
+        place = F.when(F.col("ended") == OPEN, "open.sessions").otherwise("gold.sessions")
+        self.staging.write(
+            "sessions",
+            held.withColumn(_PLACE, place),
+            places=("gold.sessions", "open.sessions"),
+            dated_by="opened",
+        )
+
+    def _paired(self, tables: _Tables, carried: Carried) -> None:
+        """Those with both sides, and the unanswered ones of connections that are over, stay; the
+        others are looked at again with what may be taken back."""
+        settled = F.col("matched") | F.col("over")
+        waiting = together(carried.said.where(~settled), tables.split(messages)[1])
+        done = conversations(carried.said.where(settled), tables.ways)
+        rows = together(
+            done.withColumn(KEPT, F.lit(True)),
+            conversations(waiting, tables.ways).withColumn(KEPT, F.lit(False)),
+        )
+        place = F.when(F.col("is_open"), "open.conversations").otherwise("gold.conversations")
+        if self._wants("conversations"):
+            self.staging.write(
+                "conversations",
+                rows.withColumn(_PLACE, place),
+                places=("gold.conversations", "open.conversations"),
+                dated_by="asked",
+            )
+            rows = self.staging.read("conversations", "gold.conversations")
+        if self._wants("traffic"):
+            self._traffic(tables, rows)
+
+    def _traffic(self, tables: _Tables, paired: DataFrame) -> None:
+        """The days that something is added to are written anew: with what may be taken back for
+        who reads, without it for the next batch."""
+        said = tables.split(messages)
+        fresh = minutes.partials(said[0], paired.where(KEPT))
+        passing = None
+        if said[1] is not None:
+            passing = minutes.partials(said[1], paired.where(~F.col(KEPT)))
+        before = set(self._last.unsettled_days) if self._last is not None else set()
+        self._unsettled = sorted(_days(passing)) if passing is not None else []
+        days = sorted({*_days(fresh), *self._unsettled, *before})
+        for place in ("gold.traffic", f"{DAYS}.traffic"):
+            self.replaced[place] = set(days)
+        if not days:
+            return
+        known = self._journal.days(f"{DAYS}.traffic", days)
+        kept = together(None if known is None else minutes.unfolded(known), fresh)
+        both = F.explode(F.array(F.lit("gold.traffic"), F.lit(f"{DAYS}.traffic")))
+        if passing is None:
+            rows = minutes.folded(kept).withColumn(_PLACE, both)
+        else:
+            rows = together(
+                minutes.folded(together(kept, passing)).withColumn(_PLACE, F.lit("gold.traffic")),
+                minutes.folded(kept).withColumn(_PLACE, F.lit(f"{DAYS}.traffic")),
+            )
+        self.staging.write(
+            "traffic",
+            rows.withColumn(KEPT, F.lit(True)),
+            places=("gold.traffic", f"{DAYS}.traffic"),
+            dated_by="minute",
+            by_day=True,
+        )
+
+    def _topology(self, tables: _Tables, carried: Carried) -> None:
+        held = carried.edges.where(~F.col("over"))
+        passing = tables.split(messages)[1]
+        if passing is not None:
+            held = graph.combined(together(held, graph.edges(passing, tables.ways)))
+        held = held.withColumn("connections", F.lit(1).cast("bigint"))
+        rows = graph.by_edge(together(carried.totals, held)).withColumn(KEPT, F.lit(False))
+        self.staging.write("topology", rows, places=("gold.topology",))
+
+
+def _days(partials: DataFrame) -> list[str]:
+    """There are few, but for who catches up."""
+    day = F.to_date(F.timestamp_micros(F.col("minute"))).cast("string")
+    return [row.day for row in partials.select(day.alias("day")).distinct().collect()]
+
+
+class _Tables:
+    """What was decoded in a batch, with `kept`; `passing`: some of it may be taken back."""
+
+    def __init__(self, decoded: DataFrame, passing: bool) -> None:
+        self._decoded = decoded
+        self._passing = passing
+
+    def split(self, table: Callable[[DataFrame], DataFrame]) -> tuple[DataFrame, DataFrame | None]:
+        """The rows of a table that are kept, and those that are not, if there are any."""
+        kept = table(self._decoded.where(KEPT))
+        return kept, table(self._decoded.where(~F.col(KEPT))) if self._passing else None
+
+    def _with_kept(self, table: Callable[[DataFrame], DataFrame], *, all_: bool) -> DataFrame:
+        kept, passing = table(self._decoded.where(KEPT)), None
+        if self._passing or all_:
+            passing = table(self._decoded.where(~F.col(KEPT))).withColumn(KEPT, F.lit(False))
+        return together(kept.withColumn(KEPT, F.lit(True)), passing)
+
+    @property
+    def frames(self) -> DataFrame:
+        return self._with_kept(frames, all_=False)
+
+    @property
+    def violations(self) -> DataFrame:
+        return self._with_kept(violations, all_=False)
+
+    @property
+    def messages(self) -> DataFrame:
+        return self._with_kept(messages, all_=False)
+
+    @property
+    def ways(self) -> DataFrame:
+        """The directions of all connections that are known of, whether they said something or
+        not."""
+        return self._with_kept(directions, all_=True)

@@ -1,0 +1,77 @@
+"""Counts of each direction of a connection that gold.sessions and gold.accounting are made of.
+
+Those of two runs of frames can be put together without losing anything: what a stream keeps of a
+connection that goes on.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from crosswire.lake.schemas import BACKWARD
+from crosswire.pipeline.protocols.contract import ERROR, GOODBYE, HANDSHAKE, MESSAGE_KINDS
+
+__all__ = ["combined", "tallies"]
+
+_KEY: Final = ("node", "connection", "direction")
+_NO_FRAMES: Final = ("gap", "unsynchronized", "encrypted")
+_SUMS: Final = (
+    "frames_count",
+    "messages_count",
+    "frames",
+    "unsynchronized",
+    "encrypted",
+    "gaps_placed",
+    "violations_count",
+    "violations",
+)
+_HIGHEST: Final = ("shaken_last", "link", "goodbye", "last_error")
+
+
+def tallies(frames: DataFrame, violations: DataFrame) -> DataFrame:
+    """`frames` … `violations` are bytes on layer 0."""
+    return combined(_framed(frames).unionByName(_refused(violations), allowMissingColumns=True))
+
+
+def combined(parts: DataFrame) -> DataFrame:
+    """One row for each direction."""
+    return parts.groupBy(*_KEY).agg(
+        *(F.sum(name).alias(name) for name in _SUMS),
+        F.min("shaken_first").alias("shaken_first"),
+        *(F.max(name).alias(name) for name in _HIGHEST),
+    )
+
+
+def _framed(frames: DataFrame) -> DataFrame:
+    kind, name, bottom = F.col("kind"), F.col("frame"), F.col("layer") == 0
+    is_frame = ~name.isin(*_NO_FRAMES) & bottom
+
+    def bytes_of(condition: Column, alias: str) -> Column:
+        return F.sum(F.when(condition & bottom, F.col("length")).otherwise(0)).alias(alias)
+
+    shaken = F.when(kind == HANDSHAKE, F.col("time"))
+    says_link = (kind == HANDSHAKE) & (F.col("direction") == BACKWARD)
+    return frames.groupBy(*_KEY).agg(
+        F.count_if(is_frame).alias("frames_count"),
+        F.count_if(kind.isin(*MESSAGE_KINDS)).alias("messages_count"),
+        bytes_of(is_frame, "frames"),
+        bytes_of(name == "unsynchronized", "unsynchronized"),
+        bytes_of(name == "encrypted", "encrypted"),
+        bytes_of(name == "gap", "gaps_placed"),
+        F.min(shaken).alias("shaken_first"),
+        F.max(shaken).alias("shaken_last"),
+        F.max(F.when(says_link, F.col("identifier"))).alias("link"),
+        F.max(F.when(kind == GOODBYE, 1)).alias("goodbye"),
+        F.max(F.when(kind == ERROR, F.struct("time", "status"))).alias("last_error"),
+    )
+
+
+def _refused(violations: DataFrame) -> DataFrame:
+    bottom = F.col("layer") == 0
+    return violations.groupBy(*_KEY).agg(
+        F.count("*").alias("violations_count"),
+        F.sum(F.when(bottom, F.col("length")).otherwise(0)).alias("violations"),
+    )

@@ -1,0 +1,674 @@
+"""The report: what it says, that nothing in it obeys a peer, and how a browser shows it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from crosswire.errors import InvalidInput, PipelineError
+from crosswire.pipeline.report import write_report
+from crosswire.pipeline.report.about_hub import _VERDICTS
+from crosswire.pipeline.report.facts import MISSING
+from crosswire.pipeline.report.gather import PARTS, gather
+from crosswire.pipeline.report.histogram import (
+    buckets_of,
+    highest_of,
+    lowest_of,
+    percentiles,
+)
+from crosswire.pipeline.report.plots import _decades, _scale
+from crosswire.pipeline.report.source import Highest, Tables, Tally
+from crosswire.pipeline.report.words import amount, duration, moment, share, size, text
+from crosswire.pipeline.tables import accounting, histogram, reconciliation
+from tests.pipeline.conftest import Made
+
+CROSSWIRE = Path(sys.executable).parent / "crosswire"
+START = 1_790_000_040_000_000
+MINUTE = 60_000_000
+EVIL = "queue/</td><script>alert('x')</script><img src=x onerror=alert(1)>\"'&\u202e\x00"
+
+INT = pa.int64()
+HISTOGRAM = pa.list_(pa.struct([("bucket", pa.int32()), ("count", INT)]))
+
+
+def schema(texts: str, numbers: str = "", flags: str = "", **more: pa.DataType) -> pa.Schema:
+    """Columns by their names, as Spark writes them."""
+    kinds = {pa.string(): texts, INT: numbers, pa.bool_(): flags}
+    named = [(name, kind) for kind, names in kinds.items() for name in names.split()]
+    return pa.schema([*named, *more.items()])
+
+
+SCHEMAS = {
+    "gold/traffic": schema(
+        "protocol destination",
+        "minute messages sends publishes requests responses bytes errors latency_max_us",
+        histogram=HISTOGRAM,
+    ),
+    "gold/conversations": schema(
+        "node connection direction protocol destination correlation outcome",
+        "asked answered latency_us request_bytes response_bytes",
+    ),
+    "gold/sessions": schema(
+        "session protocol connector_address acceptor_address ended error",
+        "connections opened last handshake_us messages_forward messages_backward bytes_forward "
+        "bytes_backward gap_bytes violations",
+        "late",
+        acceptor_port=pa.int32(),
+    ),
+    "gold/topology": schema("source target protocol kind destination", "messages bytes"),
+    "gold/accounting": schema(
+        "node connection direction protocol", " ".join(("seen", *PARTS, "missing"))
+    ),
+    "silver/violations": schema(
+        "node connection direction protocol error reason", "offset length time"
+    ),
+    "silver/directions": schema(
+        "node connection direction connector_address acceptor_address", acceptor_port=pa.int32()
+    ),
+    "silver/messages": schema(
+        "protocol destination kind status", "time payload_length", flags="intact"
+    ),
+    "gold/deliveries": schema(
+        "node destination connection protocol producer_protocol outcome detail",
+        "id accepted delivered latency_us attempts",
+        "late lost doubled",
+    ),
+    "gold/reconciliation": schema(
+        "node connection protocol destination kind way verdict", "id time"
+    ),
+}
+SCHEMAS["open/sessions"] = SCHEMAS["gold/sessions"]
+SCHEMAS["open/conversations"] = SCHEMAS["gold/conversations"]
+SCHEMAS["open/deliveries"] = SCHEMAS["gold/deliveries"]
+
+Rows = list[dict[str, Any]]
+
+
+def put(root: Path, name: str, rows: Rows) -> None:
+    """A table like Spark writes it: in parts, and with a file that is none."""
+    folder = root / name
+    folder.mkdir(parents=True)
+    (folder / "_SUCCESS").touch()
+    for part in range(2):
+        table = pa.Table.from_pylist(rows[part::2], schema=SCHEMAS[name])
+        pq.write_table(table, folder / f"part-{part}.parquet")
+
+
+PEERS = {"emp": 5040, "emqp": 47291, "relink": 7350, "epoxy": 25188, "micromsg2": 7360}
+
+
+def traffic_rows(minutes: int) -> Rows:
+    random = Random(7)
+    return [
+        {
+            "minute": START + minute * MINUTE,
+            "protocol": protocol,
+            "destination": destination,
+            "messages": (number := random.randrange(20, 60 + minute)),
+            "sends": 0,
+            "publishes": 0,
+            "requests": number // 2,
+            "responses": number - number // 2,
+            "bytes": number * 300,
+            "errors": 1 if minute % 7 == 0 else 0,
+            "latency_max_us": 40_000,
+            "histogram": [{"bucket": 120 + place, "count": 9 - place} for place in range(9)],
+        }
+        for minute in range(minutes)
+        for protocol in PEERS
+        for destination in ("service/price", "service/stock")
+    ]
+
+
+def conversation(number: int, **more: Any) -> dict[str, Any]:
+    asked = START + number * 1000
+    return {
+        "node": "n",
+        "connection": f"c{number}",
+        "direction": "forward",
+        "protocol": "emp",
+        "destination": "service/price",
+        "correlation": str(number),
+        "asked": asked,
+        "answered": asked + number * 10,
+        "latency_us": number * 10,
+        "request_bytes": 100,
+        "response_bytes": 200,
+        "outcome": "success",
+        **more,
+    }
+
+
+def session(number: int, protocol: str, **more: Any) -> dict[str, Any]:
+    return {
+        "session": f"{protocol}-{number}",
+        "protocol": protocol,
+        "connections": 1,
+        "connector_address": f"10.0.0.{number}",
+        "acceptor_address": "10.1.0.1",
+        "acceptor_port": PEERS[protocol],
+        "opened": START + number * MINUTE,
+        "last": START + (number + 20) * MINUTE,
+        "late": False,
+        "handshake_us": 500,
+        "messages_forward": 10,
+        "messages_backward": 10,
+        "bytes_forward": 1000 + number,
+        "bytes_backward": 2000,
+        "gap_bytes": 0,
+        "violations": None,
+        "ended": "goodbye",
+        "error": None,
+        **more,
+    }
+
+
+def edge(source: str, target: str, protocol: str, destination: str) -> dict[str, Any]:
+    return {
+        "source": source,
+        "target": target,
+        "protocol": protocol,
+        "kind": "request",
+        "destination": destination,
+        "messages": 100,
+        "bytes": 30_000,
+    }
+
+
+def account(number: int, protocol: str | None, **parts: int) -> dict[str, Any]:
+    return {
+        **dict.fromkeys((*PARTS, "missing"), 0),
+        "node": "n",
+        "connection": f"c{number}",
+        "direction": "forward",
+        "protocol": protocol,
+        "seen": sum(parts.values()),
+        **parts,
+    }
+
+
+def violation(number: int, reason: str) -> dict[str, Any]:
+    return {
+        "node": "n",
+        "connection": f"c{number}",
+        "direction": "backward" if number % 2 else "forward",
+        "protocol": "epoxy",
+        "offset": 12,
+        "length": 8,
+        "time": START + number,
+        "error": "malformed",
+        "reason": reason,
+    }
+
+
+def write_tables(root: Path, minutes: int = 90) -> Path:
+    """Every table, with known numbers and with text that would like to be HTML."""
+    put(root, "gold/traffic", traffic_rows(minutes))
+    failures = [
+        conversation(901, outcome="out_of_stock", destination="service/stock"),
+        conversation(902, outcome=EVIL, destination=EVIL, protocol="relink"),
+        *(
+            conversation(910 + n, outcome="unanswered", answered=None, latency_us=None)
+            for n in range(3)
+        ),
+    ]
+    put(root, "gold/conversations", [*map(conversation, range(1, 101)), *failures])
+    put(root, "open/conversations", [conversation(1, answered=None, outcome=None)])
+    held = [session(n, protocol) for protocol in PEERS for n in range(1, 31)]
+    troubled = [
+        session(40, "epoxy", violations=3, ended="error", error=EVIL, gap_bytes=0),
+        session(41, "emp", gap_bytes=777, ended="fin"),
+        session(42, "relink", ended="reset"),
+    ]
+    put(root, "gold/sessions", held + troubled)
+    put(root, "open/sessions", [session(50, "emp", ended="open")])
+    edges = [
+        pair
+        for protocol, port in PEERS.items()
+        for n in range(30)
+        for pair in (
+            edge(f"10.0.0.{n}", f"10.1.0.1:{port}", protocol, f"service/{n % 4}"),
+            edge(f"10.1.0.1:{port}", f"10.0.0.{n}", protocol, f"service/{n % 4}"),
+        )
+    ]
+    put(root, "gold/topology", [*edges, edge("fd00::1", "fd00::2:5040", "emp", EVIL)])
+    parts = {"frames": 900, "violations": 8, "gaps": 50, "unread": 42}
+    accounts = [account(n, protocol, frames=1000 + n) for n, protocol in enumerate(PEERS)]
+    accounts += [account(90, "epoxy", **parts), account(91, None, unknown=70)]
+    put(root, "gold/accounting", [*accounts, account(92, "tls", encrypted=400)])
+    put(root, "silver/violations", [violation(n, f"reason {n % 2} {EVIL}") for n in range(3)])
+    ends = {"connector_address": "10.9.9.9", "acceptor_address": "10.1.0.1", "acceptor_port": 25188}
+    directions = [
+        {"node": "n", "connection": f"c{n}", "direction": direction, **ends}
+        for n in range(10)
+        for direction in ("forward", "backward")
+    ]
+    put(root, "silver/directions", directions)
+    put_hub(root)
+    return root
+
+
+def put_hub(root: Path) -> None:
+    """What the hub's own record says."""
+    fixed = {"node": "n", "protocol": "emqp", "producer_protocol": "emp", "connection": "c"}
+    times = {"accepted": START, "delivered": START + 10, "latency_us": 20, "attempts": 1}
+    fine = {"late": False, "lost": False, "doubled": False, "outcome": "settled"}
+    good = {"destination": "queue/jobs", **fixed, **times, **fine}
+    deliveries = [{**good, "id": n} for n in range(50)]
+    lost = {"lost": True, "destination": EVIL, "outcome": "dropped", "detail": EVIL}
+    deliveries.append({**good, **lost, "id": 50, "latency_us": None})
+    put(root, "gold/deliveries", deliveries)
+    waiting = {"protocol": None, "outcome": "waiting", "late": True, "doubled": True}
+    put(root, "open/deliveries", [{**good, **waiting, "id": 51, "latency_us": None}])
+    verdicts = ["equal"] * 40 + ["missing on the wire"] * 2 + ["missing in the ledger", "uncertain"]
+    passage = {"node": "n", "connection": "c", "protocol": "emqp", "kind": "send", "way": "in"}
+    compared = [
+        {**passage, "id": n, "destination": EVIL, "verdict": verdict, "time": START}
+        for n, verdict in enumerate(verdicts)
+    ]
+    put(root, "gold/reconciliation", compared)
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tables(tmp_path_factory.mktemp("tables"))
+
+
+@pytest.fixture(scope="module")
+def page(tables: Path) -> Path:
+    target = tables / "report.html"
+    write_report(str(tables), target, made_us=START)
+    return target
+
+
+# ------------------------------------------------------------------------------- what it says
+
+
+def test_facts_of_known_tables(tables: Path) -> None:
+    facts = gather(Tables(str(tables)))
+    rows = traffic_rows(90)
+    assert facts.traffic is not None and facts.calls is not None and facts.sessions is not None
+    assert facts.traffic.total_messages == sum(row["messages"] for row in rows)
+    assert facts.traffic.total_errors == sum(row["errors"] for row in rows)
+    assert (facts.calls.answered, facts.calls.failed, facts.calls.unanswered) == (102, 2, 3)
+    assert facts.calls.waiting == 1 and facts.calls.slowest[0]["latency_us"] == 9020
+    assert (facts.sessions.total, facts.sessions.troubled_count) == (154, 3)
+    assert facts.sessions.troubled[0]["session"] == "epoxy-40"
+    assert facts.accounts is not None and facts.accounts.total("seen") == 6480
+    assert facts.deliveries is not None and facts.reconciliation is not None
+    assert (facts.deliveries.lost, facts.deliveries.late, facts.deliveries.doubled) == (1, 1, 1)
+    assert facts.deliveries.took is not None and facts.deliveries.took.count == 50
+    assert facts.deliveries.outcomes == {"settled": 50, "dropped": 1, "waiting": 1}
+    assert (facts.reconciliation.missing, facts.reconciliation.total) == (3, 44)
+
+
+def test_latencies_add_up_over_rows(tables: Path) -> None:
+    found = gather(Tables(str(tables))).latencies
+    assert found is not None
+    rows = traffic_rows(90)
+    assert found.all.count == 45 * len(rows)
+    assert found.all.longest == 40_000
+    # Half of 45 are in the first three buckets, 9 + 8 + 7 of them.
+    assert found.all.p50 == highest_of(122) and found.by_protocol["emp"].p50 == highest_of(122)
+    assert found.all.p99 == highest_of(128)
+    assert all(each == found.over_time[0] for each in found.over_time if each is not None)
+
+
+def test_blame_goes_to_who_sent_it(tables: Path) -> None:
+    suspects = gather(Tables(str(tables))).suspects
+    found = [(each.party, each.charge, each.count) for each in suspects]
+    assert found[0] == (EVIL, "lost deliveries", 1)
+    assert ("10.9.9.9", "broke the protocol", 2) in found
+    assert ("10.1.0.1:25188", "broke the protocol", 1) in found
+    assert ("service/price", "left unanswered", 3) in found
+    assert ("service/stock", "answered with an error", 1) in found
+
+
+def test_doors_are_told_from_hosts(tables: Path) -> None:
+    topology = gather(Tables(str(tables))).topology
+    assert topology is not None
+    doors = {row["door"] for row in topology.links}
+    assert doors == {f"10.1.0.1:{port}" for port in PEERS.values()} | {"fd00::2:5040"}
+    # Both directions between two of them are one link.
+    assert {row["messages"] for row in topology.links if row["protocol"] != "emp"} == {200}
+
+
+def test_the_page_has_every_section(page: Path) -> None:
+    html = page.read_text()
+    sections = re.findall(r'<section id="(\w+)">', html)
+    assert len(sections) == len(set(sections)) == 12
+    for target in re.findall(r'href="#(\w+)"', html):
+        assert target in sections
+    for words in ("What was said?", "How long did it take?", "What got lost?", "Who is to blame?"):
+        assert words in html
+    assert "6,480 bytes were seen, and every one is accounted for" in html
+
+
+def test_a_short_recording_is_counted_by_its_messages(tmp_path: Path) -> None:
+    put(tmp_path, "gold/traffic", traffic_rows(1))
+    said = {"protocol": "emp", "destination": "queue/a", "kind": "send", "payload_length": 5}
+    rows = [{**said, "time": START + n * 1000, "status": None, "intact": n > 1} for n in range(90)]
+    put(tmp_path, "silver/messages", rows)
+    facts = gather(Tables(str(tmp_path)))
+    assert facts.clock is not None and facts.traffic is not None
+    assert (facts.clock.width_us, facts.clock.count) == (1000, 90)
+    assert facts.traffic.messages == {"emp": [1] * 90}
+    assert facts.damaged_payloads == 2
+
+
+def test_little_is_enough(tmp_path: Path) -> None:
+    put(tmp_path, "gold/accounting", [])
+    facts = write_report(str(tmp_path), tmp_path / "r.html", made_us=START)
+    assert facts.tables == {"gold.accounting": 0}
+    assert "Nothing could be said about" in (tmp_path / "r.html").read_text()
+
+
+def test_a_table_without_files_has_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "silver" / "violations").mkdir(parents=True)
+    (tmp_path / "silver" / "violations" / "_SUCCESS").touch()
+    facts = write_report(str(tmp_path), tmp_path / "r.html", made_us=START)
+    assert facts.violations is not None and facts.violations.total == 0
+
+
+def test_a_report_of_a_real_run(from_tap: Made, tmp_path: Path) -> None:
+    facts = write_report(str(from_tap.folder), tmp_path / "r.html", made_us=START)
+    assert facts.traffic is not None and facts.accounts is not None and facts.calls is not None
+    messages = from_tap.rows("silver/messages")
+    assert facts.traffic.total_messages == len(messages)
+    assert facts.accounts.total("seen") == from_tap.summary.seen
+    answered = [row for row in from_tap.rows("gold/conversations") if row["answered"] is not None]
+    assert facts.calls.answered == len(answered)
+    assert facts.latencies is not None and facts.latencies.all.count == len(answered)
+
+
+# ---------------------------------------------------------------- nothing in it obeys a peer
+
+
+class Elements(HTMLParser):
+    """The elements and attributes that a browser would see."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+
+def test_text_of_peers_stays_text(page: Path) -> None:
+    html = page.read_text()
+    found = Elements(html)
+    assert found.tags.count("script") == 1 and "img" not in found.tags
+    assert not [name for name, _ in found.attributes if name.startswith("on")]
+    assert "&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt;" in html
+    assert "\u202e" not in html and "\x00" not in html and "\\x202e" in html
+
+
+def test_the_page_needs_nothing_but_itself(page: Path) -> None:
+    html = page.read_text()
+    assert not re.search(r"https?://|@import|url\(", html)
+    found = Elements(html)
+    links = [value or "" for name, value in found.attributes if name in ("href", "src", "action")]
+    assert links and all(link.startswith("#") for link in links)
+    assert not {"link", "iframe", "object", "embed", "base", "form"} & set(found.tags)
+
+
+def test_only_our_script_may_run(page: Path) -> None:
+    assert re.search(
+        r"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-[\w+/=]{44}'\"",
+        page.read_text(),
+    )
+
+
+# ------------------------------------------------------------------------------- its parts
+
+
+def test_buckets_are_those_of_the_pipeline(spark: SparkSession) -> None:
+    values = [*range(70), *(2**bit + more for bit in range(6, 62) for more in (-1, 0, 1))]
+    column = F.col("value")
+    bucket = histogram.bucket_of(column)
+    rows = spark.createDataFrame(pa.table({"value": values})).select(
+        column, bucket.alias("bucket"), histogram.highest_of(bucket).alias("highest")
+    )
+    expected = {row.value: (row.bucket, row.highest) for row in rows.collect()}
+    found = dict(zip(values, buckets_of(pa.array(values, INT)).to_pylist(), strict=True))
+    assert {value: (b, highest_of(b)) for value, b in found.items()} == expected
+    assert all(lowest_of(b) <= value <= highest_of(b) for value, b in found.items())
+
+
+def test_percentiles_are_bounded_by_the_longest() -> None:
+    assert percentiles({100: 100}, None) == [highest_of(100)] * 4
+    assert percentiles({100: 100}, lowest_of(100)) == [lowest_of(100)] * 4
+    assert percentiles({1: 99, 5: 1}, 5) == [1, 1, 1, 1]
+    assert percentiles({1: 98, 5: 2}, 5) == [1, 1, 1, 5]
+
+
+def test_the_parts_of_bytes_are_those_of_the_pipeline() -> None:
+    assert PARTS == accounting.PARTS
+
+
+def test_the_verdicts_are_those_of_the_pipeline() -> None:
+    assert tuple(_VERDICTS) == reconciliation.VERDICTS
+    assert MISSING == (reconciliation.MISSING_ON_WIRE, reconciliation.MISSING_IN_LEDGER)
+
+
+def batch(**columns: list[Any]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def test_a_tally_keeps_the_largest_within_its_limit() -> None:
+    tally = Tally(("key",), ("count",), most=("top",), limit=10)
+    for turn in range(50):
+        keys = ["large", None, *(f"small {turn * 9 + n}" for n in range(9))]
+        tally.add(batch(key=keys, count=[100, 50, *([1] * 9)], top=[turn] * 11))
+    first, second, *_ = tally.rows()
+    assert (first["key"], first["count"], first["top"]) == ("large", 5000, 49)
+    assert (second["key"], second["count"]) == (None, 2500)
+    assert len(tally.rows()) <= 10 and len(tally) >= 20
+
+
+def test_the_highest_of_many_pieces() -> None:
+    highest = Highest(3, ("value", "descending"), ("name", "ascending"))
+    for start in range(0, 30, 10):
+        highest.add(batch(value=[*range(start, start + 10), None], name=["x"] * 11))
+    assert [row["value"] for row in highest.rows()] == [29, 28, 27]
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (duration(0), "0 µs"),
+        (duration(999.6), "1.00 ms"),
+        (duration(1_240), "1.24 ms"),
+        (duration(999_600), "1.00 s"),
+        (duration(59_996_000), "1 min 0 s"),
+        (duration(12_000_000_000), "3 h 20 min"),
+        (duration(187_200_000_000), "2 d 4 h"),
+        (duration(None), "–"),
+        (size(1023), "1023 B"),
+        (size(1536), "1.5 KiB"),
+        (amount(950), "950"),
+        (amount(1_234), "1.2 k"),
+        (amount(999_999), "1 M"),
+        (share(1, 1_000_000), "< 0.01 %"),
+        (share(999_999, 1_000_000), "> 99.99 %"),
+        (share(5, 5), "100 %"),
+        (share(0, 0), "0 %"),
+        (moment(START), "2026-09-21 14:14:00"),
+        (moment(10**18), f"{10**18} µs"),
+        (text(""), '<span class="none">–</span>'),
+        (text("a<b\n"), "a&lt;b\\x0a"),
+    ],
+)
+def test_numbers_in_words(found: str, expected: str) -> None:
+    assert found == expected
+
+
+def test_long_text_is_cut_and_whole_in_its_tooltip() -> None:
+    assert text("x" * 90) == "x" * 90
+    assert text("x" * 91) == f'<span title="{"x" * 91}">{"x" * 89}…</span>'
+    assert len(text("x" * 10**6)) < 1200
+
+
+@pytest.mark.parametrize("highest", [0.003, 1, 3, 7, 10, 99, 1000, 1024, 123_456, 10**12])
+def test_an_axis_holds_what_is_on_it(highest: float) -> None:
+    top, marks = _scale(highest)
+    assert top >= highest * 0.999 and marks[0] == 0 and marks[-1] == pytest.approx(top)
+    assert 2 <= len(marks) <= 6
+    place, marks = _decades(highest, highest * 30)
+    assert 0 <= place(highest) <= place(highest * 30) <= 1 and 1 < len(marks) <= 8
+
+
+# ---------------------------------------------------------------------------------- errors
+
+
+def test_no_input_is_said(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "hub" / "wire").mkdir(parents=True)
+    for name, says in (
+        ("nothing", "does not exist"),
+        ("empty", "there are no tables"),
+        ("hub", "is what a hub recorded"),
+    ):
+        with pytest.raises(InvalidInput, match=says):
+            write_report(str(tmp_path / name), tmp_path / "r.html", made_us=START)
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_tables_of_another_make_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "gold" / "traffic").mkdir(parents=True)
+    pq.write_table(pa.table({"minute": [START]}), tmp_path / "gold" / "traffic" / "a.parquet")
+    with pytest.raises(InvalidInput, match=r"gold\.traffic .* has no column 'protocol'"):
+        write_report(str(tmp_path), tmp_path / "r.html", made_us=START)
+
+
+def test_damage_is_said_in_a_line_and_leaves_the_old_report(tmp_path: Path) -> None:
+    put(tmp_path, "gold/traffic", traffic_rows(2))
+    (tmp_path / "gold" / "traffic" / "part-0.parquet").write_bytes(b"PAR1 no more")
+    (tmp_path / "r.html").write_text("old")
+    with pytest.raises(InvalidInput, match=r"can't read gold\.traffic: ") as caught:
+        write_report(str(tmp_path), tmp_path / "r.html", made_us=START)
+    assert "\n" not in str(caught.value)
+    assert (tmp_path / "r.html").read_text() == "old"
+
+
+def test_a_page_that_cannot_be_written_is_said(tables: Path, tmp_path: Path) -> None:
+    for target, says in ((tmp_path, "is a folder"), (tmp_path / "no" / "r.html", "no folder")):
+        with pytest.raises(PipelineError, match=says):
+            write_report(str(tables), target, made_us=START)
+
+
+# ------------------------------------------------------------------------------ the program
+
+
+def crosswire(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([CROSSWIRE, "report", *arguments], capture_output=True, text=True)
+
+
+def test_the_command(tables: Path, tmp_path: Path) -> None:
+    target = tmp_path / "r.html"
+    done = crosswire("--input", tables, "--output", target, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    said = json.loads(done.stdout)
+    assert said["output"] == str(target) and said["requests"]["unanswered"] == 3
+    assert said["deliveries"] == {"total": 52, "late": 1, "lost": 1, "doubled": 1}
+    assert target.read_text().startswith("<!doctype html>")
+    assert target.stat().st_mode & 0o044
+
+
+def test_the_command_reads_urls_and_explains_itself(tables: Path, tmp_path: Path) -> None:
+    done = crosswire("--input", f"file://{tables}", "--output", tmp_path / "r.html")
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path}/r.html\n")
+    done = crosswire("--input", tmp_path / "nope", "--output", tmp_path / "r.html")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"crosswire report: {tmp_path}/nope does not exist\n"
+
+
+# ------------------------------------------------------------------------------ in a browser
+
+
+@pytest.fixture(scope="module")
+def chromium() -> str:
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if found := shutil.which(name):
+            return found
+    why = "no browser to look at the report with: apt-get install chromium"
+    if os.environ.get("CI"):
+        pytest.fail(why)
+    pytest.skip(why)
+
+
+@pytest.fixture
+def browse(chromium: str, tmp_path: Path) -> Iterator[Any]:
+    def show(page: Path) -> tuple[str, list[str]]:
+        """The page as the browser has it in the end, and what it said on the console."""
+        options = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run")
+        quiet = ("--disable-background-networking", "--disable-dev-shm-usage", "--dump-dom")
+        home = f"--user-data-dir={tmp_path / 'profile'}"
+        done = subprocess.run(
+            [chromium, *options, *quiet, home, "--enable-logging=stderr", f"file://{page}"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+    yield show
+
+
+def test_a_browser_has_nothing_to_complain_about(page: Path, browse: Any) -> None:
+    shown, complaints = browse(page)
+    assert complaints == []
+    assert shown.count("<section") == 12 and 'id="tip"' in shown
+
+
+def test_a_browser_refuses_any_other_script(page: Path, browse: Any, tmp_path: Path) -> None:
+    other = tmp_path / "other.html"
+    added = "<script>document.title = 'taken over'</script></body>"
+    other.write_text(page.read_text().replace("</body>", added))
+    shown, complaints = browse(other)
+    assert len(complaints) == 1 and "Content Security Policy" in complaints[0]
+    assert "<title>taken over" not in shown
+
+
+def test_a_click_sorts_a_table(page: Path, browse: Any, tmp_path: Path) -> None:
+    clicks = """<script>
+      const [table] = document.querySelectorAll("#destinations table");
+      const column = (n) => [...table.tBodies[0].rows].map((row) => row.cells[n].textContent);
+      const button = (n) => table.querySelectorAll("th button")[n];
+      const seen = [];
+      for (const n of [1, 2, 2]) { button(n).click(); seen.push(column(n)); }
+      document.getElementById("theme").click();
+      document.title = JSON.stringify([seen, document.documentElement.dataset.theme]);
+    </script></body>"""
+    html = re.sub(r"<meta http-equiv=[^>]*>", "", page.read_text())
+    (tmp_path / "clicks.html").write_text(html.replace("</body>", clicks))
+    shown, complaints = browse(tmp_path / "clicks.html")
+    assert complaints == []
+    said = re.search(r"<title>(.*?)</title>", shown)
+    assert said is not None
+    (names, falling, rising), theme = json.loads(said[1])
+    assert names == sorted(names, key=str.casefold) and len(set(names)) == 5
+    numbers = [int(each.replace(",", "")) for each in falling]
+    assert numbers == sorted(numbers, reverse=True) and len(set(numbers)) > 5
+    assert rising == falling[::-1]
+    assert theme in ("dark", "light")
