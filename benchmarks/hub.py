@@ -1,23 +1,29 @@
 """What a hub costs and how fast it is, on real sockets, beside what it replaces.
 
-Every row starts its servers as programs of their own, puts the same load on each of them, one after
-the other in one run, and prints ratios: they say more than figures of a machine that is shared.
+Every row starts its servers as programs of their own, puts a load on them from processes of their
+own, which share the machine, and says what the hub's CPU time was for each message: on a machine
+that others use too, that is the figure to go by. CPU time is that of all threads of the server.
 
-    python benchmarks/hub.py [--only emqp] [--requests 20000] [--eventmq PYTHON]
+    python benchmarks/hub.py [--only emqp] [--scale 1.0] [--eventmq PYTHON]
 
-eMQP: REQUESTs from a client to a worker, both on pyzmq in this process, which shares the machine
-with the server; EventMQ's own router is taken from `.venv-eventmq`, which the tests of
-interoperability make. CPU time is that of all threads of the server.
+eMQP     REQUESTs from a client to a worker, both on pyzmq in this process; EventMQ's own router is
+         taken from `.venv-eventmq`, which the tests of interoperability make
+topics   one publisher, one subscriber or a hundred, nothing on disk
+queues   sent, on disk, delivered and settled; ledger and messages table are on
+latency  one at a time, beside the disk's own fsync
+calls    from one protocol to another and back, one at a time
+memory   connections that say nothing
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import resource
 import socket
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -26,10 +32,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from crosswire.cli.bench.contract import Line, Part, Work, producer_of
+from crosswire.cli.bench.hub import StartedHub, started_hub
+from crosswire.cli.bench.run import Figures as Loaded
+from crosswire.cli.bench.run import load, one_at_a_time
+from crosswire.listeners import PLAIN_LISTENERS
+from crosswire.wire.contract import Connection, ConnectionOpened
+from crosswire.wire.emp.connection import EmpConnection
+from crosswire.wire.emp.events import RequestReceived, ResponseReceived
+from crosswire.wire.micromsg2.connection import MicroMsg2Connection
+from crosswire.wire.micromsg2.events import MessageReceived, Opened
+from crosswire.wire.micromsg2.extensions import Offer, batch_ack
+from crosswire.wire.micromsg2.values import Extension
+
 WINDOW = 256
 BODY_BYTES = 128
 WARM_UP = 2000
 LATENCIES = 2000
+REQUESTS = 20_000
+CONNECTIONS = 1000
+NOT_DURABLE = "[topics.bench]\ndurable = false\n"
 EMQP_DOORS = ("emqp-clients", "emqp-workers")
 VERSION = b"eMQP/1.0"
 
@@ -79,17 +101,8 @@ def _running(command: list[str]) -> Iterator[tuple[int, Any]]:
 @contextmanager
 def crosswire(*doors: str) -> Iterator[Program]:
     """A hub with these listeners, in a directory of its own."""
-    from crosswire.config import LISTENERS
-
-    with tempfile.TemporaryDirectory(prefix="crosswire-bench-") as folder:
-        listen = [f"{name}=127.0.0.1:0" if name in doors else f"{name}=off" for name in LISTENERS]
-        command = [str(Path(sys.executable).with_name("crosswire")), "serve", "--json"]
-        command += ["--data", folder]
-        for each in listen:
-            command += ["--listen", each]
-        with _running(command) as (pid, said):
-            ports = {name: int(at.rpartition(":")[2]) for name, at in said["listen"].items()}
-            yield Program(pid, ports)
+    with started_hub(*doors) as hub:
+        yield Program(hub.pid, hub.ports)
 
 
 @contextmanager
@@ -231,13 +244,13 @@ def emqp(options: argparse.Namespace) -> None:
     genuine: Figures | None = None
     if python.exists():
         with eventmq(python) as program:
-            genuine = _emqp_figures(program, b"", options.requests // 4)
+            genuine = _emqp_figures(program, b"", _scaled(REQUESTS // 4, options))
         _print("EventMQ 0.3.13, its router", genuine, None)
     else:
         print(f"  no EventMQ to compare with: {python} is not there")
     for label, headers in (("crosswire", b""), ("crosswire, guarantee (fsync)", b"guarantee")):
         with crosswire(*EMQP_DOORS) as program:
-            figures = _emqp_figures(program, headers, options.requests)
+            figures = _emqp_figures(program, headers, _scaled(REQUESTS, options))
         _print(label, figures, genuine)
     print("  goals: CPU at most 1/10, 4 × the requests/s (3 × with guarantee), p50 at most 1/2")
 
@@ -254,17 +267,217 @@ def _print(label: str, figures: Figures, genuine: Figures | None) -> None:
     print(line)
 
 
+# ------------------------------------------------------------------------------ topics, queues
+
+
+@contextmanager
+def _hub_for(via: str, config: str = "") -> Iterator[StartedHub]:
+    doors = [name for name in PLAIN_LISTENERS if name.partition("-")[0] == via]
+    with started_hub(*doors, config=config) as hub:
+        yield hub
+
+
+def _scaled(count: int, options: argparse.Namespace) -> int:
+    return max(int(count * options.scale), 100)
+
+
+def _row(label: str, figures: Loaded, goal: int) -> None:
+    assert figures.cpu_us is not None
+    line = f"  {label:<44}{figures.per_second:>9,.0f}/s {figures.cpu_us:>7.2f} µs CPU"
+    line += f" ({1e6 / figures.cpu_us:>9,.0f}/s of a core)"
+    if goal:
+        line += f"   goal {goal:>7,}/s: {figures.per_second / goal:.2f} ×"
+    print(line, flush=True)
+
+
+def topics(options: argparse.Namespace) -> None:
+    print(f"Topics that are not durable, {BODY_BYTES} bytes")
+    for via, count, window, goal in (
+        ("micromsg2", 200_000, 4000, 150_000),
+        ("relink", 200_000, 1000, 150_000),
+        ("emp", 40_000, 1000, 40_000),
+        ("emqp", 40_000, 1000, 0),
+        ("epoxy", 20_000, 1000, 0),
+    ):
+        with _hub_for(via, NOT_DURABLE) as hub:
+            work = Work(
+                via=via, destination="topic/bench", ports=hub.ports, window=window, durable=False
+            )
+            figures = load(work, _scaled(count, options), hub.cpu_s)
+        _row(f"{via}, 1 → 1", figures, goal)
+    for via in ("micromsg2", "relink"):
+        with _hub_for(via, NOT_DURABLE) as hub:
+            work = Work(
+                via=via, destination="topic/bench", ports=hub.ports, consumers=100, durable=False
+            )
+            figures = load(work, _scaled(10_000, options), hub.cpu_s)
+        _row(f"{via}, 1 → 100, deliveries", figures, 300_000)
+
+
+def queues(options: argparse.Namespace) -> None:
+    print(f"Durable queues, {BODY_BYTES} bytes, 1,000 under way: sent, fsynced, delivered, settled")
+    for via, count, goal in (
+        ("relink", 100_000, 40_000),
+        ("micromsg2", 100_000, 40_000),
+        ("emp", 40_000, 0),
+        ("emqp", 40_000, 0),
+        ("epoxy", 20_000, 0),
+    ):
+        with _hub_for(via) as hub:
+            work = Work(via=via, destination="queue/bench", ports=hub.ports)
+            figures = load(work, _scaled(count, options), hub.cpu_s)
+        _row(via, figures, goal)
+
+
+# ------------------------------------------------------------------------------------- latency
+
+
+def _fsync_us(count: int = 300) -> float:
+    """The median of what the disk takes for a small record."""
+    times = []
+    with tempfile.NamedTemporaryFile(prefix="crosswire-bench-") as file:
+        for _ in range(count):
+            os.write(file.fileno(), b"x" * 300)
+            started = time.perf_counter()
+            os.fdatasync(file.fileno())
+            times.append(time.perf_counter() - started)
+    return 1e6 * statistics.median(times)
+
+
+def latency(options: argparse.Namespace) -> None:
+    print("Durable queues, one at a time, p50")
+    for via in ("relink", "micromsg2", "emp"):
+        with _hub_for(via) as hub:
+            work = Work(via=via, destination="queue/bench", ports=hub.ports, window=10)
+            before = _fsync_us()
+            found = one_at_a_time(work, _scaled(500, options))
+            disk_us = (before + _fsync_us()) / 2
+        print(
+            f"  {via:<12}{found.answered_us:>8.0f} µs acknowledged {found.delivered_us:>8.0f} µs "
+            f"delivered; the disk's fsync {disk_us:>6.0f} µs: "
+            f"{found.answered_us / disk_us:.1f} × (goal 2.0)",
+            flush=True,
+        )
+
+
+class _Emp(Part):
+    listener = "emp"
+
+    def connect(self, now: float) -> Connection:
+        self.wire = EmpConnection("client", now)
+        return self.wire
+
+    def open(self, line: Line) -> None:
+        line.wait_for(ConnectionOpened)
+
+    def serve(self, line: Line) -> None:
+        self.wire.send_request("$serve", b'{"services":["echo"]}')
+        line.write()
+        line.wait_for(ResponseReceived)
+
+    def ask(self) -> None:
+        self.wire.send_request("echo", b'{"x":1}')
+
+    def answer(self, line: Line) -> None:
+        self.wire.send_success(line.wait_for(RequestReceived).id, b'{"y":2}')
+
+    def hear(self, line: Line) -> None:
+        assert line.wait_for(ResponseReceived).succeeded
+
+
+class _MicroMsg2(Part):
+    listener = "micromsg2"
+
+    def connect(self, now: float) -> Connection:
+        offer = Offer(required=(Extension("pub-sub", {}), batch_ack(100)))
+        self.wire = MicroMsg2Connection("client", now, offer=offer)
+        return self.wire
+
+    def open(self, line: Line) -> None:
+        line.wait_for(Opened)
+
+    def serve(self, line: Line) -> None:
+        self.wire.send_serve("service/echo")
+        line.write()
+        time.sleep(0.2)  # it has no answer
+
+    def ask(self) -> None:
+        self.wire.send_message("service/echo", b'{"x":1}', {"reply-to": "reply/me"})
+
+    def answer(self, line: Line) -> None:
+        asked = line.wait_for(MessageReceived)
+        self.wire.send_message(str(asked.properties["reply-to"]), b'{"y":2}')
+        self.wire.acknowledge(asked.sequence)
+
+    def hear(self, line: Line) -> None:
+        answer = line.wait_for(MessageReceived)
+        assert "error" not in answer.properties, answer
+        self.wire.acknowledge(answer.sequence)
+
+
+def calls(options: argparse.Namespace) -> None:
+    print("A call from one protocol to another and back, one at a time, p50")
+    for label, caller, provider in (
+        ("EMP calls MicroMsg2", _Emp, _MicroMsg2),
+        ("MicroMsg2 calls EMP", _MicroMsg2, _Emp),
+    ):
+        with started_hub("emp", "micromsg2") as hub:
+            work = Work(via="emp", destination="service/echo", ports=hub.ports)
+            asking, serving = caller(work), provider(work)
+            calling, answering = Line(work, asking), Line(work, serving)
+            serving.serve(answering)
+            times = []
+            for _ in range(_scaled(LATENCIES, options)):
+                started = time.perf_counter()
+                asking.ask()
+                calling.write()
+                serving.answer(answering)
+                answering.write()
+                asking.hear(calling)
+                times.append(time.perf_counter() - started)
+                calling.write()
+        found_us = 1e6 * statistics.median(times[len(times) // 10 :])
+        print(f"  {label:<24}{found_us:>6.0f} µs (goal 400)", flush=True)
+
+
+# -------------------------------------------------------------------------------------- memory
+
+
+def memory(_options: argparse.Namespace) -> None:
+    print(f"{CONNECTIONS:,} connections that say nothing")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4 * CONNECTIONS, most), most))
+    for via in ("emp", "emqp", "relink", "epoxy", "micromsg2"):
+        with _hub_for(via) as hub:
+            work = Work(via=via, destination="queue/bench", ports=hub.ports)
+            lines = [Line(work, producer_of(work)) for _ in range(20)]
+            before = hub.memory_bytes()
+            lines += [Line(work, producer_of(work)) for _ in range(CONNECTIONS)]
+            time.sleep(1.0)
+            each = (hub.memory_bytes() - before) / CONNECTIONS
+            for line in lines:
+                line.close()
+        print(f"  {via:<12}{each / 1024:>6.1f} KiB each (goal 40 KB)", flush=True)
+
+
 # ---------------------------------------------------------------------------------------- all
 
-SECTIONS: dict[str, Callable[[argparse.Namespace], None]] = {"emqp": emqp}
+SECTIONS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "emqp": emqp,
+    "topics": topics,
+    "queues": queues,
+    "latency": latency,
+    "calls": calls,
+    "memory": memory,
+}
 """What can be measured, by name; each prints its own rows."""
 
 
 def main() -> None:
     here = Path(__file__).parent.parent
     parser = argparse.ArgumentParser(description="Benchmarks of a whole hub.")
-    parser.add_argument("--only", choices=sorted(SECTIONS), action="append")
-    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--only", choices=SECTIONS, action="append")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the number of messages")
     parser.add_argument("--eventmq", default=here / ".venv-eventmq" / "bin" / "python")
     options = parser.parse_args()
     for name in options.only or SECTIONS:

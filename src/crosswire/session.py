@@ -143,10 +143,13 @@ class Session(asyncio.Protocol):
     # Our part.
 
     def _turn(self) -> None:
-        self._flush_planned = False
         if self._leaving:
+            self._flush_planned = False
             return
+        # Whatever the owner sends meanwhile is written below: it need not wake us for it.
+        self._flush_planned = True
         self._tell()
+        self._flush_planned = False
         outgoing = self.connection.data_to_send()
         if outgoing:
             if self.tap is not None:
@@ -172,6 +175,7 @@ class Session(asyncio.Protocol):
                 self._owner.handle_events(events)
         except Exception:
             self.connection.fail(CrosswireError("internal error"))
+            self._flush_planned = False
             self.wake()
             raise
 

@@ -318,7 +318,8 @@ async def fail_all(server: Server) -> list[Row]:
 
     async def stay_silent(question: Received) -> Answer:
         asked.put_nowait(question)
-        return await asyncio.get_running_loop().create_future()
+        never: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        return await never
 
     async with everybody(server) as callers:
         unknown = await asyncio.gather(*(_failure(each, "service/nobody") for each in callers))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
+import socket
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
 
 import msgspec
 
 from crosswire.errors import ClientError
+from crosswire.gateways.server import GATEWAYS
 from tests.cli.conftest import RunningHub, StartHub
 from tests.e2e.bridging import until
 from tests.e2e.parties import PARTIES, EmqpParty, Inbox, Party
@@ -88,19 +92,36 @@ class Traffic:
         return "\n".join(lines)
 
 
+def lasting_ports(count: int) -> Iterator[int]:
+    """Free ones that nobody is given for a connection of his own while the hub is away: a client
+    that keeps trying could even reach itself there."""
+    for port in random.sample(range(20_000, 32_000), 100 * count):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            count -= 1
+            yield port
+        if not count:
+            return
+
+
 class Mortal:
     """A hub that is killed and comes back, at the same addresses."""
 
     def __init__(self, start_hub: StartHub) -> None:
+        names = (*GATEWAYS, "http")
+        self.ports = dict(zip(names, lasting_ports(len(names)), strict=True))
         self._start_hub = start_hub
-        self.hub: RunningHub = start_hub()
-        self.ports = {name: self.hub.port(name) for name in self.hub.ready["listen"]}
+        self.hub = self._rise()
+
+    def _rise(self) -> RunningHub:
+        return self._start_hub(
+            *(f"--listen={name}=127.0.0.1:{port}" for name, port in self.ports.items())
+        )
 
     async def die_and_rise(self) -> None:
-        listen = [f"--listen={name}=127.0.0.1:{port}" for name, port in self.ports.items()]
         self.hub.process.send_signal(signal.SIGKILL)
         self.hub.process.wait(timeout=10)
-        self.hub = await asyncio.to_thread(self._start_hub, *listen)
+        self.hub = await asyncio.to_thread(self._rise)
 
 
 async def test_all_that_was_acknowledged_arrives(start_hub: StartHub) -> None:

@@ -541,6 +541,25 @@ async def test_a_call_outlives_the_connections(server: Server) -> None:
         assert await take_parts(caller) == (b"late",)
 
 
+async def test_answers_that_nobody_consumes_are_bounded(start_server: StartServer) -> None:
+    limits = ProtocolLimits(relink=RelinkLimits(unconsumed_bytes=100_000))
+    server = await start_server(limits=limits)
+    async with serving(server), client(server, "service/s") as caller:
+        with pytest.raises(ConnectionLost):
+            for _ in range(20):
+                await caller.sender().send(b"x" * 10_000)
+                await take(caller)
+
+
+async def test_many_calls_on_many_channels_are_answered(server: Server) -> None:
+    """More than may be open at a time; the caller consumes nothing before it has asked for all."""
+    async with serving(server), client(server, "service/s") as caller:
+        for number in range(3000):
+            await caller.sender(number % 10).send(b"%d" % number)
+        for number in range(3000):
+            assert await take_parts(caller, number % 10) == (b"%d" % number,)
+
+
 async def test_an_answer_to_nothing_ends_the_link(server: Server) -> None:
     async with client(server, "service/s?serve") as provider:
         await provider.sender().send(b"?")

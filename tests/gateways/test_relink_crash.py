@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from crosswire.clients.dial import Backoff
 from crosswire.clients.relink import Receiver, RelinkClient
@@ -49,7 +50,7 @@ class Hub:
         self.process.send_signal(signal.SIGTERM)
         return await self.process.wait()
 
-    def client(self, endpoint: str, **options: bool) -> RelinkClient:
+    def client(self, endpoint: str, **options: Any) -> RelinkClient:
         backoff = Backoff(first_s=0.02, most_s=0.2)
         return RelinkClient("127.0.0.1", self.port, endpoint, backoff=backoff, **options)
 

@@ -86,7 +86,7 @@ SCHEMAS = {
     "gold/deliveries": schema(
         "node destination connection protocol producer_protocol outcome detail",
         "id accepted delivered latency_us attempts",
-        "late lost doubled",
+        "late lost doubled intact",
     ),
     "gold/reconciliation": schema(
         "node connection protocol destination kind way verdict", "id time"
@@ -267,13 +267,19 @@ def put_hub(root: Path) -> None:
     """What the hub's own record says."""
     fixed = {"node": "n", "protocol": "emqp", "producer_protocol": "emp", "connection": "c"}
     times = {"accepted": START, "delivered": START + 10, "latency_us": 20, "attempts": 1}
-    fine = {"late": False, "lost": False, "doubled": False, "outcome": "settled"}
+    fine = {"late": False, "lost": False, "doubled": False, "intact": True, "outcome": "settled"}
     good = {"destination": "queue/jobs", **fixed, **times, **fine}
     deliveries = [{**good, "id": n} for n in range(50)]
     lost = {"lost": True, "destination": EVIL, "outcome": "dropped", "detail": EVIL}
     deliveries.append({**good, **lost, "id": 50, "latency_us": None})
     put(root, "gold/deliveries", deliveries)
-    waiting = {"protocol": None, "outcome": "waiting", "late": True, "doubled": True}
+    waiting = {
+        "protocol": None,
+        "outcome": "waiting",
+        "late": True,
+        "doubled": True,
+        "intact": False,
+    }
     put(root, "open/deliveries", [{**good, **waiting, "id": 51, "latency_us": None}])
     verdicts = ["equal"] * 40 + ["missing on the wire"] * 2 + ["missing in the ledger", "uncertain"]
     passage = {"node": "n", "connection": "c", "protocol": "emqp", "kind": "send", "way": "in"}
@@ -313,6 +319,7 @@ def test_facts_of_known_tables(tables: Path) -> None:
     assert facts.deliveries is not None and facts.reconciliation is not None
     assert (facts.deliveries.lost, facts.deliveries.late, facts.deliveries.doubled) == (1, 1, 1)
     assert facts.deliveries.took is not None and facts.deliveries.took.count == 50
+    assert facts.deliveries.damaged == 1
     assert facts.deliveries.outcomes == {"settled": 50, "dropped": 1, "waiting": 1}
     assert (facts.reconciliation.missing, facts.reconciliation.total) == (3, 44)
 
@@ -606,11 +613,19 @@ def test_the_command_reads_urls_and_explains_itself(tables: Path, tmp_path: Path
 # ------------------------------------------------------------------------------ in a browser
 
 
+def _find_browser() -> str | None:
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return next((found for name in names if (found := shutil.which(name))), None)
+
+
 @pytest.fixture(scope="module")
 def chromium() -> str:
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        if found := shutil.which(name):
-            return found
+    found = _find_browser()
+    if found is None and os.environ.get("CI") and shutil.which("apt-get"):
+        subprocess.run(["apt-get", "install", "-y", "-q", "chromium"], capture_output=True)
+        found = _find_browser()
+    if found is not None:
+        return found
     why = "no browser to look at the report with: apt-get install chromium"
     if os.environ.get("CI"):
         pytest.fail(why)

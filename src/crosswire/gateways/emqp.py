@@ -319,7 +319,8 @@ class ClientGateway(PublisherGateway):
 
     def receive(self, events: list[Event]) -> None:
         taken = self._brought
-        expected = ""
+        expected = queue = headers = ""
+        plan: _Plan | None = None
         access = self.site.access
         for event in events:
             if type(event) is not RequestReceived:
@@ -328,10 +329,10 @@ class ClientGateway(PublisherGateway):
                 except HubError as error:
                     self.ignore(error)
                 continue
-            plan = self._plans.get((event.queue, event.headers))
             try:
-                if plan is None:
-                    plan = self._plan(event)
+                if plan is None or event.queue != queue or event.headers != headers:
+                    queue, headers = event.queue, event.headers
+                    plan = self._plans.get((queue, headers)) or self._plan(event)
                 if not access.open:
                     self.require("produce", plan.destination)
                 if plan.terms.answers and self._call(event, plan):
@@ -341,6 +342,7 @@ class ClientGateway(PublisherGateway):
                     self.broker.expect(expected)
             except HubError as error:
                 self.ignore(error)
+                plan = None
                 continue
             taken.append((self._envelope(event, plan), event.msgid, plan))
         if taken:

@@ -251,12 +251,15 @@ class WorkerGateway(EmqpGateway):
         queue = attachment.destination[6:]
         settled: list[int] = []
         requests: list[tuple[str, str, str, bytes]] = []
+        said: bytes | None = None
         for delivery in deliveries:
             envelope = delivery.envelope
             native = envelope.native
             if envelope.protocol == "emqp":
-                terms = read_terms(native[HEADERS].decode() if HEADERS in native else "")
-                headers = terms.for_worker
+                if said is None or said != native.get(HEADERS, b""):
+                    said = native.get(HEADERS, b"")
+                    terms = read_terms(said.decode())
+                    headers = terms.for_worker
                 name = native[QUEUE].decode() if QUEUE in native else queue
                 msgid = native[MSGID].decode() if MSGID in native else self._made_up(envelope)
                 if terms.holds:
@@ -267,6 +270,7 @@ class WorkerGateway(EmqpGateway):
                         self.hub.watched.pop(envelope.id, None)
                         self._keep(msgid, queue, delivery, None, terms, now)
             else:
+                said = None
                 headers, name, msgid = foreign_headers(envelope), queue, self._made_up(envelope)
                 self._keep(msgid, queue, delivery, attachment, None, now)
             requests.append((msgid, name, headers, envelope.payload))

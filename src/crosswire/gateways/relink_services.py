@@ -14,6 +14,7 @@ from crosswire.envelope import Envelope
 from crosswire.errors import (
     CrosswireError,
     InvalidEnvelope,
+    LimitExceeded,
     ProviderFailed,
     UnexpectedFrame,
 )
@@ -67,18 +68,21 @@ class CallEnd(LinkEnd):
 
     def attach(self) -> None:
         self._requests: dict[int, deque[_Request]] = {}
-        self._open = 0
         self._asked: dict[int, _Request] = {}
+        self._answer_bytes = 0
         self._closing: set[int] = set()
         self._used: deque[int] = deque()
 
     def restored(self, loaded: Loaded) -> None:
         del loaded
-        self._used.extend(channel for channel, out in self.outbound.items() if out.reopened)
+        for channel, out in self.outbound.items():
+            self._answer_bytes += sum(row[2] for row in out.rows)
+            if out.reopened:
+                self._used.append(channel)
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._open) or super().is_busy
+        return bool(self._asked) or super().is_busy
 
     def ended(self) -> None:
         self._cancel()
@@ -92,7 +96,8 @@ class CallEnd(LinkEnd):
                 touched[event.channel] = None
             elif type(event) is Acknowledged:
                 if event.acknowledgement == "consumed":
-                    self.done(event.channel, (event.last - event.first) % (1 << 32) + 1)
+                    count = (event.last - event.first) % (1 << 32) + 1
+                    self._answer_bytes -= self.done(event.channel, count)
                     touched[event.channel] = None
             elif type(event) is CloseReceived:
                 self._closing.add(event.channel)
@@ -106,17 +111,20 @@ class CallEnd(LinkEnd):
         self._ask(asked)
         for channel in touched:
             self._answer(channel)
-        self.hold(self._open > _OPEN_CALLS)
+        self._mind_the_room()
 
     def _take(self, event: MessageReceived) -> _Request:
         request = _Request(event.channel, event.sequence)
         self._requests.setdefault(event.channel, deque()).append(request)
-        self._open += 1
         try:
             request.envelope = from_parts(event.parts, self.origin)
         except InvalidEnvelope as error:
-            request.answer = failure_parts(error)
+            self._finish(request, failure_parts(error))
         return request
+
+    def _finish(self, request: _Request, answer: Parts) -> None:
+        request.answer = answer
+        self._answer_bytes += _size(answer)
 
     def _ask(self, asked: list[_Request]) -> None:
         """Those of one read together, unless they want to be waited for in their own way."""
@@ -147,14 +155,16 @@ class CallEnd(LinkEnd):
         request = self._asked.pop(id(call.envelope), None)
         if request is None or self.forgotten:
             return
-        request.answer = (
-            failure_parts(answer)
-            if isinstance(answer, CrosswireError)
-            else to_parts(self.site.schemas.answer(call.envelope, answer))
-        )
+        if isinstance(answer, CrosswireError):
+            self._finish(request, failure_parts(answer))
+        else:
+            self._finish(request, to_parts(self.site.schemas.answer(call.envelope, answer)))
         request.call = None
+        if self._answer_bytes > self.limits.unconsumed_bytes:
+            self.end(LimitExceeded("too much was answered that the caller does not consume"))
+            return
         self._answer(request.channel)
-        self.hold(self._open > _OPEN_CALLS)
+        self._mind_the_room()
 
     def _answer(self, channel: int) -> None:
         """Send what is answered on a channel, up to the first that is not."""
@@ -172,7 +182,6 @@ class CallEnd(LinkEnd):
             self._requests.pop(channel, None)
         if not answers and not closes:
             return
-        self._open -= len(answers)
         state = self.link.foresee(channel)
         if answers:
             self.plan(channel, [Run("", parts=answers)], len(answers), sum(map(_size, answers)))
@@ -227,7 +236,6 @@ class CallEnd(LinkEnd):
         self._cancel()
         last = {channel: each[-1].sequence for channel, each in self._requests.items()}
         self._requests.clear()
-        self._open = 0
         states = {}
         for channel, sequence in last.items():
             state = self.link.foresee(channel)
@@ -244,6 +252,10 @@ class CallEnd(LinkEnd):
         if states:
             self.once_written(adopt)
         self.link.shutdown()
+
+    def _mind_the_room(self) -> None:
+        """Calls that nobody has answered yet are bounded; each of them ends in time."""
+        self.hold(len(self._asked) > _OPEN_CALLS)
 
     def _cancel(self) -> None:
         calls = [each.call for each in self._asked.values() if each.call is not None]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from crosswire.envelope import Envelope, decode
 from crosswire.errors import RecordDamaged
@@ -74,6 +74,9 @@ class Backlog:
 
     # Coming in.
 
+    is_choosy: ClassVar[bool] = False
+    """Does `wants` ever say no?"""
+
     def wants(self, _envelope: Envelope) -> bool:
         """Is this message one of ours?"""
         return True
@@ -96,18 +99,37 @@ class Backlog:
             and self.in_memory_bytes < self._window_bytes
         )
 
-    def arrive(self, arrivals: Iterable[Arrival], now: float) -> None:
+    def arrive(self, arrivals: Sequence[Arrival], now: float) -> None:
         """These are committed, or need not be; in order of ids."""
-        for number, envelope, size in arrivals:
-            identifier = envelope.id
-            if self.takes_at_once:
-                self.loaded = self.visible = identifier
-                if self.wants(envelope):
-                    self._take(Item(number, envelope, size))
-            else:
-                self.visible = identifier
+        size_bytes = sum([arrival[2] for arrival in arrivals])
+        if (
+            self.has_space_for(len(arrivals))
+            and self.in_memory_bytes + size_bytes <= self._window_bytes
+        ):
+            self._take_all(arrivals)
+        else:
+            for arrival in arrivals:
+                if self.takes_at_once:
+                    self._take_all((arrival,))
+                else:
+                    self.visible = arrival[1].id
         self._schedule_expiry(now)
         self._hub.touch(self)
+
+    def _take_all(self, arrivals: Sequence[Arrival]) -> None:
+        """There is room for these, and nothing on disk comes before them."""
+        items, ready = self._items, self._ready
+        for number, envelope, size in arrivals:
+            identifier = envelope.id
+            if self.is_choosy:
+                self.loaded = self.visible = identifier
+                if not self.wants(envelope):
+                    continue
+            items[identifier] = item = Item(identifier, number, envelope, size)
+            self.in_memory_bytes += size
+            ready.append(item)
+        if arrivals:
+            self.loaded = self.visible = arrivals[-1][1].id
 
     def _take(self, item: Item) -> None:
         self._items[item.id] = item
@@ -140,7 +162,7 @@ class Backlog:
                 continue
             envelope = self._decode(number, identifier, record)
             if envelope is not None and self.wants(envelope):
-                item = Item(number, envelope, len(record))
+                item = Item(identifier, number, envelope, len(record))
                 if attempts:
                     item.attempts = attempts.pop(identifier, [])
                     item.delivered = len(item.attempts)
@@ -177,7 +199,7 @@ class Backlog:
                     continue
                 envelope = self._decode(number, opened.id, record)
                 if envelope is not None:
-                    item = Item(number, envelope, len(record))
+                    item = Item(opened.id, number, envelope, len(record))
                     item.attempts = opened.attempts
                     item.delivered = len(opened.attempts)
                     found.append(item)
@@ -306,15 +328,19 @@ class Backlog:
         deliveries = given.setdefault(consumer, [])
         self._uses += 1
         consumer.last_used = self._uses
-        free = consumer.window.free
+        held, free, lease_s = consumer.held, consumer.window.free, consumer.lease_s
         while ready and count:
             item = ready.popleft()
-            expires = item.envelope.expires
-            if expires and expires <= now_us:
+            envelope = item.envelope
+            if envelope.expires and envelope.expires <= now_us:
                 self._expire(item, now_us)
                 continue
-            self._give(item, consumer, now)
-            deliveries.append(Delivery(item.envelope, item.delivered))
+            item.delivered += 1
+            item.consumer = consumer
+            held[item.id] = item
+            if lease_s is not None:
+                self._lease(item, now + lease_s)
+            deliveries.append(Delivery(envelope, item.delivered))
             count -= 1
             free -= 1
         consumer.window.free = free
@@ -370,14 +396,17 @@ class Backlog:
     # What consumers say.
 
     def settle(self, consumer: Consumer, ids: Iterable[int], now: float) -> int:
-        held = consumer.held
+        held, items = consumer.held, self._items
         settled: list[int] = []
+        size = 0
         for identifier in ids:
             item = held.pop(identifier, None)
             if item is not None:
-                self._forget(item)
+                del items[identifier]
+                size += item.size
                 settled.append(identifier)
         if settled:
+            self._let_go(settled, size)
             self._note(Step.SETTLED, now, settled, peer=consumer.peer)
             self._hub.changed(self)
             if self._hub.watched:
@@ -464,13 +493,17 @@ class Backlog:
 
     def _forget(self, item: Item) -> None:
         del self._items[item.id]
-        self.in_memory_bytes -= item.size
-        self.cursor.settle(item.id)
-        self._settled_since += 1
-        self._uncount(item.size)
+        self._let_go((item.id,), item.size)
 
-    def _uncount(self, size: int) -> None:
-        """A message less."""
+    def _let_go(self, ids: Sequence[int], size: int) -> None:
+        """These are settled, and in memory no more; `size` is what they took together."""
+        self.in_memory_bytes -= size
+        self.cursor.settle(*ids)
+        self._settled_since += len(ids)
+        self._uncount(len(ids), size)
+
+    def _uncount(self, count: int, size: int) -> None:
+        """So many messages less, of this size together."""
 
     def _expire(self, item: Item, now_us: int) -> None:
         self._forget(item)
@@ -527,7 +560,7 @@ class Backlog:
             if record is not None:
                 self.cursor.settle(identifier)
                 self.cursor.later.add(identifier)
-                self._uncount(len(record))
+                self._uncount(1, len(record))
                 return True
         return False
 

@@ -117,8 +117,8 @@ class Cursor:
                 if opened.pop(identifier, None) is None and identifier > self.upto:
                     self.later.add(identifier)
 
-    def settle(self, identifier: int) -> None:
-        self._settled.append(identifier)
+    def settle(self, *identifiers: int) -> None:
+        self._settled.extend(identifiers)
 
     def refuse(self, number: int, identifier: int, attempts: list[Attempt]) -> None:
         self._refused.append(Opened(number, identifier, attempts))

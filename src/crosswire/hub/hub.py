@@ -485,7 +485,11 @@ class Hub:
         """A run for each attempt: nearly always one."""
         attempts = {each.attempt for each in deliveries}
         for attempt in sorted(attempts):
-            ids = [each.envelope.id for each in deliveries if each.attempt == attempt]
+            ids = [
+                each.envelope.id
+                for each in deliveries
+                if len(attempts) == 1 or each.attempt == attempt
+            ]
             self.ledger.note(step, now_us, destination, ids, peer=peer, attempt=attempt)
         self.store.request(sync=False, urgent=False)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from crosswire.envelope import Envelope, encode, stamp
+from crosswire.envelope import Envelope, encode, encode_run, stamp, stamp_run
 from crosswire.errors import HubError, InvalidEnvelope, StoreFull
 from crosswire.hub.items import Arrival
 from crosswire.hub.ledger import Peer, Step
@@ -95,40 +95,52 @@ class Intake:
         if not self._hub.store.has_room(now):
             raise StoreFull("there is no room on the disk")
         now_us = int(now * _US)
-        expires = int((now + queue.policy.ttl_s) * _US) if queue.policy.ttl_s else 0
-        node, number = self._hub.node, queue.number
-        append, admit = self._hub.store.appender(number), queue.admit
-        ids = receipt.ids
+        stamp_run(run, self._hub.node, receipt.ids[place], now_us)
+        if queue.policy.ttl_s:
+            expires = int((now + queue.policy.ttl_s) * _US)
+            for envelope in run:
+                if not envelope.expires:
+                    msgspec.structs.force_setattr(envelope, "expires", expires)
         direct = not queue.waiting and queue.has_space_for(len(run))
-        arrivals: list[Arrival] = []
-        at_once: list[Arrival] = []
-        waits = False
-        for envelope in run:
-            stamp(envelope, node, ids[place], now_us)
-            if expires and not envelope.expires:
-                msgspec.structs.force_setattr(envelope, "expires", expires)
-            try:
-                record = encode(envelope)
-                admit(len(record), now)
-            except HubError as error:
-                _refuse(receipt, place, error)
-                place += 1
-                continue
-            append(ids[place], record)
-            place += 1
-            if envelope.durable:
-                waits = True
-                direct = False
-            (at_once if direct else arrivals).append((number, envelope, len(record)))
-        if arrivals:
-            queue.waiting += len(arrivals)
-            self._hub.group.arrivals.setdefault(queue, []).extend(arrivals)
-        if at_once or arrivals:
-            self._note_accepted(queue.destination, [*at_once, *arrivals], now_us)
-            self._hub.changed(queue, request=False)
+        arrivals = self._append(queue, run, place, receipt, now)
+        if not arrivals:
+            return False
+        durables = [arrival[1].durable for arrival in arrivals]
+        waits = True in durables
+        # What needs no disk is seen at once, unless something before it has to wait.
+        cut = (durables.index(True) if waits else len(arrivals)) if direct else 0
+        at_once, later = arrivals[:cut], arrivals[cut:]
+        if later:
+            queue.waiting += len(later)
+            self._hub.group.arrivals.setdefault(queue, []).extend(later)
+        self._note_accepted(queue.destination, arrivals, now_us)
+        self._hub.changed(queue, request=False)
         if at_once:
             queue.arrive(at_once, now)
         return waits
+
+    def _append(
+        self, queue: Queue, run: Sequence[Envelope], place: int, receipt: Receipt, now: float
+    ) -> list[Arrival]:
+        """Those that have a form and a place in the queue: nearly always all of them."""
+        store, number = self._hub.store, queue.number
+        records = _encoded(run)
+        if records is not None:
+            sizes = [len(record) for record in records]
+            if queue.admit_run(len(sizes), sum(sizes)):
+                store.append_run(number, receipt.ids[place], records)
+                return [(number, envelope, size) for envelope, size in zip(run, sizes, strict=True)]
+        arrivals: list[Arrival] = []
+        for place_of, envelope in enumerate(run, place):
+            try:
+                record = encode(envelope)
+                queue.admit(len(record), now)
+            except HubError as error:
+                _refuse(receipt, place_of, error)
+            else:
+                store.append(number, envelope.id, record)
+                arrivals.append((number, envelope, len(record)))
+        return arrivals
 
     def _publish(
         self,
@@ -141,40 +153,44 @@ class Intake:
     ) -> bool:
         self._hub.subscriptions.refresh(topic)
         now_us = int(now * _US)
-        node, ids = self._hub.node, receipt.ids
+        stamp_run(run, self._hub.node, receipt.ids[place], now_us)
         if not topic.policy.durable:
             accepted = list(run)
-            for envelope in accepted:
-                stamp(envelope, node, ids[place], now_us)
-                place += 1
             topic.published += len(accepted)
             published.append((topic, accepted))
             return False
         if not self._hub.store.has_room(now):
             raise StoreFull("there is no room on the disk")
-        number = topic.number
-        append = self._hub.store.appender(number)
-        arrivals: list[Arrival] = []
-        waits = False
-        for envelope in run:
-            stamp(envelope, node, ids[place], now_us)
-            try:
-                record = encode(envelope)
-            except InvalidEnvelope as error:
-                _refuse(receipt, place, error)
-                place += 1
-                continue
-            append(ids[place], record)
-            topic.count(ids[place], len(record), now_us)
-            place += 1
-            waits = waits or envelope.durable
-            arrivals.append((number, envelope, len(record)))
+        arrivals = self._append_published(topic, run, place, receipt, now_us)
+        waits = True in [arrival[1].durable for arrival in arrivals]
         for subscription in topic.subscriptions:
             self._hub.group.arrivals.setdefault(subscription, []).extend(arrivals)
         if arrivals:
             self._note_accepted(topic.destination, arrivals, now_us)
             published.append((topic, [arrival[1] for arrival in arrivals]))
         return waits
+
+    def _append_published(
+        self, topic: Topic, run: Sequence[Envelope], place: int, receipt: Receipt, now_us: int
+    ) -> list[Arrival]:
+        store, number = self._hub.store, topic.number
+        records = _encoded(run)
+        if records is not None:
+            sizes = [len(record) for record in records]
+            store.append_run(number, receipt.ids[place], records)
+            topic.count_run(receipt.ids[place], sizes, now_us)
+            return [(number, envelope, size) for envelope, size in zip(run, sizes, strict=True)]
+        arrivals: list[Arrival] = []
+        for place_of, envelope in enumerate(run, place):
+            try:
+                record = encode(envelope)
+            except InvalidEnvelope as error:
+                _refuse(receipt, place_of, error)
+            else:
+                store.append(number, envelope.id, record)
+                topic.count(envelope.id, len(record), now_us)
+                arrivals.append((number, envelope, len(record)))
+        return arrivals
 
     def _note_accepted(self, destination: str, arrivals: list[Arrival], now_us: int) -> None:
         envelope = arrivals[0][1]
@@ -240,6 +256,14 @@ class Intake:
         peer = Peer(envelope.protocol, envelope.connection, envelope.principal)
         self._hub.ledger.note(Step.ACCEPTED, now_us, envelope.destination, [envelope.id], peer=peer)
         self._hub.store.request()
+
+
+def _encoded(run: Sequence[Envelope]) -> list[bytes] | None:
+    """None if one of them has no form: they have to be looked at one by one."""
+    try:
+        return encode_run(run)
+    except InvalidEnvelope:
+        return None
 
 
 def _refuse(receipt: Receipt, place: int, error: HubError) -> None:

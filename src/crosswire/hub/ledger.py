@@ -119,6 +119,7 @@ class Block(msgspec.Struct, array_like=True, frozen=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
+_set = msgspec.structs.force_setattr
 _decode = msgspec.msgpack.Decoder(Block).decode
 
 
@@ -167,12 +168,11 @@ class Ledger:
         """The open group's block and its number of rows; from now on another group is open."""
         if not self._open:
             return None
-        runs: list[Run] = []
+        runs, self._open = self._open, []
         row = first_row
-        for run in self._open:
-            runs.append(msgspec.structs.replace(run, first_row=row))
+        for run in runs:
+            _set(run, "first_row", row)
             row += len(run.ids)
-        self._open = []
         self._flight = runs
         return serialize_block(runs), row - first_row
 
@@ -249,21 +249,20 @@ class Ledger:
 
 
 def serialize_block(runs: list[Run]) -> bytes:
-    words: dict[str, int] = {}
-
-    def word(text: str) -> int:
-        return words.setdefault(text, len(words))
-
     peers = [run.peer for run in runs]
+    texts = {run.destination for run in runs} | {run.detail for run in runs}
+    for peer in set(peers):
+        texts |= {peer.protocol, peer.connection, peer.principal}
+    words = {text: number for number, text in enumerate(sorted(texts))}
     columns: dict[str, Any] = {
         "times": [run.time for run in runs],
-        "steps": [int(run.step) for run in runs],
-        "destinations": [word(run.destination) for run in runs],
-        "protocols": [word(peer.protocol) for peer in peers],
-        "connections": [word(peer.connection) for peer in peers],
-        "principals": [word(peer.principal) for peer in peers],
+        "steps": [run.step for run in runs],
+        "destinations": [words[run.destination] for run in runs],
+        "protocols": [words[peer.protocol] for peer in peers],
+        "connections": [words[peer.connection] for peer in peers],
+        "principals": [words[peer.principal] for peer in peers],
         "attempts": [run.attempt for run in runs],
-        "details": [word(run.detail) for run in runs],
+        "details": [words[run.detail] for run in runs],
         "lengths": [len(run.ids) for run in runs],
         "counted": [run.counts is not None for run in runs],
         "ids": b"".join([run.ids.tobytes() for run in runs]),

@@ -101,6 +101,17 @@ class Queue(Backlog):
         self.length += 1
         self.size_bytes += size
 
+    def admit_run(self, count: int, size: int) -> bool:
+        """Count so many in, of this size together; False, and none, where not all have room."""
+        policy = self.policy
+        if (policy.max_length and self.length + count > policy.max_length) or (
+            policy.max_bytes and self.size_bytes + size > policy.max_bytes
+        ):
+            return False
+        self.length += count
+        self.size_bytes += size
+        return True
+
     def _overflow(self, size: int, now: float) -> None:
         policy = self.policy
         if policy.overflow == "refuse" or (policy.max_bytes and size > policy.max_bytes):
@@ -115,10 +126,10 @@ class Queue(Backlog):
 
     def withdraw(self, size: int) -> None:
         """Count a message out that was admitted but could not be stored."""
-        self._uncount(size)
+        self._uncount(1, size)
 
-    def _uncount(self, size: int) -> None:
-        self.length = max(self.length - 1, 0)
+    def _uncount(self, count: int, size: int) -> None:
+        self.length = max(self.length - count, 0)
         self.size_bytes = max(self.size_bytes - size, 0)
 
     def _count_exactly(self) -> None:

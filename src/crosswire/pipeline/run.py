@@ -153,7 +153,7 @@ class _Run:
             if self._wants("conversations"):
                 paired = self._in_two("conversations", paired, F.col("is_open"), dated_by="asked")
             if self._wants("traffic"):
-                self._write("gold", "traffic", traffic(said, paired))
+                self._write("gold", "traffic", traffic(said, paired), dated_by="minute")
         if self._wants("topology"):
             self._write("gold", "topology", topology(said, ways))
         return said

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -57,10 +58,13 @@ def start(
 
     What Java and the workers say goes to `crosswire-spark-*.log` in the folder for temporary files.
     """
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    os.environ["JAVA_HOME"] = str(java_home())
+    is_local = master.startswith("local")
     settings = dict(_SETTINGS)
-    if master.startswith("local"):
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    # Another machine may have its Python elsewhere.
+    os.environ["PYSPARK_PYTHON"] = (conf or {}).get("spark.pyspark.python", sys.executable)
+    os.environ["JAVA_HOME"] = str(java_home())
+    if is_local:
         settings |= _LOCAL_SETTINGS
         settings["spark.sql.shuffle.partitions"] = str(max(4, 2 * (os.cpu_count() or 2)))
     settings |= conf or {}
@@ -74,9 +78,29 @@ def start(
     atexit.register(_forget, Path(log))
     try:
         with _standard_error_to(handle), plain_errors(Path(log)):
-            return builder.getOrCreate()
+            session = builder.getOrCreate()
+            if not is_local:
+                _ship(session)
+            return session
     except (OSError, RuntimeError) as error:
         raise PipelineError(f"Spark does not start: {error}; {_end_of(Path(log))}") from error
+
+
+def _ship(session: SparkSession) -> None:
+    """Send this package to the workers, which then need only what it depends on.
+
+    They unpack it where they look for modules first. As files, not as an archive: only then can
+    what numba compiles be kept between the workers of a run.
+    """
+    package = Path(__file__).parents[1]
+    folder = tempfile.mkdtemp(prefix="crosswire-package-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    archive = Path(folder) / "crosswire.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        for path in sorted(package.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                file.write(path, path.relative_to(package))
+    session.sparkContext.addArchive(f"{archive}#{package.name}")
 
 
 @contextmanager

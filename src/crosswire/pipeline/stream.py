@@ -266,6 +266,7 @@ class _Batch:
             max(self._now.taps_us, seen.get["taps_us"] or 0),
         )
         tables = _Tables(decoded, passing)
+        tables.ways = self._ways(tables.ways)
         carried = self._carried(tables)
         work: list[Callable[[], None]] = [lambda: self._account(tables, carried)]
         if self._wants("frames"):
@@ -274,8 +275,6 @@ class _Batch:
             work.append(lambda: self._silver("messages", tables.messages, "time"))
         if self._wants("violations") and (refused or not self.staging.batch):
             work.append(lambda: self._silver("violations", tables.violations, "time"))
-        if self._wants("directions"):
-            work.append(lambda: self._silver("directions", tables.ways))
         if self._wants("sessions"):
             work.append(lambda: self._sessions(carried))
         if self._wants("conversations", "traffic"):
@@ -328,6 +327,12 @@ class _Batch:
         self.staging.leave(STATES, "decoded", decoded, part=f"{TABLE}={STATES}")
         return decoded, made.get["passing"] > 0, made.get["violations"] > 0
 
+    def _ways(self, ways: DataFrame) -> DataFrame:
+        if self._wants("directions"):
+            self._silver("directions", ways)
+            return self.staging.read("directions", "silver.directions")
+        return self.staging.work("ways", ways, split_by=(KEPT,))
+
     def _carried(self, tables: _Tables) -> Carried:
         before = self._journal.state("carried")
         rows = carry(
@@ -338,7 +343,9 @@ class _Batch:
             tables.split(messages)[0],
             now_us=max(self._now),
         )
-        made = self.staging.work("carried", rows, split_by=(PART,))
+        # Each kind of rows has its own tasks, and each task would write its own files.
+        tasks = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
+        made = self.staging.work("carried", rows.coalesce(tasks), split_by=(PART,))
         self.staging.leave("carried", "carried", made)
         return Carried(made)
 
@@ -412,8 +419,10 @@ class _Batch:
         if said[1] is not None:
             passing = minutes.partials(said[1], paired.where(~F.col(KEPT)))
         before = set(self._last.unsettled_days) if self._last is not None else set()
-        self._unsettled = sorted(_days(passing)) if passing is not None else []
-        days = sorted({*_days(fresh), *self._unsettled, *before})
+        answered = paired.where(F.col("latency_us").isNotNull())
+        if passing is not None:
+            self._unsettled = _days(said[1], answered.where(~F.col(KEPT)))
+        days = sorted({*_days(said[0], answered.where(KEPT)), *self._unsettled, *before})
         for place in ("gold.traffic", f"{DAYS}.traffic"):
             self.replaced[place] = set(days)
         if not days:
@@ -446,10 +455,11 @@ class _Batch:
         self.staging.write("topology", rows, places=("gold.topology",))
 
 
-def _days(partials: DataFrame) -> list[str]:
-    """There are few, but for who catches up."""
-    day = F.to_date(F.timestamp_micros(F.col("minute"))).cast("string")
-    return [row.day for row in partials.select(day.alias("day")).distinct().collect()]
+def _days(said: DataFrame | None, answered: DataFrame) -> list[str]:
+    """The days of messages, and of requests that were answered: few, but for who catches up."""
+    times = together(said and said.select("time"), answered.select(F.col("asked").alias("time")))
+    day = F.to_date(F.timestamp_micros("time")).cast("string").alias("day")
+    return sorted(row.day for row in times.select(day).distinct().collect())
 
 
 class _Tables:
@@ -458,6 +468,9 @@ class _Tables:
     def __init__(self, decoded: DataFrame, passing: bool) -> None:
         self._decoded = decoded
         self._passing = passing
+        self.ways = self._with_kept(directions, all_=True)
+        """The directions of all connections that are known of, whether they said something new or
+        not."""
 
     def split(self, table: Callable[[DataFrame], DataFrame]) -> tuple[DataFrame, DataFrame | None]:
         """The rows of a table that are kept, and those that are not, if there are any."""
@@ -481,9 +494,3 @@ class _Tables:
     @property
     def messages(self) -> DataFrame:
         return self._with_kept(messages, all_=False)
-
-    @property
-    def ways(self) -> DataFrame:
-        """The directions of all connections that are known of, whether they said something or
-        not."""
-        return self._with_kept(directions, all_=True)

@@ -64,22 +64,24 @@ def _of_channels(frame: Frame, raw: bytes) -> Typed:
         sequence = frame.sequence
     slices: Slices = {"channels": channels}
     if isinstance(frame, Message):
-        slices |= _parts(frame, raw[0] >> 6 & 1)
+        slices |= _parts(frame, raw)
     detail = raw[0] >> 5 | (8 if raw[0] & 2 else 0)
     return channels[0] if channels else 0, detail, sequence, slices
 
 
-def _parts(frame: Message, large: int) -> Slices:
+def _parts(frame: Message, raw: bytes) -> Slices:
     parts = [bytes(part) for part in frame.parts]
-    width = 8 if large else 2
+    width = 8 if raw[0] & 0x40 else 2
     slices = {"sizes": b"".join(len(part).to_bytes(width, "little") for part in parts)}
     if len(parts) <= 2:
         slices["payload"] = parts[-1] if parts else b""
         if len(parts) == 2:
             slices["properties"] = parts[0]
     else:
-        padded = [part + bytes(-len(part) % 8) for part in parts[:-1]]
-        slices["payload"] = b"".join((*padded, parts[-1]))
+        # As they stand: nobody promises that padding is zero.
+        padding = -len(parts[-1]) % 8
+        padded = sum(len(part) + -len(part) % 8 for part in parts)
+        slices["payload"] = raw[len(raw) - padded : len(raw) - padding]
     return slices
 
 

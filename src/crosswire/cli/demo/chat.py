@@ -45,8 +45,9 @@ class Chat(Scene):
             self.acknowledged.update(range(self.tried))
             if self._cuts < len(_CUT_AFTER) and self.tried >= _CUT_AFTER[self._cuts]:
                 self._cuts += 1
-                writer.session.transport.abort()
-                reader.session.transport.abort()
+                for client in (writer, reader):
+                    if client.connected:
+                        client.session.transport.abort()
             await asyncio.sleep(0.05)
         self.is_busy = False
 

@@ -45,6 +45,8 @@ def deliveries(facts: Facts) -> str:
             f" Half of those that arrived took up to {duration(found.took.p50)}, 99 of 100 up to "
             f"{duration(found.took.p99)}, the longest {duration(found.took.longest)}."
         )
+    if found.damaged:
+        words += f" The payloads of {count(found.damaged)} are no longer what was accepted."
     parts = [
         ("as it should be", "s-good", found.total - found.faulty),
         ("late", "s-fair", found.late),
@@ -92,12 +94,12 @@ def _faulty(rows: list[Row]) -> str:
             number(row["attempts"]),
             lasting(row["latency_us"]),
             when(row["accepted"]),
-            number(row["id"]),
+            said(row["id"]),
             said(row["node"]),
         )
         for row in rows
     )
-    return table((*head, "accepted", ">id", "node"), made)
+    return table((*head, "accepted", "id", "node"), made)
 
 
 _VERDICTS: Final = {
@@ -133,7 +135,7 @@ def reconciliation(facts: Facts) -> str:
 
 
 def _differing(rows: list[Row]) -> str:
-    head = ("verdict", "destination", "protocol", "kind", "way", "time", ">id", "connection")
+    head = ("verdict", "destination", "protocol", "kind", "way", "time", "id", "connection")
     made = (
         (
             f"<td>{escape(row['verdict'])}</td>",
@@ -142,7 +144,7 @@ def _differing(rows: list[Row]) -> str:
             said(row["kind"]),
             said(row["way"]),
             when(row["time"]),
-            number(row["id"]),
+            said(row["id"]),
             said(row["connection"]),
             said(row["node"]),
         )

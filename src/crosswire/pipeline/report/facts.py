@@ -148,14 +148,15 @@ class Violations(msgspec.Struct, frozen=True):
 
 
 class Deliveries(msgspec.Struct, frozen=True):
-    """What reached whom. `took` is from being accepted to being settled or answered; `examples` are
-    late, lost or doubled."""
+    """What reached whom. `damaged`: the payload is not what was accepted. `took` is from being
+    accepted to being settled or answered; `examples` are late, lost or doubled."""
 
     total: int
     faulty: int
     late: int
     lost: int
     doubled: int
+    damaged: int
     took: LatencyRow | None
     outcomes: dict[str, int]
     destinations: list[Row]

@@ -356,7 +356,7 @@ def _deliveries(tables: Tables) -> Deliveries:
     examples = Highest(_EXAMPLES, *gravest, ("accepted", "ascending"))
     totals: Counter[str] = Counter()
     times = ("accepted", "delivered", "latency_us")
-    columns = (*_TOLD, *times, *_FAULTS, "protocol", "producer_protocol")
+    columns = (*_TOLD, *times, *_FAULTS, "protocol", "producer_protocol", "intact")
     for table in ("gold.deliveries", "open.deliveries"):
         for batch in tables.scan(table, *columns):
             flags = {name: _number(batch[name]) for name in _FAULTS}
@@ -374,6 +374,7 @@ def _deliveries(tables: Tables) -> Deliveries:
             took.add_values(rows["latency_us"])
             examples.add(rows.filter(pc.equal(rows["faults"], 1)))
             totals["deliveries"] += batch.num_rows
+            totals["damaged"] += pc.sum(_number(pc.invert(batch["intact"]))).as_py() or 0
             for name, flag in {**flags, "faulty": any_fault}.items():
                 totals[name] += pc.sum(flag).as_py() or 0
     return Deliveries(
@@ -382,6 +383,7 @@ def _deliveries(tables: Tables) -> Deliveries:
         late=totals["late"],
         lost=totals["lost"],
         doubled=totals["doubled"],
+        damaged=totals["damaged"],
         took=took.row() if took.counts else None,
         outcomes={str(row["outcome"]): row["deliveries"] for row in outcomes.rows()},
         destinations=by_place.rows(_GROUPS),

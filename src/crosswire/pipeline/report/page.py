@@ -151,6 +151,7 @@ def _lost(facts: Facts) -> tuple[str, str, list[str]]:
             (sent.lost, many(sent.lost, "lost delivery", "lost deliveries")),
             (sent.doubled, many(sent.doubled, "doubled delivery", "doubled deliveries")),
             (sent.late, many(sent.late, "late delivery", "late deliveries")),
+            (sent.damaged, many(sent.damaged, "delivery", "deliveries") + " of damaged payload"),
         ]
     if (calls := facts.calls) is not None:
         faults.append((calls.unanswered, many(calls.unanswered, "unanswered request")))

@@ -64,7 +64,9 @@ def conversations(messages: DataFrame, directions: DataFrame) -> DataFrame:
         "response_offset",
         "asked",
         "answered",
-        F.greatest(F.col("answered") - F.col("asked"), F.lit(0)).alias("latency_us"),
+        F.when(answered, F.greatest(F.col("answered") - F.col("asked"), F.lit(0))).alias(
+            "latency_us"
+        ),
         "request_bytes",
         "response_bytes",
         F.when(answered, F.coalesce("status", F.lit("success")))

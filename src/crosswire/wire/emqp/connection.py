@@ -414,16 +414,18 @@ class EmqpConnection(Connection):
         if self.closed:
             return None
         below = self._zmtp.next_deadline()
-        match self.state:
-            case State.INFORMED:
-                own = self._heard_at + self.limits.silence_s
-            case State.REGISTERED:
-                own = min(self._beat_at, self._heard_at + self.limits.silence_s)
-            case State.LEAVING:
-                own = self._left_at + self.limits.leaving_s
-            case _:
-                return below
-        return own if below is None else min(own, below)
+        state = self.state
+        if state is State.OPEN:
+            return below
+        if state is State.REGISTERED or state is State.INFORMED:
+            own = self._heard_at + self.limits.silence_s
+            if state is State.REGISTERED and self._beat_at < own:
+                own = self._beat_at
+        elif state is State.LEAVING:
+            own = self._left_at + self.limits.leaving_s
+        else:
+            return below
+        return own if below is None or own < below else below
 
     def _receive(self, placed: list[Placed], now: float) -> None:
         self._now = now

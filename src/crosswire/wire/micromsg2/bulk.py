@@ -250,9 +250,9 @@ def _message(
     is_first = name_end > position + 4
     if not sequence or due not in (NONE, sequence):
         return ODD
-    if (within == 1 and (is_first or properties < properties_end)) or (
-        within == 0 and not is_first
-    ):
+    between = within == 1 and (is_first or properties < properties_end)
+    nameless = within == 0 and not is_first
+    if between or nameless:
         return ODD
     if not valid_utf8(data, position + 4, name_end):
         return ODD

@@ -368,8 +368,12 @@ class ZmtpConnection(Connection):
             return None
         if self.state is not State.OPEN:
             return self._handshake_by
-        waited = (self._ping_at, self._pong_by, self._silent_by)
-        return min((at for at in waited if at is not None), default=None)
+        at = self._ping_at
+        if self._pong_by is not None and (at is None or self._pong_by < at):
+            at = self._pong_by
+        if self._silent_by is not None and (at is None or self._silent_by < at):
+            at = self._silent_by
+        return at
 
     def _receive(self, placed: list[Placed], now: float) -> None:
         self._pong_by = self._silent_by = None

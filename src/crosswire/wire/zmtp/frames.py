@@ -289,16 +289,26 @@ def serialize(frame: Frame) -> bytes:
 # ------------------------------------------------------------------------------------------ scan
 
 
+_HEADS: Final = 4
+_HEAD_PARTS: Final = 3
+_HEAD_BYTES: Final = 64
+
+
 class Partial:
     """The beginning of a message whose end has not come: its parts, where it started, and how many
-    bytes its frames took."""
+    bytes its frames took.
 
-    __slots__ = ("parts", "start", "used")
+    `heads` is what messages of this direction often begin with, and the parts that it stands for:
+    a peer has few words, and says them again and again.
+    """
+
+    __slots__ = ("heads", "parts", "start", "used")
 
     def __init__(self, parts: Iterable[bytes] = (), start: int = 0, used: int = 0) -> None:
         self.parts = list(parts)
         self.start = start
         self.used = used
+        self.heads: list[tuple[bytes, list[bytes]]] = []
 
     def take(self) -> tuple[list[bytes], int, int]:
         """Everything, leaving nothing behind."""
@@ -308,6 +318,13 @@ class Partial:
 
     def keep(self, parts: list[bytes], start: int, used: int) -> None:
         self.parts, self.start, self.used = parts, start, used
+
+    def learn(self, parts: list[bytes]) -> None:
+        """Take up how this message begins."""
+        first = parts[:_HEAD_PARTS]
+        if len(parts) > _HEAD_PARTS and sum(map(len, first)) <= _HEAD_BYTES:
+            head = b"".join([serialize_part(part, more=True) for part in first])
+            self.heads.append((head, first))
 
 
 def scan_messages(
@@ -328,12 +345,22 @@ def scan_messages(
     end = len(buffer)
     parts, start, used = partial.take()
     limit, most = limits.frame_bytes, limits.parts
+    heads = partial.heads if most > _HEAD_PARTS else ()
     while True:
         if not parts:
             start, used = base + position, 0
         turn = position
         bound = min(end, turn + limit - used)
         flags = 0
+        known = True
+        if not parts:
+            for head, first in heads:
+                if buffer.startswith(head, position) and position + len(head) <= bound:
+                    parts = first.copy()
+                    position += len(head)
+                    break
+            else:
+                known = len(heads) >= _HEADS
         try:
             for _ in repeat(None, most - len(parts)):
                 flags = buffer[position]
@@ -358,6 +385,8 @@ def scan_messages(
                 if flags & MORE:
                     continue
                 placed.append((start, base + position - start, Message(tuple(parts))))
+                if not known:
+                    partial.learn(parts)
                 parts = []
                 break
             else:

@@ -1,0 +1,120 @@
+"""A real standalone cluster on loopback: a master, two workers, and the command as a program."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+import pytest
+from benchmarks.traffic import Traffic
+
+from crosswire.pipeline.session import java_home
+
+CROSSWIRE = Path(sys.executable).parent / "crosswire"
+SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
+DEPLOY = "org.apache.spark.deploy"
+SMALL_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+WAIT_S = 60.0
+
+
+class Node:
+    """A master or worker, started as Spark's own scripts would; its log is a file."""
+
+    def __init__(self, folder: Path, name: str, what: str, *arguments: str | Path) -> None:
+        self.log = folder / f"{name}.log"
+        environment = os.environ | {
+            "JAVA_HOME": str(java_home()),
+            "SPARK_HOME": str(SPARK_CLASS.parents[1]),
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": SMALL_JAVA,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYTHONPATH": "",
+        }
+        # What Python compiles shows where it found it.
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        place = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [SPARK_CLASS, f"{DEPLOY}.{what}", *place, *arguments],
+                stdout=log,
+                stderr=log,
+                env=environment,
+            )
+
+    def says(self, pattern: str) -> re.Match[str]:
+        """Waits until its log does."""
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            said = self.log.read_text(errors="replace")
+            if found := re.search(pattern, said):
+                return found
+            if self.process.poll() is not None:
+                raise AssertionError(f"it ended: {said[-2000:]}")
+            time.sleep(0.05)
+        raise AssertionError(f"{pattern} is not in its log: {self.log.read_text()[-2000:]}")
+
+    def stop(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """The master's URL, and the folder in which the workers work."""
+    folder = tmp_path_factory.mktemp("cluster")
+    nodes = [Node(folder, "master", "master.Master")]
+    try:
+        url = nodes[0].says(r"Starting Spark master at (spark://\S+)")[1]
+        limits = ("--cores", "1", "--memory", "700m")
+        for name in ("first", "second"):
+            where = ("--work-dir", folder / name)
+            nodes.append(Node(folder, name, "worker.Worker", *limits, *where, url))
+        for worker in nodes[1:]:
+            worker.says("Successfully registered with master")
+        yield url, folder
+    finally:
+        for node in reversed(nodes):
+            node.stop()
+
+
+def test_the_command_on_a_cluster(cluster: tuple[str, Path], tmp_path: Path) -> None:
+    url, folder = cluster
+    traffic = Traffic(protocols=("emp", "epoxy"), connections=4, messages=5)
+    size = traffic.write_tap(tmp_path / "lake")
+    done = subprocess.run(
+        [
+            *(CROSSWIRE, "pipeline", "run", "--json", "--master", url),
+            *("--input", tmp_path / "lake", "--output", tmp_path / "out"),
+            *("--tables", "frames", "accounting"),
+            *("--conf", "spark.driver.host=127.0.0.1"),
+            *("--conf", "spark.driver.memory=512m"),
+            *("--conf", "spark.executor.memory=600m"),
+            *("--conf", "spark.sql.shuffle.partitions=2"),
+            *("--conf", "spark.sql.adaptive.enabled=false"),
+            *("--conf", "spark.sql.codegen.factoryMode=NO_CODEGEN"),
+            *("--conf", f"spark.driver.extraJavaOptions={SMALL_JAVA}"),
+            *("--conf", f"spark.executor.extraJavaOptions={SMALL_JAVA}"),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    accounts = json.loads(done.stdout)["accounting"]
+    assert sum(each["seen"] for each in accounts) == size
+    assert {each["protocol"] for each in accounts} == {"emp", "epoxy"}
+    # Both workers ran what they were sent: Python compiled it where it was unpacked.
+    for worker in ("first", "second"):
+        compiled = (folder / worker).glob("app-*/*/crosswire/pipeline/__pycache__/decode.*.pyc")
+        assert list(compiled), f"the {worker} worker did nothing"

@@ -1,0 +1,165 @@
+"""What became of messages, hop by hop: late, lost and doubled ones among them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from crosswire.pipeline.tables.deliveries import deliveries
+from crosswire.pipeline.tables.reconciliation import reconciliation
+from tests.pipeline.records import Records
+
+SECOND = 1_000_000
+Found = dict[str, list[dict[str, Any]]]
+
+
+def story(told: Records, name: str) -> int:
+    """A message of this name, accepted."""
+    return told.noted("accepted", payload=name.encode(), destination=f"queue/{name}")
+
+
+@pytest.fixture(scope="module")
+def found(spark: SparkSession) -> Found:
+    told = Records()
+
+    def step(what: str, name: str, identifier: int, **more: Any) -> None:
+        told.noted(what, identifier=identifier, destination=f"queue/{name}", **more)
+
+    with told.on("c", "micromsg2"):
+        settled = story(told, "settled")
+        step("delivered", "settled", settled, attempt=1)
+        step("settled", "settled", settled)
+
+        late = story(told, "late")
+        step("delivered", "late", late, attempt=1)
+        step("settled", "late", late, after_us=6 * SECOND)
+
+        retried = story(told, "retried")
+        step("delivered", "retried", retried, attempt=1)
+        step("refused", "retried", retried, attempt=1, detail="not now")
+        step("delivered", "retried", retried, attempt=2)
+        step("settled", "retried", retried)
+
+        again = story(told, "again")
+        step("delivered", "again", again, attempt=1)
+        step("returned", "again", again, attempt=1, detail="left")
+        step("delivered", "again", again, attempt=2)
+        step("settled", "again", again)
+
+        dropped = story(told, "dropped")
+        step("dropped", "dropped", dropped, connection="", detail="the queue is full")
+        purged = story(told, "purged")
+        step("dropped", "purged", purged, connection="", detail="purged")
+        damaged = story(told, "damaged")
+        step("damaged", "damaged", damaged, connection="", detail="missing")
+        expired = story(told, "expired")
+        step("expired", "expired", expired, connection="")
+        held = story(told, "held")
+        step("delivered", "held", held, attempt=1)
+
+        heard = told.noted("accepted", payload=b"news", destination="topic/news")
+        for connection in ("first", "second"):
+            told.noted(
+                "delivered",
+                identifier=heard,
+                destination="topic/news",
+                connection=connection,
+                attempt=1,
+            )
+        told.noted("accepted", payload=b"quiet", destination="topic/quiet")
+        told.noted(
+            "accepted", destination="topic/passing", detail="not durable", count=3, kept=False
+        )
+        asked = told.noted("accepted", payload=b"?", destination="service/s", kind="request")
+        told.noted("delivered", identifier=asked, destination="service/s", connection="p")
+        told.noted("accepted", payload=b"!", destination="service/s", kind="response")
+        told.noted("answered", identifier=asked, destination="service/s", after_us=0)
+        spoiled = told.noted("accepted", payload=b"x", destination="queue/spoiled", crc=1)
+        step("settled", "spoiled", spoiled)
+        named = told.noted("accepted", payload=b"n", destination="topic/named")
+        told.noted("delivered", identifier=named, destination="topic/+", attempt=1)
+        told.noted("refused", identifier=named, destination="topic/+", attempt=1)
+        told.noted("dead", identifier=named, destination="topic/+", connection="")
+        told.noted("accepted", payload=b"n", destination="queue/sub/dead")
+        story(told, "waiting")
+    with told.on("unheard", "micromsg2"):
+        unheard = told.noted("accepted", payload=b"u", destination="topic/unheard", connection="x")
+        told.noted("delivered", identifier=unheard, destination="topic/unheard", attempt=1)
+    told.end(after_us=SECOND)
+
+    tables = told.tables(spark)
+    hops = deliveries(*tables[3:], reconciliation(*tables), late_us=5 * SECOND)
+    rows: Found = {}
+    for row in hops.collect():
+        rows.setdefault(row["destination"], []).append(row.asDict())
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("destination", "outcome", "attempts", "faults"),
+    [
+        ("queue/settled", "settled", 1, []),
+        ("queue/late", "settled", 1, ["late"]),
+        ("queue/retried", "settled", 2, []),
+        ("queue/again", "settled", 2, ["doubled"]),
+        ("queue/dropped", "dropped", 0, ["lost"]),
+        ("queue/purged", "dropped", 0, []),
+        ("queue/damaged", "damaged", 0, ["lost"]),
+        ("queue/expired", "expired", 0, []),
+        ("queue/held", "held", 1, []),
+        ("queue/waiting", "waiting", 0, []),
+        ("topic/quiet", "unclaimed", 0, []),
+        ("topic/passing", "delivered", 3, []),
+        ("topic/named", "dead", 1, []),
+        ("topic/unheard", "delivered", 1, ["lost"]),
+        ("service/s", "answered", 1, []),
+    ],
+)
+def test_outcomes(
+    found: Found, destination: str, outcome: str, attempts: int, faults: list[str]
+) -> None:
+    (row,) = found[destination]
+    assert (row["outcome"], row["attempts"]) == (outcome, attempts)
+    assert [name for name in ("late", "lost", "doubled") if row[name]] == faults
+    assert row["is_open"] == (outcome in ("held", "waiting"))
+
+
+def test_each_receiver_of_a_topic_is_a_hop(found: Found) -> None:
+    rows = found["topic/news"]
+    assert sorted(row["hop"] for row in rows) == ["first", "second"]
+    assert {(row["outcome"], row["connection"] == row["hop"]) for row in rows} == {
+        ("delivered", True)
+    }
+
+
+def test_times_are_those_of_the_ledger(found: Found) -> None:
+    (row,) = found["queue/settled"]
+    assert row["accepted"] < row["delivered"] < row["settled"] == row["ended"]
+    assert row["latency_us"] == row["settled"] - row["accepted"] == 2000
+
+
+def test_a_dead_letter_knows_what_it_was(found: Found) -> None:
+    (letter,) = found["queue/sub/dead"]
+    (dead,) = found["topic/named"]
+    assert letter["origin"] == dead["id"] and dead["origin"] is None
+
+
+def test_the_checksum_of_the_edge_is_checked(found: Found) -> None:
+    assert [row["intact"] for row in found["queue/spoiled"]] == [False]
+    assert [row["intact"] for row in found["queue/settled"]] == [True]
+
+
+def test_what_is_open_becomes_late(spark: SparkSession) -> None:
+    told = Records()
+    with told.on("c", "emp"):
+        story(told, "waiting")
+    told.end(after_us=SECOND)
+    ledger, envelopes = told.records(spark)
+    rows = {
+        late_us: deliveries(ledger, envelopes, late_us=late_us).where("id = 100").collect()[0]
+        for late_us in (SECOND // 2, 2 * SECOND)
+    }
+    assert [row["late"] for row in rows.values()] == [True, False]
+    assert [row["on_wire"] for row in rows.values()] == [None, None]
