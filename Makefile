@@ -33,8 +33,11 @@ check: $(READY)
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS_OF_FUZZING)
 
+# What the scripts share is not run.
+BENCHMARKS = $(filter-out %/measure.py %/traffic.py,$(wildcard benchmarks/*.py))
+
 bench: $(READY)
-	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 # Resolves all dependencies anew and writes the versions down.
 lock:

@@ -480,8 +480,16 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of messages")
     parser.add_argument("--eventmq", default=here / ".venv-eventmq" / "bin" / "python")
     options = parser.parse_args()
+    _tell_of_others()
     for name in options.only or SECTIONS:
         SECTIONS[name](options)
+    _tell_of_others()
+
+
+def _tell_of_others() -> None:
+    """What else the machine did: rates and latencies suffer from it more than CPU time does."""
+    minute = os.getloadavg()[0]
+    print(f"{os.cpu_count()} cores, {minute:.1f} programs at a time in the last minute", flush=True)
 
 
 if __name__ == "__main__":

@@ -70,6 +70,8 @@ class Session(asyncio.Protocol):
         self._leaving = False
         self._peer_finished = False
         self._held = False
+        self.gone: asyncio.Future[None] = self._loop.create_future()
+        """Done when the socket is closed, some time after the connection's own end."""
         self.congested = False
         """The peer doesn't keep up with what we send."""
         self.read_at = self._loop.time()
@@ -116,6 +118,7 @@ class Session(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._cancel_timer()
+        self.gone.set_result(None)
         if self.tap is not None:
             self.tap.closed(error)
         if not self._leaving:

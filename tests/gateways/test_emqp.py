@@ -429,8 +429,8 @@ class TestUnknownQueues:
             (schedule,) = server.hub.schedules.all()
             async with worker(server) as second:
                 second.offer()
-                server.hub.inject(schedule.envelope, server.site.now())
-                server.hub.inject(schedule.envelope, server.site.now())
+                for _ in range(2):
+                    server.hub.inject(schedule.envelope.replace(), server.site.now())
                 assert (await raw.job()).queue == (await second.job()).queue == "nobodys"
 
     async def test_but_not_what_somebody_consumes(self, server: Server) -> None:

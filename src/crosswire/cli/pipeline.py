@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,10 @@ from crosswire.pipeline.tables.names import NAMES
 from crosswire.wire import PROTOCOL_NAMES
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from crosswire.pipeline.run import Summary
+    from crosswire.pipeline.stream import BatchDone, Stream
 
 __all__ = ["configure", "run"]
 
@@ -65,6 +70,17 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
         default=5.0,
         metavar="SECONDS",
         help="a message is late if it takes longer to be settled (default: 5)",
+    )
+    how = one.add_mutually_exclusive_group()
+    how.add_argument(
+        "--once",
+        action="store_true",
+        help="take in what is new since the last time, add it to the tables, and end",
+    )
+    how.add_argument(
+        "--stream",
+        action="store_true",
+        help="… and go on with what comes, until SIGINT or SIGTERM",
     )
     one.add_argument("--master", default="local[*]", metavar="URL", help="which Spark to run on")
     one.add_argument(
@@ -121,15 +137,17 @@ def _setting(text: str) -> tuple[str, str]:
 
 def run(options: argparse.Namespace) -> int:
     try:
-        from crosswire.pipeline.inputs import find_inputs
+        from crosswire.pipeline.inputs import find_inputs, search
         from crosswire.pipeline.run import Batch, run_batch
         from crosswire.pipeline.session import start
+        from crosswire.pipeline.stream import Stream
     except ModuleNotFoundError as error:
         raise PipelineError(
             f"the pipeline needs {error.name}: pip install 'crosswire[spark]'"
         ) from error
+    is_stream = options.once or options.stream
     batch = Batch(
-        inputs=find_inputs(options.input),
+        inputs=search(options.input) if is_stream else find_inputs(options.input),
         output=options.output,
         tables=frozenset(options.tables),
         since_us=options.since,
@@ -140,11 +158,52 @@ def run(options: argparse.Namespace) -> int:
         print(f"Starting Spark ({options.master}) …", file=sys.stderr)
     spark = start(options.master, dict(options.conf))
     try:
-        summary = run_batch(spark, batch, quiet=options.json)
+        if is_stream:
+            stream = Stream(
+                paths=tuple(options.input),
+                output=batch.output,
+                once=options.once,
+                tables=batch.tables,
+                since_us=batch.since_us,
+                ports=batch.ports,
+            )
+            summary = _follow(spark, stream, quiet=options.json)
+        else:
+            summary = run_batch(spark, batch, quiet=options.json)
     finally:
         spark.stop()
     _print(summary, as_json=options.json)
     return 0
+
+
+def _follow(spark: SparkSession, stream: Stream, *, quiet: bool) -> Summary:
+    """The first signal lets the batch under way come to its end, the second one does not."""
+    from crosswire.pipeline.stream import run_stream
+
+    stop = threading.Event()
+
+    def end(_number: int, _frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
+    if not quiet and stream.once is False:
+        print("Waiting for input; stop with Ctrl-C.", file=sys.stderr)
+    return run_stream(spark, stream, stop=stop, tell=None if quiet else _tell)
+
+
+def _tell(done: BatchDone) -> None:
+    rows = done.rows
+    frames, messages = rows.get("silver.frames", 0), rows.get("silver.messages", 0)
+    open_ = rows.get("open.sessions", 0)
+    print(
+        f"  batch {done.batch}: {done.files:,} files, {done.size_bytes:,} bytes: {frames:,} frames, "
+        f"{messages:,} messages, {open_:,} sessions open, {done.seconds:.1f} s",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _print(summary: Summary, *, as_json: bool) -> None:

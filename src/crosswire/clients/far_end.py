@@ -27,10 +27,10 @@ class FarEnd:
         self.end: ConnectionClosed | ConnectionFailed | None = None
 
     async def close(self) -> None:
-        """Say the protocol's goodbye and wait until the connection is gone."""
+        """Say the protocol's goodbye and wait until the socket is closed."""
         self.session.connection.close()
         self.session.wake()
-        await asyncio.wait([self.ended])
+        await asyncio.wait([self.ended, self.session.gone])
 
     def finish(self, end: ConnectionClosed | ConnectionFailed) -> None:
         """The connection is over. Who has more to let go of does it before."""

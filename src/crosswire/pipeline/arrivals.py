@@ -137,7 +137,10 @@ class Arrivals:
 
     def _captured(self, inputs: Inputs, position: Position) -> Iterator[_Piece]:
         for path in inputs.captures:
-            state = Path(path).stat()
+            try:
+                state = Path(path).stat()
+            except FileNotFoundError:
+                continue  # taken away while we looked
             before = position.captures.get(path)
             if before is not None and (state.st_size, state.st_mtime_ns) == (
                 before.size_bytes,

@@ -82,4 +82,7 @@ def _filled(folder: Path) -> list[Path]:
 
 
 def _may_be_capture(file: Path) -> bool:
-    return file.is_file() and not file.name.startswith(".") and is_capture(file)
+    try:
+        return file.is_file() and not file.name.startswith(".") and is_capture(file)
+    except FileNotFoundError:
+        return False  # taken away while we looked

@@ -19,7 +19,7 @@ from __future__ import annotations
 import fcntl
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,7 +66,7 @@ class Commit(msgspec.Struct, frozen=True):
     rows: dict[str, tuple[int, int]] = {}
     accounts: dict[str, dict[str, int]] = {}
     open_accounts: dict[str, dict[str, int]] = {}
-    files: list[str] = []
+    files: dict[str, list[str]] = {}
     days: dict[str, dict[str, list[str]]] = {}
     unsettled_days: list[str] = []
     staging: str = ""
@@ -201,21 +201,34 @@ class Journal:
         batch = 0 if self.last is None else self.last.batch + 1
         return Staging(self._spark, f"{self._home}/new-{uuid.uuid4().hex[:12]}", batch)
 
-    def commit(self, commit: Commit, staging: Staging, replaced_days: dict[str, set[str]]) -> None:
-        """Make a batch visible. `replaced_days` are those of which nothing older is to stay."""
+    def commit(
+        self,
+        commit: Commit,
+        staging: Staging,
+        *,
+        replaced_days: Mapping[str, set[str]],
+        retained: frozenset[str] = frozenset(),
+    ) -> None:
+        """Make a batch visible. `replaced_days` are those of which nothing older is to stay;
+        `retained` the tables of which all that is there stays."""
         moves, files, days = self._plan(commit.batch, staging)
-        remove = list(self.last.files) if self.last is not None else []
+        remove: list[str] = []
+        for place, old in self.last.files.items() if self.last is not None else ():
+            if place in retained:
+                files[place] = old
+            else:
+                remove += old
         kept_days = dict(self.last.days) if self.last is not None else {}
         for table, dates in replaced_days.items():
             kept = dict(kept_days.get(table, {}))
             for date in dates:
                 remove += kept.pop(date, [])
             kept_days[table] = kept | days.get(table, {})
-        state = f"{self._home}/state/{commit.batch:08}"
-        for name, path in staging.left.items():
-            moves[path] = f"{state}/{name}"
-        if self.last is not None and self.last.state is not None:
-            remove.append(self.last.state)
+        state = None if self.last is None else self.last.state
+        if staging.left:
+            remove += [state] if state is not None else []
+            state = f"{self._home}/state/{commit.batch:08}"
+            moves |= {path: f"{state}/{name}" for name, path in staging.left.items()}
         done = msgspec.structs.replace(
             commit,
             files=files,
@@ -232,9 +245,9 @@ class Journal:
 
     def _plan(
         self, batch: int, staging: Staging
-    ) -> tuple[dict[str, str], list[str], dict[str, dict[str, list[str]]]]:
+    ) -> tuple[dict[str, str], dict[str, list[str]], dict[str, dict[str, list[str]]]]:
         moves: dict[str, str] = {}
-        files: list[str] = []
+        files: dict[str, list[str]] = {}
         days: dict[str, dict[str, list[str]]] = {}
         for path in self._found(f"{staging.folder}/tables"):
             *folders, name = path.removeprefix(f"{staging.folder}/tables/").split("/")
@@ -251,11 +264,15 @@ class Journal:
             if by_day:
                 days.setdefault(place, {}).setdefault(str(date), []).append(target)
             elif not kept:
-                files.append(target)
+                files.setdefault(place, []).append(target)
         return moves, files, days
 
     def _apply(self, commit: Commit) -> None:
         """Move and remove what the commit says, as far as that is not done yet."""
+        for place in commit.rows:
+            layer, _, table = place.partition(".")
+            if layer in LAYERS:
+                self._files.mkdirs(self._path(f"{self.root}/{layer}/{table}"))
         for source, target in commit.move.items():
             if not self._files.exists(self._path(source)):
                 continue

@@ -22,7 +22,9 @@ from crosswire.errors import BytesMissing, InvalidInput
 from crosswire.lake.schemas import MESSAGES, OPEN, WIRE
 from crosswire.pipeline.arrivals import Arrivals, Arrived, Position, Rows, files_of
 from crosswire.pipeline.carried import PART, Carried, carry, together
+from crosswire.pipeline.inputs import find_inputs
 from crosswire.pipeline.journal import DAYS, Begun, Commit, Journal, Staging
+from crosswire.pipeline.output import LAYERS
 from crosswire.pipeline.run import Summary
 from crosswire.pipeline.session import plain_errors
 from crosswire.pipeline.sources.classify import PortMap
@@ -106,6 +108,7 @@ class _Loop:
         self._spark = spark
         self._journal = journal
         self._once = stream.once
+        self._paths = stream.paths
         self._stop = stop
         self._tell = tell
         wanted = Begun(sorted(stream.tables), stream.since_us, dict(stream.ports))
@@ -119,6 +122,8 @@ class _Loop:
         )
 
     def run(self, start: float) -> Summary:
+        if self._once and self._journal.last is None:
+            find_inputs(self._paths)
         while not self._stop.is_set():
             for arrived in self._arrivals.look(self._position):
                 if self._stop.is_set():
@@ -148,7 +153,7 @@ class _Loop:
                 if attempt + 1 < _ATTEMPTS and batch.inputs() != before:
                     continue
                 raise error
-            self._journal.commit(commit, batch.staging, batch.replaced)
+            self._journal.commit(commit, batch.staging, replaced_days=batch.replaced)
             if self._tell is not None:
                 rows = {name: sum(each) for name, each in batch.staging.rows.items()}
                 seconds = time.monotonic() - start
@@ -160,12 +165,12 @@ class _Loop:
         last = self._journal.last
         if last is None:
             return Summary({}, [], time.monotonic() - start)
-        rows = {name: sum(each) for name, each in last.rows.items() if "." in name}
-        for place, days in last.days.items():
-            if not place.startswith(DAYS):
-                files = [file for each in days.values() for file in each]
-                read = self._journal.read_files
-                rows[place] = read(files, last.schemas[place]).count() if files else 0
+        rows = {
+            place: sum(each) for place, each in last.rows.items() if place.split(".")[0] in LAYERS
+        }
+        for place in rows.keys() & last.days.keys():
+            files = [file for each in last.days[place].values() for file in each]
+            rows[place] = self._journal.read_files(files, last.schemas[place]).count()
         totals: dict[str, dict[str, int]] = {}
         for part in (last.accounts, last.open_accounts):
             for name, sums in part.items():

@@ -19,8 +19,9 @@ import heapq
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from struct import Struct as Layout
+from threading import Thread
 from typing import Final, Protocol
 
 import msgspec
@@ -122,7 +123,8 @@ class Store(ABC):
         self.groups = 0
         self.last_error: StoreError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._writer: ThreadPoolExecutor | None = None
+        self._writer: Thread | None = None
+        self._orders: SimpleQueue[_Group | None] = SimpleQueue()
         self._timer: asyncio.TimerHandle | None = None
         self._soon = False
         self._flight: _Group | None = None
@@ -163,7 +165,9 @@ class Store(ABC):
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """From now on groups are written by a thread, as soon as there is something to write."""
         self._loop = loop
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="crosswire-store")
+        # Not a pool: what that does for every order takes longer than a small group's write.
+        self._writer = Thread(target=self._work, args=(loop,), name="crosswire-store", daemon=True)
+        self._writer.start()
         if self._is_dirty():
             self.request()
 
@@ -177,7 +181,8 @@ class Store(ABC):
             if self._timer is not None:
                 self._timer.cancel()
             if self._writer is not None:
-                self._writer.shutdown()
+                self._orders.put(None)
+                self._writer.join()
             self._closed = True
             self._release()
 
@@ -433,14 +438,15 @@ class Store(ABC):
             self._wake(None)
             return
         self._flight = group
-        assert self._writer is not None
-        self._writer.submit(self._work, group)
+        self._orders.put(group)
 
-    def _work(self, group: _Group) -> None:
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         """On the writer's thread."""
-        error = self._try(group)
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._finish, error)
+        while (group := self._orders.get()) is not None:
+            error = self._try(group)
+            if loop.is_closed():
+                return  # the program ends without having closed the store: nobody is to be told
+            loop.call_soon_threadsafe(self._finish, error)
 
     def _is_well(self) -> bool:
         """May a write be tried? After a failed one, the engine may have to be mended first."""

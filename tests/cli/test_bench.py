@@ -1,0 +1,69 @@
+"""`crosswire bench` through every protocol, with a hub of its own and with one that runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from crosswire.cli.bench.hub import started_hub
+from crosswire.cli.via.contract import VIAS
+
+
+def _bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "crosswire.cli.main", "bench", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def _figures(*arguments: str) -> dict[str, Any]:
+    done = _bench(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    figures: dict[str, Any] = json.loads(done.stdout)
+    return figures
+
+
+@pytest.mark.parametrize("via", VIAS)
+def test_a_queue_brings_every_message_once(via: str) -> None:
+    figures = _figures("--via", via, "--count", "300", "--window", "50")
+    assert figures["destination"] == "queue/bench"
+    assert figures["deliveries"] == figures["messages"] == 300
+    assert figures["hub_cpu_us"] > 0
+    assert figures["answered_p50_us"] > 0
+
+
+@pytest.mark.parametrize("via", VIAS)
+def test_a_topic_brings_every_message_to_every_consumer(via: str) -> None:
+    figures = _figures(
+        *("--via", via, "--topic", "--not-durable", "--consumers", "3"),
+        *("--count", "300", "--window", "50"),
+    )
+    assert figures["durable"] is False
+    assert figures["deliveries"] == 3 * figures["messages"] == 900
+
+
+def test_a_hub_that_runs_keeps_its_cpu_time_to_itself() -> None:
+    with started_hub("micromsg2") as hub:
+        port = str(hub.ports["micromsg2"])
+        figures = _figures("--via", "micromsg2", "--port", port, "--count", "200")
+    assert figures["deliveries"] == 200
+    assert figures["hub_cpu_us"] is None
+
+
+def test_for_people_it_is_told_in_words() -> None:
+    done = _bench("--via", "emp", "--count", "100", "--size", "10")
+    assert done.returncode == 0
+    assert "emp, queue/bench, durable, 10 bytes" in done.stdout
+    assert "one at a time" in done.stdout
+
+
+def test_nobody_there_is_said_in_one_line() -> None:
+    done = _bench("--via", "emp", "--port", "1")
+    assert done.returncode == 1
+    assert done.stderr.startswith("crosswire bench: can't connect to 127.0.0.1:1")
+
+
+def test_a_count_of_nothing_is_wrong_usage() -> None:
+    assert _bench("--count", "0").returncode == 2

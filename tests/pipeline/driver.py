@@ -1,0 +1,34 @@
+"""A stream in a process of its own, on the Java of another one: it starts soon, and can be killed.
+
+    python -m tests.pipeline.driver OUTPUT INPUT …      with PYSPARK_GATEWAY_PORT and _SECRET set
+
+Says a line for each batch. What it was doing when it is killed goes on in Java for a while.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+
+from crosswire.pipeline.stream import BatchDone, Stream, run_stream
+
+
+def attach() -> SparkSession:
+    """The session of who started us."""
+    gateway = launch_gateway()
+    spark = gateway.jvm.org.apache.spark
+    jsc = spark.api.java.JavaSparkContext.fromSparkContext(spark.SparkContext.getOrCreate())
+    SparkContext(gateway=gateway, jsc=jsc, conf=SparkConf(_jconf=jsc.getConf()))
+    return SparkSession.builder.getOrCreate()
+
+
+def tell(done: BatchDone) -> None:
+    print(done.batch, flush=True)
+
+
+if __name__ == "__main__":
+    output, *paths = sys.argv[1:]
+    run_stream(attach(), Stream(tuple(paths), output, batch_bytes=1), tell=tell)
