@@ -1,6 +1,6 @@
 """How fast captures become silver.frames, as ratios that one run measures on one machine.
 
-    python benchmarks/pipeline.py [--megabytes 16] [--only decode pcap scaling small]
+    python benchmarks/pipeline.py [--megabytes 8] [--only decode pcap scaling small]
 
     decode    by protocol: frames against a `mapInArrow` that gives its input back unchanged, and
               against a row-by-row UDF around the same decoder, over the same files
@@ -211,7 +211,7 @@ class Peak:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--megabytes", type=float, default=16.0)
+    parser.add_argument("--megabytes", type=float, default=8.0)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     options = parser.parse_args()
     spark = start("local[*]", {"spark.sql.adaptive.enabled": "false"}, name="benchmark")

@@ -2,7 +2,8 @@
 
     python -m tests.pipeline.driver OUTPUT INPUT …      with PYSPARK_GATEWAY_PORT and _SECRET set
 
-Says a line for each batch. What it was doing when it is killed goes on in Java for a while.
+Says a line when it begins, and one for each batch. What it was doing when it is killed goes on in
+Java for a while.
 """
 
 from __future__ import annotations
@@ -31,4 +32,6 @@ def tell(done: BatchDone) -> None:
 
 if __name__ == "__main__":
     output, *paths = sys.argv[1:]
-    run_stream(attach(), Stream(tuple(paths), output, batch_bytes=1), tell=tell)
+    spark = attach()
+    print("attached", flush=True)
+    run_stream(spark, Stream(tuple(paths), output, batch_bytes=1), tell=tell)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 from zlib import crc32
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -164,6 +165,11 @@ class Records:
             spark.createDataFrame(self._ways, WAYS),
             *self.records(spark),
         )
+
+    def rows(self) -> tuple[pa.Table, pa.Table]:
+        """ledger and messages of the hub, without Spark."""
+        ledger = pa.Table.from_pylist(self._ledger, schema=LEDGER)
+        return ledger, pa.Table.from_pylist(self._envelopes, schema=MESSAGES)
 
     def records(self, spark: SparkSession) -> tuple[DataFrame, DataFrame]:
         made = []

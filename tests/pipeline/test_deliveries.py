@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from crosswire.pipeline.tables.deliveries import deliveries
 from crosswire.pipeline.tables.reconciliation import reconciliation
+from tests.pipeline.conftest import Made
 from tests.pipeline.records import Records
 
 SECOND = 1_000_000
@@ -163,3 +164,8 @@ def test_what_is_open_becomes_late(spark: SparkSession) -> None:
     }
     assert [row["late"] for row in rows.values()] == [True, False]
     assert [row["on_wire"] for row in rows.values()] == [None, None]
+
+
+def test_without_a_ledger_they_are_left_out_and_that_is_said(from_tap: Made) -> None:
+    assert from_tap.summary.notes == ["no deliveries and no reconciliation: there is no ledger/"]
+    assert not from_tap.summary.rows.keys() & {"gold.deliveries", "gold.reconciliation"}

@@ -1,7 +1,9 @@
-"""Streams end with the tables of a batch over the same input, however it comes, whatever happens."""
+"""Streams end with the tables of a batch over the same input, however it comes, and are killed."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -20,11 +22,14 @@ from pyspark.sql import SparkSession
 from crosswire.errors import InvalidInput
 from crosswire.lake.files import write
 from crosswire.pipeline.inputs import find_inputs
+from crosswire.pipeline.journal import Begun, Commit, Journal
+from crosswire.pipeline.output import Output
 from crosswire.pipeline.run import Batch, Summary, run_batch
 from crosswire.pipeline.stream import BatchDone, Stream, run_stream
 from tests.pipeline.captures import write_captures
 from tests.pipeline.conftest import TRAFFIC
-from tests.pipeline.test_run import CROSSWIRE, ODD, tap_rows
+from tests.pipeline.records import Records
+from tests.pipeline.test_run import CROSSWIRE, ODD, START, tap_rows
 
 STEPS = 3
 
@@ -51,23 +56,29 @@ class Delivery:
         (folder / "captures").mkdir(parents=True)
         rows = pa.concat_tables(TRAFFIC.wire()).sort_by("time")
         seq = pa.array(range(len(rows)), pa.int64())
-        self._rows = rows.set_column(1, rows.schema.field("seq"), seq)
-        self._odd = tap_rows(ODD)
+        self._tables = [
+            ("wire", rows.set_column(1, rows.schema.field("seq"), seq)),
+            ("wire", tap_rows(ODD)),
+        ]
         write_captures(folder / "made", TRAFFIC)
 
     def deliver(self, step: int) -> None:
-        """The first capture file grows; what is written to it ends inside of a record."""
-        for rows in (self._rows, self._odd):
+        """The first capture grows, and ends inside of a record before it is whole."""
+        for name, rows in self._tables:
             first, behind = len(rows) * step // STEPS, len(rows) * (step + 1) // STEPS
-            write(self.folder / "lake", "wire", rows.slice(first, behind - first))
-        first_file, *others = sorted((self.folder / "made").iterdir())
-        growing = first_file.read_bytes()
+            write(self.folder / "lake", name, rows.slice(first, behind - first))
+        growing, compressed = sorted((self.folder / "made").iterdir())
         if step < 2:
-            kept = growing[: (step + 1) * len(growing) // 2]
-            (self.folder / "captures" / first_file.name).write_bytes(kept)
+            whole = growing.read_bytes()
+            self._capture(growing.name, whole[: (step + 1) * len(whole) // 2])
         else:
-            for file in others:
-                (self.folder / "captures" / file.name).write_bytes(file.read_bytes())
+            self._capture(compressed.name, compressed.read_bytes())
+
+    def _capture(self, name: str, data: bytes) -> None:
+        file = self.folder / "captures" / name
+        file.write_bytes(data)
+        # A stream waits until nobody writes to a compressed file any more.
+        os.utime(file, (file.stat().st_atime, file.stat().st_mtime - 60))
 
     def all(self) -> Delivery:
         for step in range(STEPS):
@@ -104,33 +115,46 @@ def test_once_in_one_go(
     }
 
 
-def test_once_in_many_steps(
+def test_in_many_steps(
     spark: SparkSession, tmp_path: Path, expected: tuple[Tables, Summary]
 ) -> None:
+    """After each the tables are those of a batch over what there is."""
     given = Delivery(tmp_path / "given")
-    for step in range(STEPS):
-        given.deliver(step)
-        summary = once(spark, given, tmp_path / "out")
-        if step == 1:
-            so_far, _ = batch(spark, given, tmp_path / "so far")
-            assert tables(tmp_path / "out") == so_far
+    given.deliver(0)
+    once(spark, given, tmp_path / "out")
+    given.deliver(1)
+    until_told(spark, given, tmp_path / "out")
+    assert tables(tmp_path / "out") == batch(spark, given, tmp_path / "so far")[0]
+    given.deliver(2)
+    until_told(spark, given, tmp_path / "out")
     assert tables(tmp_path / "out") == expected[0]
-    assert summary.accounting == expected[1].accounting
-    before = summary.rows
-    assert once(spark, given, tmp_path / "out").rows == before
+    assert once(spark, given, tmp_path / "out").accounting == expected[1].accounting
     assert tables(tmp_path / "out") == expected[0]
+
+
+def until_told(spark: SparkSession, given: Delivery, output: Path) -> None:
+    """A stream that is stopped after a batch."""
+    stop = threading.Event()
+    told: list[BatchDone] = []
+
+    def tell(done: BatchDone) -> None:
+        told.append(done)
+        stop.set()
+
+    run_stream(spark, Stream(given.paths, str(output)), stop=stop, tell=tell)
+    assert len(told) == 1 and told[0].files
 
 
 def test_killed_at_any_moment(
     spark: SparkSession, tmp_path: Path, expected: tuple[Tables, Summary]
 ) -> None:
-    """A batch for each file. Killed three times: while it starts, reads, writes or commits."""
+    """A batch for each file; killed while it starts, reads, writes or commits."""
     random = Random(int.from_bytes(os.urandom(4)))
     given = Delivery(tmp_path / "given")
     for step in range(STEPS):
         given.deliver(step)
-        killed_after(random.uniform(2, 12), spark, given, tmp_path / "out")
-    run_stream(spark, Stream(given.paths, str(tmp_path / "out"), once=True))
+        killed_after(random.uniform(0, 8), spark, given, tmp_path / "out")
+    once(spark, given, tmp_path / "out")
     assert tables(tmp_path / "out") == expected[0]
 
 
@@ -146,9 +170,117 @@ def killed_after(seconds: float, spark: SparkSession, given: Delivery, output: P
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:
-        try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(seconds)
-        except subprocess.TimeoutExpired:
-            child.send_signal(signal.SIGKILL)
+        child.send_signal(signal.SIGKILL)
         _, said = child.communicate()
     assert child.returncode == -signal.SIGKILL, said
+
+
+@pytest.mark.parametrize("moved", [0, 3])
+def test_a_commit_is_carried_out_by_who_comes_next(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: int
+) -> None:
+    write(tmp_path / "lake", "wire", tap_rows(ODD))
+    wanted = frozenset({"frames", "sessions"})
+    stream = Stream((str(tmp_path / "lake"),), str(tmp_path / "out"), once=True, tables=wanted)
+
+    def dies(journal: Journal, commit: Commit) -> None:
+        for source, target in list(commit.move.items())[:moved]:
+            Path(target).parent.mkdir(parents=True, exist_ok=True)
+            Path(source).rename(target)
+        raise OSError("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "_apply", dies)
+        with pytest.raises(OSError, match="killed"):
+            run_stream(spark, stream)
+    assert run_stream(spark, stream).rows["silver.frames"] == 23
+    rows = tables(tmp_path / "out")
+    assert len(rows["silver/frames"]) == 23
+    assert (len(rows["gold/sessions"]), len(rows["open/sessions"])) == (7, 2)
+    left = {path.name for path in (tmp_path / "out" / ".stream").iterdir()}
+    assert left == {"begun.json", "commits", "lock", "state"}
+
+
+def test_what_only_the_whole_can_tell(spark: SparkSession, tmp_path: Path) -> None:
+    """A message that was settled, and one that was not, of a connection that carried neither."""
+    told = Records(START)
+    with told.on("waiting", "emp"):
+        first = told.noted("accepted", payload=b"1")
+        told.noted("accepted", payload=b"2")
+        told.noted("settled", identifier=first)
+        told.end()
+    write(tmp_path / "lake", "wire", tap_rows(ODD))
+    for name, rows in zip(("ledger", "messages"), told.rows(), strict=True):
+        write(tmp_path / "lake", name, rows)
+    chosen = frozenset({"messages", "frames", "directions", "deliveries", "reconciliation"})
+    paths = (str(tmp_path / "lake"),)
+    run_batch(spark, Batch(find_inputs(paths), str(tmp_path / "batch"), chosen), quiet=True)
+    stream = Stream(paths, str(tmp_path / "out"), once=True, tables=chosen)
+    summary = run_stream(spark, stream)
+    found = tables(tmp_path / "out")
+    assert found == tables(tmp_path / "batch")
+    assert (len(found["gold/deliveries"]), len(found["open/deliveries"])) == (2, 1)
+    assert summary.findings["late"] == 0
+    run_stream(spark, stream)
+    assert tables(tmp_path / "out") == found
+
+
+# ------------------------------------------------------------------------------- what is refused
+
+
+def test_one_writer_at_a_time(spark: SparkSession, tmp_path: Path) -> None:
+    first = Journal(spark, str(tmp_path / "out"))
+    with pytest.raises(InvalidInput, match="another stream is writing"):
+        Journal(spark, str(tmp_path / "out"))
+    first.close()
+    Journal(spark, str(tmp_path / "out")).close()
+
+
+def test_a_stream_goes_on_with_what_it_was_begun_with(spark: SparkSession, tmp_path: Path) -> None:
+    journal = Journal(spark, str(tmp_path / "out"))
+    begun = journal.begin(Begun(["frames"], 5, {1: "emp"}))
+    assert journal.begin(Begun(["frames"], 9, {1: "emp"})) == begun
+    for other, name in ((Begun([], 5, {1: "emp"}), "tables"), (Begun(["frames"], 5, {}), "ports")):
+        with pytest.raises(InvalidInput, match=f"was begun with other --{name}"):
+            journal.begin(other)
+    journal.close()
+
+
+def test_batches_and_streams_have_folders_of_their_own(spark: SparkSession, tmp_path: Path) -> None:
+    Journal(spark, str(tmp_path / "stream")).close()
+    with pytest.raises(InvalidInput, match="holds the tables of a stream"):
+        Output(spark, str(tmp_path / "stream"))
+    (tmp_path / "batch" / "silver").mkdir(parents=True)
+    with pytest.raises(InvalidInput, match="holds the tables of a batch"):
+        Journal(spark, str(tmp_path / "batch"))
+
+
+# --------------------------------------------------------------------------------- the program
+
+
+def test_the_command_ends_with_a_summary_when_it_is_told_to(tmp_path: Path) -> None:
+    size = Traffic(protocols=("epoxy",), connections=1, messages=5).write_tap(tmp_path / "lake")
+    command: list[str | Path] = [
+        *(CROSSWIRE, "pipeline", "run", "--stream", "--json", "--input", tmp_path / "lake"),
+        *("--output", tmp_path / "out", "--tables", "frames", "--master", "local[1]"),
+        *("--conf", "spark.sql.shuffle.partitions=1", "--conf", "spark.driver.memory=1g"),
+        *("--conf", "spark.sql.codegen.factoryMode=NO_CODEGEN"),
+        *("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        while not list((tmp_path / "out").glob("silver/frames/*/*.parquet")):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(0.2)
+            assert child.returncode is None, child.communicate()
+        child.send_signal(signal.SIGTERM)
+        said, wrong = child.communicate()
+    assert (child.returncode, wrong) == (0, "")
+    summary = json.loads(said)
+    assert summary["tables"].keys() == {"silver.frames"}
+    assert [account["frames"] for account in summary["accounting"]] == [size]

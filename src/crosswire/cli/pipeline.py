@@ -166,6 +166,7 @@ def run(options: argparse.Namespace) -> int:
                 tables=batch.tables,
                 since_us=batch.since_us,
                 ports=batch.ports,
+                late_us=batch.late_us,
             )
             summary = _follow(spark, stream, quiet=options.json)
         else:
@@ -199,8 +200,8 @@ def _tell(done: BatchDone) -> None:
     frames, messages = rows.get("silver.frames", 0), rows.get("silver.messages", 0)
     open_ = rows.get("open.sessions", 0)
     print(
-        f"  batch {done.batch}: {done.files:,} files, {done.size_bytes:,} bytes: {frames:,} frames, "
-        f"{messages:,} messages, {open_:,} sessions open, {done.seconds:.1f} s",
+        f"  batch {done.batch}: {done.files:,} files, {done.size_bytes:,} bytes: "
+        f"{frames:,} frames, {messages:,} messages, {open_:,} sessions open, {done.seconds:.1f} s",
         file=sys.stderr,
         flush=True,
     )

@@ -180,6 +180,14 @@ class Journal:
             return None
         return self.read(path, self.last.schemas[name])
 
+    def table(self, place: str) -> DataFrame | None:
+        """A table as a reader sees it; None if there is none."""
+        if self.last is None or place not in self.last.schemas:
+            return None
+        shape = _shape(self.last.schemas[place])
+        path = f"{self.root}/{place.replace('.', '/')}"
+        return self._spark.read.schema(shape).parquet(path).select(*shape.names)
+
     def days(self, table: str, dates: list[str]) -> DataFrame | None:
         """What is there for these days of a table of which whole days are replaced."""
         if self.last is None:
@@ -192,8 +200,7 @@ class Journal:
         return self.read_files([path], schema)
 
     def read_files(self, paths: list[str], schema: str) -> DataFrame:
-        shape = StructType.fromJson(msgspec.json.decode(schema))
-        return self._spark.read.schema(shape).parquet(*paths)
+        return self._spark.read.schema(_shape(schema)).parquet(*paths)
 
     # A batch.
 
@@ -399,12 +406,12 @@ class Staging:
         shape = StructType([field for field in rows.schema.fields if field.name != column])
         self.schemas[name] = shape.json()
 
-    def read(self, name: str, place: str) -> DataFrame:
-        """The rows that were written for a place, with `kept`."""
-        shape = StructType.fromJson(msgspec.json.decode(self.schemas[place])).add(KEPT, "boolean")
-        path = f"{self.folder}/tables/{name}"
-        return (
-            self._spark.read.schema(shape.add(_PLACE, "string"))
-            .parquet(path)
-            .where(F.col(_PLACE) == place)
-        )
+    def read(self, name: str, *places: str) -> DataFrame:
+        """The rows that were written for these places, with `kept`."""
+        shape = _shape(self.schemas[places[0]]).add(KEPT, "boolean").add(_PLACE, "string")
+        rows = self._spark.read.schema(shape).parquet(f"{self.folder}/tables/{name}")
+        return rows.where(F.col(_PLACE).isin(*places)).drop(_PLACE)
+
+
+def _shape(schema: str) -> StructType:
+    return StructType.fromJson(msgspec.json.decode(schema))

@@ -35,10 +35,10 @@ from crosswire.pipeline.tables.topology import topology
 from crosswire.pipeline.tables.traffic import traffic
 from crosswire.pipeline.tables.violations import violations
 
-__all__ = ["Batch", "Summary", "run_batch"]
+__all__ = ["OF_RECORDS", "WRONG", "Batch", "Summary", "run_batch"]
 
-_OF_RECORDS: Final = ("deliveries", "reconciliation")
-_WRONG: Final = {"late": "late", "lost": "lost", "doubled": "doubled", "damaged": "NOT intact"}
+OF_RECORDS: Final = ("deliveries", "reconciliation")
+WRONG: Final = {"late": "late", "lost": "lost", "doubled": "doubled", "damaged": "NOT intact"}
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class _Run:
         return wire, not inputs.taps
 
     def _decoded(self, wire: DataFrame, arranged: bool) -> DataFrame:
-        payloads = self._wants("messages", *_OF_RECORDS)
+        payloads = self._wants("messages", *OF_RECORDS)
         with self._progress.step("decoding"):
             return self._output.write_work(
                 "decoded", decode(wire, payloads=payloads, arranged=arranged), split_by=TABLE
@@ -180,7 +180,7 @@ class _Run:
     ) -> None:
         """What the hub recorded, against the wire if there is one."""
         inputs = self._batch.inputs
-        if not self._wants(*_OF_RECORDS):
+        if not self._wants(*OF_RECORDS):
             return
         if not inputs.ledgers:
             self.notes.append("no deliveries and no reconciliation: there is no ledger/")
@@ -197,7 +197,7 @@ class _Run:
             self.notes.append("no reconciliation: there is no wire/ beside the ledger")
         if self._wants("deliveries"):
             hops = deliveries(ledger, envelopes, reconciled, late_us=self._batch.late_us)
-            self._in_two("deliveries", hops, F.col("is_open"), dated_by="accepted", wrong=_WRONG)
+            self._in_two("deliveries", hops, F.col("is_open"), dated_by="accepted", wrong=WRONG)
 
     def _account(
         self, ways: DataFrame, framed: DataFrame, refused: DataFrame

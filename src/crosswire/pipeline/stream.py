@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, Observation, SparkSession
@@ -22,7 +22,8 @@ from crosswire.errors import BytesMissing, InvalidInput
 from crosswire.lake.schemas import MESSAGES, OPEN, WIRE
 from crosswire.pipeline.arrivals import Arrivals, Arrived, Position, Rows, files_of
 from crosswire.pipeline.carried import PART, Carried, carry, together
-from crosswire.pipeline.inputs import find_inputs
+from crosswire.pipeline.hindsight import look_back
+from crosswire.pipeline.inputs import find_inputs, search
 from crosswire.pipeline.journal import DAYS, Begun, Commit, Journal, Staging
 from crosswire.pipeline.output import LAYERS
 from crosswire.pipeline.run import Summary
@@ -36,6 +37,7 @@ from crosswire.pipeline.tables import traffic as minutes
 from crosswire.pipeline.tables.accounting import PARTS, accounts
 from crosswire.pipeline.tables.conversations import conversations
 from crosswire.pipeline.tables.decoded import FRAMES, TABLE, VIOLATIONS
+from crosswire.pipeline.tables.deliveries import LATE_US
 from crosswire.pipeline.tables.directions import directions
 from crosswire.pipeline.tables.frames import frames
 from crosswire.pipeline.tables.messages import from_hub, messages
@@ -49,6 +51,7 @@ _POLL_S: Final = 1.0
 _WRITERS: Final = 3
 _ATTEMPTS: Final = 3
 _PLACE: Final = "place"
+_TOLD_AT_THE_END: Final = ("gold.reconciliation", "gold.deliveries", "open.deliveries")
 _SUMS: Final = ("seen", *PARTS, "missing")
 
 
@@ -63,6 +66,7 @@ class Stream:
     tables: frozenset[str] = frozenset()
     since_us: int = 0
     ports: Mapping[int, str] = field(default_factory=dict)
+    late_us: int = LATE_US
     batch_bytes: int = BATCH_BYTES
 
 
@@ -109,6 +113,7 @@ class _Loop:
         self._journal = journal
         self._once = stream.once
         self._paths = stream.paths
+        self._late_us = stream.late_us
         self._stop = stop
         self._tell = tell
         wanted = Begun(sorted(stream.tables), stream.since_us, dict(stream.ports))
@@ -132,7 +137,16 @@ class _Loop:
             if self._once:
                 break
             self._stop.wait(_POLL_S)
-        return self._summary(start)
+        begun = self._begun
+        findings, notes = look_back(
+            self._spark,
+            self._journal,
+            search(self._paths),
+            begun.tables,
+            since_us=begun.since_us,
+            late_us=self._late_us,
+        )
+        return replace(self._summary(start), findings=findings, notes=notes)
 
     @property
     def _position(self) -> Position:
@@ -153,7 +167,10 @@ class _Loop:
                 if attempt + 1 < _ATTEMPTS and batch.inputs() != before:
                     continue
                 raise error
-            self._journal.commit(commit, batch.staging, replaced_days=batch.replaced)
+            # What hindsight tells stays until the run ends.
+            retained = frozenset(_TOLD_AT_THE_END)
+            journal = self._journal
+            journal.commit(commit, batch.staging, replaced_days=batch.replaced, retained=retained)
             if self._tell is not None:
                 rows = {name: sum(each) for name, each in batch.staging.rows.items()}
                 seconds = time.monotonic() - start
@@ -236,8 +253,10 @@ class _Batch:
     # From the hub's own record.
 
     def _from_hub(self) -> None:
+        if not self._wants("messages", "deliveries"):
+            raise InvalidInput("a lake without wire/ gives the tables messages and deliveries only")
         if not self._wants("messages"):
-            raise InvalidInput("a lake without wire/ gives the table messages and no other")
+            return
         envelopes = self._rows_of(self._arrived.messages, MESSAGES)
         rows = from_hub(envelopes).withColumn(KEPT, F.lit(True))
         self.staging.write("messages", rows, places=("silver.messages",), dated_by="time")
