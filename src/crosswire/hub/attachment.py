@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
 from itertools import count
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
@@ -119,7 +120,7 @@ class Window:
             attachment.wake(now)
 
 
-class Attachment:
+class Attachment(ABC):
     """What a gateway holds of a queue or topic that it takes messages from.
 
     `settle` and `refuse` ignore ids that it does not hold: a lease may have run out meanwhile.
@@ -146,10 +147,11 @@ class Attachment:
         self.is_open = True
         window.join(self)
 
+    @abstractmethod
     def settle(self, ids: Collection[int], now: float) -> int:
         """Done with these. Gives how many of them it held."""
-        raise NotImplementedError
 
+    @abstractmethod
     def refuse(
         self,
         ids: Collection[int],
@@ -163,19 +165,18 @@ class Attachment:
 
         `final` says whether that was the last attempt, where the queue is not to decide.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def extend(self, ids: Collection[int], now: float, lease_s: float) -> int:
         """Still working on these: their leases start anew."""
-        raise NotImplementedError
 
+    @abstractmethod
     def wake(self, now: float) -> None:
         """There is room in its window."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self, now: float) -> None:
         """It leaves: what it holds goes to others at once."""
-        raise NotImplementedError
 
     def let_go(self) -> None:
         """The first half of leaving: nothing more is given to it."""

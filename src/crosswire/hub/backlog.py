@@ -9,6 +9,7 @@ delayed   refused, until their time has come
 from __future__ import annotations
 
 import heapq
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -30,7 +31,7 @@ _PAGE: Final = 256
 _RECLAIM_AFTER: Final = 65_536
 
 
-class Backlog:
+class Backlog(ABC):
     """One cursor over one or more logs, and the consumers that share it."""
 
     def __init__(
@@ -82,9 +83,9 @@ class Backlog:
         return True
 
     @property
+    @abstractmethod
     def dead_letters(self) -> str:
         """The queue of those that nobody could take."""
-        raise NotImplementedError
 
     def has_space_for(self, count: int) -> bool:
         """Could this many be taken at once?"""
