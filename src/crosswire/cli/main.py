@@ -28,7 +28,7 @@ COMMANDS: Final = {
     "trace": "show what happened to a message",
     "bench": "measure how fast messages go through a hub",
     "decode": "print the frames in a file of raw bytes",
-    "demo": "show two peers talking, and what the decoder made of it",
+    "demo": "five protocols on one hub, killed in the middle: what got lost?",
     "lake": "list, verify and compact the files of a hub's lake",
     "pipeline": "make tables of captured traffic, on Spark",
     "report": "make one HTML page of what the tables say",
