@@ -248,5 +248,5 @@ def test_any_split_gives_the_same_segments(
     file = tmp_path_factory.mktemp("split") / "capture"
     file.write_bytes(data)
     assert sorted(rows_in(file, split_bytes)) == sorted(rows_in(file))
-    if len(data) > 2 * split_bytes + 3000:
+    if len(data) > 2 * split_bytes + 3000 and "fragmented" not in kinds:
         assert len(splits(str(file), split_bytes)) > 1

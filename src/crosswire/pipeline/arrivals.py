@@ -119,8 +119,13 @@ class Arrivals:
         for folder in inputs.taps:
             rows = _following(folder, position.taps.get(folder, {}), self._listing)
             pieces += [_Piece(order, size, tap=each) for each, size, order in rows]
-        if not (inputs.captures or inputs.taps or position.captures or position.taps):
-            for folder in inputs.messages:
+        if position.messages and pieces:
+            raise InvalidInput(
+                "the stream was begun with the messages of a hub, and now there is a wire to look "
+                "at: start a new folder"
+            )
+        if not (pieces or position.captures or position.taps):
+            for folder in filter(_is_untapped, inputs.messages):
                 rows = _following(folder, position.messages.get(folder, {}), self._listing)
                 pieces += [_Piece(order, size, message=each) for each, size, order in rows]
         pieces.sort(key=lambda piece: piece.order)
@@ -164,6 +169,12 @@ class Arrivals:
             if splits:
                 size = state.st_size - start
                 yield _Piece(("", path), size, splits=tuple(splits), path=path, read=read)
+
+
+def _is_untapped(messages: str) -> bool:
+    """Nothing says that the hub of this folder records its wire, now or later."""
+    lake = Path(messages).parent
+    return not (lake / "wire").is_dir() and not any((lake / ".spool").glob("*"))
 
 
 def files_of(rows: Iterable[Rows], listing: Listing) -> list[str]:

@@ -8,7 +8,6 @@ that are made of it are those of a batch over all there was.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import reduce
 from typing import Final
 
@@ -21,7 +20,7 @@ from crosswire.pipeline.tables import tallies as counts
 from crosswire.pipeline.tables import topology as graph
 from crosswire.pipeline.tables.sessions import connections
 
-__all__ = ["LINK_US", "PART", "Carried", "carry", "together"]
+__all__ = ["LINK_US", "PART", "Counts", "Edges", "Said", "together"]
 
 PART: Final = "part"
 LINK_US: Final = 24 * 3600 * 1_000_000
@@ -29,7 +28,6 @@ LINK_US: Final = 24 * 3600 * 1_000_000
 
 _TALLIES: Final = "tallies"
 _CONNECTIONS: Final = "connections"
-_SAID: Final = "said"
 _EDGES: Final = "edges"
 _TOTALS: Final = "totals"
 
@@ -48,39 +46,8 @@ _SAYING: Final = (
     "payload_length",
 )
 
-
-class Carried:
-    """The rows that `carry` gives, by what they are."""
-
-    def __init__(self, rows: DataFrame) -> None:
-        self._rows = rows
-
-    def _part(self, name: str) -> DataFrame:
-        return self._rows.where(F.col(PART) == name)
-
-    @property
-    def tallies(self) -> DataFrame:
-        """`over`: of a connection that will say no more; so in `said` and `edges`."""
-        return self._part(_TALLIES)
-
-    @property
-    def connections(self) -> DataFrame:
-        """As `tables.sessions` has them; `final`: of a session that nothing can be added to."""
-        return self._part(_CONNECTIONS)
-
-    @property
-    def said(self) -> DataFrame:
-        """Requests and responses; `matched`: it has a partner."""
-        return self._part(_SAID)
-
-    @property
-    def edges(self) -> DataFrame:
-        return self._part(_EDGES)
-
-    @property
-    def totals(self) -> DataFrame:
-        """The edges of connections that are over."""
-        return self._part(_TOTALS)
+Split = tuple[DataFrame, DataFrame | None]
+"""Rows that are kept, and those that are not, if there are any."""
 
 
 def together(*parts: DataFrame | None) -> DataFrame:
@@ -89,52 +56,91 @@ def together(*parts: DataFrame | None) -> DataFrame:
     return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), there)
 
 
-def carry(
-    before: Carried | None,
-    ways: DataFrame,
-    frames: tuple[DataFrame, DataFrame | None],
-    violations: tuple[DataFrame, DataFrame | None],
-    messages: DataFrame,
-    *,
-    now_us: int,
-) -> DataFrame:
-    """What was carried before, with what is new: directions with `kept`, frames and violations that
-    are kept and those that are not, messages that are. See Carried."""
-    over = ways.where(KEPT).select(*_CONNECTION).distinct().withColumn("over", F.lit(True))
-    open_only = ~F.coalesce(F.col("over"), F.lit(False))
+def _flagged(rows: DataFrame, ways: DataFrame) -> DataFrame:
+    """`over`: of a connection that will say no more."""
+    ended = ways.where(KEPT).select(*_CONNECTION).distinct().withColumn("over", F.lit(True))
+    marked = rows.join(ended, list(_CONNECTION), "left")
+    return marked.withColumn("over", F.coalesce("over", F.lit(False)))
 
-    def flagged(rows: DataFrame) -> DataFrame:
-        marked = rows.join(over, list(_CONNECTION), "left")
-        return marked.withColumn("over", F.coalesce("over", F.lit(False)))
 
-    def known(rows: Callable[[Carried], DataFrame]) -> DataFrame | None:
-        return None if before is None else rows(before)
+class Counts:
+    """Tallies of directions, and connections as `tables.sessions` has them."""
 
-    old_tallies = known(lambda old: old.tallies.where(open_only))
-    tallied = counts.combined(together(old_tallies, counts.tallies(frames[0], violations[0])))
-    all_tallied = tallied
-    if frames[1] is not None and violations[1] is not None:
-        all_tallied = counts.combined(together(tallied, counts.tallies(frames[1], violations[1])))
-    current = connections(ways, all_tallied, F.bool_and(KEPT).alias(KEPT))
-    of_links = known(lambda old: old.connections.where(F.col(KEPT) & ~F.col("final")))
-    held = together(of_links and of_links.select(*current.columns), current)
-    new_said = messages.where(
-        F.col("kind").isin(REQUEST, RESPONSE) & F.col("correlation").isNotNull()
-    )
-    old_said = known(lambda old: old.said.where(~F.col("matched") & open_only))
-    said = together(old_said and old_said.select(*_SAYING), new_said.select(*_SAYING))
-    old_edges = known(lambda old: old.edges.where(open_only))
-    edges = flagged(graph.combined(together(old_edges, graph.edges(messages, ways))))
-    ended = edges.where("over").withColumn("connections", F.lit(1).cast("bigint"))
-    totals = graph.by_edge(together(known(lambda old: old.totals), ended))
-    parts = {
-        _TALLIES: flagged(tallied),
-        _CONNECTIONS: held.withColumn("final", _is_final(now_us)),
-        _SAID: flagged(_matched(said)),
-        _EDGES: edges,
-        _TOTALS: totals,
-    }
-    return together(*(rows.withColumn(PART, F.lit(name)) for name, rows in parts.items()))
+    def __init__(self, rows: DataFrame) -> None:
+        self._rows = rows
+
+    @property
+    def tallies(self) -> DataFrame:
+        return self._rows.where(F.col(PART) == _TALLIES)
+
+    @property
+    def connections(self) -> DataFrame:
+        """`final`: of a session that nothing can be added to."""
+        return self._rows.where(F.col(PART) == _CONNECTIONS)
+
+    @staticmethod
+    def carry(
+        before: DataFrame | None, ways: DataFrame, frames: Split, violations: Split, *, now_us: int
+    ) -> DataFrame:
+        """What was carried before, with what is new."""
+        old = None if before is None else Counts(before)
+        known = None if old is None else old.tallies.where(~F.col("over"))
+        tallied = counts.combined(together(known, counts.tallies(frames[0], violations[0])))
+        all_tallied = tallied
+        if frames[1] is not None and violations[1] is not None:
+            passing = counts.tallies(frames[1], violations[1])
+            all_tallied = counts.combined(together(tallied, passing))
+        current = connections(ways, all_tallied, F.bool_and(KEPT).alias(KEPT))
+        linked = None
+        if old is not None:
+            linked = old.connections.where(F.col(KEPT) & ~F.col("final")).select(*current.columns)
+        held = together(linked, current).withColumn("final", _is_final(now_us))
+        return together(
+            _flagged(tallied, ways).withColumn(PART, F.lit(_TALLIES)),
+            held.withColumn(PART, F.lit(_CONNECTIONS)),
+        )
+
+
+class Said:
+    """Requests and responses; `matched`: it has a partner."""
+
+    def __init__(self, rows: DataFrame) -> None:
+        settled = F.col("matched") | F.col("over")
+        self.settled = rows.where(settled)
+        self.waiting = rows.where(~settled)
+
+    @staticmethod
+    def carry(before: DataFrame | None, ways: DataFrame, messages: DataFrame) -> DataFrame:
+        known = None if before is None else Said(before).waiting.select(*_SAYING)
+        is_paired = F.col("kind").isin(REQUEST, RESPONSE) & F.col("correlation").isNotNull()
+        said = together(known, messages.where(is_paired).select(*_SAYING))
+        return _flagged(_matched(said), ways)
+
+
+class Edges:
+    """Edges of connections, and in `totals` those of all that are over."""
+
+    def __init__(self, rows: DataFrame) -> None:
+        self._rows = rows
+
+    @property
+    def held(self) -> DataFrame:
+        return self._rows.where((F.col(PART) == _EDGES) & ~F.col("over"))
+
+    @property
+    def totals(self) -> DataFrame:
+        return self._rows.where(F.col(PART) == _TOTALS)
+
+    @staticmethod
+    def carry(before: DataFrame | None, ways: DataFrame, messages: DataFrame) -> DataFrame:
+        old = None if before is None else Edges(before)
+        known, totals = (None, None) if old is None else (old.held, old.totals)
+        edges = _flagged(graph.combined(together(known, graph.edges(messages, ways))), ways)
+        ended = edges.where("over").withColumn("connections", F.lit(1).cast("bigint"))
+        return together(
+            edges.withColumn(PART, F.lit(_EDGES)),
+            graph.by_edge(together(totals, ended)).withColumn(PART, F.lit(_TOTALS)),
+        )
 
 
 def _is_final(now_us: int) -> Column:

@@ -393,7 +393,7 @@ class Staging:
                 empty = self._spark.createDataFrame([], StructType(schema)).coalesce(1)
                 empty.write.parquet(f"{self.folder}/tables/{each}/{_PLACE}={each}/{KEPT}=true")
 
-    def work(self, name: str, rows: DataFrame, *, split_by: tuple[str, ...]) -> DataFrame:
+    def work(self, name: str, rows: DataFrame, *, split_by: tuple[str, ...] = ()) -> DataFrame:
         """Write what is only needed within the batch, and give it back as it stands on disk."""
         path = f"{self.folder}/work/{name}"
         rows.write.partitionBy(*split_by).parquet(path)

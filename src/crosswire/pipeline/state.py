@@ -181,11 +181,13 @@ class _Carried:
         self._payloads = payloads
         self._now = now
         self._rows: ConnectionRows | None = None
+        self._state: bytes | None = None
         self._saved = False
         collected.kept = True
 
     def add(self, row: tuple[Any, ...], kept: bool, state: bytes | None) -> None:
         if state is not None:
+            self._state = state
             self._rows = ConnectionRows.load(
                 self.key, state, self._collected, payloads=self._payloads
             )
@@ -194,6 +196,7 @@ class _Carried:
             self._save()
         if self._rows is None:
             self._rows = ConnectionRows(row, self._collected, payloads=self._payloads)
+        self._state = None
         self._rows.add(row)
 
     def leave(self) -> None:
@@ -217,7 +220,8 @@ class _Carried:
         self._saved = True
         if self._rows is not None:
             connection, node = self.key
-            state = self._rows.dump()
+            # Most connections say nothing in a batch.
+            state = self._state or self._rows.dump()
             nothing = (None,) * (len(ARROW) - 9)
             place = (0, 0, 0, self._rows.last_time)
             head = (STATES, node, connection, "", *place, *nothing)

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from crosswire.errors import BytesMissing, InvalidInput
 from crosswire.lake.schemas import MESSAGES, OPEN, WIRE
 from crosswire.pipeline.arrivals import Arrivals, Arrived, Position, Rows, files_of
-from crosswire.pipeline.carried import PART, Carried, carry, together
+from crosswire.pipeline.carried import PART, Counts, Edges, Said, together
 from crosswire.pipeline.hindsight import look_back
 from crosswire.pipeline.inputs import find_inputs, search
 from crosswire.pipeline.journal import DAYS, Begun, Commit, Journal, Staging
@@ -291,21 +291,18 @@ class _Batch:
         )
         tables = _Tables(decoded, passing)
         tables.ways = self._ways(tables.ways)
-        carried = self._carried(tables)
-        work: list[Callable[[], None]] = [lambda: self._account(tables, carried)]
+        # Much of the time of a small batch goes into planning: the longest first, side by side.
+        work: list[Callable[[], None]] = [lambda: self._counted(tables)]
+        if self._wants("conversations", "traffic"):
+            work.append(lambda: self._paired(tables))
+        if self._wants("topology"):
+            work.append(lambda: self._topology(tables))
         if self._wants("frames"):
             work.append(lambda: self._silver("frames", tables.frames, "time"))
         if self._wants("messages"):
             work.append(lambda: self._silver("messages", tables.messages, "time"))
         if self._wants("violations") and (refused or not self.staging.batch):
             work.append(lambda: self._silver("violations", tables.violations, "time"))
-        if self._wants("sessions"):
-            work.append(lambda: self._sessions(carried))
-        if self._wants("conversations", "traffic"):
-            work.append(lambda: self._paired(tables, carried))
-        if self._wants("topology"):
-            work.append(lambda: self._topology(tables, carried))
-        # Much of the time of a small batch goes into planning.
         with ThreadPoolExecutor(_WRITERS) as pool:
             for done in [pool.submit(each) for each in work]:
                 done.result()
@@ -357,28 +354,29 @@ class _Batch:
             return self.staging.read("directions", "silver.directions")
         return self.staging.work("ways", ways, split_by=(KEPT,))
 
-    def _carried(self, tables: _Tables) -> Carried:
-        before = self._journal.state("carried")
-        rows = carry(
-            None if before is None else Carried(before),
-            tables.ways,
-            tables.split(frames),
-            tables.split(violations),
-            tables.split(messages)[0],
-            now_us=max(self._now),
-        )
+    def _carry(self, name: str, rows: DataFrame) -> DataFrame:
+        """Hand it on to the next batch, and give it back as it stands on disk."""
         # Each kind of rows has its own tasks, and each task would write its own files.
         tasks = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
-        made = self.staging.work("carried", rows.coalesce(tasks), split_by=(PART,))
-        self.staging.leave("carried", "carried", made)
-        return Carried(made)
+        made = self.staging.work(name, rows.coalesce(tasks))
+        self.staging.leave(name, name, made)
+        return made
 
     # Tables.
 
     def _silver(self, name: str, rows: DataFrame, dated_by: str | None = None) -> None:
         self.staging.write(name, rows, places=(f"silver.{name}",), dated_by=dated_by)
 
-    def _account(self, tables: _Tables, carried: Carried) -> None:
+    def _counted(self, tables: _Tables) -> None:
+        before = self._journal.state("counts")
+        split = tables.split(frames), tables.split(violations)
+        rows = Counts.carry(before, tables.ways, *split, now_us=max(self._now))
+        carried = Counts(self._carry("counts", rows))
+        self._account(tables, carried)
+        if self._wants("sessions"):
+            self._sessions(carried)
+
+    def _account(self, tables: _Tables, carried: Counts) -> None:
         """Raises BytesMissing if bytes don't add up."""
         tallied = carried.tallies
         fresh, passing = tables.split(frames), tables.split(violations)
@@ -402,7 +400,7 @@ class _Batch:
                 )
             self._accounts[row[KEPT]][row.protocol or ""] = {name: row[name] for name in _SUMS}
 
-    def _sessions(self, carried: Carried) -> None:
+    def _sessions(self, carried: Counts) -> None:
         held = by_session(carried.connections, F.bool_and("final").alias(KEPT))
         place = F.when(F.col("ended") == OPEN, "open.sessions").otherwise("gold.sessions")
         self.staging.write(
@@ -412,14 +410,15 @@ class _Batch:
             dated_by="opened",
         )
 
-    def _paired(self, tables: _Tables, carried: Carried) -> None:
+    def _paired(self, tables: _Tables) -> None:
         """Those with both sides, and the unanswered ones of connections that are over, stay; the
         others are looked at again with what may be taken back."""
-        settled = F.col("matched") | F.col("over")
-        waiting = together(carried.said.where(~settled), tables.split(messages)[1])
-        done = conversations(carried.said.where(settled), tables.ways)
+        said, passing = tables.split(messages)
+        before = self._journal.state("said")
+        carried = Said(self._carry("said", Said.carry(before, tables.ways, said)))
+        waiting = together(carried.waiting, passing)
         rows = together(
-            done.withColumn(KEPT, F.lit(True)),
+            conversations(carried.settled, tables.ways).withColumn(KEPT, F.lit(True)),
             conversations(waiting, tables.ways).withColumn(KEPT, F.lit(False)),
         )
         place = F.when(F.col("is_open"), "open.conversations").otherwise("gold.conversations")
@@ -469,9 +468,11 @@ class _Batch:
             by_day=True,
         )
 
-    def _topology(self, tables: _Tables, carried: Carried) -> None:
-        held = carried.edges.where(~F.col("over"))
-        passing = tables.split(messages)[1]
+    def _topology(self, tables: _Tables) -> None:
+        said, passing = tables.split(messages)
+        before = self._journal.state("edges")
+        carried = Edges(self._carry("edges", Edges.carry(before, tables.ways, said)))
+        held = carried.held
         if passing is not None:
             held = graph.combined(together(held, graph.edges(passing, tables.ways)))
         held = held.withColumn("connections", F.lit(1).cast("bigint"))

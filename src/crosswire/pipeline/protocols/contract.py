@@ -132,9 +132,10 @@ V = TypeVar("V")
 
 
 class Memory(Generic[V]):
-    """What is remembered of requests until they are answered: the latest `most` of them."""
+    """What is remembered of requests until they are answered: the latest `most` of them, since a
+    stream writes them down with each batch."""
 
-    def __init__(self, most: int = 65_536) -> None:
+    def __init__(self, most: int = 8192) -> None:
         self._most = most
         self._held: OrderedDict[Any, V] = OrderedDict()
 

@@ -122,7 +122,8 @@ def splits(path: str, split_bytes: int) -> list[Split]:
             return [Split(path)]
         # Unmapped when nobody looks at it any more: batches are views of it.
         data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-        return _split(_Walk(path, min(split_bytes, _BATCH_BYTES)), data, split_bytes)
+        walk = _Walk(path, min(split_bytes, _BATCH_BYTES))
+        return _split(walk, data, walk.begin(data), split_bytes)[0]
 
 
 def advance(
@@ -144,33 +145,27 @@ def advance(
             start = walk.begin(data)
         else:
             walk.layout = layout
-        parts: list[Split] = []
-        begun, layout, end = start, walk.layout, start
-        for _, following in walk.batches(data, start, len(data), 0):
-            end = following
-            if end - begun >= split_bytes:
-                parts.append(Split(path, begun, end, layout))
-                begun, layout = end, walk.layout
-        if end > begun:
-            parts.append(Split(path, begun, end, layout))
+        parts, end = _split(walk, data, start, split_bytes)
         return parts, end, walk.layout
 
 
-def _split(walk: _Walk, data: npt.NDArray[np.uint8], split_bytes: int) -> list[Split]:
+def _split(
+    walk: _Walk, data: npt.NDArray[np.uint8], start: int, split_bytes: int
+) -> tuple[list[Split], int]:
+    """The parts from `start` on, and where the last whole record ends."""
     parts: list[Split] = []
-    position = walk.begin(data)
-    start, layout = position, walk.layout
+    layout, end = walk.layout, start
     fragments = Fragments()
-    for records, following in walk.batches(data, position, len(data), 0):
+    for records, end in walk.batches(data, start, len(data), 0):
         columns = _find(data, records)
         _join_fragments(data, columns, records, fragments)
         last_time = int(records.times[-1]) if len(records.times) else 0
-        if following - start >= split_bytes and not fragments.open(last_time):
-            parts.append(Split(walk.path, start, following, layout))
-            start, layout = following, walk.layout
-    if start < len(data) or not parts:
-        parts.append(Split(walk.path, start, len(data), layout))
-    return parts
+        if end - start >= split_bytes and not fragments.open(last_time):
+            parts.append(Split(walk.path, start, end, layout))
+            start, layout = end, walk.layout
+    if end > start:
+        parts.append(Split(walk.path, start, end, layout))
+    return parts, end
 
 
 # ------------------------------------------------------------------------------------------ read
