@@ -358,6 +358,9 @@ class BulkScanner(ABC):
     own_slots: ClassVar[int] = 0
     has_handshake: ClassVar[bool] = False
     """Whether a direction opens with what is read in another way than the rest."""
+    _kernel: ClassVar[staticmethod[..., bool]]
+    """Given data, at, ends, states, limits, rows and progress, scans the runs from number
+    progress[0] on; False if `rows` has no more room."""
     least_bytes: ClassVar[int] = 64
     """Room is made for a row in so many bytes, and more where that was too little."""
 
@@ -428,19 +431,6 @@ class BulkScanner(ABC):
     @abstractmethod
     def _limited(self, limits: Limits | None) -> list[int]:
         """What its kernel must know of the limits."""
-
-    @abstractmethod
-    def _kernel(
-        self,
-        data: Bytes,
-        at: Numbers,
-        ends: Numbers,
-        states: Numbers,
-        limits: Numbers,
-        rows: Numbers,
-        progress: Numbers,
-    ) -> bool:
-        """Scan the runs from number progress[0] on; False if `rows` has no more room."""
 
     def _begin(self, sender: str) -> list[int]:  # noqa: ARG002
         """Its own slots at a direction's first byte."""

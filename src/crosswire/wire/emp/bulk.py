@@ -33,34 +33,6 @@ _HELLO, _ERROR, _REQUEST, _RESPONSE = 0, 4, 5, 6
 _BODY: Final = 0
 
 
-class EmpScanner(BulkScanner):
-    """`number` is the identifier of a request or response; `detail` is a hello's version, an
-    error's code. `body` is JSON as it stands, or the description of an error: what is in it is a
-    second step's to check."""
-
-    # In the order of the message types on the wire.
-    frame_names: ClassVar[tuple[str, ...]] = tuple(
-        frame.frame_name for frame in (Hello, Bye, Ping, Pong, Error, Request, Response)
-    )
-    frame_layers: ClassVar[tuple[int, ...]] = (0,) * len(frame_names)
-    slice_names: ClassVar[tuple[str, ...]] = ("body",)
-
-    def _limited(self, limits: Limits | None) -> list[int]:
-        return [one_of(limits, DEFAULTS).frame_bytes]
-
-    def _kernel(
-        self,
-        data: Bytes,
-        at: Numbers,
-        ends: Numbers,
-        states: Numbers,
-        limits: Numbers,
-        rows: Numbers,
-        progress: Numbers,
-    ) -> bool:
-        return _scan(data, at, ends, states, limits, rows, progress)
-
-
 @compiled
 def _frame(
     data: Bytes,
@@ -130,3 +102,21 @@ def _scan(
         if not stopped(at, ends, states, progress, position, after):
             return False
     return True
+
+
+class EmpScanner(BulkScanner):
+    """`number` is the identifier of a request or response; `detail` is a hello's version, an
+    error's code. `body` is JSON as it stands, or the description of an error: what is in it is a
+    second step's to check."""
+
+    # In the order of the message types on the wire.
+    frame_names: ClassVar[tuple[str, ...]] = tuple(
+        frame.frame_name for frame in (Hello, Bye, Ping, Pong, Error, Request, Response)
+    )
+    frame_layers: ClassVar[tuple[int, ...]] = (0,) * len(frame_names)
+    slice_names: ClassVar[tuple[str, ...]] = ("body",)
+
+    _kernel = staticmethod(_scan)
+
+    def _limited(self, limits: Limits | None) -> list[int]:
+        return [one_of(limits, DEFAULTS).frame_bytes]

@@ -137,70 +137,6 @@ _SILENT_SOCKETS: Final = (word("SUB"), word("XSUB"))
 _PUBLISHING_SOCKETS: Final = (word("PUB"), word("XPUB"))
 
 
-class EmqpScanner(BulkScanner):
-    """`number` is how many parts a ZeroMQ message has, of a greeting its version (major · 256 +
-    minor), whose `detail` is `as_server`. What a subscriber gets is a `publish` without `msgid`.
-
-    `payload` is the body of a message; `name` the queue or topic, of a ZMTP command its name, of a
-    greeting the mechanism; `about` is what an ack acknowledges, the request that a reply answers, a
-    heartbeat's time, the queues of an inform, a schedule's interval, an admin's command, and what
-    stands behind the name of a ZMTP command; `last` is a schedule's cron, an inform's peer. What is
-    in `headers` is a second step's to read.
-
-    CURVE, commands between the parts of a message, and messages that are no command are left to the
-    decoder.
-    """
-
-    frame_names: ClassVar[tuple[str, ...]] = tuple(frame.frame_name for frame in _FRAMES)
-    frame_layers: ClassVar[tuple[int, ...]] = tuple(frame.layer for frame in _FRAMES)
-    slice_names: ClassVar[tuple[str, ...]] = (
-        "payload",
-        "msgid",
-        "name",
-        "headers",
-        "about",
-        "last",
-    )
-    own_slots: ClassVar[int] = 3
-    has_handshake: ClassVar[bool] = True
-
-    def _limited(self, limits: Limits | None) -> list[int]:
-        limits = one_of(limits, DEFAULTS)
-        return [limits.frame_bytes, limits.parts, limits.command_bytes]
-
-    def _begin(self, sender: str) -> list[int]:
-        return [sender == "broker", _GREETING, _UNKNOWN]
-
-    def _read_state(self, decoder: Decoder) -> tuple[bool, list[int]] | None:
-        assert isinstance(decoder, EmqpDecoder)
-        stages = {"greeting": _GREETING, "handshake": _HANDSHAKE, "traffic": _TRAFFIC}
-        stage = stages.get(decoder._stage.value)
-        if stage is None or decoder.mechanism == "CURVE":
-            return None
-        match decoder.socket_type:
-            case None:
-                socket = _UNKNOWN
-            case "SUB" | "XSUB":
-                socket = _SILENT
-            case "PUB" | "XPUB":
-                socket = _PUBLISHER
-            case _:
-                socket = _COMMANDER
-        return stage == _TRAFFIC, [decoder.sender == "broker", stage, socket]
-
-    def _kernel(
-        self,
-        data: Bytes,
-        at: Numbers,
-        ends: Numbers,
-        states: Numbers,
-        limits: Numbers,
-        rows: Numbers,
-        progress: Numbers,
-    ) -> bool:
-        return _scan(data, at, ends, states, limits, rows, progress)
-
-
 # ------------------------------------------------------------------------------------------- ZMTP
 
 
@@ -409,3 +345,57 @@ def _scan(
         if not stopped(at, ends, states, progress, position, after):
             return False
     return True
+
+
+class EmqpScanner(BulkScanner):
+    """`number` is how many parts a ZeroMQ message has, of a greeting its version (major · 256 +
+    minor), whose `detail` is `as_server`. What a subscriber gets is a `publish` without `msgid`.
+
+    `payload` is the body of a message; `name` the queue or topic, of a ZMTP command its name, of a
+    greeting the mechanism; `about` is what an ack acknowledges, the request that a reply answers, a
+    heartbeat's time, the queues of an inform, a schedule's interval, an admin's command, and what
+    stands behind the name of a ZMTP command; `last` is a schedule's cron, an inform's peer. What is
+    in `headers` is a second step's to read.
+
+    CURVE, commands between the parts of a message, and messages that are no command are left to the
+    decoder.
+    """
+
+    frame_names: ClassVar[tuple[str, ...]] = tuple(frame.frame_name for frame in _FRAMES)
+    frame_layers: ClassVar[tuple[int, ...]] = tuple(frame.layer for frame in _FRAMES)
+    slice_names: ClassVar[tuple[str, ...]] = (
+        "payload",
+        "msgid",
+        "name",
+        "headers",
+        "about",
+        "last",
+    )
+    own_slots: ClassVar[int] = 3
+    has_handshake: ClassVar[bool] = True
+
+    _kernel = staticmethod(_scan)
+
+    def _limited(self, limits: Limits | None) -> list[int]:
+        limits = one_of(limits, DEFAULTS)
+        return [limits.frame_bytes, limits.parts, limits.command_bytes]
+
+    def _begin(self, sender: str) -> list[int]:
+        return [sender == "broker", _GREETING, _UNKNOWN]
+
+    def _read_state(self, decoder: Decoder) -> tuple[bool, list[int]] | None:
+        assert isinstance(decoder, EmqpDecoder)
+        stages = {"greeting": _GREETING, "handshake": _HANDSHAKE, "traffic": _TRAFFIC}
+        stage = stages.get(decoder._stage.value)
+        if stage is None or decoder.mechanism == "CURVE":
+            return None
+        match decoder.socket_type:
+            case None:
+                socket = _UNKNOWN
+            case "SUB" | "XSUB":
+                socket = _SILENT
+            case "PUB" | "XPUB":
+                socket = _PUBLISHER
+            case _:
+                socket = _COMMANDER
+        return stage == _TRAFFIC, [decoder.sender == "broker", stage, socket]

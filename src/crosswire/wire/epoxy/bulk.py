@@ -48,34 +48,6 @@ _SERVICE_FIELD: Final = 9 | 2 << 8
 _METHOD_FIELD: Final = 9 | 3 << 8
 
 
-class EpoxyScanner(BulkScanner):
-    """`number` is the conversation id; `detail` the message type, and 4 with it where the message
-    has an error. That is then what `payload` is: marshalled Bond in any case, as it stands, as is
-    `layer_data`. Protocol errors, and headers written in another way than is usual, are left to the
-    decoder.
-    """
-
-    frame_names: ClassVar[tuple[str, ...]] = (Config.frame_name, Message.frame_name)
-    frame_layers: ClassVar[tuple[int, ...]] = (0, 0)
-    slice_names: ClassVar[tuple[str, ...]] = ("payload", "service", "method", "layer_data")
-
-    def _limited(self, limits: Limits | None) -> list[int]:
-        limits = one_of(limits, DEFAULTS)
-        return [limits.frame_bytes, limits.framelet_bytes, limits.framelets]
-
-    def _kernel(
-        self,
-        data: Bytes,
-        at: Numbers,
-        ends: Numbers,
-        states: Numbers,
-        limits: Numbers,
-        rows: Numbers,
-        progress: Numbers,
-    ) -> bool:
-        return _scan(data, at, ends, states, limits, rows, progress)
-
-
 @compiled
 def _framelet(
     data: Bytes, position: int, at: int, end: int, limits: Numbers
@@ -214,3 +186,21 @@ def _scan(
         if not stopped(at, ends, states, progress, position, after):
             return False
     return True
+
+
+class EpoxyScanner(BulkScanner):
+    """`number` is the conversation id; `detail` the message type, and 4 with it where the message
+    has an error. That is then what `payload` is: marshalled Bond in any case, as it stands, as is
+    `layer_data`. Protocol errors, and headers written in another way than is usual, are left to the
+    decoder.
+    """
+
+    frame_names: ClassVar[tuple[str, ...]] = (Config.frame_name, Message.frame_name)
+    frame_layers: ClassVar[tuple[int, ...]] = (0, 0)
+    slice_names: ClassVar[tuple[str, ...]] = ("payload", "service", "method", "layer_data")
+
+    _kernel = staticmethod(_scan)
+
+    def _limited(self, limits: Limits | None) -> list[int]:
+        limits = one_of(limits, DEFAULTS)
+        return [limits.frame_bytes, limits.framelet_bytes, limits.framelets]

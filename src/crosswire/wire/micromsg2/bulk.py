@@ -56,61 +56,6 @@ _LARGE: Final = 8
 _IS_CONTINUED: Final = 16
 
 
-class MicroMsg2Scanner(BulkScanner):
-    """`sequence` is a message's; `detail` is 1 for a message that is continued, else 0; `number` is
-    an extension frame's. `payload` is what follows its length: of a COMMAND or ERROR the name with
-    its arguments, of a handshake all behind its identity. A handshake's `destination` is the
-    identity, its `number` version and flags as they stand. What is in `properties` is a second
-    step's to check.
-    """
-
-    frame_names: ClassVar[tuple[str, ...]] = tuple(
-        frame.frame_name for frame in (Handshake, Message, Command, ExtensionFrame, Error)
-    )
-    frame_layers: ClassVar[tuple[int, ...]] = (0,) * len(frame_names)
-    slice_names: ClassVar[tuple[str, ...]] = ("payload", "destination", "properties")
-    own_slots: ClassVar[int] = 5
-    has_handshake: ClassVar[bool] = True
-
-    def share(self, states: Numbers, peers: Numbers) -> None:
-        states[:, _AGREED] = peers[:, _AGREED]
-
-    def _limited(self, limits: Limits | None) -> list[int]:
-        return [one_of(limits, DEFAULTS).frame_bytes]
-
-    def _begin(self, sender: str) -> list[int]:
-        return [1, 2, 1, 0, NONE] if sender == "client" else [0, 1, 1, 0, NONE]
-
-    def _read_state(self, decoder: Decoder) -> tuple[bool, list[int]] | None:
-        assert isinstance(decoder, MicroMsg2Decoder)
-        sequence, continued, agreed = decoder._sequence, decoder._continued, decoder.agreed
-        return not decoder._handshakes, [
-            decoder.sender == "client",
-            decoder._handshakes,
-            NONE if sequence is None else sequence,
-            NONE if continued is None else continued,
-            NONE if agreed is None else len(agreed),
-        ]
-
-    def _write_state(self, decoder: Decoder, state: Numbers) -> None:
-        assert isinstance(decoder, MicroMsg2Decoder)
-        sequence, continued = int(state[_SEQUENCE]), int(state[_CONTINUED])
-        decoder._sequence = None if sequence == NONE else sequence
-        decoder._continued = None if continued == NONE else bool(continued)
-
-    def _kernel(
-        self,
-        data: Bytes,
-        at: Numbers,
-        ends: Numbers,
-        states: Numbers,
-        limits: Numbers,
-        rows: Numbers,
-        progress: Numbers,
-    ) -> bool:
-        return _scan(data, at, ends, states, limits, rows, progress)
-
-
 # ------------------------------------------------------------------------------------------- text
 
 
@@ -343,3 +288,48 @@ def _scan(
         if not stopped(at, ends, states, progress, position, after):
             return False
     return True
+
+
+class MicroMsg2Scanner(BulkScanner):
+    """`sequence` is a message's; `detail` is 1 for a message that is continued, else 0; `number` is
+    an extension frame's. `payload` is what follows its length: of a COMMAND or ERROR the name with
+    its arguments, of a handshake all behind its identity. A handshake's `destination` is the
+    identity, its `number` version and flags as they stand. What is in `properties` is a second
+    step's to check.
+    """
+
+    frame_names: ClassVar[tuple[str, ...]] = tuple(
+        frame.frame_name for frame in (Handshake, Message, Command, ExtensionFrame, Error)
+    )
+    frame_layers: ClassVar[tuple[int, ...]] = (0,) * len(frame_names)
+    slice_names: ClassVar[tuple[str, ...]] = ("payload", "destination", "properties")
+    own_slots: ClassVar[int] = 5
+    has_handshake: ClassVar[bool] = True
+
+    _kernel = staticmethod(_scan)
+
+    def share(self, states: Numbers, peers: Numbers) -> None:
+        states[:, _AGREED] = peers[:, _AGREED]
+
+    def _limited(self, limits: Limits | None) -> list[int]:
+        return [one_of(limits, DEFAULTS).frame_bytes]
+
+    def _begin(self, sender: str) -> list[int]:
+        return [1, 2, 1, 0, NONE] if sender == "client" else [0, 1, 1, 0, NONE]
+
+    def _read_state(self, decoder: Decoder) -> tuple[bool, list[int]] | None:
+        assert isinstance(decoder, MicroMsg2Decoder)
+        sequence, continued, agreed = decoder._sequence, decoder._continued, decoder.agreed
+        return not decoder._handshakes, [
+            decoder.sender == "client",
+            decoder._handshakes,
+            NONE if sequence is None else sequence,
+            NONE if continued is None else continued,
+            NONE if agreed is None else len(agreed),
+        ]
+
+    def _write_state(self, decoder: Decoder, state: Numbers) -> None:
+        assert isinstance(decoder, MicroMsg2Decoder)
+        sequence, continued = int(state[_SEQUENCE]), int(state[_CONTINUED])
+        decoder._sequence = None if sequence == NONE else sequence
+        decoder._continued = None if continued == NONE else bool(continued)

@@ -71,81 +71,6 @@ _MULTICAST: Final = 2
 _LONG, _LARGE = 1, 2
 
 
-class RelinkScanner(BulkScanner):
-    """`number` is the first channel (0 if there is none), of a version its number, of a hello the
-    link; `sequence` is that of the two sequence formats. `detail` has the first byte's data bits,
-    which are the operation or acknowledgement in their order in `frames.py` or a message's flags
-    long and large, and 8 for a multicast; of a connector's hello, its flags.
-
-    `channels` are the ids as they stand, `sizes` the sizes of a message's parts, of 2 bytes or in a
-    large message 8. `payload` is the last part where there are one or two, `properties` the first
-    of two; of more, `payload` is all from the first part's start to the last one's end. A hello's
-    `payload` is its epoch, its `sizes` the two sizes of ids.
-    """
-
-    frame_names: ClassVar[tuple[str, ...]] = tuple(
-        frame.frame_name
-        for frame in (
-            Nop,
-            Ping,
-            Pong,
-            Resume,
-            Shutdown,
-            ChannelOperation,
-            ChannelAcknowledgement,
-            SequenceOperation,
-            SequenceAcknowledgement,
-            Message,
-            ConnectorVersion,
-            ListenerVersion,
-            ConnectorHello,
-            ListenerHello,
-        )
-    )
-    frame_layers: ClassVar[tuple[int, ...]] = (0,) * len(frame_names)
-    slice_names: ClassVar[tuple[str, ...]] = (
-        "payload",
-        "properties",
-        "channels",
-        "sizes",
-        "endpoint",
-    )
-    own_slots: ClassVar[int] = 4
-    has_handshake: ClassVar[bool] = True
-
-    def share(self, states: Numbers, peers: Numbers) -> None:
-        """A listener does not say how large ids are: its connector does."""
-        sizes = slice(_CONNECTOR_SIZE, _LISTENER_SIZE + 1)
-        states[:, sizes] = peers[:, sizes]
-
-    def _limited(self, limits: Limits | None) -> list[int]:
-        limits = one_of(limits, DEFAULTS)
-        return [limits.frame_bytes, limits.parts, limits.targets]
-
-    def _begin(self, sender: str) -> list[int]:
-        return [sender == "listener", _VERSION, NONE, NONE]
-
-    def _read_state(self, decoder: Decoder) -> tuple[bool, list[int]] | None:
-        assert isinstance(decoder, RelinkDecoder)
-        stage = ("version", "hello", "packets").index(decoder._stage.value)
-        sizes = decoder.id_sizes or (NONE, NONE)
-        if stage == _PACKETS and decoder.id_sizes is None:
-            return None
-        return stage == _PACKETS, [decoder.sender == "listener", stage, *sizes]
-
-    def _kernel(
-        self,
-        data: Bytes,
-        at: Numbers,
-        ends: Numbers,
-        states: Numbers,
-        limits: Numbers,
-        rows: Numbers,
-        progress: Numbers,
-    ) -> bool:
-        return _scan(data, at, ends, states, limits, rows, progress)
-
-
 @compiled
 def _aligned(position: int, boundary: int) -> int:
     return (position + boundary - 1) & -boundary
@@ -350,3 +275,68 @@ def _scan(
         if not stopped(at, ends, states, progress, position, after):
             return False
     return True
+
+
+class RelinkScanner(BulkScanner):
+    """`number` is the first channel (0 if there is none), of a version its number, of a hello the
+    link; `sequence` is that of the two sequence formats. `detail` has the first byte's data bits,
+    which are the operation or acknowledgement in their order in `frames.py` or a message's flags
+    long and large, and 8 for a multicast; of a connector's hello, its flags.
+
+    `channels` are the ids as they stand, `sizes` the sizes of a message's parts, of 2 bytes or in a
+    large message 8. `payload` is the last part where there are one or two, `properties` the first
+    of two; of more, `payload` is all from the first part's start to the last one's end. A hello's
+    `payload` is its epoch, its `sizes` the two sizes of ids.
+    """
+
+    frame_names: ClassVar[tuple[str, ...]] = tuple(
+        frame.frame_name
+        for frame in (
+            Nop,
+            Ping,
+            Pong,
+            Resume,
+            Shutdown,
+            ChannelOperation,
+            ChannelAcknowledgement,
+            SequenceOperation,
+            SequenceAcknowledgement,
+            Message,
+            ConnectorVersion,
+            ListenerVersion,
+            ConnectorHello,
+            ListenerHello,
+        )
+    )
+    frame_layers: ClassVar[tuple[int, ...]] = (0,) * len(frame_names)
+    slice_names: ClassVar[tuple[str, ...]] = (
+        "payload",
+        "properties",
+        "channels",
+        "sizes",
+        "endpoint",
+    )
+    own_slots: ClassVar[int] = 4
+    has_handshake: ClassVar[bool] = True
+
+    _kernel = staticmethod(_scan)
+
+    def share(self, states: Numbers, peers: Numbers) -> None:
+        """A listener does not say how large ids are: its connector does."""
+        sizes = slice(_CONNECTOR_SIZE, _LISTENER_SIZE + 1)
+        states[:, sizes] = peers[:, sizes]
+
+    def _limited(self, limits: Limits | None) -> list[int]:
+        limits = one_of(limits, DEFAULTS)
+        return [limits.frame_bytes, limits.parts, limits.targets]
+
+    def _begin(self, sender: str) -> list[int]:
+        return [sender == "listener", _VERSION, NONE, NONE]
+
+    def _read_state(self, decoder: Decoder) -> tuple[bool, list[int]] | None:
+        assert isinstance(decoder, RelinkDecoder)
+        stage = ("version", "hello", "packets").index(decoder._stage.value)
+        sizes = decoder.id_sizes or (NONE, NONE)
+        if stage == _PACKETS and decoder.id_sizes is None:
+            return None
+        return stage == _PACKETS, [decoder.sender == "listener", stage, *sizes]
