@@ -27,23 +27,29 @@ def _value(value: Any) -> str:
     return harmless(text) if text and " " not in text else harmless(repr(text))
 
 
-def print_row(cells: Sequence[object], widths: Sequence[int]) -> None:
+def print_row(cells: Sequence[object], widths: Sequence[int], *, indent: int = 0) -> None:
     """A line on standard output; cut to the terminal, whole where there is none."""
     parts = [
         f"{cell:>{-width}}" if width < 0 else f"{cell:<{width}}"
         for cell, width in zip(map(str, cells), widths, strict=True)
     ]
-    line = "  ".join(parts).rstrip()
+    line = (" " * indent + "  ".join(parts)).rstrip()
     if sys.stdout.isatty():
         columns = shutil.get_terminal_size().columns
         line = line if len(line) <= columns else line[: columns - 1] + "…"
     print(line)
 
 
-def print_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table whose columns are as wide as they must be."""
-    table = [[str(cell) for cell in row] for row in (head, *rows)]
+def print_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, indent: int = 0) -> None:
+    """A table whose columns are as wide as they must be. `>name` is a column of numbers, which
+    stand to the right."""
+    names = [name.removeprefix(">") for name in head]
+    table = [[str(cell) for cell in row] for row in (names, *rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(head))]
-    widths[-1] = 0
+    if not head[-1].startswith(">"):
+        widths[-1] = 0
+    widths = [
+        -width if name.startswith(">") else width for name, width in zip(head, widths, strict=True)
+    ]
     for row in table:
-        print_row(row, widths)
+        print_row(row, widths, indent=indent)

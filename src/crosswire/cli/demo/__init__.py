@@ -1,120 +1,214 @@
-"""Five protocols on one hub for a quarter of a minute, with a kill in the middle."""
+"""The whole product in a few minutes: five protocols, a kill -9, Spark, a report."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
+import os
+import shlex
 import shutil
+import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import uvloop
 
-from crosswire.cli.demo.calculator import Calculator
-from crosswire.cli.demo.chat import Chat
-from crosswire.cli.demo.jobs import Jobs
-from crosswire.cli.demo.orders import Orders
-from crosswire.cli.demo.process import HubProcess
+from crosswire.cli.demo.place import Place, prepare
+from crosswire.cli.demo.play import Play
 from crosswire.cli.demo.scene import Scene
-from crosswire.cli.demo.ticks import Ticks
-from crosswire.cli.demo.trouble import make_trouble
+from crosswire.cli.demo.ticker import Ticker
 from crosswire.cli.table import print_table
+from crosswire.errors import PipelineError
+
+if TYPE_CHECKING:
+    from crosswire.pipeline.report import Facts
+    from crosswire.pipeline.run import Summary
 
 __all__ = ["configure", "run"]
 
-_SETTLE_S = 30.0
-
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
-    parser.add_argument("--data", default="demo-data", help="where the hub keeps it (made anew)")
-    parser.add_argument("--seconds", type=float, default=15.0, help="how long traffic is made")
-    parser.add_argument("--json", action="store_true", help="the outcome as a JSON object")
+    parser.add_argument(
+        "--data",
+        default="demo-data",
+        metavar="DIR",
+        help="where everything goes; that of an earlier demo is replaced (default: demo-data)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=_seconds,
+        default=15.0,
+        help="how long traffic is made (default: 15)",
+    )
+    parser.add_argument(
+        "--no-pipeline", action="store_true", help="end behind the proof: no Spark, no report"
+    )
+    parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 1 to 3600")
+    return seconds
 
 
 def run(options: argparse.Namespace) -> int:
-    scenes = uvloop.run(_play(Path(options.data), options.seconds))
+    start = time.monotonic()
+    # Who ends us wants our hub and Spark to end as well.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    ticker = Ticker(quiet=options.json)
+    if not options.no_pipeline:
+        _check_spark()
+    place = prepare(Path(options.data))
+    ticker.say("Crosswire: one hub, five protocols, real connections, a kill -9 in the middle.\n")
+    scenes = _play(place, options.seconds, ticker)
+    if not options.json:
+        _show(scenes, ticker)
     lost = sum(len(scene.lost) for scene in scenes)
+    summary, facts = None, None
+    if not options.no_pipeline:
+        summary, facts = _tables(place, ticker, quiet=options.json)
+    seconds = time.monotonic() - start
     if options.json:
-        flows = {scene.title: scene.outcome() for scene in scenes}
-        print(msgspec.json.encode({"flows": flows, "lost": lost}).decode())
+        print(msgspec.json.encode(_outcome(scenes, place, summary, facts, seconds)).decode())
     else:
-        _show(scenes)
-    acknowledged = sum(len(scene.acknowledged) for scene in scenes)
-    if lost:
-        print(f"\n{lost} of {acknowledged:,} acknowledged messages were lost.", file=sys.stderr)
-        return 1
-    print(
-        f"\nNothing was lost: all {acknowledged:,} messages that the hub acknowledged arrived, "
-        "although it was killed in the middle.",
-        file=sys.stderr,
-    )
-    data = options.data
-    print(f"Go on by hand:  crosswire serve --data {data} & crosswire queue list", file=sys.stderr)
-    return 0
+        _say_how_to_go_on(place, scenes, ticker, with_report=facts is not None)
+        ticker.say(f"\nDone in {seconds:.0f} s.")
+    return 1 if lost else 0
 
 
-async def _play(data: Path, seconds: float) -> list[Scene]:
-    shutil.rmtree(data, ignore_errors=True)
-    bond = Path(__file__).with_name("calc.bond")
-    hub = HubProcess(data, bond)
-    ports = await hub.start()
-    _say(f"hub {hub.pid} is up: {', '.join(sorted(ports))}")
-    scenes: list[Scene] = [Orders(ports), Jobs(ports), Chat(ports), Calculator(ports), Ticks(ports)]
-    for scene in scenes:
-        _say(f"  {scene.title}: {scene.story}")
-    curtain = asyncio.Event()
-    acts = [asyncio.create_task(scene.play(curtain)) for scene in scenes]
+def _play(place: Place, seconds: float, ticker: Ticker) -> list[Scene]:
+    play = Play(place, seconds, ticker)
     try:
-        await _progress(scenes, seconds / 2)
-        await make_trouble(ports)
-        _say("  strangers sent garbage to every port; nobody else noticed")
-        _say(f"  kill -9 {hub.pid}, in the middle of it all")
-        await hub.kill()
-        await hub.start()
-        _say(f"  hub {hub.pid} is up again on the same files; everybody reconnects")
-        await _progress(scenes, seconds / 2)
-        curtain.set()
-        await _settle(scenes)
+        uvloop.run(play.perform())
     finally:
-        for act in acts:
-            act.cancel()
-        results = await asyncio.gather(*acts, return_exceptions=True)
-        await hub.stop()
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-    return scenes
+        play.abandon()
+    return play.scenes
 
 
-async def _progress(scenes: list[Scene], seconds: float) -> None:
-    end = asyncio.get_running_loop().time() + seconds
-    while (left := end - asyncio.get_running_loop().time()) > 0:
-        await asyncio.sleep(min(1.0, left))
-        counts = "  ".join(f"{scene.title} {len(scene.acknowledged):,}" for scene in scenes)
-        _say(f"  acknowledged so far:  {counts}")
+# The proof.
 
 
-async def _settle(scenes: list[Scene]) -> None:
-    """Wait until everything acknowledged has arrived, or has had every chance to."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_SETTLE_S):
-            while any(scene.lost or scene.is_busy for scene in scenes):
-                await asyncio.sleep(0.1)
-
-
-def _show(scenes: list[Scene]) -> None:
-    print()
-    head = ("flow", "way", "tried", "acknowledged", "arrived", "again", "lost", "and")
+def _show(scenes: list[Scene], ticker: Ticker) -> None:
+    ticker.say("3  What was acknowledged, and what arrived\n")
+    names = ("tried", "acknowledged", "arrived", "dead", "again", "lost")
+    head = ("flow", *(f">{name}" for name in names), "and")
     rows = []
     for scene in scenes:
         outcome = scene.outcome()
-        counts = [f"{outcome[name]:,}" for name in ("tried", "acknowledged", "arrived", "again")]
-        rows.append((scene.title, scene.way, *counts, outcome["lost"], scene.aside()))
-    print_table(head, rows)
+        counts = [f"{outcome[name]:,}" for name in names]
+        rows.append((scene.title, *counts, scene.aside()))
+    print_table(head, rows, indent=3)
+    print(f"\n{_proof(scenes)}", flush=True)
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+def _proof(scenes: list[Scene]) -> str:
+    acknowledged = sum(len(scene.acknowledged) for scene in scenes)
+    lost = sum(len(scene.lost) for scene in scenes)
+    dead = sum(len(scene.dead.keys() & scene.acknowledged) for scene in scenes)
+    if lost:
+        return f"LOST: {lost:,} of {acknowledged:,} acknowledged messages did not arrive."
+    arrived = f"{acknowledged - dead:,} arrived and {dead} are dead letters"
+    return f"Nothing acknowledged was lost: of {acknowledged:,} messages {arrived}."
+
+
+# The tables.
+
+
+def _check_spark() -> None:
+    """Before anything is begun: nobody wants to hear at the end that it can't be finished."""
+    try:
+        from crosswire.pipeline.session import java_home
+    except ModuleNotFoundError as error:
+        raise PipelineError(
+            f"the demo's tables need {error.name}: pip install 'crosswire[spark]', or leave them "
+            "out with --no-pipeline"
+        ) from error
+    try:
+        java_home()
+    except PipelineError as error:
+        raise PipelineError(f"{error}; --no-pipeline leaves Spark out") from error
+
+
+def _tables(place: Place, ticker: Ticker, *, quiet: bool) -> tuple[Summary, Facts]:
+    from crosswire.cli.demo.figures import print_figures
+    from crosswire.pipeline.inputs import find_inputs
+    from crosswire.pipeline.report import write_report
+    from crosswire.pipeline.run import Batch, run_batch
+    from crosswire.pipeline.session import FOR_LITTLE, start
+
+    ticker.say("\n4  Spark makes tables of what was tapped; the first start takes a moment")
+    batch = Batch(inputs=find_inputs([str(place.folder)]), output=str(place.tables))
+    spark = start(conf=FOR_LITTLE)
+    try:
+        summary = run_batch(spark, batch, quiet=quiet)
+    finally:
+        spark.stop()
+    ticker.say(f"   {summary.seen:,} bytes decoded, every one accounted for")
+    facts = write_report(str(place.tables), place.report, made_us=time.time_ns() // 1000)
+    if not quiet:
+        print_figures(facts)
+    return summary, facts
+
+
+def _outcome(
+    scenes: list[Scene],
+    place: Place,
+    summary: Summary | None,
+    facts: Facts | None,
+    seconds: float,
+) -> dict[str, Any]:
+    outcome: dict[str, Any] = {
+        "flows": {scene.title: scene.outcome() for scene in scenes},
+        "acknowledged": sum(len(scene.acknowledged) for scene in scenes),
+        "lost": sum(len(scene.lost) for scene in scenes),
+        "data": str(place.folder),
+        "seconds": round(seconds, 3),
+    }
+    if summary is not None and facts is not None:
+        outcome["tables"] = summary.rows
+        outcome["findings"] = summary.findings
+        outcome["report"] = str(place.report)
+    return outcome
+
+
+# Going on.
+
+
+def _say_how_to_go_on(
+    place: Place, scenes: list[Scene], ticker: Ticker, *, with_report: bool
+) -> None:
+    if with_report:
+        ticker.say("\n5  All of it on one page, with plots, for any browser:")
+        print(f"   {place.report}", flush=True)
+    me, folder = _program(), shlex.quote(str(place.folder))
+    letters = [number for scene in scenes for number in scene.dead.values()]
+    commands = [
+        (f"{me} serve --config {folder}/crosswire.toml &", "the same hub, for you"),
+        (f"{me} dead list orders", "what nobody could ship"),
+        *((f"{me} trace {number}", "how that came about") for number in letters[:1]),
+        (f"{me} lake list --data {folder}", "its files, for Spark or DuckDB"),
+    ]
+    wide = max(len(command) for command, _ in commands)
+    ticker.say("\nGo on by hand:")
+    for command, what in commands:
+        ticker.say(f"   {command:<{wide}}  # {what}")
+
+
+def _program() -> str:
+    """How this program is called from here."""
+    own = Path(sys.argv[0]).absolute()
+    found = shutil.which("crosswire")
+    if found is not None and Path(found).resolve() == own.resolve():
+        return "crosswire"
+    if own.name != "crosswire":
+        return f"{shlex.quote(sys.executable)} -m crosswire.cli.main"
+    near = os.path.relpath(own)
+    return shlex.quote(near if len(near) < len(str(own)) else str(own))

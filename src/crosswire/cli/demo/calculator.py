@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,10 +13,18 @@ from crosswire.clients.emp import EmpClient
 from crosswire.clients.epoxy import EpoxyClient, offer
 from crosswire.errors import CallFailed, ClientError, RequestFailed
 
-__all__ = ["Calculator"]
+__all__ = ["CALCULATOR", "Calculator"]
+
+CALCULATOR = Path(__file__).with_name("calc.bond")
 
 _BURST = 5
-_DIVIDE_BY_ZERO = 1
+_OPERATIONS = {
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mul": operator.mul,
+    "Div": operator.floordiv,
+}
+_DIVIDED_BY_ZERO = 1
 
 
 class _Desk:
@@ -25,10 +34,12 @@ class _Desk:
         self._operation = module.enum("examples.calc.Operation").python_class
         self._result = module.struct("examples.calc.Result").python_class
 
-    async def calculate(self, params: Any) -> Any:
-        if params.operation == self._operation.Mul:
-            return self._result(z=params.x * params.y)
-        raise CallFailed(_DIVIDE_BY_ZERO, "this desk only multiplies")
+    async def calculate(self, asked: Any) -> Any:
+        try:
+            z = _OPERATIONS[self._operation(asked.operation).name](asked.x, asked.y)
+        except ZeroDivisionError:
+            raise CallFailed(_DIVIDED_BY_ZERO, "divided by zero") from None
+        return self._result(z=z)
 
     async def note(self, params: Any) -> None:
         """Events need no answer."""
@@ -37,14 +48,14 @@ class _Desk:
 class Calculator(Scene):
     title: ClassVar[str] = "sums"
     way: ClassVar[str] = "EMP → service → Epoxy"
-    story: ClassVar[str] = "JSON in, Bond to the provider, Bond back, JSON out"
+    story: ClassVar[str] = "the Bond calculator, asked in JSON; some divide by zero"
 
     def __init__(self, ports: dict[str, int]) -> None:
         super().__init__(ports)
-        self._refused = 0
+        self._failed = 0
 
     async def play(self, curtain: asyncio.Event) -> None:
-        module = idl.load(Path(__file__).with_name("calc.bond"))
+        module = idl.load(CALCULATOR)
         handlers = offer(module.service("examples.calc.Calc"), _Desk(module))
         async with (
             EpoxyClient(HOST, self.ports["epoxy"], handlers=handlers, backoff=soon()) as desk,
@@ -67,15 +78,16 @@ class Calculator(Scene):
             await asyncio.wait([peer.ended])
 
     async def _ask(self, caller: EmpClient, number: int) -> None:
-        operation = "Mul" if number % 10 else "Div"
-        asked = {"x": number, "y": 87, "operation": operation}
+        """Acknowledged is what was answered, and it has arrived if the answer is right."""
+        name = list(_OPERATIONS)[number % 4]
+        asked = {"x": number, "y": number % 7, "operation": name}
         try:
             reply = await caller.request("examples.calc.Calc/Calculate", asked, timeout_s=10)
         except RequestFailed:
-            self._refused += 1
+            self._failed += 1
             raise
-        if reply["z"] == number * 87:
+        if reply["z"] == _OPERATIONS[name](asked["x"], asked["y"]):
             self.arrived[number] += 1
 
     def aside(self) -> str:
-        return f"{self._refused} calls answered with an error"
+        return f"{self._failed} answered with an error"

@@ -1,10 +1,10 @@
-"""Jobs in eMQP: guaranteed, retried, and one that comes every second."""
+"""Jobs in eMQP: guaranteed, retried when they take too long, and one that comes every second."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from crosswire.cli.demo.scene import HOST, Scene, soon
 from crosswire.clients.emqp import EmqpClient
@@ -14,18 +14,24 @@ from crosswire.wire.emqp.jobs import serialize_job
 __all__ = ["Jobs"]
 
 _BURST = 10
+_URGENT = 5
+_SLOW = 97
+_HOPELESS = 7
+_TIMEOUT_S = 1
 _TOO_LONG_S = 60.0
 
 
 class Jobs(Scene):
     title: ClassVar[str] = "jobs"
     way: ClassVar[str] = "eMQP → queue → eMQP"
-    story: ClassVar[str] = "workers with retries: some jobs take too long at first; a schedule"
+    story: ClassVar[str] = "workers that time out and try again; a schedule"
+    queue: ClassVar[str] = "thumbnails"
 
     def __init__(self, ports: dict[str, int]) -> None:
         super().__init__(ports)
         self._begun: Counter[int] = Counter()
-        self._ticks = 0
+        self._cleanings = 0
+        self._timeouts = 0
 
     async def play(self, curtain: asyncio.Event) -> None:
         worker = Worker(
@@ -33,36 +39,42 @@ class Jobs(Scene):
             self.ports["emqp-workers"],
             queues=[(10, "thumbnails")],
             slots=16,
-            jobs={"demo.shrink": self._shrink, "demo.tick": self._tick},
+            jobs={"demo.shrink": self._shrink, "demo.clean": self._clean},
             backoff=soon(),
         )
         client = EmqpClient(HOST, self.ports["emqp-clients"], backoff=soon())
         async with worker, client:
-            tick = serialize_job("demo.tick", ())
-            await client.schedule(tick, queue="thumbnails", interval_s=1)
+            clean = serialize_job("demo.clean", ())
+            await client.schedule(clean, queue="thumbnails", interval_s=1)
             await self.send(curtain, lambda number: self._ask(client, number), burst=_BURST)
+            await client.unschedule(clean, queue="thumbnails")
             await asyncio.Event().wait()
 
     async def _ask(self, client: EmqpClient, number: int) -> None:
+        """Most only want to know that the hub has the job; who is in a hurry waits for it."""
         await client.request(
             serialize_job("demo.shrink", (number,)),
             queue="thumbnails",
+            reply_requested=number % _URGENT == 0,
             guarantee=True,
-            retry_count=5,
-            timeout_s=1,
+            retry_count=2,
+            timeout_s=_TIMEOUT_S,
             wait_s=10,
         )
 
     async def _shrink(self, number: int) -> int:
         self._begun[number] += 1
-        if number % 97 == 0 and self._begun[number] == 1:
+        if number == _HOPELESS or (number % _SLOW == 0 and self._begun[number] == 1):
+            self._timeouts += 1
             await asyncio.sleep(_TOO_LONG_S)
         self.arrived[number] += 1
         return number
 
-    async def _tick(self) -> None:
-        self._ticks += 1
+    async def _clean(self) -> None:
+        self._cleanings += 1
+
+    def number_in(self, body: Any) -> int:
+        return int(body[1]["args"][0])
 
     def aside(self) -> str:
-        late = sum(1 for number in self._begun if number % 97 == 0)
-        return f"{late} timeouts retried, {self._ticks} scheduled runs"
+        return f"{self._timeouts} timeouts, {self._cleanings} scheduled"

@@ -1,9 +1,9 @@
-"""Orders in EMP: a shop sends, a warehouse takes, and one order is nobody's."""
+"""Orders in EMP: a shop asks a service, which sends them to a warehouse; some ship at no time."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from crosswire.cli.demo.scene import HOST, Scene, keep_asking, soon
 from crosswire.clients.emp import EmpClient, Json
@@ -11,52 +11,72 @@ from crosswire.errors import RequestFailed
 
 __all__ = ["Orders"]
 
-_POISON = 13
-_BURST = 20
+_ITEMS = ("tea", "coffee", "cocoa", "sugar", "milk")
+_BURST = 10
+_MISTAKE = 40
+_SOLD_OUT = 29
+_UNSHIPPABLE = 997
 
 
 class Orders(Scene):
     title: ClassVar[str] = "orders"
-    way: ClassVar[str] = "EMP → queue → EMP"
-    story: ClassVar[str] = "a warehouse refuses some orders at first, and number 13 for ever"
+    way: ClassVar[str] = "EMP → service, queue → EMP"
+    story: ClassVar[str] = "an order service, and a warehouse that refuses some"
+    queue: ClassVar[str] = "orders"
 
     def __init__(self, ports: dict[str, int]) -> None:
         super().__init__(ports)
+        self._invalid = 0
         self._refused = 0
-        self._dead = 0
 
     async def play(self, curtain: asyncio.Event) -> None:
         port = self.ports["emp"]
-        take, bury = {"$deliver": self._take}, {"$deliver": self._bury}
         async with (
             EmpClient(HOST, port, backoff=soon()) as shop,
-            EmpClient(HOST, port, handlers=take, backoff=soon()) as warehouse,
-            EmpClient(HOST, port, handlers=bury, backoff=soon()) as undertaker,
+            EmpClient(HOST, port, backoff=soon()) as till,
+            EmpClient(HOST, port, handlers={"$deliver": self._ship}, backoff=soon()) as warehouse,
         ):
-            await asyncio.gather(
-                self.send(curtain, lambda number: self._order(shop, number), burst=_BURST),
-                self._subscribe(warehouse, "queue/orders"),
-                self._subscribe(undertaker, "queue/orders/dead"),
-            )
 
-    async def _subscribe(self, client: EmpClient, queue: str) -> None:
-        await keep_asking(client, lambda peer: peer.request("$subscribe", {"destination": queue}))
+            async def place(order: Json) -> Json:
+                return await self._place(till, order)
+
+            handlers = {"orders/place": place}
+            async with EmpClient(HOST, port, handlers=handlers, backoff=soon()) as desk:
+                serve, subscribe = {"services": ["orders"]}, {"destination": "queue/orders"}
+                await asyncio.gather(
+                    keep_asking(desk, lambda peer: peer.request("$serve", serve)),
+                    keep_asking(warehouse, lambda peer: peer.request("$subscribe", subscribe)),
+                    self.send(curtain, lambda number: self._order(shop, number), burst=_BURST),
+                )
 
     async def _order(self, shop: EmpClient, number: int) -> None:
-        order = {"order": number, "item": "tea", "amount": number % 5 + 1}
-        asked = {"destination": "queue/orders", "json": order, "properties": {"express": False}}
-        await shop.request("$publish", asked, timeout_s=10)
+        amount = number % 5 + 1 if (number + 1) % _MISTAKE else 0
+        order = {"order": number, "item": _ITEMS[number % len(_ITEMS)], "amount": amount}
+        await shop.request("orders/place", order, timeout_s=10)
 
-    async def _take(self, data: Json) -> None:
-        number = data["json"]["order"]
-        if number == _POISON or (number % 29 == 0 and data["attempt"] == 1):
+    async def _place(self, till: EmpClient, order: Json) -> Json:
+        """An order is taken when the hub has it on disk, not before."""
+        if not order["amount"]:
+            self._invalid += 1
+            raise RequestFailed("invalid_order", "an order of nothing")
+        sent = {
+            "destination": "queue/orders",
+            "json": order,
+            "properties": {"item": order["item"], "amount": order["amount"]},
+        }
+        accepted = await till.request("$publish", sent, timeout_s=10)
+        return {"order": order["order"], "receipt": accepted["id"]}
+
+    async def _ship(self, delivery: Json) -> None:
+        number = delivery["json"]["order"]
+        is_first = delivery["attempt"] == 1
+        if number % _UNSHIPPABLE == 13 or (number % _SOLD_OUT == 0 and is_first):
             self._refused += 1
-            raise RequestFailed("out_of_stock", "come again")
+            raise RequestFailed("out_of_stock", f"no {delivery['json']['item']} left")
         self.arrived[number] += 1
 
-    async def _bury(self, data: Json) -> None:
-        self._dead += 1
-        self.arrived[data["json"]["order"]] += 1
+    def number_in(self, body: Any) -> int:
+        return int(body["order"])
 
     def aside(self) -> str:
-        return f"{self._refused} refusals, {self._dead} dead letter"
+        return f"{self._refused} refusals, {self._invalid} invalid"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -14,13 +17,20 @@ from crosswire.listeners import PLAIN_LISTENERS
 
 __all__ = ["HubProcess"]
 
+_TRIES = 5
+_PAUSE_S = 1.0
+_PATIENCE_S = 60.0
+
 
 class HubProcess:
-    """`crosswire serve`, with its standard output read for the ready line."""
+    """`crosswire serve`, with its standard output read for the ready line.
 
-    def __init__(self, data: Path, bond: Path) -> None:
-        self._data = data
-        self._bond = bond
+    It has a session of its own, so that a Ctrl-C reaches only us, and we stop it in order.
+    """
+
+    def __init__(self, config: Path, log: Path) -> None:
+        self._config = config
+        self._log = log
         self._ports = dict.fromkeys(PLAIN_LISTENERS, 0)
         self._process: asyncio.subprocess.Process | None = None
 
@@ -30,28 +40,52 @@ class HubProcess:
         return self._process.pid
 
     async def start(self) -> dict[str, int]:
-        """The ports that are open; the same ones at every start."""
+        """The ports that are open; free ones at first, the same ones at every later start.
+
+        Raises CrosswireError. Somebody may have taken a port while the hub was down, if only for
+        a moment: it is tried again a few times.
+        """
+        for _ in range(_TRIES - 1):
+            with contextlib.suppress(CrosswireError):
+                return await self._start()
+            await asyncio.sleep(_PAUSE_S)
+        return await self._start()
+
+    async def _start(self) -> dict[str, int]:
         command = [sys.executable, "-m", "crosswire.cli.main", "serve", "--json"]
-        command += ["--data", str(self._data), "--bond", str(self._bond)]
+        command += ["--config", str(self._config)]
         for name, port in self._ports.items():
             command += ["--listen", f"{name}={HOST}:{port}"]
-        self._process = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-        )
-        assert self._process.stdout is not None and self._process.stderr is not None
-        line = await self._process.stdout.readline()
+        with self._log.open("ab") as log:
+            told = log.tell()
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True
+            )
+        assert self._process.stdout is not None
+        try:
+            line = await asyncio.wait_for(self._process.stdout.readline(), _PATIENCE_S)
+        except TimeoutError:
+            await self.kill()
+            line = b""
         if not line:
-            said = (await self._process.stderr.read()).decode()
-            raise CrosswireError(f"the hub did not start: {said}")
+            await self._process.wait()
+            said = self._log.read_bytes()[told:].decode(errors="replace").strip()
+            raise CrosswireError(f"the hub did not start: {said or 'it said nothing'}")
         listen: dict[str, str] = msgspec.json.decode(line)["listen"]
         self._ports = {name: int(at.rpartition(":")[2]) for name, at in listen.items()}
-        self._drain = asyncio.create_task(self._process.stderr.read())
         return self._ports
 
     async def kill(self) -> None:
+        """SIGKILL: it gets no chance to do anything more."""
         assert self._process is not None
         self._process.kill()
         await self._process.wait()
+
+    def abandon(self) -> None:
+        """For who can't wait: if it still runs, it does not any more."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
 
     async def stop(self) -> None:
         if self._process is not None and self._process.returncode is None:

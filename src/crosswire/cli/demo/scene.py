@@ -6,7 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from crosswire.clients.dial import Backoff
 from crosswire.clients.emp import EmpClient, EmpPeer
@@ -15,6 +15,7 @@ from crosswire.errors import ClientError
 __all__ = ["HOST", "Scene", "keep_asking", "soon"]
 
 HOST = "127.0.0.1"
+_PAUSE_S = 0.05
 
 
 def soon() -> Backoff:
@@ -28,27 +29,42 @@ class Scene(ABC):
     title: ClassVar[str]
     way: ClassVar[str]
     story: ClassVar[str]
+    queue: ClassVar[str] = ""
+    """Whose dead letters are of this scene."""
 
     def __init__(self, ports: dict[str, int]) -> None:
         self.ports = ports
         self.tried = 0
+        self.under_way = 0
         self.acknowledged: set[int] = set()
         self.arrived: Counter[int] = Counter()
+        self.dead: dict[int, int] = {}
+        """Dead letters: the number, and the id of the message that it was."""
         self.is_busy = True
 
     @abstractmethod
     async def play(self, curtain: asyncio.Event) -> None:
         """Send until the curtain falls, and take what comes until cancelled."""
 
+    def find_letters(self, letters: list[dict[str, Any]]) -> None:
+        """What the hub keeps since nobody could take it: not lost either."""
+        for letter in letters:
+            self.dead[self.number_in(letter["message"]["json"])] = letter["origin_id"]
+
+    def number_in(self, body: Any) -> int:
+        """The number of the message with this body."""
+        raise NotImplementedError
+
     @property
     def lost(self) -> set[int]:
-        return self.acknowledged - self.arrived.keys()
+        return self.acknowledged - self.arrived.keys() - self.dead.keys()
 
     def outcome(self) -> dict[str, int]:
         return {
             "tried": self.tried,
             "acknowledged": len(self.acknowledged),
             "arrived": len(self.arrived),
+            "dead": len(self.dead),
             "again": sum(count - 1 for count in self.arrived.values()),
             "lost": len(self.lost),
         }
@@ -61,21 +77,22 @@ class Scene(ABC):
         self, curtain: asyncio.Event, send_one: Callable[[int], Awaitable[object]], *, burst: int
     ) -> None:
         """Numbered messages in bursts; one that is not acknowledged is not sent again."""
-        number = 0
         while not curtain.is_set():
-            numbers = range(number, number + burst)
-            number += burst
+            numbers = range(self.tried, self.tried + burst)
             self.tried += burst
-            results = await asyncio.gather(
-                *(send_one(each) for each in numbers), return_exceptions=True
-            )
-            for each, result in zip(numbers, results, strict=True):
-                if not isinstance(result, BaseException):
-                    self.acknowledged.add(each)
-                elif not isinstance(result, ClientError):
-                    raise result
-            await asyncio.sleep(0.05)
+            await asyncio.gather(*(self._send(send_one, number) for number in numbers))
+            await asyncio.sleep(_PAUSE_S)
         self.is_busy = False
+
+    async def _send(self, send_one: Callable[[int], Awaitable[object]], number: int) -> None:
+        self.under_way += 1
+        try:
+            await send_one(number)
+        except ClientError:
+            return
+        finally:
+            self.under_way -= 1
+        self.acknowledged.add(number)
 
 
 async def keep_asking(client: EmpClient, ask: Callable[[EmpPeer], Awaitable[object]]) -> None:

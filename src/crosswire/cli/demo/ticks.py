@@ -8,21 +8,25 @@ from typing import ClassVar
 from crosswire.cli.demo.scene import HOST, Scene, keep_asking, soon
 from crosswire.clients.emp import EmpClient, Json
 from crosswire.clients.micromsg2 import MicroMsg2Client
+from crosswire.envelope import Property
 
 __all__ = ["Ticks"]
 
 _BURST = 10
-_ARCHIVE = {"destination": "topic/ticks/#", "name": "ticks-archive", "from": "earliest"}
+_SYMBOLS = ("ACME", "GLOBEX", "INITECH")
+_LIMIT = 150
+_ARCHIVE = {"destination": "topic/ticks", "name": "ticks-archive", "from": "earliest"}
+_FILTER = f"symbol=TACME;price>N{_LIMIT}"
 
 
 class Ticks(Scene):
     title: ClassVar[str] = "ticks"
     way: ClassVar[str] = "MicroMsg2 → topic → EMP"
-    story: ClassVar[str] = "a trader takes prices above 150 only, an archive in EMP takes all"
+    story: ClassVar[str] = f"a trader wants ACME above {_LIMIT} only, an archive everything"
 
     def __init__(self, ports: dict[str, int]) -> None:
         super().__init__(ports)
-        self._seen = 0
+        self._passed = 0
 
     async def play(self, curtain: asyncio.Event) -> None:
         port = self.ports["micromsg2"]
@@ -41,18 +45,18 @@ class Ticks(Scene):
             )
 
     async def _tick(self, market: MicroMsg2Client, number: int) -> None:
-        price = 100 + number % 100
-        properties = {"price": price, "number": number}
-        await market.send("topic/ticks/ACME", b"%d" % price, properties, timeout_s=10)
+        price = 100 + number * 37 % 100
+        symbol = _SYMBOLS[number % len(_SYMBOLS)]
+        properties: dict[str, Property] = {"symbol": symbol, "price": price, "number": number}
+        await market.send("topic/ticks", b"%s %d" % (symbol.encode(), price), properties)
 
-    async def _file(self, data: Json) -> None:
-        self.arrived[data["properties"]["number"]] += 1
+    async def _file(self, delivery: Json) -> None:
+        self.arrived[delivery["properties"]["number"]] += 1
 
     async def _trade(self, trader: MicroMsg2Client) -> None:
-        async with trader.subscribe("topic/ticks/#", filter="price>N150") as ticks:
-            async for tick in ticks:
-                assert int(tick.payload) > 150
-                self._seen += 1
+        async with trader.subscribe("topic/ticks", filter=_FILTER) as ticks:
+            async for _ in ticks:
+                self._passed += 1
 
     def aside(self) -> str:
-        return f"{self._seen} passed the trader's filter"
+        return f"{self._passed:,} passed the filter"

@@ -1,32 +1,51 @@
-"""Strangers: bytes that are nobody's protocol, on every port."""
+"""Strangers: bytes that are nobody's protocol, or nearly somebody's, on every port."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from crosswire.cli.demo.scene import HOST
 
 __all__ = ["make_trouble"]
 
-_GARBAGE = (
+_SCANS = (
     b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     bytes.fromhex("1603010200010001fc0303"),
     b"\xff" * 64,
 )
+_PATIENCE_S = 1.0
+_NEARLY = {
+    # A hello of version 9.
+    "emp": bytes.fromhex("00000008 00000000 09000000"),
+    # A good config, and then a frame without framelets.
+    "epoxy": bytes.fromhex("0100 4347 01000000 00 0000"),
+    # Version 0, and a handshake with identifiers of 9 bytes.
+    "relink": bytes(8) + bytes.fromhex("00 09 09 00") + bytes(20),
+    # A handshake of major version 0.
+    "micromsg2": bytes(16),
+}
 
 
-async def make_trouble(ports: dict[str, int]) -> None:
-    """Say something wrong to every listener, and wait until it has ended the connection."""
-    targets = [port for name, port in ports.items() if name != "http"]
-    await asyncio.gather(*(_bother(port, each) for port in targets for each in _GARBAGE))
+async def make_trouble(ports: dict[str, int]) -> int:
+    """Say something wrong to every listener; gives how often."""
+    said = [
+        (port, each)
+        for name, port in ports.items()
+        if name != "http"
+        for each in (*_SCANS, *([_NEARLY[name]] if name in _NEARLY else []))
+    ]
+    await asyncio.gather(*(_bother(port, each) for port, each in said))
+    return len(said)
 
 
-async def _bother(port: int, garbage: bytes) -> None:
-    reader, writer = await asyncio.open_connection(HOST, port)
-    writer.write(garbage)
-    try:
-        await asyncio.wait_for(reader.read(), 10)
-    except (TimeoutError, ConnectionError):
-        return
-    finally:
-        writer.close()
+async def _bother(port: int, wrong: bytes) -> None:
+    """Who is not sent away leaves after a moment."""
+    with contextlib.suppress(ConnectionError, TimeoutError):
+        async with asyncio.timeout(_PATIENCE_S):
+            reader, writer = await asyncio.open_connection(HOST, port)
+            try:
+                writer.write(wrong)
+                await reader.read()
+            finally:
+                writer.close()

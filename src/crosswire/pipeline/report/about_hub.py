@@ -59,12 +59,13 @@ def deliveries(facts: Facts) -> str:
             for how, number_ in found.outcomes.items()
         ]
     )
-    head = ("destination", "protocol", ">deliveries", ">lost", ">doubled", ">late")
+    head = ("destination", "protocol", ">deliveries", ">p50", ">p99", ">longest")
     rows = (
         (
             said(row["destination"]),
             spoken(row["protocol"]),
             number(row["deliveries"]),
+            *(lasting(getattr(row["took"], name, None)) for name in ("p50", "p99", "longest")),
             bad(row["lost"]),
             bad(row["doubled"]),
             bad(row["late"]),
@@ -72,7 +73,8 @@ def deliveries(facts: Facts) -> str:
         for row in found.destinations
     )
     keys = legend((name, style) for name, style, _ in parts)
-    body = f"{words}</p>{split_bar(parts)}{keys}<h3>How they ended</h3>{ends}{table(head, rows)}"
+    body = f"{words}</p>{split_bar(parts)}{keys}<h3>How they ended</h3>{ends}"
+    body += table((*head, ">lost", ">doubled", ">late"), rows)
     if not found.examples:
         return body + all_is_well("Nothing is late, lost or doubled.")
     return body + "<h3>Late, lost or doubled</h3>" + _faulty(found.examples)

@@ -10,7 +10,9 @@ from crosswire.pipeline.report.cells import (
     all_is_well,
     and_more,
     bad,
+    host,
     lasting,
+    mark,
     number,
     said,
     side_by_side,
@@ -167,7 +169,9 @@ def errors(facts: Facts) -> str:
             found.append((kind, row["protocol"], row["outcome"], row["count"]))
     if held is not None:
         for row in held.errors:
-            found.append(("end of session", row["protocol"], row["error"], row["sessions"]))
+            # EMP's errors are numbers.
+            error = f"error {row['error']}" if str(row["error"]).isdigit() else row["error"]
+            found.append(("end of session", row["protocol"], error, row["sessions"]))
     if broken is not None:
         kinds: dict[tuple[str | None, str], int] = {}
         for row in broken.reasons:
@@ -238,8 +242,8 @@ def slowest(facts: Facts) -> str:
             when(row["asked"]),
             sized(row["request_bytes"]),
             sized(row["response_bytes"]),
-            said(row["connection"]),
-            said(row["correlation"]),
+            host(row["connection"]),
+            mark(row["correlation"]),
         )
         for row in facts.calls.slowest
     )

@@ -13,6 +13,7 @@ from crosswire.pipeline.report.words import (
     protocol_name,
     size,
     text,
+    visible,
 )
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "bad",
     "host",
     "lasting",
+    "mark",
     "number",
     "said",
     "side_by_side",
@@ -34,6 +36,12 @@ __all__ = [
 def said(words: object) -> str:
     """Text that a peer may have chosen."""
     return f'<td class="said">{text(words)}</td>'
+
+
+def mark(name: object) -> str:
+    """What tells one from another, seldom read: on one line, and whole in its tooltip."""
+    whole = escape(visible("" if name is None else name)[:1000])
+    return f'<td class="mark" title="{whole}">{text(name)}</td>'
 
 
 def host(name: object) -> str:

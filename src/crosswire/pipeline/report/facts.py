@@ -149,7 +149,8 @@ class Violations(msgspec.Struct, frozen=True):
 
 class Deliveries(msgspec.Struct, frozen=True):
     """What reached whom. `damaged`: the payload is not what was accepted. `took` is from being
-    accepted to being settled or answered; `examples` are late, lost or doubled."""
+    accepted to being settled or answered, of all and of each of the `destinations`; `examples` are
+    late, lost or doubled."""
 
     total: int
     faulty: int

@@ -21,6 +21,7 @@ from crosswire.pipeline.report.facts import (
     Topology,
     Violations,
 )
+from crosswire.pipeline.report.histogram import buckets_of
 from crosswire.pipeline.report.over_time import Histogram, clock_of, latencies, piece_of, traffic
 from crosswire.pipeline.report.source import Highest, Tables, Tally
 
@@ -351,7 +352,7 @@ _TOLD: Final = ("node", "id", "destination", "connection", "attempts", "outcome"
 def _deliveries(tables: Tables) -> Deliveries:
     by_place = Tally(("protocol", "destination"), ("faults", "deliveries", *_FAULTS))
     outcomes = Tally(("outcome",), ("deliveries",))
-    took = Histogram()
+    by_time = Tally(("protocol", "destination", "bucket"), ("count",), most=("longest",))
     gravest = [(name, "descending") for name in _FAULTS]
     examples = Highest(_EXAMPLES, *gravest, ("accepted", "ascending"))
     totals: Counter[str] = Counter()
@@ -371,12 +372,20 @@ def _deliveries(tables: Tables) -> Deliveries:
             )
             by_place.add(rows)
             outcomes.add(rows)
-            took.add_values(rows["latency_us"])
+            arrived = rows.filter(pc.is_valid(rows["latency_us"]))
+            times_us = arrived["latency_us"]
+            arrived = _with(arrived, count=_ones(arrived), longest=times_us)
+            by_time.add(_with(arrived, bucket=buckets_of(times_us)))
             examples.add(rows.filter(pc.equal(rows["faults"], 1)))
             totals["deliveries"] += batch.num_rows
             totals["damaged"] += pc.sum(_number(pc.invert(batch["intact"]))).as_py() or 0
             for name, flag in {**flags, "faulty": any_fault}.items():
                 totals[name] += pc.sum(flag).as_py() or 0
+    took = Histogram()
+    places: defaultdict[tuple[str | None, str | None], Histogram] = defaultdict(Histogram)
+    for row in by_time.rows():
+        took.add(row)
+        places[row["protocol"], row["destination"]].add(row)
     return Deliveries(
         total=totals["deliveries"],
         faulty=totals["faulty"],
@@ -386,9 +395,16 @@ def _deliveries(tables: Tables) -> Deliveries:
         damaged=totals["damaged"],
         took=took.row() if took.counts else None,
         outcomes={str(row["outcome"]): row["deliveries"] for row in outcomes.rows()},
-        destinations=by_place.rows(_GROUPS),
+        destinations=[
+            row | {"took": places[key].row() if (key := _place(row)) in places else None}
+            for row in by_place.rows(_GROUPS)
+        ],
         examples=examples.rows(),
     )
+
+
+def _place(row: dict[str, Any]) -> tuple[str | None, str | None]:
+    return row["protocol"], row["destination"]
 
 
 def _reconciliation(tables: Tables) -> Reconciliation:

@@ -166,14 +166,6 @@ class Histogram:
         if row["longest"] is not None:
             self.longest = max(self.longest or 0, row["longest"])
 
-    def add_values(self, times_us: pa.Array) -> None:
-        """Count values themselves, as far as they are known."""
-        known = times_us.drop_null()
-        if len(known):
-            for pair in pc.value_counts(buckets_of(known)).to_pylist():
-                self.counts[pair["values"]] += pair["counts"]
-            self.longest = max(self.longest or 0, pc.max(known).as_py())
-
     def row(self) -> LatencyRow:
         p50, p90, p95, p99 = percentiles(self.counts, self.longest)
         return LatencyRow(self.counts.total(), p50, p90, p95, p99, self.longest)
