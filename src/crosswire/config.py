@@ -16,6 +16,7 @@ from crosswire.errors import ConfigError, InvalidDestination, InvalidSchedule
 from crosswire.hub.queues import QueuePolicy
 from crosswire.hub.schedules import check_cron
 from crosswire.hub.services import ServicePolicy
+from crosswire.hub.staging import StagingLimits
 from crosswire.hub.topics import TopicPolicy
 from crosswire.listeners import LISTENERS, PLAIN_LISTENERS
 from crosswire.store.contract import StoreLimits
@@ -196,6 +197,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     bond: BondFiles = BondFiles()
     emqp: EmqpSettings = EmqpSettings()
     http: HttpSettings = HttpSettings()
+    ingest: StagingLimits = StagingLimits()
     lake: LakeSettings = LakeSettings()
 
     def addresses(self) -> dict[str, Address]:

@@ -13,6 +13,7 @@ from crosswire.errors import InvalidDestination, InvalidEnvelope, RecordDamaged
 
 __all__ = [
     "NAME_BYTES",
+    "SCHEDULED",
     "Destination",
     "Envelope",
     "Kind",
@@ -27,6 +28,8 @@ __all__ = [
 ]
 
 NAME_BYTES: Final = 255
+SCHEDULED: Final = "crosswire.schedule"
+"""In `native` of what a schedule sent: when it was due."""
 _VERSION: Final = 1
 _HEADER: Final = 5
 
@@ -74,25 +77,36 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=T
         return zlib.crc32(self.payload) == self.crc
 
 
-def stamp(envelope: Envelope, node: str, identifier: int, time_us: int) -> None:
-    """Complete an envelope at its acceptance: the hub's, and only the hub's, to call."""
-    _set(envelope, "node", node)
-    _set(envelope, "id", identifier)
-    _set(envelope, "time", time_us)
-    if not envelope.crc:
-        _set(envelope, "crc", _crc32(envelope.payload))
+def stamp(envelope: Envelope, node: str, identifier: int, time_us: int) -> Envelope:
+    """Complete an envelope at its acceptance: the hub's, and only the hub's, to call.
+
+    Gives the envelope or, if it has been a message already, a copy: that one may be on its way.
+    """
+    return stamp_run((envelope,), node, identifier, time_us)[0]
 
 
-def stamp_run(envelopes: Sequence[Envelope], node: str, first: int, time_us: int) -> None:
+def stamp_run(
+    envelopes: Sequence[Envelope], node: str, first: int, time_us: int
+) -> Sequence[Envelope]:
     """`stamp` for many, with ids in a row."""
     identifier = first
     for envelope in envelopes:
+        if envelope.id:
+            place = identifier - first
+            copies = [_unstamped(each) for each in envelopes[place:]]
+            return [*envelopes[:place], *stamp_run(copies, node, identifier, time_us)]
         _set(envelope, "node", node)
         _set(envelope, "id", identifier)
         _set(envelope, "time", time_us)
         if not envelope.crc:
             _set(envelope, "crc", _crc32(envelope.payload))
         identifier += 1
+    return envelopes
+
+
+def _unstamped(envelope: Envelope) -> Envelope:
+    copy: Envelope = msgspec.structs.replace(envelope, id=0)
+    return copy
 
 
 # ------------------------------------------------------------------------------------ binary form
@@ -104,7 +118,8 @@ def stamp_run(envelopes: Sequence[Envelope], node: str, first: int, time_us: int
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Envelope).decode
 _crc32 = zlib.crc32
-_MARK: Final = bytes([_VERSION])
+_MARK: Final = _VERSION << 32
+"""What the checksum is joined with: version and checksum make five bytes."""
 
 
 def encode(envelope: Envelope) -> bytes:
@@ -113,7 +128,7 @@ def encode(envelope: Envelope) -> bytes:
         body = _encode(envelope)
     except (TypeError, OverflowError, ValueError) as error:
         raise InvalidEnvelope(f"the envelope can't be stored: {error}") from None
-    return _MARK + _crc32(body).to_bytes(4) + body
+    return (_MARK | _crc32(body)).to_bytes(_HEADER) + body
 
 
 def encode_run(envelopes: Sequence[Envelope]) -> list[bytes]:
@@ -123,7 +138,7 @@ def encode_run(envelopes: Sequence[Envelope]) -> list[bytes]:
         bodies = [encode_body(envelope) for envelope in envelopes]
     except (TypeError, OverflowError, ValueError) as error:
         raise InvalidEnvelope(f"the envelope can't be stored: {error}") from None
-    return [mark + crc32(body).to_bytes(4) + body for body in bodies]
+    return [(mark | crc32(body)).to_bytes(_HEADER) + body for body in bodies]
 
 
 def decode(record: bytes) -> Envelope:
@@ -137,7 +152,7 @@ def decode(record: bytes) -> Envelope:
         raise RecordDamaged("the record's checksum does not fit")
     try:
         return _decode(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise RecordDamaged(f"the record can't be read: {error}") from None
 
 

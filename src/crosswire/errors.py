@@ -39,6 +39,10 @@ CrosswireError
 │   ├── DestinationFull         a queue's or a service's limit is reached
 │   ├── SubscriptionConflict    a subscription's name is in use with another pattern or filter
 │   ├── UnknownMessage          an id, a schedule or a subscription that is not there
+│   ├── HistoryMissing          messages that were there once, and that retention took
+│   ├── StagingFull             no room for another staged attempt, or its turn has not come
+│   ├── AttemptLost             a staged attempt that a commit counts on is not there, or not whole
+│   ├── BatchConflict           a batch that does not go with what its producer committed before
 │   ├── CallError               what became of a call that got no answer
 │   │   ├── NoProvider          nobody serves it
 │   │   ├── ProviderLost        its provider left before it answered
@@ -63,6 +67,8 @@ CrosswireError
 """
 
 __all__ = [
+    "AttemptLost",
+    "BatchConflict",
     "BondDecodeError",
     "BondEncodeError",
     "BondError",
@@ -85,6 +91,7 @@ __all__ = [
     "Forbidden",
     "FrameError",
     "FrameTooLarge",
+    "HistoryMissing",
     "HubError",
     "IdentifiersExhausted",
     "IncompatiblePeer",
@@ -113,6 +120,7 @@ __all__ = [
     "RequestFailed",
     "RequestTimeout",
     "ServiceUnavailable",
+    "StagingFull",
     "StoreError",
     "StoreFailed",
     "StoreFull",
@@ -344,6 +352,22 @@ class SubscriptionConflict(HubError):
 
 class UnknownMessage(HubError):
     """A message, a schedule or a subscription that is not there, or no longer."""
+
+
+class HistoryMissing(HubError):
+    """Messages that were asked for are gone, or are those of another hub."""
+
+
+class StagingFull(HubError):
+    """What is staged takes all the room there is for it; try again when some was committed."""
+
+
+class AttemptLost(HubError):
+    """What was staged is not there, or not all of it: the batch has to be written again."""
+
+
+class BatchConflict(HubError):
+    """The producer has committed a later batch, or this one for somebody else."""
 
 
 class CallError(HubError):

@@ -14,6 +14,7 @@ from crosswire.access import User
 from crosswire.clients.emp import EmpClient
 from crosswire.config import Config, ConnectionLimits, ScheduleEntry, TlsFiles
 from crosswire.errors import ConfigError, RequestFailed
+from crosswire.gateways import listener
 from crosswire.gateways.server import Server
 from crosswire.hub.queues import QueuePolicy
 from tests.gateways.conftest import StartServer, port_of
@@ -141,6 +142,25 @@ async def test_a_renewed_certificate_is_used_without_a_restart(
         trust = ssl.create_default_context(cafile=files.certificate)
         async with EmpClient("127.0.0.1", port_of(server, "emp-tls"), tls=trust) as client:
             assert await client.request("$echo", {"a": 1}) == {"a": 1}
+
+
+async def test_a_failed_tls_handshake_is_counted(
+    start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "_LATER_S", 0.1 - listener.HANDSHAKE_S)
+    files = make_certificate(tmp_path, "server")
+    server = await start_server(tls=files, listen={"emp-tls": "127.0.0.1:0"} | _off("emp-tls"))
+    trust = ssl.create_default_context(cafile=files.certificate)
+    async with EmpClient("127.0.0.1", port_of(server, "emp-tls"), tls=trust):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(server, "emp-tls"))
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        await reader.read()
+        writer.close()
+        async with asyncio.timeout(10):
+            while not server.site.counters["failed", "emp", "TlsHandshake"]:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+    assert server.site.counters["failed", "emp", "TlsHandshake"] == 1
 
 
 def _off(kept: str) -> dict[str, str]:

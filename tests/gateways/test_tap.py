@@ -107,6 +107,22 @@ async def test_a_token_is_not_recorded(start_server: StartServer) -> None:
     ]
 
 
+async def test_a_connection_that_the_hub_closes_ends_in_both_directions(
+    start_server: StartServer,
+) -> None:
+    settings = LakeSettings(tap=TapSettings(listeners=("emqp-clients",)))
+    server = await start_server(lake=settings)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port_of(server, "emqp-clients"))
+    writer.write(b"no greeting of ZeroMQ")
+    await reader.read()
+    writer.close()
+    await server.stop()
+    found = rows(server)
+    assert len(stream(found, FORWARD)) == len(b"no greeting of ZeroMQ")
+    ends = {row["direction"] for row in found if row["kind"] in (FIN, RESET)}
+    assert ends == {FORWARD, BACKWARD}
+
+
 async def test_a_connection_that_breaks_is_reset(start_server: StartServer) -> None:
     server = await start_server(lake=TAPPED)
     reader, writer = await asyncio.open_connection("127.0.0.1", port_of(server, "emp"))

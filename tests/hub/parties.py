@@ -90,6 +90,8 @@ class Bench:
         self.start()
 
     def commit(self) -> None:
+        """All that was said so far is on disk, settlements included."""
+        self.store.request()
         self.store.commit_now()
 
     def produce(self, *envelopes: Envelope) -> list[int]:

@@ -73,6 +73,43 @@ def test_the_hub_stamps_what_it_accepts() -> None:
     assert {each.time for each in envelopes} == {int(bench.now * 1_000_000)}
 
 
+def test_an_envelope_that_is_given_twice_is_two_messages() -> None:
+    bench, taker = Bench(), Recorder()
+    bench.consume("queue/q", taker, window=10)
+    envelope = send(b"1")
+    ids = bench.produce(envelope, envelope, send(b"2"))
+    ids += bench.produce(envelope)
+    bench.hub.inject(envelope, bench.now)
+    bench.commit()
+    assert taker.payloads == [b"1", b"1", b"2", b"1", b"1"]
+    assert taker.ids[:4] == ids and len(set(taker.ids)) == 5
+    assert envelope.id == ids[0]
+    stored = bench.hub.fetch("queue/q", taker.ids)
+    assert [each.id for each in stored if each is not None] == taker.ids
+
+
+def test_there_may_be_nothing_to_write() -> None:
+    bench = Bench()
+    bench.commit()
+    written = bench.hub.written()
+    bench.store.commit_now()
+    assert written.done and written.error is None
+
+
+def test_a_power_cut_may_bring_back_what_was_just_settled() -> None:
+    bench, taker = Bench(), Recorder(settles=True)
+    bench.consume("queue/q", taker, window=10)
+    ids = bench.produce(*numbered(2))
+    bench.store.commit_now()
+    bench.kill()
+    assert bench.hub.queue("queue/q").length == 0
+    bench.consume("queue/q", taker, window=10)
+    ids += bench.produce(send(b"3"))
+    bench.store.commit_now()
+    bench.kill(power=True)
+    assert [each.id for each in bench.hub.queue("queue/q").browse(0, 10)] == ids[2:]
+
+
 def test_a_batch_may_be_for_many_and_part_of_it_refused() -> None:
     bench = Bench()
     receipt = bench.hub.produce(

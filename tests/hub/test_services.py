@@ -67,7 +67,7 @@ def test_requests_and_responses_are_journaled() -> None:
     provider = provide(bench, server)
     calls = call(bench, caller, request(service="service/s/m"))
     provider.answer(calls[0].id, response(b"!"), bench.now)
-    bench.commit()
+    bench.store.commit_now()
     assert len([key for key in bench.disk.keys if key.startswith(b"m")]) == 2
     assert bench.disk.unsynced
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from crosswire.errors import DestinationFull, StoreError
+from crosswire.store import contract
 from crosswire.store.contract import MAX_ID, Page, Store, StoreLimits
 from crosswire.store.memory import MemoryDisk, MemoryStore
 from crosswire.store.rocks import RocksStore
@@ -238,6 +239,23 @@ async def test_what_nobody_waits_for_is_written_a_little_later(reopen: Opener) -
     assert len(read(store, [1]).records) == 1
 
 
+async def test_nothing_stays_unsynced_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contract, "_SYNC_S", 0.01)
+    disk = MemoryDisk()
+    store = MemoryStore(disk)
+    store.start(asyncio.get_running_loop())
+    store.request()
+    await store.flush()
+    groups = store.groups
+    store.append(1, 1, b"x")
+    store.request(sync=False)
+    async with asyncio.timeout(10):
+        while store.groups < groups + 2:
+            await asyncio.sleep(0)
+    assert not disk.unsynced
+    await store.close()
+
+
 def test_a_group_that_fails_loses_its_appends_and_nothing_else() -> None:
     disk = MemoryDisk()
     store = MemoryStore(disk)
@@ -271,3 +289,47 @@ def test_a_power_cut_takes_what_was_not_synced() -> None:
     again = MemoryStore(disk)
     assert [record[1] for record in read(again, [1]).records] == [1]
     assert again.power_lost and not MemoryStore(disk).power_lost
+
+
+def test_a_view_shows_what_was_committed_when_it_was_taken(store: Store) -> None:
+    number, other = store.number("queue/a"), store.number("queue/b")
+    for identifier in range(1, 9):
+        store.append(number if identifier % 2 else other, identifier, b"%d" % identifier)
+    store.save("space", b"key", b"value")
+    store.commit_now()
+    view = store.view()
+    store.reclaim(number, 1, 100)
+    store.append(other, 9, b"9")
+    store.drop("space", b"key")
+    store.commit_now()
+    page = view.page([number, other], after=2, upto=100, count=3)
+    assert ([record[1] for record in page.records], page.last) == ([3, 4, 5], 5)
+    assert list(view.ids(number, after=1, upto=6)) == [3, 5]
+    assert list(view.ids(number, after=9, upto=1)) == []
+    assert view.bounds(number, 1, 100) == (3, 7)
+    assert view.bounds(other, 0, 7) == (2, 6)
+    assert view.bounds(number, 7, 100) is None
+    assert list(view.load("space")) == [(b"key", b"value")]
+    assert store.view().bounds(number, 0, 100) is None
+
+
+def test_the_last_id_can_be_asked_for_up_to_another(store: Store) -> None:
+    number = store.number("queue/a")
+    for identifier in (3, 5, 9):
+        store.append(number, identifier, b"x")
+    store.commit_now()
+    assert [store.last_id(number, upto) for upto in (2, 3, 8, 9, 100)] == [0, 3, 5, 9, 9]
+
+
+def test_a_page_of_many_destinations_is_bounded_in_size(store: Store) -> None:
+    numbers = [store.number(f"queue/{each}") for each in range(5)]
+    for identifier in range(1, 51):
+        store.append(numbers[identifier % 5], identifier, b"x" * 10)
+    store.commit_now()
+    seen, after = [], 0
+    while after < 50:
+        page = read(store, numbers, after=after, upto=50, size_bytes=100)
+        assert len(page.records) <= 10
+        seen += [record[1] for record in page.records]
+        after = page.last
+    assert seen == list(range(1, 51))

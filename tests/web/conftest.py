@@ -13,7 +13,7 @@ from crosswire.cli.hub import Api
 from crosswire.config import PLAIN_LISTENERS, Config
 from crosswire.gateways.server import Server
 from crosswire.hub.attachment import Attachment, Consumer, Delivery, Notice
-from crosswire.hub.backlog import Retry
+from crosswire.hub.items import Retry
 from crosswire.hub.ledger import Peer
 from crosswire.hub.queues import QueuePolicy
 from crosswire.web.door import HttpDoor

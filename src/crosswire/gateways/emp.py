@@ -39,14 +39,11 @@ __all__ = ["EmpGateway"]
 _Properties = dict[str, Property]
 
 
-class _Publish(msgspec.Struct, frozen=True, gc=False):
+class _Publish(Body, frozen=True, gc=False, kw_only=True):
     """Data of `$publish`."""
 
     destination: str
-    json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    text: str | None = None
-    base64: str | None = None
-    properties: _Properties = {}
+    properties: _Properties = msgspec.field(default_factory=dict)
     key: str = ""
 
 
@@ -58,16 +55,11 @@ class _Subscribe(msgspec.Struct, frozen=True, rename={"start": "from"}):
     window: int | None = None
 
 
-class _Schedule(msgspec.Struct, frozen=True):
-    destination: str
-    json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    text: str | None = None
-    base64: str | None = None
+class _Schedule(_Publish, frozen=True, kw_only=True):
     interval_s: float = 0.0
     cron: str = ""
     nohaste: bool = False
     run_count: int = 0
-    properties: _Properties = {}
 
 
 class _Authenticate(msgspec.Struct, frozen=True):
@@ -124,12 +116,16 @@ class EmpGateway(Gateway):
 
     def receive(self, events: list[Event]) -> None:
         settled: dict[Attachment, list[int]] = {}
-        for event in events:
-            if isinstance(event, RequestReceived):
-                self._todo.append(event)
-            elif isinstance(event, ResponseReceived):
-                self._on_response(event, settled)
         now = self.site.now()
+        for event in events:
+            if type(event) is RequestReceived:
+                self._todo.append(event)
+            elif type(event) is ResponseReceived:
+                target, identifier = self._asked.pop(event.id)
+                if event.succeeded and not isinstance(target, Provider):
+                    settled.setdefault(target, []).append(identifier)
+                else:
+                    self._on_response(event, target, identifier, now)
         for attachment, ids in settled.items():
             attachment.settle(ids, now)
         self._advance()
@@ -164,7 +160,7 @@ class EmpGateway(Gateway):
 
     def _envelope(self, data: _Publish) -> Envelope:
         self.require("produce", data.destination)
-        payload, content_type = from_body(Body(data.json, data.text, data.base64))
+        payload, content_type = from_body(data)
         return Envelope(
             destination=data.destination,
             kind="publish" if data.destination.startswith("topic/") else "send",
@@ -330,11 +326,10 @@ class EmpGateway(Gateway):
 
     def _schedule(self, data: bytes) -> bytes:
         asked = msgspec.json.decode(data, type=_Schedule)
-        body = _Publish(asked.destination, asked.json, asked.text, asked.base64, asked.properties)
         now = self.site.now()
         schedule = Schedule(
             id=f"{self.id}/{self.hub.store.reserve(1)}",
-            envelope=self._envelope(body),
+            envelope=self._envelope(asked),
             interval_s=asked.interval_s,
             cron=asked.cron,
             run_count=asked.run_count,
@@ -410,17 +405,16 @@ class EmpGateway(Gateway):
             self._asked[self._connection.send_request(op, data)] = (provider, envelope.id)
         self.session.wake()
 
-    def _on_response(self, event: ResponseReceived, settled: dict[Attachment, list[int]]) -> None:
-        target, identifier = self._asked.pop(event.id)
-        now = self.site.now()
+    def _on_response(
+        self, event: ResponseReceived, target: Attachment | Provider, identifier: int, now: float
+    ) -> None:
+        """An answer to a call, or the refusal of a message."""
         if isinstance(target, Provider):
             if event.succeeded:
                 target.answer(identifier, self._response(event.data), now)
             else:
                 failed = ProviderFailed(event.code, event.description, data=event.data)
                 target.fail(identifier, failed, now)
-        elif event.succeeded:
-            settled.setdefault(target, []).append(identifier)
         else:
             cause = f"{event.code}: {event.description}" if event.code else event.description
             target.refuse([identifier], now, cause=cause)

@@ -174,8 +174,8 @@ class _Plan:
             self.native[QUEUE] = queue.encode()
 
 
-_Taken = tuple[Envelope, str, _Plan | None]
-"""A message on its way into the hub, its id, and its plan if it is a request."""
+_Taken = tuple[Envelope, _Plan | None]
+"""A message on its way into the hub, and its plan if it is a request."""
 
 
 class PublisherGateway(EmqpGateway):
@@ -223,7 +223,7 @@ class PublisherGateway(EmqpGateway):
             content_type=content_type_of(event.message, terms.content_type),
             crc=zlib.crc32(event.message),
         )
-        self._brought.append((envelope, event.msgid, None))
+        self._brought.append((envelope, None))
 
     def _hand_in(self) -> None:
         """All that one read brought, as one batch."""
@@ -243,17 +243,22 @@ class PublisherGateway(EmqpGateway):
         if refused:
             self._sort_out(taken, receipt)
             taken = [each for place, each in enumerate(taken) if place not in refused]
-        broker, waiting, receipts = self.broker, [], []
-        for each in taken:
-            envelope, msgid, plan = each
+            ids = [each for each in receipt.ids if each]
+        else:
+            ids = receipt.ids
+        waiting: list[_Taken] = []
+        receipts: list[bytes] = []
+        done = receipt.done
+        for each, identifier in zip(taken, ids, strict=True):
+            envelope, plan = each
             if plan is None:
                 continue
             if plan.terms.answers:
-                broker.watch(envelope)
-            if envelope.durable and not receipt.done:
-                waiting.append(each)
+                self.broker.watch(identifier, envelope)
+            if done or not envelope.durable:
+                receipts.append(envelope.native[MSGID])
             else:
-                receipts.append(msgid)
+                waiting.append(each)
         if receipts:
             self.give_receipts(receipts)
         return waiting
@@ -262,9 +267,9 @@ class PublisherGateway(EmqpGateway):
         if receipt.error is not None:
             self._try_again(waiting)
         elif not self.left:
-            self.give_receipts([msgid for _, msgid, _ in waiting])
+            self.give_receipts([envelope.native[MSGID] for envelope, _ in waiting])
 
-    def give_receipts(self, msgids: list[str]) -> None:
+    def give_receipts(self, msgids: list[bytes]) -> None:
         """Only requests get any."""
 
     # A full queue, or a full disk: the REPLY is withheld and the peer not read (RULINGS).
@@ -344,7 +349,7 @@ class ClientGateway(PublisherGateway):
                 self.ignore(error)
                 plan = None
                 continue
-            taken.append((self._envelope(event, plan), event.msgid, plan))
+            taken.append((self._envelope(event, plan), plan))
         if taken:
             self._hand_in()
 
@@ -384,15 +389,12 @@ class ClientGateway(PublisherGateway):
         return plan
 
     def _envelope(self, event: RequestReceived, plan: _Plan) -> Envelope:
-        terms = plan.terms
-        native = {MSGID: event.msgid.encode()}
-        if plan.native:
-            native |= plan.native
+        terms, message = plan.terms, event.message
+        native = {MSGID: event.msgid.encode(), **plan.native}
         correlation = ""
         if terms.answers:
             native[IDENTITY] = self.identity
             correlation = event.msgid
-        message = event.message
         return Envelope(
             destination=plan.destination,
             kind="send",
@@ -408,7 +410,7 @@ class ClientGateway(PublisherGateway):
             crc=zlib.crc32(message),
         )
 
-    def give_receipts(self, msgids: list[str]) -> None:
+    def give_receipts(self, msgids: list[bytes]) -> None:
         if self.wire.closed:
             return
         if self.session.transport.get_write_buffer_size() > self._unread_bytes:
@@ -451,15 +453,15 @@ class ClientGateway(PublisherGateway):
 
         self.call(envelope, answered, timeout_s=terms.timeout_s)
         if terms.guarantee:
-            self.hub.committed().add_done_callback(self._on_journal([event.msgid]))
+            self.hub.committed().add_done_callback(self._on_journal(event.msgid.encode()))
         else:
-            self.give_receipts([event.msgid])
+            self.give_receipts([event.msgid.encode()])
         return True
 
-    def _on_journal(self, msgids: list[str]) -> Callable[[Receipt], None]:
+    def _on_journal(self, msgid: bytes) -> Callable[[Receipt], None]:
         def done(receipt: Receipt) -> None:
             if receipt.error is None and not self.left:
-                self.give_receipts(msgids)
+                self.give_receipts([msgid])
 
         return done
 

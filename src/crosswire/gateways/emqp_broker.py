@@ -135,12 +135,12 @@ class Broker:
         else:
             gateway.give_result(result, msgid)
 
-    def watch(self, envelope: Envelope) -> None:
+    def watch(self, identifier: int, envelope: Envelope) -> None:
         """Its client wants to know the end, and somebody who gives no results may bring it."""
         watched = self.hub.watched
         if len(watched) < _WATCHED:
             identity, msgid = envelope.native[IDENTITY], envelope.native[MSGID].decode()
-            watched[envelope.id] = partial(self._ended, identity, envelope.principal, msgid)
+            watched[identifier] = partial(self._ended, identity, envelope.principal, msgid)
 
     def _ended(
         self, identity: bytes, principal: str, msgid: str, _identifier: int, error: str

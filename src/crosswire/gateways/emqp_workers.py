@@ -250,30 +250,33 @@ class WorkerGateway(EmqpGateway):
         now = self.site.now()
         queue = attachment.destination[6:]
         settled: list[int] = []
-        requests: list[tuple[str, str, str, bytes]] = []
+        requests: list[tuple[bytes, str, str, bytes]] = []
         said: bytes | None = None
         for delivery in deliveries:
             envelope = delivery.envelope
             native = envelope.native
-            if envelope.protocol == "emqp":
-                if said is None or said != native.get(HEADERS, b""):
-                    said = native.get(HEADERS, b"")
-                    terms = read_terms(said.decode())
-                    headers = terms.for_worker
-                name = native[QUEUE].decode() if QUEUE in native else queue
-                msgid = native[MSGID].decode() if MSGID in native else self._made_up(envelope)
-                if terms.holds:
-                    self._keep(msgid, queue, delivery, attachment, terms, now)
-                else:
-                    settled.append(envelope.id)
-                    if terms.answers:
-                        self.hub.watched.pop(envelope.id, None)
-                        self._keep(msgid, queue, delivery, None, terms, now)
-            else:
-                said = None
-                headers, name, msgid = foreign_headers(envelope), queue, self._made_up(envelope)
+            if envelope.protocol != "emqp":
+                msgid = self._made_up(envelope)
                 self._keep(msgid, queue, delivery, attachment, None, now)
-            requests.append((msgid, name, headers, envelope.payload))
+                requests.append(
+                    (msgid.encode(), queue, foreign_headers(envelope), envelope.payload)
+                )
+                continue
+            text = native.get(HEADERS, b"")
+            if text != said:
+                said = text
+                terms = read_terms(text.decode())
+                headers = terms.for_worker
+            name = native[QUEUE].decode() if QUEUE in native else queue
+            known = native[MSGID] if MSGID in native else self._made_up(envelope).encode()
+            if terms.holds:
+                self._keep(known.decode(), queue, delivery, attachment, terms, now)
+            else:
+                settled.append(envelope.id)
+                if terms.answers:
+                    self.hub.watched.pop(envelope.id, None)
+                    self._keep(known.decode(), queue, delivery, None, terms, now)
+            requests.append((known, name, headers, envelope.payload))
         wire.send_requests(requests)
         self.processed += len(deliveries)
         self.broker.processed[queue] += len(deliveries)

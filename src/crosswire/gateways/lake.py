@@ -22,13 +22,14 @@ import msgspec
 
 from crosswire.config import LakeSettings
 from crosswire.envelope import Envelope
-from crosswire.errors import CrosswireError, RecordDamaged, StoreError
+from crosswire.errors import CrosswireError, LakeError, RecordDamaged, StoreError
 from crosswire.gateways.logs import log_event
 from crosswire.hub.feed import Committed, Gap, Seal
 from crosswire.hub.hub import Hub
 from crosswire.hub.ledger import Step, parse_columns
 from crosswire.lake.catalog import expire
 from crosswire.lake.files import Part, find
+from crosswire.lake.history import History, Kept
 from crosswire.lake.writer import Batch, Missing, Writer
 
 __all__ = ["LakeFeed", "note_absence"]
@@ -120,6 +121,19 @@ class LakeFeed:
         """The last row of the journal that the lake has, or has given up."""
         return self._seal.last_row
 
+    @property
+    def kept(self) -> Kept | None:
+        """Which messages are in files; None where messages don't go to the lake."""
+        if "messages" not in self._tables:
+            return None
+        seal = self._seal
+        gaps = [
+            (gap.first, gap.last) for gap in (*seal.gaps, *self._gaps) if gap.table == "messages"
+        ]
+        if self._is_placed:
+            return Kept(seal.newest, seal.last_seq, tuple(gaps))
+        return Kept(seal.after, seal.first_seq - 1, tuple(gaps))
+
     # Starting and stopping.
 
     async def start(self) -> None:
@@ -154,11 +168,16 @@ class LakeFeed:
             last_row, newest = old.last_row, old.newest
         gaps: list[Gap] = []
         first_gap, last_seq = ends["gaps"] + 1, ends["messages"]
+        if "messages" in self._tables:
+            last_id = await self._last_id(0 if old is None else old.newest)
+            if last_id < newest:
+                reason = "the messages did not go to the lake"
+                gaps.append(Gap("messages", last_id + 1, newest, now, reason))
         if old is not None:
             last_seq = max(last_seq, old.last_seq)
             first_gap = max(first_gap, old.first_gap)
             if ends["gaps"] < old.first_gap + len(old.gaps) - 1:
-                gaps = list(old.gaps)
+                gaps = [*old.gaps, *gaps]
         if "ledger" in self._tables and 0 < ends["ledger"] < last_row:
             reason = "the ledger did not go to the lake"
             gaps.append(Gap("ledger", ends["ledger"] + 1, last_row, now, reason))
@@ -168,6 +187,7 @@ class LakeFeed:
             first_seq=last_seq + 1,
             last_seq=last_seq,
             newest=newest,
+            after=newest,
             tables=self._tables,
             first_gap=first_gap,
             gaps=tuple(gaps),
@@ -182,6 +202,16 @@ class LakeFeed:
             if file.node == self._hub.node:
                 ends[file.table] = max(ends[file.table], file.last)
         return ends
+
+    async def _last_id(self, otherwise: int) -> int:
+        """The last message in the lake, 0 without any; `otherwise`, if its files can't be read."""
+        history = History(self._lake, self._hub.node)
+        try:
+            segments = await self._in_thread(history.segments, None)
+        except (LakeError, OSError) as error:
+            self._failed(error)
+            return otherwise
+        return segments[-1].last if segments else 0
 
     async def stop(self) -> None:
         """Seal what is committed, as far as the disk allows; the rest waits in the store."""

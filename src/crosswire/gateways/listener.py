@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
+from typing import Final
 
 from crosswire.config import Address, TlsFiles
 from crosswire.errors import ConfigError
 from crosswire.gateways.gateway import Gateway
+from crosswire.gateways.logs import log_event
 from crosswire.gateways.site import Site
 from crosswire.session import Session
 
-__all__ = ["Listener", "fill_context", "server_context"]
+__all__ = ["HANDSHAKE_S", "Listener", "fill_context", "server_context"]
+
+HANDSHAKE_S: Final = 5.0
+_LATER_S: Final = 0.5
+
+_log = logging.getLogger("crosswire.gateways")
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
@@ -61,7 +69,7 @@ class Listener:
                 address.host,
                 address.port,
                 ssl=self._tls,
-                ssl_handshake_timeout=5.0 if self._tls else None,
+                ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
                 backlog=1024,
             )
         except OSError as error:
@@ -78,4 +86,15 @@ class Listener:
 
     def _accept(self) -> Session:
         gateway = self.gateway(self.site, self.name)
-        return Session(gateway.open, gateway)
+        session = Session(gateway.open, gateway)
+        if self._tls is not None:
+            loop = asyncio.get_running_loop()
+            loop.call_later(HANDSHAKE_S + _LATER_S, self._look_back, session)
+        return session
+
+    def _look_back(self, session: Session) -> None:
+        """The event loop tells nobody of a handshake that failed: there is no session, that is all.
+        By now it would be there."""
+        if not session.opened:
+            self.site.count("failed", self.gateway.protocol, "TlsHandshake")
+            log_event(_log, logging.WARNING, "failed", listener=self.name, error="TlsHandshake")

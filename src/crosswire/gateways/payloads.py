@@ -57,9 +57,15 @@ class Body(msgspec.Struct, frozen=True, omit_defaults=True):
     base64: str | None = None
 
 
+_check_json: Final = msgspec.json.Decoder(msgspec.Raw).decode
+
+
 def is_json(payload: bytes) -> bool:
+    """Checked, not read: the decoder leaves UTF-8 to us where it keeps the bytes as they are."""
     try:
-        msgspec.json.decode(payload)
+        if not payload.isascii():
+            payload.decode()
+        _check_json(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
     return True
@@ -80,13 +86,13 @@ def to_body(envelope: Envelope) -> Body:
 
 def from_body(body: Body) -> tuple[bytes, str]:
     """Payload and content type. Raises InvalidEnvelope."""
+    if body.text is not None and body.base64 is None and body.json is msgspec.UNSET:
+        return body.text.encode(), TEXT
     given = [body.json is not msgspec.UNSET, body.text is not None, body.base64 is not None]
     if sum(given) != 1:
         raise InvalidEnvelope("exactly one of json, text and base64 is needed")
     if isinstance(body.json, msgspec.Raw):
         return bytes(body.json), JSON
-    if body.text is not None:
-        return body.text.encode(), TEXT
     try:
         return base64.b64decode(body.base64 or "", validate=True), BYTES
     except ValueError:

@@ -13,6 +13,8 @@ from array import array
 from collections import deque
 from typing import Final
 
+import msgspec
+
 from crosswire.envelope import Envelope
 from crosswire.errors import (
     CrosswireError,
@@ -21,7 +23,8 @@ from crosswire.errors import (
 )
 from crosswire.gateways.relink_end import LinkEnd, Parts
 from crosswire.gateways.relink_parts import to_parts
-from crosswire.gateways.relink_rows import Loaded, Outbound, Run
+from crosswire.gateways.relink_rows import Loaded, Outbound, Run, encode_runs
+from crosswire.gateways.site import Site
 from crosswire.hub.attachment import Attachment, Delivery, Ended, Notice, Window
 from crosswire.hub.subscriptions import AtId, Start
 from crosswire.wire.contract import Event
@@ -38,6 +41,22 @@ _CHANNEL: Final = 0
 _BURST: Final = 65536
 _HELD_BYTES: Final = 16 << 20
 """With more than this on its way to a consumer it gets nothing more until it has consumed."""
+
+
+class _Copies:
+    """What was made of the envelopes that were sent last: the subscribers of a topic are given the
+    same ones, one after the other."""
+
+    def __init__(self, _site: Site) -> None:
+        self.envelopes: list[Envelope] = []
+        self.messages: list[Parts] = []
+
+    def keep(self, envelopes: list[Envelope], messages: list[Parts], row: msgspec.Raw) -> None:
+        self.envelopes = envelopes
+        self.messages = messages
+        self.row = row
+        self.ids = [each.id for each in envelopes]
+        self.size_bytes = sum([len(each.payload) for each in envelopes])
 
 
 class ConsumeEnd(LinkEnd):
@@ -147,10 +166,13 @@ class ConsumeEnd(LinkEnd):
 
     def _send_on(self, envelopes: list[Envelope]) -> None:
         self._require_link()
-        messages = [to_parts(each) for each in envelopes]
-        size_bytes = sum([len(each.payload) for each in envelopes])
-        self._ids += [each.id for each in envelopes]
-        self.plan(_CHANNEL, self._runs(envelopes, messages), len(messages), size_bytes)
+        copies = self.site.shared(_Copies) if self._is_unnamed else _Copies(self.site)
+        if envelopes != copies.envelopes:
+            messages = [to_parts(each) for each in envelopes]
+            copies.keep(envelopes, messages, encode_runs(self._runs(envelopes, messages)))
+        messages = copies.messages
+        self._ids += copies.ids
+        self.plan(_CHANNEL, copies.row, len(messages), copies.size_bytes)
         self.once_written(lambda: self.send(_CHANNEL, messages))
 
     def _runs(self, envelopes: list[Envelope], messages: list[Parts]) -> list[Run]:

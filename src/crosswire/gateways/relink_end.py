@@ -244,7 +244,9 @@ class LinkEnd(ABC):
 
     # Our channels.
 
-    def plan(self, channel: int, runs: list[Run], count: int, size_bytes: int) -> None:
+    def plan(
+        self, channel: int, runs: list[Run] | msgspec.Raw, count: int, size_bytes: int
+    ) -> None:
         """Save messages that will be sent on a channel `once_written`."""
         out = self.outbound.get(channel)
         if out is None:

@@ -23,7 +23,17 @@ from crosswire.store.contract import Store
 from crosswire.wire.relink.channels import ReceivingChannel
 from crosswire.wire.relink.handshake import Terms
 
-__all__ = ["Head", "Loaded", "Marks", "Outbound", "Rows", "Run", "heads", "wipe"]
+__all__ = [
+    "Head",
+    "Loaded",
+    "Marks",
+    "Outbound",
+    "Rows",
+    "Run",
+    "encode_runs",
+    "heads",
+    "wipe",
+]
 
 HEADS: Final = "relink-link"
 _ROWS: Final = "relink-row"
@@ -100,6 +110,11 @@ _READERS: Final[dict[bytes, Any]] = {
 }
 
 
+def encode_runs(runs: list[Run]) -> msgspec.Raw:
+    """A row of `sent`, for who saves the same one in many places."""
+    return msgspec.Raw(_encode(runs))
+
+
 def heads(store: Store) -> dict[int, Head]:
     """Every link that is kept, by its id. Raises LinkStateError."""
     found = {}
@@ -139,7 +154,7 @@ class Rows:
     def drop_marks(self, channel: int) -> None:
         self._drop(b"m", channel, 0)
 
-    def save_sent(self, channel: int, number: int, runs: list[Run]) -> None:
+    def save_sent(self, channel: int, number: int, runs: list[Run] | msgspec.Raw) -> None:
         self._save(b"s", channel, number, runs)
 
     def drop_sent(self, channel: int, number: int) -> None:

@@ -20,6 +20,7 @@ from crosswire.errors import BondError, ConfigError
 from crosswire.gateways.gateway import Gateway
 from crosswire.gateways.lake import LakeFeed, note_absence
 from crosswire.gateways.listener import Listener, fill_context, server_context
+from crosswire.gateways.log import Log
 from crosswire.gateways.metrics import Metrics
 from crosswire.gateways.payloads import JSON, TEXT, Schemas
 from crosswire.gateways.site import Site
@@ -83,6 +84,7 @@ class Server:
         self._hurried = False
         self._idle_at = 0.0
         self._lake: LakeFeed | None = None
+        self.log: Log | None = None
 
     async def start(self) -> dict[str, Address]:
         """Every listener's address. Raises ConfigError or StoreError."""
@@ -129,11 +131,14 @@ class Server:
             await self._lake.start()
         else:
             await note_absence(hub)
+        self.log = Log(hub, path, self._lake, count=count)
         if settings.tap.listeners or has_spool(path):
             self.site.tap = TapFeed(settings, path, hub.node, count=count)
             await self.site.tap.start()
 
     async def _close_lake(self) -> None:
+        if self.log is not None:
+            await self.log.close()
         if self.site.tap is not None:
             await self.site.tap.stop()
         if self._lake is not None:
@@ -292,6 +297,7 @@ def _hub_config(config: Config) -> HubConfig:
         queues=config.queues,
         topics=config.topics,
         service=config.services,
+        staging=config.ingest,
         lake=config.lake.messages or config.lake.ledger,
     )
 

@@ -245,8 +245,9 @@ class ConnectionTap:
             self._end(FORWARD, RESET)
             self._end(BACKWARD, RESET)
         else:
+            # Whoever closed it: nothing comes any more, of either side.
             self._end(BACKWARD, FIN)
-            self._show_rest()
+            self._end(FORWARD, FIN)
         self._feed.end(self._peers.connection)
 
     def _end(self, direction: str, kind: str) -> None:

@@ -108,6 +108,8 @@ class Backlog(ABC):
             and self.in_memory_bytes + size_bytes <= self._window_bytes
         ):
             self._take_all(arrivals)
+        elif not self.has_space_for(1):
+            self.visible = arrivals[-1][1].id
         else:
             for arrival in arrivals:
                 if self.takes_at_once:
@@ -409,7 +411,9 @@ class Backlog(ABC):
         if settled:
             self._let_go(settled, size)
             self._note(Step.SETTLED, now, settled, peer=consumer.peer)
-            self._hub.changed(self)
+            # An fsync for every settlement would be one too many: what it would save is a second
+            # delivery when the machine fails, not when we do.
+            self._hub.changed(self, sync=False)
             if self._hub.watched:
                 self._hub.tell_watchers(settled)
             self._make_room(consumer, len(settled), now)

@@ -31,6 +31,7 @@ from crosswire.hub.queues import Queue, QueuePolicy
 from crosswire.hub.receipt import Receipt
 from crosswire.hub.schedules import Schedules
 from crosswire.hub.services import Answer, Call, Provider, ProviderReceiver, ServicePolicy, Services
+from crosswire.hub.staging import Staging, StagingLimits
 from crosswire.hub.subscriptions import Start, Subscriptions, predicate
 from crosswire.hub.timers import Timers
 from crosswire.hub.topics import Topic, TopicPolicy
@@ -58,6 +59,7 @@ class HubConfig(msgspec.Struct, frozen=True, kw_only=True):
     topics: dict[str, TopicPolicy] = {}
     service: ServicePolicy = ServicePolicy()
     retry: Retry = Retry()
+    staging: StagingLimits = StagingLimits()
     lake: bool = False
     ledger_rows: int = 5_000_000
     recent_rows: int = 200_000
@@ -111,6 +113,7 @@ class Hub:
         self.services = Services(self, self.config.service)
         self.schedules = Schedules(self)
         self.dead_letters = DeadLetters(self)
+        self.staging = Staging(self, self.config.staging)
         self._recover()
         self.call_at(now + _HOUSEKEEPING_S, self._keep_house)
 
@@ -120,6 +123,7 @@ class Hub:
             if destination.startswith("topic/"):
                 self._topics[destination] = self._make_topic(destination)
         self.subscriptions.recover(self.now)
+        self.staging.recover(self.now)
         if self.config.lake:
             # Nobody knows yet whether the last seal's files are in place.
             self.reclaim_limit = 0
@@ -147,6 +151,13 @@ class Hub:
         It ignores limits and outlives a group that can't be written.
         """
         self._intake.inject(envelope, now)
+
+    def take_over(self, envelopes: Sequence[Envelope], now: float) -> None:
+        """Accept messages that were promised to be accepted, in order: those of a staged batch.
+
+        Like `inject` in what can't happen to them; they live and are dropped as policies say.
+        """
+        self._intake.take_over(envelopes, now)
 
     def target(self, destination: str) -> Queue | Topic:
         """The queue or topic of that name. Raises InvalidDestination."""
@@ -288,7 +299,7 @@ class Hub:
         queue = self._queues.get(destination)
         if queue is None:
             parse_destination(destination)
-            queue = Queue(self, destination, self._queue_policy(destination))
+            queue = Queue(self, destination, self.queue_policy(destination))
             self._queues[destination] = queue
             queue.recover(self.now)
         return queue
@@ -308,15 +319,17 @@ class Hub:
         """Other policies from now on; what is accepted already stays."""
         self.config = config
         self.services.policy = config.service
+        self.staging.limits = config.staging
         for queue in self._queues.values():
-            queue.adopt(self._queue_policy(queue.destination))
+            queue.adopt(self.queue_policy(queue.destination))
         for topic in self._topics.values():
             topic.policy = self._topic_policy(topic.destination)
         for journal in self._journals.values():
             journal.policy = config.topic
         self.pump(self.now)
 
-    def _queue_policy(self, destination: str) -> QueuePolicy:
+    def queue_policy(self, destination: str) -> QueuePolicy:
+        """The policy of a queue, whether it is there already or not."""
         if destination.endswith("/dead"):
             return QueuePolicy(retry=Retry(max_attempts=0))
         return self.config.queues.get(destination.removeprefix("queue/"), self.config.queue)
@@ -386,17 +399,18 @@ class Hub:
 
     def written(self) -> Receipt:
         """Done when what was saved is with the operating system: it outlives us, though not the
-        machine. Something must have been saved since the last group."""
+        machine."""
         receipt = Receipt([], {})
         self.group.receipts.append(receipt)
         self.store.request(sync=False)
         return receipt
 
-    def changed(self, backlog: Backlog, *, request: bool = True) -> None:
-        """It has something for the disk; nobody waits for it."""
+    def changed(self, backlog: Backlog, *, request: bool = True, sync: bool = True) -> None:
+        """It has something for the disk, or without `sync` for the operating system; nobody waits
+        for it."""
         self._changed[backlog] = None
         if request:
-            self.store.request(urgent=False)
+            self.store.request(sync=sync, urgent=False)
 
     def forget(self, backlog: Backlog) -> None:
         """It is gone for good."""
@@ -547,6 +561,7 @@ class Hub:
         for topic in (*self._topics.values(), *self._journals.values()):
             topic.retain(now)
         self.subscriptions.tell_of_gaps()
+        self.staging.keep_house(now)
         rows = self.store.next_row - 1 - self.config.ledger_rows
         if self.config.lake:
             rows = self._released_row

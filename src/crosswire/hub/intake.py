@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from crosswire.envelope import Envelope, encode, encode_run, stamp, stamp_run
+from crosswire.envelope import Envelope, encode, encode_run, stamp_run
 from crosswire.errors import HubError, InvalidEnvelope, StoreFull
 from crosswire.hub.items import Arrival
 from crosswire.hub.ledger import Peer, Step
@@ -95,12 +96,8 @@ class Intake:
         if not self._hub.store.has_room(now):
             raise StoreFull("there is no room on the disk")
         now_us = int(now * _US)
-        stamp_run(run, self._hub.node, receipt.ids[place], now_us)
-        if queue.policy.ttl_s:
-            expires = int((now + queue.policy.ttl_s) * _US)
-            for envelope in run:
-                if not envelope.expires:
-                    msgspec.structs.force_setattr(envelope, "expires", expires)
+        run = stamp_run(run, self._hub.node, receipt.ids[place], now_us)
+        _limit_life(queue, run, now)
         direct = not queue.waiting and queue.has_space_for(len(run))
         arrivals = self._append(queue, run, place, receipt, now)
         if not arrivals:
@@ -153,7 +150,7 @@ class Intake:
     ) -> bool:
         self._hub.subscriptions.refresh(topic)
         now_us = int(now * _US)
-        stamp_run(run, self._hub.node, receipt.ids[place], now_us)
+        run = stamp_run(run, self._hub.node, receipt.ids[place], now_us)
         if not topic.policy.durable:
             accepted = list(run)
             topic.published += len(accepted)
@@ -234,28 +231,79 @@ class Intake:
 
     def inject(self, envelope: Envelope, now: float) -> None:
         """See `Hub.inject`."""
-        now_us = int(now * _US)
-        stamp(envelope, self._hub.node, self._hub.store.reserve(1), now_us)
-        record = encode(envelope)
         target = self._hub.target(envelope.destination)
-        self._hub.store.retain(target.number, envelope.id, record)
-        arrival = [(target.number, envelope, len(record))]
-        self._hub.group.retained += arrival
+        self._keep(target, [envelope], self._hub.store.reserve(1), now)
+        self._hub.store.request()
+
+    def take_over(self, envelopes: Sequence[Envelope], now: float) -> None:
+        """See `Hub.take_over`."""
+        first = self._hub.store.reserve(len(envelopes))
+        for destination, group in groupby(envelopes, key=_destination):
+            run = list(group)
+            target = self._hub.target(destination)
+            if isinstance(target, Queue):
+                _limit_life(target, run, now)
+            self._keep(target, run, first, now, drops=True)
+            first += len(run)
+
+    def _keep(
+        self,
+        target: Queue | Topic,
+        run: Sequence[Envelope],
+        first: int,
+        now: float,
+        *,
+        drops: bool = False,
+    ) -> None:
+        """Retain what must not get lost, whatever the limits, even if the group can't be written.
+
+        With `drops` a queue that lets its oldest go does so.
+        """
+        now_us = int(now * _US)
+        run = stamp_run(run, self._hub.node, first, now_us)
+        if isinstance(target, Topic) and not target.policy.durable:
+            self._hub.subscriptions.refresh(target)
+            target.published += len(run)
+            self._fan_out(target, list(run), now)
+            return
+        number, retain = target.number, self._hub.store.retain
+        arrivals: list[Arrival] = []
+        for envelope, record in zip(run, encode_run(run), strict=True):
+            retain(number, envelope.id, record)
+            arrivals.append((number, envelope, len(record)))
+        self._hub.group.retained += arrivals
+        sizes = [arrival[2] for arrival in arrivals]
         if isinstance(target, Queue):
-            target.length += 1
-            target.size_bytes += len(record)
-            target.waiting += 1
-            self._hub.group.kept.setdefault(target, []).extend(arrival)
+            if drops:
+                target.make_room(len(sizes), sum(sizes), now)
+            target.length += len(sizes)
+            target.size_bytes += sum(sizes)
+            target.waiting += len(sizes)
+            self._hub.group.kept.setdefault(target, []).extend(arrivals)
             self._hub.changed(target, request=False)
         else:
             self._hub.subscriptions.refresh(target)
-            target.count(envelope.id, len(record), now_us)
+            target.count_run(first, sizes, now_us)
             for subscription in target.subscriptions:
-                self._hub.group.kept.setdefault(subscription, []).extend(arrival)
-            self._fan_out(target, [envelope], now)
+                self._hub.group.kept.setdefault(subscription, []).extend(arrivals)
+            self._fan_out(target, list(run), now)
+        envelope = run[0]
         peer = Peer(envelope.protocol, envelope.connection, envelope.principal)
-        self._hub.ledger.note(Step.ACCEPTED, now_us, envelope.destination, [envelope.id], peer=peer)
-        self._hub.store.request()
+        ids = range(first, first + len(run))
+        self._hub.ledger.note(Step.ACCEPTED, now_us, target.destination, ids, peer=peer)
+
+
+def _destination(envelope: Envelope) -> str:
+    return envelope.destination
+
+
+def _limit_life(queue: Queue, run: Sequence[Envelope], now: float) -> None:
+    """What says nothing about it expires when the queue's policy says."""
+    if queue.policy.ttl_s:
+        expires = int((now + queue.policy.ttl_s) * _US)
+        for envelope in run:
+            if not envelope.expires:
+                msgspec.structs.force_setattr(envelope, "expires", expires)
 
 
 def _encoded(run: Sequence[Envelope]) -> list[bytes] | None:

@@ -275,7 +275,7 @@ def parse_columns(block: bytes) -> Block:
     """A block as it is, a column for each thing that its runs have. Raises RecordDamaged."""
     try:
         read = _decode(block)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise RecordDamaged(f"a ledger block can't be read: {error}") from None
     if read.version != _VERSION:
         raise RecordDamaged(f"a ledger block of version {read.version}")

@@ -9,6 +9,7 @@ import msgspec
 from crosswire.errors import DestinationFull
 from crosswire.hub.attachment import Consumer
 from crosswire.hub.backlog import Backlog
+from crosswire.hub.floors import floor_of, save_floor
 from crosswire.hub.items import Retry
 
 if TYPE_CHECKING:
@@ -30,6 +31,13 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True):
     retry: Retry = Retry()
     window_messages: int = 1024
     window_bytes: int = 16 * 1024 * 1024
+
+    def takes(self, length: int, size_bytes: int) -> bool:
+        """May so much be in the queue, or is room made for it?"""
+        return self.overflow == "drop-oldest" or not (
+            (self.max_length and length > self.max_length)
+            or (self.max_bytes and size_bytes > self.max_bytes)
+        )
 
 
 class _Depth(msgspec.Struct, array_like=True, frozen=True):
@@ -57,6 +65,7 @@ class Queue(Backlog):
         self.policy = policy
         self.numbers = [self.number]
         self.waiting = 0
+        self._floor = floor_of(hub.store, self.number)
         stored = hub.store.get(_DEPTHS, self.number.to_bytes(4))
         if stored is not None:
             depth = _read_depth(stored)
@@ -118,8 +127,14 @@ class Queue(Backlog):
             raise DestinationFull(
                 f"{self.destination} is full: {self.length} messages, {self.size_bytes} bytes"
             )
-        while (policy.max_length and self.length >= policy.max_length) or (
-            policy.max_bytes and self.size_bytes + size > policy.max_bytes
+        self.make_room(1, size, now)
+
+    def make_room(self, count: int, size: int, now: float) -> None:
+        """Let the oldest go for so many more, of this size together, if the policy says so."""
+        policy = self.policy
+        while policy.overflow == "drop-oldest" and (
+            (policy.max_length and self.length + count > policy.max_length)
+            or (policy.max_bytes and self.size_bytes + size > policy.max_bytes)
         ):
             if not self.drop_oldest(now):
                 return
@@ -147,7 +162,10 @@ class Queue(Backlog):
         upto = min(self.head() - 1, limit)
         store = self._hub.store
         if upto > self._reclaimed:
-            store.reclaim(self.number, self._reclaimed + 1, upto)
+            last = store.last_id(self.number, upto)
+            if last > self._reclaimed:
+                store.reclaim(self.number, self._reclaimed + 1, upto)
+                self._note_floor(last)
             self._reclaimed = upto
         last = min(self.loaded, limit)
         start = max(self._reclaimed, self._reclaimed_between)
@@ -158,3 +176,10 @@ class Queue(Backlog):
             store.reclaim(self.number, start + 1, held - 1)
             start = held
         store.reclaim(self.number, start + 1, last)
+        self._note_floor(last)
+
+    def _note_floor(self, last: int) -> None:
+        """Some messages up to this one are gone from the store: who reads its log is to know."""
+        self._floor = max(self._floor, last)
+        save_floor(self._hub.store, self.number, self._floor)
+        self._hub.store.request(sync=False, urgent=False)

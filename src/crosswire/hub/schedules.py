@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from crosswire.envelope import Envelope, parse_destination
+from crosswire.envelope import SCHEDULED, Envelope, parse_destination
 from crosswire.errors import InvalidSchedule, RecordDamaged, UnknownMessage
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["Schedule", "Schedules", "check_cron"]
 
 _SPACE: Final = "schedule"
-_NATIVE: Final = "crosswire.schedule"
 _GRACE_S: Final = 1.0
 _AT_ONCE: Final = 1000
 
@@ -152,7 +151,7 @@ class Schedules:
         if schedule.run_count:
             times = times[: schedule.run_count - schedule.fired]
         for due in times:
-            native = {**schedule.envelope.native, _NATIVE: repr(due).encode()}
+            native = {**schedule.envelope.native, SCHEDULED: repr(due).encode()}
             self._hub.inject(schedule.envelope.replace(native=native), now)
         fired = schedule.fired + len(times)
         if schedule.run_count and fired >= schedule.run_count:

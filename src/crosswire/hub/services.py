@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import msgspec
 
-from crosswire.envelope import Envelope, encode, parse_destination, stamp
+from crosswire.envelope import Envelope, encode, parse_destination, stamp, stamp_run
 from crosswire.errors import (
     CallCancelled,
     CallError,
@@ -221,8 +221,7 @@ class Services:
         calls: list[Call] = []
         given: dict[Provider, list[Delivery]] = {}
         failed: list[tuple[Call, Answer]] = []
-        for place, envelope in enumerate(envelopes):
-            stamp(envelope, hub.node, first + place, now_us)
+        for envelope in stamp_run(envelopes, hub.node, first, now_us):
             call = Call(envelope, due, peer, answered)
             calls.append(call)
             try:
@@ -301,7 +300,7 @@ class Services:
             kind="response",
             correlation=response.correlation or request.correlation,
         )
-        stamp(response, self._hub.node, self._hub.store.reserve(1), int(now * _US))
+        response = stamp(response, self._hub.node, self._hub.store.reserve(1), int(now * _US))
         record = encode(response)
         if call.service is not None:
             self._journal(call.service.name, response, record, now)

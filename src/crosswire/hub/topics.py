@@ -16,6 +16,7 @@ from crosswire.envelope import Envelope, decode
 from crosswire.errors import RecordDamaged
 from crosswire.hub.attachment import Attachment, Delivery, Ended, Gap, Predicate, Receiver, Window
 from crosswire.hub.backlog import Backlog
+from crosswire.hub.floors import floor_of, save_floor
 from crosswire.hub.items import Retry
 from crosswire.hub.ledger import Peer
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["Definition", "Index", "Subscriber", "Subscription", "Topic", "TopicPolicy"]
 
 _MARKS: Final = "mark"
-_RECLAIMED: Final = "reclaimed"
 _MARK_BYTES: Final = 4 << 20
 _MARK_S: Final = 3600
 _PAGE: Final = 256
@@ -140,7 +140,7 @@ class Topic:
         self.name = destination.removeprefix("topic/")
         self.policy = policy
         self.number = hub.store.number(destination)
-        self.reclaimed = int.from_bytes(hub.store.get(_RECLAIMED, self.number.to_bytes(4)) or b"")
+        self.reclaimed = floor_of(hub.store, self.number)
         self.published = 0
         self.subscribers: list[Subscriber] = []
         self.subscriptions: list[Subscription] = []
@@ -204,7 +204,7 @@ class Topic:
             del marks[:cut]
             self._hub.store.reclaim(self.number, self.reclaimed + 1, marks[0].id - 1)
             self.reclaimed = marks[0].id - 1
-            self._hub.store.save(_RECLAIMED, self._key, self.reclaimed.to_bytes(8))
+            save_floor(self._hub.store, self.number, self.reclaimed)
             self._hub.store.request(sync=False, urgent=False)
 
     def before(self, time_us: int) -> int:

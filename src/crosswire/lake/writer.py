@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from crosswire.envelope import Envelope
+from crosswire.envelope import Envelope, Property
 from crosswire.errors import CrosswireError
 from crosswire.lake.columns import binary, booleans, int32s, integers, maps, text
 from crosswire.lake.files import Part, clear, discard, is_covered, prepare, publish
@@ -161,30 +161,41 @@ def messages_table(
     first_seq: int,
     envelopes: Sequence[Envelope],
     *,
+    names: Sequence[str] = tuple(MESSAGES.names),
     breathe: Callable[[float], None] = time.sleep,
 ) -> pa.Table:
-    """Rows of `messages`, numbered from `first_seq` on."""
-    count = len(envelopes)
+    """Rows of `messages`, numbered from `first_seq` on; not all columns, where `names` says so."""
     values = zip(*map(msgspec.structs.astuple, envelopes), strict=True)
     fields: dict[str, Any] = dict(zip(_names, values, strict=True))
+    fields["node"] = [node] * len(envelopes)
+    fields["seq"] = np.arange(first_seq, first_seq + len(envelopes))
     breathe(_BREATH_S)
-    columns = {
-        "node": text([node] * count),
-        "seq": integers(np.arange(first_seq, first_seq + count)),
-        "properties": text(
-            [_json(each).decode() if each else "{}" for each in fields["properties"]]
-        ),
-        "native": maps(fields["native"]),
-        "durable": booleans(fields["durable"]),
-        "payload": binary(fields["payload"]),
-    }
-    for name in ("id", "time", "expires", "crc"):
-        columns[name] = integers(fields[name])
-    for name in MESSAGES.names:
-        if name not in columns:
-            columns[name] = text(fields[name])
+    columns = {name: _COLUMNS[name](fields[name]) for name in names}
     breathe(_BREATH_S)
-    return _table(columns, MESSAGES)
+    return _table(columns, MESSAGES if len(names) == len(MESSAGES) else _part(names))
+
+
+def _part(names: Sequence[str]) -> pa.Schema:
+    return pa.schema([MESSAGES.field(name) for name in names])
+
+
+def _properties(values: Sequence[dict[str, Property]]) -> pa.Array:
+    return text([_json(each).decode() if each else "{}" for each in values])
+
+
+_COLUMNS: Final[dict[str, Callable[[Any], pa.Array]]] = {
+    **dict.fromkeys(MESSAGES.names, text),
+    "seq": integers,
+    "id": integers,
+    "time": integers,
+    "expires": integers,
+    "crc": integers,
+    "properties": _properties,
+    "native": maps,
+    "durable": booleans,
+    "payload": binary,
+}
+"""How each is made of its values."""
 
 
 def _table(columns: dict[str, pa.Array], schema: pa.Schema) -> pa.Table:

@@ -15,9 +15,9 @@ What was appended does not: its producer is told, and may try again.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import secrets
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from struct import Struct as Layout
@@ -27,21 +27,18 @@ from typing import Final, Protocol
 import msgspec
 
 from crosswire.errors import DestinationFull, StoreError, StoreFailed, StoreFull
+from crosswire.store.view import MAX_ID, Page, View, behind, message_key, read_page, state_key
 
-__all__ = ["Batch", "Damage", "Page", "Store", "StoreLimits"]
+__all__ = ["MAX_ID", "Batch", "Damage", "Page", "Store", "StoreLimits", "View"]
 
 _ID_BLOCK: Final = 1 << 20
 _LAZY_S: Final = 0.005
+_SYNC_S: Final = 1.0
 _RETRY_S: Final = 0.25
 _FORMAT: Final = b"1"
 _HEALING_BYTES: Final = 8 << 20
 
-MAX_ID: Final = (1 << 63) - 1
-
-# Keys: a letter for the kind, then fixed-width big-endian numbers, so that they sort as numbers do.
-_MESSAGE: Final = Layout(">cIQ")
 _BLOCK: Final = Layout(">cQ")
-_message_key = _MESSAGE.pack
 
 
 class StoreLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,16 +78,6 @@ class Damage(msgspec.Struct, frozen=True):
         return number, first, max(int.from_bytes(self.behind[5:13].ljust(8, b"\x00")) - 1, first)
 
 
-class Page(msgspec.Struct, gc=False):
-    """Some of a log: (destination number, id, record) in order of ids, and how far it was read.
-
-    `last` is the id up to which nothing was left out: the next page starts behind it.
-    """
-
-    records: list[tuple[int, int, bytes]]
-    last: int
-
-
 class _Group:
     """What is written together."""
 
@@ -126,6 +113,8 @@ class Store(ABC):
         self._writer: Thread | None = None
         self._orders: SimpleQueue[_Group | None] = SimpleQueue()
         self._timer: asyncio.TimerHandle | None = None
+        self._sync_timer: asyncio.TimerHandle | None = None
+        self._awaits_sync = False
         self._soon = False
         self._flight: _Group | None = None
         self._waiting: list[asyncio.Future[None]] = []
@@ -178,8 +167,9 @@ class Store(ABC):
         try:
             await self.flush()
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
+            for timer in (self._timer, self._sync_timer):
+                if timer is not None:
+                    timer.cancel()
             if self._writer is not None:
                 self._orders.put(None)
                 self._writer.join()
@@ -227,28 +217,25 @@ class Store(ABC):
 
     def append(self, number: int, identifier: int, record: bytes) -> None:
         group = self._group
-        group.batch.put(_message_key(b"m", number, identifier), record)
+        group.batch.put(message_key(number, identifier), record)
         group.appended += 1
 
     def append_run(self, number: int, first: int, records: Sequence[bytes]) -> None:
         """`append` for many records of one destination, with ids in a row."""
-        put, key = self._group.batch.put, _message_key
-        identifier = first
-        for record in records:
-            put(key(b"m", number, identifier), record)
-            identifier += 1
+        key, behind = message_key, first + len(records)
+        keys = [key(number, identifier) for identifier in range(first, behind)]
+        # A loop in C: the engine's `put` takes less time than a turn of one in Python.
+        deque(map(self._group.batch.put, keys, records), maxlen=0)
         self._group.appended += len(records)
 
     def retain(self, number: int, identifier: int, record: bytes) -> None:
         """Append or replace what must not get lost, even if this group can't be written."""
-        self._group.saves[_message_key(b"m", number, identifier)] = record
+        self._group.saves[message_key(number, identifier)] = record
 
     def reclaim(self, number: int, first: int, last: int) -> None:
         """The records of the ids first … last are no longer needed."""
         if first <= last:
-            self._group.ranges.append(
-                (_message_key(b"m", number, first), _message_key(b"m", number, last + 1))
-            )
+            self._group.ranges.append((message_key(number, first), message_key(number, last + 1)))
 
     def read(
         self,
@@ -265,33 +252,11 @@ class Store(ABC):
         Ends a page at `count` records or `size_bytes`, whichever comes first. This store answers
         before it returns; one that asks over a network would not.
         """
-        if len(numbers) == 1:
-            done(self._page(numbers[0], after, upto, count, size_bytes))
-            return
-        pages = [self._page(number, after, upto, count, size_bytes) for number in numbers]
-        last = min((page.last for page in pages), default=upto)
-        merged = heapq.merge(*(page.records for page in pages), key=_by_id)
-        records = [record for record in merged if record[1] <= last]
-        if len(records) > count:
-            del records[count:]
-            last = records[-1][1]
-        done(Page(records, last))
+        done(read_page(self._scan, numbers, after, upto, count, size_bytes))
 
-    def _page(self, number: int, after: int, upto: int, count: int, size_bytes: int) -> Page:
-        records: list[tuple[int, int, bytes]] = []
-        if after < upto:
-            begin = _message_key(b"m", number, after + 1)
-            end = _message_key(b"m", number, upto + 1)
-            for key, value in self._scan(begin, end):
-                records.append((number, int.from_bytes(key[5:]), value))
-                size_bytes -= len(value)
-                if len(records) == count or size_bytes <= 0:
-                    return Page(records, records[-1][1])
-        return Page(records, upto)
-
-    def last_id(self, number: int) -> int:
-        """The highest id that is committed at a destination, 0 for none."""
-        last = self._last(_message_key(b"m", number, 0), _message_key(b"m", number + 1, 0))
+    def last_id(self, number: int, upto: int = MAX_ID) -> int:
+        """The highest id up to this one that is committed at a destination, 0 for none."""
+        last = self._last(message_key(number, 0), message_key(number, upto + 1))
         return 0 if last is None else int.from_bytes(last[0][5:])
 
     @property
@@ -301,33 +266,40 @@ class Store(ABC):
 
     def fetch(self, number: int, identifiers: Sequence[int]) -> list[bytes | None]:
         """The records of these ids, None where there is none or it can't be read."""
-        return [self._get(_message_key(b"m", number, each)) for each in identifiers]
+        return [self._get(message_key(number, each)) for each in identifiers]
+
+    @abstractmethod
+    def view(self) -> View:
+        """What is committed right now, to be read on another thread.
+
+        It keeps the engine from being closed or mended: let go of it soon.
+        """
 
     # State.
 
     def save(self, space: str, key: bytes, value: bytes) -> None:
         """Keep a small value; the last one saved in a group is the one that is written."""
-        self._group.saves[_state_key(space, key)] = value
+        self._group.saves[state_key(space, key)] = value
 
     def drop(self, space: str, key: bytes) -> None:
-        self._group.saves[_state_key(space, key)] = None
+        self._group.saves[state_key(space, key)] = None
 
     def drop_range(self, space: str, first: bytes, behind: bytes) -> None:
         """Drop the keys in [first, behind) that earlier groups saved."""
-        begin, end = _state_key(space, first), _state_key(space, behind)
+        begin, end = state_key(space, first), state_key(space, behind)
         for key in [key for key in self._group.saves if begin <= key < end]:
             del self._group.saves[key]
         self._group.ranges.append((begin, end))
 
     def load(self, space: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """What is committed in a space, in order of keys."""
-        begin = _state_key(space, prefix)
+        begin = state_key(space, prefix)
         cut = len(begin) - len(prefix)
-        for key, value in self._scan(begin, _behind(begin)):
+        for key, value in self._scan(begin, behind(begin)):
             yield key[cut:], value
 
     def get(self, space: str, key: bytes) -> bytes | None:
-        return self._get(_state_key(space, key))
+        return self._get(state_key(space, key))
 
     # Journal.
 
@@ -364,7 +336,8 @@ class Store(ABC):
     def request(self, *, sync: bool = True, urgent: bool = True) -> None:
         """There is something to write: at the end of this turn or, if nobody waits, a little later.
 
-        `sync` asks for the disk, not only for the operating system.
+        `sync` asks for the disk, not only for the operating system, which brings it there within a
+        second or so.
         """
         if sync:
             self._group.sync = True
@@ -389,6 +362,7 @@ class Store(ABC):
             return self.last_error
         group = self._seal()
         if group is None:
+            self.after_commit(None)
             return None
         self._flight = group
         error = self._try(group)
@@ -435,6 +409,7 @@ class Store(ABC):
             return
         group = self._seal()
         if group is None:
+            self.after_commit(None)
             self._wake(None)
             return
         self._flight = group
@@ -495,6 +470,9 @@ class Store(ABC):
         if error is None:
             self.groups += 1
             self._reserved = max(self._reserved, group.reserve)
+            self._awaits_sync = not group.sync
+            if self._awaits_sync and self._sync_timer is None and self._loop is not None:
+                self._sync_timer = self._loop.call_later(_SYNC_S, self._sync)
             if group.block is not None:
                 self._next_row += group.block[1]
         else:
@@ -514,6 +492,12 @@ class Store(ABC):
             self._begin()
         elif self._is_dirty():
             self.request(sync=False, urgent=False)
+
+    def _sync(self) -> None:
+        """Nothing that was written stays with the operating system for long."""
+        self._sync_timer = None
+        if self._awaits_sync:
+            self.request(urgent=False)
 
     def _wake(self, error: StoreError | None) -> None:
         waiting, self._waiting = self._waiting, []
@@ -553,19 +537,6 @@ class Store(ABC):
 
     @abstractmethod
     def _release(self) -> None: ...
-
-
-def _state_key(space: str, key: bytes) -> bytes:
-    return b"s" + space.encode() + b"/" + key
-
-
-def _behind(prefix: bytes) -> bytes:
-    """The first key that does not start with `prefix`."""
-    return (int.from_bytes(prefix) + 1).to_bytes(len(prefix))
-
-
-def _by_id(record: tuple[int, int, bytes]) -> int:
-    return record[1]
 
 
 def _nothing() -> None:

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 from crosswire.errors import StoreFull
-from crosswire.store.contract import Batch, Store, StoreLimits
+from crosswire.store.contract import Batch, Store, StoreLimits, View
 
 __all__ = ["MemoryDisk", "MemoryStore"]
 
@@ -102,6 +102,9 @@ class MemoryStore(Store):
             return keys[place - 1], self.disk.rows[keys[place - 1]]
         return None
 
+    def view(self) -> View:
+        return _MemoryView(self.disk)
+
     def _heal(self) -> None:
         pass
 
@@ -110,3 +113,22 @@ class MemoryStore(Store):
 
     def _release(self) -> None:
         pass
+
+
+class _MemoryView(View):
+    def __init__(self, disk: MemoryDisk) -> None:
+        self._rows, self._keys = dict(disk.rows), disk.keys
+
+    def scan(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        for key in self.keys(begin, end):
+            yield key, self._rows[key]
+
+    def keys(self, begin: bytes, end: bytes) -> Iterator[bytes]:
+        yield from self._keys[bisect_left(self._keys, begin) : bisect_left(self._keys, end)]
+
+    def first(self, begin: bytes, end: bytes) -> bytes | None:
+        return next(self.keys(begin, end), None)
+
+    def last(self, begin: bytes, end: bytes) -> bytes | None:
+        place = bisect_left(self._keys, end)
+        return self._keys[place - 1] if place and self._keys[place - 1] >= begin else None

@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 import rocksdict
 
 from crosswire.errors import StoreFailed
-from crosswire.store.contract import Batch, Damage, Store, StoreLimits, full_or_failed
+from crosswire.store.contract import Batch, Damage, Store, StoreLimits, View, full_or_failed
 
 __all__ = ["RocksStore"]
 
@@ -140,6 +140,17 @@ class RocksStore(Store):
             return None
         return iterator.key(), iterator.value()
 
+    def view(self) -> View:
+        return _RocksView(self, self._db.iter())
+
+    def passed_over(self, begin: bytes, end: bytes, reason: str) -> bytes:
+        """A part of [begin, end) can't be read: report it; gives where reading works again."""
+        options = rocksdict.ReadOptions()
+        options.set_iterate_upper_bound(end)
+        behind = self._first_readable(begin, end, options)
+        self._report(begin, behind, reason)
+        return behind
+
     def _free_bytes(self) -> int:
         room = os.statvfs(self.path)
         return room.f_bavail * room.f_frsize
@@ -149,6 +160,55 @@ class RocksStore(Store):
         self._db.flush_wal(sync=True)
         self._db.delete(b"!running", self._synced)
         self._db.close()
+
+
+class _RocksView(View):
+    """An iterator sees what was there when it was made, and so do all its scans."""
+
+    def __init__(self, store: RocksStore, iterator: rocksdict.RdictIter) -> None:
+        self._store = store
+        self._iterator = iterator
+
+    def scan(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        value = self._iterator.value
+        for key in self.keys(begin, end):
+            yield key, value()
+
+    def keys(self, begin: bytes, end: bytes) -> Iterator[bytes]:
+        iterator = self._iterator
+        valid, key_of, next_one = iterator.valid, iterator.key, iterator.next
+        while begin < end:
+            iterator.seek(begin)
+            while valid():
+                key: bytes = key_of()
+                if key >= end:
+                    return
+                yield key
+                begin = key + b"\x00"
+                next_one()
+            reason = self._complaint()
+            if reason is None:
+                return
+            begin = self._store.passed_over(begin, end, reason)
+
+    def first(self, begin: bytes, end: bytes) -> bytes | None:
+        return next(self.keys(begin, end), None)
+
+    def last(self, begin: bytes, end: bytes) -> bytes | None:
+        self._iterator.seek_for_prev(end)
+        if self._iterator.valid() and self._iterator.key() == end:
+            self._iterator.prev()
+        if not self._iterator.valid():
+            return None
+        key: bytes = self._iterator.key()
+        return key if key >= begin else None
+
+    def _complaint(self) -> str | None:
+        try:
+            self._iterator.status()
+        except Exception as error:
+            return str(error)
+        return None
 
 
 def _shared(one: bytes, other: bytes) -> int:

@@ -8,8 +8,8 @@ from typing import Any, Final
 import msgspec
 
 from crosswire import __version__
-from crosswire.web import dead, messages, schedules, state
-from crosswire.web.contract import Failure, Operation
+from crosswire.web import dead, ingest, log, messages, schedules, state
+from crosswire.web.contract import ARROW, JSON, Failure, Operation
 
 __all__ = ["OPERATIONS", "openapi"]
 
@@ -124,6 +124,85 @@ OPERATIONS: Final = (
         summary="What happened to a message, step by step",
         handler=messages.trace,
         answer=messages.Trace,
+    ),
+    Operation(
+        name="list_producers",
+        method="GET",
+        path="/v1/ingest",
+        summary="Producers of batches, how far they are, and what waits for its commit",
+        handler=ingest.list_producers,
+        answer=ingest.ProducerRows,
+    ),
+    Operation(
+        name="remove_producer",
+        method="DELETE",
+        path="/v1/ingest/{producer}",
+        summary="Forget a producer and drop what it staged; its next batch may have any number",
+        handler=ingest.remove_producer,
+        query=ingest.OwnerQuery,
+        answer=state.Removed,
+    ),
+    Operation(
+        name="stage",
+        method="POST",
+        path="/v1/ingest/{producer}/{batch:int}/attempts/{attempt}",
+        summary="Stage a part of an attempt to write a batch; answered when it is on disk",
+        handler=ingest.stage,
+        query=ingest.PartQuery,
+        takes="arrow",
+        answer=ingest.Staged,
+        needs="principal",
+    ),
+    Operation(
+        name="commit",
+        method="POST",
+        path="/v1/ingest/{producer}/{batch:int}/commit",
+        summary="These attempts count: send and publish what they staged, once",
+        handler=ingest.commit,
+        body=ingest.CommitRequest,
+        answer=ingest.Committed,
+        needs="principal",
+    ),
+    Operation(
+        name="abort",
+        method="POST",
+        path="/v1/ingest/{producer}/{batch:int}/abort",
+        summary="Drop what was staged of a batch",
+        handler=ingest.abort,
+        body=ingest.AbortRequest,
+        answer=ingest.Aborted,
+        needs="principal",
+    ),
+    Operation(
+        name="list_logs",
+        method="GET",
+        path="/v1/log",
+        summary="Destinations whose messages can be read in bulk, and how far they go",
+        handler=log.list_logs,
+        query=log.NamesQuery,
+        answer=log.Logs,
+        needs="principal",
+    ),
+    Operation(
+        name="plan_log",
+        method="POST",
+        path="/v1/log/plan",
+        summary="Where in the log messages are, in ranges to be read, and what of it is gone",
+        handler=log.plan,
+        body=log.Plan,
+        answer=log.LogRange,
+        needs="principal",
+    ),
+    Operation(
+        name="read_log",
+        method="POST",
+        path="/v1/log/read",
+        summary="The messages of a range as an Arrow stream; `last` in a batch's metadata says how"
+        " far it goes",
+        handler=log.read,
+        body=log.Reading,
+        answer=None,
+        needs="principal",
     ),
     Operation(
         name="list_dead",
@@ -281,18 +360,26 @@ def _describe(operation: Operation) -> dict[str, Any]:
         "summary": operation.summary,
         "parameters": [*_path_parameters(operation.path), *_query_parameters(operation.query)],
         "responses": {
-            "200": _content("Done", operation.answer),
+            "200": _answer(operation),
             "default": _content("It could not be done", Failure),
         },
     }
     if operation.body is not None:
         described["requestBody"] = {"required": True, **_content("", operation.body)}
+    elif operation.takes == "arrow":
+        described["requestBody"] = {"required": True, "content": {ARROW: {}}}
     return described
+
+
+def _answer(operation: Operation) -> dict[str, Any]:
+    if operation.answer is None:
+        return {"description": "Done", "content": {ARROW: {}}}
+    return _content("Done", operation.answer)
 
 
 def _content(description: str, kind: type[msgspec.Struct]) -> dict[str, Any]:
     reference = {"$ref": _REFERENCES.format(name=kind.__name__)}
-    content: dict[str, Any] = {"content": {"application/json": {"schema": reference}}}
+    content: dict[str, Any] = {"content": {JSON: {"schema": reference}}}
     return {"description": description, **content} if description else content
 
 

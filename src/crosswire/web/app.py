@@ -7,7 +7,8 @@ import inspect
 import ipaddress
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -15,7 +16,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -24,14 +25,15 @@ from crosswire.errors import CrosswireError
 from crosswire.gateways.metrics import render
 from crosswire.gateways.server import Server
 from crosswire.web.api import OPERATIONS, openapi
-from crosswire.web.contract import Ask, Failure, Operation, failure_of
+from crosswire.web.contract import ARROW, JSON, Ask, Chunks, Failure, Operation, failure_of
 from crosswire.web.dead import Replays
 
 __all__ = ["App"]
 
-_JSON: Final = "application/json"
 _METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
 _BODY_S: Final = 10.0
+_ARROW_BODIES: Final = 4
+_ARROW_WAIT_S: Final = 5.0
 _HEADERS: Final = {
     "cache-control": "no-store",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
@@ -47,6 +49,7 @@ class App:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.replays = Replays()
+        self._arrow_bodies = asyncio.Semaphore(_ARROW_BODIES)
         routes = [_route(self, operation) for operation in _in_order(OPERATIONS)]
         routes += [
             Route("/openapi.json", self._openapi, methods=["GET"]),
@@ -69,13 +72,36 @@ class App:
 
     async def perform(self, operation: Operation, request: Request) -> Response:
         principal = self._principal(request, operation.needs)
-        query = body = None
+        if operation.takes == "arrow":
+            async with self._arrow_body():
+                return await self._perform(operation, request, principal)
+        return await self._perform(operation, request, principal)
+
+    @asynccontextmanager
+    async def _arrow_body(self) -> AsyncIterator[None]:
+        """Large bodies are read and worked on few at a time; the others are not read meanwhile."""
+        try:
+            async with asyncio.timeout(_ARROW_WAIT_S):
+                await self._arrow_bodies.acquire()
+        except TimeoutError:
+            raise HTTPException(503, "the hub is busy with others: try again soon") from None
+        try:
+            yield
+        finally:
+            self._arrow_bodies.release()
+
+    async def _perform(self, operation: Operation, request: Request, principal: str) -> Response:
+        query: msgspec.Struct | None = None
+        body: msgspec.Struct | bytes | None = None
         try:
             if operation.query is not None:
                 given = dict(request.query_params)
                 query = msgspec.convert(given, operation.query, strict=False)
-            if operation.body is not None:
-                body = msgspec.json.decode(await self._body(request), type=operation.body)
+            if operation.takes == "arrow":
+                body = await self._body(request, ARROW, self.server.config.ingest.part_bytes)
+            elif operation.body is not None:
+                data = await self._body(request, JSON, self.server.config.http.body_bytes)
+                body = msgspec.json.decode(data, type=operation.body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return _failure(400, Failure("invalid_request", str(error)))
         ask = Ask(
@@ -87,6 +113,8 @@ class App:
             body=body,
         )
         answer = operation.handler(ask)
+        if isinstance(answer, AsyncGenerator):
+            return await _stream(answer)
         if inspect.isawaitable(answer):
             answer = await answer
         return _answer(answer)
@@ -110,12 +138,10 @@ class App:
             raise HTTPException(403, f"{principal} may not administer this hub")
         return principal
 
-    async def _body(self, request: Request) -> bytes:
-        """Raises HTTPException for what is no JSON, too much, or too slow."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != _JSON:
-            raise HTTPException(415, f"bodies are {_JSON}")
-        most = self.server.config.http.body_bytes
+    async def _body(self, request: Request, wanted: str, most: int) -> bytes:
+        """Raises HTTPException for what is of another type, too much, or too slow."""
+        if _content_type(request) != wanted:
+            raise HTTPException(415, f"this body is {wanted}")
         announced = request.headers.get("content-length", "0")
         if announced.isdecimal() and int(announced) > most:
             raise HTTPException(413, f"a body has at most {most} bytes")
@@ -184,6 +210,11 @@ class App:
             "crosswire_subscriptions": ("Named subscriptions.", len(hub.subscriptions.all())),
             "crosswire_services": ("Services with a provider.", len(hub.services.providers())),
             "crosswire_schedules": ("Schedules.", len(hub.schedules.all())),
+            "crosswire_staged_attempts": (
+                "Attempts that wait for the commit of their batch.",
+                hub.staging.attempts,
+            ),
+            "crosswire_staged_bytes": ("Their size.", hub.staging.staged_bytes),
             "crosswire_newest_id": ("The last message id handed out.", hub.store.newest_id),
             "crosswire_store_healthy": ("1 unless writing fails.", hub.store.last_error is None),
             "crosswire_draining": ("1 while the hub stops.", site.draining),
@@ -220,10 +251,10 @@ class _Guard:
         origin = request.headers.get("origin")
         if origin is not None and urlsplit(origin).netloc.lower() != hosts[0].lower():
             return _failure(403, Failure("wrong_origin", "pages from elsewhere may not ask"))
-        if request.method in ("POST", "PUT", "PATCH"):
-            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-            if kind != _JSON:
-                return _failure(415, Failure("not_json", f"bodies are {_JSON}"))
+        # Neither of these can be sent by a page from elsewhere without asking first.
+        is_safe = _content_type(request) in (JSON, ARROW)
+        if request.method in ("POST", "PUT", "PATCH") and not is_safe:
+            return _failure(415, Failure("wrong_type", f"bodies are {JSON}, some {ARROW}"))
         return None
 
     def _is_ours(self, host: str) -> bool:
@@ -235,6 +266,10 @@ class _Guard:
         except ValueError:
             return False
         return True
+
+
+def _content_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def _route(app: App, operation: Operation) -> Route:
@@ -253,11 +288,24 @@ def _in_order(operations: tuple[Operation, ...]) -> list[Operation]:
 
 
 def _answer(answer: msgspec.Struct) -> Response:
-    return Response(_encode(answer), headers={**_HEADERS, "content-type": _JSON})
+    return Response(_encode(answer), headers={**_HEADERS, "content-type": JSON})
+
+
+async def _stream(chunks: Chunks) -> Response:
+    """What goes wrong before anything was given is told like everywhere."""
+    first = await anext(chunks, b"")
+
+    async def whole() -> AsyncIterator[bytes]:
+        async with aclosing(chunks):
+            yield first
+            async for chunk in chunks:
+                yield chunk
+
+    return StreamingResponse(whole(), headers={**_HEADERS, "content-type": ARROW})
 
 
 def _json(status: int, value: object) -> Response:
-    return Response(_encode(value), status, headers={**_HEADERS, "content-type": _JSON})
+    return Response(_encode(value), status, headers={**_HEADERS, "content-type": JSON})
 
 
 def _failure(status: int, failure: Failure) -> Response:
@@ -271,7 +319,8 @@ _NAMES: Final = {
     405: "not_allowed",
     408: "too_slow",
     413: "too_large",
-    415: "not_json",
+    415: "wrong_type",
+    503: "busy",
 }
 
 

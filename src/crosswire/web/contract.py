@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import msgspec
 
 from crosswire.access import Deed
 from crosswire.errors import (
+    AttemptLost,
+    BatchConflict,
     CrosswireError,
     DestinationFull,
     Forbidden,
+    HistoryMissing,
     HubError,
     InvalidDestination,
     InvalidEnvelope,
     InvalidFilter,
     InvalidSchedule,
+    LakeError,
+    ServiceUnavailable,
+    StagingFull,
     StoreError,
     SubscriptionConflict,
     UnknownMessage,
@@ -27,7 +33,10 @@ from crosswire.hub.hub import Hub
 if TYPE_CHECKING:
     from crosswire.web.dead import Replays
 
-__all__ = ["Ask", "Failure", "Handler", "Operation", "failure_of"]
+__all__ = ["ARROW", "JSON", "Ask", "Chunks", "Failure", "Handler", "Operation", "failure_of"]
+
+JSON: Final = "application/json"
+ARROW: Final = "application/vnd.apache.arrow.stream"
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -41,12 +50,18 @@ _FAILURES: Final[list[tuple[type[CrosswireError], int, str]]] = [
     (Forbidden, 403, "forbidden"),
     (UnknownMessage, 404, "not_found"),
     (SubscriptionConflict, 409, "conflict"),
+    (BatchConflict, 409, "conflict"),
+    (AttemptLost, 409, "lost"),
+    (StagingFull, 503, "refused"),
     (DestinationFull, 503, "refused"),
     (InvalidDestination, 400, "invalid_request"),
     (InvalidEnvelope, 400, "invalid_request"),
     (InvalidFilter, 400, "invalid_request"),
     (InvalidSchedule, 400, "invalid_request"),
+    (HistoryMissing, 410, "gone"),
     (StoreError, 503, "unavailable"),
+    (ServiceUnavailable, 503, "unavailable"),
+    (LakeError, 500, "lake_damaged"),
     (HubError, 500, "internal"),
 ]
 
@@ -96,18 +111,25 @@ class Ask:
             raise Forbidden(f"{self.principal or 'a stranger'} may not {deed} {destination}")
 
 
-Handler: TypeAlias = Callable[[Ask], msgspec.Struct | Awaitable[msgspec.Struct]]
+Chunks: TypeAlias = AsyncGenerator[bytes, None]
+"""An answer that is sent as it is made, no faster than it is read."""
+Handler: TypeAlias = Callable[[Ask], msgspec.Struct | Awaitable[msgspec.Struct] | Chunks]
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """`needs`: the right to administer, to be somebody (the handler asks for more), or nothing."""
+    """`needs`: the right to administer, to be somebody (the handler asks for more), or nothing.
+
+    `body` is what its JSON must be; one that `takes` Arrow gets the bytes as they are. One without
+    an `answer` gives a stream of Arrow.
+    """
 
     name: str
     method: Literal["GET", "POST", "PATCH", "DELETE"]
     path: str
     summary: str
     handler: Handler
-    answer: type[msgspec.Struct]
+    answer: type[msgspec.Struct] | None
     query: type[msgspec.Struct] | None = None
     body: type[msgspec.Struct] | None = None
+    takes: Literal["json", "arrow"] = "json"
     needs: Literal["administer", "principal", "nothing"] = "administer"

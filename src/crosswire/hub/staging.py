@@ -1,0 +1,476 @@
+"""Batches that are written by many and count as one: staged, then committed or dropped.
+
+A writer stages its rows as an *attempt*, in parts that are on disk when they are acknowledged. The
+commit of a batch names the attempts that count. That decision is one small record of the
+*producer*; behind it nothing can be taken back, and a restarted hub goes on where it was: chunk by
+chunk, each taken over and dropped here in the same group, so each once. Who commits the same batch
+again is told that it is done.
+
+    producer   principal, producer → its last batch, and the attempts that are under way
+    moved      principal, producer → the last chunk of them that was taken over
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+
+from crosswire.errors import (
+    AttemptLost,
+    BatchConflict,
+    DestinationFull,
+    HubError,
+    InvalidEnvelope,
+    RecordDamaged,
+    StagingFull,
+    StoreFull,
+    UnknownMessage,
+)
+from crosswire.hub import staged
+from crosswire.hub.receipt import Receipt
+from crosswire.hub.staged import Attempt, Named, Owner, Part, Totals, add_totals, sum_totals
+
+if TYPE_CHECKING:
+    from crosswire.hub.hub import Hub
+
+__all__ = ["Commit", "Producer", "Staging", "StagingLimits"]
+
+_PRODUCERS: Final = "producer"
+_MOVED: Final = "moved"
+_STEP_MESSAGES: Final = 1024
+_STEP_BYTES: Final = 1024 * 1024
+_RETRY_S: Final = 0.25
+_ONCE_S: Final = 3600.0
+_NAME_BYTES: Final = 200
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class StagingLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What waits for its commit: how much, and for how long nobody may work on its batch.
+
+    `part_bytes` bounds one part on its way in, `producers` how many are remembered.
+    """
+
+    staged_bytes: Positive = 4 * 1024 * 1024 * 1024
+    staged_s: Annotated[float, msgspec.Meta(gt=0)] = 86_400.0
+    attempts: Positive = 10_000
+    producers: Positive = 10_000
+    part_bytes: Positive = 16 * 1024 * 1024
+
+
+class _Record(msgspec.Struct, frozen=True, array_like=True):
+    """`attempts` are numbers, in order; none when the batch is done."""
+
+    owner: Owner
+    batch: int
+    run: str
+    once: bool
+    messages: int
+    time: float
+    attempts: list[int] = []
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_read_record = msgspec.msgpack.Decoder(_Record).decode
+
+
+class _Batch:
+    """The attempts of one batch, and when somebody last worked on it."""
+
+    __slots__ = ("attempts", "touched")
+
+    def __init__(self, now: float) -> None:
+        self.attempts: dict[str, Attempt] = {}
+        self.touched = now
+
+
+class Commit:
+    """The fate of a committed batch: `receipt` is done when all its messages are taken over."""
+
+    __slots__ = ("messages", "receipt")
+
+    def __init__(self, messages: int) -> None:
+        self.messages = messages
+        self.receipt = Receipt([], {})
+
+
+class Producer:
+    """Its last batch, and the chunks of it that are still to be taken over, the next one last."""
+
+    __slots__ = ("attempts", "chunks", "commit", "record")
+
+    def __init__(self, record: _Record) -> None:
+        self.record = record
+        self.commit = Commit(record.messages)
+        self.attempts: list[Attempt] = []
+        self.chunks: list[tuple[Attempt, bytes, int]] = []
+
+    @property
+    def is_done(self) -> bool:
+        return self.commit.receipt.done
+
+    def begin(self, attempts: list[Attempt], moved: bytes = b"") -> None:
+        """Take these over, except what comes before or is the chunk `moved`."""
+        order = {number: place for place, number in enumerate(self.record.attempts)}
+        last = order.get(int.from_bytes(moved[:8]), -1)
+        self.attempts = attempts
+        self.chunks = [
+            (attempt, key, size)
+            for attempt in attempts
+            for key, size in attempt.chunks()
+            if (order[attempt.number], key) > (last, moved)
+        ]
+        self.chunks.reverse()
+
+    def finish(self) -> None:
+        self.attempts, self.chunks = [], []
+        self.record = msgspec.structs.replace(self.record, attempts=[])
+
+
+class Staging:
+    """What is staged in this hub, and how far its producers are."""
+
+    def __init__(self, hub: Hub, limits: StagingLimits) -> None:
+        self.limits = limits
+        self.staged_bytes = 0
+        self.attempts = 0
+        self._hub = hub
+        self._batches: dict[tuple[Owner, int], _Batch] = {}
+        self._producers: dict[Owner, Producer] = {}
+
+    # Staging.
+
+    def stage(
+        self, owner: Owner, batch: int, name: str, number: int, part: Part, now: float
+    ) -> Receipt:
+        """Keep a part of the attempt `name`; the receipt is done when it is on disk.
+
+        Parts are numbered from 0, in order; one that is there already is not kept twice. Raises
+        BatchConflict, AttemptLost, StagingFull, StoreFull and, as the commit would,
+        DestinationFull.
+        """
+        _check_name(owner.producer)
+        _check_name(name)
+        producer = self._producers.get(owner)
+        if producer is not None and batch <= producer.record.batch:
+            raise BatchConflict(f"batch {batch} of {owner.producer} is committed already")
+        found = self._batches.get((owner, batch))
+        attempt = found.attempts.get(name) if found is not None else None
+        have = len(attempt.parts) if attempt is not None else 0
+        if number > have:
+            raise AttemptLost(
+                f"attempt {name} of batch {batch} has {have} parts here, and part {number} is not"
+                " the next: the task has to be done again"
+            )
+        if attempt is None or number == have:
+            self._check_room(owner, attempt, part, now)
+            attempt = self._keep(owner, batch, name, part, now)
+        self._batches[owner, batch].touched = now
+        receipt = self._hub.committed()
+        kept = attempt
+        receipt.add_done_callback(lambda done: _note_written(kept, number + 1, done))
+        return receipt
+
+    def _keep(self, owner: Owner, batch: int, name: str, part: Part, now: float) -> Attempt:
+        found = self._batches.setdefault((owner, batch), _Batch(now))
+        attempt = found.attempts.get(name)
+        if attempt is None:
+            store = self._hub.store
+            attempt = found.attempts[name] = Attempt(store, store.reserve(1))
+            self.attempts += 1
+        attempt.stage(owner, batch, name, part)
+        self.staged_bytes += part.size_bytes
+        return attempt
+
+    def _check_room(self, owner: Owner, attempt: Attempt | None, part: Part, now: float) -> None:
+        limits = self.limits
+        if not self._hub.store.has_room(now):
+            raise StoreFull("there is no room on the disk")
+        if self.staged_bytes + part.size_bytes > limits.staged_bytes:
+            raise StagingFull(
+                f"{self.staged_bytes} bytes wait for their commit, and no more than"
+                f" {limits.staged_bytes} may ([ingest] staged_bytes)"
+            )
+        if attempt is None and self.attempts >= limits.attempts:
+            raise StagingFull(
+                f"{self.attempts} attempts wait for their commit, and no more may"
+                " ([ingest] attempts)"
+            )
+        self._check_producers(owner)
+        totals = dict(attempt.totals) if attempt is not None else {}
+        add_totals(totals, part.totals)
+        self._check_destinations(totals)
+
+    def _check_producers(self, owner: Owner) -> None:
+        if owner not in self._producers and len(self._producers) >= self.limits.producers:
+            raise StagingFull(
+                f"{len(self._producers)} producers are known, and no more may be"
+                " ([ingest] producers)"
+            )
+
+    def _check_destinations(self, totals: Totals) -> None:
+        """Raises DestinationFull if one of them would not take so much."""
+        known, most = self._hub.store.destinations(), self._hub.store.limits.destinations
+        if len(known) + sum(name not in known for name in totals) > most:
+            raise DestinationFull(f"more than {most} destinations")
+        for name, (count, size) in totals.items():
+            if not name.startswith("queue/"):
+                continue
+            queue = self._hub.queue(name) if name in known else None
+            length = queue.length if queue is not None else 0
+            size_bytes = queue.size_bytes if queue is not None else 0
+            policy = self._hub.queue_policy(name)
+            if not policy.takes(length + count, size_bytes + size):
+                raise DestinationFull(
+                    f"{name} has no room for {count} messages of {size} bytes: it holds"
+                    f" {length} of {size_bytes} bytes"
+                )
+
+    # Committing.
+
+    def is_committed(self, owner: Owner, batch: int, run: str) -> bool:
+        """Is it the producer's last batch?
+
+        Raises BatchConflict for one before it, and for the same one of another run.
+        """
+        producer = self._producers.get(owner)
+        if producer is None or batch > producer.record.batch:
+            return False
+        record = producer.record
+        if batch < record.batch or run != record.run:
+            raise BatchConflict(
+                f"the last batch that {owner.producer} committed is {record.batch}"
+                f"{' of another query' if run != record.run else ''}, and now it writes {batch}:"
+                " whoever begins anew needs another `producer`"
+            )
+        return True
+
+    def commit(
+        self,
+        owner: Owner,
+        batch: int,
+        named: Sequence[Named],
+        now: float,
+        *,
+        run: str = "",
+        once: bool = False,
+    ) -> Commit:
+        """These attempts count, in this order; others of the batch, and of earlier ones, don't.
+
+        A batch that is committed already is not committed again. `run` tells apart two queries
+        that call themselves alike; a producer that commits only `once` is soon forgotten. Raises
+        BatchConflict, AttemptLost, DestinationFull, StoreFull, StagingFull; then nothing changed.
+        """
+        _check_name(owner.producer)
+        if self.is_committed(owner, batch, run):
+            return self._producers[owner].commit
+        before = self._producers.get(owner)
+        if before is not None and not before.is_done:
+            raise StagingFull(
+                f"batch {before.record.batch} of {owner.producer} is still being taken over"
+            )
+        self._check_producers(owner)
+        attempts = self._find(owner, batch, named)
+        totals = sum_totals(attempts)
+        if attempts and not self._hub.store.has_room(now):
+            raise StoreFull("there is no room on the disk")
+        self._check_destinations(totals)
+        for name in totals:
+            self._hub.store.number(name)
+        self._decide(owner, batch, run, once, attempts, now)
+        return self._producers[owner].commit
+
+    def destinations(self, owner: Owner, batch: int, named: Sequence[Named]) -> list[str]:
+        """Where the messages of these attempts go. Raises AttemptLost, BatchConflict."""
+        return list(sum_totals(self._find(owner, batch, named)))
+
+    def _find(self, owner: Owner, batch: int, named: Sequence[Named]) -> list[Attempt]:
+        found = self._batches.get((owner, batch))
+        attempts: dict[str, Attempt] = {}
+        for each in named:
+            if each.attempt in attempts:
+                raise BatchConflict(f"attempt {each.attempt} is named twice")
+            attempt = found.attempts.get(each.attempt) if found is not None else None
+            if (
+                attempt is None
+                or attempt.written != each.parts
+                or len(attempt.parts) != each.parts
+                or attempt.messages != each.messages
+            ):
+                raise AttemptLost(
+                    f"attempt {each.attempt} of batch {batch} is not here, or not the {each.parts}"
+                    f" parts with {each.messages} messages that were staged: the batch has to be"
+                    " written again"
+                )
+            attempts[each.attempt] = attempt
+        return list(attempts.values())
+
+    def _decide(
+        self,
+        owner: Owner,
+        batch: int,
+        run: str,
+        once: bool,
+        attempts: list[Attempt],
+        now: float,
+    ) -> None:
+        messages = sum(attempt.messages for attempt in attempts)
+        numbers = [attempt.number for attempt in attempts]
+        record = _Record(owner, batch, run, once, messages, now, numbers)
+        self._hub.store.save(_PRODUCERS, _encode(owner), _encode(record))
+        producer = self._producers[owner] = Producer(record)
+        self._drop_upto(owner, batch, keep=set(numbers))
+        producer.begin(attempts)
+        self._step(producer, now)
+
+    def _step(self, producer: Producer, now: float) -> None:
+        """Take over some chunks: what is done here reaches the disk together or not at all."""
+        hub, store = self._hub, self._hub.store
+        messages = size_bytes = 0
+        key = b""
+        while producer.chunks and messages < _STEP_MESSAGES and size_bytes < _STEP_BYTES:
+            attempt, key, size = producer.chunks.pop()
+            self.staged_bytes -= size
+            size_bytes += size
+            try:
+                envelopes = attempt.take(key)
+                hub.take_over(envelopes, now)
+                messages += len(envelopes)
+            except HubError as error:
+                # All was checked when it was staged: only a damaged disk gets here.
+                hub.report(error)
+        owner = _encode(producer.record.owner)
+        if producer.chunks:
+            store.save(_MOVED, owner, key)
+        else:
+            for attempt in producer.attempts:
+                attempt.forget()
+            self.attempts -= len(producer.attempts)
+            producer.finish()
+            store.drop(_MOVED, owner)
+            store.save(_PRODUCERS, owner, _encode(producer.record))
+        self._wait_for_disk(producer)
+        hub.pump(now)
+
+    def _wait_for_disk(self, producer: Producer) -> None:
+        self._hub.committed().add_done_callback(lambda written: self._go_on(producer, written))
+
+    def _go_on(self, producer: Producer, written: Receipt) -> None:
+        hub = self._hub
+        if written.error is not None:
+            # What was taken over is kept for the next group: it is only waited for again.
+            hub.call_at(hub.now + _RETRY_S, lambda _now: self._wait_for_disk(producer))
+        elif producer.chunks:
+            self._step(producer, hub.now)
+        else:
+            producer.commit.receipt.finish()
+
+    # Dropping.
+
+    def abort(self, owner: Owner, batch: int) -> int:
+        """Drop what is staged of a batch; gives how many attempts. A committed one stays."""
+        return self._drop(owner, batch)
+
+    def _drop(self, owner: Owner, batch: int, *, keep: set[int] | None = None) -> int:
+        """Those with a number in `keep` are not the batch's any more, but stay where they are."""
+        found = self._batches.pop((owner, batch), None)
+        attempts = found.attempts.values() if found is not None else ()
+        dropped = [attempt for attempt in attempts if keep is None or attempt.number not in keep]
+        for attempt in dropped:
+            attempt.drop()
+            self.staged_bytes -= attempt.size_bytes
+        self.attempts -= len(dropped)
+        if dropped:
+            self._hub.store.request(urgent=False)
+        return len(dropped)
+
+    def _drop_upto(self, owner: Owner, batch: int, *, keep: set[int]) -> None:
+        """What can't be committed any more."""
+        for each, number in [key for key in self._batches if key[0] == owner and key[1] <= batch]:
+            self._drop(each, number, keep=keep)
+
+    def keep_house(self, now: float) -> None:
+        """Drop what nobody came back for, forget producers that will not come back."""
+        late = now - self.limits.staged_s
+        for owner, batch in [key for key, each in self._batches.items() if each.touched < late]:
+            self._drop(owner, batch)
+        for owner, producer in list(self._producers.items()):
+            if producer.record.once and producer.record.time < now - _ONCE_S and producer.is_done:
+                self._forget(owner)
+
+    def forget(self, owner: Owner) -> None:
+        """A producer begins anew, or never comes back. Raises UnknownMessage, StagingFull."""
+        producer = self._producers.get(owner)
+        batches = [key for key in self._batches if key[0] == owner]
+        if producer is None and not batches:
+            raise UnknownMessage(f"there is no producer {owner.producer!r}")
+        if producer is not None and not producer.is_done:
+            raise StagingFull(f"a batch of {owner.producer} is still being taken over")
+        for _, batch in batches:
+            self._drop(owner, batch)
+        if producer is not None:
+            self._forget(owner)
+
+    def _forget(self, owner: Owner) -> None:
+        del self._producers[owner]
+        self._hub.store.drop(_PRODUCERS, _encode(owner))
+        self._hub.store.request(urgent=False)
+
+    # What there is.
+
+    def producers(self) -> dict[Owner, Producer]:
+        return self._producers
+
+    def waiting(self) -> Iterator[tuple[Owner, int, list[Attempt]]]:
+        """The batches that wait for their commit, and what is staged of them."""
+        for (owner, batch), found in self._batches.items():
+            yield owner, batch, list(found.attempts.values())
+
+    # After a restart.
+
+    def recover(self, now: float) -> None:
+        """Take up what was staged, and go on with what was decided."""
+        attempts: dict[int, Attempt] = {}
+        for each in staged.recover(self._hub.store):
+            if isinstance(each, RecordDamaged):
+                self._hub.report(each)
+                continue
+            owner, batch, name, attempt = each
+            attempts[attempt.number] = attempt
+            self._batches.setdefault((owner, batch), _Batch(now)).attempts[name] = attempt
+        self.attempts = len(attempts)
+        self.staged_bytes = sum(attempt.size_bytes for attempt in attempts.values())
+        for _, value in self._hub.store.load(_PRODUCERS):
+            try:
+                record = _read_record(value)
+            except msgspec.MsgspecError as error:
+                self._hub.report(RecordDamaged(f"a producer can't be read: {error}"))
+                continue
+            self._resume(record, attempts, now)
+
+    def _resume(self, record: _Record, attempts: dict[int, Attempt], now: float) -> None:
+        producer = self._producers[record.owner] = Producer(record)
+        self._drop_upto(record.owner, record.batch, keep=set(record.attempts))
+        if not record.attempts:
+            producer.commit.receipt.finish()
+            return
+        found = [attempts[number] for number in record.attempts if number in attempts]
+        moved = self._hub.store.get(_MOVED, _encode(record.owner)) or b""
+        producer.begin(found, moved)
+        left = sum(size for _, _, size in producer.chunks)
+        self.staged_bytes += left - sum(attempt.size_bytes for attempt in found)
+        self._hub.call_at(now, lambda at: self._step(producer, at))
+
+
+def _note_written(attempt: Attempt, parts: int, receipt: Receipt) -> None:
+    if receipt.error is None:
+        attempt.written = max(attempt.written, parts)
+
+
+def _check_name(name: str) -> None:
+    """Raises InvalidEnvelope."""
+    if not name or not name.isprintable() or len(name.encode(errors="replace")) > _NAME_BYTES:
+        raise InvalidEnvelope(f"{name!r} can't be the name of a producer or of an attempt")

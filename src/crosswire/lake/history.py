@@ -1,0 +1,334 @@
+"""The messages of one node in a lake as a log: which ids are there, and reading ranges of them.
+
+The names of files tell their `seq`, which has no holes; ids grow with it. So files that follow one
+another answer for every id in between, and a footer is read only where a range begins or ends.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from crosswire.errors import LakeError
+from crosswire.lake.columns import numbers
+from crosswire.lake.files import LakeFile, find, parse_name
+
+__all__ = ["History", "Kept", "Segment", "Share"]
+
+_BATCH_BYTES: Final = 4 << 20
+_BATCH_ROWS: Final = 16_384
+_SHARES: Final = 256
+
+
+class Kept(NamedTuple):
+    """How far a lake that is being written goes: ids up to `upto`, rows up to `last_seq`.
+
+    `gaps` are ids that are not in files, beside those that its own table of gaps tells of.
+    """
+
+    upto: int
+    last_seq: int
+    gaps: tuple[tuple[int, int], ...] = ()
+
+
+class Segment(NamedTuple):
+    """Ids that the lake answers for: what is not in its files was never stored."""
+
+    first: int
+    last: int
+
+
+class Share(NamedTuple):
+    """A range of ids, and about how many messages are in it."""
+
+    first: int
+    last: int
+    rows: int
+
+
+class _Group(NamedTuple):
+    """A row group, as the footer describes it."""
+
+    rows: int
+    size_bytes: int
+    first_id: int
+    last_id: int
+    first_time: int
+    last_time: int
+
+
+_Footer = tuple[_Group, ...]
+
+
+class History:
+    """May be used by several threads. Raises LakeError for files that can't be read.
+
+    Files come, go and are joined meanwhile: FileNotFoundError says that one is no longer where it
+    was; after `forget` it is asked for where it is now.
+    """
+
+    def __init__(self, lake: Path, node: str) -> None:
+        self._lake = lake
+        self._node = node
+        self._lock = Lock()
+        self._folders: dict[Path, tuple[tuple[int, int], list[LakeFile]]] = {}
+        self._files: list[LakeFile] = []
+        self._footers: dict[Path, _Footer] = {}
+        self._gaps: dict[Path, list[tuple[int, int]]] = {}
+        self._known: tuple[list[LakeFile], Kept | None, list[Segment]] | None = None
+
+    # Which ids are there.
+
+    def segments(self, kept: Kept | None) -> list[Segment]:
+        """In order. Without `kept`, nobody writes to the lake: what its files say."""
+        with self._lock:
+            files = self._look(kept)
+            if self._known is not None and self._known[0] is files and self._known[1] == kept:
+                return self._known[2]
+            found = self._segments(files, kept)
+            self._known = (files, kept, found)
+            return found
+
+    def forget(self) -> None:
+        """Look for files anew."""
+        with self._lock:
+            self._folders.clear()
+            self._known = None
+
+    def _segments(self, files: list[LakeFile], kept: Kept | None) -> list[Segment]:
+        found: list[Segment] = []
+        start = 0
+        for place, file in enumerate(files):
+            is_last = place + 1 == len(files)
+            if not is_last and files[place + 1].first == file.last + 1:
+                continue
+            first = 1 if files[start].first == 1 else self._footer(files[start])[0].first_id
+            last = self._footer(file)[-1].last_id
+            if is_last and kept is not None and file.last >= kept.last_seq:
+                last = max(last, kept.upto)
+            found.append(Segment(first, last))
+            start = place + 1
+        if not files and kept is not None and not kept.last_seq:
+            found = [Segment(1, kept.upto)]
+        if kept is not None:
+            found = [Segment(first, min(last, kept.upto)) for first, last in found]
+        for gap in (*self._recorded(), *(kept.gaps if kept is not None else ())):
+            found = [rest for each in found for rest in _without(each, gap)]
+        return [each for each in found if each.first <= each.last]
+
+    def _look(self, kept: Kept | None) -> list[LakeFile]:
+        """Files in order. What has not changed since is not listed again."""
+        if self._list_changed():
+            self._arrange()
+        if kept is not None and (not self._files or self._files[-1].last < kept.last_seq):
+            # A folder that changes twice in a tick of the clock may look unchanged.
+            self._folders.clear()
+            if self._list_changed():
+                self._arrange()
+        return self._files
+
+    def _list_changed(self) -> bool:
+        seen: set[Path] = set()
+        changed = False
+        for folder in _subfolders(self._lake / "messages"):
+            try:
+                status = folder.stat()
+                mark = (status.st_ino, status.st_mtime_ns)
+                if folder not in self._folders or self._folders[folder][0] != mark:
+                    paths = list(folder.iterdir())
+                    self._folders[folder] = (mark, list(self._own(folder, paths)))
+                    changed = True
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            seen.add(folder)
+        for folder in [each for each in self._folders if each not in seen]:
+            del self._folders[folder]
+            changed = True
+        return changed
+
+    def _own(self, folder: Path, paths: Sequence[Path]) -> Iterator[LakeFile]:
+        for path in paths:
+            file = parse_name("messages", folder.name.removeprefix("date="), path)
+            if file is not None and file.node == self._node:
+                yield file
+
+    def _arrange(self) -> None:
+        files = [file for _, each in self._folders.values() for file in each]
+        files.sort(key=lambda file: (file.first, -file.last))
+        arranged: list[LakeFile] = []
+        for file in files:
+            # What is in a larger file too was joined into it this very moment.
+            if not arranged or file.last > arranged[-1].last:
+                arranged.append(file)
+        self._files = arranged
+        present = {file.path for file in arranged}
+        self._footers = {path: each for path, each in self._footers.items() if path in present}
+
+    def _recorded(self) -> Iterator[tuple[int, int]]:
+        """Gaps among messages that the hub wrote down."""
+        for file in find(self._lake, ("gaps",)):
+            if file.node != self._node:
+                continue
+            if file.path not in self._gaps:
+                self._gaps[file.path] = list(_message_gaps(file.path))
+            yield from self._gaps[file.path]
+
+    def _footer(self, file: LakeFile) -> _Footer:
+        footer = self._footers.get(file.path)
+        if footer is None:
+            metadata = _reading(file.path, lambda: pq.read_metadata(file.path))
+            footer = self._footers[file.path] = tuple(_groups(metadata, file.path))
+        return footer
+
+    # Where in the files.
+
+    def _place(self, files: list[LakeFile], identifier: int) -> int:
+        """Which file has this id, or the next one behind it."""
+        return bisect_left(
+            range(len(files)), identifier, key=lambda place: self._footer(files[place])[-1].last_id
+        )
+
+    def shares(self, first: int, last: int) -> list[Share]:
+        """About how many messages are where in a range: of some files together, or of parts of
+        one."""
+        with self._lock:
+            files = self._files
+            begin, end = self._place(files, first), self._place(files, last) + 1
+            files = files[begin:end]
+            width = max(len(files) // _SHARES, 1)
+            found: list[Share] = []
+            for start in range(0, len(files), width):
+                run = files[start : start + width]
+                if len(run) == 1:
+                    found += [
+                        Share(group.first_id, group.last_id, group.rows)
+                        for group in self._footer(run[0])
+                    ]
+                else:
+                    rows = run[-1].last - run[0].first + 1
+                    ends = self._footer(run[0])[0].first_id, self._footer(run[-1])[-1].last_id
+                    found.append(Share(*ends, rows))
+        return [each for each in found if each.first <= last and each.last >= first]
+
+    def first_since(self, time_us: int, first: int, last: int) -> int | None:
+        """The first id in a range that came at this time or later."""
+        with self._lock:
+            files = self._files
+            place = bisect_left(
+                range(len(files)),
+                time_us,
+                key=lambda place: max(group.last_time for group in self._footer(files[place])),
+            )
+            place = max(place, self._place(files, first))
+            files = files[place : place + 2]
+        for file in files:
+            for batch in self._read_file(file, first, last, ["id", "time"], time_us):
+                ids, times = _integers(batch, "id"), _integers(batch, "time")
+                fits = ((times >= time_us) & (ids >= first) & (ids <= last)).nonzero()[0]
+                if len(fits):
+                    return int(ids[fits[0]])
+        return None
+
+    # Reading.
+
+    def read(
+        self, first: int, last: int, names: Sequence[str], *, since_us: int = 0
+    ) -> Iterator[tuple[pa.RecordBatch | None, int]]:
+        """Batches of what is in a range, and more around it, each with the id up to which nothing
+        was left out; there may be nothing new. `id` must be among the columns.
+
+        What came before `since_us` may be left out."""
+        with self._lock:
+            files = self._files
+            place = self._place(files, first)
+        for file in files[place:]:
+            with self._lock:
+                footer = self._footer(file)
+            if footer[0].first_id > last:
+                break
+            for batch in self._read_file(file, first, last, names, since_us):
+                upto = int(_integers(batch, "id")[-1]) if len(batch) else 0
+                if upto >= first:
+                    yield batch, min(upto, last)
+            yield None, min(footer[-1].last_id, last)
+        yield None, last
+
+    def _read_file(
+        self, file: LakeFile, first: int, last: int, names: Sequence[str], since_us: int
+    ) -> Iterator[pa.RecordBatch]:
+        with self._lock:
+            footer = self._footer(file)
+        chosen = [
+            place
+            for place, group in enumerate(footer)
+            if group.first_id <= last and group.last_id >= first and group.last_time >= since_us
+        ]
+        if not chosen:
+            return
+        rows = sum(footer[place].rows for place in chosen)
+        size_bytes = sum(footer[place].size_bytes for place in chosen)
+        count = min(max(_BATCH_BYTES * rows // max(size_bytes, 1), 1), _BATCH_ROWS)
+        opened = _reading(
+            file.path, lambda: pq.ParquetFile(file.path, page_checksum_verification=True)
+        )
+        with opened:
+            batches = opened.iter_batches(count, chosen, list(names), use_threads=False)
+            while (batch := _reading(file.path, lambda: next(batches, None))) is not None:
+                yield batch
+
+
+def _groups(metadata: Any, path: Path) -> Iterator[_Group]:
+    names = metadata.schema.names
+    identifier, moment = names.index("id"), names.index("time")
+    for place in range(metadata.num_row_groups):
+        group = metadata.row_group(place)
+        ids, times = group.column(identifier).statistics, group.column(moment).statistics
+        if ids is None or times is None or not (ids.has_min_max and times.has_min_max):
+            raise LakeError(f"{path} has no statistics")
+        yield _Group(group.num_rows, group.total_byte_size, ids.min, ids.max, times.min, times.max)
+
+
+def _message_gaps(path: Path) -> Iterator[tuple[int, int]]:
+    rows = _reading(path, lambda: pq.read_table(path, partitioning=None))
+    for row in rows.to_pylist():
+        if row["table"] == "messages":
+            yield row["first"], row["last"]
+
+
+def _reading(path: Path, work: Callable[[], Any]) -> Any:
+    """Raises FileNotFoundError for what was moved, LakeError for what can't be read."""
+    try:
+        return work()
+    except FileNotFoundError:
+        raise
+    except (OSError, pa.ArrowException) as error:
+        reason = " ".join(str(error).split())
+        raise LakeError(f"{path} can't be read: {reason}") from error
+
+
+def _without(segment: Segment, gap: tuple[int, int]) -> Iterator[Segment]:
+    first, last = gap
+    if first > segment.last or last < segment.first:
+        yield segment
+        return
+    if segment.first < first:
+        yield Segment(segment.first, first - 1)
+    if segment.last > last:
+        yield Segment(last + 1, segment.last)
+
+
+def _integers(batch: pa.RecordBatch, name: str) -> Any:
+    return numbers(pa.chunked_array([batch.column(name)]))
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.glob("date=*"))
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,1 @@
+"""The `crosswire` data source: a running hub's messages in Spark, read and written."""

@@ -1,0 +1,189 @@
+"""Batches over HTTP: staged as Arrow streams, then committed or dropped as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Annotated, Final
+
+import msgspec
+
+from crosswire.errors import InvalidEnvelope
+from crosswire.hub.staged import Named, Owner
+from crosswire.web.contract import Ask
+from crosswire.web.rows import read_part
+from crosswire.web.state import Removed
+
+__all__ = ["abort", "commit", "list_producers", "remove_producer", "stage"]
+
+_WAIT_S: Final = 10.0
+_LAST_BATCH: Final = (1 << 63) - 1
+_READERS: Final = ThreadPoolExecutor(2, thread_name_prefix="crosswire-ingest")
+"""More would only take turns: most of reading rows is done in Python."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+
+
+class PartQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Parts are numbered from 0. `run` tells apart two queries that call themselves alike."""
+
+    part: Count
+    run: str = ""
+
+
+class Staged(msgspec.Struct, frozen=True):
+    """It is on disk. `committed`: not needed any more, its batch has been committed before."""
+
+    messages: int
+    committed: bool
+
+
+async def stage(ask: Ask) -> Staged:
+    query: PartQuery = ask.query
+    owner, batch = _owner(ask), _batch(ask)
+    staging = ask.hub.staging
+    if staging.is_committed(owner, batch, query.run):
+        return Staged(0, committed=True)
+    read = partial(
+        read_part, ask.body, connection=f"ingest/{owner.producer}", principal=owner.principal
+    )
+    part = await asyncio.get_running_loop().run_in_executor(_READERS, read)
+    for destination in part.totals:
+        ask.require("produce", destination)
+    receipt = staging.stage(owner, batch, ask.path["attempt"], query.part, part, ask.now())
+    ask.server.site.count("staged", "http", by=part.messages)
+    await receipt
+    return Staged(part.messages, committed=False)
+
+
+class CommitRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The attempts that count, in order. A producer that commits only `once` is soon forgotten."""
+
+    attempts: list[Named]
+    run: str = ""
+    once: bool = False
+
+
+class Committed(msgspec.Struct, frozen=True):
+    """Decided, for good. `done`: all messages are where they go; if not yet, ask again."""
+
+    batch: int
+    messages: int
+    done: bool
+
+
+async def commit(ask: Ask) -> Committed:
+    asked: CommitRequest = ask.body
+    owner, batch = _owner(ask), _batch(ask)
+    staging = ask.hub.staging
+    if not staging.is_committed(owner, batch, asked.run):
+        # Rights may have changed since it was staged.
+        for destination in staging.destinations(owner, batch, asked.attempts):
+            ask.require("produce", destination)
+    decided = staging.commit(
+        owner, batch, asked.attempts, ask.now(), run=asked.run, once=asked.once
+    )
+    try:
+        async with asyncio.timeout(_WAIT_S):
+            await decided.receipt
+    except TimeoutError:
+        return Committed(batch, decided.messages, done=False)
+    return Committed(batch, decided.messages, done=True)
+
+
+class AbortRequest(msgspec.Struct, frozen=True):
+    """Nothing to say."""
+
+
+class Aborted(msgspec.Struct, frozen=True):
+    """How many attempts were dropped."""
+
+    attempts: int
+
+
+async def abort(ask: Ask) -> Aborted:
+    dropped = ask.hub.staging.abort(_owner(ask), _batch(ask))
+    await ask.hub.committed()
+    return Aborted(dropped)
+
+
+class ProducerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Its last batch; `time` is when that was committed, in seconds since 1970."""
+
+    principal: str
+    producer: str
+    batch: int
+    messages: int
+    time: float
+    done: bool
+
+
+class StagedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch that waits for its commit."""
+
+    principal: str
+    producer: str
+    batch: int
+    attempts: int
+    messages: int
+    size_bytes: int
+
+
+class ProducerRows(msgspec.Struct, frozen=True):
+    producers: list[ProducerRow]
+    staged: list[StagedRow]
+    staged_bytes: int
+
+
+def list_producers(ask: Ask) -> ProducerRows:
+    staging = ask.hub.staging
+    return ProducerRows(
+        [
+            ProducerRow(
+                principal=owner.principal,
+                producer=owner.producer,
+                batch=producer.record.batch,
+                messages=producer.record.messages,
+                time=producer.record.time,
+                done=producer.is_done,
+            )
+            for owner, producer in staging.producers().items()
+        ],
+        [
+            StagedRow(
+                principal=owner.principal,
+                producer=owner.producer,
+                batch=batch,
+                attempts=len(attempts),
+                messages=sum(each.messages for each in attempts),
+                size_bytes=sum(each.size_bytes for each in attempts),
+            )
+            for owner, batch, attempts in staging.waiting()
+        ],
+        staging.staged_bytes,
+    )
+
+
+class OwnerQuery(msgspec.Struct, frozen=True):
+    """Whose producer it is."""
+
+    principal: str = ""
+
+
+async def remove_producer(ask: Ask) -> Removed:
+    query: OwnerQuery = ask.query
+    ask.hub.staging.forget(Owner(query.principal, ask.path["producer"]))
+    await ask.hub.committed()
+    return Removed(ask.path["producer"])
+
+
+def _owner(ask: Ask) -> Owner:
+    return Owner(ask.principal, ask.path["producer"])
+
+
+def _batch(ask: Ask) -> int:
+    batch: int = ask.path["batch"]
+    if batch > _LAST_BATCH:
+        raise InvalidEnvelope(f"{batch} is no batch")
+    return batch
