@@ -22,6 +22,7 @@ from random import Random
 from typing import Any
 
 import rocksdict
+import uvloop
 
 from crosswire.envelope import Envelope, encode
 from crosswire.hub.attachment import Attachment, Delivery, Notice, Window
@@ -289,13 +290,13 @@ def measure(path: Path, messages: int, queued: int) -> None:
     bare = bare_rocks(path, messages)
     print(f"bare rocksdict batches     {bare:>12,.0f} /s")
     print(f"sqlite3, synchronous=full  {bare_sqlite(path, messages):>12,.0f} /s")
-    sends = asyncio.run(durable_sends(path, messages))
+    sends = uvloop.run(durable_sends(path, messages))
     print(f"durable sends with ledger  {sends:>12,.0f} /s   {sends / bare:.2f} of bare")
-    print(f"…delivered and settled     {asyncio.run(through_queue(path, messages)):>12,.0f} /s")
+    print(f"…delivered and settled     {uvloop.run(through_queue(path, messages)):>12,.0f} /s")
     for batch in (100, GROUP):
-        rate = asyncio.run(publishes(path, messages, batch))
+        rate = uvloop.run(publishes(path, messages, batch))
         print(f"publishes, batches of {batch:<5}{rate:>12,.0f} /s")
-    one, fsync = asyncio.run(one_at_a_time(path, 300))
+    one, fsync = uvloop.run(one_at_a_time(path, 300))
     print(f"one at a time, median      {one:>12.3f} ms  bare fsync {fsync:.3f} ms")
     few, many = heads(path, queued)
     print(f"head after 10 settled      {few:>12.0f} µs")

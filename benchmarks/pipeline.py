@@ -2,26 +2,30 @@
 
     python benchmarks/pipeline.py [--megabytes 8] [--only decode pcap scaling small]
 
-    decode    by protocol: frames against a `mapInArrow` that gives its input back unchanged, and
-              against a row-by-row UDF around the same decoder, over the same files
+    decode    by protocol, from the files of a tap: frames against a `mapInArrow` that gives its
+              input back unchanged, and against a row-by-row UDF around the same decoder
     pcap      from capture file to frames, against a script on dpkt that walks the packets of the
               same file in one process and splits EMP's frames
     scaling   twice the input; and the most memory that a Python worker took
     small     the same bytes in connections of 1 KB and in ten
 
-Each figure is the better of two rounds, after one that warms up.
+What is compared takes turns, after a round that warms up; a figure is the best of three. Beside the
+ratio of the times, in brackets, that of the processor's seconds in Java and Python together, which
+says more where others use the machine too.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import struct
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import dpkt
 import pyarrow as pa
@@ -29,9 +33,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from traffic import Traffic, packets, write_pcap
 
-from crosswire.pipeline.decode import decode
+from crosswire.pipeline.decode import decode_captures, decode_tap
 from crosswire.pipeline.session import start
-from crosswire.pipeline.sources.pcap import from_captures
+from crosswire.pipeline.sources.pcap import Captures
 from crosswire.pipeline.sources.tap import from_tap
 from crosswire.pipeline.tables.frames import frames
 from crosswire.wire import PROTOCOL_NAMES, protocol
@@ -40,14 +44,44 @@ PARTS = ("decode", "pcap", "scaling", "small")
 MESSAGE_BYTES = 560
 
 
-def seconds(work: Callable[[], object]) -> float:
-    work()
-    taken = []
-    for _ in range(2):
-        begin = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - begin)
-    return min(taken)
+class Cost(NamedTuple):
+    """What a piece of work took: seconds by the clock, and of all processors."""
+
+    clock: float
+    processor: float
+
+    def __call__(self, other: Cost) -> str:
+        """How many times as much as the other's this is."""
+        return f"{self.clock / other.clock:5.2f} ({self.processor / other.processor:5.2f}) x"
+
+
+def costs(*works: Callable[[], object]) -> list[Cost]:
+    found: list[list[Cost]] = [[] for _ in works]
+    for _ in range(4):
+        for work, taken in zip(works, found, strict=True):
+            clock, processor = time.perf_counter(), processor_s()
+            work()
+            taken.append(Cost(time.perf_counter() - clock, processor_s() - processor))
+    return [
+        Cost(min(cost.clock for cost in taken[1:]), min(cost.processor for cost in taken[1:]))
+        for taken in found
+    ]
+
+
+def processor_s() -> float:
+    """Of this process and all below it."""
+    parents, ticks = {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            told = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended meanwhile
+        process = int(stat.parent.name)
+        parents[process], ticks[process] = int(told[1]), sum(map(int, told[11:15]))
+    ours = {os.getpid()}
+    while more := {process for process, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    return sum(ticks.get(process, 0) for process in ours) / os.sysconf("SC_CLK_TCK")
 
 
 def write_line(name: str, *told: str) -> None:
@@ -93,20 +127,24 @@ def row_by_row(wire: DataFrame) -> DataFrame:
     return ordered.select("connection", "direction", F.explode(told).alias("row"))
 
 
+def from_lake(spark: SparkSession, lake: Path) -> DataFrame:
+    """silver.frames, as a run without payloads makes it."""
+    return frames(decode_tap(spark, [str(lake / "wire")], payloads=False))
+
+
 def measure_decode(spark: SparkSession, folder: Path, megabytes: float) -> None:
     print(f"\nframes of {megabytes:g} MB in ten connections")
     for name in PROTOCOL_NAMES:
         lake = folder / name
         size = traffic(megabytes, (name,)).write_tap(lake)
         wire = from_tap(spark, [str(lake / "wire")])
-        same = seconds(lambda wire=wire: drain(identity(wire)))  # type: ignore[misc]
-        made = seconds(lambda wire=wire: drain(frames(decode(wire, payloads=False))))  # type: ignore[misc]
-        plain = seconds(lambda wire=wire: drain(row_by_row(wire)))  # type: ignore[misc]
+        ways = (from_lake(spark, lake), identity(wire), row_by_row(wire))
+        made, same, plain = costs(*(partial(drain, way) for way in ways))
         write_line(
             name,
-            f"{size / made / 1e6:7.1f} MB/s",
-            f"{same / made:5.2f} x unchanged",
-            f"{plain / made:5.2f} x row by row",
+            f"{size / made.clock / 1e6:7.1f} MB/s",
+            f"{same(made)} unchanged",
+            f"{plain(made)} row by row",
         )
 
 
@@ -140,45 +178,37 @@ def measure_pcap(spark: SparkSession, folder: Path, megabytes: float) -> None:
     records.sort(key=lambda record: record[0])
     size = write_pcap(file, records)
     del records
-    script = seconds(lambda: walk(file))
-    ours = seconds(
-        lambda: drain(
-            frames(decode(from_captures(spark, [str(file)]), payloads=False, arranged=True))
-        )
-    )
+    framed = frames(decode_captures(Captures(spark, [str(file)]), payloads=False))
+    script, ours = costs(lambda: walk(file), lambda: drain(framed))
     print("\nfrom capture file to frames")
-    write_line("emp", f"{size / ours / 1e6:7.1f} MB/s", f"{script / ours:5.2f} x dpkt")
+    write_line("emp", f"{size / ours.clock / 1e6:7.1f} MB/s", f"{script(ours)} dpkt")
 
 
 def measure_scaling(spark: SparkSession, folder: Path, megabytes: float) -> None:
-    print("\ntwice the input, all protocols")
-    taken = []
+    print(f"\ntwice the input, all protocols: {megabytes:g} and {2 * megabytes:g} MB")
+    lakes = [folder / "once", folder / "twice"]
+    for times, lake in enumerate(lakes, 1):
+        traffic(megabytes * times, PROTOCOL_NAMES, 20).write_tap(lake)
     with Peak() as peak:
-        for times in (1, 2):
-            lake = folder / f"times-{times}"
-            traffic(megabytes * times, PROTOCOL_NAMES, 20).write_tap(lake)
-            wire = from_tap(spark, [str(lake / "wire")])
-            taken.append(seconds(lambda wire=wire: drain(frames(decode(wire, payloads=False)))))  # type: ignore[misc]
-    write_line("time", f"{taken[1] / taken[0]:5.2f} x")
+        once, twice = costs(*(partial(drain, from_lake(spark, lake)) for lake in lakes))
+    write_line("time", twice(once))
     write_line("worker", f"{peak.bytes / 1e6:7.0f} MB at most")
 
 
 def measure_small(spark: SparkSession, folder: Path, megabytes: float) -> None:
     print("\nthe same bytes in connections of 1 KB, and in ten")
-    taken = []
-    for many in (False, True):
-        lake = folder / f"small-{many}"
-        if many:
-            small = Traffic(
-                protocols=PROTOCOL_NAMES, connections=round(megabytes * 1e3), messages=1
-            )
-        else:
-            small = traffic(megabytes, PROTOCOL_NAMES)
-        size = small.write_tap(lake)
-        wire = from_tap(spark, [str(lake / "wire")])
-        work = seconds(lambda wire=wire: drain(frames(decode(wire, payloads=False))))  # type: ignore[misc]
-        taken.append(work / size)
-    write_line("time", f"{taken[1] / taken[0]:5.2f} x")
+    many = Traffic(protocols=PROTOCOL_NAMES, connections=round(megabytes * 1e3), messages=1)
+    lakes = [folder / "many", folder / "ten"]
+    sizes = [
+        each.write_tap(lake)
+        for each, lake in zip((many, traffic(megabytes, PROTOCOL_NAMES)), lakes, strict=True)
+    ]
+    taken = costs(*(partial(drain, from_lake(spark, lake)) for lake in lakes))
+    each, ten = (
+        Cost(cost.clock / size, cost.processor / size)
+        for cost, size in zip(taken, sizes, strict=True)
+    )
+    write_line("time", each(ten))
 
 
 class Peak:

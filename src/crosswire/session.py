@@ -14,6 +14,7 @@ __all__ = ["Owner", "Session", "Tap"]
 
 LINGER_S = 1.0
 LINGER_ROUNDS = 10
+JOINED_BYTES = 256 * 1024
 
 
 class Owner(Shape):
@@ -70,6 +71,8 @@ class Session(asyncio.Protocol):
         self._leaving = False
         self._peer_finished = False
         self._held = False
+        self.opened = False
+        """Is, or was, there a socket? With TLS only when the handshake is done."""
         self.gone: asyncio.Future[None] = self._loop.create_future()
         """Done when the socket is closed, some time after the connection's own end."""
         self.congested = False
@@ -94,6 +97,7 @@ class Session(asyncio.Protocol):
     # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.opened = True
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
         self.connection = self._connect(self._loop.time())
         self._turn()
@@ -157,7 +161,7 @@ class Session(asyncio.Protocol):
         if outgoing:
             if self.tap is not None:
                 self.tap.sent(outgoing)
-            self.transport.writelines(outgoing)
+            self._write(outgoing)
         if self.connection.send_closed and not self.connection.closed:
             if self.transport.can_write_eof():
                 self._finish()
@@ -170,6 +174,15 @@ class Session(asyncio.Protocol):
             return
         self._steer_reading()
         self._arm_timer()
+
+    def _write(self, chunks: list[bytes | memoryview]) -> None:
+        """Many small chunks are put together: that takes less time than to hand each over."""
+        if len(chunks) == 1:
+            self.transport.write(chunks[0])
+        elif sum(map(len, chunks)) <= JOINED_BYTES:
+            self.transport.write(b"".join(chunks))
+        else:
+            self.transport.writelines(chunks)
 
     def _tell(self) -> None:
         """Hand events over until the owner's reaction brings no more of them."""
@@ -187,7 +200,7 @@ class Session(asyncio.Protocol):
             self.connection.wants_data and not self.congested and not self._held
         )
         if wanted == self._reading_paused:
-            self._reading_paused = not wanted
+            self._reading_paused = self.connection.unread = not wanted
             if wanted:
                 self.transport.resume_reading()
             else:

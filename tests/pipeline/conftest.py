@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from crosswire.pipeline.inputs import find_inputs
 from crosswire.pipeline.run import Batch, Summary, run_batch
-from crosswire.pipeline.session import start
+from crosswire.pipeline.session import FOR_LITTLE, start
 from tests.pipeline.captures import write_captures
 
 TRAFFIC = Traffic(seed=5, connections=10, messages=12, payload_bytes=64)
@@ -32,17 +32,7 @@ class Made:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    # Compiling and planning anew pays for itself with much data, and here there is little.
-    settings = {
-        "spark.sql.shuffle.partitions": "2",
-        "spark.driver.memory": "1g",
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.sql.adaptive.enabled": "false",
-        "spark.driver.extraJavaOptions": " ".join(
-            ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=256m", "-XX:+UseSerialGC")
-        ),
-    }
+    settings = {**FOR_LITTLE, "spark.driver.memory": "1g"}
     session = start("local[2]", settings, name="tests")
     yield session
     session.stop()

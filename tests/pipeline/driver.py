@@ -1,9 +1,10 @@
-"""A stream in a process of its own, on the Java of another one: it starts soon, and can be killed.
+"""A run in a process of its own, on the Java of another one: it starts soon, and can be killed.
 
-    python -m tests.pipeline.driver OUTPUT INPUT …      with PYSPARK_GATEWAY_PORT and _SECRET set
+    python -m tests.pipeline.driver stream OUTPUT INPUT …
+    python -m tests.pipeline.driver batch OUTPUT INPUT …        (a few tables)
 
-Says a line when it begins, and one for each batch. What it was doing when it is killed goes on in
-Java for a while.
+PYSPARK_GATEWAY_PORT and _SECRET must be set. Says a line when it begins, and one for each batch of
+a stream. What it was doing when it is killed goes on in Java for a while.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+from crosswire.pipeline.inputs import find_inputs
+from crosswire.pipeline.run import Batch, run_batch
 from crosswire.pipeline.stream import BatchDone, Stream, run_stream
+
+FEW = frozenset({"frames", "directions", "sessions", "accounting"})
 
 
 def attach() -> SparkSession:
@@ -31,7 +36,10 @@ def tell(done: BatchDone) -> None:
 
 
 if __name__ == "__main__":
-    output, *paths = sys.argv[1:]
+    how, output, *paths = sys.argv[1:]
     spark = attach()
     print("attached", flush=True)
-    run_stream(spark, Stream(tuple(paths), output, batch_bytes=1), tell=tell)
+    if how == "stream":
+        run_stream(spark, Stream(tuple(paths), output, batch_bytes=1), tell=tell)
+    else:
+        run_batch(spark, Batch(find_inputs(paths), output, FEW), quiet=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 from zlib import crc32
@@ -24,7 +24,7 @@ FRAMED: Final = (
 )
 WAYS: Final = (
     "node string, connection string, direction string, late boolean, gaps bigint, "
-    "unread bigint, last_time bigint"
+    "unread bigint, last_time bigint, ended string"
 )
 
 
@@ -46,12 +46,14 @@ class Records:
         return crc32(payload)
 
     @contextmanager
-    def on(self, connection: str, protocol: str, *, gaps: int = 0) -> Iterator[None]:
+    def on(
+        self, connection: str, protocol: str, *, gaps: int = 0, ended: str | None = "fin"
+    ) -> Iterator[None]:
         self._connection, self._protocol = connection, protocol
         self.connections.append(connection)
         yield
         for direction in ("forward", "backward"):
-            self._ways.append(("n", connection, direction, False, gaps, 0, self.now))
+            self._ways.append(("n", connection, direction, False, gaps, 0, self.now, ended))
 
     def _tick(self, after_us: int = 1000) -> int:
         self.now += after_us
@@ -100,6 +102,7 @@ class Records:
         count: int = 1,
         kept: bool = True,
         crc: int | None = None,
+        native: Mapping[str, bytes] | None = None,
         after_us: int = 1000,
     ) -> int:
         """A row of the ledger; without an identifier it is of a new message, which is given.
@@ -111,7 +114,7 @@ class Records:
         if identifier is None:
             identifier = len(self._ledger) + 100
             if kept:
-                self._keep(identifier, now, destination, kind, payload, crc)
+                self._keep(identifier, now, destination, kind, payload, crc, native or {})
         self._ledger.append(
             {
                 "node": "n",
@@ -131,7 +134,14 @@ class Records:
         return identifier
 
     def _keep(
-        self, number: int, time: int, destination: str, kind: str, payload: bytes, crc: int | None
+        self,
+        number: int,
+        time: int,
+        destination: str,
+        kind: str,
+        payload: bytes,
+        crc: int | None,
+        native: Mapping[str, bytes],
     ) -> None:
         self._envelopes.append(
             dict.fromkeys(MESSAGES.names, "")
@@ -144,7 +154,7 @@ class Records:
                 "destination": destination,
                 "durable": True,
                 "expires": 0,
-                "native": {},
+                "native": dict(native),
                 "payload": payload,
                 "crc": crc32(payload) if crc is None else crc,
             }

@@ -47,10 +47,16 @@ def look(
     *,
     batch_bytes: int = GOOD,
     patient: bool = False,
+    records: bool = False,
 ) -> Iterator[Arrived]:
     listing = lake.listing if lake is not None else lambda _: ()
     arrivals = Arrivals(
-        [str(path)], listing, batch_bytes=batch_bytes, split_bytes=1 << 20, patient=patient
+        [str(path)],
+        listing,
+        batch_bytes=batch_bytes,
+        split_bytes=1 << 20,
+        patient=patient,
+        records=records,
     )
     return arrivals.look(position or Position())
 
@@ -81,6 +87,7 @@ def test_each_row_comes_once(lake: Lake) -> None:
 def test_batches_are_bounded(lake: Lake) -> None:
     found = lake.look(Position(), batch_bytes=20)
     assert [rows(each) for each in found] == [{("m", 5, 7), ("n", 1, 9)}, {("n", 10, 19)}]
+    assert [each.behind for each in found] == [{"taps"}, frozenset()]
     assert lake.look(found[0].position) == [found[1]]
     assert len(lake.look(Position(), batch_bytes=1)) == 3
 
@@ -138,6 +145,29 @@ def test_the_messages_of_a_hub_stand_in_for_a_wire_that_nobody_records(lake: Lak
     lake.add(1, 9)
     with pytest.raises(InvalidInput, match="now there is a wire"):
         lake.look(alone.position)
+
+
+def test_the_tables_of_a_hub_are_read_side_by_side(lake: Lake) -> None:
+    """Of each the same part of the day, however many rows it has."""
+    wire = lake.folder
+    lake.folder = wire.parent / "ledger"
+    for first in range(1, 400, 100):
+        lake.add(first, first + 99)
+    lake.folder = wire
+    found = list(look(wire.parent, lake, batch_bytes=40, records=True))
+    assert [[(each.node, each.first, each.last) for each in one.ledgers] for one in found] == [
+        [("n", 1, 200)],
+        [("n", 201, 400)],
+    ]
+    assert [rows(each) for each in found] == [{("m", 5, 7), ("n", 1, 9)}, {("n", 10, 19)}]
+    assert [each.behind for each in found] == [{"taps", "ledgers"}, frozenset()]
+    assert found[1].position.rows("ledgers") == [Rows(str(wire.parent / "ledger"), "n", 0, 400)]
+
+
+def test_rows_stay_in_order_when_a_clock_is_set_back(lake: Lake) -> None:
+    lake.add(20, 29, date="2026-11-14")
+    found = lake.look(Position(), batch_bytes=1)
+    assert [each.first for one in found for each in one.taps if each.node == "n"] == [1, 10, 20]
 
 
 def test_files_of_other_rows_are_not_read(lake: Lake) -> None:

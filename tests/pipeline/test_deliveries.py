@@ -88,6 +88,17 @@ def found(spark: SparkSession) -> Found:
     with told.on("unheard", "micromsg2"):
         unheard = told.noted("accepted", payload=b"u", destination="topic/unheard", connection="x")
         told.noted("delivered", identifier=unheard, destination="topic/unheard", attempt=1)
+    with told.on("writer", "relink"):
+        chat = told.noted("accepted", payload=b"hi", destination="topic/chat")
+        for what, connection in (
+            ("delivered", "ann's first"),
+            ("delivered", "bob's first"),
+            ("delivered", "eve's only"),
+            ("settled", "eve's only"),
+            ("settled", "bob's second"),
+            ("settled", "ann's second"),
+        ):
+            told.noted(what, identifier=chat, destination="topic/chat", connection=connection)
     told.end(after_us=SECOND)
 
     tables = told.tables(spark)
@@ -135,6 +146,14 @@ def test_each_receiver_of_a_topic_is_a_hop(found: Found) -> None:
     }
 
 
+def test_a_link_that_goes_on_over_another_connection_is_one_hop(found: Found) -> None:
+    rows = found["topic/chat"]
+    assert sorted(row["hop"] for row in rows) == ["ann's first", "bob's first", "eve's only"]
+    assert {(row["outcome"], row["attempts"], row["doubled"]) for row in rows} == {
+        ("settled", 1, False)
+    }
+
+
 def test_times_are_those_of_the_ledger(found: Found) -> None:
     (row,) = found["queue/settled"]
     assert row["accepted"] < row["delivered"] < row["settled"] == row["ended"]
@@ -156,14 +175,14 @@ def test_what_is_open_becomes_late(spark: SparkSession) -> None:
     told = Records()
     with told.on("c", "emp"):
         story(told, "waiting")
+        story(told, "waiting/dead")
     told.end(after_us=SECOND)
     ledger, envelopes = told.records(spark)
-    rows = {
-        late_us: deliveries(ledger, envelopes, late_us=late_us).where("id = 100").collect()[0]
-        for late_us in (SECOND // 2, 2 * SECOND)
-    }
-    assert [row["late"] for row in rows.values()] == [True, False]
-    assert [row["on_wire"] for row in rows.values()] == [None, None]
+    for late_us, expected in ((SECOND // 2, [True, False]), (2 * SECOND, [False, False])):
+        found = deliveries(ledger, envelopes, late_us=late_us).where("id > 1").orderBy("id")
+        rows = found.collect()
+        assert [row["late"] for row in rows] == expected
+        assert [row["on_wire"] for row in rows] == [None, None]
 
 
 def test_without_a_ledger_they_are_left_out_and_that_is_said(from_tap: Made) -> None:

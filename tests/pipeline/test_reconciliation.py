@@ -8,6 +8,7 @@ from zlib import crc32
 import pytest
 from pyspark.sql import SparkSession
 
+from crosswire.envelope import SCHEDULED
 from crosswire.pipeline.sources.records import from_records
 from crosswire.pipeline.tables.reconciliation import reconciliation
 from tests.pipeline.records import Records
@@ -39,6 +40,16 @@ def found(spark: SparkSession) -> Found:
         told.noted("returned", identifier=identifier, attempt=1)
     with told.on("with gaps", "micromsg2", gaps=10):
         told.noted("delivered", payload=b"a", attempt=1)
+    with told.on("killed", "emp", ended=None):
+        told.noted("delivered", payload=b"carried", attempt=1)
+        told.said(b"carried", out=True, identifier="1")
+        told.noted("delivered", payload=b"a", attempt=1)
+    with told.on("alive", "emp", ended=None):
+        told.noted("delivered", payload=b"a", attempt=1)
+        told.noted("delivered", payload=b"later", attempt=1, after_us=2_000_000)
+        told.said(b"later", out=True, identifier="1")
+    with told.on("scheduled", "emqp"):
+        told.noted("accepted", payload=b"a", native={SCHEDULED: b"0.0"})
     with told.on("converted", "epoxy"):
         told.noted("accepted", payload=b"json", destination="service/s", kind="request")
         told.said(b"bond", destination="service/s", kind="request")
@@ -83,6 +94,9 @@ def found(spark: SparkSession) -> Found:
         ("uncarried", ["missing on the wire"]),
         ("left", ["withdrawn"]),
         ("with gaps", ["uncertain"]),
+        ("killed", ["equal", "uncertain"]),
+        ("alive", ["equal", "missing on the wire"]),
+        ("scheduled", []),
         ("converted", ["equal"]),
         ("by id", ["equal", "equal"]),
         ("buried", ["equal"]),

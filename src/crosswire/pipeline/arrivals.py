@@ -41,11 +41,16 @@ class CaptureRead(msgspec.Struct, frozen=True):
 
 
 class Position(msgspec.Struct, frozen=True):
-    """How far the input was read: the last `seq` by folder and node, captures by path."""
+    """How far the input was read: the last `seq` by folder and node, captures by path.
+
+    `alone`: of hubs without a tap, whose own messages stand for what was on the wire.
+    """
 
     taps: dict[str, dict[str, int]] = {}
     messages: dict[str, dict[str, int]] = {}
+    ledgers: dict[str, dict[str, int]] = {}
     captures: dict[str, CaptureRead] = {}
+    alone: bool = False
 
     def with_rows(self, table: str, rows: Rows) -> Position:
         folders = dict(getattr(self, table))
@@ -54,6 +59,15 @@ class Position(msgspec.Struct, frozen=True):
 
     def with_capture(self, path: str, read: CaptureRead) -> Position:
         return msgspec.structs.replace(self, captures={**self.captures, path: read})
+
+    def rows(self, table: str) -> list[Rows]:
+        """All that was read of a table."""
+        folders: dict[str, dict[str, int]] = getattr(self, table)
+        return [
+            Rows(folder, node, 0, last)
+            for folder, nodes in folders.items()
+            for node, last in nodes.items()
+        ]
 
 
 class Rows(NamedTuple):
@@ -66,26 +80,34 @@ class Rows(NamedTuple):
 
 
 class Arrived(msgspec.Struct, frozen=True):
-    """What one batch is made of, and the position behind it."""
+    """What one batch is made of, and the position behind it; `behind` are the tables of which there
+    is more."""
 
     position: Position
     taps: tuple[Rows, ...] = ()
     messages: tuple[Rows, ...] = ()
+    ledgers: tuple[Rows, ...] = ()
     captures: tuple[Split, ...] = ()
     files: int = 0
     size_bytes: int = 0
+    behind: frozenset[str] = frozenset()
 
-    def __bool__(self) -> bool:
-        return bool(self.taps or self.messages or self.captures)
+    @property
+    def rows(self) -> tuple[Rows, ...]:
+        """Of lakes, whatever the table."""
+        return (*self.taps, *self.messages, *self.ledgers)
+
+
+Order = tuple[str, str, float]
 
 
 class _Piece(NamedTuple):
-    """A file, or a part of it, to be read next."""
+    """A file, or a part of it, to be read next; `table` is where Position and Arrived have it."""
 
-    order: tuple[str, ...]
+    order: Order
     size_bytes: int
-    tap: Rows | None = None
-    message: Rows | None = None
+    table: str
+    rows: Rows | None = None
     splits: tuple[Split, ...] = ()
     path: str = ""
     read: CaptureRead | None = None
@@ -95,6 +117,7 @@ class Arrivals:
     """Looks for what is new. `batch_bytes` is about how much a batch takes in: at least a file.
 
     `patient`: a compressed capture is left alone until nothing has been written to it for a while.
+    `records`: what a hub noted is wanted too where there is a wire.
     """
 
     def __init__(
@@ -105,40 +128,55 @@ class Arrivals:
         batch_bytes: int,
         split_bytes: int,
         patient: bool,
+        records: bool,
     ) -> None:
         self._paths = list(paths)
         self._listing = listing
         self._batch_bytes = batch_bytes
         self._split_bytes = split_bytes
         self._patient = patient
+        self._records = records
 
     def look(self, position: Position) -> Iterator[Arrived]:
         """All that is there and was not read yet, batch by batch. Raises InvalidInput."""
         inputs = search(self._paths)
-        pieces = list(self._captured(inputs, position))
-        for folder in inputs.taps:
-            rows = _following(folder, position.taps.get(folder, {}), self._listing)
-            pieces += [_Piece(order, size, tap=each) for each, size, order in rows]
-        if position.messages and pieces:
+        wired = [*self._captured(inputs, position), *self._rows("taps", inputs.taps, position)]
+        if position.alone and wired:
             raise InvalidInput(
                 "the stream was begun with the messages of a hub, and now there is a wire to look "
                 "at: start a new folder"
             )
-        if not (pieces or position.captures or position.taps):
-            for folder in filter(_is_untapped, inputs.messages):
-                rows = _following(folder, position.messages.get(folder, {}), self._listing)
-                pieces += [_Piece(order, size, message=each) for each, size, order in rows]
+        pieces = wired
+        ledgers, messages = inputs.ledgers, inputs.messages
+        if not (wired or position.captures or position.taps):
+            ledgers = tuple(filter(_is_untapped, ledgers))
+            messages = tuple(filter(_is_untapped, messages))
+            position = msgspec.structs.replace(position, alone=True)
+        if self._records:
+            pieces += self._rows("ledgers", ledgers, position)
+        if self._records or position.alone:
+            pieces += self._rows("messages", messages, position)
         pieces.sort(key=lambda piece: piece.order)
-        batch: list[_Piece] = []
-        for piece in pieces:
-            if batch and sum(each.size_bytes for each in batch) + piece.size_bytes > (
-                self._batch_bytes
-            ):
-                yield (arrived := _together(position, batch))
-                position, batch = arrived.position, []
-            batch.append(piece)
-        if batch:
-            yield _together(position, batch)
+        yield from self._batches(pieces, position)
+
+    def _batches(self, pieces: list[_Piece], position: Position) -> Iterator[Arrived]:
+        last = {piece.table: place for place, piece in enumerate(pieces)}
+        start, size_bytes = 0, 0
+        for place, piece in enumerate([*pieces, None]):
+            full = piece is None or size_bytes + piece.size_bytes > self._batch_bytes
+            if full and place > start:
+                behind = frozenset(table for table in last if last[table] >= place)
+                arrived = _together(position, pieces[start:place], behind)
+                yield arrived
+                position, start, size_bytes = arrived.position, place, 0
+            if piece is not None:
+                size_bytes += piece.size_bytes
+
+    def _rows(self, table: str, folders: Iterable[str], position: Position) -> Iterator[_Piece]:
+        for folder in folders:
+            last = getattr(position, table).get(folder, {})
+            for rows, size, order in _following(folder, last, self._listing):
+                yield _Piece(order, size, table, rows)
 
     def _captured(self, inputs: Inputs, position: Position) -> Iterator[_Piece]:
         for path in inputs.captures:
@@ -168,12 +206,14 @@ class Arrivals:
             read = CaptureRead(state.st_size, state.st_mtime_ns, head, end, layout)
             if splits:
                 size = state.st_size - start
-                yield _Piece(("", path), size, splits=tuple(splits), path=path, read=read)
+                order = ("", path, 0.0)
+                yield _Piece(order, size, "captures", None, tuple(splits), path, read)
 
 
-def _is_untapped(messages: str) -> bool:
+def _is_untapped(folder: str) -> bool:
     """Nothing says that the hub of this folder records its wire, now or later."""
-    lake = Path(messages).parent
+    path = Path(folder)
+    lake = path.parents[2] if path.suffix else path.parent
     return not (lake / "wire").is_dir() and not any((lake / ".spool").glob("*"))
 
 
@@ -191,27 +231,23 @@ def files_of(rows: Iterable[Rows], listing: Listing) -> list[str]:
     return list(found)
 
 
-def _together(position: Position, pieces: list[_Piece]) -> Arrived:
-    taps: list[Rows] = []
-    messages: list[Rows] = []
+def _together(position: Position, pieces: list[_Piece], behind: frozenset[str]) -> Arrived:
+    found: dict[str, list[Rows]] = {"taps": [], "messages": [], "ledgers": []}
     splits: list[Split] = []
     for piece in pieces:
-        if piece.tap is not None:
-            taps.append(piece.tap)
-            position = position.with_rows("taps", piece.tap)
-        elif piece.message is not None:
-            messages.append(piece.message)
-            position = position.with_rows("messages", piece.message)
+        if piece.rows is not None:
+            found[piece.table].append(piece.rows)
+            position = position.with_rows(piece.table, piece.rows)
         elif piece.read is not None:
             splits += piece.splits
             position = position.with_capture(piece.path, piece.read)
     return Arrived(
         position,
-        _joined(taps),
-        _joined(messages),
-        tuple(splits),
-        len(pieces),
-        sum(piece.size_bytes for piece in pieces),
+        **{table: _joined(rows) for table, rows in found.items()},
+        captures=tuple(splits),
+        files=len(pieces),
+        size_bytes=sum(piece.size_bytes for piece in pieces),
+        behind=behind,
     )
 
 
@@ -230,8 +266,12 @@ def _joined(rows: list[Rows]) -> tuple[Rows, ...]:
 
 def _following(
     folder: str, last: dict[str, int], listing: Listing
-) -> Iterator[tuple[Rows, int, tuple[str, ...]]]:
-    """The rows of each file behind these, in order, with its size and its place among all."""
+) -> Iterator[tuple[Rows, int, Order]]:
+    """The rows of each file behind these, in order, with its size and its place among all.
+
+    Tables of a lake are read side by side: a file that begins in the middle of a day's rows comes
+    about when those of other tables do.
+    """
     files = list(_files(folder, listing))
     if _has_hole(files, last):
         # A folder is not listed in one moment: a file may be missing that was there before one
@@ -240,13 +280,21 @@ def _following(
         for file, _ in files:
             newest[file.node] = max(newest[file.node], file.last)
         files = [each for each in _files(folder, listing) if _is_old(each[0], newest)]
+    ends: dict[tuple[str, str], tuple[int, int]] = {}
+    for file, _ in files:
+        low, high = ends.get((file.node, file.date), (file.first, file.last))
+        ends[file.node, file.date] = min(low, file.first), max(high, file.last)
     reached = dict(last)
+    dates: dict[str, str] = {}
     for file, size in _in_order(files):
         first = max(file.first, reached.get(file.node, -1) + 1)
         if first <= file.last:
             reached[file.node] = file.last
-            place = (file.date, file.node, f"{file.first:020}")
-            yield Rows(folder, file.node, first, file.last), size, place
+            # A clock may have been set back over midnight: rows stay in order all the same.
+            date = dates[file.node] = max(file.date, dates.get(file.node, ""))
+            low, high = ends[file.node, file.date]
+            share = (file.first - low) / (high - low + 1) if date == file.date else 1.0
+            yield Rows(folder, file.node, first, file.last), size, (date, file.node, share)
 
 
 def _is_old(file: LakeFile, newest: dict[str, int]) -> bool:

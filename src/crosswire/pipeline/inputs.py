@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from crosswire.errors import InvalidInput
+from crosswire.lake.schemas import SCHEMAS
 from crosswire.pipeline.sources.capture import is_capture
 
 __all__ = ["Inputs", "find_inputs", "search"]
 
 
+_LAKE: Final = {"wire": "taps", "messages": "messages", "ledger": "ledgers"}
+"""Tables of a lake, and where Inputs has them."""
+
+
 @dataclass(frozen=True)
 class Inputs:
-    """`taps` are `wire/` folders of lakes; `messages` and `ledgers` those of these names."""
+    """`taps` are `wire/` folders of lakes, or files of such; `messages` and `ledgers` are those of
+    these names."""
 
     captures: tuple[str, ...] = ()
     taps: tuple[str, ...] = ()
@@ -25,8 +35,9 @@ class Inputs:
 def find_inputs(paths: Iterable[str]) -> Inputs:
     """Look at what is there. Raises InvalidInput for what can't be read, or if there is nothing.
 
-    A folder is a lake (or has one in `lake/`), or is searched for capture files, by their content.
-    A URL is the `wire/` folder of a lake in a file system that Spark knows.
+    A file is a capture, or one of a lake. A folder is a lake (or has one in `lake/`), or one table
+    of it, or is searched for capture files, by their content. A URL is the folder of a table of a
+    lake in a file system that Spark knows: `messages`, `ledger`, or else its wire.
     """
     paths = list(paths)
     found = search(paths)
@@ -40,45 +51,68 @@ def find_inputs(paths: Iterable[str]) -> Inputs:
 
 def search(paths: Iterable[str]) -> Inputs:
     """Like `find_inputs`, for who can wait until there is something."""
-    captures: dict[str, None] = {}
-    taps: dict[str, None] = {}
-    messages: dict[str, None] = {}
-    ledgers: dict[str, None] = {}
+    found: dict[str, dict[str, None]] = {name: {} for name in ("captures", *_LAKE.values())}
     for name in paths:
         if "://" in name:
-            taps[name] = None
+            found[_LAKE.get(name.rstrip("/").rpartition("/")[2], "taps")][name] = None
             continue
-        path = Path(name)
         try:
-            if path.is_file():
-                if not is_capture(path):
-                    raise InvalidInput(f"{name} is no capture file: neither pcap nor pcapng")
-                captures[str(path.resolve())] = None
-                continue
-            if not path.is_dir():
-                raise InvalidInput(f"{name} does not exist")
-            lake = next((each for each in (path, path / "lake") if _is_lake(each)), None)
-            if lake is not None:
-                taps |= {str(folder): None for folder in _filled(lake / "wire")}
-                messages |= {str(folder): None for folder in _filled(lake / "messages")}
-                ledgers |= {str(folder): None for folder in _filled(lake / "ledger")}
-            elif _filled(path):
-                taps[str(path.resolve())] = None
-            else:
-                found = [file for file in sorted(path.rglob("*")) if _may_be_capture(file)]
-                captures |= {str(file.resolve()): None for file in found}
+            for where, path in _look_at(Path(name)):
+                found[where][str(path.resolve())] = None
         except OSError as error:
             raise InvalidInput(f"can't read {error.filename}: {error.strerror}") from error
-    return Inputs(tuple(captures), tuple(taps), tuple(messages), tuple(ledgers))
+    return Inputs(**{name: tuple(each) for name, each in found.items()})
+
+
+def _look_at(path: Path) -> Iterator[tuple[str, Path]]:
+    if path.is_file():
+        if is_capture(path):
+            yield "captures", path
+        elif (table := _table_of(path)) is not None:
+            yield _LAKE[table], path
+        else:
+            raise InvalidInput(
+                f"{path} is neither a capture file (pcap, pcapng) nor a file of a lake"
+            )
+        return
+    if not path.is_dir():
+        raise InvalidInput(f"{path} does not exist")
+    lake = next((each for each in (path, path / "lake") if _is_lake(each)), None)
+    if lake is not None:
+        for name, where in _LAKE.items():
+            if _first_file(lake / name) is not None:
+                yield where, lake / name
+        return
+    first = _first_file(path)
+    if first is not None:
+        table = _table_of(first)
+        if table is None:
+            raise InvalidInput(f"{first} is no file of a lake's wire/, messages/ or ledger/")
+        yield _LAKE[table], path
+        return
+    for file in sorted(path.rglob("*")):
+        if _may_be_capture(file):
+            yield "captures", file
 
 
 def _is_lake(folder: Path) -> bool:
-    return any((folder / name).is_dir() for name in ("wire", "messages", "ledger"))
+    return any((folder / name).is_dir() for name in _LAKE)
 
 
-def _filled(folder: Path) -> list[Path]:
-    """The folder itself, if there is a file of the lake in it."""
-    return [folder.resolve()] if next(folder.glob("date=*/*.parquet"), None) else []
+def _first_file(table: Path) -> Path | None:
+    """A file of the lake in this folder of it, if there is one."""
+    return next(table.glob("date=*/*.parquet"), None)
+
+
+def _table_of(file: Path) -> str | None:
+    """The table of a lake whose columns a file has."""
+    if file.suffix != ".parquet":
+        return None
+    try:
+        names = pq.read_schema(file).names
+    except pa.ArrowException as error:
+        raise InvalidInput(f"{file} is damaged: {error}") from error
+    return next((table for table in _LAKE if SCHEMAS[table].names == names), None)
 
 
 def _may_be_capture(file: Path) -> bool:

@@ -4,7 +4,7 @@
     OUTPUT/open/sessions/open-00000012-….parquet      rows that the next batch will replace
     OUTPUT/.stream/begun.json                         what the stream was started with
     OUTPUT/.stream/commits/00000012.json              batch 12 is done: the one place that says so
-    OUTPUT/.stream/state/00000012/                    what batch 13 has to know
+    OUTPUT/.stream/state/flows-00000012/              what batch 13 has to know
     OUTPUT/.stream/days/traffic/date=…/               … and has to know of earlier days
     OUTPUT/.stream/new-…/                             what a batch writes before it is done
 
@@ -16,22 +16,22 @@ and the next one may take in more: nothing has to be repeated as it was.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
-from crosswire.errors import InvalidInput, PipelineError
+from crosswire.errors import InvalidInput
 from crosswire.pipeline.arrivals import Position
+from crosswire.pipeline.files import Files, lock
 from crosswire.pipeline.output import LAYERS, STREAM
-from crosswire.pipeline.state import KEPT, Reached
+from crosswire.pipeline.state import KEPT, Clock, Reached
 
 __all__ = ["DAYS", "Begun", "Commit", "Journal", "Staging"]
 
@@ -40,6 +40,8 @@ DAYS: Final = "days"
 
 _PLACE: Final = "place"
 _OPEN: Final = "open."
+_PASSING: Final = "open-"
+"""What the names of files begin with that the next batch replaces."""
 _NO_DATE: Final = "__HIVE_DEFAULT_PARTITION__"
 _VERSION: Final = 1
 
@@ -56,16 +58,19 @@ class Begun(msgspec.Struct, frozen=True):
 class Commit(msgspec.Struct, frozen=True):
     """The end of a batch. `rows` has for each table how many are there for good, and how many the
     next batch will replace; `files` those of the latter kind, `days` those of the tables of which
-    whole days are replaced, by table and date."""
+    whole days are replaced, by table and date; `state` where what the next batch has to know is."""
 
     batch: int
     position: Position
     reached: Reached = Reached()
-    state: str | None = None
+    state: dict[str, str] = {}
     schemas: dict[str, str] = {}
     rows: dict[str, tuple[int, int]] = {}
     accounts: dict[str, dict[str, int]] = {}
     open_accounts: dict[str, dict[str, int]] = {}
+    clocks: dict[str, Clock] = {}
+    findings: dict[str, int] = {}
+    open_findings: dict[str, int] = {}
     files: dict[str, list[str]] = {}
     days: dict[str, dict[str, list[str]]] = {}
     unsettled_days: list[str] = []
@@ -89,56 +94,39 @@ class Journal:
         self._spark = spark
         self.root = root.rstrip("/")
         self._home = f"{self.root}/{STREAM}"
-        jvm: Any = spark._jvm
-        self._jvm = jvm
-        self._path = jvm.org.apache.hadoop.fs.Path
-        where = self._path(self.root)
-        # One of its own, which writes no files of checksums beside ours.
-        self._files = jvm.org.apache.hadoop.fs.FileSystem.newInstance(
-            where.toUri(), spark._jsc.hadoopConfiguration()
-        )
-        self._files.setWriteChecksum(False)
-        is_new = not self._files.exists(self._path(self._home))
-        if is_new and any(self._files.exists(self._path(f"{self.root}/{x}")) for x in LAYERS):
-            raise InvalidInput(
-                f"{root} holds the tables of a batch: a stream needs a folder of its own"
-            )
-        if not self._files.mkdirs(self._path(f"{self._home}/commits")):
-            raise PipelineError(f"can't write to {root}")
-        self._lock = self._locked()
+        self._files = Files(spark, self.root)
+        try:
+            is_new = not self._files.exists(self._home)
+            if is_new and any(self._files.exists(f"{self.root}/{layer}") for layer in LAYERS):
+                raise InvalidInput(
+                    f"{root} holds the tables of a batch: a stream needs a folder of its own"
+                )
+            self._files.make_folder(f"{self._home}/commits")
+            self._lock = lock(self._home)
+        except BaseException:
+            self._files.close()
+            raise
         self.last = self._read_last()
         if self.last is not None:
             self._apply(self.last)
-        for left in self._children(self._home):
+        for left in self._files.children(self._home):
             if left.rpartition("/")[2].startswith("new-"):
-                self._delete(left)
+                self._files.delete(left)
 
     def close(self) -> None:
         self._files.close()
         if self._lock is not None:
             os.close(self._lock)
 
-    def _locked(self) -> int | None:
-        """A lock that ends with its holder; other file systems than the local one have none."""
-        if "://" in self.root:
-            return None
-        lock = os.open(Path(self._home) / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(lock)
-            raise InvalidInput(f"another stream is writing to {self.root}") from None
-        return lock
-
     # What is there.
 
     def begin(self, wanted: Begun) -> Begun:
         """What the stream goes on with. Raises InvalidInput if it is not what is wanted."""
         path = f"{self._home}/begun.json"
-        if not self._files.exists(self._path(path)):
-            self._write_text(path, msgspec.json.encode(wanted))
+        if not self._files.exists(path):
+            self._files.write_text(path, msgspec.json.encode(wanted))
             return wanted
-        begun = _BEGUN.decode(self._read_text(path))
+        begun = _BEGUN.decode(self._files.read_text(path))
         if begun.version != wanted.version:
             raise InvalidInput(
                 f"{self.root} was written by another version of crosswire: start a new folder"
@@ -152,41 +140,49 @@ class Journal:
         return begun
 
     def _read_last(self) -> Commit | None:
-        commits = [path for path in self._children(f"{self._home}/commits") if _is_commit(path)]
+        commits = [
+            path for path in self._files.children(f"{self._home}/commits") if _is_commit(path)
+        ]
         if not commits:
             return None
-        return _COMMIT.decode(self._read_text(max(commits)))
+        return _COMMIT.decode(self._files.read_text(max(commits)))
 
     def listing(self, folder: str) -> Iterator[tuple[str, int]]:
-        """The files of a folder of a lake, and their sizes."""
+        """The files of a folder of a lake, or one of them, and their sizes."""
         if "://" not in folder:
-            for path in Path(folder).glob("date=*/*.parquet"):
+            found = [Path(folder)] if folder.endswith(".parquet") else None
+            for path in found or Path(folder).glob("date=*/*.parquet"):
                 try:
                     yield str(path), path.stat().st_size
                 except FileNotFoundError:
                     continue  # compacted, or too old, a moment ago
             return
-        path = self._path(f"{folder}/date=*/*.parquet")
-        files = path.getFileSystem(self._spark._jsc.hadoopConfiguration())
-        for state in files.globStatus(path):
-            yield state.getPath().toString(), state.getLen()
+        yield from self._files.matching(f"{folder}/date=*/*.parquet")
 
     def state(self, name: str) -> DataFrame | None:
         """What the last batch left, by name; None if it left nothing."""
-        if self.last is None or name not in self.last.schemas or self.last.state is None:
-            return None
-        path = f"{self.last.state}/{name}"
-        if not self._files.exists(self._path(path)):
+        path = None if self.last is None else self.last.state.get(name)
+        if self.last is None or path is None or not self._files.exists(path):
             return None
         return self.read(path, self.last.schemas[name])
 
-    def table(self, place: str) -> DataFrame | None:
-        """A table as a reader sees it; None if there is none."""
-        if self.last is None or place not in self.last.schemas:
+    def kept(self, place: str, dates: Iterable[str | None] | None = None) -> list[str]:
+        """The files of a table that are there for good, of these dates or all."""
+        home = f"{self.root}/{place.replace('.', '/')}"
+        wanted = None if dates is None else set(dates)
+        found = []
+        for path in self._files.of_rows(home):
+            *folder, name = path.removeprefix(f"{home}/").split("/")
+            date = folder[0].removeprefix("date=") if folder else None
+            if not name.startswith(_PASSING) and (wanted is None or date in wanted):
+                found.append(path)
+        return found
+
+    def rows_of(self, place: str, files: list[str]) -> DataFrame | None:
+        """What stands in these files of a table; None if there are none."""
+        if self.last is None or not files:
             return None
-        shape = _shape(self.last.schemas[place])
-        path = f"{self.root}/{place.replace('.', '/')}"
-        return self._spark.read.schema(shape).parquet(path).select(*shape.names)
+        return self.read_files(files, self.last.schemas[place])
 
     def days(self, table: str, dates: list[str]) -> DataFrame | None:
         """What is there for these days of a table of which whole days are replaced."""
@@ -214,12 +210,14 @@ class Journal:
         staging: Staging,
         *,
         replaced_days: Mapping[str, set[str]],
+        replaced_files: Iterable[str] = (),
         retained: frozenset[str] = frozenset(),
     ) -> None:
         """Make a batch visible. `replaced_days` are those of which nothing older is to stay;
-        `retained` the tables of which all that is there stays."""
+        `replaced_files` are to go too; `retained` are the tables of which all that is there stays,
+        for now."""
         moves, files, days = self._plan(commit.batch, staging)
-        remove: list[str] = []
+        remove = list(replaced_files)
         for place, old in self.last.files.items() if self.last is not None else ():
             if place in retained:
                 files[place] = old
@@ -231,11 +229,10 @@ class Journal:
             for date in dates:
                 remove += kept.pop(date, [])
             kept_days[table] = kept | days.get(table, {})
-        state = None if self.last is None else self.last.state
-        if staging.left:
-            remove += [state] if state is not None else []
-            state = f"{self._home}/state/{commit.batch:08}"
-            moves |= {path: f"{state}/{name}" for name, path in staging.left.items()}
+        state = {} if self.last is None else dict(self.last.state)
+        for name, path in staging.left.items():
+            remove += [state[name]] if name in state else []
+            state[name] = moves[path] = f"{self._home}/state/{name}-{commit.batch:08}"
         done = msgspec.structs.replace(
             commit,
             files=files,
@@ -246,7 +243,7 @@ class Journal:
             remove=remove,
         )
         name = f"{self._home}/commits/{commit.batch:08}.json"
-        self._write_text(name, msgspec.json.encode(done))
+        self._files.write_text(name, msgspec.json.encode(done))
         self.last = done
         self._apply(done)
 
@@ -256,13 +253,13 @@ class Journal:
         moves: dict[str, str] = {}
         files: dict[str, list[str]] = {}
         days: dict[str, dict[str, list[str]]] = {}
-        for path in self._found(f"{staging.folder}/tables"):
+        for path in self._files.of_rows(f"{staging.folder}/tables"):
             *folders, name = path.removeprefix(f"{staging.folder}/tables/").split("/")
             keys = dict(part.split("=", 1) for part in folders if "=" in part)
             place, date = keys[_PLACE], keys.get("date")
             by_day = place in staging.by_day
             kept = keys[KEPT] == "true"
-            prefix = f"{batch:08}" if kept or by_day else f"open-{batch:08}"
+            prefix = f"{batch:08}" if kept or by_day else f"{_PASSING}{batch:08}"
             inner = f"date={date}/" if date not in (None, _NO_DATE) else ""
             layer, _, table = place.partition(".")
             home = f"{self._home}/days" if layer == DAYS else f"{self.root}/{layer}"
@@ -279,61 +276,20 @@ class Journal:
         for place in commit.rows:
             layer, _, table = place.partition(".")
             if layer in LAYERS:
-                self._files.mkdirs(self._path(f"{self.root}/{layer}/{table}"))
+                self._files.make_folder(f"{self.root}/{layer}/{table}")
         for source, target in commit.move.items():
-            if not self._files.exists(self._path(source)):
-                continue
-            self._files.mkdirs(self._path(target).getParent())
-            if not self._files.rename(self._path(source), self._path(target)):
-                raise PipelineError(f"can't write {target}")
+            if self._files.exists(source):
+                self._files.move(source, target)
         for path in commit.remove:
-            self._delete(path)
-        self._delete(commit.staging)
-        for path in self._children(f"{self._home}/commits"):
+            self._files.delete(path)
+        if commit.staging:
+            self._files.delete(commit.staging)
+        for path in self._files.children(f"{self._home}/commits"):
             if _is_commit(path) and path.rpartition("/")[2] < f"{commit.batch - 1:08}.json":
-                self._delete(path)
+                self._files.delete(path)
 
     def discard(self, staging: Staging) -> None:
-        self._delete(staging.folder)
-
-    # Files.
-
-    def _children(self, folder: str) -> list[str]:
-        path = self._path(folder)
-        if not self._files.exists(path):
-            return []
-        return [f"{folder}/{each.getPath().getName()}" for each in self._files.listStatus(path)]
-
-    def _found(self, folder: str) -> Iterator[str]:
-        """Files of rows below a folder."""
-        path = self._path(folder)
-        if not self._files.exists(path):
-            return
-        base = self._files.makeQualified(path).toString()
-        found = self._files.listFiles(path, True)
-        while found.hasNext():
-            each = found.next().getPath()
-            if each.getName().endswith(".parquet"):
-                yield folder + each.toString().removeprefix(base)
-
-    def _delete(self, path: str) -> None:
-        if path:
-            self._files.delete(self._path(path), True)
-
-    def _write_text(self, path: str, text: bytes) -> None:
-        unfinished = self._path(f"{path}.part")
-        out = self._files.create(unfinished, True)
-        out.write(bytearray(text))
-        out.hsync()
-        out.close()
-        if not self._files.rename(unfinished, self._path(path)):
-            raise PipelineError(f"can't write {path}")
-
-    def _read_text(self, path: str) -> bytes:
-        source = self._files.open(self._path(path))
-        text = self._jvm.org.apache.commons.io.IOUtils.toByteArray(source)
-        source.close()
-        return bytes(text)
+        self._files.delete(staging.folder)
 
 
 def _is_commit(path: str) -> bool:
@@ -384,7 +340,11 @@ class Staging:
         rows.write.partitionBy(*folders).parquet(f"{self.folder}/tables/{name}")
         found = counted.get
         for number, each in enumerate(places):
-            self.rows[each] = (found[f"{number}True"], found[f"{number}False"])
+            kept_rows, passing_rows = self.rows.get(each, (0, 0))
+            self.rows[each] = (
+                kept_rows + found[f"{number}True"],
+                passing_rows + found[f"{number}False"],
+            )
             self.schemas[each] = StructType(schema).json()
             if by_day:
                 self.by_day.add(each)
@@ -392,6 +352,11 @@ class Staging:
                 # A table without rows is a table all the same.
                 empty = self._spark.createDataFrame([], StructType(schema)).coalesce(1)
                 empty.write.parquet(f"{self.folder}/tables/{each}/{_PLACE}={each}/{KEPT}=true")
+
+    def forget(self, place: str, rows: int) -> None:
+        """So many rows that were there for good are replaced."""
+        kept, passing = self.rows.get(place, (0, 0))
+        self.rows[place] = (kept - rows, passing)
 
     def work(self, name: str, rows: DataFrame, *, split_by: tuple[str, ...] = ()) -> DataFrame:
         """Write what is only needed within the batch, and give it back as it stands on disk."""

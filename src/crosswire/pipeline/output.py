@@ -1,19 +1,33 @@
-"""The folder of tables: written beside the old ones, then put in their place.
+"""The folder of tables: written beside the old ones, then put in their place, all of them at once.
 
     OUTPUT/bronze/wire/  silver/frames/ …  gold/sessions/ …  open/sessions/ …
 
-A run writes into `OUTPUT/.new`. Only when all its tables are there do they replace the old ones,
-one rename each: a run that fails leaves what was there, one over the same input doubles nothing.
+A run that fails or is killed leaves what was there, and one over the same input doubles nothing.
+In the local file system the four folders are links:
+
+    OUTPUT/.tables/4f1c…/gold/sessions/     what a run wrote
+    OUTPUT/.tables/current -> 4f1c…         which run it was that counts: one rename decides
+    OUTPUT/gold -> .tables/current/gold
+
+Elsewhere there are no links. There a run ends with a list of its tables, in one rename, and moves
+them then; if it is killed meanwhile, the next run begins with the rest.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+import os
+import shutil
+import uuid
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final, Protocol
 
+import msgspec
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.errors import InvalidInput, PipelineError
+from crosswire.pipeline.files import Files, lock
 
 __all__ = ["LAYERS", "STREAM", "Output"]
 
@@ -21,35 +35,45 @@ LAYERS: Final = ("bronze", "silver", "gold", "open")
 STREAM: Final = ".stream"
 """Where a stream keeps its books."""
 
-_NEW: Final = ".new"
+_TABLES: Final = ".tables"
+_CURRENT: Final = "current"
+_WORK: Final = ".work"
 
 
 class Output:
     """`root` may be a path of any file system that Spark can write to; `rows` counts what was
-    written, table by table."""
+    written, table by table. There is one writer at a time; `close` lets the next one in."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         self._spark = spark
-        self._root = root.rstrip("/")
         self.rows: dict[str, int] = {}
-        jvm: Any = spark._jvm
-        self._path = jvm.org.apache.hadoop.fs.Path
-        where = self._path(self._root)
-        self._files = where.getFileSystem(spark._jsc.hadoopConfiguration())
-        if self._files.exists(self._path(f"{self._root}/{STREAM}")):
-            raise InvalidInput(
-                f"{root} holds the tables of a stream: a batch needs a folder of its own"
-            )
-        self.discard()
-        if not self._files.mkdirs(self._path(f"{self._root}/{_NEW}")):
-            raise PipelineError(f"can't write to {root}")
+        root = root.rstrip("/")
+        self._files = Files(spark, root)
+        try:
+            if self._files.exists(f"{root}/{STREAM}"):
+                raise InvalidInput(
+                    f"{root} holds the tables of a stream: a batch needs a folder of its own"
+                )
+            self._files.make_folder(f"{root}/{_TABLES}")
+            self._lock = lock(f"{root}/{_TABLES}")
+        except BaseException:
+            self._files.close()
+            raise
+        try:
+            self._place = self._place_in(root)
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _place_in(self, root: str) -> _Place:
+        return _Moved(self._files, root) if "://" in root else _Linked(Path(root))
 
     def write(self, name: str, rows: DataFrame, *, dated_by: str | None = None) -> DataFrame:
         """Write a table (`silver/frames`) and give it back as it stands on disk."""
         counted = Observation(name)
         rows = rows.observe(counted, F.count(F.lit(1)).alias("rows"))
         schema = rows.schema
-        path = f"{self._root}/{_NEW}/{name}"
+        path = f"{self._place.new}/{name}"
         if dated_by is not None:
             date = F.to_date(F.timestamp_micros(F.col(dated_by)))
             rows.withColumn("date", date).write.partitionBy("date").parquet(path)
@@ -60,19 +84,110 @@ class Output:
 
     def write_work(self, name: str, rows: DataFrame, *, split_by: str) -> DataFrame:
         """Like `write`, for what is not to stay."""
-        path = f"{self._root}/{_NEW}/.work/{name}"
+        path = f"{self._place.new}/{_WORK}/{name}"
         rows.write.partitionBy(split_by).parquet(path)
         return self._spark.read.schema(rows.schema).parquet(path)
 
     def commit(self) -> None:
-        """Put the new tables in the place of the old ones."""
-        for name in self.rows:
-            target = self._path(f"{self._root}/{name}")
-            self._files.delete(target, True)
-            self._files.mkdirs(target.getParent())
-            self._files.rename(self._path(f"{self._root}/{_NEW}/{name}"), target)
-        self.discard()
+        """Put the new tables in the place of the old ones; those that were not written stay."""
+        self._files.delete(f"{self._place.new}/{_WORK}")
+        self._place.commit(self.rows.keys())
 
-    def discard(self) -> None:
+    def close(self) -> None:
         """Forget what was not committed."""
-        self._files.delete(self._path(f"{self._root}/{_NEW}"), True)
+        try:
+            self._place.clear()
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._files.close()
+        if self._lock is not None:
+            os.close(self._lock)
+
+
+class _Place(Protocol):
+    """Where a run writes, `new`, and how that becomes what a reader sees."""
+
+    new: str
+
+    def commit(self, tables: Collection[str]) -> None: ...
+
+    def clear(self) -> None:
+        """Remove what nobody sees."""
+
+
+class _Linked:
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._home = root / _TABLES
+        for layer in LAYERS:
+            if (root / layer).exists() and not (root / layer).is_symlink():
+                raise InvalidInput(f"{root / layer} is in the way: it was not written by a batch")
+        self.clear()
+        self._name = uuid.uuid4().hex[:12]
+        self.new = str(self._home / self._name)
+
+    @property
+    def _current(self) -> str | None:
+        try:
+            return str((self._home / _CURRENT).readlink())
+        except FileNotFoundError:
+            return None
+
+    def commit(self, tables: Collection[str]) -> None:
+        try:
+            self._take_over(tables)
+            new = self._home / self._name
+            for layer in LAYERS:
+                if (new / layer).exists() and not (self._root / layer).is_symlink():
+                    (self._root / layer).symlink_to(f"{_TABLES}/{_CURRENT}/{layer}")
+            link = self._home / f"{_CURRENT}.new"
+            link.unlink(missing_ok=True)
+            link.symlink_to(self._name)
+            link.replace(self._home / _CURRENT)
+        except OSError as error:
+            raise PipelineError(f"can't write to {self._root}: {error.strerror}") from error
+
+    def _take_over(self, tables: Collection[str]) -> None:
+        """The files of tables that stay as they are get a second name in the new folder."""
+        if self._current is None:
+            return
+        for layer in LAYERS:
+            for table in (self._home / self._current / layer).glob("*"):
+                name = f"{layer}/{table.name}"
+                if name not in tables:
+                    target = self._home / self._name / name
+                    shutil.copytree(table, target, copy_function=os.link)
+
+    def clear(self) -> None:
+        for path in self._home.iterdir():
+            if path.is_dir() and not path.is_symlink() and path.name != self._current:
+                # The Java of a run that was killed may still write there: that goes the next time.
+                shutil.rmtree(path, ignore_errors=True)
+
+
+class _Moved:
+    def __init__(self, files: Files, root: str) -> None:
+        self._files = files
+        self._root = root
+        self.new = f"{root}/{_TABLES}/new"
+        self._done = f"{root}/{_TABLES}/done.json"
+        self._carry_out()
+        self.clear()
+
+    def commit(self, tables: Collection[str]) -> None:
+        self._files.write_text(self._done, msgspec.json.encode(sorted(tables)))
+        self._carry_out()
+
+    def _carry_out(self) -> None:
+        if not self._files.exists(self._done):
+            return
+        for table in msgspec.json.decode(self._files.read_text(self._done), type=list[str]):
+            if self._files.exists(f"{self.new}/{table}"):
+                self._files.delete(f"{self._root}/{table}")
+                self._files.move(f"{self.new}/{table}", f"{self._root}/{table}")
+        self._files.delete(self._done)
+
+    def clear(self) -> None:
+        self._files.delete(self.new)

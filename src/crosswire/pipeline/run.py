@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any, Final
 
 import pyarrow as pa
@@ -14,12 +15,12 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.errors import BytesMissing, InvalidInput
 from crosswire.lake.schemas import LEDGER, MESSAGES, OPEN
-from crosswire.pipeline.decode import decode
+from crosswire.pipeline.decode import decode, decode_captures, decode_tap
 from crosswire.pipeline.inputs import Inputs
 from crosswire.pipeline.output import Output
 from crosswire.pipeline.progress import Progress
 from crosswire.pipeline.session import plain_errors
-from crosswire.pipeline.sources.pcap import from_captures
+from crosswire.pipeline.sources.pcap import Captures
 from crosswire.pipeline.sources.records import from_records
 from crosswire.pipeline.sources.tap import from_tap
 from crosswire.pipeline.tables.accounting import PARTS, accounting
@@ -79,9 +80,8 @@ def run_batch(spark: SparkSession, batch: Batch, *, quiet: bool = False) -> Summ
             run = _Run(spark, batch, output, Progress(spark, quiet=quiet))
             accounts = run.all()
             output.commit()
-        except BaseException:
-            output.discard()
-            raise
+        finally:
+            output.close()
     rows = {name.replace("/", "."): count for name, count in output.rows.items()}
     return Summary(rows, accounts, time.monotonic() - start, run.findings, run.notes)
 
@@ -102,8 +102,7 @@ class _Run:
         if not inputs.captures and not inputs.taps:
             self._from_hub_alone()
             return []
-        wire, arranged = self._wire()
-        decoded = self._decoded(wire, arranged)
+        decoded = self._decoded()
         framed = self._write("silver", "frames", frames(decoded), dated_by="time")
         refused = self._write("silver", "violations", violations(decoded), dated_by="time")
         ways = self._write("silver", "directions", directions(decoded))
@@ -115,28 +114,42 @@ class _Run:
         chosen = self._batch.tables
         return not chosen or not chosen.isdisjoint(names)
 
-    def _wire(self) -> tuple[DataFrame, bool]:
-        """bronze.wire, and whether its connections are together and in order."""
+    def _decoded(self) -> DataFrame:
+        """bronze.wire, where it is wanted, and what is in it."""
         inputs, since_us = self._batch.inputs, self._batch.since_us
+        payloads = self._wants("messages", *OF_RECORDS)
+        captures: Captures | None = None
         parts = []
         if inputs.captures:
-            captured = from_captures(
+            captures = Captures(
                 self._spark, inputs.captures, ports=self._batch.ports, since_us=since_us
             )
-            parts.append(captured)
-        if inputs.taps:
-            parts.append(from_tap(self._spark, inputs.taps, since_us=since_us))
-        wire = parts[0] if len(parts) == 1 else parts[0].unionByName(parts[1])
-        if "wire" in self._batch.tables or (inputs.captures and not self._batch.tables):
-            return self._write("bronze", "wire", wire, dated_by="time"), False
-        return wire, not inputs.taps
-
-    def _decoded(self, wire: DataFrame, arranged: bool) -> DataFrame:
-        payloads = self._wants("messages", *OF_RECORDS)
+        wire = self._wire(captures)
+        if captures is not None and captures.is_shuffled and wire is not None:
+            parts.append(decode(wire, payloads=payloads))
+        else:
+            if captures is not None:
+                parts.append(decode_captures(captures, payloads=payloads))
+            if inputs.taps:
+                tapped = decode_tap(self._spark, inputs.taps, payloads=payloads, since_us=since_us)
+                parts.append(tapped)
         with self._progress.step("decoding"):
             return self._output.write_work(
-                "decoded", decode(wire, payloads=payloads, arranged=arranged), split_by=TABLE
+                "decoded", reduce(DataFrame.unionByName, parts), split_by=TABLE
             )
+
+    def _wire(self, captures: Captures | None) -> DataFrame | None:
+        """bronze.wire, if it is to be written."""
+        inputs, since_us = self._batch.inputs, self._batch.since_us
+        if "wire" not in self._batch.tables and (captures is None or self._batch.tables):
+            return None
+        parts = []
+        if captures is not None:
+            parts.append(captures.wire())
+        if inputs.taps:
+            parts.append(from_tap(self._spark, inputs.taps, since_us=since_us))
+        wire = reduce(DataFrame.unionByName, parts)
+        return self._write("bronze", "wire", wire, dated_by="time")
 
     def _gold(
         self, decoded: DataFrame, framed: DataFrame, refused: DataFrame, ways: DataFrame

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from crosswire.errors import CrosswireError, PipelineError
 
-__all__ = ["java_home", "plain_errors", "start"]
+__all__ = ["FOR_LITTLE", "java_home", "plain_errors", "start"]
 
 _OLDEST_JAVA: Final = 17
 
@@ -49,6 +49,17 @@ _LOCAL_SETTINGS: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "2g",
 }
+
+FOR_LITTLE: Final = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.driver.extraJavaOptions": (
+        "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC"
+    ),
+}
+"""Settings for a few megabytes: compiling and planning anew pays for itself only with much data."""
 
 
 def start(
@@ -120,6 +131,7 @@ def plain_errors(log: Path | None = None) -> Iterator[None]:
 
 
 _OURS: Final = re.compile(r"crosswire\.errors\.(\w+): (.+)")
+_RAISED: Final = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
 _JAVA_NAME: Final = re.compile(r"^(?:[a-z]\w*\.)+([A-Z]\w*(?:Exception|Error)): ?")
 _CLASS: Final = re.compile(r"^\[[A-Z_.0-9]+\]\s*")
 
@@ -129,6 +141,9 @@ def _in_plain_words(text: str) -> str:
     ours = _OURS.findall(text)
     if ours:
         return str(ours[-1][1]).strip()
+    _, traceback, told = text.partition("Traceback (most recent call last)")
+    if traceback and (raised := _RAISED.search(told)):
+        return f"a Python worker failed with {raised[1]}: {raised[2].strip()}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [line.removeprefix("Caused by:").strip() for line in lines if "Caused by:" in line]
     said = causes[-1] if causes else (lines[0] if lines else "Spark failed without a word")

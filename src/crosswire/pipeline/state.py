@@ -20,11 +20,12 @@ from crosswire.lake.schemas import LOST, WIRE
 from crosswire.pipeline.batches import Batches
 from crosswire.pipeline.decode import WANTED, ConnectionRows
 from crosswire.pipeline.sources.classify import PortMap
-from crosswire.pipeline.sources.pcap import NODE, FlowRows, segment_rows
+from crosswire.pipeline.sources.pcap import segment_rows
 from crosswire.pipeline.sources.reassembly import LINGER_NS
+from crosswire.pipeline.sources.rows import NODE, FlowRows
 from crosswire.pipeline.tables.decoded import ARROW
 
-__all__ = ["FLOWS", "KEPT", "STATES", "Reached", "decode_on", "reassemble_on"]
+__all__ = ["FLOWS", "KEPT", "STATES", "Clock", "Reached", "decode_on", "reassemble_on"]
 
 KEPT: Final = "kept"
 STATES: Final = "states"
@@ -53,6 +54,14 @@ class Reached(NamedTuple):
 
     captures_us: int = 0
     taps_us: int = 0
+
+
+class Clock(NamedTuple):
+    """The times of the newest rows of a hub that were read, µs; 0 where there are none."""
+
+    taps: int = 0
+    ledgers: int = 0
+    messages: int = 0
 
 
 _KIND: Final = WIRE.get_field_index("kind")

@@ -22,14 +22,15 @@ from crosswire.errors import BytesMissing, InvalidInput
 from crosswire.lake.schemas import MESSAGES, OPEN, WIRE
 from crosswire.pipeline.arrivals import Arrivals, Arrived, Position, Rows, files_of
 from crosswire.pipeline.carried import PART, Counts, Edges, Said, together
-from crosswire.pipeline.hindsight import look_back
-from crosswire.pipeline.inputs import find_inputs, search
+from crosswire.pipeline.inputs import find_inputs
 from crosswire.pipeline.journal import DAYS, Begun, Commit, Journal, Staging
 from crosswire.pipeline.output import LAYERS
-from crosswire.pipeline.run import Summary
+from crosswire.pipeline.recorded import Recorded, Wire
+from crosswire.pipeline.run import OF_RECORDS, Summary
 from crosswire.pipeline.session import plain_errors
 from crosswire.pipeline.sources.classify import PortMap
-from crosswire.pipeline.sources.pcap import NODE, SPLIT_BYTES, segments_of
+from crosswire.pipeline.sources.pcap import SPLIT_BYTES, segments_of
+from crosswire.pipeline.sources.rows import NODE
 from crosswire.pipeline.state import FLOWS, KEPT, STATES, Reached, decode_on, reassemble_on
 from crosswire.pipeline.tables import tallies as counts
 from crosswire.pipeline.tables import topology as graph
@@ -41,6 +42,7 @@ from crosswire.pipeline.tables.deliveries import LATE_US
 from crosswire.pipeline.tables.directions import directions
 from crosswire.pipeline.tables.frames import frames
 from crosswire.pipeline.tables.messages import from_hub, messages
+from crosswire.pipeline.tables.reconciliation import VERDICTS
 from crosswire.pipeline.tables.sessions import by_session
 from crosswire.pipeline.tables.violations import violations
 
@@ -51,7 +53,6 @@ _POLL_S: Final = 1.0
 _WRITERS: Final = 3
 _ATTEMPTS: Final = 3
 _PLACE: Final = "place"
-_TOLD_AT_THE_END: Final = ("gold.reconciliation", "gold.deliveries", "open.deliveries")
 _SUMS: Final = ("seen", *PARTS, "missing")
 
 
@@ -124,6 +125,7 @@ class _Loop:
             batch_bytes=stream.batch_bytes,
             split_bytes=SPLIT_BYTES,
             patient=not stream.once,
+            records=self._wants_records,
         )
 
     def run(self, start: float) -> Summary:
@@ -137,16 +139,22 @@ class _Loop:
             if self._once:
                 break
             self._stop.wait(_POLL_S)
-        begun = self._begun
-        findings, notes = look_back(
-            self._spark,
-            self._journal,
-            search(self._paths),
-            begun.tables,
-            since_us=begun.since_us,
-            late_us=self._late_us,
-        )
-        return replace(self._summary(start), findings=findings, notes=notes)
+        return replace(self._summary(start), notes=self._notes())
+
+    @property
+    def _wants_records(self) -> bool:
+        chosen = self._begun.tables
+        return not chosen or any(name in chosen for name in OF_RECORDS)
+
+    def _notes(self) -> list[str]:
+        if not self._wants_records:
+            return []
+        if not self._position.ledgers:
+            return ["no deliveries and no reconciliation: there is no ledger/"]
+        wanted = not self._begun.tables or "reconciliation" in self._begun.tables
+        if wanted and not self._position.taps:
+            return ["no reconciliation: there is no wire/ beside the ledger"]
+        return []
 
     @property
     def _position(self) -> Position:
@@ -155,7 +163,7 @@ class _Loop:
     def _process(self, arrived: Arrived) -> None:
         for attempt in range(_ATTEMPTS):
             start = time.monotonic()
-            batch = _Batch(self._spark, self._begun, self._journal, arrived)
+            batch = _Batch(self._spark, self._begun, self._journal, arrived, self._late_us)
             before = batch.inputs()
             try:
                 commit = batch.run()
@@ -167,10 +175,13 @@ class _Loop:
                 if attempt + 1 < _ATTEMPTS and batch.inputs() != before:
                     continue
                 raise error
-            # What hindsight tells stays until the run ends.
-            retained = frozenset(_TOLD_AT_THE_END)
-            journal = self._journal
-            journal.commit(commit, batch.staging, replaced_days=batch.replaced, retained=retained)
+            self._journal.commit(
+                commit,
+                batch.staging,
+                replaced_days=batch.replaced,
+                replaced_files=batch.replaced_files,
+                retained=batch.retained,
+            )
             if self._tell is not None:
                 rows = {name: sum(each) for name, each in batch.staging.rows.items()}
                 seconds = time.monotonic() - start
@@ -197,14 +208,23 @@ class _Loop:
         found: list[dict[str, Any]] = [
             {"protocol": name or None, **totals[name]} for name in sorted(totals)
         ]
-        return Summary(rows, found, time.monotonic() - start)
+        findings = {
+            name: count + last.open_findings.get(name, 0) for name, count in last.findings.items()
+        }
+        told = {name: n for name, n in findings.items() if n or name not in VERDICTS}
+        return Summary(rows, found, time.monotonic() - start, told)
 
 
 class _Batch:
     """One batch, from what arrived to its commit."""
 
     def __init__(
-        self, spark: SparkSession, begun: Begun, journal: Journal, arrived: Arrived
+        self,
+        spark: SparkSession,
+        begun: Begun,
+        journal: Journal,
+        arrived: Arrived,
+        late_us: int,
     ) -> None:
         self._spark = spark
         self._begun = begun
@@ -216,18 +236,47 @@ class _Batch:
         self.replaced: dict[str, set[str]] = {}
         self._accounts: dict[bool, dict[str, dict[str, int]]] = {True: {}, False: {}}
         self._unsettled: list[str] = []
+        self._has_wire = bool(arrived.taps or arrived.captures)
+        self._recorded: Recorded | None = None
+        position = arrived.position
+        if self._wants(*OF_RECORDS) and (position.taps or position.ledgers):
+            self._recorded = Recorded(
+                spark,
+                journal,
+                self.staging,
+                arrived,
+                self._rows_of,
+                chosen=begun.tables,
+                late_us=late_us,
+            )
+
+    @property
+    def replaced_files(self) -> list[str]:
+        return [] if self._recorded is None else self._recorded.replaced
+
+    @property
+    def retained(self) -> frozenset[str]:
+        """Tables that are not looked at where nothing new was on a wire."""
+        if self._has_wire or self._last is None:
+            return frozenset()
+        return frozenset(self._last.files) - self.staging.rows.keys()
 
     def inputs(self) -> list[str]:
         """The files of lakes that will be read."""
         listing = self._journal.listing
-        return files_of((*self._arrived.taps, *self._arrived.messages), listing)
+        return files_of(self._arrived.rows, listing)
 
     def run(self) -> Commit:
-        if self._arrived.messages:
+        if self._arrived.position.alone:
             self._from_hub()
-        if self._arrived.taps or self._arrived.captures:
+        if self._has_wire:
             self._from_wire()
-        last = self._last
+        elif self._recorded is not None:
+            self._recorded.run(None)
+        return self._commit()
+
+    def _commit(self) -> Commit:
+        last, recorded = self._last, self._recorded
         rows = dict(last.rows) if last is not None else {}
         for name, (kept, passing) in self.staging.rows.items():
             rows[name] = (rows.get(name, (0, 0))[0] + kept, passing)
@@ -235,6 +284,12 @@ class _Batch:
         for name, added in self._accounts[True].items():
             before = sums.get(name, {})
             sums[name] = {each: before.get(each, 0) + added[each] for each in _SUMS}
+        findings = dict(last.findings) if last is not None else {}
+        for name, count in recorded.findings[True].items() if recorded is not None else ():
+            findings[name] = findings.get(name, 0) + count
+        if last is not None and not self._has_wire:
+            self._accounts[False] = last.open_accounts
+            self._unsettled = last.unsettled_days
         return Commit(
             batch=self.staging.batch,
             position=self._arrived.position,
@@ -244,6 +299,9 @@ class _Batch:
             accounts=sums,
             open_accounts=self._accounts[False],
             unsettled_days=self._unsettled,
+            clocks=recorded.clocks if recorded is not None else {},
+            findings=findings,
+            open_findings=recorded.findings[False] if recorded is not None else {},
         )
 
     def _wants(self, *names: str) -> bool:
@@ -255,7 +313,7 @@ class _Batch:
     def _from_hub(self) -> None:
         if not self._wants("messages", "deliveries"):
             raise InvalidInput("a lake without wire/ gives the tables messages and deliveries only")
-        if not self._wants("messages"):
+        if not self._wants("messages") or not self._arrived.messages:
             return
         envelopes = self._rows_of(self._arrived.messages, MESSAGES)
         rows = from_hub(envelopes).withColumn(KEPT, F.lit(True))
@@ -334,7 +392,7 @@ class _Batch:
     def _decoded(self, wire: DataFrame) -> tuple[DataFrame, bool, bool]:
         """Rows of `tables.decoded`, whether some of them may be taken back, and whether there are
         violations."""
-        payloads = self._wants("messages")
+        payloads = self._wants("messages", *OF_RECORDS)
         states = self._journal.state(STATES)
         rows = decode_on(wire, states, payloads=payloads, now=self._now)
         made = Observation()
@@ -375,6 +433,8 @@ class _Batch:
         self._account(tables, carried)
         if self._wants("sessions"):
             self._sessions(carried)
+        if self._recorded is not None:
+            self._recorded.run(Wire(tables.messages, split[0][0], tables.ways, carried))
 
     def _account(self, tables: _Tables, carried: Counts) -> None:
         """Raises BytesMissing if bytes don't add up."""

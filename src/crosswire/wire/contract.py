@@ -383,6 +383,8 @@ class Connection(ABC):
         self.role = role
         self.closed = False
         self.send_closed = False
+        self.unread = False
+        """Set by an owner that does not read from the peer: whose silence then means nothing."""
         self._decoder = decoder
         self._events: list[Event] = []
         self._outgoing: list[bytes | memoryview] = []

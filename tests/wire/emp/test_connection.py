@@ -264,6 +264,18 @@ class TestPing:
         assert isinstance(failure(connection.events()), PeerTimeout)
         assert sent(connection) == [Error(1, "ping timeout")]
 
+    def test_who_is_not_read_has_as_long_as_it_takes(self) -> None:
+        connection = opened()
+        connection.handle_deadline(10.0)
+        connection.unread = True
+        for now in (20.0, 30.0, 40.0):
+            connection.handle_deadline(now)
+        connection.unread = False
+        connection.handle_deadline(50.0)
+        assert not connection.closed
+        connection.handle_deadline(60.0)
+        assert isinstance(failure(connection.events()), PeerTimeout)
+
 
 class TestEnding:
     def test_closing_says_bye(self) -> None:

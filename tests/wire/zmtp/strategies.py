@@ -85,7 +85,7 @@ SERVER_SECRET = b"the server's very secret key ..!"
 CLIENT_SECRET = b"the client's very secret key ..!"
 
 
-def curve(**options: Any) -> dict[str, Mechanism]:
+def curve(**options: Any) -> dict[str, Any]:
     """Both sides' mechanisms, as `pair` takes them."""
     server_secret = options.get("server_secret", SERVER_SECRET)
     accept = options.get("accept", lambda key: True)

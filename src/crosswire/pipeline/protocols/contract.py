@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import msgspec
 
-from crosswire.errors import DecoderStateError
+from crosswire.errors import DecoderStateError, FrameError
 from crosswire.wire.contract import Frame
 
 __all__ = [
@@ -29,7 +31,10 @@ __all__ = [
     "Described",
     "Memory",
     "Reading",
+    "Rows",
+    "json_text",
     "kind_of_destination",
+    "quoted",
 ]
 
 # What a frame is about: the four kinds of an envelope, and what is needed around them.
@@ -52,15 +57,15 @@ TLS: Final = "tls"
 """Stands for the protocol of a connection whose bytes only its two peers can read."""
 
 
-class Described(NamedTuple):
-    """A frame's row, as far as its protocol knows it.
+class Described(msgspec.Struct, frozen=True, gc=False):
+    """A frame's row, as far as its protocol knows it; `fields` and `properties` are JSON.
 
     `identifier` ties frames together: a response has its request's. `payload_end` is how many bytes
     stand behind the payload in the frame. A frame that completes a message of several has them all
     in `payload`, and in `begun_at` the offset where the first one began.
     """
 
-    fields: Mapping[str, Any]
+    fields: str
     kind: str | None = None
     identifier: str | None = None
     destination: str | None = None
@@ -70,10 +75,31 @@ class Described(NamedTuple):
     payload_end: int = 0
     payload: bytes | None = None
     content_type: str | None = None
-    properties: Mapping[str, Any] | None = None
+    properties: str | None = None
     reply_to: str | None = None
     message_id: int | None = None
     begun_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a protocol's scanner gave, column by column, as lists; see `wire.bulk.Columns`.
+
+    A frame stands at `position` of `data`. `slices` are starts in `data` and lengths, in the order
+    of the scanner's `slice_names`. Without `payloads` nobody asks for `Described.payload`.
+    """
+
+    data: bytes
+    payloads: bool
+    position: list[int]
+    forward: list[bool]
+    frame: list[int]
+    offset: list[int]
+    length: list[int]
+    number: list[int]
+    detail: list[int]
+    sequence: list[int]
+    slices: tuple[tuple[list[int], list[int]], ...]
 
 
 class _ReadingState(msgspec.Struct, array_like=True, frozen=True):
@@ -95,6 +121,12 @@ class Reading(ABC):
     def describe(self, forward: bool, frame: Frame, offset: int, length: int) -> Described:
         """`forward`: sent by who opened the connection. Raises FrameError where only a closer look
         shows that the content is not what it should be."""
+
+    def describe_rows(self, rows: Rows, start: int, stop: int) -> Iterator[Described | FrameError]:
+        """The same for rows[start:stop], which are all of this connection and in order, without
+        making frames of them: exactly what `describe` would give for each, and instead of raising
+        it the FrameError, after which the caller calls no `interrupt` of its own."""
+        raise NotImplementedError
 
     def interrupt(self, forward: bool) -> None:
         """Bytes of this direction were missing or no frame: what was half read is not completed."""
@@ -126,6 +158,16 @@ class Reading(ABC):
     @abstractmethod
     def _restore(self, own: Any) -> None:
         """Take back what `_save` gave; raise TypeError, ValueError or KeyError if it's damaged."""
+
+
+def json_text(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+@lru_cache(maxsize=4096)
+def quoted(text: str) -> str:
+    """As JSON; for names, which come again and again."""
+    return json_text(text)
 
 
 V = TypeVar("V")

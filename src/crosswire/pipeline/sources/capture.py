@@ -32,7 +32,18 @@ from crosswire.pipeline.sources.packets import (
     walk_ng,
 )
 
-__all__ = ["Layout", "Segments", "Split", "advance", "is_capture", "read", "splits"]
+__all__ = [
+    "Layout",
+    "Segments",
+    "Split",
+    "advance",
+    "is_capture",
+    "mapped",
+    "read",
+    "read_mapped",
+    "splits",
+    "whole",
+]
 
 _CLASSIC: Final = {
     b"\xa1\xb2\xc3\xd4": (False, False),
@@ -78,6 +89,12 @@ class Split:
     start: int = 0
     end: int | None = None
     layout: Layout | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Of a part whose end is known."""
+        assert self.end is not None
+        return self.end - self.start
 
 
 @dataclass(frozen=True)
@@ -177,20 +194,52 @@ def read(split: Split) -> Iterator[Segments]:
 
     A last record that is not whole, as a capture that was killed leaves it, is left out.
     """
-    walk = _Walk(split.path)
-    fragments = Fragments()
+    if split.layout is not None:
+        mapping, base = mapped(split)
+        yield from read_mapped(split, np.frombuffer(mapping, np.uint8), base)
+        return
     with _opened(split.path) as file:
-        if split.layout is not None:
-            assert split.end is not None
-            walk.layout = split.layout
-            page = split.start - split.start % mmap.ALLOCATIONGRANULARITY
-            size = split.end - page
-            mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ, offset=page)
-            data = np.frombuffer(mapped, np.uint8)
-            for records, _ in walk.batches(data, split.start - page, len(data), page):
-                yield from _segments(data, records, fragments)
-        else:
-            yield from _read_stream(walk, _decompressed(file, split.path), fragments)
+        yield from _read_stream(_Walk(split.path), _decompressed(file, split.path), Fragments())
+
+
+def whole(path: str) -> Split | None:
+    """A plain file as far as it goes now, None for a compressed one. Raises InvalidInput."""
+    with _opened(path) as file:
+        head = file.read(24)
+        if head[:2] == _GZIP or head[:4] == _ZSTD:
+            return None
+        if not head:
+            raise InvalidInput(f"{path} is empty")
+        walk = _Walk(path)
+        start = walk.begin(np.frombuffer(head, np.uint8))
+        return Split(path, start, file.seek(0, 2), walk.layout)
+
+
+def mapped(split: Split) -> tuple[mmap.mmap, int]:
+    """A part of a plain file in memory, and the place of its first byte in the file.
+
+    It is unmapped when nobody looks at it any more: batches are views of it. Raises InvalidInput.
+    """
+    assert split.end is not None
+    page = split.start - split.start % mmap.ALLOCATIONGRANULARITY
+    with _opened(split.path) as file:
+        size = split.end - page
+        try:
+            return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ, offset=page), page
+        except (OSError, ValueError) as error:
+            raise InvalidInput(
+                f"can't read {split.path} up to byte {split.end}: {error}"
+            ) from error
+
+
+def read_mapped(split: Split, data: npt.NDArray[np.uint8], base: int) -> Iterator[Segments]:
+    """Like `read`, of what `mapped` gave."""
+    assert split.layout is not None
+    walk = _Walk(split.path)
+    walk.layout = split.layout
+    fragments = Fragments()
+    for records, _ in walk.batches(data, split.start - base, len(data), base):
+        yield from _segments(data, records, fragments)
 
 
 def _read_stream(walk: _Walk, file: BinaryIO, fragments: Fragments) -> Iterator[Segments]:

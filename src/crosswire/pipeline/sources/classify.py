@@ -13,7 +13,7 @@ from crosswire.pipeline.sources.reassembly import Run
 from crosswire.wire import PROTOCOL_NAMES, protocol
 from crosswire.wire.sniff import sniff
 
-__all__ = ["Classified", "Classifier", "PortMap", "Spoken", "classify", "looks_like_tls"]
+__all__ = ["Classified", "Classifier", "PortMap", "Spoken", "classify", "decide", "looks_like_tls"]
 
 _SNIFF_BYTES: Final = 256
 _SNIFF_RUNS: Final = 64
@@ -74,6 +74,20 @@ def classify(
     for run in runs:
         yield from classifier.add(run)
     yield from classifier.finish()
+
+
+def decide(
+    runs: Iterable[Run], forward_port: int, backward_port: int, ports: PortMap, *, complete: bool
+) -> tuple[bool, Spoken] | None:
+    """Whether the forward end opened the connection of these runs, and what is spoken on it; None
+    if they are not `complete` and not enough to tell."""
+    held: list[Run] = []
+    for run in runs:
+        held.append(run)
+        known = _decide(held, forward_port, backward_port, ports, final=False)
+        if known is not None:
+            return known
+    return _decide(held, forward_port, backward_port, ports, final=True) if complete else None
 
 
 class Classifier:

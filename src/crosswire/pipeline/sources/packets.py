@@ -27,6 +27,7 @@ __all__ = [
     "RAW",
     "SEGMENT",
     "SKIP",
+    "copy_slices",
     "find_segments",
     "gather",
     "walk_classic",
@@ -361,3 +362,17 @@ def gather(
         target[at : at + sizes[index]] = data[starts[index] : starts[index] + sizes[index]]
         at += sizes[index]
     offsets[len(chosen)] = at
+
+
+@compiled
+def copy_slices(
+    data: Bytes,
+    chosen: npt.NDArray[np.int64],
+    starts: npt.NDArray[np.int64],
+    offsets: npt.NDArray[np.int32],
+    target: Bytes,
+) -> None:
+    """Copy the slices of the chosen rows to where `offsets` has a place for each."""
+    for row in chosen:
+        size = offsets[row + 1] - offsets[row]
+        target[offsets[row] : offsets[row + 1]] = data[starts[row] : starts[row] + size]

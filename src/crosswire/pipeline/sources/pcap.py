@@ -2,43 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address
-from itertools import chain, groupby
-from operator import itemgetter
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
 from pyspark.sql.types import StructType
 
-from crosswire.errors import DecoderStateError, InvalidInput
-from crosswire.lake.schemas import BACKWARD, FORWARD, WIRE
-from crosswire.pipeline.batches import Batches
-from crosswire.pipeline.sources.capture import Segments, Split, read, splits
-from crosswire.pipeline.sources.classify import Classified, Classifier, PortMap
+from crosswire.errors import InvalidInput
+from crosswire.pipeline import register
+from crosswire.pipeline.sources.assemble import Assembler
+from crosswire.pipeline.sources.capture import Segments, Split, read, splits, whole
+from crosswire.pipeline.sources.classify import PortMap
+from crosswire.pipeline.sources.index import (
+    Mapped,
+    Ordered,
+    Survey,
+    collect,
+    keep_small,
+    shares,
+    survey,
+)
 from crosswire.pipeline.sources.packets import gather
-from crosswire.pipeline.sources.reassembly import REORDER_BYTES, Flow, Segment
+from crosswire.pipeline.sources.reassembly import Segment
+from crosswire.pipeline.sources.rows import end_of
 from crosswire.pipeline.tables.wire import COLUMNS as WIRE_COLUMNS
 
 __all__ = [
-    "NODE",
-    "FlowRows",
+    "SPLIT_BYTES",
+    "Captures",
+    "Change",
     "PcapDataSource",
-    "from_captures",
     "reassemble",
     "segment_rows",
     "segments_of",
+    "wire_of_segments",
+    "wire_of_share",
 ]
 
-NODE: Final = "pcap"
-"""What stands for the hub's node where there is none."""
-
 SPLIT_BYTES: Final = 64 * 1024 * 1024
+
+Change = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+_FLOW_BYTES: Final = 36
+
+# Up to here every task walks over all files; beyond, their segments are shuffled.
+_MOST_CORES: Final = 16
+_MOST_FILES: Final = 4096
+_MOST_BYTES: Final = 16 << 30
+_PACKETS_OF_A_SHARE: Final = 8_000_000
+"""What a task keeps of a packet takes about 50 bytes."""
+_FEW_PACKETS: Final = 4096
 
 _COLUMNS: Final = {
     "flow": "binary",
@@ -80,6 +105,9 @@ class PcapDataSource(DataSource):
     Options: `path` (or `paths`, a line each), `splitBytes`, `columns` (comma separated; Spark does
     not tell a source which ones it needs), `since` (µs; earlier packets are left out); `splits`
     instead of paths, as JSON, for who has looked for them already.
+
+    `spark.readStream` reads folders: new captures, and what is added to old ones. Of much that
+    waits a batch takes `maxBytesPerTrigger`, at least a file.
     """
 
     @classmethod
@@ -98,13 +126,29 @@ class PcapDataSource(DataSource):
         return ", ".join(f"{column} {_COLUMNS[column]}" for column in self._columns())
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
+        return self._reader()
+
+    def _paths(self) -> list[str]:
         paths = self.options.get("paths") or self.options.get("path") or ""
+        return [path for path in paths.split("\n") if path]
+
+    def _reader(self) -> PcapReader:
         return PcapReader(
-            [path for path in paths.split("\n") if path],
+            self._paths(),
             msgspec.json.decode(self.options.get("splits", "[]"), type=list[Split]),
             self._columns(),
             int(self.options.get("splitBytes", SPLIT_BYTES)),
             int(self.options.get("since", 0)),
+        )
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
+        from crosswire.pipeline.sources.growing import PcapStreamReader
+
+        return PcapStreamReader(
+            self._paths(),
+            self._reader(),
+            int(self.options.get("splitBytes", SPLIT_BYTES)),
+            int(self.options.get("maxBytesPerTrigger", 0)),
         )
 
 
@@ -195,13 +239,7 @@ def _ends(segments: Segments, chosen: Any, which: int) -> Iterator[tuple[str, in
     for index in chosen.tolist():
         flow = segments.flows[index].tobytes()
         lower = bool(segments.forwards[index]) is (which == 0)
-        yield _end(flow[:18] if lower else flow[18:])
-
-
-def _end(end: bytes) -> tuple[str, int]:
-    address = ip_address(end[:16])
-    assert isinstance(address, IPv6Address)
-    return str(address.ipv4_mapped or address), int.from_bytes(end[16:])
+        yield end_of(flow[:18] if lower else flow[18:])
 
 
 # ---------------------------------------------------------------------------------------- runs
@@ -216,169 +254,162 @@ def segments_of(spark: SparkSession, parts: list[Split], *, since_us: int = 0) -
 
 
 def _source(spark: SparkSession, since_us: int) -> DataFrameReader:
-    spark.dataSource.register(PcapDataSource)
+    register(spark)
     columns = ",".join(_FOR_REASSEMBLY)
     return spark.read.format("pcap").option("columns", columns).option("since", since_us)
 
 
-def from_captures(
-    spark: SparkSession,
-    paths: Iterable[str],
-    *,
-    ports: Mapping[int, str] | None = None,
-    since_us: int = 0,
-    split_bytes: int = SPLIT_BYTES,
-) -> DataFrame:
-    """bronze.wire of capture files: connections together and in order within a partition."""
-    source = _source(spark, since_us).option("splitBytes", split_bytes)
-    segments = source.option("paths", "\n".join(paths)).load()
-    return reassemble(segments, PortMap(dict(ports or {})))
+class Captures:
+    """Capture files, to be read as bronze.wire, or as what a function makes of it on the way.
+
+    Plain files are looked at once, here; what is added to them later is not read. Every task takes
+    its share of the flows out of the files themselves. Where one of them is compressed, or they are
+    too large or too many for that, or tasks are, segments are shuffled: `shuffle` says so at once.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        paths: Iterable[str],
+        *,
+        ports: Mapping[int, str] | None = None,
+        since_us: int = 0,
+        shuffle: bool = False,
+        split_bytes: int = SPLIT_BYTES,
+    ) -> None:
+        self._spark = spark
+        self._paths = list(paths)
+        self._ports = PortMap(dict(ports or {}))
+        self._since_us = since_us
+        self._split_bytes = split_bytes
+        self._survey: Survey | None = None
+        self._shares = 0
+        if not shuffle:
+            self._survey, self._shares = _plan(self._paths, spark.sparkContext.defaultParallelism)
+
+    @property
+    def is_shuffled(self) -> bool:
+        """To read them twice costs more than to read again what was made of them."""
+        return self._survey is None
+
+    def wire(self) -> DataFrame:
+        """bronze.wire: connections together and in order within a partition."""
+        return self.through(iter, WIRE_COLUMNS)
+
+    def through(self, change: Change, columns: StructType) -> DataFrame:
+        """What `change` makes of batches of bronze.wire, where these are made: they don't cross
+        into Java before."""
+        if self._survey is None:
+            source = _source(self._spark, self._since_us).option("splitBytes", self._split_bytes)
+            segments = source.option("paths", "\n".join(self._paths)).load()
+            return reassemble(segments, self._ports, change, columns)
+        files, ports, since_ns = self._survey.files, self._ports, self._since_us * 1000
+        owners = shares(self._survey, self._shares)
+
+        def read_share(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for share in batch.column(0).to_pylist():
+                    yield from change(wire_of_share(files, owners, share, ports, since_ns))
+
+        numbers = self._spark.range(0, self._shares, 1, self._shares)
+        return numbers.mapInArrow(read_share, columns)
+
+
+def _plan(paths: list[str], cores: int) -> tuple[Survey | None, int]:
+    """What is in the files and into how many shares to divide it, if that is the way to go."""
+    if cores > _MOST_CORES or len(paths) > _MOST_FILES:
+        return None, 0
+    files = [whole(path) for path in paths]
+    plain = [file for file in files if file is not None]
+    if len(plain) < len(files) or sum(file.size_bytes for file in plain) > _MOST_BYTES:
+        return None, 0
+    surveyed = survey(plain)
+    packets = int(surveyed.packets.sum())
+    if surveyed.packets.max() > _PACKETS_OF_A_SHARE // 2:
+        return None, 0
+    count = max(min(cores, 1 + packets // _FEW_PACKETS), -(-2 * packets // _PACKETS_OF_A_SHARE))
+    return surveyed, count
+
+
+def wire_of_share(
+    files: list[Split],
+    owners: npt.NDArray[np.int32],
+    share: int,
+    ports: PortMap,
+    since_ns: int,
+) -> Iterator[pa.RecordBatch]:
+    """bronze.wire of a share of the flows in these files. Raises InvalidInput."""
+    opened = [Mapped(file) for file in files]
+    assembler = Assembler(ports)
+    segments = collect(opened, owners, share, since_ns)
+    for batch in chain(assembler.feed(segments), assembler.finish()):
+        yield batch
+        keep_small(opened)
 
 
 def reassemble(
-    segments: DataFrame, ports: PortMap, *, reorder_bytes: int = REORDER_BYTES
+    segments: DataFrame,
+    ports: PortMap,
+    change: Change = iter,
+    columns: StructType = WIRE_COLUMNS,
 ) -> DataFrame:
-    """Segments of any number of flows → bronze.wire."""
+    """Segments of any number of flows → what `change` makes of batches of bronze.wire."""
     arranged = segments.repartition("flow").sortWithinPartitions(
         "flow", "time_ns", "file", "record"
     )
 
     def assemble(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        collected = Batches(WIRE)
-        flows = groupby(chain.from_iterable(map(segment_rows, batches)), key=itemgetter(0))
-        for flow, rows in flows:
-            for row in _wire_rows(flow, rows, ports, reorder_bytes):
-                collected.add(row, row[6])
-                if collected.full:
-                    yield collected.take()
-        yield collected.take()
+        yield from change(wire_of_segments(batches, ports))
 
-    return arranged.mapInArrow(assemble, WIRE_COLUMNS)
+    return arranged.mapInArrow(assemble, columns)
+
+
+def wire_of_segments(batches: Iterable[pa.RecordBatch], ports: PortMap) -> Iterator[pa.RecordBatch]:
+    """bronze.wire of segments, sorted by flow and time."""
+    assembler = Assembler(ports)
+    for batch in batches:
+        yield from assembler.feed(_ordered(batch))
+    yield from assembler.finish()
+
+
+def _ordered(batch: pa.RecordBatch) -> Ordered:
+    """As they are."""
+    count = batch.num_rows
+    offsets, payload = _binary(batch.column("payload"))
+    flow_offsets, flow_bytes = _binary(batch.column("flow"))
+    flows = flow_bytes[flow_offsets[0] : flow_offsets[-1]].reshape(count, _FLOW_BYTES)
+    first = np.ones(count, np.bool_)
+    first[1:] = (flows[1:] != flows[:-1]).any(axis=1)
+
+    def column(name: str, kind: Any) -> Any:
+        return batch.column(name).to_numpy(zero_copy_only=False).astype(kind, copy=False)
+
+    return Ordered(
+        order=np.arange(count, dtype=np.int32),
+        keys=flows[first],
+        data=(payload,),
+        flows=np.cumsum(first, dtype=np.int32) - np.int32(1),
+        forwards=column("forward", np.bool_),
+        times=column("time_ns", np.int64),
+        numbers=column("number", np.uint32),
+        acknowledgements=column("acknowledgement", np.uint32),
+        flags=column("flags", np.uint8),
+        lengths=column("length", np.int32),
+        sizes=np.diff(offsets).astype(np.int32),
+        sources=np.zeros(count, np.int32),
+        starts=offsets[:-1].astype(np.int64),
+    )
+
+
+def _binary(column: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:
+    """Offsets and bytes of a column without nulls."""
+    kind = np.int64 if pa.types.is_large_binary(column.type) else np.int32
+    _, offsets, data = column.buffers()
+    own = np.frombuffer(offsets, kind)[column.offset : column.offset + len(column) + 1]
+    return own, np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
 
 
 def segment_rows(batch: pa.RecordBatch) -> Iterator[tuple[bytes, Segment]]:
     names = ("forward", "time_ns", "number", "acknowledgement", "flags", "length", "payload")
     columns = [batch.column(name).to_pylist() for name in names]
     return zip(batch.column("flow").to_pylist(), map(Segment._make, zip(*columns)), strict=True)  # noqa: B905
-
-
-def _wire_rows(
-    flow: bytes, rows: Iterable[tuple[bytes, Segment]], ports: PortMap, reorder_bytes: int
-) -> Iterator[tuple[Any, ...]]:
-    wire = FlowRows(flow, ports, reorder_bytes=reorder_bytes)
-    for _, segment in rows:
-        yield from wire.add(segment)
-    yield from wire.finish()
-
-
-class _FlowState(msgspec.Struct, array_like=True, frozen=True):
-    """Layout of `FlowRows.dump()`."""
-
-    version: int
-    flow: Any
-    classifier: Any
-    number: int
-    seq: int
-    name: str
-
-
-_STATE: Final = msgspec.msgpack.Decoder(_FlowState)
-_STATE_VERSION: Final = 1
-
-
-class FlowRows:
-    """Turns the segments of one flow, given in order, into rows of bronze.wire."""
-
-    def __init__(self, flow: bytes, ports: PortMap, *, reorder_bytes: int = REORDER_BYTES) -> None:
-        self._forward, self._backward = _end(flow[:18]), _end(flow[18:])
-        self._flow = Flow(reorder_bytes=reorder_bytes)
-        self._classifier = Classifier(self._forward[1], self._backward[1], ports)
-        self._number, self._seq = -1, 0
-        self._name = ""
-
-    def add(self, segment: Segment) -> Iterator[tuple[Any, ...]]:
-        """To be used up before the next one is added."""
-        for run in self._flow.add(segment):
-            for item in self._classifier.add(run):
-                yield self._row(item)
-
-    def finish(self) -> Iterator[tuple[Any, ...]]:
-        """The flow has no more segments."""
-        for run in self._flow.finish():
-            for item in self._classifier.add(run):
-                yield self._row(item)
-        for item in self._classifier.finish():
-            yield self._row(item)
-
-    def is_settled(self, now_ns: int) -> bool:
-        """Nothing more can come of what was seen of it."""
-        return self._flow.is_settled(now_ns)
-
-    def _row(self, item: Classified) -> tuple[Any, ...]:
-        run = item.run
-        ends = (self._forward, self._backward)
-        connector, acceptor = ends if item.opener_is_forward else ends[::-1]
-        if run.connection != self._number:
-            self._number, self._seq = run.connection, 0
-            self._name = _name(connector, acceptor, run.time_ns)
-        row = _wire_row(item, self._name, self._seq, connector, acceptor)
-        self._seq += 1
-        return row
-
-    def dump(self) -> bytes:
-        """The whole state between two segments, to be given to `load`: small, versioned."""
-        return msgspec.msgpack.encode(
-            _FlowState(
-                _STATE_VERSION,
-                self._flow.save(),
-                self._classifier.save(),
-                self._number,
-                self._seq,
-                self._name,
-            )
-        )
-
-    def load(self, state: bytes) -> None:
-        """Go on where `dump` was called. Raises DecoderStateError."""
-        try:
-            saved = _STATE.decode(state)
-            if saved.version != _STATE_VERSION:
-                raise ValueError(f"it has version {saved.version}, this is {_STATE_VERSION}")
-            self._flow.restore(saved.flow)
-            self._classifier.restore(saved.classifier)
-        except (msgspec.MsgspecError, TypeError, ValueError) as error:
-            raise DecoderStateError(f"state of a flow is damaged: {error}") from None
-        self._number, self._seq, self._name = saved.number, saved.seq, saved.name
-
-
-def _wire_row(
-    item: Classified,
-    name: str,
-    seq: int,
-    connector: tuple[str, int],
-    acceptor: tuple[str, int],
-) -> tuple[Any, ...]:
-    run = item.run
-    return (
-        NODE,
-        seq,
-        name,
-        FORWARD if item.forward else BACKWARD,
-        run.kind,
-        run.offset,
-        run.length,
-        run.time_ns // 1000,
-        run.data,
-        run.late,
-        item.spoken.protocol,
-        item.spoken.listener,
-        *connector,
-        *acceptor,
-    )
-
-
-def _name(connector: tuple[str, int], acceptor: tuple[str, int], time_ns: int) -> str:
-    """Unique, since two connections between the same ends can't begin at once."""
-    (here, here_port), (there, there_port) = connector, acceptor
-    seconds, rest = divmod(time_ns // 1000, 1_000_000)
-    return f"{here}:{here_port}-{there}:{there_port}@{seconds}.{rest:06}"

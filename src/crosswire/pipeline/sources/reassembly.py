@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from crosswire.lake.schemas import DATA, FIN, GAP, OPEN, RESET
@@ -179,6 +178,11 @@ class Flow:
             return False
         return now_ns - max(half.time for half in self._halves.values()) > LINGER_NS
 
+    @property
+    def is_waiting(self) -> bool:
+        """There is a hole in what came."""
+        return any(half.waiting for half in self._halves.values())
+
     def save(self) -> Any:
         """The whole state, as msgpack can hold it, to be given to `restore`."""
         halves = [self._halves[True].save(), self._halves[False].save()]
@@ -261,7 +265,8 @@ class Flow:
         end = at + len(payload)
         pieces = []
         first = max(0, bisect_left(half.waiting, (at,)) - 1)
-        for start, _, data in islice(half.waiting, first, None):
+        for place in range(first, len(half.waiting)):
+            start, _, data = half.waiting[place]
             if start >= end:
                 break
             stop = start + len(data)

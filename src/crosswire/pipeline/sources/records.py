@@ -29,6 +29,8 @@ def from_records(
         rows = part if rows is None else rows.unionByName(part)
     assert rows is not None
     if since_us:
-        rows = rows.where(F.col("date") >= F.lit(date_of(since_us)).cast("date"))
+        # A file that was named by itself has no date.
+        day = F.coalesce("date", F.lit(date_of(since_us)).cast("date"))
+        rows = rows.where(day >= F.lit(date_of(since_us)).cast("date"))
         rows = rows.where(F.col("time") >= since_us)
     return rows.select(*columns.names)

@@ -1,28 +1,175 @@
-"""The hub's own tap: the lake's `wire/` files as bronze.wire."""
+"""The hub's own tap: the lake's `wire/` files as bronze.wire, through Spark or without it.
+
+Without it, every one of a few tasks reads all files, in order, and keeps the connections that are
+its own: no row has to be sent to another task, nor into Python and back.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+from zlib import crc32
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from crosswire.lake.files import date_of
+from crosswire.errors import InvalidInput
+from crosswire.lake.files import LakeFile, date_of, parse_name
+from crosswire.lake.schemas import WIRE
 from crosswire.pipeline.tables.wire import COLUMNS
 
-__all__ = ["from_tap"]
+__all__ = ["BATCH_BYTES", "from_tap", "read_tap", "tap_files"]
+
+BATCH_BYTES: Final = 8 * 1024 * 1024
+_BATCH_ROWS: Final = 65_536
+_DATED: Final = "date="
+_ANY_DATE: Final = "9999"
+_REPEATED: Final = [
+    "node",
+    "connection",
+    "direction",
+    "kind",
+    "protocol",
+    "listener",
+    "connector_address",
+    "acceptor_address",
+]
+_SHARED_EVENLY: Final = 4096
 
 
 def from_tap(spark: SparkSession, folders: Iterable[str], *, since_us: int = 0) -> DataFrame:
-    """bronze.wire of `wire/` folders of one lake or several."""
+    """bronze.wire of `wire/` folders of one lake or several, or of files of such."""
     wire: DataFrame | None = None
     for folder in folders:
         schema = type(COLUMNS)([*COLUMNS.fields]).add("date", "date")
         rows = spark.read.schema(schema).parquet(folder)
         if since_us:
-            rows = rows.where(F.col("date") >= F.lit(date_of(since_us)).cast("date"))
+            # A file that was named by itself has no date.
+            day = F.coalesce("date", F.lit(date_of(since_us)).cast("date"))
+            rows = rows.where(day >= F.lit(date_of(since_us)).cast("date"))
             rows = rows.where(F.col("time") >= since_us)
         rows = rows.select(*COLUMNS.names)
         wire = rows if wire is None else wire.unionByName(rows)
     assert wire is not None
     return wire
+
+
+def tap_files(folders: Iterable[str], *, since_us: int = 0) -> list[LakeFile] | None:
+    """The files of `wire/` folders, or files of such, in the order of their rows, node by node.
+
+    None where that can't be told: a folder is not of this machine's file system, or has files that
+    no hub has named. Raises InvalidInput if rows are there twice.
+    """
+    files = []
+    for folder in folders:
+        if "://" in folder:
+            return None
+        alone = Path(folder).is_file()
+        for path in [Path(folder)] if alone else Path(folder).glob(f"{_DATED}*/[!._]*"):
+            date = _ANY_DATE if alone else path.parent.name.removeprefix(_DATED)
+            file = parse_name("wire", date, path)
+            if file is None:
+                return None
+            files.append(file)
+    files.sort(key=lambda file: (file.node, file.first))
+    for before, after in pairwise(files):
+        if before.node == after.node and before.last >= after.first:
+            raise InvalidInput(f"{before.path} and {after.path} hold the same rows")
+    return [file for file in files if not since_us or file.date >= date_of(since_us)]
+
+
+def read_tap(
+    paths: Iterable[str],
+    *,
+    since_us: int = 0,
+    part: int = 0,
+    parts: int = 1,
+    batch_bytes: int = BATCH_BYTES,
+) -> Iterator[pa.RecordBatch]:
+    """Rows of files, in the order of the files, of the connections of one `part` of several.
+
+    All parts must be told of the same files. Raises InvalidInput for a file that can't be read.
+    """
+    shares = _Shares(parts)
+    waiting: list[pa.RecordBatch] = []
+    size = rows = 0
+    for path in paths:
+        for batch in _batches_of(path, batch_bytes):
+            mine = shares.are_of(part, batch)
+            if since_us:
+                mine &= batch.column("time").to_numpy() >= since_us
+            if not mine.any():
+                continue
+            waiting.append(batch if mine.all() else batch.filter(pa.array(mine)))
+            size += waiting[-1].column("data").nbytes
+            rows += len(waiting[-1])
+            if size >= batch_bytes or rows >= _BATCH_ROWS:
+                yield _joined(waiting)
+                waiting, size, rows = [], 0, 0
+    if waiting:
+        yield _joined(waiting)
+
+
+def _batches_of(path: str, batch_bytes: int) -> Iterator[pa.RecordBatch]:
+    try:
+        with pq.ParquetFile(
+            path, read_dictionary=_REPEATED, page_checksum_verification=True
+        ) as file:
+            told = file.metadata
+            held = sum(
+                told.row_group(index).total_byte_size for index in range(told.num_row_groups)
+            )
+            rows = max(min(_BATCH_ROWS, told.num_rows * batch_bytes // max(held, 1)), 64)
+            yield from file.iter_batches(rows, columns=WIRE.names, use_threads=False)
+    except (OSError, pa.ArrowException) as error:
+        raise InvalidInput(f"can't read {path}: {error}") from error
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    whole = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks()
+    (batch,) = whole.to_batches()
+    return batch
+
+
+class _Shares:
+    """Who reads which connection: the same for all who have seen the same rows.
+
+    The first connections go, as they come, to whom has got the least; of very many it does not
+    matter which is whose.
+    """
+
+    def __init__(self, parts: int) -> None:
+        self._parts = parts
+        self._given: dict[str, int] = {}
+        self._got = [0] * parts
+
+    def are_of(self, part: int, batch: pa.RecordBatch) -> NDArray[np.bool_]:
+        if self._parts == 1:
+            return np.ones(len(batch), np.bool_)
+        column = batch.column("connection")
+        codes = column.indices.to_numpy()
+        names = column.dictionary.to_pylist()
+        sizes = np.bincount(codes, batch.column("length").to_numpy(), len(names)).tolist()
+        owned = np.zeros(len(names), np.bool_)
+        used = np.unique(codes) if len(names) > 1 else np.zeros(1, np.int64)
+        for code in used.tolist():
+            owned[code] = self._part_of(names[code], sizes[code]) == part
+        mine: NDArray[np.bool_] = owned[codes]
+        return mine
+
+    def _part_of(self, connection: str, size: int) -> int:
+        part = self._given.get(connection)
+        if part is None:
+            if len(self._given) >= _SHARED_EVENLY:
+                return crc32(connection.encode()) % self._parts
+            part = self._given[connection] = self._got.index(min(self._got))
+        self._got[part] += size
+        return part

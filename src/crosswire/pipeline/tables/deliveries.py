@@ -1,7 +1,8 @@
 """gold.deliveries: a message and a hop: accepted, delivered, settled; how often; what went wrong.
 
 A `hop` is one way out of the hub: a queue, a service, or one receiver of a topic (its connection:
-the ledger does not name subscriptions). Each message has a row for each of its hops, or one with
+the ledger does not name subscriptions; of a Relink link that went on over another connection, the
+one that the message was given to). Each message has a row for each of its hops, or one with
 hop null where nothing has happened to it yet. `connection` is who was given it last.
 
 Answers have none of their own: they are how their request's hop ended.
@@ -14,7 +15,8 @@ was sent again), `returned` and `refused` (by a topic's receiver that another on
 
 late     from being accepted to being settled or answered (where nobody settles: to the delivery) it
          took longer than the threshold; or it is open, and was accepted longer ago than that when
-         the ledger's newest row of its node was written. What ended in another way is not late.
+         the ledger's newest row of its node was written. What ended in another way is not late,
+         nor is a dead letter that waits for somebody to look at it.
 lost     nobody will ever have it, and nobody wanted that: it was damaged, dropped because its queue
          was full, or taken by retention before its receiver came; or a receiver that settles
          nothing was given it, and its connection, tapped in full, never carried it. Dead letters
@@ -55,15 +57,17 @@ from crosswire.pipeline.tables.steps import (
     with_messages,
 )
 
-__all__ = ["LATE_US", "deliveries"]
+__all__ = ["LATE_US", "deliveries", "hops"]
 
 LATE_US: Final = 5_000_000
 
 _HOP: Final = ("node", "id", "hop")
+_RECEIVER: Final = ("node", "id", "connection")
 _PURGED: Final = "purged"
 _RETENTION: Final = "retention"
 _ENDS: Final = (SETTLED, ANSWERED, DEAD, EXPIRED, DROPPED, DAMAGED, FAILED, REPLAYED)
 _OPEN: Final = ("waiting", "held")
+_DEAD_LETTERS: Final = "^queue/.+/dead$"
 
 
 def deliveries(
@@ -74,51 +78,84 @@ def deliveries(
     late_us: int = LATE_US,
 ) -> DataFrame:
     """From the lake's `ledger` and `messages`, and gold.reconciliation where there is a wire."""
-    steps = _placed(with_messages(ledger, envelopes).where(~F.col("is_answer")))
-    hops = _hops(steps).withColumn("outcome", _outcome())
-    hops = _with_wire(hops, reconciled)
     newest = ledger.groupBy("node").agg(F.max("time").alias("newest"))
-    return (
-        hops.join(F.broadcast(newest), "node")
-        .withColumn("is_open", F.col("outcome").isin(*_OPEN))
-        .select(
-            "node",
-            "id",
-            "origin",
-            "kind",
-            "destination",
-            F.col("producer.protocol").alias("producer_protocol"),
-            F.col("producer.connection").alias("producer"),
-            "hop",
-            "protocol",
-            F.col("holder").alias("connection"),
-            "sent",
-            F.col("producer.time").alias("accepted"),
-            "delivered",
-            F.when(F.col("outcome").isin(SETTLED, ANSWERED), F.col("ended")).alias("settled"),
-            "ended",
-            "attempts",
-            "refusals",
-            "returns",
-            "outcome",
-            "detail",
-            _taken().alias("latency_us"),
-            _is_late(late_us).alias("late"),
-            _is_lost().alias("lost"),
-            _is_doubled().alias("doubled"),
-            "on_wire",
-            "same_payload",
-            "intact",
-            "is_open",
-        )
+    steps = with_messages(ledger, envelopes)
+    return hops(steps.join(F.broadcast(newest), "node"), reconciled, late_us=late_us)
+
+
+def hops(steps: DataFrame, reconciled: DataFrame | None, *, late_us: int) -> DataFrame:
+    """From all steps of messages `with_messages`, and `newest`: the time of the newest row of their
+    node."""
+    steps = steps.where(~F.col("is_answer"))
+    resumed = _resumed(steps)
+    found = _hops(_placed(steps, resumed)).withColumn("outcome", _outcome())
+    found = _with_wire(found, reconciled, resumed)
+    return found.withColumn("is_open", F.col("outcome").isin(*_OPEN)).select(
+        "node",
+        "id",
+        "origin",
+        "kind",
+        "destination",
+        F.col("producer.protocol").alias("producer_protocol"),
+        F.col("producer.connection").alias("producer"),
+        "hop",
+        "protocol",
+        F.col("holder").alias("connection"),
+        "sent",
+        F.col("producer.time").alias("accepted"),
+        "delivered",
+        F.when(F.col("outcome").isin(SETTLED, ANSWERED), F.col("ended")).alias("settled"),
+        "ended",
+        "attempts",
+        "refusals",
+        "returns",
+        "outcome",
+        "detail",
+        _taken().alias("latency_us"),
+        _is_late(late_us).alias("late"),
+        _is_lost().alias("lost"),
+        _is_doubled().alias("doubled"),
+        "on_wire",
+        "same_payload",
+        "intact",
+        "is_open",
     )
 
 
-def _placed(steps: DataFrame) -> DataFrame:
+def _resumed(steps: DataFrame) -> DataFrame:
+    """Connections on which a Relink link settled what it had been given on another one, `giver`.
+
+    Who was given a message and says no more of it goes with who was not given it and does: the n-th
+    with the n-th. Which of several links it was can't be told, but how they fared is the same.
+    """
+    given = F.col("step") == DELIVERED
+    receivers = (
+        steps.where((F.col("protocol") == "relink") & F.col("destination").startswith("topic/"))
+        .where((F.col("step") != ACCEPTED) & (F.col("connection") != ""))
+        .groupBy(*_RECEIVER)
+        .agg(
+            F.max(given).alias("is_given"),
+            F.max(~given).alias("is_told_of"),
+            F.min("seq").alias("first"),
+        )
+        .where(F.col("is_given") != F.col("is_told_of"))
+    )
+    nth = F.row_number().over(Window.partitionBy("node", "id", "is_given").orderBy("first"))
+    receivers = receivers.withColumn("nth", nth)
+    givers = receivers.where("is_given").select(
+        "node", "id", "nth", F.col("connection").alias("giver")
+    )
+    heirs = receivers.where("NOT is_given").select(*_RECEIVER, "nth")
+    return heirs.join(givers, ["node", "id", "nth"]).drop("nth")
+
+
+def _placed(steps: DataFrame, resumed: DataFrame) -> DataFrame:
     """Each step with the hop it belongs to: null for `accepted`, which belongs to all."""
+    steps = steps.join(resumed, list(_RECEIVER), "left")
     topic = F.col("destination").startswith("topic/")
     # Dead letters, retention and damage name nobody: it was the last who had the message.
-    before = F.last(F.nullif("connection", F.lit("")), ignorenulls=True).over(
+    receiver = F.coalesce("giver", F.nullif("connection", F.lit("")))
+    before = F.last(receiver, ignorenulls=True).over(
         Window.partitionBy("node", "id")
         .orderBy("seq")
         .rowsBetween(Window.unboundedPreceding, Window.currentRow)
@@ -159,6 +196,7 @@ def _hops(steps: DataFrame) -> DataFrame:
         F.first("kind").alias("kind"),
         F.max("intact").alias("intact"),
         F.max("origin").alias("origin"),
+        F.max("newest").alias("newest"),
         F.sum(F.when((step == ACCEPTED) & (F.col("detail") == COUNTED), F.col("count"))).alias(
             "counted"
         ),
@@ -190,7 +228,7 @@ def _outcome() -> Column:
     )
 
 
-def _with_wire(hops: DataFrame, reconciled: DataFrame | None) -> DataFrame:
+def _with_wire(hops: DataFrame, reconciled: DataFrame | None, resumed: DataFrame) -> DataFrame:
     """`sent`: when its bytes came in; `on_wire`: how many deliveries the wire shows, null if it was
     not looked at; `unseen`: how many it should have shown."""
     if reconciled is None:
@@ -210,10 +248,12 @@ def _with_wire(hops: DataFrame, reconciled: DataFrame | None) -> DataFrame:
         .agg(F.min("wire_time").alias("sent"))
     )
     verdict = F.col("verdict")
+    receiver = F.coalesce("giver", "connection")
     topic = F.col("destination").startswith("topic/")
     went = (
         reconciled.where((F.col("way") == OUT) & F.col("id").isNotNull())
-        .withColumn("hop", F.when(topic, F.col("connection")).otherwise(F.col("destination")))
+        .join(resumed, list(_RECEIVER), "left")
+        .withColumn("hop", F.when(topic, receiver).otherwise(F.col("destination")))
         .groupBy(*_HOP)
         .agg(
             F.count_if(verdict.isin(EQUAL, MISSING_IN_LEDGER)).alias("on_wire"),
@@ -242,7 +282,8 @@ def _taken() -> Column:
 
 
 def _is_late(late_us: int) -> Column:
-    waits = F.col("is_open") & (F.col("newest") - F.col("producer.time") > late_us)
+    is_awaited = F.col("is_open") & ~F.col("destination").rlike(_DEAD_LETTERS)
+    waits = is_awaited & (F.col("newest") - F.col("producer.time") > late_us)
     return F.coalesce(_taken() > late_us, F.lit(False)) | F.coalesce(waits, F.lit(False))
 
 

@@ -12,7 +12,9 @@ hub's side these are the ledger's steps `accepted`, `delivered`, and `answered` 
     withdrawn              recorded as delivered and as returned: the receiver left before it went
     uncertain              unmatched, where the connection was not recorded in full, where a Relink
                            link was resumed (what was sent may have been sent again), or newer than
-                           the newest row of the other side
+                           the newest row of the other side; or of the last second of a connection
+                           that has no end on the wire: a hub that is killed takes with it what its
+                           tap had not written yet
 
 How they are matched, on one connection (or Relink link) and way: by the hub's id where the protocol
 tells it (EMP's `$deliver`, Epoxy's `Deliver`); then the n-th with a payload of this checksum; then
@@ -20,7 +22,8 @@ the n-th to this destination, which also finds what was converted on the way, or
 equal messages any may be shown as the missing one, but how many are missing is exact. A message
 that was acknowledged is matched before one that was not. Left out: connections that are not
 tapped, replies of eMQP's workers to jobs (to the hub they are settlements), deliveries of topics
-that are not durable (the ledger counts them), dead letters and replays (they never were on a wire).
+that are not durable (the ledger counts them), dead letters, replays and what schedules sent (they
+never were on a wire).
 `intact` is false where the payload in the lake no longer has the checksum taken at the edge.
 """
 
@@ -54,7 +57,18 @@ __all__ = [
     "UNCERTAIN",
     "VERDICTS",
     "WITHDRAWN",
+    "acknowledged",
+    "answers",
+    "compare",
+    "counted_topics",
+    "is_passage",
+    "judge",
+    "lines",
+    "noted",
     "reconciliation",
+    "shown",
+    "sides",
+    "told",
 ]
 
 IN: Final = "in"
@@ -80,6 +94,8 @@ _WIRE: Final = "wire"
 _LEDGER: Final = "ledger"
 _LINE: Final = ("node", "line", "way")
 _CONNECTION: Final = ("node", "connection")
+_UNWRITTEN_US: Final = 1_000_000
+"""How much of what it saw a tap may not have written: it writes every 0.2 s, if it can."""
 
 
 def reconciliation(
@@ -90,11 +106,27 @@ def reconciliation(
     envelopes: DataFrame,
 ) -> DataFrame:
     """`messages`, `frames`, `directions` of the wire; `ledger` and `envelopes` of the lake."""
-    lines = _lines(frames, directions)
-    horizon = _horizon(directions, ledger)
-    shown = _shown(messages, frames, ledger).join(lines, list(_CONNECTION))
-    noted = _noted(ledger, envelopes).join(lines, list(_CONNECTION))
-    rows = shown.unionByName(noted, allowMissingColumns=True)
+    nodes = F.broadcast(ledger.select("node").distinct())
+    said = shown(messages.join(nodes, "node", "left_semi"))
+    rows = sides(
+        acknowledged(said, answers(frames)),
+        noted(with_messages(ledger, envelopes)),
+        lines(directions, _about(frames)),
+    )
+    horizon = F.broadcast(_horizon(directions, ledger))
+    compared = compare(rows).join(horizon, "node", "left")
+    return told(judge(compared, counted_topics(ledger)).where(~F.col("left_out")))
+
+
+def sides(said: DataFrame, noted: DataFrame, lines: DataFrame) -> DataFrame:
+    """The rows of both sides on the connections that were tapped."""
+    rows = said.join(lines, list(_CONNECTION)).withColumn("broken", _is_broken())
+    return rows.unionByName(noted.join(lines, list(_CONNECTION)), allowMissingColumns=True)
+
+
+def compare(rows: DataFrame, *more: Column, wire_columns: tuple[str, ...] = ()) -> DataFrame:
+    """Each row of one side with its partner, or alone, as `wire` and `ledger`; `more` are
+    aggregates of the two, and `wire_columns` stand in `wire` too."""
     # One shuffle for all that follows: its keys begin with these.
     rows = rows.repartition("node", "line").withColumn("stage", F.lit(None).cast("int"))
     rows = rows.withColumn("turn", F.lit(None).cast("bigint"))
@@ -106,29 +138,39 @@ def reconciliation(
         .when(F.col("stage") == 1, F.col("crc").cast("string"))
         .when(F.col("stage") == 2, F.col("name"))
     )
-    grouped = (
+    return (
         rows.withColumn("alone", alone)
         .withColumn("key", key)
         .groupBy(*_LINE, "stage", "key", "turn", "alone")
         .agg(
-            _one(_WIRE, _WIRE_COLUMNS),
+            _one(_WIRE, (*_WIRE_COLUMNS, *wire_columns)),
             _one(_LEDGER, _LEDGER_COLUMNS),
             F.min("whole").alias("whole"),
+            F.min("written_until").alias("written_until"),
+            *more,
         )
     )
-    counted = _counted_topics(ledger)
-    judged = (
-        grouped.join(F.broadcast(horizon), "node", "left")
-        .join(
+
+
+def judge(compared: DataFrame, counted: DataFrame) -> DataFrame:
+    """`verdict` on what was compared, up to the `horizon` of its node; `left_out`: it is of no
+    interest. `counted` are the topics whose deliveries the ledger only counts."""
+    return (
+        compared.join(
             F.broadcast(counted),
-            (grouped["node"] == counted["counted_node"])
+            (compared["node"] == counted["counted_node"])
             & (F.col("wire.destination") == counted["counted_destination"]),
             "left",
         )
         .withColumn("verdict", _verdict())
-        .where(~_is_left_out())
+        .withColumn("left_out", _is_left_out())
+        .drop("counted_node", "counted_destination")
     )
-    return judged.select(*_output())
+
+
+def told(judged: DataFrame, *more: str) -> DataFrame:
+    """The table, of what was judged; with `more` of its columns."""
+    return judged.select(*_output(), *more)
 
 
 # ------------------------------------------------------------------------------------------ sides
@@ -143,6 +185,7 @@ _WIRE_COLUMNS: Final = (
     "crc",
     "id",
     "acknowledged",
+    "broken",
     "sequence",
 )
 _LEDGER_COLUMNS: Final = (
@@ -165,102 +208,130 @@ def _one(side: str, columns: tuple[str, ...]) -> Column:
     return F.max(F.when(F.col("side") == side, F.struct(*columns))).alias(side)
 
 
-def _shown(messages: DataFrame, frames: DataFrame, ledger: DataFrame) -> DataFrame:
+def shown(messages: DataFrame) -> DataFrame:
     """What the wire carried, as far as it has to be in the ledger."""
     is_response = F.col("kind") == RESPONSE
     backward = F.col("direction") == BACKWARD
     own = (F.col("protocol") == "emp") & F.col("destination").startswith("service/$")
     failed = is_response & ~backward & (F.coalesce("status", F.lit("success")) != "success")
-    nodes = F.broadcast(ledger.select("node").distinct())
-    said = (
-        messages.where(~F.coalesce(own, F.lit(False)) & ~failed)
-        .join(nodes, "node", "left_semi")
-        .select(
-            "node",
-            "connection",
-            "protocol",
-            "destination",
-            "kind",
-            "time",
-            F.col("offset").alias("place"),
-            "crc",
-            "id",
-            "correlation",
-            "sequence",
-            F.when(~backward, IN).when(is_response, ANSWER).otherwise(OUT).alias("way"),
-        )
-    )
-    return (
-        _acknowledged(said, frames)
-        .withColumn("side", F.lit(_WIRE))
-        .withColumn("name", _name())
-        .drop("correlation")
+    return messages.where(~F.coalesce(own, F.lit(False)) & ~failed).select(
+        "node",
+        "connection",
+        "protocol",
+        "destination",
+        "kind",
+        "time",
+        F.col("offset").alias("place"),
+        "crc",
+        "id",
+        "correlation",
+        "sequence",
+        F.when(~backward, IN).when(is_response, ANSWER).otherwise(OUT).alias("way"),
+        F.lit(_WIRE).alias("side"),
+        _name().alias("name"),
     )
 
 
-def _acknowledged(said: DataFrame, frames: DataFrame) -> DataFrame:
-    """`acknowledged` of what came in: true, false (or never), null where the protocol is silent."""
-    answers = frames.where(
-        (F.col("direction") == BACKWARD) & F.col("kind").isin(ACKNOWLEDGEMENT, RESPONSE)
+def answers(frames: DataFrame) -> DataFrame:
+    """What the hub said to what came in."""
+    is_answer = F.col("kind").isin(ACKNOWLEDGEMENT, RESPONSE)
+    return frames.where((F.col("direction") == BACKWARD) & is_answer).select(
+        *_CONNECTION,
+        "protocol",
+        F.col("identifier").alias("correlation"),
+        "status",
+        "sequence",
+        "time",
     )
-    one_by_one = (
-        answers.where(F.col("protocol").isin("emp", "emqp", "epoxy"))
-        .groupBy(*_CONNECTION, F.col("identifier").alias("correlation"))
-        .agg(F.max(F.col("status") == "success").alias("said_yes"))
-    )
+
+
+def acknowledged(said: DataFrame, answers: DataFrame) -> DataFrame:
+    """`acknowledged` of what came in: true, false (or never), null where the protocol is silent;
+    `undecided`: an answer may still come. In `said_yes` stands what is known already, if it is
+    there, and what was found out."""
+    if "said_yes" not in said.columns:
+        said = said.withColumn("said_yes", F.lit(None).cast("boolean"))
+    one_by_one = _with_answers(said.where(_is_told()), answers.where(_is_told()))
     # Relink acknowledges all of a channel up to a sequence number.
     up_to = (
         answers.where(
             (F.col("protocol") == "relink") & F.col("status").isin("consumed", "committed")
         )
-        .groupBy(*_CONNECTION, F.col("identifier").alias("channel"))
+        .groupBy(*_CONNECTION, F.col("correlation").alias("channel"))
         .agg(F.max("sequence").alias("upto"))
     )
-    broken_off = (
-        frames.where((F.col("direction") == BACKWARD) & (F.col("kind") == ERROR))
-        .groupBy(*_CONNECTION)
-        .agg(F.max("time").alias("broken_off"))
+    covered = (F.col("way") == IN) & (F.col("kind") != RESPONSE)
+    covered &= F.col("sequence") <= F.col("upto")
+    others = (
+        said.where(~_is_told())
+        .withColumn("channel", F.split("correlation", ":")[0])
+        .join(up_to, [*_CONNECTION, "channel"], "left")
+        .withColumn("said_yes", F.coalesce("said_yes", F.when(covered, True)))
+        .drop("channel", "upto")
     )
-    channel = F.when(F.col("protocol") == "relink", F.split("correlation", ":")[0])
-    told = F.col("protocol").isin("emp", "epoxy") | (F.col("protocol") == "emqp")
-    silent = F.col("kind").isin("publish") & F.col("protocol").isin("emqp", "epoxy")
+    by_sequence = F.col("sequence").isNotNull() & (F.col("protocol") == "relink")
     answer = (
         F.when(F.col("way") != IN, None)
         .when(F.col("said_yes").isNotNull(), F.col("said_yes"))
-        .when((F.col("kind") == RESPONSE) | silent, None)
-        .when(told, False)
-        .when(F.col("sequence").isNotNull() & (F.col("protocol") == "relink"), _covered())
-        .when(F.col("broken_off") >= F.col("time"), False)
+        .when((F.col("kind") == RESPONSE) | _is_silent(), None)
+        .when(_is_told() | by_sequence, False)
     )
+    rows = one_by_one.unionByName(others).withColumn("acknowledged", answer)
+    undecided = F.col("acknowledged").isNotNull() & F.col("said_yes").isNull()
+    return rows.withColumn("undecided", undecided)
+
+
+def _with_answers(said: DataFrame, answers: DataFrame) -> DataFrame:
+    """The first answer that came after a message decides: identifiers may be used again."""
+    yes = answers.select(
+        *_CONNECTION, "correlation", "time", (F.col("status") == "success").alias("yes")
+    )
+    rows = said.withColumn("is_said", F.lit(True)).unionByName(yes, allowMissingColumns=True)
+    later = (
+        Window.partitionBy(*_CONNECTION, "correlation")
+        .orderBy("time", F.col("is_said").desc_nulls_last())
+        .rowsBetween(Window.currentRow, Window.unboundedFollowing)
+    )
+    found = F.first("yes", ignorenulls=True).over(later)
     return (
-        said.withColumn("channel", channel)
-        .join(one_by_one, [*_CONNECTION, "correlation"], "left")
-        .join(up_to, [*_CONNECTION, "channel"], "left")
-        .join(broken_off, list(_CONNECTION), "left")
-        .withColumn("acknowledged", answer)
-        .drop("channel", "said_yes", "upto", "broken_off")
+        rows.withColumn("said_yes", F.coalesce("said_yes", F.when(F.col("way") == IN, found)))
+        .where("is_said")
+        .drop("is_said", "yes")
     )
 
 
-def _covered() -> Column:
-    return F.coalesce(F.col("sequence") <= F.col("upto"), F.lit(False))
+def _is_told() -> Column:
+    """The protocol answers messages one by one."""
+    return F.coalesce(F.col("protocol").isin("emp", "emqp", "epoxy"), F.lit(False))
 
 
-def _noted(ledger: DataFrame, envelopes: DataFrame) -> DataFrame:
-    """What the ledger says was carried."""
-    steps = with_messages(ledger, envelopes)
+def _is_silent() -> Column:
+    return F.col("kind").isin("publish") & F.col("protocol").isin("emqp", "epoxy")
+
+
+def _is_broken() -> Column:
+    """Nobody says yes to it, and the hub ended its connection with an error."""
+    quiet = (F.col("way") == IN) & F.col("acknowledged").isNull() & (F.col("kind") != RESPONSE)
+    return F.coalesce(quiet & ~_is_silent() & (F.col("broken_off") >= F.col("time")), F.lit(False))
+
+
+def is_passage() -> Column:
+    """Of a step: it was on a wire, or should have been."""
+    step = F.col("step")
+    from_nowhere = (step == ACCEPTED) & (F.col("is_moved") | F.col("is_scheduled"))
+    return step.isin(ACCEPTED, DELIVERED, ANSWERED, FAILED) & ~from_nowhere
+
+
+def noted(steps: DataFrame) -> DataFrame:
+    """What the ledger says was carried, from its steps `with_messages`."""
     step = F.col("step")
     returned = F.max(F.when(step == RETURNED, True)).over(
         Window.partitionBy("node", "id", "connection", "attempt")
     )
     ended = step.isin(ANSWERED, FAILED)
-    noted = (
-        steps.withColumn("returned", F.coalesce(returned, F.lit(False)))
-        .where(step.isin(ACCEPTED, DELIVERED) | ended)
-        .where(~((step == ACCEPTED) & F.col("is_moved")))
-    )
+    carried = steps.withColumn("returned", F.coalesce(returned, F.lit(False))).where(is_passage())
     origin = F.col("accepted_by")
-    return noted.select(
+    return carried.select(
         "node",
         F.when(ended, origin["connection"]).otherwise(F.col("connection")).alias("connection"),
         F.when(ended, origin["protocol"]).otherwise(F.col("protocol")).alias("protocol"),
@@ -288,30 +359,37 @@ def _name() -> Column:
 # ------------------------------------------------------------------------------ around both sides
 
 
-def _lines(frames: DataFrame, directions: DataFrame) -> DataFrame:
-    """The tapped connections: the link that each belongs to, and whether all of it was recorded."""
-    links = (
-        frames.where(
-            (F.col("protocol") == "relink")
-            & (F.col("kind") == HANDSHAKE)
-            & (F.col("direction") == BACKWARD)
-            & F.col("identifier").isNotNull()
-        )
-        .groupBy(*_CONNECTION)
-        .agg(F.max("identifier").alias("link"))
-    )
+def lines(directions: DataFrame, about: DataFrame, *more: Column) -> DataFrame:
+    """The tapped connections: the link that each belongs to, whether all of it was recorded, up to
+    when that is certain, if it has no end; and when the hub last reported an error. `about` says
+    `link` and `broken_off`; `more` are aggregates of its directions."""
     recorded = directions.groupBy(*_CONNECTION).agg(
-        (
+        F.coalesce(
             ~F.max("late")
             & (F.sum("gaps") == 0)
             & (F.sum("unread") == 0)
-            & (F.max(F.when(F.col("direction") == FORWARD, 1)) == 1)
-        ).alias("whole")
+            & (F.max(F.when(F.col("direction") == FORWARD, 1)) == 1),
+            F.lit(False),
+        ).alias("whole"),
+        F.when(F.count("ended") == 0, F.max("last_time") - _UNWRITTEN_US).alias("written_until"),
+        *more,
     )
-    return recorded.join(links, list(_CONNECTION), "left").select(
-        *_CONNECTION,
-        F.coalesce("link", "connection").alias("line"),
-        F.coalesce("whole", F.lit(False)).alias("whole"),
+    return (
+        recorded.join(about, list(_CONNECTION), "left")
+        .withColumn("line", F.coalesce("link", "connection"))
+        .drop("link")
+    )
+
+
+def _about(frames: DataFrame) -> DataFrame:
+    says_link = (F.col("protocol") == "relink") & (F.col("kind") == HANDSHAKE)
+    return (
+        frames.where(F.col("direction") == BACKWARD)
+        .groupBy(*_CONNECTION)
+        .agg(
+            F.max(F.when(says_link, F.col("identifier"))).alias("link"),
+            F.max(F.when(F.col("kind") == ERROR, F.col("time"))).alias("broken_off"),
+        )
     )
 
 
@@ -324,7 +402,7 @@ def _horizon(directions: DataFrame, ledger: DataFrame) -> DataFrame:
     )
 
 
-def _counted_topics(ledger: DataFrame) -> DataFrame:
+def counted_topics(ledger: DataFrame) -> DataFrame:
     return (
         ledger.where((F.col("step") == ACCEPTED) & (F.col("detail") == COUNTED))
         .select(
@@ -342,7 +420,9 @@ def _match(rows: DataFrame, stage: int, key: str) -> DataFrame:
     earlier stage has paired."""
     is_free = F.col("stage").isNull() & F.col(key).isNotNull()
     rows = rows.withColumn("wanted", F.when(is_free, F.col(key).cast("string")))
-    in_order = (F.coalesce("acknowledged", F.lit(True)).desc(), "time", "place")
+    # The ledger's own order holds, whatever its clock did.
+    time = F.when(F.col("side") == _WIRE, F.col("time"))
+    in_order = (F.coalesce("acknowledged", F.lit(True)).desc(), time, "place")
     turn = F.row_number().over(Window.partitionBy(*_LINE, "wanted", "side").orderBy(*in_order))
     rows = rows.withColumn("next", turn)
     pair = Window.partitionBy(*_LINE, "wanted", "next")
@@ -359,10 +439,14 @@ def _verdict() -> Column:
     wire, ledger = F.col("wire"), F.col("ledger")
     time = F.coalesce(wire["time"], ledger["time"])
     resumed = (wire["protocol"] == "relink") & wire["sequence"].isNull()
-    newer = F.coalesce(time > F.col("horizon"), F.lit(False))
+    until = F.least("horizon", "written_until")
+    newer = F.coalesce(time > until, F.lit(False))
     return (
         F.when(wire.isNotNull() & ledger.isNotNull(), EQUAL)
-        .when(F.coalesce(wire["acknowledged"] == F.lit(False), F.lit(False)), NOT_ACCEPTED)
+        .when(
+            wire["broken"] | (F.coalesce(wire["acknowledged"], F.lit(True)) == F.lit(False)),
+            NOT_ACCEPTED,
+        )
         .when(F.coalesce(ledger["returned"], F.lit(False)), WITHDRAWN)
         .when(~F.col("whole") | F.coalesce(resumed, F.lit(False)) | newer, UNCERTAIN)
         .when(wire.isNull(), MISSING_ON_WIRE)
@@ -398,7 +482,9 @@ def _output() -> list[Column]:
         ledger["time"].alias("ledger_time"),
         wire["place"].alias("offset"),
         ledger["place"].alias("ledger_seq"),
-        wire["acknowledged"].alias("acknowledged"),
+        F.when(ledger.isNull() & wire["broken"], False)
+        .otherwise(wire["acknowledged"])
+        .alias("acknowledged"),
         (wire["crc"] == ledger["crc"]).alias("same_payload"),
         ledger["intact"].alias("intact"),
     ]

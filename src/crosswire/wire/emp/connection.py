@@ -50,7 +50,10 @@ from crosswire.wire.emp.frames import (
     scan,
     serialize,
     serialize_call,
+    serialize_request,
+    serialize_response,
     serialize_result,
+    serialize_success,
 )
 
 __all__ = ["TRANSITIONS", "EmpConnection", "EmpDecoder", "State"]
@@ -126,11 +129,12 @@ class EmpConnection(Connection):
         self.state = State.HANDSHAKE
         self._deadline: float = now + self.limits.handshake_s
         self._awaiting_pong = False
+        self._excused = False
         self._last_id = 0
         self._asked: deque[int] = deque()
         self._owed: deque[int] = deque()
         self._owed_ids: set[int] = set()
-        self._refused: dict[int, Result] = {}
+        self._refused: dict[int, bytes] = {}
         self._handlers: dict[type[Frame], Callable[..., None]] = {
             Hello: self._on_hello,
             Bye: self._on_bye,
@@ -154,21 +158,19 @@ class EmpConnection(Connection):
         self._require_open()
         self._last_id += 1
         self._asked.append(self._last_id)
-        self._send(Request(self._last_id, serialize_call(op, data)))
+        self._outgoing.append(serialize_request(self._last_id, serialize_call(op, data)))
         return self._last_id
 
     def send_success(self, identifier: int, data: bytes = b"{}") -> None:
         """Answer the oldest request that is owed an answer."""
-        self._answer(identifier, Result("success", data=msgspec.Raw(data)))
+        self._answer(identifier, serialize_success(data))
 
     def send_failure(
         self, identifier: int, code: str, description: str, data: bytes = b"{}"
     ) -> None:
         """Answer the oldest request that is owed an answer: it could not be done, and why."""
-        self._answer(
-            identifier,
-            Result("failure", code=code, description=description, data=msgspec.Raw(data)),
-        )
+        failure = Result("failure", code=code, description=description, data=msgspec.Raw(data))
+        self._answer(identifier, serialize_result(failure))
 
     def close(self) -> None:
         if not self.closed:
@@ -232,7 +234,7 @@ class EmpConnection(Connection):
             call = frame.call()
         except MalformedFrame as error:
             refusal = Result("failure", code="invalid_request", description=error.reason)
-            self._refused[identifier] = refusal
+            self._refused[identifier] = serialize_result(refusal)
             self._answer_refused()
             return
         self._events.append(RequestReceived(identifier, call.op, bytes(call.data)))
@@ -255,6 +257,11 @@ class EmpConnection(Connection):
     def _expire(self, now: float) -> None:
         if self.state is State.HANDSHAKE:
             raise PeerTimeout("no hello in time")
+        if self.unread or self._excused:
+            # Its pong stands behind what we didn't want to read; afterwards it has its time too.
+            self._excused = self.unread
+            self._deadline = now + self.limits.ping_timeout_s
+            return
         if self._awaiting_pong:
             raise PeerTimeout("ping timeout")
         self._send(Ping())
@@ -289,22 +296,23 @@ class EmpConnection(Connection):
         if self.state is not State.OPEN:
             raise LocalProtocolError(f"the connection is not open but in state {self.state.value}")
 
-    def _answer(self, identifier: int, result: Result) -> None:
+    def _answer(self, identifier: int, body: bytes) -> None:
         self._require_open()
         if not self._owed or self._owed[0] != identifier:
             raise LocalProtocolError(f"request {identifier} is not the one to be answered now")
-        self._respond(result)
-        self._answer_refused()
+        self._respond(body)
+        if self._refused:
+            self._answer_refused()
 
     def _answer_refused(self) -> None:
         """Requests that could not be read are answered here, when their turn has come."""
-        while self._owed and (result := self._refused.pop(self._owed[0], None)):
-            self._respond(result)
+        while self._owed and (body := self._refused.pop(self._owed[0], None)):
+            self._respond(body)
 
-    def _respond(self, result: Result) -> None:
+    def _respond(self, body: bytes) -> None:
         identifier = self._owed.popleft()
         self._owed_ids.remove(identifier)
-        self._send(Response(identifier, serialize_result(result)))
+        self._outgoing.append(serialize_response(identifier, body))
 
     def _send(self, frame: Frame) -> None:
         self._outgoing.append(serialize(frame))

@@ -16,6 +16,7 @@ fastest of those that we measured (benchmarks/codec.py).
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import lru_cache
 from struct import Struct
 from typing import Any, ClassVar, Final, Literal, TypeVar
 
@@ -40,7 +41,10 @@ __all__ = [
     "scan",
     "serialize",
     "serialize_call",
+    "serialize_request",
+    "serialize_response",
     "serialize_result",
+    "serialize_success",
 ]
 
 VERSION: Final = 1
@@ -117,6 +121,8 @@ class Response(Frame, frozen=True, gc=False):
 
     def result(self) -> Result:
         """Raises MalformedFrame for what is no JSON object with a `status`."""
+        if self.body == _DONE:
+            return _SUCCESS
         result = _read_json(self.body, _RESULT)
         if result.status == "failure" and result.description is None:
             raise MalformedFrame("a failure without a description")
@@ -152,6 +158,10 @@ class Result(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     data: msgspec.Raw = msgspec.Raw(b"{}")
 
 
+_DONE: Final = b'{"status":"success","data":{}}'
+_SUCCESS: Final = Result("success")
+"""What nearly every response to the hub says, in its shortest form, and what that means."""
+
 _T = TypeVar("_T", Call, Result)
 
 _CALL: Final = msgspec.json.Decoder(Call)
@@ -180,11 +190,21 @@ def _on_one_line(data: msgspec.Raw) -> msgspec.Raw:
 
 def serialize_call(op: str, data: bytes = b"{}") -> bytes:
     """The body of a request; `data`, an object, is always written: the reference demands it."""
-    return msgspec.json.encode({"op": op, "data": msgspec.Raw(data)})
+    return b"%b%b}" % (_opening(op), data)
+
+
+@lru_cache(maxsize=1024)
+def _opening(op: str) -> bytes:
+    return b'{"op":%b,"data":' % msgspec.json.encode(op)
+
+
+def serialize_success(data: bytes = b"{}") -> bytes:
+    """The body of a response; `data` is always written."""
+    return b'{"status":"success","data":%b}' % data
 
 
 def serialize_result(result: Result) -> bytes:
-    """The body of a response; `data` is always written."""
+    """The body of any response."""
     body: dict[str, Any] = {"status": result.status, "data": result.data}
     if result.code is not None:
         body["code"] = result.code
@@ -291,13 +311,21 @@ _PING: Final = _HEADER.pack(4, 2)
 _PONG: Final = _HEADER.pack(4, 3)
 
 
+def serialize_request(identifier: int, body: bytes) -> bytes:
+    return _IDENTIFIED.pack(12 + len(body), _REQUEST, identifier) + body
+
+
+def serialize_response(identifier: int, body: bytes) -> bytes:
+    return _IDENTIFIED.pack(12 + len(body), _RESPONSE, identifier) + body
+
+
 def serialize(frame: Frame) -> bytes:
     """The bytes of a message."""
     match frame:
         case Request(id=identifier, body=body):
-            return _IDENTIFIED.pack(12 + len(body), _REQUEST, identifier) + body
+            return serialize_request(identifier, body)
         case Response(id=identifier, body=body):
-            return _IDENTIFIED.pack(12 + len(body), _RESPONSE, identifier) + body
+            return serialize_response(identifier, body)
         case Hello(version=version):
             return _HELLO.pack(8, 0, version)
         case Bye():

@@ -39,11 +39,9 @@ from crosswire.wire.emqp.events import (
     RequestReceived,
     ScheduleReceived,
     ShutdownRequested,
-    SlotOffered,
     UnscheduleReceived,
 )
 from crosswire.wire.emqp.frames import (
-    VERSION,
     Ack,
     Admin,
     Delivery,
@@ -68,6 +66,7 @@ from crosswire.wire.emqp.frames import (
     serialize_requests,
 )
 from crosswire.wire.emqp.headers import Headers, format_number
+from crosswire.wire.emqp.runs import OFFERED, Run, taker_at
 from crosswire.wire.emqp.states import (
     KNOWN_STATES,
     LISTENERS,
@@ -216,7 +215,8 @@ class EmqpConnection(Connection):
         )
         # One decoder for both: ZMTP's, whose messages we parse as they come out of it, since with
         # CURVE only it can read them.
-        super().__init__(role, self._zmtp._decoder)
+        super().__init__(role, self._zmtp.decoder)
+        self._zmtp.decoder.take = taker_at(self.seat, self.limits)
         self.state = State.HANDSHAKE
         self.peer: PeerReady | None = None
         self.free_slots = 0
@@ -267,15 +267,15 @@ class EmqpConnection(Connection):
         """Tell a client that its request was taken (RULINGS: the hand-over REPLY)."""
         self._send(Reply(self._next_id(), request.encode()))
 
-    def send_receipts(self, requests: Sequence[str]) -> None:
-        """`send_receipt` for many at a time."""
+    def send_receipts(self, requests: Sequence[bytes]) -> None:
+        """`send_receipt` for many at a time: ids as they stood on the wire."""
         if Reply not in self._sends or self._zmtp.seals:
             for request in requests:
-                self.send_receipt(request)
+                self.send_receipt(request.decode())
         elif not self._zmtp.closed:
             next_id = self._next_id
-            receipts = [(next_id(), request) for request in requests]
-            self._zmtp.send_serialized(serialize_receipts(receipts))
+            msgids = [next_id().encode() for _ in requests]
+            self._zmtp.send_serialized(serialize_receipts(msgids, requests))
 
     def send_result(self, message: bytes, request: str) -> None:
         """Tell a client what became of its request."""
@@ -308,14 +308,15 @@ class EmqpConnection(Connection):
             self.free_slots -= 1
         return msgid
 
-    def send_requests(self, requests: Sequence[tuple[str, str, str, bytes]]) -> None:
-        """Give a worker many jobs at a time: id, queue, headers and message of each.
+    def send_requests(self, requests: Sequence[tuple[bytes, str, str, bytes]]) -> None:
+        """Give a worker many jobs at a time: id, queue, headers and message of each, the id as it
+        stands on the wire.
 
         Raises LocalProtocolError if the worker has not that many free slots.
         """
         if Request not in self._sends or self._zmtp.seals or self.free_slots < len(requests):
             for msgid, queue, headers, message in requests:
-                self.send_request(queue, headers, message, msgid=msgid)
+                self.send_request(queue, headers, message, msgid=msgid.decode())
         elif not self._zmtp.closed:
             self.free_slots -= len(requests)
             self._zmtp.send_serialized(serialize_requests(requests))
@@ -430,39 +431,30 @@ class EmqpConnection(Connection):
     def _receive(self, placed: list[Placed], now: float) -> None:
         self._now = now
         zmtp = self._zmtp
-        common = _COMMON.get(self.seat)
-        if common is None or self.state in _UNCOMMON_STATES:
+        if zmtp.decoder.take is None:
             zmtp._receive(placed, now)
             self._take(zmtp.events())
             return
         zmtp.hear(now)
-        events, receives = self._events, self._receives
         for item in placed:
             frame = item[2]
-            if type(frame) is Message:
-                parts = frame.parts
-                # A command has 4 parts or more; what is no command at all is left to `parse`.
-                known = common.get(parts[2]) if len(parts) > 3 else None
-                if (
-                    known is not None
-                    and known[0] == len(parts)
-                    and known[1] in receives
-                    and parts[1] == VERSION
-                    and not parts[0]
-                ):
-                    try:
-                        events.append(known[2](parts))
-                    except UnicodeDecodeError:
-                        pass
-                    else:
-                        self.free_slots += known[3]
-                        self._heard_at = now
-                        continue
-            zmtp._receive([item], now)
-            self._take(zmtp.events())
+            if type(frame) is Run:
+                self._take_run(frame)
+            else:
+                zmtp._receive([item], now)
+                self._take(zmtp.events())
             if self.closed:
                 return
-            receives = self._receives
+
+    def _take_run(self, run: Run) -> None:
+        if run.kind in self._receives:
+            self._heard_at = self._now
+            self._events += run.events
+            if run.kind is Ready:
+                self.free_slots += len(run.events)
+        else:
+            for _ in run.events:
+                self._refuse(run.kind)
 
     def _take(self, events: list[Event]) -> None:
         """What ZMTP told us."""
@@ -496,15 +488,18 @@ class EmqpConnection(Connection):
             self._enter(State.INFORMED)
 
     def _ignore(self, frame: Frame) -> None:
-        error: RemoteProtocolError
         if isinstance(frame, Malformed):
-            error = frame.error()
+            self._tell_ignored(frame.error())
         else:
-            error = UnexpectedFrame(
-                f"unexpected command: {frame.frame_name} at {self.seat} in {self.state.value}"
+            self._refuse(type(frame))
+
+    def _refuse(self, kind: type[Frame]) -> None:
+        self._meet_stranger()
+        self._tell_ignored(
+            UnexpectedFrame(
+                f"unexpected command: {kind.frame_name} at {self.seat} in {self.state.value}"
             )
-            self._meet_stranger()
-        self._tell_ignored(error)
+        )
 
     def _meet_stranger(self) -> None:
         """A worker that a broker before us knew registers again when it is told to go.
@@ -534,7 +529,7 @@ class EmqpConnection(Connection):
 
     def _on_ready(self, _frame: Ready) -> None:
         self.free_slots += 1
-        self._events.append(_OFFERED)
+        self._events.append(OFFERED)
 
     def _on_publish(self, frame: Publish) -> None:
         self._events.append(
@@ -608,7 +603,7 @@ class EmqpConnection(Connection):
 
     def _expire(self, now: float) -> None:
         self._now = now
-        if self.paused:
+        if self.paused or self.unread:
             self._heard_at = now
             self._zmtp._receive([], now)
         self._zmtp.handle_deadline(now)
@@ -702,36 +697,6 @@ class EmqpConnection(Connection):
         interval = "-1" if interval_s is None else format_number(interval_s)
         self._send(kind(msgid, queue, headers, interval, message, cron or ""))
         return msgid
-
-
-_OFFERED: Final = SlotOffered()
-
-
-def _read_request(parts: Sequence[bytes]) -> Event:
-    return RequestReceived(parts[3].decode(), parts[4].decode(), parts[5].decode(), parts[6])
-
-
-def _read_ready(parts: Sequence[bytes]) -> Event:
-    parts[3].decode()
-    return _OFFERED
-
-
-def _read_reply(parts: Sequence[bytes]) -> Event:
-    return ReplyReceived(parts[3].decode(), parts[4], parts[5].decode())
-
-
-_Common = tuple[int, type[Frame], Callable[[Sequence[bytes]], Event], int]
-_COMMON: Final[dict[str, dict[bytes, _Common]]] = {
-    "emqp-clients": {b"REQUEST": (7, Request, _read_request, 0)},
-    "emqp-workers": {
-        b"READY": (4, Ready, _read_ready, 1),
-        b"REPLY": (6, Reply, _read_reply, 0),
-    },
-}
-"""What nearly all messages at a door are, read in line: the number of frames, the command, its
-event, and the slots that it offers. None of them changes the state."""
-
-_UNCOMMON_STATES: Final = (State.HANDSHAKE, State.CLOSED)
 
 
 def _counter() -> Callable[[], str]:

@@ -24,7 +24,7 @@ import msgspec
 
 from crosswire.errors import FrameError, MalformedFrame, UnknownFrame
 from crosswire.wire.contract import Frame
-from crosswire.wire.zmtp.frames import serialize_part
+from crosswire.wire.zmtp.frames import part_head, serialize_part
 
 __all__ = [
     "ADMIN_COMMANDS",
@@ -399,28 +399,30 @@ _REQUEST_HEAD: Final = b"".join(
 _REPLY_HEAD: Final = b"".join(serialize_part(part, more=True) for part in (b"", VERSION, b"REPLY"))
 
 
-def serialize_requests(requests: Iterable[tuple[str, str, str, bytes]]) -> bytes:
+def serialize_requests(requests: Iterable[tuple[bytes, str, str, bytes]]) -> bytes:
     """Many requests (id, queue, headers, message) as the ZeroMQ messages that carry them."""
     chunks: list[bytes] = []
+    size = -1
     for msgid, queue, headers, message in requests:
-        chunks += (
-            _REQUEST_HEAD,
-            serialize_part(msgid.encode(), more=True),
-            _addressed(queue, headers),
-            serialize_part(message, more=False),
-        )
+        # Ids and messages of a batch are often of one size, and have one head.
+        if len(msgid) != size:
+            size = len(msgid)
+            before = _REQUEST_HEAD + part_head(size, more=True)
+        last = part_head(len(message), more=False)
+        chunks += (before, msgid, _addressed(queue, headers), last, message)
     return b"".join(chunks)
 
 
-def serialize_receipts(receipts: Iterable[tuple[str, str]]) -> bytes:
-    """Many receipts (their own id, the request's) as the ZeroMQ messages that carry them."""
+def serialize_receipts(msgids: Sequence[bytes], requests: Sequence[bytes]) -> bytes:
+    """Many receipts (their own ids, the requests') as the ZeroMQ messages that carry them."""
     chunks: list[bytes] = []
-    for msgid, request in receipts:
-        chunks += (
-            _REPLY_HEAD,
-            serialize_part(msgid.encode(), more=True),
-            serialize_part(request.encode(), more=False),
-        )
+    sizes = (-1, -1)
+    for msgid, request in zip(msgids, requests, strict=True):
+        if (len(msgid), len(request)) != sizes:
+            sizes = len(msgid), len(request)
+            before = _REPLY_HEAD + part_head(sizes[0], more=True)
+            between = part_head(sizes[1], more=False)
+        chunks += (before, msgid, between, request)
     return b"".join(chunks)
 
 

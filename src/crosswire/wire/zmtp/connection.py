@@ -51,6 +51,7 @@ from crosswire.wire.zmtp.frames import (
     NestedCommand,
     Partial,
     Sealed,
+    Taker,
     ZmtpLimits,
     is_sealed,
     parse_command,
@@ -107,6 +108,8 @@ class ZmtpDecoder(Decoder):
         self.mechanism: str | None = None
         """As the greeting has it; None before, or if it wasn't seen."""
         self._peer = peer if isinstance(peer, ZmtpDecoder) else None
+        self.take: Taker | None = None
+        """Reads many messages of the traffic at once, for an owner that knows what they are."""
         self._stage = _Stage.REST if late else _Stage.GREETING
         self._partial = Partial()
 
@@ -132,7 +135,9 @@ class ZmtpDecoder(Decoder):
                 return position, need
         if self.mechanism == "CURVE":
             return scan_sealed(buffer, position, self.offset, self.limits, placed)
-        return scan_messages(buffer, position, self.offset, self.limits, self._partial, placed)
+        return scan_messages(
+            buffer, position, self.offset, self.limits, self._partial, placed, self.take
+        )
 
     def _scan_opening(self, buffer: bytes, position: int, placed: list[Placed]) -> tuple[int, int]:
         """What comes before the traffic; the need is 0 when that has begun."""
@@ -274,7 +279,8 @@ class ZmtpConnection(Connection):
             raise ValueError("an identity has at most 255 bytes")
         self.limits = one_of(limits, DEFAULTS)
         sender = "binder" if role == "connector" else "connector"
-        super().__init__(role, ZmtpDecoder(sender, limits=self.limits))
+        self.decoder = ZmtpDecoder(sender, limits=self.limits)
+        super().__init__(role, self.decoder)
         self.state = State.GREETING
         self.socket_type = socket_type
         self.identity = identity
@@ -322,7 +328,7 @@ class ZmtpConnection(Connection):
     @property
     def seals(self) -> bool:
         """Does the mechanism hide messages, so that each has to pass through it?"""
-        return self._handshake.seals
+        return self._handshake.sealer is not None
 
     def send_serialized(self, messages: bytes) -> None:
         """Whole messages, in frames already; only where the mechanism doesn't seal."""
@@ -397,7 +403,7 @@ class ZmtpConnection(Connection):
                 self._on_message(parts)
             case Command() if self.state is State.HANDSHAKE:
                 self._on_handshake(frame, now)
-            case Command(name=name) if self._handshake.seals and name != "ERROR":
+            case Command(name=name) if self.seals and name != "ERROR":
                 raise UnexpectedFrame(f"the command {name} in clear text")
             case Command():
                 self._on_command(frame, now)
@@ -459,7 +465,8 @@ class ZmtpConnection(Connection):
         self.fail(PeerError(reason.decode("utf-8", "replace") or "no reason given"))
 
     def _on_sealed(self, sealed: bytes, now: float) -> None:
-        body, more, is_command = self._handshake.unseal(sealed)
+        assert self._handshake.sealer is not None
+        body, more, is_command = self._handshake.sealer.unseal(sealed)
         if is_command:
             self._on_command(parse_command(body), now)
             return
@@ -579,20 +586,21 @@ class ZmtpConnection(Connection):
             self._send_parts((kind + topic,))
 
     def _send_command(self, name: str, body: bytes) -> None:
-        if self._handshake.seals:
+        sealer = self._handshake.sealer
+        if sealer is not None:
             clear = bytes((len(name),)) + name.encode("ascii") + body
-            self._outgoing.append(serialize_sealed(self._handshake.seal(clear, command=True)))
+            self._outgoing.append(serialize_sealed(sealer.seal(clear, command=True)))
         else:
             self._outgoing.append(serialize_command(name, body))
 
     def _send_parts(self, parts: Sequence[bytes]) -> None:
-        if not self._handshake.seals:
+        sealer = self._handshake.sealer
+        if sealer is None:
             self._outgoing.append(serialize_message(parts))
             return
         last = len(parts) - 1
         for number, part in enumerate(parts):
-            sealed = self._handshake.seal(part, more=number < last)
-            self._outgoing.append(serialize_sealed(sealed))
+            self._outgoing.append(serialize_sealed(sealer.seal(part, more=number < last)))
 
     def _send(self, frame: Frame) -> None:
         self._outgoing.append(serialize(frame))

@@ -22,9 +22,11 @@ from importlib import import_module
 from types import ModuleType
 from typing import ClassVar, Final
 
+import msgspec
+
 from crosswire.errors import ConnectionRejected, MalformedFrame
 from crosswire.wire.zmtp.frames import Command, parse_metadata, serialize_command
-from crosswire.wire.zmtp.mechanisms import Handshake, Mechanism, expect
+from crosswire.wire.zmtp.mechanisms import Handshake, Sealer, expect
 
 __all__ = ["CurveClient", "CurveServer", "decode_key", "encode_key", "public_key_of"]
 
@@ -37,10 +39,11 @@ _MORE = 1
 _COMMAND = 2
 
 
-class CurveClient(Mechanism, frozen=True):
+class CurveClient(msgspec.Struct, frozen=True):
     """Knows the server by `server_key`; says who it is with its own pair of keys."""
 
     name: ClassVar[str] = "CURVE"
+    as_server: ClassVar[bool] = False
     server_key: bytes
     secret_key: bytes
     random: Callable[[int], bytes]
@@ -53,7 +56,7 @@ class CurveClient(Mechanism, frozen=True):
         return _CurveClientHandshake(self, metadata)
 
 
-class CurveServer(Mechanism, frozen=True):
+class CurveServer(msgspec.Struct, frozen=True):
     """`accept(public_key)` decides which client may come in."""
 
     name: ClassVar[str] = "CURVE"
@@ -69,15 +72,15 @@ class CurveServer(Mechanism, frozen=True):
         return _CurveServerHandshake(self, metadata)
 
 
-class _CurveHandshake(Handshake):
+class _CurveHandshake(Handshake, Sealer):
     """What both sides have: a key pair for this connection, and boxes once they agree."""
 
-    seals: ClassVar[bool] = True
     _ours: ClassVar[bytes]
     _theirs: ClassVar[bytes]
 
     def __init__(self, metadata: bytes, random: Callable[[int], bytes]) -> None:
         super().__init__()
+        self.sealer = self
         self._nacl = _bindings()
         self._failure: type[Exception] = import_module("nacl.exceptions").CryptoError
         self._random = random

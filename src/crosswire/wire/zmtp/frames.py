@@ -20,10 +20,10 @@ parts are taken out as they come, so that a long message in small steps is never
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from struct import Struct
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeAlias
 
 from crosswire.errors import FrameError, FrameTooLarge, MalformedFrame, UnknownFrame
 from crosswire.wire.contract import Encrypted, Frame, Limits, Placed
@@ -40,11 +40,13 @@ __all__ = [
     "NestedCommand",
     "Partial",
     "Sealed",
+    "Taker",
     "ZmtpLimits",
     "is_sealed",
     "parse_command",
     "parse_greeting",
     "parse_metadata",
+    "part_head",
     "read_header",
     "scan_command",
     "scan_messages",
@@ -247,10 +249,14 @@ _LAST_HEADS: Final = [bytes((0, size)) for size in range(256)]
 
 def serialize_part(part: bytes, *, more: bool) -> bytes:
     """One frame of a message: for who puts messages together that have frames in common."""
-    size = len(part)
+    return part_head(len(part), more=more) + part
+
+
+def part_head(size: int, *, more: bool) -> bytes:
+    """What stands before a part of so many bytes."""
     if size < 256:
-        return (_MORE_HEADS if more else _LAST_HEADS)[size] + part
-    return _LONG_HEAD.pack(MORE | LONG if more else LONG, size) + part
+        return (_MORE_HEADS if more else _LAST_HEADS)[size]
+    return _LONG_HEAD.pack(MORE | LONG if more else LONG, size)
 
 
 def serialize_message(parts: Sequence[bytes]) -> bytes:
@@ -327,6 +333,11 @@ class Partial:
             self.heads.append((head, first))
 
 
+Taker: TypeAlias = Callable[[bytes, int], tuple[int, Frame | None]]
+"""Given a buffer and where a message begins in it: the end of the messages that it read at once,
+and one frame that stands for all of them; or nothing."""
+
+
 def scan_messages(
     buffer: bytes,
     position: int,
@@ -334,9 +345,10 @@ def scan_messages(
     limits: ZmtpLimits,
     partial: Partial,
     placed: list[Placed],
+    take: Taker | None = None,
 ) -> tuple[int, int]:
     """The messages and commands from `position` on, as `Decoder._scan` has it, and `partial` before
-    them; `buffer[0]` stands at `base`.
+    them; `buffer[0]` stands at `base`. Where a message begins, `take` is asked first.
 
     Nearly all frames are short and are read in line; both limits cost the loop nothing: `bound`
     stands for the end of what is there and of what is allowed, and the loop ends with the last part
@@ -345,9 +357,14 @@ def scan_messages(
     end = len(buffer)
     parts, start, used = partial.take()
     limit, most = limits.frame_bytes, limits.parts
-    heads = partial.heads if most > _HEAD_PARTS else ()
+    heads = partial.heads if most > _HEAD_PARTS and take is None else ()
     while True:
         if not parts:
+            if take is not None:
+                stop, run = take(buffer, position)
+                if run is not None:
+                    placed.append((base + position, stop - position, run))
+                    position = stop
             start, used = base + position, 0
         turn = position
         bound = min(end, turn + limit - used)
@@ -360,7 +377,7 @@ def scan_messages(
                     position += len(head)
                     break
             else:
-                known = len(heads) >= _HEADS
+                known = len(heads) >= _HEADS or take is not None
         try:
             for _ in repeat(None, most - len(parts)):
                 flags = buffer[position]

@@ -2,39 +2,50 @@
 
 A `Mechanism` is a setting: frozen, and shared by all connections that use it. `begin` makes the
 `Handshake` of one connection, which takes commands and gives the bytes to send. It is done when the
-peer's metadata is known; then traffic passes through it if it `seals`.
+peer's metadata is known; then traffic passes through its `sealer`, if it has one.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import msgspec
 
 from crosswire.errors import ConnectionRejected, MalformedFrame, UnexpectedFrame
 from crosswire.wire.zmtp.frames import Command, parse_metadata, serialize_command
 
-__all__ = ["Handshake", "Mechanism", "NullMechanism", "PlainClient", "PlainServer"]
+__all__ = ["Handshake", "Mechanism", "NullMechanism", "PlainClient", "PlainServer", "Sealer"]
 
 
-class Mechanism(msgspec.Struct, frozen=True):
+class Mechanism(Protocol):
     """How two peers make sure of one another. `as_server` is the side that decides."""
 
-    name: ClassVar[str] = ""
-    as_server: ClassVar[bool] = False
+    name: ClassVar[str]
+    as_server: ClassVar[bool]
 
     def begin(self, metadata: bytes) -> Handshake:
         """A new connection's handshake; `metadata` is what we tell the peer."""
-        raise NotImplementedError
+
+
+class Sealer(ABC):
+    """What hides a connection's traffic."""
+
+    @abstractmethod
+    def seal(self, body: bytes, *, more: bool = False, command: bool = False) -> bytes:
+        """The nonce and box that carry a frame."""
+
+    @abstractmethod
+    def unseal(self, sealed: bytes) -> tuple[bytes, bool, bool]:
+        """The body in it, whether more follow, whether it is a command. Raises MalformedFrame."""
 
 
 class Handshake(ABC):
     """A connection's way through its mechanism. `opening` is sent when both have greeted."""
 
     opening: bytes = b""
-    seals: ClassVar[bool] = False
+    sealer: Sealer | None = None
     user: str | None = None
     public_key: bytes | None = None
 
@@ -51,14 +62,6 @@ class Handshake(ABC):
         """What to send in answer. Raises RemoteProtocolError for a violation, ConnectionRejected
         for a peer that may not come in."""
 
-    def seal(self, body: bytes, *, more: bool = False, command: bool = False) -> bytes:
-        """The nonce and box that carry a frame; only of a mechanism that `seals`."""
-        raise NotImplementedError
-
-    def unseal(self, sealed: bytes) -> tuple[bytes, bool, bool]:
-        """The body in it, whether more follow, whether it is a command. Raises MalformedFrame."""
-        raise NotImplementedError
-
 
 def expect(command: Command, name: str) -> None:
     if command.name != name:
@@ -68,10 +71,11 @@ def expect(command: Command, name: str) -> None:
 # ------------------------------------------------------------------------------------------ NULL
 
 
-class NullMechanism(Mechanism, frozen=True):
+class NullMechanism(msgspec.Struct, frozen=True):
     """No security: both sides say READY."""
 
     name: ClassVar[str] = "NULL"
+    as_server: ClassVar[bool] = False
 
     def begin(self, metadata: bytes) -> Handshake:
         return _NullHandshake(metadata)
@@ -91,10 +95,11 @@ class _NullHandshake(Handshake):
 # ----------------------------------------------------------------------------------------- PLAIN
 
 
-class PlainClient(Mechanism, frozen=True):
+class PlainClient(msgspec.Struct, frozen=True):
     """Name and password in clear text (RFC 24): HELLO, WELCOME, INITIATE, READY."""
 
     name: ClassVar[str] = "PLAIN"
+    as_server: ClassVar[bool] = False
     username: str
     password: str
 
@@ -102,7 +107,7 @@ class PlainClient(Mechanism, frozen=True):
         return _PlainClientHandshake(self, metadata)
 
 
-class PlainServer(Mechanism, frozen=True):
+class PlainServer(msgspec.Struct, frozen=True):
     """`accept(username, password)` decides who may come in."""
 
     name: ClassVar[str] = "PLAIN"

@@ -1,0 +1,64 @@
+"""What a real hub recorded in a moment, as if it had taken minutes: so not all of it is new."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tests.pipeline.test_hub_lake import live
+
+MINUTE: Final = 60_000_000
+DURATION: Final = 6 * MINUTE
+START: Final = 1_763_251_020_000_000
+"""Three minutes before midnight."""
+
+
+@cache
+def recorded() -> dict[str, pa.Table]:
+    """wire, ledger and messages of traffic of all kinds."""
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(live(Path(folder) / "data"))
+        found = {
+            name: pa.concat_tables(
+                pq.ParquetFile(file).read()
+                for file in (Path(folder) / "data" / "lake" / name).rglob("*.parquet")
+            ).sort_by("seq")
+            for name in ("wire", "ledger", "messages")
+        }
+    start = min(pc.min(rows["time"]).as_py() for rows in found.values())
+    end = max(pc.max(rows["time"]).as_py() for rows in found.values())
+    made = {name: _slowly(rows, start, end) for name, rows in found.items()}
+    return {**made, "ledger": _with_late_reader(made["ledger"])}
+
+
+def until(rows: pa.Table, time_us: int) -> int:
+    """How many rows there are until so long after the start."""
+    return int(pc.sum(pc.less_equal(rows["time"], START + time_us)).as_py() or 0)
+
+
+def _slowly(rows: pa.Table, start: int, end: int) -> pa.Table:
+    place = rows.schema.get_field_index("time")
+    share = pc.divide(pc.cast(pc.subtract(rows["time"], start), pa.float64()), end - start)
+    time = pc.add(pc.cast(pc.multiply(share, DURATION), pa.int64(), safe=False), START)
+    return rows.set_column(place, rows.schema.field(place), time)
+
+
+def _with_late_reader(ledger: pa.Table) -> pa.Table:
+    """At the end, a durable subscription is given the first message of a topic."""
+    rows = ledger.to_pylist()
+    first = next(row for row in rows if row["destination"] == "topic/of-EMP")
+    late = {
+        "seq": rows[-1]["seq"] + 1,
+        "time": START + DURATION,
+        "step": "delivered",
+        "connection": "late",
+        "attempt": 1,
+    }
+    return pa.Table.from_pylist([*rows, first | late], schema=ledger.schema)
