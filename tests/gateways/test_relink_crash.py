@@ -51,8 +51,9 @@ class Hub:
         return await self.process.wait()
 
     def client(self, endpoint: str, **options: Any) -> RelinkClient:
-        backoff = Backoff(first_s=0.02, most_s=0.2)
-        return RelinkClient("127.0.0.1", self.port, endpoint, backoff=backoff, **options)
+        # One that is done may close while the hub is dead: it must have the time to come back.
+        options = {"backoff": Backoff(first_s=0.02, most_s=0.2), "close_timeout_s": 60.0} | options
+        return RelinkClient("127.0.0.1", self.port, endpoint, **options)
 
 
 @asynccontextmanager

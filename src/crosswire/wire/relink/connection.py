@@ -369,8 +369,8 @@ class RelinkConnection(Connection):
     def _expire(self, now: float) -> None:
         if not self._attached:
             raise PeerTimeout("no handshake in time")
-        if self._paused:
-            self._paused = False
+        if self._paused or self.unread:
+            self._paused = self.unread
             self._heard = now
             if self._pong_deadline is not None:
                 self._pong_deadline = now + self.limits.ping_timeout_s
