@@ -131,9 +131,16 @@ def test_programs_get_json(tmp_path: Path) -> None:
     assert all(flow["acknowledged"] for flow in outcome["flows"].values())
 
 
+def _heed_interrupts() -> None:
+    """What runs in the background ignores them, and so do its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_ends_it_and_its_hub(tmp_path: Path) -> None:
     command = [PROGRAM, "demo", "--no-pipeline", "--seconds", "60", "--data", str(tmp_path / "d")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, preexec_fn=_heed_interrupts
+    )
     assert process.stderr is not None
     line = next(line for line in process.stderr if "process" in line)
     (hub,) = re.findall(r"process (\d+)", line)
