@@ -355,6 +355,15 @@ class ConnectionRows:
     ) -> None:
         size = described.payload_size
         payload = described.payload if self._payloads else None
+        of_message: tuple[Any, ...] = _NOT_A_MESSAGE[1:]
+        if self._payloads:
+            of_message = (
+                described.content_type,
+                described.properties,
+                described.reply_to,
+                described.message_id,
+                payload,
+            )
         connection, node = self.key
         self._collected.add(
             (
@@ -377,11 +386,7 @@ class ConnectionRows:
                 size,
                 described.fields,
                 described.begun_at,
-                described.content_type,
-                described.properties,
-                described.reply_to,
-                described.message_id,
-                payload,
+                *of_message,
             ),
             0 if payload is None else len(payload),
         )

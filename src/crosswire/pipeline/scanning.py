@@ -20,7 +20,7 @@ from crosswire.pipeline.arrived import NOWHERE, Arrived, Flags, Numbers
 from crosswire.pipeline.connection import ConnectionRows, Direction, Scanned
 from crosswire.pipeline.protocols import reading_of
 from crosswire.pipeline.protocols.contract import Described, Reading, Rows
-from crosswire.pipeline.tables.decoded import ARROW, FRAMES
+from crosswire.pipeline.tables.decoded import ARROW, FRAMES, OF_MESSAGES
 from crosswire.wire import protocol
 from crosswire.wire.bulk import AWAY, NONE, OPENED, STOP, BulkScanner, Columns, Fed, read
 from crosswire.wire.contract import Decoder, Placed
@@ -476,7 +476,8 @@ class _Chunk:
             "payload_length": size,
         }
         if not self._payloads:
-            columns["payload"] = pa.nulls(count, pa.binary())
+            for name in OF_MESSAGES:
+                columns[name] = pa.nulls(count, ARROW.field(name).type)
         arrays = [
             columns[field.name]
             if field.name in columns

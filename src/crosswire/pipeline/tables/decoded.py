@@ -13,7 +13,16 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-__all__ = ["ARROW", "COLUMNS", "DIRECTIONS", "FRAMES", "FRAME_COLUMNS", "TABLE", "VIOLATIONS"]
+__all__ = [
+    "ARROW",
+    "COLUMNS",
+    "DIRECTIONS",
+    "FRAMES",
+    "FRAME_COLUMNS",
+    "OF_MESSAGES",
+    "TABLE",
+    "VIOLATIONS",
+]
 
 TABLE: Final = "table"
 FRAMES: Final = "frames"
@@ -54,3 +63,5 @@ ARROW: Final = pa.schema(
     ]
 )
 COLUMNS: Final[StructType] = from_arrow_schema(ARROW)
+OF_MESSAGES: Final = ("content_type", "properties", "reply_to", "message_id", "payload")
+"""What only silver.messages and what is made of it need, and is left out where nobody asks."""
