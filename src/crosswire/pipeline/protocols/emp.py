@@ -50,7 +50,12 @@ _SIMPLE: Final = {
 
 # What the scanner calls frames; those before them are small and rare.
 _HELLO_ROW, _REQUEST_ROW = 0, 5
-_EMPTY_FRAMES: Final[dict[int, Frame]] = {1: Bye(), 2: Ping(), 3: Pong()}
+_EMPTY: Final = {
+    1: Described("{}", GOODBYE),
+    2: Described("{}", HEARTBEAT),
+    3: Described("{}", HEARTBEAT),
+}
+"""bye, ping, pong"""
 
 _UNASKED: Final = (RESPONSE, None)
 
@@ -252,7 +257,7 @@ class EmpReading(Reading):
         if isinstance(frame, Response):
             return self._response(forward, frame.id, frame.body, 0, len(frame.body), True)
         if isinstance(frame, Error):
-            return Described(json_text(frame.fields()), ERROR, status=str(frame.code))
+            return _error(frame)
         return Described(json_text(frame.fields()), _SIMPLE.get(type(frame), CONTROL))
 
     def describe_rows(self, rows: Rows, start: int, stop: int) -> Iterator[Described | FrameError]:
@@ -271,8 +276,7 @@ class EmpReading(Reading):
                     end = at + lengths[row]
                     found = response(forward, numbers[row], data, at, end, payloads)
                 else:
-                    frame = _EMPTY_FRAMES.get(kind) or _small(rows, row)
-                    found = self.describe(forward, frame, rows.offset[row], rows.length[row])
+                    found = _EMPTY.get(kind) or _small(rows, row)
             except FrameError as error:
                 error.__traceback__ = None
                 self.interrupt(forward)
@@ -385,12 +389,22 @@ class EmpReading(Reading):
         )
 
 
-def _small(rows: Rows, row: int) -> Frame:
+def _small(rows: Rows, row: int) -> Described:
     """A hello, or an error."""
     if rows.frame[row] == _HELLO_ROW:
-        return Hello(rows.detail[row])
+        return _hello(Hello(rows.detail[row]))
     starts, lengths = rows.slices[0]
-    return Error(rows.detail[row], rows.data[starts[row] : starts[row] + lengths[row]].decode())
+    said = rows.data[starts[row] : starts[row] + lengths[row]].decode()
+    return _error(Error(rows.detail[row], said))
+
+
+@lru_cache(maxsize=256)
+def _hello(frame: Hello) -> Described:
+    return Described(json_text(frame.fields()), HANDSHAKE)
+
+
+def _error(frame: Error) -> Described:
+    return Described(json_text(frame.fields()), ERROR, status=str(frame.code))
 
 
 READING = EmpReading

@@ -210,7 +210,7 @@ class EmqpReading(Reading):
             case Greeting():
                 return Described(json_text(frame.fields()), HANDSHAKE)
             case Command():
-                return Described(json_text(frame.fields()), _COMMANDS.get(frame.name, CONTROL))
+                return _command(frame)
         fields = frame.fields()
         return Described(json_text(fields), CONTROL, fields.get("msgid"))
 
@@ -323,26 +323,38 @@ class EmqpReading(Reading):
         start, length = rows.position[row], rows.length[row]
         raw = rows.data[start : start + length]
         forward, kind = rows.forward[row], rows.frame[row]
-        frame: Frame | None
-        if kind == _GREETING_ROW:
-            frame = parse_greeting(raw, 0, 0)
-            assert frame is not None
-        elif kind == _COMMAND_ROW:
-            at, size = (column[row] for column in rows.slices[_ABOUT])
-            frame = Command(_text(rows, row, _NAME) or "", rows.data[at : at + size])
-        else:
+        try:
+            if kind == _GREETING_ROW:
+                return _greeting(raw)
+            if kind == _COMMAND_ROW:
+                at, size = (column[row] for column in rows.slices[_ABOUT])
+                frame = Command(_text(rows, row, _NAME) or "", rows.data[at : at + size])
+                return _short_command(frame) if size <= _MOST_ADDRESS else _command(frame)
             placed: list[Placed] = []
             scan_messages(raw, 0, 0, _NO_LIMITS, Partial(), placed)
             message = placed[0][2]
             assert isinstance(message, Message)
             self._parts = message.parts
-            frame = parse(message.parts)
-        try:
-            return self.describe(forward, frame, rows.offset[row], length)
+            return self.describe(forward, parse(message.parts), rows.offset[row], length)
         except FrameError as error:
             error.__traceback__ = None
             self.interrupt(forward)
             return error
+
+
+@lru_cache(maxsize=256)
+def _greeting(raw: bytes) -> Described:
+    frame = parse_greeting(raw, 0, 0)
+    assert frame is not None
+    return Described(json_text(frame.fields()), HANDSHAKE)
+
+
+def _command(frame: Command) -> Described:
+    return Described(json_text(frame.fields()), _COMMANDS.get(frame.name, CONTROL))
+
+
+_short_command = lru_cache(maxsize=256)(_command)
+"""Peers of one kind open all their connections with the same words."""
 
 
 def _ready(rows: Rows, row: int) -> Described:

@@ -63,6 +63,14 @@ _SIZES: Final = 3
 _LARGE, _MULTICAST = 2, 8
 _OPERATION: Final = (CONTROL, "operation", get_args(Operation))
 _ACKNOWLEDGED: Final = (ACKNOWLEDGEMENT, "acknowledgement", get_args(Acknowledgement))
+_GENERAL: Final = (
+    Described("{}", HEARTBEAT),
+    Described("{}", HEARTBEAT),
+    Described("{}", HEARTBEAT),
+    Described("{}", CONTROL),
+    Described("{}", GOODBYE),
+)
+"""nop, ping, pong, resume, shutdown"""
 _ABOUT: Final = (_OPERATION, _ACKNOWLEDGED, _OPERATION, _ACKNOWLEDGED)
 _PROPERTIES: Final = msgspec.json.Decoder(dict[str, bool | int | float | str])
 
@@ -141,11 +149,15 @@ class RelinkReading(Reading):
             if frame in _OF_CHANNELS and not detail & _MULTICAST:
                 yield self._about_channel(rows, index, forward, frame)
                 continue
+            if frame < len(_GENERAL):
+                yield _GENERAL[frame]
+                continue
             parts = sizes_size[index] >> (3 if detail & _LARGE else 1)
             if frame != _MESSAGE or detail & _MULTICAST or parts > 2:
                 yield self._in_full(rows, index, forward, frame)
-                destination, counted = self._destination, self._counted
-                kinds = self._kind(False), self._kind(True)
+                if frame in _HELLOS:
+                    destination, counted = self._destination, self._counted
+                    kinds = self._kind(False), self._kind(True)
                 continue
             channel, size = numbers[index], payload_size[index]
             number = following[forward, channel]
@@ -177,8 +189,8 @@ class RelinkReading(Reading):
         whole = rows.data[at : at + length]
         frame: Any
         if code in _VERSIONS:
-            frame, _ = parse_version(sender, whole, 0)
-        elif code in _HELLOS:
+            return _version(sender, whole[:1])
+        if code in _HELLOS:
             frame, _ = parse_hello(sender, whole, 0, offset)
         else:
             placed: list[Placed] = []
@@ -277,6 +289,13 @@ def _content(frame: Message) -> tuple[str | None, bytes, int, int]:
     whole = b"".join(bytes(part) + bytes(-len(part) % 8) for part in parts)
     whole = whole[: len(whole) - padding] if padding else whole
     return None, whole, len(whole), padding
+
+
+@lru_cache(maxsize=256)
+def _version(sender: str, number: bytes) -> Described:
+    frame, _ = parse_version(sender, number + bytes(7), 0)
+    assert frame is not None
+    return Described(json_text(frame.fields()), HANDSHAKE)
 
 
 @lru_cache(maxsize=256)
