@@ -14,7 +14,7 @@ from msgspec import structs
 from crosswire.errors import FrameError
 from crosswire.pipeline.protocols import reading_of
 from crosswire.pipeline.protocols.contract import Described, Reading, Rows
-from crosswire.wire import PROTOCOL_NAMES, protocol
+from crosswire.wire import protocol
 from crosswire.wire.bulk import BulkScanner, Columns, read
 from crosswire.wire.contract import Encrypted, Frame, Gap, Unsynchronized
 from tests.wire.columns import decoder_for
@@ -25,11 +25,6 @@ Said = list[tuple[bool, bytes]]
 
 Told = tuple[bool, int, int, Described | tuple[str, str]]
 """Direction, offset and length of an item, and what is told of it."""
-
-NAMES = [
-    name for name in PROTOCOL_NAMES if reading_of(name).describe_rows is not Reading.describe_rows
-]
-"""The protocols that describe columns."""
 
 _COLUMNS = ("position", "forward", "frame", "offset", "length", "number", "detail", "sequence")
 _BESIDE = (Gap, Unsynchronized, Encrypted)

@@ -15,20 +15,20 @@ from hypothesis.strategies import SearchStrategy
 
 from crosswire.bond import hub_module, marshal
 from crosswire.pipeline.protocols.contract import Described
-from crosswire.wire import protocol
+from crosswire.wire import PROTOCOL_NAMES, protocol
 from crosswire.wire.contract import Frame
 from crosswire.wire.emp import frames as emp
 from crosswire.wire.emqp import frames as emqp
 from crosswire.wire.epoxy import comm
 from crosswire.wire.epoxy import frames as epoxy
 from crosswire.wire.zmtp import frames as zmtp
-from tests.pipeline.described import NAMES, Said, Talk, Told, agrees, by_frames, check
+from tests.pipeline.described import Said, Talk, Told, agrees, by_frames, check
 from tests.wire.columns import Noisy, noisy
 from tests.wire.emqp.strategies import handshake
 from tests.wire.stream import Stream
 from tests.wire.vectors import load
 
-every_protocol = pytest.mark.parametrize("name", NAMES)
+every_protocol = pytest.mark.parametrize("name", PROTOCOL_NAMES)
 steps = st.integers(1, 256)
 
 

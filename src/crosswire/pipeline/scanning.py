@@ -18,8 +18,7 @@ from crosswire.errors import FrameError
 from crosswire.lake.schemas import BACKWARD, FORWARD
 from crosswire.pipeline.arrived import NOWHERE, Arrived, Flags, Numbers
 from crosswire.pipeline.connection import ConnectionRows, Direction, Scanned
-from crosswire.pipeline.protocols import reading_of
-from crosswire.pipeline.protocols.contract import Described, Reading, Rows
+from crosswire.pipeline.protocols.contract import Described, Rows
 from crosswire.pipeline.tables.decoded import ARROW, FRAMES, OF_MESSAGES
 from crosswire.wire import protocol
 from crosswire.wire.bulk import AWAY, NONE, OPENED, STOP, BulkScanner, Columns, Fed, read
@@ -65,8 +64,6 @@ class Kit:
 def kit_of(name: str | None) -> Kit | None:
     """None for what no scanner reads."""
     if name is None or name not in _SCANNERS:
-        return None
-    if reading_of(name).describe_rows is Reading.describe_rows:
         return None
     scanner: BulkScanner = getattr(import_module(f"crosswire.wire.{name}.bulk"), _SCANNERS[name])()
     roles = protocol(name).roles

@@ -122,11 +122,11 @@ class Reading(ABC):
         """`forward`: sent by who opened the connection. Raises FrameError where only a closer look
         shows that the content is not what it should be."""
 
+    @abstractmethod
     def describe_rows(self, rows: Rows, start: int, stop: int) -> Iterator[Described | FrameError]:
         """The same for rows[start:stop], which are all of this connection and in order, without
         making frames of them: exactly what `describe` would give for each, and instead of raising
         it the FrameError, after which the caller calls no `interrupt` of its own."""
-        raise NotImplementedError
 
     def interrupt(self, forward: bool) -> None:
         """Bytes of this direction were missing or no frame: what was half read is not completed."""
