@@ -52,8 +52,8 @@ class Scene(ABC):
             self.dead[self.number_in(letter["message"]["json"])] = letter["origin_id"]
 
     def number_in(self, body: Any) -> int:
-        """The number of the message with this body."""
-        raise NotImplementedError
+        """The number of the message with this body, of a scene that has a queue."""
+        raise LookupError(f"{self.title} has no queue, and no dead letters: {body!r}")
 
     @property
     def lost(self) -> set[int]:
