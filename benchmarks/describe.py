@@ -1,21 +1,20 @@
 """What a row of `silver.frames` costs before it is a row: bytes to columns to descriptions, beside
 the decoder and a description of each frame, in µs of one core.
 
-Messages carry 512 bytes, sent by who opened the connection. The columns' way has three parts: the
-scan, making lists of its columns, and `describe_rows`; both ways end with all descriptions made.
+Messages carry 512 bytes, sent by who opened the connection. The columns' way has two parts: the
+scan, and what `pipeline.columns` says of its rows; both ways end with all descriptions made.
 Payloads are taken along. Seconds are those of the processor, so that who else uses the machine is
 not counted.
 """
 
 from __future__ import annotations
 
-from collections import deque
-
 import numpy as np
 from bulk import CASES, rate
 
+from crosswire.pipeline.columns import describe_of
+from crosswire.pipeline.columns.contract import FrameRows, Readings
 from crosswire.pipeline.protocols import reading_of
-from crosswire.pipeline.protocols.contract import Rows
 from crosswire.wire import PROTOCOL_NAMES, protocol
 from crosswire.wire.bulk import BulkScanner, Columns
 from crosswire.wire.contract import Frame
@@ -23,33 +22,34 @@ from crosswire.wire.contract import Frame
 MESSAGES = 20_000
 
 
-def listed(columns: Columns, data: bytes) -> Rows:
-    """Of a single run: what stands where in the stream stands there in the data."""
-    return Rows(
-        data=data,
-        payloads=True,
-        position=columns.offset.tolist(),
-        forward=[True] * len(columns),
-        frame=columns.frame.tolist(),
-        offset=columns.offset.tolist(),
-        length=columns.length.tolist(),
-        number=columns.number.tolist(),
-        detail=columns.detail.tolist(),
-        sequence=columns.sequence.tolist(),
-        slices=tuple(
-            (starts.tolist(), lengths.tolist())
-            for starts, lengths in map(columns.slice, columns.slice_names)
-        ),
-    )
-
-
 def scan(scanner: BulkScanner, sender: str, data: np.ndarray) -> Columns:
     at, ends = np.zeros(1, np.int64), np.array([len(data)])
     return scanner.scan(data, at, ends, scanner.fresh(sender, 1))
 
 
-def by_rows(name: str, rows: Rows) -> None:
-    deque(reading_of(name)().describe_rows(rows, 0, len(rows.frame)), maxlen=0)
+def rows_of(columns: Columns, data: np.ndarray) -> FrameRows:
+    """Of a single run: what stands where in the stream stands there in the data."""
+    count = len(columns)
+    return FrameRows(
+        octets=data,
+        payloads=True,
+        owner=np.zeros(count, np.int64),
+        position=columns.offset,
+        forward=np.ones(count, np.bool_),
+        frame=columns.frame,
+        offset=columns.offset,
+        length=columns.length,
+        number=columns.number,
+        detail=columns.detail,
+        sequence=columns.sequence,
+        slices=tuple(map(columns.slice, columns.slice_names)),
+    )
+
+
+def by_columns(name: str, rows: FrameRows) -> None:
+    reading = reading_of(name)()
+    known = {0: reading}
+    describe_of(name)(rows, Readings(known, np.ones(1, np.bool_), known.__getitem__))
 
 
 def by_frames(name: str, sender: str, said: bytes) -> None:
@@ -67,14 +67,13 @@ def bench(name: str) -> None:
     said = opening + b"".join(message(number) for number in range(MESSAGES))
     data = np.frombuffer(said, np.uint8)
     columns = scan(scanner, sender, data)
-    rows = listed(columns, said)
+    rows = rows_of(columns, data)
     count = len(columns)
 
     print(f"{entry.title}: {count / MESSAGES:.0f} rows for each message")
     times = {
         "scan": 1e6 / rate(lambda: scan(scanner, sender, data), count),
-        "lists": 1e6 / rate(lambda: listed(columns, said), count),
-        "describe_rows": 1e6 / rate(lambda: by_rows(name, rows), count),
+        "describe in columns": 1e6 / rate(lambda: by_columns(name, rows), count),
     }
     together = sum(times.values())
     decoded = 1e6 / rate(lambda: by_frames(name, sender, said), count)

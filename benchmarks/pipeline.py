@@ -3,7 +3,8 @@
     python benchmarks/pipeline.py [--megabytes 8] [--only decode pcap scaling small]
 
     decode    by protocol, from the files of a tap: frames against a `mapInArrow` that gives its
-              input back unchanged, and against a row-by-row UDF around the same decoder
+              input back unchanged, and against a row-by-row UDF around the same decoder which
+              gives the same rows
     pcap      from capture file to frames, against a script on dpkt that walks the packets of the
               same file in one process and splits EMP's frames
     scaling   twice the input; and the most memory that a Python worker took
@@ -17,71 +18,33 @@ says more where others use the machine too.
 from __future__ import annotations
 
 import argparse
-import os
 import struct
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import dpkt
 import pyarrow as pa
+from measure import Cost, Memory, costs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import ArrayType, StructType
 from traffic import Traffic, packets, write_pcap
 
+from crosswire.pipeline.batches import Batches
+from crosswire.pipeline.connection import WANTED, ConnectionRows
 from crosswire.pipeline.decode import decode_captures, decode_tap
 from crosswire.pipeline.session import start
 from crosswire.pipeline.sources.pcap import Captures
 from crosswire.pipeline.sources.tap import from_tap
+from crosswire.pipeline.tables.decoded import ARROW, COLUMNS, FRAME_COLUMNS
 from crosswire.pipeline.tables.frames import frames
-from crosswire.wire import PROTOCOL_NAMES, protocol
+from crosswire.wire import PROTOCOL_NAMES
 
 PARTS = ("decode", "pcap", "scaling", "small")
 MESSAGE_BYTES = 560
-
-
-class Cost(NamedTuple):
-    """What a piece of work took: seconds by the clock, and of all processors."""
-
-    clock: float
-    processor: float
-
-    def __call__(self, other: Cost) -> str:
-        """How many times as much as the other's this is."""
-        return f"{self.clock / other.clock:5.2f} ({self.processor / other.processor:5.2f}) x"
-
-
-def costs(*works: Callable[[], object]) -> list[Cost]:
-    found: list[list[Cost]] = [[] for _ in works]
-    for _ in range(4):
-        for work, taken in zip(works, found, strict=True):
-            clock, processor = time.perf_counter(), processor_s()
-            work()
-            taken.append(Cost(time.perf_counter() - clock, processor_s() - processor))
-    return [
-        Cost(min(cost.clock for cost in taken[1:]), min(cost.processor for cost in taken[1:]))
-        for taken in found
-    ]
-
-
-def processor_s() -> float:
-    """Of this process and all below it."""
-    parents, ticks = {}, {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            told = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has ended meanwhile
-        process = int(stat.parent.name)
-        parents[process], ticks[process] = int(told[1]), sum(map(int, told[11:15]))
-    ours = {os.getpid()}
-    while more := {process for process, parent in parents.items() if parent in ours} - ours:
-        ours |= more
-    return sum(ticks.get(process, 0) for process in ours) / os.sysconf("SC_CLK_TCK")
 
 
 def write_line(name: str, *told: str) -> None:
@@ -106,25 +69,23 @@ def identity(wire: DataFrame) -> DataFrame:
 
 
 def row_by_row(wire: DataFrame) -> DataFrame:
-    """What one would write first: a function of a row that keeps a decoder for each direction."""
-    decoders: dict[tuple[str, str], Any] = {}
+    """What one would write first: a function of a row, which keeps a decoder for each connection
+    and gives the frames of silver.frames that became whole with it."""
+    collected = Batches(ARROW)
+    connections: dict[str, ConnectionRows] = {}
 
-    def split(name: str, connection: str, direction: str, data: bytes) -> list[tuple[Any, ...]]:
-        key = (connection, direction)
-        if key not in decoders:
-            entry = protocol(name)
-            peer = decoders.get((connection, "forward"))
-            role = entry.roles[0 if direction == "forward" else -1]
-            decoders[key] = entry.decoder(role, peer=peer)
-        return [
-            (row.offset, row.length, row.frame, str(row.fields)) for row in decoders[key].rows(data)
-        ]
+    def split(*row: Any) -> list[tuple[Any, ...]]:
+        name = row[WANTED.index("connection")]
+        if name not in connections:
+            connections[name] = ConnectionRows(row, collected, payloads=False)
+        connections[name].add(row)
+        made, collected.rows = collected.rows, []
+        return [each[1 : 1 + len(FRAME_COLUMNS)] for each in made]
 
-    kind = "array<struct<offset: bigint, length: bigint, frame: string, fields: string>>"
-    told = F.udf(split, kind)("protocol", "connection", "direction", "data")
-    ordered = wire.where("kind = 'data'").repartition("connection")
-    ordered = ordered.sortWithinPartitions("connection", "seq")
-    return ordered.select("connection", "direction", F.explode(told).alias("row"))
+    kind = ArrayType(StructType(COLUMNS.fields[1 : 1 + len(FRAME_COLUMNS)]))
+    ordered = wire.repartition("connection").sortWithinPartitions("connection", "seq")
+    told = F.explode(F.udf(split, kind)(*WANTED)).alias("row")
+    return ordered.select(told).select("row.*")
 
 
 def from_lake(spark: SparkSession, lake: Path) -> DataFrame:
@@ -189,10 +150,10 @@ def measure_scaling(spark: SparkSession, folder: Path, megabytes: float) -> None
     lakes = [folder / "once", folder / "twice"]
     for times, lake in enumerate(lakes, 1):
         traffic(megabytes * times, PROTOCOL_NAMES, 20).write_tap(lake)
-    with Peak() as peak:
+    with Memory() as memory:
         once, twice = costs(*(partial(drain, from_lake(spark, lake)) for lake in lakes))
     write_line("time", twice(once))
-    write_line("worker", f"{peak.bytes / 1e6:7.0f} MB at most")
+    write_line("worker", f"{memory.worker / 1e6:7.0f} MB at most")
 
 
 def measure_small(spark: SparkSession, folder: Path, megabytes: float) -> None:
@@ -209,34 +170,6 @@ def measure_small(spark: SparkSession, folder: Path, megabytes: float) -> None:
         for cost, size in zip(taken, sizes, strict=True)
     )
     write_line("time", each(ten))
-
-
-class Peak:
-    """The most memory that any Python worker of ours has held, looked at while it lives."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self._done = threading.Event()
-        self._watch = threading.Thread(target=self._look, daemon=True)
-
-    def __enter__(self) -> Peak:
-        self._watch.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._watch.join()
-
-    def _look(self) -> None:
-        while not self._done.wait(0.1):
-            for status in Path("/proc").glob("[0-9]*/status"):
-                try:
-                    if b"pyspark.daemon" in (status.parent / "cmdline").read_bytes():
-                        told = status.read_text()
-                        high = int(told.partition("VmHWM:")[2].split()[0]) * 1024
-                        self.bytes = max(self.bytes, high)
-                except (OSError, IndexError, ValueError):
-                    continue  # it has ended meanwhile
 
 
 def main() -> None:

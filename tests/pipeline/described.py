@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from typing import Any
 
@@ -12,8 +12,12 @@ import numpy as np
 from msgspec import structs
 
 from crosswire.errors import FrameError
+from crosswire.pipeline.columns import describe_of
+from crosswire.pipeline.columns.contract import FrameRows, Readings
+from crosswire.pipeline.columns.contract import Told as Columnar
 from crosswire.pipeline.protocols import reading_of
-from crosswire.pipeline.protocols.contract import Described, Reading, Rows
+from crosswire.pipeline.protocols.contract import Described, Reading
+from crosswire.pipeline.tables.decoded import OF_MESSAGES
 from crosswire.wire import protocol
 from crosswire.wire.bulk import BulkScanner, Columns, read
 from crosswire.wire.contract import Encrypted, Frame, Gap, Unsynchronized
@@ -26,7 +30,8 @@ Said = list[tuple[bool, bytes]]
 Told = tuple[bool, int, int, Described | tuple[str, str]]
 """Direction, offset and length of an item, and what is told of it."""
 
-_COLUMNS = ("position", "forward", "frame", "offset", "length", "number", "detail", "sequence")
+OWNER = 3
+"""Of all rows: some number."""
 _BESIDE = (Gap, Unsynchronized, Encrypted)
 
 
@@ -91,7 +96,7 @@ def by_frames(talk: Talk) -> list[Item]:
     ]
 
 
-def by_columns(talk: Talk, *, payloads: bool, step_bytes: int) -> tuple[Rows, list[Item]]:
+def by_columns(talk: Talk, *, payloads: bool, step_bytes: int) -> tuple[FrameRows, list[Item]]:
     """What the scanner gives, and the decoders for what it leaves; rows are in order too."""
     runs = [b"".join(data for way, data in talk.said if way == which) for which in (True, False)]
     before = b"before"
@@ -173,7 +178,7 @@ def _in_order(
     data: bytes,
     payloads: bool,
     scanner: BulkScanner,
-) -> tuple[Rows, list[Item]]:
+) -> tuple[FrameRows, list[Item]]:
     ordered: list[tuple[Any, ...]] = []
     numbered = []
     for item in items:
@@ -181,17 +186,53 @@ def _in_order(
             ordered.append(columns[item.what])
             item = Item(item.forward, item.offset, item.length, len(ordered) - 1)
         numbered.append(item)
-    width = 8 + 2 * len(scanner.slice_names)
-    lists = [[row[index] for row in ordered] for index in range(width)]
-    slices = tuple(zip(lists[8::2], lists[9::2], strict=True))
-    named: Any = dict(zip(_COLUMNS, lists[:8], strict=True))
-    return Rows(data=data, payloads=payloads, **named, slices=slices), numbered
+    kinds: dict[int, Any] = {1: np.bool_, 5: np.uint64}
+    arrays: Any = [
+        np.array([row[index] for row in ordered], kinds.get(index, np.int64))
+        for index in range(8 + 2 * len(scanner.slice_names))
+    ]
+    slices = tuple(zip(arrays[8::2], arrays[9::2], strict=True))
+    rows = FrameRows(
+        np.frombuffer(data, np.uint8),
+        payloads,
+        np.full(len(ordered), OWNER),
+        *(*arrays[:8], slices),
+    )
+    return rows, numbered
+
+
+def some(rows: FrameRows, start: int, stop: int) -> FrameRows:
+    """A part of them."""
+    taken = {
+        each.name: getattr(rows, each.name)[start:stop]
+        for each in fields(FrameRows)
+        if each.name not in ("octets", "payloads", "slices", "_view")
+    }
+    slices = tuple((at[start:stop], sizes[start:stop]) for at, sizes in rows.slices)
+    return replace(rows, **taken, slices=slices)
+
+
+def listed(told: Columnar) -> list[Described | FrameError]:
+    """Row by row."""
+    columns: dict[str, list[Any]] = {}
+    for name in Described.__struct_fields__:
+        column = getattr(told, name)
+        if isinstance(column, np.ndarray):
+            has_null = name != "payload_end"
+            columns[name] = [None if has_null and each < 0 else each for each in column.tolist()]
+        else:
+            columns[name] = [None] * len(told) if column is None else column.to_pylist()
+    return [
+        told.errors.get(row) or Described(**{name: columns[name][row] for name in columns})
+        for row in range(len(told))
+    ]
 
 
 def described(
+    name: str,
     reading: Reading,
     items: Sequence[Item],
-    rows: Rows | None = None,
+    rows: FrameRows | None = None,
     frames: Sequence[Item] = (),
     by_frame: frozenset[int] = frozenset(),
 ) -> list[Told]:
@@ -199,6 +240,9 @@ def described(
     `by_frame`: there the frame that stands in the same place is taken instead."""
     told: list[Told] = []
     index = 0
+    readings = Readings(
+        {OWNER: reading}, np.ones(OWNER + 1, np.bool_), {OWNER: reading}.__getitem__
+    )
     while index < len(items):
         item = items[index]
         what = frames[index].what if index in by_frame else item.what
@@ -210,9 +254,8 @@ def described(
         while stop < len(items) and isinstance(items[stop].what, int) and stop not in by_frame:
             stop += 1
         assert rows is not None
-        made = list(reading.describe_rows(rows, what, what + stop - index))
+        made = listed(describe_of(name)(some(rows, what, what + stop - index), readings))
         for each, answer in zip(items[index:stop], made, strict=True):
-            assert isinstance(answer, Described | FrameError)
             told.append((each.forward, each.offset, each.length, _plain(answer)))
         index = stop
     return told
@@ -248,14 +291,70 @@ def check(
     frames = by_frames(talk)
     rows, items = by_columns(talk, payloads=payloads, step_bytes=step_bytes)
     one, other = reading_of(talk.name)(), reading_of(talk.name)()
-    expected = described(one, frames)
-    found = described(other, items, rows, frames, _whole(by_frame, frames))
+    expected = described(talk.name, one, frames)
+    found = described(talk.name, other, items, rows, frames, _whole(by_frame, frames))
     if payloads:
         assert found == expected
         assert other.dump() == one.dump()
     else:
         assert _without_payloads(found) == _without_payloads(expected)
     return expected
+
+
+def together(each: Sequence[FrameRows]) -> FrameRows:
+    """Rows of several connections, each with its place among them as its owner."""
+    ends = np.cumsum([len(rows.octets) for rows in each])
+    at = [0, *ends.tolist()]
+    octets = np.concatenate([rows.octets for rows in each])
+
+    def joined(columns: Iterable[Any]) -> Any:
+        return np.concatenate(list(columns))
+
+    apart = ("octets", "payloads", "owner", "position", "slices", "_view")
+    names = [one.name for one in fields(FrameRows) if one.name not in apart]
+    return FrameRows(
+        octets=octets,
+        payloads=each[0].payloads,
+        owner=np.repeat(np.arange(len(each)), [len(rows) for rows in each]),
+        position=joined(rows.position + start for rows, start in zip(each, at, strict=False)),
+        slices=tuple(
+            (
+                joined(
+                    rows.slices[index][0] + start for rows, start in zip(each, at, strict=False)
+                ),
+                joined(rows.slices[index][1] for rows in each),
+            )
+            for index in range(len(each[0].slices))
+        ),
+        **{name: joined(getattr(rows, name) for rows in each) for name in names},
+    )
+
+
+def check_together(talks: Sequence[Talk], cuts: Sequence[int], stays: Sequence[bool]) -> None:
+    """Connections that the scanner alone can read are described in two calls, all of them in each:
+    as each is alone, and what is remembered of those who stay is alike too."""
+    name = talks[0].name
+    describe, begin = describe_of(name), reading_of(name)
+    made: dict[int, Reading] = {}
+
+    def reading(owner: int) -> Reading:
+        return made.setdefault(owner, begin())
+
+    found: list[list[Any]] = [[] for _ in talks]
+    every = [by_columns(talk, payloads=True, step_bytes=64)[0] for talk in talks]
+    halves = [[some(rows, 0, cut) for rows, cut in zip(every, cuts, strict=True)]]
+    halves.append([some(rows, cut, len(rows)) for rows, cut in zip(every, cuts, strict=True)])
+    for half, staying in zip(halves, ([True] * len(talks), stays), strict=True):
+        rows = together(half)
+        readings = Readings(dict(made), np.array(staying, np.bool_), reading)
+        for owner, answer in zip(
+            rows.owner.tolist(), listed(describe(rows, readings)), strict=True
+        ):
+            found[owner].append(_plain(answer))
+    for owner, talk in enumerate(talks):
+        alone = begin()
+        assert found[owner] == [what for *_, what in described(name, alone, by_frames(talk))]
+        assert not stays[owner] or reading(owner).dump() == alone.dump()
 
 
 def _whole(by_frame: frozenset[int], frames: list[Item]) -> frozenset[int]:
@@ -270,7 +369,7 @@ def _whole(by_frame: frozenset[int], frames: list[Item]) -> frozenset[int]:
 
 def _without_payloads(told: list[Told]) -> list[Told]:
     return [
-        (*each[:3], structs.replace(each[3], payload=None))
+        (*each[:3], structs.replace(each[3], **dict.fromkeys(OF_MESSAGES)))
         if isinstance(each[3], Described)
         else each
         for each in told

@@ -13,14 +13,18 @@ from numpy.typing import NDArray
 
 from crosswire.lake.schemas import BACKWARD, DATA, FIN, GAP, LOST, OPEN, RESET
 
-__all__ = ["NOWHERE", "Arrived", "Flags", "Numbers", "Pieces"]
+__all__ = ["INTRODUCTION", "NOWHERE", "Arrived", "Flags", "Numbers", "Pieces"]
 
 Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 NOWHERE: Final = -1
 
-_INTRODUCTION: Final = (
+_NO_OCTETS: Final = np.empty(0, np.uint8)
+_SPARSE: Final = 8
+"""So many times as many codes as rows, and it is quicker to sort them than to mark those used."""
+
+INTRODUCTION: Final = (
     "protocol",
     "listener",
     "connector_address",
@@ -47,7 +51,7 @@ class Arrived:
         self.seq = _numbers(batch, "seq")
         self.offset = _numbers(batch, "offset")
         self.time = _numbers(batch, "time")
-        self.owner, self.keys = _owners(batch)
+        self.owner, self.owners = _owners(batch)
         directions, names = _coded(batch.column("direction"))
         backward = _which(names, BACKWARD)[directions]
         self.is_data = _which(kind_names, DATA)[kinds]
@@ -73,39 +77,39 @@ class Arrived:
     @cached_property
     def connections(self) -> pa.Array:
         """What the owners are called."""
-        return pa.array([connection for connection, _ in self.keys], pa.string())
+        return self.first("connection")
 
     @cached_property
     def nodes(self) -> pa.Array:
-        return pa.array([node for _, node in self.keys], pa.string())
+        return self.first("node")
 
     @cached_property
-    def lane_end(self) -> list[str | None]:
-        """How each lane ended, as far as this batch tells."""
+    def keys(self) -> list[tuple[str, str]]:
+        """Connection and node of each owner."""
+        return list(zip(self.connections.to_pylist(), self.nodes.to_pylist(), strict=True))
+
+    @cached_property
+    def lane_end(self) -> tuple[Numbers, list[str]]:
+        """How each lane ended, as far as this batch tells, and what the numbers stand for; NOWHERE
+        if it hasn't."""
         ending = _which(self._kind_names, FIN, RESET)[self._kinds][self._order]
         place = np.where(ending, np.arange(len(ending)), NOWHERE)
         last = _reduced(np.maximum, place, self._head)
-        kinds = self._kinds[self._order[last]]
-        names = self._kind_names
-        return [
-            names[kind] if at != NOWHERE else None
-            for at, kind in zip(last.tolist(), kinds.tolist(), strict=True)
-        ]
+        return np.where(last == NOWHERE, NOWHERE, self._kinds[self._order[last]]), self._kind_names
 
     @cached_property
-    def lanes_of(self) -> tuple[list[int], list[int]]:
+    def lanes_of(self) -> tuple[Numbers, Numbers]:
         """Which lane is the opener's, by owner, and which the other's; NOWHERE if there is none."""
-        found = np.full((2, len(self.keys)), NOWHERE)
+        found = np.full((2, self.owners), NOWHERE)
         found[self.lane_backward.astype(np.int64), self.lane_owner] = np.arange(
             len(self.lane_owner)
         )
-        forward, backward = found.tolist()
-        return forward, backward
+        return found[0], found[1]
 
     @cached_property
-    def opened(self) -> list[bool]:
+    def opened(self) -> Flags:
         """By owner: is the opening of the connection among the rows?"""
-        return self._owners_with(OPEN).tolist()  # type: ignore[no-any-return]
+        return self._owners_with(OPEN)
 
     @cached_property
     def _by_owner(self) -> tuple[Numbers, Numbers]:
@@ -132,36 +136,25 @@ class Arrived:
         return Pieces(self.batch.column("data"), self._order[here], self._number[here], self)
 
     @cached_property
-    def first_row(self) -> list[int]:
-        """Of each lane."""
-        return self.lane_first.tolist()  # type: ignore[no-any-return]
-
-    @cached_property
-    def data_row(self) -> list[int]:
-        """Of each lane, the first that carries bytes; NOWHERE if none does."""
-        return self.pieces.lane_row.tolist()
-
-    @cached_property
-    def data_offset(self) -> list[int]:
-        """Where these bytes stand."""
-        return self.pieces.lane_offset.tolist()
-
-    @cached_property
-    def late(self) -> list[bool]:
-        """By lane: does the capture of it not begin with its first byte?"""
-        return self.lane_late.tolist()  # type: ignore[no-any-return]
-
-    @cached_property
     def introductions(self) -> list[tuple[Any, ...]]:
         """By owner: what the first row tells of the connection."""
-        rows = pa.array(self.first_rows)
-        columns = [self.batch.column(name).take(rows).to_pylist() for name in _INTRODUCTION]
+        columns = [self.first(name).to_pylist() for name in INTRODUCTION]
         return list(zip(*columns, strict=True))
+
+    @cached_property
+    def protocols(self) -> tuple[Numbers, list[str | None]]:
+        """What each owner speaks, as a number, and what the numbers stand for."""
+        return _coded(self.batch.column("protocol").take(pa.array(self.first_rows)))
+
+    def first(self, name: str) -> pa.Array:
+        """A column of the first rows."""
+        column = self.batch.column(name).take(pa.array(self.first_rows))
+        return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
     @cached_property
     def irregular(self) -> Flags:
         """By owner: is something missing, there twice, or out of order?"""
-        order, _ = self._by_owner
+        order = self._by_owner[0]
         seq, owner = self.seq[order], self.owner[order]
         wrong = (seq[1:] <= seq[:-1]) & (owner[1:] == owner[:-1])
         irregular = self._owners_with(GAP)
@@ -171,28 +164,29 @@ class Arrived:
 
     def rows_of(self, owners: Sequence[int], names: Sequence[str]) -> list[tuple[Any, ...]]:
         """All rows of these connections, in order, as tuples of these columns."""
-        wanted = np.zeros(len(self.keys), np.bool_)
+        wanted = np.zeros(self.owners, np.bool_)
         wanted[list(owners)] = True
         rows = pa.array(np.flatnonzero(wanted[self.owner]))
         columns = [self.batch.column(name).take(rows).to_pylist() for name in names]
         return list(zip(*columns, strict=True))
 
     def _owners_with(self, kind: str) -> Flags:
-        marked = np.zeros(len(self.keys), np.bool_)
+        marked = np.zeros(self.owners, np.bool_)
         marked[self.owner[_which(self._kind_names, kind)[self._kinds]]] = True
         return marked
 
 
 class Pieces:
-    """What the rows carry: `data`, cut at `ends`, each piece brought by a row."""
+    """What the rows carry: an `array` of octets, cut at `ends`, each piece brought by a row."""
 
     def __init__(self, column: pa.Array, rows: Numbers, lanes: Numbers, arrived: Arrived) -> None:
         taken = column.take(pa.array(rows)).fill_null(b"")
         _, offsets, values = taken.buffers()
         cuts = np.frombuffer(offsets, np.int32, len(taken) + 1, taken.offset * 4).astype(np.int64)
         start, stop = int(cuts[0]), int(cuts[-1])
-        self.data = values.slice(start, stop - start).to_pybytes() if stop > start else b""
-        self.array = np.frombuffer(self.data, np.uint8)
+        self.array = _NO_OCTETS
+        if stop > start:
+            self.array = np.frombuffer(values, np.uint8, stop - start, start)
         cuts -= start
         self.ends = cuts[1:]
         self.row = rows
@@ -227,32 +221,40 @@ def _numbers(batch: pa.RecordBatch, name: str) -> Numbers:
 
 
 def _coded(column: pa.Array) -> tuple[Numbers, list[Any]]:
-    """A text column as numbers, and what they stand for."""
+    """A column as numbers, and what they stand for."""
     if not pa.types.is_dictionary(column.type):
         column = pc.dictionary_encode(column)
-    codes = column.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    return codes, column.dictionary.to_pylist()
+    names = column.dictionary.to_pylist()
+    indices = column.indices
+    if indices.null_count:
+        indices = indices.fill_null(len(names))
+        names = [*names, None]
+    return indices.to_numpy(zero_copy_only=False).astype(np.int64), names
+
+
+def _indices(column: pa.Array) -> Numbers:
+    """The same without a look at what they stand for."""
+    if not pa.types.is_dictionary(column.type):
+        column = pc.dictionary_encode(column)
+    return column.indices.to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
 
 
 def _which(names: list[str], *wanted: str) -> Flags:
     return np.array([name in wanted for name in names], np.bool_)
 
 
-def _owners(batch: pa.RecordBatch) -> tuple[Numbers, list[tuple[str, str]]]:
-    """The connection of each row as a number, and what connection and node are called."""
-    connections, names = _coded(batch.column("connection"))
-    nodes, node_names = _coded(batch.column("node"))
-    codes = connections * len(node_names) + nodes
-    used = np.zeros(len(names) * len(node_names), np.bool_)
+def _owners(batch: pa.RecordBatch) -> tuple[Numbers, int]:
+    """The connection of each row as a number, and how many there are."""
+    connections, nodes = (_indices(batch.column(name)) for name in ("connection", "node"))
+    codes = connections * (nodes.max(initial=0) + 1) + nodes
+    most = int(codes.max(initial=-1)) + 1
+    if most > _SPARSE * len(codes):
+        chosen, numbers = np.unique(codes, return_inverse=True)
+        return numbers, len(chosen)
+    used = np.zeros(most, np.bool_)
     used[codes] = True
-    chosen = np.flatnonzero(used)
     number = np.cumsum(used) - 1
-    pairs = zip(
-        (chosen // max(len(node_names), 1)).tolist(),
-        (chosen % max(len(node_names), 1)).tolist(),
-        strict=True,
-    )
-    return number[codes], [(names[name], node_names[node]) for name, node in pairs]
+    return number[codes], int(number[-1]) + 1 if len(number) else 0
 
 
 def _groups(values: Numbers) -> tuple[Numbers, Numbers]:

@@ -10,14 +10,18 @@ its rows.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
-from crosswire.pipeline.arrived import NOWHERE, Arrived
+from crosswire.pipeline.arrived import NOWHERE, Arrived, Flags, Numbers
 from crosswire.pipeline.batches import Batches
+from crosswire.pipeline.columns.text import among
 from crosswire.pipeline.connection import MOST_OPEN, WANTED, ConnectionRows
-from crosswire.pipeline.scanning import Kit, Scan, Talk, kit_of
+from crosswire.pipeline.present import Present
+from crosswire.pipeline.scanning import Kit, Scan, kit_of
 from crosswire.pipeline.tables.decoded import ARROW
 
 __all__ = ["ColumnarDecoder"]
@@ -50,25 +54,32 @@ class ColumnarDecoder:
         arrived = Arrived(batch)
         if not len(arrived):
             return
-        talks = self._talks(arrived)
-        by_rows: list[int] = []
-        by_kit: dict[Kit, list[int]] = {}
-        for owner, talk in enumerate(talks):
-            if talk.kit is None:
-                by_rows.append(owner)
-            else:
-                by_kit.setdefault(talk.kit, []).append(owner)
-        for kit, owners in by_kit.items():
-            scan = Scan(kit, arrived, talks, owners)
-            for owner in scan.out_of_turn:
-                talks[owner] = Talk(self._begin(arrived, owner), None, True)
-            by_rows += scan.out_of_turn
+        holds = bool(self._open or self._stored)
+        present = Present(
+            arrived,
+            self._known if holds else None,
+            partial(self._begin, arrived),
+            closed=self._grouped,
+        )
+        by_rows = np.zeros(arrived.owners, np.bool_)
+        for kit, owners in _by_kit(present):
+            if kit is None:
+                by_rows[owners] = True
+                continue
+            in_turn = _are_in_turn(present, owners, kit)
+            by_rows[owners[~in_turn]] = True
+            scan = Scan(kit, present, owners[in_turn])
+            by_rows[scan.out_of_turn] = True
             for made in scan.rows(self._payloads):
                 yield made
                 yield from self._filled()
-        if by_rows:
-            yield from self._read_by_rows(arrived, by_rows, talks)
-        yield from self._part(arrived, talks)
+            scan.settle()
+        if by_rows.any():
+            yield from self._read_by_rows(present, np.flatnonzero(by_rows).tolist())
+        gone = present.over & ~by_rows
+        gone[list(present.objects)] = False
+        yield from present.summaries(gone)
+        yield from self._part(present)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """No more rows will come."""
@@ -81,25 +92,6 @@ class ColumnarDecoder:
             yield self._collected.take()
 
     # Whom the rows belong to.
-
-    def _talks(self, arrived: Arrived) -> list[Talk]:
-        talks = []
-        first_seqs = arrived.seq[arrived.first_rows].tolist()
-        irregular = arrived.irregular.tolist()
-        for owner, key in enumerate(arrived.keys):
-            connection = self._known(key)
-            is_new = connection is None
-            if connection is None:
-                connection = self._begin(arrived, owner)
-            kit = kit_of(connection.protocol)
-            if kit is not None and (
-                irregular[owner]
-                or first_seqs[owner] <= connection.seq
-                or not _is_in_turn(arrived, owner, connection, kit, is_new=is_new)
-            ):
-                kit = None
-            talks.append(Talk(connection, kit, is_new))
-        return talks
 
     def _known(self, key: _Key) -> ConnectionRows | None:
         """Taken out of where it is held."""
@@ -115,14 +107,14 @@ class ColumnarDecoder:
         first = (node, connection, *_UNKNOWN, *arrived.introductions[owner])
         return ConnectionRows(first, self._collected, payloads=self._payloads)
 
-    def _part(self, arrived: Arrived, talks: list[Talk]) -> Iterator[pa.RecordBatch]:
+    def _part(self, present: Present) -> Iterator[pa.RecordBatch]:
         """Be done with those that are over, and hold the others."""
         if self._grouped:
             for connection in self._open.values():
                 connection.finish()
             self._open = {}
-        last = int(arrived.owner[-1])
-        for owner, (connection, _, _) in enumerate(talks):
+        last = int(present.arrived.owner[-1])
+        for owner, connection in present.objects.items():
             over = owner != last if self._grouped else connection.is_closed
             if over:
                 connection.finish()
@@ -136,10 +128,9 @@ class ColumnarDecoder:
 
     # Rows.
 
-    def _read_by_rows(
-        self, arrived: Arrived, owners: list[int], talks: list[Talk]
-    ) -> Iterator[pa.RecordBatch]:
-        connections = {arrived.keys[owner]: talks[owner].connection for owner in owners}
+    def _read_by_rows(self, present: Present, owners: list[int]) -> Iterator[pa.RecordBatch]:
+        arrived = present.arrived
+        connections = {arrived.keys[owner]: present.object(owner) for owner in owners}
         for row in arrived.rows_of(owners, WANTED):
             connections[row[1], row[0]].add(row)
             yield from self._filled()
@@ -149,27 +140,39 @@ class ColumnarDecoder:
             yield self._collected.take()
 
 
-def _is_in_turn(
-    arrived: Arrived, owner: int, connection: ConnectionRows, kit: Kit, *, is_new: bool
-) -> bool:
-    """Do its bytes go on where they stopped, and do they mean the same whichever side is read
+def _by_kit(present: Present) -> Iterator[tuple[Kit | None, Numbers]]:
+    """Who speaks which protocol; no kit for what can only be read row by row."""
+    arrived = present.arrived
+    protocols, names = arrived.protocols
+    kits = [kit_of(name) for name in names]
+    scanned = among(protocols, [kit is not None for kit in kits], False) & ~arrived.irregular
+    first_seqs = arrived.seq[arrived.first_rows]
+    for owner, connection in present.objects.items():
+        if connection.protocol != names[protocols[owner]] or first_seqs[owner] <= connection.seq:
+            scanned[owner] = False
+    yield None, np.flatnonzero(~scanned)
+    for code in np.unique(protocols[scanned]).tolist():
+        yield kits[code], np.flatnonzero(scanned & (protocols == code))
+
+
+def _are_in_turn(present: Present, owners: Numbers, kit: Kit) -> Flags:
+    """Do their bytes go on where they stopped, and do they mean the same whichever side is read
     first? Of a new connection that must be told when it has been read."""
-    ways = connection.directions
-    for forward, lanes in zip((True, False), arrived.lanes_of, strict=True):
-        lane = lanes[owner]
-        if lane == NOWHERE:
-            continue
-        way = ways.get(forward)
-        due = 0 if way is None else way.due
-        offset = arrived.data_offset[lane]
-        if offset not in (NOWHERE, due) or (way is None and arrived.late[lane]):
-            return False
-    opener = arrived.lanes_of[0][owner]
-    if True not in ways:
-        # The acceptor's bytes can be read once it is known that there is somebody to answer.
-        other = arrived.lanes_of[1][owner]
-        if opener == NOWHERE:
-            return False
-        if other != NOWHERE and arrived.data_row[other] != NOWHERE:
-            return arrived.first_row[opener] < arrived.data_row[other]
-    return is_new or not kit.agrees or kit.has_opened(ways.get(True))
+    arrived, pieces = present.arrived, present.arrived.pieces
+    due = present.lane_base * present.lane_known + present.lane_seen
+    offset = pieces.lane_offset
+    off = (offset != NOWHERE) & (offset != due)
+    off |= ~present.lane_known & (arrived.lane_late | (arrived.lane_first_time < 0))
+    opener, other = (lanes[owners] for lanes in arrived.lanes_of)
+    off = np.append(off, False)
+    in_turn: Flags = ~(off[opener] | off[other])
+    # The acceptor's bytes can be read once it is known that there is somebody to answer.
+    begins = np.append(arrived.lane_first, NOWHERE)[opener]
+    answers = np.append(pieces.lane_row, NOWHERE)[other]
+    asked = (opener != NOWHERE) & ((answers == NOWHERE) | (begins < answers))
+    for place in np.flatnonzero(~present.is_new[owners]).tolist():
+        ways = present.objects[int(owners[place])].directions
+        asked[place] |= True in ways
+        in_turn[place] &= not kit.agrees or kit.has_opened(ways.get(True))
+    in_turn &= asked
+    return in_turn

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -16,7 +16,10 @@ from crosswire.lake.schemas import LOST
 from crosswire.pipeline.connection import MOST_OPEN, WANTED, ConnectionRows
 from crosswire.pipeline.sources.pcap import Captures
 from crosswire.pipeline.sources.tap import BATCH_BYTES, from_tap, read_tap, tap_files
-from crosswire.pipeline.tables.decoded import COLUMNS
+from crosswire.pipeline.tables.decoded import columns_of, completed
+
+if TYPE_CHECKING:
+    from crosswire.pipeline.columnar import ColumnarDecoder
 
 __all__ = ["WANTED", "ConnectionRows", "decode", "decode_captures", "decode_tap"]
 
@@ -36,7 +39,8 @@ def decode(wire: DataFrame, *, payloads: bool = True, arranged: bool = False) ->
             "node", "connection", "seq"
         )
 
-    return rows.mapInArrow(partial(_decoded, payloads=payloads), COLUMNS)
+    columns = columns_of(payloads=payloads)
+    return completed(rows.mapInArrow(partial(_decoded, payloads=payloads), columns))
 
 
 def _decoded(batches: Iterator[pa.RecordBatch], *, payloads: bool) -> Iterator[pa.RecordBatch]:
@@ -44,10 +48,19 @@ def _decoded(batches: Iterator[pa.RecordBatch], *, payloads: bool) -> Iterator[p
     from crosswire.pipeline.columnar import ColumnarDecoder
 
     _collect_rarely()
-    decoder = ColumnarDecoder(payloads=payloads, grouped=True)
+    yield from _wanted(batches, ColumnarDecoder(payloads=payloads, grouped=True), payloads)
+
+
+def _wanted(
+    batches: Iterable[pa.RecordBatch], decoder: ColumnarDecoder, payloads: bool
+) -> Iterator[pa.RecordBatch]:
+    """All rows, and of their columns those that somebody asks for: Spark copies every one."""
+    names = columns_of(payloads=payloads).names
     for batch in batches:
-        yield from decoder.add(batch)
-    yield from decoder.finish()
+        for made in decoder.add(batch):
+            yield made.select(names)
+    for made in decoder.finish():
+        yield made.select(names)
 
 
 def _collect_rarely() -> None:
@@ -60,7 +73,8 @@ def _collect_rarely() -> None:
 def decode_captures(captures: Captures, *, payloads: bool = True) -> DataFrame:
     """What `decode` makes of capture files, where they are read: their bytes never come into
     Spark."""
-    return captures.through(partial(_decoded, payloads=payloads), COLUMNS)
+    columns = columns_of(payloads=payloads)
+    return completed(captures.through(partial(_decoded, payloads=payloads), columns))
 
 
 def decode_tap(
@@ -90,14 +104,14 @@ def decode_tap(
 
         _collect_rarely()
         for number in (each for batch in numbers for each in batch.column(0).to_pylist()):
-            decoder = ColumnarDecoder(payloads=payloads, most_open=most_open)
-            for batch in read_tap(
+            batches = read_tap(
                 paths, since_us=since_us, part=number, parts=tasks, batch_bytes=batch_bytes
-            ):
-                yield from decoder.add(batch)
-            yield from decoder.finish()
+            )
+            decoder = ColumnarDecoder(payloads=payloads, most_open=most_open)
+            yield from _wanted(batches, decoder, payloads)
 
-    return spark.range(0, tasks, 1, tasks).mapInArrow(run, COLUMNS)
+    numbers = spark.range(0, tasks, 1, tasks)
+    return completed(numbers.mapInArrow(run, columns_of(payloads=payloads)))
 
 
 def _setting(spark: SparkSession, name: str, default: int) -> int:

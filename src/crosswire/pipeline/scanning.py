@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from crosswire.errors import FrameError
-from crosswire.lake.schemas import BACKWARD, FORWARD
-from crosswire.pipeline.arrived import NOWHERE, Arrived, Flags, Numbers
+from crosswire.pipeline.arrived import NOWHERE, Flags, Numbers
+from crosswire.pipeline.batches import BATCH_ROWS
+from crosswire.pipeline.columns import describe_of
+from crosswire.pipeline.columns.contract import Describe, FrameRows, Readings, Told
 from crosswire.pipeline.connection import ConnectionRows, Direction, Scanned
-from crosswire.pipeline.protocols.contract import Described, Rows
+from crosswire.pipeline.present import WAYS, Present
+from crosswire.pipeline.protocols.contract import Reading
 from crosswire.pipeline.tables.decoded import ARROW, FRAMES, OF_MESSAGES
 from crosswire.wire import protocol
 from crosswire.wire.bulk import AWAY, NONE, OPENED, STOP, BulkScanner, Columns, Fed, read
 from crosswire.wire.contract import Decoder, Placed
 
-__all__ = ["Kit", "Scan", "Talk", "kit_of"]
+__all__ = ["Kit", "Scan", "kit_of"]
 
 _SCANNERS: Final = {
     "emp": "EmpScanner",
@@ -33,8 +32,6 @@ _SCANNERS: Final = {
     "epoxy": "EpoxyScanner",
     "micromsg2": "MicroMsg2Scanner",
 }
-_CHUNK_ROWS: Final = 32_768
-_WAYS: Final = pa.array([FORWARD, BACKWARD])
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +42,7 @@ class Kit:
     name: str
     roles: tuple[str, str]
     scanner: BulkScanner
+    describe: Describe
     frames: pa.Array
     layers: Numbers
     agrees: bool
@@ -71,34 +69,33 @@ def kit_of(name: str | None) -> Kit | None:
         name,
         (roles[0], roles[-1]),
         scanner,
+        describe_of(name),
         pa.array(scanner.frame_names),
         np.array(scanner.frame_layers, np.int64),
         type(scanner).share is not BulkScanner.share,
     )
 
 
-class Talk(NamedTuple):
-    """A connection that has rows in a batch; without a kit it is read row by row."""
-
-    connection: ConnectionRows
-    kit: Kit | None
-    is_new: bool
-
-
 class _Side:
     """All directions of one kind, forward or backward, that have bytes in a batch."""
 
-    def __init__(self, kit: Kit, forward: bool, lanes: list[int], scan: Scan) -> None:
-        pieces = scan.arrived.pieces
+    def __init__(self, kit: Kit, forward: bool, lanes: Numbers, present: Present) -> None:
+        pieces = present.arrived.pieces
         self.forward = forward
-        self.lanes = np.array(lanes, np.int64)
-        self.starts = pieces.lane_start[self.lanes]
-        self.ends = pieces.lane_stop[self.lanes]
-        self.ways = [scan.ways[lane] for lane in lanes]
-        self.bases = np.array([way.base for way in self.ways], np.int64)
+        self.lanes = lanes
+        self.owners = present.arrived.lane_owner[lanes]
+        self.starts = pieces.lane_start[lanes]
+        self.ends = pieces.lane_stop[lanes]
+        self.bases = present.lane_base[lanes]
         # A decoder counts from where the capture begins.
-        self.offsets = np.array([way.seen for way in self.ways], np.int64)
+        self.offsets = present.lane_seen[lanes]
         self.states = kit.scanner.fresh(kit.roles[0 if forward else 1], len(lanes))
+        self.fresh = np.ones(len(lanes), np.bool_)
+        for run in np.flatnonzero(present.lane_known[lanes]).tolist():
+            state = kit.state_of(present.way(int(lanes[run])))
+            if state is not None:
+                self.states[run] = state
+                self.fresh[run] = False
         self.parts: list[Columns | Fed] = []
         self.opened: dict[int, int] = {}
         """Where the handshake ended, of runs that a decoder was asked for."""
@@ -113,69 +110,46 @@ class _Side:
 
 
 class Scan:
-    """Reads the bytes at once; `rows` then gives what they say.
+    """Reads the bytes at once; `rows` then gives what they say, and `settle` leaves everybody of
+    whom there will be more where they are.
 
     `out_of_turn` are connections, all new, in which the accepting side spoke before its words had a
     meaning. Nothing is known of them then.
     """
 
-    def __init__(self, kit: Kit, arrived: Arrived, talks: list[Talk], owners: list[int]) -> None:
-        self.arrived = arrived
-        self.ways: dict[int, Direction] = {}
+    def __init__(self, kit: Kit, present: Present, owners: Numbers) -> None:
         self.kit = kit
-        self._talks = talks
-        self._enter(owners)
-        forward = self._read(True, owners)
-        self._settle(forward)
-        backward = self._read(False, owners)
-        self.out_of_turn = self._out_of_turn(forward, backward, owners) if kit.agrees else []
-        self._settle(backward)
-        self._sides = (forward, backward)
-        self._count(owners)
+        self.present = present
+        self.arrived = present.arrived
+        self._owners = owners
+        self._left: set[tuple[bool, int]] = set()
+        for owner in owners[~present.is_new[owners]].tolist():
+            present.entered(owner)
+        self._forward = self._read(True)
+        self._backward = self._read(False)
+        self.out_of_turn = self._out_of_turn() if kit.agrees else []
+        for owner in self.out_of_turn:
+            present.forget(owner)
 
     # Reading.
 
-    def _enter(self, owners: list[int]) -> None:
-        """Make known what directions there are."""
-        arrived = self.arrived
-        bases, times = arrived.lane_base.tolist(), arrived.lane_first_time.tolist()
-        for forward, lanes in zip((True, False), arrived.lanes_of, strict=True):
-            name = FORWARD if forward else BACKWARD
-            for owner in owners:
-                lane = lanes[owner]
-                if lane == NOWHERE:
-                    continue
-                directions = self._talks[owner].connection.directions
-                way = directions.get(forward)
-                if way is None:
-                    way = directions[forward] = Direction(name, times[lane], bases[lane], False)
-                self.ways[lane] = way
-
-    def _read(self, forward: bool, owners: list[int]) -> _Side:
-        kit, arrived = self.kit, self.arrived
-        own = arrived.lanes_of[0 if forward else 1]
-        carried = arrived.pieces.lane_row
-        lanes = np.array([own[owner] for owner in owners], np.int64)
+    def _read(self, forward: bool) -> _Side:
+        kit, present, pieces = self.kit, self.present, self.arrived.pieces
+        lanes = self.arrived.lanes_of[0 if forward else 1][self._owners]
         lanes = lanes[lanes != NOWHERE]
-        lanes = lanes[carried[lanes] != NOWHERE]
-        side = _Side(kit, forward, lanes.tolist(), self)
-        fresh = []
-        for run, way in enumerate(side.ways):
-            state = kit.state_of(way)
-            if state is None:
-                fresh.append(run)
-            else:
-                side.states[run] = state
-        connections = self._connections(side)
-        if kit.agrees and not forward and fresh:
-            self._share(side, fresh, connections)
+        side = _Side(kit, forward, lanes[pieces.lane_row[lanes] != NOWHERE], present)
+        if kit.agrees and not forward and side.fresh.any():
+            self._share(side)
 
         def decoder_of(run: int) -> Decoder:
             side.opened.setdefault(run, int(side.states[run, OPENED]))
-            return connections[run].decoder(forward, side.ways[run])
+            connection = present.entered(int(side.owners[run]))
+            if not forward:
+                # Its decoder is made with the other one at hand.
+                self._leave(int(side.owners[run]), self._forward)
+            return connection.decoder(forward, connection.directions[forward])
 
         bounds = (side.starts, side.ends, side.offsets)
-        pieces = arrived.pieces
         for part in read(
             kit.scanner, pieces.array, *bounds, side.states, decoder_of, cuts=pieces.ends
         ):
@@ -184,111 +158,126 @@ class Scan:
                 side.fed_to[part.run] = part.stop
         return side
 
-    def connection(self, owner: int) -> ConnectionRows:
-        return self._talks[owner].connection
-
-    def _connections(self, side: _Side) -> list[ConnectionRows]:
-        owners = self.arrived.lane_owner[side.lanes].tolist()
-        return [self._talks[owner].connection for owner in owners]
-
-    def _share(self, side: _Side, fresh: list[int], connections: list[ConnectionRows]) -> None:
-        kit = self.kit
-        peers = kit.scanner.fresh(kit.roles[0], len(fresh))
-        for place, run in enumerate(fresh):
-            state = kit.state_of(connections[run].directions[True])
+    def _share(self, side: _Side) -> None:
+        """Tell those who answer what the others have brought up."""
+        kit, forward = self.kit, self._forward
+        runs = np.flatnonzero(side.fresh)
+        owners = side.owners[runs]
+        peers = kit.scanner.fresh(kit.roles[0], len(runs))
+        peer, spoke = _find(forward.owners, owners)
+        peers[spoke] = forward.states[peer[spoke]]
+        for place in np.flatnonzero(~spoke & ~self.present.is_new[owners]).tolist():
+            way = self.present.object(int(owners[place])).directions.get(True)
+            state = None if way is None else kit.state_of(way)
             if state is not None:
                 peers[place] = state
-        states = side.states[fresh]
+        states = side.states[runs]
         kit.scanner.share(states, peers)
         # Who can't be read in columns can't say what was agreed either.
         states[peers[:, STOP] == AWAY, STOP] = AWAY
-        side.states[fresh] = states
+        side.states[runs] = states
 
-    def _settle(self, side: _Side) -> None:
-        """Leave every direction where its run ended."""
-        scanner, pieces = self.kit.scanner, self.arrived.pieces
-        bounds = zip(
-            side.ways,
-            side.starts.tolist(),
-            side.ends.tolist(),
-            side.offsets.tolist(),
-            side.states[:, OPENED].tolist(),
-            strict=True,
-        )
-        for run, (way, start, end, offset, opened) in enumerate(bounds):
-            if way.decoder is not None:
-                if side.fed_to.get(run) != end:
-                    whole = pieces.array[start:end]
-                    scanner.leave(way.decoder, side.states[run], whole, offset)
-                continue
-            known = way.scanned
-            opening = b"" if known is None else known.opening
-            if known is None or known.state[OPENED] == NONE:
-                stop = end if opened == NONE else start + opened - offset
-                opening += pieces.data[start:stop]
-            way.scanned = Scanned(scanner, side.states[run].copy(), opening)
-
-    def _out_of_turn(self, forward: _Side, backward: _Side, owners: list[int]) -> list[int]:
+    def _out_of_turn(self) -> list[int]:
         """New connections whose acceptor went on before the opener's handshake was whole."""
+        forward, backward = self._forward, self._backward
         arrived, pieces = self.arrived, self.arrived.pieces
         never = len(arrived)
-        agreed, went_on = np.full((2, len(arrived.keys)), never)
+        agreed, went_on = np.full((2, arrived.owners), never)
         opened = forward.opened_at()
         runs = np.flatnonzero((forward.offsets == 0) & (opened > 0))
         last = forward.starts[runs] + opened[runs] - 1
-        agreed[arrived.lane_owner[forward.lanes[runs]]] = pieces.rows_at(last)
+        agreed[forward.owners[runs]] = pieces.rows_at(last)
         opened = backward.opened_at()
-        owner = arrived.lane_owner[backward.lanes]
         next_one = backward.starts + opened
         runs = np.flatnonzero(
             (backward.offsets == 0) & (opened != NONE) & (next_one < backward.ends)
         )
-        went_on[owner[runs]] = pieces.rows_at(next_one[runs])
-        went_on[owner[opened == NONE]] = NOWHERE
-        early = (went_on < agreed).tolist()
-        return [owner for owner in owners if self._talks[owner].is_new and early[owner]]
+        went_on[backward.owners[runs]] = pieces.rows_at(next_one[runs])
+        went_on[backward.owners[opened == NONE]] = NOWHERE
+        early = (went_on < agreed) & self.present.is_new
+        return self._owners[early[self._owners]].tolist()  # type: ignore[no-any-return]
 
-    def _count(self, owners: list[int]) -> None:
-        """Take down what is seen of each direction and connection."""
-        arrived, pieces = self.arrived, self.arrived.pieces
-        sizes = (pieces.lane_stop - pieces.lane_start).tolist()
-        last_times, ends = arrived.lane_last_time.tolist(), arrived.lane_end
-        frames = np.zeros(len(sizes), np.int64)
-        for side in self._sides:
+    # Leaving.
+
+    def settle(self) -> None:
+        """Take down what was seen of everybody who is an object, or will have to be one."""
+        present, arrived = self.present, self.arrived
+        needed = ~present.over
+        needed[list(present.objects)] = True
+        needed[self.out_of_turn] = False
+        frames = self._frames()
+        ends, names = arrived.lane_end
+        sizes = arrived.pieces.lane_stop - arrived.pieces.lane_start
+        for owner in self._owners[needed[self._owners]].tolist():
+            connection = present.entered(owner)
+            self._leave(owner, self._forward)
+            self._leave(owner, self._backward)
+            connection.seq = int(arrived.seq[arrived.last_rows[owner]])
+            connection.opened |= bool(arrived.opened[owner])
+            for forward, lanes in zip((True, False), arrived.lanes_of, strict=True):
+                lane = lanes[owner]
+                if lane == NOWHERE:
+                    continue
+                way = connection.directions[forward]
+                way.seen += int(sizes[lane])
+                way.frames += int(frames[lane])
+                way.last_time = max(way.last_time, int(arrived.lane_last_time[lane]))
+                if ends[lane] != NOWHERE:
+                    way.end = names[ends[lane]]
+
+    def _frames(self) -> Numbers:
+        """How many each lane has in columns."""
+        frames = np.zeros(len(self.arrived.lane_owner), np.int64)
+        for side in (self._forward, self._backward):
             for part in side.parts:
                 if isinstance(part, Columns):
                     frames += np.bincount(side.lanes[part.run], minlength=len(frames))
-        made = frames.tolist()
-        for lane, way in self.ways.items():
-            way.seen += sizes[lane]
-            way.frames += made[lane]
-            way.last_time = max(way.last_time, last_times[lane])
-            way.end = ends[lane] or way.end
-        seqs = arrived.seq[arrived.last_rows].tolist()
-        for owner in owners:
-            connection = self._talks[owner].connection
-            connection.seq = seqs[owner]
-            connection.opened |= arrived.opened[owner]
+        return frames
+
+    def _leave(self, owner: int, side: _Side) -> None:
+        """Leave a direction of an object where its run ended."""
+        run, spoke = (int(each[0]) for each in _find(side.owners, np.array([owner])))
+        if not spoke or (side.forward, run) in self._left:
+            return
+        self._left.add((side.forward, run))
+        scanner, pieces = self.kit.scanner, self.arrived.pieces
+        way = self.present.objects[owner].directions[side.forward]
+        start, end, offset = int(side.starts[run]), int(side.ends[run]), int(side.offsets[run])
+        if way.decoder is not None:
+            if side.fed_to.get(run) != end:
+                whole = pieces.array[start:end]
+                scanner.leave(way.decoder, side.states[run], whole, offset)
+            return
+        known = way.scanned
+        opening = b"" if known is None else known.opening
+        if known is None or known.state[OPENED] == NONE:
+            opened = int(side.states[run, OPENED])
+            stop = end if opened == NONE else start + opened - offset
+            opening += pieces.array[start:stop].tobytes()
+        way.scanned = Scanned(scanner, side.states[run].copy(), opening)
 
     # Rows.
 
     def rows(self, payloads: bool) -> Iterator[pa.RecordBatch]:
-        """Everything in the order in which it was said, connection by connection. What decoders
+        """What was said, connection by connection in the order in which it was said. What decoders
         gave goes to where the connections collect their rows."""
-        found = _Found(self, self._sides)
-        at = 0
-        chunk: _Chunk | None = None
-        for stop, said in found.stops():
-            while at < stop:
-                if chunk is None:
-                    chunk = _Chunk(found, at, payloads)
-                at = min(stop, chunk.stop)
-                chunk.describe(at)
-                if at == chunk.stop:
-                    yield chunk.batch()
-                    chunk = None
-            if said is not None:
-                said.connection.emit(said.forward, said.way, said.placed, said.time)
+        found = _Found(self.present, (self._forward, self._backward), self.out_of_turn)
+        columns = found.columns(self.kit.scanner)
+        for start, stop, said in found.rounds():
+            for at in range(start, stop, BATCH_ROWS):
+                chunk = _Chunk(self, found, columns, slice(at, min(at + BATCH_ROWS, stop)))
+                yield chunk.described(payloads)
+            for connection, forward, way, placed, time in said:
+                connection.emit(forward, way, placed, time)
+
+
+def _find(values: Numbers, wanted: Numbers) -> tuple[Numbers, Flags]:
+    """Where in ascending values each of the wanted is, and whether it is there at all."""
+    place = np.searchsorted(values, wanted)
+    if not len(values):
+        return place, np.zeros(len(wanted), np.bool_)
+    place = np.minimum(place, len(values) - 1)
+    return place, values[place] == wanted
 
 
 class _Said(NamedTuple):
@@ -301,188 +290,208 @@ class _Said(NamedTuple):
     time: int
 
 
-class _Found:
-    """What scanner and decoders gave for a batch, in the order in which it was said."""
+class _Block(NamedTuple):
+    """What a scanner gave in one go: its matrix, and column by column what it means here."""
 
-    def __init__(self, scan: Scan, sides: tuple[_Side, ...]) -> None:
-        self.scan = scan
-        self._blocks: list[tuple[Numbers, ...]] = []
-        self._said: list[tuple[int, int, _Said]] = []
-        dropped = np.zeros(len(scan.arrived.keys), np.bool_)
-        dropped[scan.out_of_turn] = True
+    matrix: Numbers
+    lane: Numbers
+    row: Numbers
+    """Of the batch: the one with which the frame was whole."""
+    position: Numbers
+    offset: Numbers
+    key: Numbers
+    serial: Numbers
+
+
+class _Found:
+    """What scanner and decoders gave for a batch, in the order in which it was said.
+
+    Connections don't depend on one another, but what a decoder gave must be told between what its
+    connection said before and after. So there are rounds: in each, everybody's rows up to the next
+    thing that a decoder gave, and then that.
+    """
+
+    def __init__(self, present: Present, sides: tuple[_Side, ...], dropped: list[int]) -> None:
+        self._present = present
+        arrived = present.arrived
+        self._dropped = np.zeros(arrived.owners, np.bool_)
+        self._dropped[dropped] = True
+        blocks: list[_Block] = []
+        said: list[tuple[int, int, _Said]] = []
         parts = [(side, part) for side in sides for part in side.parts]
         for serial, (side, part) in enumerate(parts):
             if isinstance(part, Columns):
-                self._add_columns(side, part, serial, dropped)
-            else:
-                self._add_fed(side, part, serial, dropped)
-        scanner = scan.kit.scanner
-        matrix, *rest = self._joined()
-        self.lane, self.wire_row, self.position, self.offset, key, serials = rest
-        self.columns = Columns(
-            matrix, scanner.frame_names, scanner.frame_layers, scanner.slice_names
-        )
-        self._arrange(key, serials)
+                blocks.append(self._block(side, part, serial))
+            elif part.placed:
+                owner = int(side.owners[part.run])
+                row = int(arrived.pieces.rows_at(np.array([part.stop - 1]))[0])
+                if not self._dropped[owner]:
+                    key = owner * len(arrived) + row
+                    said.append((key, serial, self._told(side, part, owner, row)))
+        if not blocks:
+            empty = np.empty(0, np.int64)
+            blocks = [_Block(np.empty((0, 0), np.int64), *[empty] * 6)]
+        joined = (np.concatenate(each, axis=-1) for each in zip(*blocks, strict=True))
+        whole = blocks[0] if len(blocks) == 1 else _Block(*joined)
+        self.matrix, self.lane, self.row, self.position, self.offset = whole[:5]
+        self._arrange(whole.key, whole.serial, said)
+        owners = arrived.lane_owner[self.lane[self.order]]
+        self.last = np.full(arrived.owners, NOWHERE)
+        """Where each owner's last row is, in order."""
+        self.last[owners] = np.arange(len(owners))
 
-    def _joined(self) -> tuple[Numbers, ...]:
-        if not self._blocks:
-            return (np.empty((0, 0), np.int64), *[np.empty(0, np.int64)] * 6)
-        if len(self._blocks) == 1:
-            return self._blocks[0]
-        return tuple(np.concatenate(each, axis=-1) for each in zip(*self._blocks, strict=True))
+    def columns(self, scanner: BulkScanner) -> Callable[[Numbers], Columns]:
+        """Some of the rows."""
+        names = scanner.frame_names, scanner.frame_layers, scanner.slice_names
+        return lambda index: Columns(np.take(self.matrix, index, axis=1), *names)
 
-    def _add_columns(self, side: _Side, part: Columns, serial: int, dropped: Flags) -> None:
-        arrived = self.scan.arrived
-        owner = arrived.lane_owner[side.lanes[part.run]]
-        if dropped.any():
-            kept = ~dropped[owner]
-            names = part.frame_names, part.frame_layers, part.slice_names
-            part, owner = Columns(part.rows[:, kept], *names), owner[kept]
+    def rounds(self) -> Iterator[tuple[int, int, list[_Said]]]:
+        """Rows from one place in `order` to another, and what decoders gave behind them."""
+        yield from zip(self._starts, self._stops, self._said, strict=True)
+
+    def _block(self, side: _Side, part: Columns, serial: int) -> _Block:
+        arrived = self._present.arrived
+        matrix, owner = part.rows, side.owners[part.run]
+        if self._dropped.any():
+            kept = ~self._dropped[owner]
+            part = Columns(matrix[:, kept], part.frame_names, part.frame_layers, part.slice_names)
+            owner = owner[kept]
         run, offset = part.run, part.offset
         position = side.starts[run] + offset - side.offsets[run]
         row = arrived.pieces.rows_at(position + part.length - 1)
-        self._blocks.append(
-            (
-                part.rows,
-                side.lanes[run],
-                row,
-                position,
-                offset + side.bases[run],
-                owner * len(arrived) + row,
-                np.full(len(run), serial),
-            )
+        return _Block(
+            part.rows,
+            side.lanes[run],
+            row,
+            position,
+            offset + side.bases[run],
+            owner * len(arrived) + row,
+            np.full(len(run), serial),
         )
 
-    def _add_fed(self, side: _Side, part: Fed, serial: int, dropped: Flags) -> None:
-        arrived = self.scan.arrived
-        owner = int(arrived.lane_owner[side.lanes[part.run]])
-        if part.placed and not dropped[owner]:
-            row = int(arrived.pieces.rows_at(np.array([part.stop - 1]))[0])
-            way, time = side.ways[part.run], int(arrived.time[row])
-            connection = self.scan.connection(owner)
-            said = _Said(connection, side.forward, way, part.placed, time)
-            self._said.append((owner * len(arrived) + row, serial, said))
+    def _told(self, side: _Side, part: Fed, owner: int, row: int) -> _Said:
+        connection = self._present.entered(owner)
+        way = connection.directions[side.forward]
+        time = int(self._present.arrived.time[row])
+        return _Said(connection, side.forward, way, part.placed, time)
 
-    def _arrange(self, key: Numbers, serials: Numbers) -> None:
-        if not self._said:
+    def _arrange(self, key: Numbers, serial: Numbers, said: list[tuple[int, int, _Said]]) -> None:
+        if not said:
             self.order = np.argsort(key, kind="stable")
-            self._stops: list[int] = []
+            self._starts, self._stops = [0], [len(key)]
+            self._said: list[list[_Said]] = [[]]
             return
-        fed_key, fed_serial, _ = zip(*self._said, strict=True)
-        order = np.lexsort((np.append(serials, fed_serial), np.append(key, fed_key)))
-        is_fed = order >= len(key)
-        self.order = order[~is_fed]
-        self._said = [self._said[place] for place in (order[is_fed] - len(key)).tolist()]
-        self._stops = np.cumsum(~is_fed)[is_fed].tolist()
-
-    def stops(self) -> Iterator[tuple[int, _Said | None]]:
-        """What decoders gave, and how many of the rows came before it; at last how many came."""
-        for stop, (_, _, said) in zip(self._stops, self._said, strict=True):
-            yield stop, said
-        yield len(self.order), None
+        said_key, said_serial, _ = zip(*said, strict=True)
+        keys = np.append(key, said_key)
+        order = np.lexsort((np.append(serial, said_serial), keys))
+        is_said = order >= len(key)
+        owner = keys[order] // len(self._present.arrived)
+        first = np.append(True, owner[1:] != owner[:-1])
+        # What decoders gave in a row belongs to one round, which it ends.
+        begins = is_said & (first | ~np.append(False, is_said[:-1]))
+        passed = np.cumsum(begins)
+        heads = np.flatnonzero(first)
+        before = (passed - begins)[heads][np.cumsum(first) - 1]
+        number = passed - before - is_said
+        in_order = np.argsort(number[~is_said], kind="stable")
+        self.order = order[~is_said][in_order]
+        count = int(number.max()) + 1
+        self._stops = np.cumsum(np.bincount(number[~is_said], minlength=count)).tolist()
+        self._starts = [0, *self._stops[:-1]]
+        self._said = [[] for _ in range(count)]
+        for place, which in zip(
+            (order[is_said] - len(key)).tolist(), number[is_said].tolist(), strict=True
+        ):
+            self._said[which].append(said[place][2])
 
 
 class _Chunk:
-    """Some rows that follow one another, as many as are described before they become a batch."""
+    """Rows that become one batch."""
 
-    def __init__(self, found: _Found, start: int, payloads: bool) -> None:
-        index = found.order[start : start + _CHUNK_ROWS]
-        self.stop = start + len(index)
-        self._scan, self._start, self._payloads = found.scan, start, payloads
-        arrived = found.scan.arrived
-        scanner = found.scan.kit.scanner
-        names = scanner.frame_names, scanner.frame_layers, scanner.slice_names
-        self._columns = Columns(found.columns.rows[:, index], *names)
+    def __init__(
+        self, scan: Scan, found: _Found, columns: Callable[[Numbers], Columns], part: slice
+    ) -> None:
+        index = found.order[part]
+        arrived = scan.arrived
+        self._scan = scan
+        self._columns = columns(index)
         self._lane, self._offset = found.lane[index], found.offset[index]
-        self._time = arrived.time[found.wire_row[index]]
+        self._position = found.position[index]
+        self._time = arrived.time[found.row[index]]
         self._owner = arrived.lane_owner[self._lane]
-        self._owners = self._owner.tolist()
-        self._changes = (np.flatnonzero(np.diff(self._owner)) + 1).tolist()
-        self._described: list[Described | FrameError] = []
-        columns = self._columns
-        self._rows = Rows(
-            arrived.pieces.data,
-            payloads,
-            found.position[index].tolist(),
-            (~arrived.lane_backward[self._lane]).tolist(),
-            columns.frame.tolist(),
-            self._offset.tolist(),
-            columns.length.tolist(),
-            columns.number.tolist(),
-            columns.detail.tolist(),
-            columns.sequence.tolist(),
-            tuple(
-                (starts.tolist(), sizes.tolist())
-                for starts, sizes in map(columns.slice, scanner.slice_names)
-            ),
-        )
+        self._stays = ~scan.present.over
+        self._stays[list(scan.present.objects)] = True
+        self._stays[self._owner] |= found.last[self._owner] >= part.stop
 
-    def describe(self, stop: int) -> None:
-        """All up to there."""
-        at, end = len(self._described), stop - self._start
-        change = bisect_right(self._changes, at)
-        while at < end:
-            next_one = self._changes[change] if change < len(self._changes) else end
-            until = min(end, next_one)
-            reading = self._scan.connection(self._owners[at]).reading
-            assert reading is not None
-            self._described.extend(reading.describe_rows(self._rows, at, until))
-            at, change = until, change + 1
-            if len(self._described) != at:
-                raise AssertionError(f"{type(reading).__name__} left out rows")
-
-    def batch(self) -> pa.RecordBatch:
+    def described(self, payloads: bool) -> pa.RecordBatch:
         """Frames. Violations go to where their connections collect their rows."""
-        described = self._described
-        if set(map(type, described)) == {Described}:
-            return self._frames(described, slice(None))
-        right = [not isinstance(each, FrameError) for each in described]
-        for place, each in enumerate(described):
-            if isinstance(each, FrameError):
-                self._violation(place, each)
-        kept = [each for each in described if not isinstance(each, FrameError)]
-        return self._frames(kept, np.array(right, np.bool_))
+        scan, columns = self._scan, self._columns
+        present, pieces = scan.present, scan.arrived.pieces
+        rows = FrameRows(
+            pieces.array,
+            payloads,
+            self._owner,
+            self._position,
+            ~scan.arrived.lane_backward[self._lane],
+            columns.frame,
+            self._offset,
+            columns.length,
+            columns.number,
+            columns.detail,
+            columns.sequence,
+            tuple(map(columns.slice, scan.kit.scanner.slice_names)),
+        )
+        here = np.zeros(scan.arrived.owners, np.bool_)
+        here[self._owner] = True
+        known = {owner: _reading(present, owner) for owner in present.objects if here[owner]}
+        told = scan.kit.describe(
+            rows, Readings(known, self._stays, lambda owner: _reading(present, owner))
+        )
+        batch = self._batch(told, payloads)
+        if not told.errors:
+            return batch
+        right = np.ones(len(rows), np.bool_)
+        for place, error in told.errors.items():
+            right[place] = False
+            way = present.way(int(self._lane[place]))
+            layer = int(scan.kit.layers[columns.frame[place]])
+            where = (layer, int(self._offset[place]), int(columns.length[place]))
+            connection = present.object(int(self._owner[place]))
+            connection.violation(way, (*where, int(self._time[place])), error)
+        return batch.filter(pa.array(right))
 
-    def _violation(self, place: int, error: FrameError) -> None:
-        connection = self._scan.connection(self._owners[place])
-        rows, frame = self._rows, self._rows.frame[place]
-        layer = self._columns.frame_layers[frame]
-        where = (layer, rows.offset[place], rows.length[place], int(self._time[place]))
-        connection.violation(connection.directions[rows.forward[place]], where, error)
-
-    def _frames(self, described: list[Any], chosen: Any) -> pa.RecordBatch:
-        arrived, kit, count = self._scan.arrived, self._scan.kit, len(described)
-        lane, owner = self._lane[chosen], pa.array(self._owner[chosen])
-        frame = self._columns.frame[chosen]
-        offset = pa.array(self._offset[chosen])
-        length = pa.array(self._columns.length[chosen])
-        size = _column(described, "payload_size", pa.int64())
-        behind = pc.add(_column(described, "payload_end", pa.int64()), size)
-        columns: dict[str, pa.Array] = {
+    def _batch(self, told: Told, payloads: bool) -> pa.RecordBatch:
+        arrived, kit, count = self._scan.arrived, self._scan.kit, len(told)
+        owner, length = pa.array(self._owner), self._columns.length
+        behind = self._offset + length - told.payload_end - told.payload_size
+        has_payload = told.payload_size != NONE
+        columns: dict[str, Any] = {
             "table": pa.repeat(FRAMES, count),
             "node": arrived.nodes.take(owner),
             "connection": arrived.connections.take(owner),
-            "direction": _WAYS.take(pa.array(arrived.lane_backward[lane].astype(np.int8))),
-            "layer": pa.array(kit.layers[frame].astype(np.int32)),
-            "offset": offset,
-            "length": length,
-            "time": pa.array(self._time[chosen]),
+            "direction": WAYS.take(pa.array(arrived.lane_backward[self._lane].astype(np.int8))),
+            "layer": pa.array(kit.layers[self._columns.frame].astype(np.int32)),
+            "offset": pa.array(self._offset),
+            "length": pa.array(length),
+            "time": pa.array(self._time),
             "protocol": pa.repeat(kit.name, count),
-            "frame": kit.frames.take(pa.array(frame)),
-            "payload_offset": pc.subtract(pc.add(offset, length), behind),
-            "payload_length": size,
+            "frame": kit.frames.take(pa.array(self._columns.frame)),
+            "payload_offset": pa.array(behind, mask=~has_payload),
+            "payload_length": pa.array(told.payload_size, mask=~has_payload),
+            "sequence": pa.array(told.sequence, mask=told.sequence == NONE),
+            "begun_at": pa.array(told.begun_at, mask=told.begun_at == NONE),
         }
-        if not self._payloads:
+        if not payloads:
             for name in OF_MESSAGES:
                 columns[name] = pa.nulls(count, ARROW.field(name).type)
         arrays = [
-            columns[field.name]
-            if field.name in columns
-            else _column(described, field.name, field.type)
+            columns[field.name] if field.name in columns else getattr(told, field.name)
             for field in ARROW
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=ARROW)
 
 
-def _column(described: list[Any], name: str, kind: pa.DataType) -> pa.Array:
-    return pa.array(map(attrgetter(name), described), kind, size=len(described))
+def _reading(present: Present, owner: int) -> Reading:
+    reading = present.entered(owner).reading
+    assert reading is not None
+    return reading

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import ItemsView, Iterable
 from functools import lru_cache
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import msgspec
 
-from crosswire.errors import DecoderStateError, FrameError
+from crosswire.errors import DecoderStateError
 from crosswire.wire.contract import Frame
 
 __all__ = [
@@ -22,6 +21,7 @@ __all__ = [
     "HANDSHAKE",
     "HEARTBEAT",
     "MESSAGE_KINDS",
+    "MOST_ASKED",
     "PUBLISH",
     "REQUEST",
     "RESPONSE",
@@ -31,7 +31,6 @@ __all__ = [
     "Described",
     "Memory",
     "Reading",
-    "Rows",
     "json_text",
     "kind_of_destination",
     "quoted",
@@ -81,27 +80,6 @@ class Described(msgspec.Struct, frozen=True, gc=False):
     begun_at: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """What a protocol's scanner gave, column by column, as lists; see `wire.bulk.Columns`.
-
-    A frame stands at `position` of `data`. `slices` are starts in `data` and lengths, in the order
-    of the scanner's `slice_names`. Without `payloads` nobody asks for `Described.payload`.
-    """
-
-    data: bytes
-    payloads: bool
-    position: list[int]
-    forward: list[bool]
-    frame: list[int]
-    offset: list[int]
-    length: list[int]
-    number: list[int]
-    detail: list[int]
-    sequence: list[int]
-    slices: tuple[tuple[list[int], list[int]], ...]
-
-
 class _ReadingState(msgspec.Struct, array_like=True, frozen=True):
     """Layout of `Reading.dump()`; `own` is what the protocol adds."""
 
@@ -121,12 +99,6 @@ class Reading(ABC):
     def describe(self, forward: bool, frame: Frame, offset: int, length: int) -> Described:
         """`forward`: sent by who opened the connection. Raises FrameError where only a closer look
         shows that the content is not what it should be."""
-
-    @abstractmethod
-    def describe_rows(self, rows: Rows, start: int, stop: int) -> Iterator[Described | FrameError]:
-        """The same for rows[start:stop], which are all of this connection and in order, without
-        making frames of them: exactly what `describe` would give for each, and instead of raising
-        it the FrameError, after which the caller calls no `interrupt` of its own."""
 
     def interrupt(self, forward: bool) -> None:
         """Bytes of this direction were missing or no frame: what was half read is not completed."""
@@ -173,17 +145,19 @@ def quoted(text: str) -> str:
 V = TypeVar("V")
 
 
-class Memory(Generic[V]):
-    """What is remembered of requests until they are answered: the latest `most` of them, since a
-    stream writes them down with each batch."""
+MOST_ASKED: Final = 8192
 
-    def __init__(self, most: int = 8192) -> None:
-        self._most = most
+
+class Memory(Generic[V]):
+    """What is remembered of requests until they are answered: the latest `MOST_ASKED` of them,
+    since a stream writes them down with each batch. Keys are tuples that begin with who asked."""
+
+    def __init__(self) -> None:
         self._held: OrderedDict[Any, V] = OrderedDict()
 
     def put(self, key: Any, value: V) -> None:
         self._held[key] = value
-        if len(self._held) > self._most:
+        if len(self._held) > MOST_ASKED:
             self._held.popitem(last=False)
 
     def take(self, key: Any) -> V | None:
@@ -192,15 +166,23 @@ class Memory(Generic[V]):
     def get(self, key: Any) -> V | None:
         return self._held.get(key)
 
+    def items(self) -> ItemsView[Any, V]:
+        """All that is remembered, in order."""
+        return self._held.items()
+
+    def renew(self, entries: Iterable[tuple[Any, V]]) -> None:
+        """Remember this, and nothing else."""
+        self._held = OrderedDict(entries)
+
     def save(self) -> list[Any]:
         return list(self._held.items())
 
     def restore(self, saved: list[Any]) -> None:
         """Keys are tuples; so are values, unless they are plain."""
-        self._held = OrderedDict()
-        for key, value in saved:
-            kept: Any = tuple(value) if isinstance(value, list) else value
-            self._held[tuple(key)] = kept
+        entries: list[Any] = [
+            (tuple(key), tuple(value) if isinstance(value, list) else value) for key, value in saved
+        ]
+        self.renew(entries)
 
 
 def kind_of_destination(destination: str) -> str:

@@ -7,14 +7,14 @@ read once and kept, only `data` is left to be read. What looks otherwise is read
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
 
-from crosswire.errors import FrameError, MalformedFrame
+from crosswire.errors import MalformedFrame
 from crosswire.pipeline.protocols.contract import (
     ACKNOWLEDGEMENT,
     CONTROL,
@@ -28,17 +28,36 @@ from crosswire.pipeline.protocols.contract import (
     Described,
     Memory,
     Reading,
-    Rows,
     json_text,
     kind_of_destination,
 )
 from crosswire.wire.contract import Frame
 from crosswire.wire.emp.frames import Bye, Error, Hello, Ping, Pong, Request, Response, Result
 
-__all__ = ["READING"]
+__all__ = [
+    "BINARY",
+    "JSON",
+    "MOST_AROUND",
+    "READING",
+    "TEXT",
+    "UNASKED",
+    "Body",
+    "EmpReading",
+    "Place",
+    "Said",
+    "asked",
+    "carrying",
+    "properties_told",
+    "published",
+    "read_request",
+    "read_response",
+    "said_around",
+    "said_beside",
+]
 
-_JSON: Final = "application/json"
-_BINARY: Final = "application/octet-stream"
+JSON: Final = "application/json"
+TEXT: Final = "text/plain"
+BINARY: Final = "application/octet-stream"
 _SECRET: Final = "$authenticate"
 _SUBSCRIBERS: Final = ("$subscribe", "$unsubscribe", "$serve")
 _SIMPLE: Final = {
@@ -48,18 +67,11 @@ _SIMPLE: Final = {
     Pong: HEARTBEAT,
 }
 
-# What the scanner calls frames; those before them are small and rare.
-_HELLO_ROW, _REQUEST_ROW = 0, 5
-_EMPTY: Final = {
-    1: Described("{}", GOODBYE),
-    2: Described("{}", HEARTBEAT),
-    3: Described("{}", HEARTBEAT),
-}
-"""bye, ping, pong"""
+Place = tuple[str, str | None]
+"""Kind and destination."""
+UNASKED: Final[Place] = (RESPONSE, None)
 
-_UNASKED: Final = (RESPONSE, None)
-
-_MOST_AROUND: Final = 256
+MOST_AROUND: Final = 256
 """Bytes around `data`, or of a destination: what is longer hardly comes again."""
 
 
@@ -88,100 +100,133 @@ class _Published(msgspec.Struct, gc=False):
     id: _Id
 
 
-_CARRIERS: Final[dict[str, msgspec.json.Decoder[Any]]] = {
-    "$publish": msgspec.json.Decoder(_Publication),
-    "$deliver": msgspec.json.Decoder(_Delivery),
+_CARRIERS: Final[dict[str, Callable[[bytes], Any]]] = {
+    "$publish": msgspec.json.Decoder(_Publication).decode,
+    "$deliver": msgspec.json.Decoder(_Delivery).decode,
 }
 _ANY: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(msgspec.Raw)
 _PUBLISHED: Final = msgspec.json.Decoder(_Published)
+_PROPERTIES: Final = msgspec.json.Decoder(dict[str, Any])
 _NO_JSON: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-class _Call(NamedTuple):
-    """What requests with the same `op` share; `op` is JSON, `shown` whether data may be told."""
-
-    op: str
-    kind: str
-    destination: str
-    answer: tuple[str, str]
-    decode: Callable[[bytes], Any]
-    carries: bool
-    content_type: str | None
-    shown: bool
+# -------------------------------------------------------------------------------------------- said
 
 
-class _Answer(NamedTuple):
-    """What responses share that say the same; `fields` is the rest of the JSON."""
+class Said(NamedTuple):
+    """What requests with the same `op` share, or responses that say the same.
+
+    `fields` is what the JSON has behind the id. A response has the place that its request left as
+    its `answer`, if it was asked. `decode` reads the data of those that carry a message, and
+    `has_id` is whether that is one which the hub has numbered. `shown` is whether data may be told.
+    """
 
     fields: str
-    status: str
+    place: Place = UNASKED
+    answer: Place | None = None
+    status: str | None = None
+    content_type: str | None = None
+    shown: bool = False
+    decode: Callable[[bytes], Any] | None = None
+    has_id: bool = False
 
 
-def _called(op: str) -> _Call:
+def _called(op: str) -> Said:
     destination = f"service/{op}"
+    fields = f',"op":{json_text(op)}}}'
     if op in _SUBSCRIBERS:
-        answer = (ACKNOWLEDGEMENT, destination)
-        return _Call(
-            json_text(op), SUBSCRIPTION, destination, answer, _ANY.decode, False, None, False
-        )
-    answer = (RESPONSE, destination)
-    decoder = _CARRIERS.get(op, _ANY)
-    return _Call(
-        json_text(op),
-        REQUEST,
-        destination,
-        answer,
-        decoder.decode,
-        decoder is not _ANY,
-        _JSON,
+        return Said(fields, (SUBSCRIPTION, destination), (ACKNOWLEDGEMENT, destination))
+    return Said(
+        fields,
+        (REQUEST, destination),
+        (RESPONSE, destination),
+        None,
+        JSON,
         op != _SECRET,
+        _CARRIERS.get(op),
+        op == "$deliver",
     )
 
 
-def _answered(result: Result) -> _Answer:
+def _answered(result: Result) -> Said:
     fields = {"status": result.status, "code": result.code, "description": result.description}
     told = json_text({name: value for name, value in fields.items() if value is not None})
-    return _Answer(told[1:], "success" if result.status == "success" else result.code or "failure")
+    status = "success" if result.status == "success" else result.code or "failure"
+    return Said(f",{told[1:]}", status=status, content_type=JSON, shown=True)
+
+
+def said_beside(frame: Frame) -> Said:
+    """By what is neither request nor response, and has no id; `fields` is all of the JSON."""
+    fields, kind = json_text(frame.fields()), _SIMPLE.get(type(frame), CONTROL)
+    if isinstance(frame, Error):
+        return Said(fields, (ERROR, None), status=str(frame.code))
+    return Said(fields, (kind, None))
 
 
 # -------------------------------------------------------------------------------------------- data
+
+
+class Body(NamedTuple):
+    """Of a request or a response: its data, how large that is in the body, what is behind it."""
+
+    said: Said
+    data: bytes
+    size: int
+    behind: int
+
 
 _MEMBER: Final = b'"data":'
 _MARK: Final = b'{"":0}'
 
 
-def _search(data: bytes, start: int, end: int, member: int) -> tuple[int, int]:
-    """Where `data` might be in the body data[start:end], which has its name at `member`, or not at
-    all; nowhere, if what is around it is long."""
-    opened = data.find(b"{", member, end) if member >= 0 else 0
-    closed = data.rfind(b"}", opened, end - 1) + 1
-    if 0 < opened < closed and opened - start + end - closed <= _MOST_AROUND:
-        return opened, closed
-    return 0, 0
+def read_request(body: bytes) -> Body:
+    """Raises MalformedFrame."""
+    found = _between(body, True)
+    if found is not None:
+        return found
+    call = Request(0, body).call()
+    return Body(_called(call.op), bytes(call.data), *_place(body, call.data))
 
 
-# Where a mark between the two is read as `data`, any other object would be. Neither cuts through a
-# character: what stands beside them is a brace.
+def read_response(body: bytes) -> Body:
+    """Raises MalformedFrame."""
+    found = _between(body, False)
+    if found is not None:
+        return found
+    result = Response(0, body).result()
+    return Body(_answered(result), bytes(result.data), *_place(body, result.data))
 
 
-@lru_cache(maxsize=1024)
-def _call_around(before: bytes, behind: bytes) -> _Call | None:
-    """What a request asks for that has its data between these two, if it has it there."""
+def _between(body: bytes, is_request: bool) -> Body | None:
+    """The body, if its data is where it is looked for."""
+    member = body.find(_MEMBER, 0, MOST_AROUND)
+    opened = body.find(b"{", member) if member >= 0 else 0
+    closed = body.rfind(b"}", opened, -1) + 1
+    if not 0 < opened < closed or opened + len(body) - closed > MOST_AROUND:
+        return None
+    said = said_around(body[:opened], body[closed:], is_request)
+    data = body[opened:closed]
+    if said is None or not _is_object(data):
+        return None
+    return Body(said, data, len(data), len(body) - closed)
+
+
+@lru_cache(maxsize=2048)
+def said_around(before: bytes, behind: bytes, is_request: bool) -> Said | None:
+    """By a body that has its data, an object, between these two; None if that is not its place.
+
+    Where a mark between the two is read as `data`, any other object would be. Neither cuts through
+    a character: what stands beside them is a brace.
+    """
+    body = before + _MARK + behind
+    told: Any
     try:
-        call = Request(0, before + _MARK + behind).call()
+        told = Request(0, body).call() if is_request else Response(0, body).result()
     except MalformedFrame:
         return None
-    return _called(call.op) if bytes(call.data) == _MARK else None
-
-
-@lru_cache(maxsize=1024)
-def _answer_around(before: bytes, behind: bytes) -> _Answer | None:
-    """The same for a response."""
-    try:
-        result = Response(0, before + _MARK + behind).result()
-    except MalformedFrame:
+    if _place(body, told.data) != (len(_MARK), len(behind)):
         return None
-    return _answered(result) if bytes(result.data) == _MARK else None
+    return _called(told.op) if is_request else _answered(told)
 
 
 def _is_object(text: bytes) -> bool:
@@ -198,18 +243,6 @@ def _is_object(text: bytes) -> bool:
     return True
 
 
-def _read_call(body: bytes) -> tuple[_Call, bytes, int, int, Any]:
-    """What a request asks for; its data, how large that is in the body, what is behind it, and
-    what it carries. Raises MalformedFrame."""
-    asked = Request(0, body).call()
-    call, value = _called(asked.op), bytes(asked.data)
-    try:
-        carried = call.decode(value)
-    except _NO_JSON:
-        carried = None  # the hub refuses it: a request like any other
-    return call, value, *_place(body, asked.data), carried
-
-
 def _place(body: bytes, data: msgspec.Raw) -> tuple[int, int]:
     """Size of `data` in the body, of which it is a view, and how much is behind it; 0 and 0 if it
     is not written."""
@@ -218,24 +251,68 @@ def _place(body: bytes, data: msgspec.Raw) -> tuple[int, int]:
     return (size, len(body) - at - size) if 0 <= at < len(body) else (0, 0)
 
 
-@lru_cache(maxsize=1024)
-def _carrying(destination: str) -> tuple[str, tuple[str, str]]:
-    """What a message to it is, and what the carrier's answer."""
-    return kind_of_destination(destination), (ACKNOWLEDGEMENT, destination)
+# ----------------------------------------------------------------------------------------- carried
+
+
+def asked(number: int, body: Body) -> tuple[Described, Place | None]:
+    """A request, and its answer."""
+    said, data, size, behind = body
+    place, answer, content_type = said.place, said.answer, said.content_type
+    payload = data if said.shown else None
+    properties = message_id = None
+    carried = None if said.decode is None else _carried(said.decode, data)
+    if carried is not None:
+        place, answer = carrying(carried.destination)
+        payload, content_type = _payload(carried)
+        if carried.properties is not None:
+            properties = json_text(carried.properties)
+        if said.has_id:
+            message_id = carried.id
+    described = Described(
+        f'{{"id":{number}{said.fields}',
+        place[0],
+        str(number),
+        place[1],
+        payload_size=size,
+        payload_end=behind,
+        payload=payload,
+        content_type=content_type,
+        properties=properties,
+        message_id=message_id,
+    )
+    return described, answer
+
+
+def _carried(decode: Callable[[bytes], Any], data: bytes) -> Any:
+    try:
+        return decode(data)
+    except _NO_JSON:
+        return None  # the hub refuses it: a request like any other
+
+
+def carrying(destination: str) -> tuple[Place, Place]:
+    """Where a message to it goes, and what the carrier's answer is."""
+    return (kind_of_destination(destination), destination), (ACKNOWLEDGEMENT, destination)
 
 
 def _payload(carried: _Publication) -> tuple[bytes, str]:
     if carried.text is not None and not carried.json:
-        return carried.text.encode(), "text/plain"
+        return carried.text.encode(), TEXT
     if raw := bytes(carried.json):
-        return raw, _JSON
+        return raw, JSON
     try:
-        return base64.b64decode(carried.base64 or "", validate=True), _BINARY
+        return base64.b64decode(carried.base64 or "", validate=True), BINARY
     except ValueError:
-        return b"", _BINARY
+        return b"", BINARY
 
 
-def _published(data: bytes) -> int | None:
+def properties_told(properties: bytes) -> str:
+    """As the tables have what is written so."""
+    return json_text(_PROPERTIES.decode(properties))
+
+
+def published(data: bytes) -> int | None:
+    """The hub's id of a message, from the answer to who published it."""
     try:
         return _PUBLISHED.decode(data).id
     except _NO_JSON:
@@ -249,162 +326,39 @@ class EmpReading(Reading):
     """A response has the destination of the request that it answers."""
 
     def __init__(self) -> None:
-        self._asked: Memory[tuple[str, str]] = Memory()
+        self.asked: Memory[Place] = Memory()
 
     def describe(self, forward: bool, frame: Frame, offset: int, length: int) -> Described:  # noqa: ARG002
         if isinstance(frame, Request):
-            return self._request(forward, frame.id, frame.body, 0, len(frame.body), True)
+            described, answer = asked(frame.id, read_request(frame.body))
+            if answer is not None:
+                self.asked.put((forward, frame.id), answer)
+            return described
         if isinstance(frame, Response):
-            return self._response(forward, frame.id, frame.body, 0, len(frame.body), True)
-        if isinstance(frame, Error):
-            return _error(frame)
-        return Described(json_text(frame.fields()), _SIMPLE.get(type(frame), CONTROL))
-
-    def describe_rows(self, rows: Rows, start: int, stop: int) -> Iterator[Described | FrameError]:
-        data, payloads = rows.data, rows.payloads
-        forwards, frames, numbers = rows.forward, rows.frame, rows.number
-        starts, lengths = rows.slices[0]
-        request, response = self._request, self._response
-        for row in range(start, stop):
-            forward, kind, at = forwards[row], frames[row], starts[row]
-            found: Described | FrameError
-            try:
-                if kind == _REQUEST_ROW:
-                    end = at + lengths[row]
-                    found = request(forward, numbers[row], data, at, end, payloads)
-                elif kind > _REQUEST_ROW:
-                    end = at + lengths[row]
-                    found = response(forward, numbers[row], data, at, end, payloads)
-                else:
-                    found = _EMPTY.get(kind) or _small(rows, row)
-            except FrameError as error:
-                error.__traceback__ = None
-                self.interrupt(forward)
-                found = error
-            yield found
+            return self._response(forward, frame.id, read_response(frame.body))
+        fields, place, _, status, *_ = said_beside(frame)
+        return Described(fields, place[0], status=status)
 
     def _save(self) -> Any:
-        return self._asked.save()
+        return self.asked.save()
 
     def _restore(self, own: Any) -> None:
-        self._asked.restore(own)
+        self.asked.restore(own)
 
-    def _request(
-        self, forward: bool, number: int, data: bytes, start: int, end: int, payloads: bool
-    ) -> Described:
-        """The request whose body is data[start:end]."""
-        member = data.find(_MEMBER, start, end)
-        opened, closed = member + 7, end - 1
-        if (
-            member < 0
-            or opened - start > _MOST_AROUND
-            or data[opened : opened + 1] != b"{"
-            or data[closed - 1 : end] != b"}}"
-        ):
-            opened, closed = _search(data, start, end, member)
-        value = data[opened:closed]
-        size, behind = closed - opened, end - closed
-        call = _call_around(data[start:opened], data[closed:end]) if size else None
-        carried = None
-        if call is not None:
-            try:
-                carried = call.decode(value)
-                if not value.isascii():
-                    value.decode()
-            except _NO_JSON:
-                call = None
-        if call is None:
-            call, value, size, behind, carried = _read_call(data[start:end])
-
-        identifier = str(number)
-        op, kind, destination, answer, _, carries, content_type, shown = call
-        payload = value if payloads and shown else None
-        properties = message_id = None
-        if carries and carried is not None:
-            destination = carried.destination
-            known = _carrying if len(destination) <= _MOST_AROUND else _carrying.__wrapped__
-            kind, answer = known(destination)
-            payload, content_type = _payload(carried)
-            if carried.properties is not None:
-                properties = json_text(carried.properties)
-            if type(carried) is _Delivery:
-                message_id = carried.id
-        self._asked.put((forward, identifier), answer)
+    def _response(self, forward: bool, number: int, body: Body) -> Described:
+        kind, destination = self.asked.take((not forward, number)) or UNASKED
         return Described(
-            f'{{"id":{identifier},"op":{op}}}',
+            f'{{"id":{number}{body.said.fields}',
             kind,
-            identifier,
+            str(number),
             destination,
-            None,
-            None,
-            size,
-            behind,
-            payload,
-            content_type,
-            properties,
-            None,
-            message_id,
-            None,
+            body.said.status,
+            payload_size=body.size,
+            payload_end=body.behind,
+            payload=body.data,
+            content_type=JSON,
+            message_id=published(body.data) if kind == ACKNOWLEDGEMENT else None,
         )
-
-    def _response(
-        self, forward: bool, number: int, data: bytes, start: int, end: int, payloads: bool
-    ) -> Described:
-        """The response whose body is data[start:end]."""
-        member = data.find(_MEMBER, start, end)
-        opened, closed = member + 7, end - 1
-        if (
-            member < 0
-            or opened - start > _MOST_AROUND
-            or data[opened : opened + 1] != b"{"
-            or data[closed - 1 : end] != b"}}"
-        ):
-            opened, closed = _search(data, start, end, member)
-        value = data[opened:closed]
-        size, behind = closed - opened, end - closed
-        answer = _answer_around(data[start:opened], data[closed:end]) if size else None
-        if answer is None or not _is_object(value):
-            body = data[start:end]
-            result = Response(number, body).result()
-            answer, value = _answered(result), bytes(result.data)
-            size, behind = _place(body, result.data)
-
-        identifier = str(number)
-        kind, destination = self._asked.take((not forward, identifier)) or _UNASKED
-        return Described(
-            f'{{"id":{identifier},{answer.fields}',
-            kind,
-            identifier,
-            destination,
-            answer.status,
-            None,
-            size,
-            behind,
-            value if payloads else None,
-            _JSON,
-            None,
-            None,
-            _published(value) if kind == ACKNOWLEDGEMENT else None,
-            None,
-        )
-
-
-def _small(rows: Rows, row: int) -> Described:
-    """A hello, or an error."""
-    if rows.frame[row] == _HELLO_ROW:
-        return _hello(Hello(rows.detail[row]))
-    starts, lengths = rows.slices[0]
-    said = rows.data[starts[row] : starts[row] + lengths[row]].decode()
-    return _error(Error(rows.detail[row], said))
-
-
-@lru_cache(maxsize=256)
-def _hello(frame: Hello) -> Described:
-    return Described(json_text(frame.fields()), HANDSHAKE)
-
-
-def _error(frame: Error) -> Described:
-    return Described(json_text(frame.fields()), ERROR, status=str(frame.code))
 
 
 READING = EmpReading

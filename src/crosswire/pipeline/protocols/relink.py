@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Any, Final, get_args
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from crosswire.errors import FrameError
 from crosswire.pipeline.protocols.contract import (
     ACKNOWLEDGEMENT,
     CONTROL,
@@ -21,58 +18,67 @@ from crosswire.pipeline.protocols.contract import (
     RESPONSE,
     Described,
     Reading,
-    Rows,
     json_text,
     kind_of_destination,
 )
-from crosswire.wire.contract import Frame, Placed
+from crosswire.wire.contract import Frame
 from crosswire.wire.relink.frames import (
-    DEFAULTS,
-    Acknowledgement,
     ChannelAcknowledgement,
     ChannelOperation,
     Message,
     Nop,
-    Operation,
     Ping,
     Pong,
     SequenceAcknowledgement,
     SequenceOperation,
     Shutdown,
-    layout,
-    scan,
 )
-from crosswire.wire.relink.handshake import (
-    ConnectorHello,
-    ListenerHello,
-    parse_hello,
-    parse_version,
+from crosswire.wire.relink.handshake import ConnectorHello, ListenerHello
+
+__all__ = [
+    "CONTENT_TYPE",
+    "NOTHING",
+    "READING",
+    "AboutChannels",
+    "RelinkReading",
+    "Wanted",
+    "about_channels",
+    "message",
+    "properties_of",
+]
+
+AboutChannels = (
+    ChannelAcknowledgement | ChannelOperation | SequenceAcknowledgement | SequenceOperation
 )
 
-__all__ = ["READING"]
-
+CONTENT_TYPE: Final = "application/octet-stream"
 _MOST_LISTED: Final = 16
-_BINARY: Final = "application/octet-stream"
-
-# What the scanner calls frames, and the order of its slices.
-_OF_CHANNELS: Final = (5, 6, 7, 8)
-_MESSAGE: Final = 9
-_VERSIONS: Final = (10, 11)
-_HELLOS: Final = (12, 13)
-_SIZES: Final = 3
-_LARGE, _MULTICAST = 2, 8
-_OPERATION: Final = (CONTROL, "operation", get_args(Operation))
-_ACKNOWLEDGED: Final = (ACKNOWLEDGEMENT, "acknowledgement", get_args(Acknowledgement))
-_GENERAL: Final = (
-    Described("{}", HEARTBEAT),
-    Described("{}", HEARTBEAT),
-    Described("{}", HEARTBEAT),
-    Described("{}", CONTROL),
-    Described("{}", GOODBYE),
-)
-"""nop, ping, pong, resume, shutdown"""
-_ABOUT: Final = (_OPERATION, _ACKNOWLEDGED, _OPERATION, _ACKNOWLEDGED)
 _PROPERTIES: Final = msgspec.json.Decoder(dict[str, bool | int | float | str])
+
+
+class Wanted(NamedTuple):
+    """What a connector asked for: an endpoint, perhaps to serve it, and a link that it had."""
+
+    destination: str | None
+    serves: bool
+    link: int
+
+    @classmethod
+    def of(cls, hello: ConnectorHello) -> Wanted:
+        destination, _, query = hello.endpoint.partition("?")
+        return cls(destination, "serve" in query.split("&"), hello.link)
+
+    def kind(self, forward: bool) -> str:
+        """Of a message."""
+        kind = kind_of_destination(self.destination or "")
+        return RESPONSE if kind == REQUEST and forward is self.serves else kind
+
+    def is_new(self, link: int) -> bool:
+        """Whether the listener has given another link than the one that was asked for."""
+        return link not in (0, self.link)
+
+
+NOTHING: Final = Wanted(None, False, 0)
 
 
 class RelinkReading(Reading):
@@ -81,53 +87,37 @@ class RelinkReading(Reading):
 
     The n-th message on a listener's channel answers the n-th on the connector's channel of the same
     number, or the other way round where the connector serves: their identifier is `channel:n`.
+
+    `following` has the next message's number, by direction and channel.
     """
 
     def __init__(self) -> None:
-        self._destination: str | None = None
-        self._serves = False
-        self._asked_for = 0
-        self._id_sizes = (1, 1)
-        self._counted = False
-        self._next: dict[tuple[bool, int], int] = defaultdict(int)
+        self.wanted = NOTHING
+        self.counted = False
+        self.following: dict[tuple[bool, int], int] = {}
 
     def describe(self, forward: bool, frame: Frame, offset: int, length: int) -> Described:  # noqa: ARG002
         match frame:
             case Message():
-                return self._message(forward, frame)
-            case ChannelAcknowledgement() | SequenceAcknowledgement():
-                return Described(
-                    json_text(frame.fields()),
-                    ACKNOWLEDGEMENT,
-                    _listed(frame.channels),
-                    self._destination,
-                    frame.acknowledgement,
-                    getattr(frame, "sequence", None),
-                )
-            case ChannelOperation() | SequenceOperation():
+                numbers = [self._count(forward, channel) for channel in frame.channels]
+                return message(frame, forward, numbers, self.wanted, self.counted)
+            case ChannelAcknowledgement() | SequenceAcknowledgement() | SequenceOperation():
+                return about_channels(frame, self.wanted)
+            case ChannelOperation():
                 if frame.operation == "close":
                     for channel in frame.channels:
-                        self._next.pop((forward, channel), None)
-                return Described(
-                    json_text(frame.fields()),
-                    CONTROL,
-                    _listed(frame.channels),
-                    self._destination,
-                    frame.operation,
-                    getattr(frame, "sequence", None),
-                )
+                        self.following.pop((forward, channel), None)
+                return about_channels(frame, self.wanted)
             case ConnectorHello():
-                self._destination, _, query = frame.endpoint.partition("?")
-                self._serves = "serve" in query.split("&")
-                self._asked_for = frame.link
-                self._id_sizes = frame.connector_id_size, frame.listener_id_size
+                self.wanted = Wanted.of(frame)
                 return Described(
-                    json_text(frame.fields()), HANDSHAKE, destination=self._destination
+                    json_text(frame.fields()), HANDSHAKE, destination=self.wanted.destination
                 )
-            case ListenerHello():
-                self._counted = frame.link != 0 and frame.link != self._asked_for
-                session = f"{frame.epoch:x}/{frame.link:x}" if frame.link else None
-                return Described(json_text(frame.fields()), HANDSHAKE, session, self._destination)
+            case ListenerHello(epoch=epoch, link=link):
+                self.counted = self.wanted.is_new(link)
+                session = f"{epoch:x}/{link:x}" if link else None
+                fields = json_text(frame.fields())
+                return Described(fields, HANDSHAKE, session, self.wanted.destination)
             case Ping() | Pong() | Nop():
                 return Described(json_text(frame.fields()), HEARTBEAT)
             case Shutdown():
@@ -135,134 +125,66 @@ class RelinkReading(Reading):
         kind = HANDSHAKE if frame.frame_name.endswith("-version") else CONTROL
         return Described(json_text(frame.fields()), kind)
 
-    def describe_rows(self, rows: Rows, start: int, stop: int) -> Iterator[Described | FrameError]:
-        data, payloads, numbers, details = rows.data, rows.payloads, rows.number, rows.detail
-        (payload_at, payload_size), (property_at, property_size) = rows.slices[:2]
-        sizes_size = rows.slices[_SIZES][1]
-        following, destination, counted = self._next, self._destination, self._counted
-        kinds = self._kind(False), self._kind(True)
-        span = slice(start, stop)
-        for index, forward, frame in zip(
-            range(start, stop), rows.forward[span], rows.frame[span], strict=True
-        ):
-            detail = details[index]
-            if frame in _OF_CHANNELS and not detail & _MULTICAST:
-                yield self._about_channel(rows, index, forward, frame)
-                continue
-            if frame < len(_GENERAL):
-                yield _GENERAL[frame]
-                continue
-            parts = sizes_size[index] >> (3 if detail & _LARGE else 1)
-            if frame != _MESSAGE or detail & _MULTICAST or parts > 2:
-                yield self._in_full(rows, index, forward, frame)
-                if frame in _HELLOS:
-                    destination, counted = self._destination, self._counted
-                    kinds = self._kind(False), self._kind(True)
-                continue
-            channel, size = numbers[index], payload_size[index]
-            number = following[forward, channel]
-            following[forward, channel] = number + 1
-            at, properties, sizes = payload_at[index], None, f"{size}" if parts else ""
-            if parts == 2:
-                begin, long = property_at[index], property_size[index]
-                properties = _properties(data[begin : begin + long])
-                sizes = f"{long},{size}"
-            yield Described(
-                f'{{"channels":[{channel}],"multicast":false,"part_sizes":[{sizes}]}}',
-                kinds[forward],
-                f"{channel}:{number}",
-                destination,
-                None,
-                number if counted else None,
-                size,
-                -size & 7,
-                data[at : at + size] if payloads else None,
-                _BINARY,
-                properties,
-            )
-
-    def _in_full(self, rows: Rows, index: int, forward: bool, code: int) -> Described:
-        """What there is less of."""
-        offset, length = rows.offset[index], rows.length[index]
-        sender = "connector" if forward else "listener"
-        at = rows.position[index]
-        whole = rows.data[at : at + length]
-        frame: Any
-        if code in _VERSIONS:
-            return _version(sender, whole[:1])
-        if code in _HELLOS:
-            frame, _ = parse_hello(sender, whole, 0, offset)
-        else:
-            placed: list[Placed] = []
-            scan(whole, 0, offset, layout(sender, *self._id_sizes), DEFAULTS, placed)
-            frame = placed[0][2]
-        return self.describe(forward, frame, offset, length)
-
-    def _about_channel(self, rows: Rows, index: int, forward: bool, code: int) -> Described:
-        channel, detail, sequence = rows.number[index], rows.detail[index], rows.sequence[index]
-        kind, what, values = _ABOUT[code - _OF_CHANNELS[0]]
-        value = values[detail]
-        if value == "close":
-            self._next.pop((forward, channel), None)
-        numbered = f'"sequence":{sequence},' if sequence >= 0 else ""
-        return Described(
-            f'{{"{what}":"{value}","channels":[{channel}],{numbered}"multicast":false}}',
-            kind,
-            str(channel),
-            self._destination,
-            value,
-            sequence if sequence >= 0 else None,
-        )
-
     def interrupt(self, forward: bool) -> None:  # noqa: ARG002
         """What was missed may have been messages."""
-        self._counted = False
+        self.counted = False
+
+    def _count(self, forward: bool, channel: int) -> int:
+        number = self.following.get((forward, channel), 0)
+        self.following[forward, channel] = number + 1
+        return number
 
     def _save(self) -> Any:
-        numbers = [(*key, number) for key, number in self._next.items()]
-        hello = self._destination, self._serves, self._asked_for, self._id_sizes
-        return hello, self._counted, numbers
+        numbers = [(*key, number) for key, number in self.following.items()]
+        return tuple(self.wanted), self.counted, numbers
 
     def _restore(self, own: Any) -> None:
-        hello, self._counted, numbers = own
-        self._destination, self._serves, self._asked_for, (here, there) = hello
-        self._id_sizes = here, there
-        self._next = defaultdict(int)
-        for forward, channel, number in numbers:
-            self._next[forward, channel] = number
+        (destination, serves, link), self.counted, numbers = own
+        self.wanted = Wanted(destination, serves, link)
+        self.following = {(forward, channel): number for forward, channel, number in numbers}
 
-    def _message(self, forward: bool, frame: Message) -> Described:
-        numbers = []
-        for channel in frame.channels:
-            numbers.append(self._next[forward, channel])
-            self._next[forward, channel] += 1
-        identifier = _listed(
-            f"{channel}:{number}" for channel, number in zip(frame.channels, numbers, strict=True)
-        )
-        fields: dict[str, Any] = {
-            "channels": list(frame.channels),
-            "multicast": frame.multicast,
-            "part_sizes": [len(part) for part in frame.parts],
-        }
-        properties, payload, size, end = _content(frame)
-        return Described(
-            json_text(fields),
-            self._kind(forward),
-            identifier,
-            self._destination,
-            sequence=numbers[0] if numbers and self._counted else None,
-            payload_size=size,
-            payload_end=end,
-            payload=payload,
-            content_type=_BINARY,
-            properties=properties,
-        )
 
-    def _kind(self, forward: bool) -> str:
-        kind = kind_of_destination(self._destination or "")
-        if kind == REQUEST and forward is self._serves:
-            return RESPONSE
-        return kind
+def about_channels(frame: AboutChannels, wanted: Wanted) -> Described:
+    """An operation or an acknowledgement."""
+    if isinstance(frame, ChannelAcknowledgement | SequenceAcknowledgement):
+        kind, status = ACKNOWLEDGEMENT, str(frame.acknowledgement)
+    else:
+        kind, status = CONTROL, str(frame.operation)
+    return Described(
+        json_text(frame.fields()),
+        kind,
+        _listed(frame.channels),
+        wanted.destination,
+        status,
+        getattr(frame, "sequence", None),
+    )
+
+
+def message(
+    frame: Message, forward: bool, numbers: Sequence[int], wanted: Wanted, counted: bool
+) -> Described:
+    """`numbers` are those that it has on its channels."""
+    identifier = _listed(
+        f"{channel}:{number}" for channel, number in zip(frame.channels, numbers, strict=True)
+    )
+    fields: dict[str, Any] = {
+        "channels": list(frame.channels),
+        "multicast": frame.multicast,
+        "part_sizes": [len(part) for part in frame.parts],
+    }
+    properties, payload, size, end = _content(frame)
+    return Described(
+        json_text(fields),
+        wanted.kind(forward),
+        identifier,
+        wanted.destination,
+        sequence=numbers[0] if numbers and counted else None,
+        payload_size=size,
+        payload_end=end,
+        payload=payload,
+        content_type=CONTENT_TYPE,
+        properties=properties,
+    )
 
 
 def _listed(items: Iterable[object]) -> str:
@@ -284,22 +206,15 @@ def _content(frame: Message) -> tuple[str | None, bytes, int, int]:
         return None, b"", 0, 0
     padding = -len(parts[-1]) % 8
     if len(parts) <= 2:
-        properties = _properties(bytes(parts[0])) if len(parts) == 2 else None
+        properties = properties_of(bytes(parts[0])) if len(parts) == 2 else None
         return properties, bytes(parts[-1]), len(parts[-1]), padding
     whole = b"".join(bytes(part) + bytes(-len(part) % 8) for part in parts)
     whole = whole[: len(whole) - padding] if padding else whole
     return None, whole, len(whole), padding
 
 
-@lru_cache(maxsize=256)
-def _version(sender: str, number: bytes) -> Described:
-    frame, _ = parse_version(sender, number + bytes(7), 0)
-    assert frame is not None
-    return Described(json_text(frame.fields()), HANDSHAKE)
-
-
-@lru_cache(maxsize=256)
-def _properties(part: bytes) -> str | None:
+def properties_of(part: bytes) -> str | None:
+    """The first of two parts, if it is what a client writes."""
     try:
         return json_text(_PROPERTIES.decode(part))
     except msgspec.MsgspecError:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
-from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
@@ -143,33 +142,55 @@ class _Shares:
     """Who reads which connection: the same for all who have seen the same rows.
 
     The first connections go, as they come, to whom has got the least; of very many it does not
-    matter which is whose.
+    matter which is whose. They are known by a hash of their names: who is taken for another goes
+    where that one goes.
     """
 
     def __init__(self, parts: int) -> None:
         self._parts = parts
-        self._given: dict[str, int] = {}
-        self._got = [0] * parts
+        self._known = np.empty(0, np.uint64)
+        self._given = np.empty(0, np.int64)
+        self._got = np.zeros(parts)
 
     def are_of(self, part: int, batch: pa.RecordBatch) -> NDArray[np.bool_]:
+        # Only who reads needs what was compiled.
+        from crosswire.pipeline.columns.text import hashes
+
         if self._parts == 1:
             return np.ones(len(batch), np.bool_)
         column = batch.column("connection")
         codes = column.indices.to_numpy()
-        names = column.dictionary.to_pylist()
-        sizes = np.bincount(codes, batch.column("length").to_numpy(), len(names)).tolist()
-        owned = np.zeros(len(names), np.bool_)
-        used = np.unique(codes) if len(names) > 1 else np.zeros(1, np.int64)
-        for code in used.tolist():
-            owned[code] = self._part_of(names[code], sizes[code]) == part
-        mine: NDArray[np.bool_] = owned[codes]
+        names = hashes(column.dictionary)
+        sizes = np.bincount(codes, batch.column("length").to_numpy(), len(names))
+        used = np.zeros(len(names), np.bool_)
+        used[codes] = True
+        place, is_known = self._find(names)
+        if len(self._known) < _SHARED_EVENLY and not is_known[used].all():
+            new = used & ~is_known
+            self._give(names[new], sizes[new].astype(np.float64))
+            place, is_known = self._find(names)
+        parts = (names % np.uint64(self._parts)).astype(np.int64)
+        parts[is_known] = self._given[place[is_known]]
+        self._got += np.bincount(parts[used], sizes[used], self._parts)
+        mine: NDArray[np.bool_] = (parts == part)[codes]
         return mine
 
-    def _part_of(self, connection: str, size: int) -> int:
-        part = self._given.get(connection)
-        if part is None:
-            if len(self._given) >= _SHARED_EVENLY:
-                return crc32(connection.encode()) % self._parts
-            part = self._given[connection] = self._got.index(min(self._got))
-        self._got[part] += size
-        return part
+    def _find(self, names: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        place = np.searchsorted(self._known, names)
+        if not len(self._known):
+            return place, np.zeros(len(names), np.bool_)
+        place = np.minimum(place, len(self._known) - 1)
+        return place, self._known[place] == names
+
+    def _give(self, names: NDArray[np.uint64], sizes: NDArray[np.float64]) -> None:
+        """The largest first: so those who read get about as much."""
+        names, first = np.unique(names, return_index=True)
+        order = np.argsort(-sizes[first], kind="stable")[: _SHARED_EVENLY - len(self._known)]
+        got, given = self._got.copy(), []
+        for size in sizes[first][order].tolist():
+            given.append(int(got.argmin()))
+            got[given[-1]] += size
+        known = np.append(self._known, names[order])
+        places = np.argsort(known)
+        self._given = np.append(self._given, given).astype(np.int64)[places]
+        self._known = known[places]

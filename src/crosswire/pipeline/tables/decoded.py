@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -22,6 +24,8 @@ __all__ = [
     "OF_MESSAGES",
     "TABLE",
     "VIOLATIONS",
+    "columns_of",
+    "completed",
 ]
 
 TABLE: Final = "table"
@@ -65,3 +69,22 @@ ARROW: Final = pa.schema(
 COLUMNS: Final[StructType] = from_arrow_schema(ARROW)
 OF_MESSAGES: Final = ("content_type", "properties", "reply_to", "message_id", "payload")
 """What only silver.messages and what is made of it need, and is left out where nobody asks."""
+
+
+def columns_of(*, payloads: bool) -> StructType:
+    """What comes out of Python: without `payloads`, not what only messages have."""
+    if payloads:
+        return COLUMNS
+    return StructType([field for field in COLUMNS.fields if field.name not in OF_MESSAGES])
+
+
+def completed(rows: DataFrame) -> DataFrame:
+    """With all columns; what did not come out of Python is null."""
+    return rows.select(
+        *(
+            F.col(field.name)
+            if field.name in rows.columns
+            else F.lit(None).cast(field.dataType).alias(field.name)
+            for field in COLUMNS.fields
+        )
+    )

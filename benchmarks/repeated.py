@@ -1,0 +1,319 @@
+"""Much traffic made of little: a block of rows of `wire/`, repeated as often as one wants.
+
+Making traffic with the protocols' serializers takes far longer than reading it. So a block is made
+once and repeated column by column: as ever more connections, or as ever more messages of the same
+ones. What must not repeat goes on: row numbers, times, places in a direction, the sequence numbers
+that MicroMsg2 and Relink count with, the names of Relink's links. Identifiers of requests come
+again, each after its answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from crosswire.lake.files import write
+from crosswire.lake.schemas import BACKWARD, DATA, FORWARD
+from crosswire.pipeline.batches import Batches
+from crosswire.pipeline.connection import WANTED, ConnectionRows
+from crosswire.pipeline.tables.decoded import ARROW, DIRECTIONS, FRAMES, VIOLATIONS
+from crosswire.wire import protocol
+
+if TYPE_CHECKING:
+    from traffic import Traffic
+
+__all__ = ["Counted", "Numbers", "Repeated", "count", "long_connections", "many_connections"]
+
+FILE_BYTES = 96_000_000
+_PAUSE_US = 1000
+
+Integers = NDArray[np.int64]
+
+
+class Counted(NamedTuple):
+    """What reading gives: rows of each kind, and the bytes of the directions."""
+
+    frames: int
+    violations: int
+    directions: int
+    bytes: int
+
+
+class Numbers(NamedTuple):
+    """Where in the bytes of a block numbers of one form stand. A repetition takes each on by its
+    step; behind the highest comes the lowest."""
+
+    kind: str
+    lowest: int
+    highest: int
+    places: Integers
+    steps: Integers
+
+    def go_on(self, data: NDArray[np.uint8], times: int) -> None:
+        kind = np.dtype(self.kind)
+        at = self.places[:, None] + np.arange(kind.itemsize)
+        values = data[at].view(kind)[:, 0].astype(np.int64) - self.lowest
+        values = (values + times * self.steps) % (self.highest - self.lowest + 1) + self.lowest
+        data[at] = values.astype(kind)[:, None].view(np.uint8)
+
+
+class Part(NamedTuple):
+    """Rows in the order of their times; `strides` says how far a repetition takes the direction of
+    each."""
+
+    rows: pa.Table
+    strides: Integers
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeated:
+    """`before` once, `block` again and again, `after` once. `renamed`: every repetition of the
+    block is of connections of its own."""
+
+    before: Part
+    block: Part
+    after: Part
+    numbers: tuple[Numbers, ...] = ()
+    renamed: bool = False
+
+    def tables(self, times: int) -> Iterator[pa.Table]:
+        """All rows, as much as a block at a time."""
+        seq = 1
+        for part, number in self._parts(times):
+            rows = self._repetition(part, number)
+            yield _with(rows, seq=np.arange(seq, seq + len(rows)))
+            seq += len(rows)
+
+    def size_bytes(self, times: int) -> int:
+        before, block, after = (
+            pc.sum(part.rows["length"]).as_py() or 0
+            for part in (self.before, self.block, self.after)
+        )
+        return int(before + times * block + after)
+
+    def times_for(self, size_bytes: float) -> int:
+        """How many repetitions come nearest to this size."""
+        block: int = pc.sum(self.block.rows["length"]).as_py()
+        return max(round(size_bytes / block), 1)
+
+    def connections(self, times: int) -> int:
+        found = len(pc.unique(self.block.rows["connection"]))
+        return found * times if self.renamed else found
+
+    def expected(self, times: int) -> Counted:
+        """What reading all of it must give: the decoders read once and twice, row by row."""
+        one, two = (count(self.tables(few)) for few in (1, 2))
+        return Counted(*(a + (times - 1) * (b - a) for a, b in zip(one, two, strict=True)))
+
+    def write(self, lake: Path, times: int, file_bytes: int = FILE_BYTES) -> Iterator[int]:
+        """Into files of `lake/wire` of about this size; tells how many bytes are written."""
+        waiting: list[pa.Table] = []
+        size = written = 0
+        for rows in self.tables(times):
+            waiting.append(rows)
+            size += pc.sum(rows["length"]).as_py()
+            if size >= file_bytes:
+                write(lake, "wire", pa.concat_tables(waiting))
+                written += size
+                yield written
+                waiting, size = [], 0
+        if waiting:
+            write(lake, "wire", pa.concat_tables(waiting))
+            yield written + size
+
+    def _parts(self, times: int) -> Iterator[tuple[Part, int]]:
+        if len(self.before.rows):
+            yield self.before, 0
+        for number in range(times):
+            yield self.block, number
+        if len(self.after.rows):
+            yield self.after, times - 1
+
+    def _repetition(self, part: Part, number: int) -> pa.Table:
+        rows = part.rows
+        times = self.block.rows["time"].to_numpy()
+        span = int(times[-1] - times[0]) + _PAUSE_US
+        changed: dict[str, Any] = {
+            "offset": rows["offset"].to_numpy() + number * part.strides,
+            "time": rows["time"].to_numpy() + number * span,
+        }
+        if self.renamed:
+            names = rows["connection"].combine_chunks()
+            changed["connection"] = pc.binary_join_element_wise(names, str(number), "-")
+        if number and part is self.block and self.numbers:
+            changed["data"] = self._data(rows["data"].combine_chunks(), number)
+        return _with(rows, **changed)
+
+    def _data(self, column: pa.Array, times: int) -> pa.Array:
+        valid, offsets, values = column.buffers()
+        data = np.frombuffer(values, np.uint8).copy()
+        for numbers in self.numbers:
+            numbers.go_on(data, times)
+        return pa.Array.from_buffers(
+            column.type, len(column), [valid, offsets, pa.py_buffer(data)], offset=column.offset
+        )
+
+
+def many_connections(traffic: Traffic) -> Repeated:
+    """The traffic's connections, under other names each time."""
+    rows = pa.concat_tables(traffic.wire()).sort_by("time").combine_chunks()
+    nothing = Part(rows.slice(0, 0), np.zeros(0, np.int64))
+    block = Part(rows, np.zeros(len(rows), np.int64))
+    return Repeated(nothing, block, nothing, (_links(rows),), renamed=True)
+
+
+def long_connections(traffic: Traffic) -> Repeated:
+    """The traffic's connections, each with its messages again and again between its opening and its
+    end."""
+    rows = pa.concat_tables(traffic.wire()).combine_chunks()
+    bare = pa.concat_tables(dataclasses.replace(traffic, messages=0).wire())
+    names = rows["connection"].to_numpy(zero_copy_only=False)
+    bare_names = bare["connection"].to_numpy(zero_copy_only=False)
+    place = np.zeros(len(rows), np.int64)
+    for name in dict.fromkeys(names):
+        mine = np.flatnonzero(names == name)
+        without = bare["data"].take(pa.array(np.flatnonzero(bare_names == name))).to_pylist()
+        start = _same(rows["data"].take(pa.array(mine[: len(without)])).to_pylist(), without)
+        end = len(mine) - (len(without) - start)
+        place[mine[start:end]] = 1
+        place[mine[end:]] = 2
+    lanes = pc.binary_join_element_wise(rows["connection"], rows["direction"], " ").to_pylist()
+    sizes: Counter[str] = Counter()
+    for lane, size, where in zip(lanes, rows["length"].to_pylist(), place.tolist(), strict=True):
+        sizes[lane] += size if where == 1 else 0
+    strides = np.array([sizes[lane] for lane in lanes], np.int64)
+    order = np.argsort(rows["time"].to_numpy(), kind="stable")
+    before, block, after = (
+        Part(rows.take(pa.array(chosen)).combine_chunks(), strides[chosen])
+        for chosen in (order[place[order] == which] for which in range(3))
+    )
+    return Repeated(before, block, after, tuple(_sequence_numbers(before.rows, block.rows)))
+
+
+def count(tables: Iterable[pa.Table]) -> Counted:
+    """What the decoders make of rows of `wire/`, connection by connection and row by row."""
+    collected = Batches(ARROW)
+    found: Counter[str] = Counter()
+    size = 0
+    connections: dict[str, ConnectionRows] = {}
+
+    def take() -> None:
+        nonlocal size
+        for row in collected.rows:
+            found[row[0]] += 1
+            size += row[6] if row[0] == DIRECTIONS else 0
+        collected.rows.clear()
+
+    for table in tables:
+        for row in zip(*(table[name].to_pylist() for name in WANTED), strict=True):
+            connection = connections.get(row[1])
+            if connection is None:
+                connection = ConnectionRows(row, collected, payloads=False)
+                connections[row[1]] = connection
+            connection.add(row)
+            if connection.is_closed:
+                connections.pop(row[1]).finish()
+            if collected.full:
+                take()
+    for connection in connections.values():
+        connection.finish()
+    take()
+    return Counted(found[FRAMES], found[VIOLATIONS], found[DIRECTIONS], size)
+
+
+def _with(rows: pa.Table, **changed: Any) -> pa.Table:
+    for name, values in changed.items():
+        at = rows.schema.get_field_index(name)
+        rows = rows.set_column(at, rows.schema.field(at), pa.array(values))
+    return rows
+
+
+def _same(one: list[Any], other: list[Any]) -> int:
+    """How many are the same from the beginning on."""
+    for place, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return place
+    return min(len(one), len(other))
+
+
+def _links(rows: pa.Table) -> Numbers:
+    """Relink's own names of its links, behind the epoch in what the listener says second: two
+    connections with the same one would be one session."""
+    chosen = (rows["protocol"].to_numpy(zero_copy_only=False) == "relink") & (
+        rows["direction"].to_numpy(zero_copy_only=False) == BACKWARD
+    )
+    chosen &= (rows["offset"].to_numpy() == 8) & (rows["length"].to_numpy() == 16)
+    places = _starts(rows)[:-1][chosen] + 8
+    return Numbers("<u8", 1, 2**62, places, np.ones(len(places), np.int64))
+
+
+def _starts(rows: pa.Table) -> Integers:
+    """Where the bytes of each row begin."""
+    column = rows["data"].combine_chunks()
+    assert column.offset == 0
+    return np.frombuffer(column.buffers()[1], np.int32, len(column) + 1).astype(np.int64)
+
+
+def _sequence_numbers(before: pa.Table, block: pa.Table) -> Iterator[Numbers]:
+    """Those of MicroMsg2's messages and acknowledgements, and of Relink's acknowledgements."""
+    starts = _starts(block)
+    forms = {"micromsg2": (">u2", 1, 65535), "relink": ("<u4", 0, 2**32 - 1)}
+    for name, form in forms.items():
+        found: list[tuple[int, tuple[Any, ...]]] = []
+        steps: Counter[tuple[Any, ...]] = Counter()
+        for row, counts, place, counter in _counters(name, before, block):
+            if counts:
+                steps[counter] += 1
+            if place is not None:
+                found.append((int(starts[row]) + place, counter))
+        if found:
+            places = np.array([place for place, _ in found])
+            yield Numbers(*form, places, np.array([steps[counter] for _, counter in found]))
+
+
+def _counters(
+    name: str, before: pa.Table, block: pa.Table
+) -> Iterator[tuple[int, bool, int | None, tuple[Any, ...]]]:
+    """Of each frame of a protocol that has to do with a sequence: its row, whether it is a message
+    that counts, where in the row its number stands, and who counts there."""
+    from crosswire.wire.micromsg2.frames import ExtensionFrame
+    from crosswire.wire.micromsg2.frames import Message as MicroMsg2Message
+    from crosswire.wire.relink.frames import Message as RelinkMessage
+    from crosswire.wire.relink.frames import SequenceAcknowledgement
+
+    entry = protocol(name)
+    decoders: dict[tuple[str, bool], Any] = {}
+    columns = ("protocol", "kind", "connection", "direction", "offset", "data")
+    for row, (spoken, kind, connection, direction, offset, data) in enumerate(
+        zip(
+            *(pa.concat_tables([before, block])[column].to_pylist() for column in columns),
+            strict=True,
+        ),
+        -len(before),
+    ):
+        if spoken != name or kind != DATA:
+            continue
+        forward = direction == FORWARD
+        if (connection, forward) not in decoders:
+            peer = None if forward else decoders[connection, True]
+            role = entry.roles[0 if forward else -1]
+            decoders[connection, forward] = entry.decoder(role, peer=peer)
+        for at, length, frame in decoders[connection, forward].feed(data):
+            place = at - offset
+            match frame:
+                case MicroMsg2Message():
+                    yield row, True, place + 1, (connection, forward)
+                case ExtensionFrame():
+                    yield row, False, place + length - 2, (connection, not forward)
+                case RelinkMessage():
+                    yield row, True, None, (connection, forward, frame.channels)
+                case SequenceAcknowledgement():
+                    yield row, False, place + 4, (connection, not forward, frame.channels)
