@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SECONDS_OF_FUZZING ?= 300
+TEST_PROCESSES ?= 2
 
 .PHONY: install demo test check fuzz bench lock clean
 
@@ -21,8 +22,9 @@ $(READY): pyproject.toml requirements.lock
 demo: $(READY)
 	@$(BIN)/crosswire demo
 
+# In two processes; tests/conftest.py says which tests go where.
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES)
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -34,7 +36,7 @@ fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS_OF_FUZZING)
 
 # What the scripts share is not run.
-BENCHMARKS = $(filter-out %/measure.py %/traffic.py,$(wildcard benchmarks/*.py))
+BENCHMARKS = $(filter-out %/measure.py %/repeated.py %/traffic.py,$(wildcard benchmarks/*.py))
 
 bench: $(READY)
 	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script || exit 1; done

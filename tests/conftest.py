@@ -1,19 +1,46 @@
-"""Fixtures that tests of several parts use."""
+"""Fixtures that tests of several parts use, and how tests are shared out to processes."""
 
 from __future__ import annotations
 
 import ssl
 import subprocess
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 settings.register_profile(
     "suite", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("suite")
+
+WITH_SPARK: Final = frozenset(
+    f"tests/pipeline/{path.name}"
+    for path in (Path(__file__).parent / "pipeline").glob("test_*.py")
+    if "SparkSession" in path.read_text()
+)
+"""Files whose tests share the session of tests/pipeline/conftest.py."""
+
+
+class ByFile(LoadFileScheduling):  # type: ignore[misc]
+    """Shares the files out to processes; those with Spark all go to one, which starts it once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "Spark" if file in WITH_SPARK else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    # In the order below, not by how many tests a file has.
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first."""
+    items.sort(key=lambda item: item.nodeid.split("::")[0] not in WITH_SPARK)
 
 
 class TlsPair(NamedTuple):

@@ -214,6 +214,7 @@ async def test_without_acks_writing_settles(board: Board) -> None:
     async with client_of(board, offer=client_offer(window=None)) as client:
         await client.send("queue/q", b"x")
         await board.until(lambda: board.received)
+    assert [message.payload for message in board.received] == [b"x"]
 
 
 async def test_what_cannot_be_sent_is_said_to_the_sender_alone(board: Board) -> None:

@@ -25,6 +25,7 @@ from crosswire.session import Session
 from crosswire.wire.contract import Event
 from crosswire.wire.relink.connection import RelinkConnection
 from crosswire.wire.relink.events import (
+    Acknowledged,
     CommitReceived,
     ConnectionClosed,
     ConnectionFailed,
@@ -49,6 +50,7 @@ class Listener:
         self.lines: set[Line] = set()
         self.log: dict[int, list[bytes]] = defaultdict(list)
         self.undecided: dict[tuple[int, int], bytes] = {}
+        self.told: list[tuple[str, int]] = []
         self.consumes = True
         self.commits = True
         self.answers_shutdown = True
@@ -154,6 +156,8 @@ class Line:
                     if listener.commits:
                         listener.log[channel] += taken
                     connection.link.settle(channel, last, committed=listener.commits)
+                case Acknowledged(acknowledgement=told, first=first, last=last):
+                    listener.told += [(told, at) for at in range(first, last + 1)]
                 case ShutdownReceived():
                     if listener.answers_shutdown:
                         connection.send_shutdown()
@@ -321,6 +325,8 @@ async def test_a_committed_message_is_consumed_or_refused(listener: Listener) ->
         good.consume()
         bad.refuse()
         await listener.until(lambda: listener.link.unconsumed == 0)
+    decided = [told for told in listener.told if told[0] != "received"]
+    assert decided == [("committed", 0), ("uncommitted", 1)]
 
 
 async def test_a_rolled_back_message_is_never_seen(listener: Listener) -> None:

@@ -239,9 +239,13 @@ class TestTls:
         raw = await Raw.connect(server, f"{name}-tls")
         raw.writer.write(b"GET / HTTP/1.0\r\n\r\n" * 10)
         async with asyncio.timeout(10):
-            await raw.reader.read()
+            answer = await raw.reader.read()
         raw.writer.close()
+        # TLS's own goodbye, if any: an alert record.
+        assert answer[:1] in (b"", b"\x15")
+        assert server.site.counters["connections", name] == 0
         await publish_securely(name, server, authority.anna)
+        assert server.hub.queue("queue/a").length == 1
 
 
 # ----------------------------------------------------------------------------------------- too many

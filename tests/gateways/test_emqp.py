@@ -583,8 +583,10 @@ class TestServices:
         ):
             await provider.request("$serve", {"services": ["q"]})
             raw.offer()
-            client.ask("q", "reply-requested")
-            raw.reply(await raw.job())
+            msgid = client.ask("q", "reply-requested")
+            raw.reply(await raw.job(), "the worker's")
+            assert await client.receipt() == msgid
+            assert await client.result() == (msgid, {"value": "the worker's"})
 
     async def test_a_providers_failure_is_told(self, server: Server) -> None:
         async def fail(_data: Any) -> Any:
@@ -707,8 +709,10 @@ class TestSchedules:
     async def test_the_same_call_replaces_and_ends_its_schedule(self, server: Server) -> None:
         async with emqp(server) as client:
             await client.schedule(JOB, interval_s=100, nohaste=True)
+            await until(lambda: server.hub.schedules.all())
             await client.schedule(JOB, cron="0 0 * * *")
-            await until(lambda: [each.cron for each in server.hub.schedules.all()] == ["0 0 * * *"])
+            await until(lambda: server.hub.schedules.all()[0].cron)
+            assert [each.cron for each in server.hub.schedules.all()] == ["0 0 * * *"]
             await client.unschedule(JOB)
             await until(lambda: not server.hub.schedules.all())
 
@@ -719,6 +723,7 @@ class TestSchedules:
             await raw.job()
             await raw.job()
             await until(lambda: not server.hub.schedules.all())
+            assert raw.all(RequestReceived) == []
 
     async def test_seven_frames(self, server: Server) -> None:
         async with peer(server, "client") as client:
@@ -726,13 +731,16 @@ class TestSchedules:
                 parts = [b"", b"eMQP/1.0", name, b"1", b"q", headers, JOB]
                 client.connection._zmtp.send_message(parts)
                 client.session.wake()
-                wanted = 1 if name == b"SCHEDULE" else 0
-                await until(lambda n=wanted: len(server.hub.schedules.all()) == n)  # type: ignore[misc]
+                before = server.hub.schedules.all()
+                await until(lambda before=before: server.hub.schedules.all() != before)  # type: ignore[misc]
+                found = [each.cron for each in server.hub.schedules.all()]
+                assert found == (["0 0 * * *"] if name == b"SCHEDULE" else [])
 
     async def test_a_cron_that_is_none_is_ignored(self, server: Server) -> None:
         async with emqp(server) as client:
             await client.schedule(JOB, cron="when it suits")
             await until(lambda: server.site.counters["ignored", "emqp", "InvalidSchedule"])
+            assert server.hub.schedules.all() == []
 
     async def test_an_external_scheduler_is_handed_them(self, start_server: StartServer) -> None:
         server = await start_server(emqp=EmqpSettings(scheduler="external"))
@@ -816,8 +824,10 @@ class TestWorkers:
             assert (await raw.job()).queue == "new"
 
     async def test_an_identity_that_returns_replaces_its_old_self(self, server: Server) -> None:
-        async with named_client(server, b"me") as first, named_client(server, b"me"):
+        async with named_client(server, b"me") as first, named_client(server, b"me") as second:
             await asyncio.wait_for(first.ended, 10)
+            msgid = second.ask("default")
+            assert await second.receipt() == msgid
 
     async def test_malformed_peers_harm_nobody(self, server: Server) -> None:
         async with worker(server) as raw, peer(server, "client") as client:
@@ -825,13 +835,14 @@ class TestWorkers:
                 port = port_of(server, f"emqp-{listener}")
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 writer.write(b"GET / HTTP/1.1\r\n\r\n")
-                await asyncio.wait_for(reader.read(), 10)
+                answer = await asyncio.wait_for(reader.read(), 10)
+                assert answer[:1] in (b"", b"\xff")  # no more than our greeting
                 writer.close()
             client.connection._zmtp.send_message([b"", b"eMQP/1.0", b"REQUEST", b"\xff"])
             client.connection._zmtp.send_message([b"nonsense"])
             raw.offer()
-            client.ask("default")
-            await raw.job()
+            msgid = client.ask("default")
+            assert (await raw.job()).msgid == msgid
 
 
 class TestFullQueues:

@@ -248,6 +248,8 @@ async def test_size_seals_too(site: Site) -> None:
     await site.send(*[bytes(300)] * 10)
     await until(lambda: len(site.payloads) == 10)
     await site.stop()
+    assert site.payloads == [bytes(300)] * 10
+    assert site.faults() == []
 
 
 class Full(Writer):

@@ -168,6 +168,7 @@ async def test_sequence_numbers_wrap(start_server: StartServer) -> None:
     )
     await asyncio.wait_for(shuttle.done, 10)
     session.transport.abort()
+    assert shuttle.got == 66_000
 
 
 async def test_a_bare_name_is_a_queue(server: Server) -> None:
@@ -277,7 +278,8 @@ async def test_a_client_that_sends_and_closes_is_heard(server: Server) -> None:
         peer = await client.peer()
         for _ in range(10):
             peer.send("queue/q", b"x")
-    await until(lambda: server.hub.queue("queue/q").length == 10)
+    await until(lambda: not server.site.gateways)
+    assert server.hub.queue("queue/q").length == 10
 
 
 async def test_a_lost_connection_is_made_again(start_server: StartServer) -> None:
@@ -768,6 +770,8 @@ async def test_an_unsubscribe_that_names_nothing_is_nothing(server: Server) -> N
         peer = await client.peer()
         peer.connection.send_unsubscribe("queue/never")
         await client.send("queue/q", b"still here")
+        assert await client.peer() is peer
+    assert server.hub.queue("queue/q").length == 1
 
 
 async def test_garbage_harms_nobody_else(server: Server) -> None:

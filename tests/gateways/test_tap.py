@@ -143,7 +143,9 @@ async def test_rows_are_sealed_soon_while_the_hub_runs(start_server: StartServer
     server = await start_server(lake=TAPPED)
     async with EmpClient("127.0.0.1", port_of(server, "emp")) as client:
         await client.request("$echo", {})
-        await until(lambda: rows(server))
+        await until(lambda: any(row["kind"] == DATA for row in rows(server)))
+        assert {row["listener"] for row in rows(server)} == {"emp"}
+        assert server.site.gateways
 
 
 class Wires:

@@ -78,6 +78,9 @@ socket.zsocket.rcvtimeo = 20000
 socket.connect(sys.argv[1])
 """
 
+STAY = "sys.stdin.read()\n"
+"""What it has sent may not have left when it ends: behind this it lives until it is killed."""
+
 
 @pytest.fixture(scope="session")
 def eventmq() -> Path:
@@ -201,7 +204,7 @@ messages.schedule(socket, "jobs_demo.plain", cron="* * * * *", headers=("nohaste
     async def test_publishes_to_our_subscriber(self, run: Any, broker: TestBroker) -> None:
         say = f"""{CLIENT}
 messages.send_publish_request(socket, "topic", ["update", "1"])
-"""
+{STAY}"""
         async with EmqpSubscriber("127.0.0.1", broker.ports["emqp-subscribers"]) as messages:
             await broker.until(lambda: broker.at("emqp-subscribers")[0].prefixes)
             async with run(say, at(broker.ports["emqp-publishers"])):

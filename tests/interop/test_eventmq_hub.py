@@ -16,7 +16,7 @@ from crosswire.gateways.emqp_broker import Broker
 from crosswire.gateways.server import Server
 from crosswire.wire.emqp.jobs import serialize_job
 from tests.gateways.conftest import StartServer, port_of, server, start_server
-from tests.interop.test_eventmq import CLIENT, answer_of, at, client_of, eventmq, run
+from tests.interop.test_eventmq import CLIENT, STAY, answer_of, at, client_of, eventmq, run
 
 __all__ = ["eventmq", "run", "server", "start_server"]
 
@@ -118,19 +118,17 @@ async def test_its_client_schedules_and_unschedules(run: Any, server: Server) ->
 
     def script(*more: str) -> str:
         call = 'messages.schedule(socket, "jobs_demo.plain", interval_secs=1, args=(9,)'
-        return "\n".join([CLIENT, f"{call}, {', '.join(more)})", "import time; time.sleep(0.5)\n"])
+        return "\n".join([CLIENT, f"{call}, {', '.join(more)})", STAY])
 
     worker = Worker("127.0.0.1", port_of(server, "emqp-workers"), jobs={"jobs_demo.plain": plain})
     async with worker:
-        async with run(script(), where(server, "clients")) as process:
-            await process.wait()
-        for _ in range(2):
-            assert await asyncio.wait_for(done.get(), 20) == 9
+        async with run(script(), where(server, "clients")):
+            for _ in range(2):
+                assert await asyncio.wait_for(done.get(), 20) == 9
         (schedule,) = server.hub.schedules.all()
         assert (schedule.interval_s, schedule.envelope.destination) == (1, "queue/default")
-        async with run(script("unschedule=True"), where(server, "clients")) as process:
-            await process.wait()
-        await until(lambda: not server.hub.schedules.all())
+        async with run(script("unschedule=True"), where(server, "clients")):
+            await until(lambda: not server.hub.schedules.all())
 
 
 async def test_its_scheduler_has_jobs_done(run: Any, start_server: StartServer) -> None:
@@ -165,8 +163,7 @@ print(json.dumps([part.decode() for part in socket.recv_multipart()]))
 """
     say = f"""{CLIENT}
 messages.send_publish_request(socket, "topic", ["update", "1"])
-import time; time.sleep(0.5)
-"""
+{STAY}"""
 
     def subscribed() -> int:
         gateways = server.site.gateways.values()
@@ -177,10 +174,9 @@ import time; time.sleep(0.5)
         EmqpSubscriber("127.0.0.1", port_of(server, "emqp-subscribers"), ["topic"]) as messages,
     ):
         await until(lambda: subscribed() == 2)
-        async with run(say, where(server, "publishers")) as publisher:
-            await publisher.wait()
-        assert await answer_of(process) == ["topic", '["update", "1"]']
-        assert await asyncio.wait_for(anext(messages), 10) == ("topic", b'["update", "1"]')
+        async with run(say, where(server, "publishers")):
+            assert await answer_of(process) == ["topic", '["update", "1"]']
+            assert await asyncio.wait_for(anext(messages), 10) == ("topic", b'["update", "1"]')
 
 
 async def test_its_shell(run: Any, server: Server) -> None:

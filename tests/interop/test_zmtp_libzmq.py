@@ -581,8 +581,10 @@ async def test_libzmq_gives_up_on_a_side_that_does_not_answer(context: Any) -> N
             socket.connect(endpoint)
             first = await binder.peer()
             await first.take(PeerReady)
-            await first.take(ConnectionClosed)
-            await (await binder.peer()).take(PeerReady)
+            assert await first.take(ConnectionClosed) == ConnectionClosed(clean=True)
+            second = await binder.peer()
+            await second.take(PeerReady)
+            assert second is not first
 
 
 @ALL_SECURITIES
@@ -597,6 +599,7 @@ async def test_libzmq_answers_our_heartbeats(context: Any, security: str) -> Non
             peer = await binder.peer()
             await peer.take(PeerReady)
             await _beats(peer, 5)
+            assert not peer.connection.closed
 
 
 # ------------------------------------------------------------------------------------- publishing

@@ -477,7 +477,6 @@ def test_a_query_that_begins_anew_under_an_old_name_is_found_out(
 
 
 STEPS: tuple[tuple[str, Literal["before", "after"]], ...] = (
-    ("/attempts/", "before"),
     ("/attempts/", "after"),
     ("/commit", "before"),
     ("/commit", "after"),
@@ -487,8 +486,9 @@ STEPS: tuple[tuple[str, Literal["before", "after"]], ...] = (
 def test_a_query_that_is_killed_at_every_step_of_its_commit_writes_each_row_once(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Before a task has staged, after it has; before the hub hears of the commit, and after it
-    has committed, when Spark does not know yet. All on the same batch of the same checkpoint."""
+    """When a task has staged; before the hub hears of the commit; and after it has committed, when
+    Spark does not know yet. All on the same batch of the same checkpoint. Killed earlier, a query
+    leaves nothing at the hub, as if it had not begun."""
     given = lines(tmp_path / "in", range(50), range(50, 80))
     checkpoint = tmp_path / "checkpoint"
     with running(tmp_path / "data") as process, proxy_to(process.hub.port("http")) as proxy:

@@ -98,9 +98,10 @@ def test_metadata_round_trip(properties: dict[str, bytes]) -> None:
 @given(st.binary(max_size=40))
 def test_metadata_is_read_or_malformed(data: bytes) -> None:
     try:
-        parse_metadata(data)
+        found = parse_metadata(data)
     except MalformedFrame:
         return
+    assert parse_metadata(serialize_metadata(found)) == found
 
 
 @pytest.mark.parametrize("size", [0, 255, 256, 65536])
