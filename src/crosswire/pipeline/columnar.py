@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -22,6 +23,7 @@ from crosswire.pipeline.columns.text import among
 from crosswire.pipeline.connection import MOST_OPEN, WANTED, ConnectionRows
 from crosswire.pipeline.present import Present
 from crosswire.pipeline.scanning import Kit, Scan, kit_of
+from crosswire.pipeline.stored import States
 from crosswire.pipeline.tables.decoded import ARROW
 
 __all__ = ["ColumnarDecoder"]
@@ -48,7 +50,7 @@ class ColumnarDecoder:
         self._most_open = most_open
         self._collected = Batches(ARROW)
         self._open: dict[_Key, ConnectionRows] = {}
-        self._stored: dict[_Key, bytes] = {}
+        self._stored = States()
 
     def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         arrived = Arrived(batch)
@@ -83,11 +85,11 @@ class ColumnarDecoder:
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """No more rows will come."""
-        for key in (*self._stored, *self._open):
-            connection = self._known(key)
-            assert connection is not None
+        stored = (self._load(key, state) for key, state in self._stored.take_all())
+        for connection in chain(stored, self._open.values()):
             connection.finish()
             yield from self._filled()
+        self._open = {}
         if self._collected.rows:
             yield self._collected.take()
 
@@ -97,10 +99,13 @@ class ColumnarDecoder:
         """Taken out of where it is held."""
         connection = self._open.pop(key, None)
         if connection is None:
-            state = self._stored.pop(key, None)
+            state = self._stored.take(key)
             if state is not None:
-                return ConnectionRows.load(key, state, self._collected, payloads=self._payloads)
+                return self._load(key, state)
         return connection
+
+    def _load(self, key: _Key, state: bytes) -> ConnectionRows:
+        return ConnectionRows.load(key, state, self._collected, payloads=self._payloads)
 
     def _begin(self, arrived: Arrived, owner: int) -> ConnectionRows:
         connection, node = arrived.keys[owner]
@@ -123,7 +128,7 @@ class ColumnarDecoder:
                 self._open[connection.key] = connection
         while len(self._open) > self._most_open:
             key = next(iter(self._open))
-            self._stored[key] = self._open.pop(key).dump()
+            self._stored.put(key, self._open.pop(key).dump())
         yield from self._filled()
 
     # Rows.
