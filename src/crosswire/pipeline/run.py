@@ -32,6 +32,7 @@ from crosswire.pipeline.tables.frames import frames
 from crosswire.pipeline.tables.messages import from_hub, messages
 from crosswire.pipeline.tables.reconciliation import reconciliation
 from crosswire.pipeline.tables.sessions import sessions
+from crosswire.pipeline.tables.tallies import tallies
 from crosswire.pipeline.tables.topology import topology
 from crosswire.pipeline.tables.traffic import traffic
 from crosswire.pipeline.tables.violations import violations
@@ -106,9 +107,10 @@ class _Run:
         framed = self._write("silver", "frames", frames(decoded), dated_by="time")
         refused = self._write("silver", "violations", violations(decoded), dated_by="time")
         ways = self._write("silver", "directions", directions(decoded))
-        said = self._gold(decoded, framed, refused, ways)
+        counts = tallies(framed, refused).persist(StorageLevel.DISK_ONLY)
+        said = self._gold(decoded, ways, counts)
         self._records(said, framed, ways)
-        return self._account(ways, framed, refused)
+        return self._account(ways, counts)
 
     def _wants(self, *names: str) -> bool:
         chosen = self._batch.tables
@@ -151,15 +153,13 @@ class _Run:
         wire = reduce(DataFrame.unionByName, parts)
         return self._write("bronze", "wire", wire, dated_by="time")
 
-    def _gold(
-        self, decoded: DataFrame, framed: DataFrame, refused: DataFrame, ways: DataFrame
-    ) -> DataFrame:
+    def _gold(self, decoded: DataFrame, ways: DataFrame, counts: DataFrame) -> DataFrame:
         """Gives the messages."""
         said = messages(decoded)
         if self._wants("messages"):
             said = self._write("silver", "messages", said, dated_by="time")
         if self._wants("sessions"):
-            held = sessions(ways, framed, refused)
+            held = sessions(ways, counts)
             self._in_two("sessions", held, F.col("ended") == OPEN, dated_by="opened")
         if self._wants("conversations", "traffic"):
             paired = conversations(said, ways)
@@ -212,11 +212,9 @@ class _Run:
             hops = deliveries(ledger, envelopes, reconciled, late_us=self._batch.late_us)
             self._in_two("deliveries", hops, F.col("is_open"), dated_by="accepted", wrong=WRONG)
 
-    def _account(
-        self, ways: DataFrame, framed: DataFrame, refused: DataFrame
-    ) -> list[dict[str, Any]]:
+    def _account(self, ways: DataFrame, counts: DataFrame) -> list[dict[str, Any]]:
         """Bytes by protocol. Raises BytesMissing if they don't add up."""
-        accounts = self._write("gold", "accounting", accounting(ways, framed, refused))
+        accounts = self._write("gold", "accounting", accounting(ways, counts))
         with self._progress.step("adding up"):
             wrong = accounts.where("missing != 0").limit(1).collect()
             sums = [F.sum(name).alias(name) for name in ("seen", *PARTS, "missing")]

@@ -35,7 +35,7 @@ from crosswire.pipeline.state import FLOWS, KEPT, STATES, Reached, decode_on, re
 from crosswire.pipeline.tables import tallies as counts
 from crosswire.pipeline.tables import topology as graph
 from crosswire.pipeline.tables import traffic as minutes
-from crosswire.pipeline.tables.accounting import PARTS, accounts
+from crosswire.pipeline.tables.accounting import PARTS, accounting
 from crosswire.pipeline.tables.conversations import conversations
 from crosswire.pipeline.tables.decoded import FRAMES, TABLE, VIOLATIONS
 from crosswire.pipeline.tables.deliveries import LATE_US
@@ -443,7 +443,9 @@ class _Batch:
         if fresh[1] is not None and passing[1] is not None:
             tallied = counts.combined(together(tallied, counts.tallies(fresh[1], passing[1])))
         parts = [
-            accounts(tables.ways.where(F.col(KEPT) == kept), tallied).withColumn(KEPT, F.lit(kept))
+            accounting(tables.ways.where(F.col(KEPT) == kept), tallied).withColumn(
+                KEPT, F.lit(kept)
+            )
             for kept in (True, False)
         ]
         rows = together(*parts)

@@ -14,9 +14,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from crosswire.pipeline.tables.tallies import tallies
-
-__all__ = ["PARTS", "accounting", "accounts"]
+__all__ = ["PARTS", "accounting"]
 
 _KEY: Final = ("node", "connection", "direction")
 PARTS: Final = (
@@ -31,11 +29,8 @@ PARTS: Final = (
 )
 
 
-def accounting(directions: DataFrame, frames: DataFrame, violations: DataFrame) -> DataFrame:
-    return accounts(directions, tallies(frames, violations))
-
-
-def accounts(directions: DataFrame, counts: DataFrame) -> DataFrame:
+def accounting(directions: DataFrame, counts: DataFrame) -> DataFrame:
+    """`counts` are `tallies` of them."""
     is_known = F.col("protocol").isNotNull()
     bytes_of = counts.select(
         *_KEY, "frames", "unsynchronized", "encrypted", "gaps_placed", "violations"

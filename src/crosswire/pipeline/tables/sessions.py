@@ -13,7 +13,6 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.lake.schemas import BACKWARD, FIN, FORWARD, OPEN, RESET
-from crosswire.pipeline.tables.tallies import tallies
 
 __all__ = ["by_session", "connections", "ended_connections", "sessions"]
 
@@ -56,8 +55,9 @@ def ended_connections(directions: DataFrame) -> DataFrame:
     )
 
 
-def sessions(directions: DataFrame, frames: DataFrame, violations: DataFrame) -> DataFrame:
-    return by_session(connections(directions, tallies(frames, violations)))
+def sessions(directions: DataFrame, counts: DataFrame) -> DataFrame:
+    """`counts` are `tallies` of them."""
+    return by_session(connections(directions, counts))
 
 
 def connections(directions: DataFrame, counts: DataFrame, *more: Column) -> DataFrame:

@@ -6,6 +6,7 @@ connection that goes on.
 
 from __future__ import annotations
 
+from functools import partial, reduce
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
@@ -33,7 +34,8 @@ _HIGHEST: Final = ("shaken_last", "link", "goodbye", "last_error")
 
 def tallies(frames: DataFrame, violations: DataFrame) -> DataFrame:
     """`frames` … `violations` are bytes on layer 0."""
-    return combined(_framed(frames).unionByName(_refused(violations), allowMissingColumns=True))
+    parts = (_framed(frames), *_said(frames), _refused(violations))
+    return combined(reduce(partial(DataFrame.unionByName, allowMissingColumns=True), parts))
 
 
 def combined(parts: DataFrame) -> DataFrame:
@@ -53,7 +55,6 @@ def _framed(frames: DataFrame) -> DataFrame:
         return F.sum(F.when(condition & bottom, F.col("length")).otherwise(0)).alias(alias)
 
     shaken = F.when(kind == HANDSHAKE, F.col("time"))
-    says_link = (kind == HANDSHAKE) & (F.col("direction") == BACKWARD)
     return frames.groupBy(*_KEY).agg(
         F.count_if(is_frame).alias("frames_count"),
         F.count_if(kind.isin(*MESSAGE_KINDS)).alias("messages_count"),
@@ -63,10 +64,20 @@ def _framed(frames: DataFrame) -> DataFrame:
         bytes_of(name == "gap", "gaps_placed"),
         F.min(shaken).alias("shaken_first"),
         F.max(shaken).alias("shaken_last"),
-        F.max(F.when(says_link, F.col("identifier"))).alias("link"),
         F.max(F.when(kind == GOODBYE, 1)).alias("goodbye"),
-        F.max(F.when(kind == ERROR, F.struct("time", "status"))).alias("last_error"),
     )
+
+
+def _said(frames: DataFrame) -> list[DataFrame]:
+    """What only few frames say. The highest of texts is found by sorting, which is done with these
+    few and not with all."""
+    kind = F.col("kind")
+    linked = frames.where((kind == HANDSHAKE) & (F.col("direction") == BACKWARD))
+    failed = frames.where(kind == ERROR)
+    return [
+        linked.groupBy(*_KEY).agg(F.max("identifier").alias("link")),
+        failed.groupBy(*_KEY).agg(F.max(F.struct("time", "status")).alias("last_error")),
+    ]
 
 
 def _refused(violations: DataFrame) -> DataFrame:
