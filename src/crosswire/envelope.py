@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
+from struct import Struct as Layout
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -118,8 +119,7 @@ def _unstamped(envelope: Envelope) -> Envelope:
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Envelope).decode
 _crc32 = zlib.crc32
-_MARK: Final = _VERSION << 32
-"""What the checksum is joined with: version and checksum make five bytes."""
+_header = Layout(">BI").pack
 
 
 def encode(envelope: Envelope) -> bytes:
@@ -128,17 +128,17 @@ def encode(envelope: Envelope) -> bytes:
         body = _encode(envelope)
     except (TypeError, OverflowError, ValueError) as error:
         raise InvalidEnvelope(f"the envelope can't be stored: {error}") from None
-    return (_MARK | _crc32(body)).to_bytes(_HEADER) + body
+    return _header(_VERSION, _crc32(body)) + body
 
 
 def encode_run(envelopes: Sequence[Envelope]) -> list[bytes]:
     """`encode` for many: all of them, or InvalidEnvelope."""
-    encode_body, crc32, mark = _encode, _crc32, _MARK
+    encode_body, crc32, header, version = _encode, _crc32, _header, _VERSION
     try:
-        bodies = [encode_body(envelope) for envelope in envelopes]
+        # One after the other: a body that was just made is in the processor's cache.
+        return [header(version, crc32(body := encode_body(each))) + body for each in envelopes]
     except (TypeError, OverflowError, ValueError) as error:
         raise InvalidEnvelope(f"the envelope can't be stored: {error}") from None
-    return [(mark | crc32(body)).to_bytes(_HEADER) + body for body in bodies]
 
 
 def decode(record: bytes) -> Envelope:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,33 @@ async def test_settling_makes_room_once(server: Server, destination: str) -> Non
         assert inbox.got.empty()
         assert await settle(client, second, third) == 2
         await inbox.next()
+
+
+async def test_a_settlement_is_answered_when_it_is_on_disk(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inbox, store = Inbox(), server.hub.store
+    sync, may_end = store._sync, threading.Event()
+
+    def held_up() -> None:
+        assert may_end.wait(30)
+        sync()
+
+    async with epoxy(server, inbox) as client:
+        await subscribe(client, "queue/q")
+        await publish(client, "queue/q")
+        delivery = await inbox.next()
+        await server.hub.committed()
+        monkeypatch.setattr(store, "_sync", held_up)
+        answer = asyncio.create_task(settle(client, delivery))
+        async with asyncio.timeout(10):
+            while server.hub.queue("queue/q").length:
+                await asyncio.sleep(0)
+        # An answer that waited for nothing would be here before that of the next request.
+        assert await subscribe(client, "queue/other") == 2
+        assert not answer.done()
+        may_end.set()
+        assert await answer == 1
 
 
 async def test_a_refused_message_comes_again(server: Server) -> None:

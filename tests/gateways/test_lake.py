@@ -158,9 +158,9 @@ async def test_what_was_read_again_is_what_was_in_memory(site: Site) -> None:
     hub.inject(send(b"5"), NOW)
     await hub.committed()
     for group in groups:
-        remembered = [envelope for run in group.messages for _, envelope, _ in run]
+        remembered = [envelope for run in group.messages for envelope in run.envelopes]
         assert hub.stored(group.block) == remembered
-    assert sum(len(run) for group in groups for run in group.messages) == 5
+    assert sum(len(run.sizes) for group in groups for run in group.messages) == 5
     await site.stop()
 
 

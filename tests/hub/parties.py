@@ -90,8 +90,7 @@ class Bench:
         self.start()
 
     def commit(self) -> None:
-        """All that was said so far is on disk, settlements included."""
-        self.store.request()
+        """The open group is written, and synced if something in it asks for that."""
         self.store.commit_now()
 
     def produce(self, *envelopes: Envelope) -> list[int]:

@@ -100,7 +100,6 @@ class Delivering(RuleBasedStateMachine):
     @rule()
     def commit(self) -> None:
         before = set(self.unwritten)
-        self.bench.store.request()
         if self.bench.store.commit_now() is None:
             self.unwritten -= before
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from random import Random
+
 import pytest
 
 from crosswire.errors import DestinationFull, InvalidDestination, InvalidEnvelope, StoreFull
 from crosswire.hub.attachment import Window
 from crosswire.hub.feed import Seal
-from crosswire.hub.hub import HubConfig
+from crosswire.hub.hub import Hub, HubConfig
 from crosswire.hub.items import Retry
 from crosswire.hub.queues import QueuePolicy
+from crosswire.store.memory import MemoryStore
 from tests.hub.parties import Bench, Recorder, send
 
 
@@ -88,6 +93,27 @@ def test_an_envelope_that_is_given_twice_is_two_messages() -> None:
     assert [each.id for each in stored if each is not None] == taker.ids
 
 
+async def test_what_is_written_does_not_wait_for_the_disk() -> None:
+    may_end = threading.Event()
+
+    class Slow(MemoryStore):
+        def _sync(self) -> None:
+            assert self._loop is None or may_end.wait(30)
+            super()._sync()
+
+    store = Slow()
+    hub = Hub(store, now=0.0, random=Random(1))
+    store.reserve(1)
+    store.start(asyncio.get_running_loop())
+    stored = hub.produce([send()], 0.0)
+    written = hub.written()
+    await asyncio.wait_for(written, 10)
+    assert not stored.done
+    may_end.set()
+    assert await asyncio.wait_for(stored, 10) == stored.ids
+    await store.close()
+
+
 def test_there_may_be_nothing_to_write() -> None:
     bench = Bench()
     bench.commit()
@@ -96,18 +122,27 @@ def test_there_may_be_nothing_to_write() -> None:
     assert written.done and written.error is None
 
 
-def test_a_power_cut_may_bring_back_what_was_just_settled() -> None:
+@pytest.mark.parametrize("power", [False, True])
+def test_what_is_settled_does_not_come_back(power: bool) -> None:
     bench, taker = Bench(), Recorder(settles=True)
     bench.consume("queue/q", taker, window=10)
-    ids = bench.produce(*numbered(2))
-    bench.store.commit_now()
-    bench.kill()
+    ids = bench.produce(*numbered(3))
+    assert taker.ids == ids
+    bench.commit()
+    bench.kill(power=power)
     assert bench.hub.queue("queue/q").length == 0
-    bench.consume("queue/q", taker, window=10)
+    assert bench.hub.queue("queue/q").browse(0, 10) == []
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_what_is_settled_is_on_disk_with_what_was_sent_after_it(power: bool) -> None:
+    bench, taker = Bench(), Recorder()
+    consumer = bench.consume("queue/q", taker, window=1)
+    ids = bench.produce(*numbered(2))
+    consumer.settle(ids[:1], bench.now)
     ids += bench.produce(send(b"3"))
-    bench.store.commit_now()
-    bench.kill(power=True)
-    assert [each.id for each in bench.hub.queue("queue/q").browse(0, 10)] == ids[2:]
+    bench.kill(power=power)
+    assert [each.id for each in bench.hub.queue("queue/q").browse(0, 10)] == ids[1:]
 
 
 def test_a_batch_may_be_for_many_and_part_of_it_refused() -> None:

@@ -31,7 +31,7 @@ from crosswire.hub.attachment import Attachment, Delivery, Notice, Window
 from crosswire.hub.hub import Hub
 from crosswire.hub.ledger import Peer
 from crosswire.hub.receipt import Receipt
-from crosswire.store.contract import Batch, StoreLimits
+from crosswire.store.contract import StoreLimits
 from crosswire.store.rocks import RocksStore
 
 LIMITS = StoreLimits(buffer_bytes=256 * 1024, spare_bytes=0)
@@ -66,15 +66,14 @@ class Tally(msgspec.Struct):
 class TellingStore(RocksStore):
     """Says how long its logs are whenever all of that is on disk."""
 
-    def _write(self, batch: Batch, *, sync: bool) -> None:
-        super()._write(batch, sync=sync)
-        if sync:
-            sizes = []
-            for each in self.path.glob("*.log"):
-                # One that is gone by now is sorted into tables, which are synced.
-                with suppress(FileNotFoundError):
-                    sizes.append(f"{each.name}={each.stat().st_size}")
-            tell("durable", " ".join(sizes))
+    def _sync(self) -> None:
+        sizes = []
+        for each in self.path.glob("*.log"):
+            # One that is gone by now is sorted into tables, which are synced.
+            with suppress(FileNotFoundError):
+                sizes.append(f"{each.name}={each.stat().st_size}")
+        super()._sync()
+        tell("durable", " ".join(sizes))
 
 
 def tell(word: str, rest: str) -> None:
@@ -132,10 +131,13 @@ async def load(path: str, life: int, seed: int) -> None:
             )
         keys = [each.payload[:24].decode().strip() for each in batch]
         tell("attempted", " ".join(keys))
-        acknowledge(hub.produce(batch, time.time()), keys)
-        if settler.taken:
-            taken, settler.taken = settler.taken, []
-            hub.committed().add_done_callback(lambda _, taken=taken: settler.settled(taken))
+        taken, settler.taken = settler.taken, []
+        receipt = hub.produce(batch, time.time())
+        acknowledge(receipt, keys)
+        if taken:
+            # On disk when asked for, and at the latest with what was sent after it.
+            settled = receipt if random.random() < 0.5 else hub.committed()
+            settled.add_done_callback(lambda _, taken=taken: settler.settled(taken))
         window.grant(20, time.time())
         await asyncio.sleep(random.choice((0, 0, 0.001, 0.007)))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from crosswire.errors import DestinationFull, StoreError
+from crosswire.errors import DestinationFull, StoreError, StoreFailed
 from crosswire.store import contract
 from crosswire.store.contract import MAX_ID, Page, Store, StoreLimits
 from crosswire.store.memory import MemoryDisk, MemoryStore
@@ -274,6 +275,108 @@ def test_a_group_that_fails_loses_its_appends_and_nothing_else() -> None:
     assert read(store, [1]).records == [(1, 2, b"kept")]
     assert store.get("space", b"key") == b"value"
     assert store.has_room(10.0)
+
+
+class Faltering(MemoryStore):
+    """Its disk takes what is written, and fails to sync it as often as `failures` says."""
+
+    failures = 0
+
+    def _sync(self) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise StoreFailed("the disk is out of order")
+        super()._sync()
+
+
+def test_what_was_written_but_not_synced_is_taken_back() -> None:
+    disk = MemoryDisk()
+    store = Faltering(disk)
+    told: list[StoreError | None] = []
+    store.after_commit = told.append
+    store.failures = 1
+    store.append(1, 1, b"x")
+    store.append_run(1, 2, [b"y", b"z"])
+    store.retain(1, 4, b"kept")
+    store.save("space", b"key", b"value")
+    store.request()
+    error = store.commit_now()
+    assert isinstance(error, StoreFailed) and told == [error]
+    store.append(1, 5, b"more")
+    assert store.commit_now() is None
+    for each in (store, MemoryStore(disk)):
+        assert read(each, [1]).records == [(1, 4, b"kept"), (1, 5, b"more")]
+        assert each.get("space", b"key") == b"value"
+        disk.cut_power()
+
+
+async def test_the_loop_goes_on_while_the_disk_is_busy() -> None:
+    may_end = threading.Event()
+
+    class Slow(MemoryStore):
+        def _sync(self) -> None:
+            assert self._loop is None or may_end.wait(30)
+            super()._sync()
+
+    store = Slow()
+    store.start(asyncio.get_running_loop())
+    told: list[StoreError | None] = []
+    store.after_commit = told.append
+    store.append(1, 1, b"x")
+    store.request()
+    while store._flight is None:
+        await asyncio.sleep(0)
+    store.append(1, 2, b"y")
+    store.request()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not told
+    may_end.set()
+    await store.flush()
+    assert told == [None, None]
+    await store.close()
+
+
+async def test_what_is_asked_for_while_a_group_is_finished_is_done(reopen: Opener) -> None:
+    store, told = await asyncio.to_thread(reopen), asyncio.Event()
+    store.start(asyncio.get_running_loop())
+    store.request()
+    await store.flush()
+
+    def again(_error: StoreError | None) -> None:
+        store.after_commit = lambda _error: told.set()
+        store.request(sync=False)
+
+    store.after_commit = again
+    store.append(1, 1, b"x")
+    store.request(sync=False)
+    await asyncio.wait_for(told.wait(), 10)
+    await store.close()
+
+
+async def test_flushing_waits_for_the_disk() -> None:
+    disk = MemoryDisk()
+    store = MemoryStore(disk)
+    written = asyncio.Event()
+    store.start(asyncio.get_running_loop())
+    store.request()
+    await store.flush()
+    store.after_commit = lambda error: written.set()
+    store.append(1, 1, b"x")
+    store.request(sync=False)
+    await written.wait()
+    assert disk.unsynced
+    await store.flush()
+    assert not disk.unsynced
+    await store.close()
+
+
+def test_a_run_is_read_as_it_was_appended(store: Store) -> None:
+    ids = range(250, 1100)
+    store.append_run(7, ids[0], [b"%d" % each for each in ids])
+    store.commit_now()
+    page = read(store, [7], count=10_000)
+    assert page.records == [(7, each, b"%d" % each) for each in ids]
 
 
 def test_a_power_cut_takes_what_was_not_synced() -> None:

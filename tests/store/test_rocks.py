@@ -143,7 +143,7 @@ def test_another_boot_means_that_power_was_lost(tmp_path: Path) -> None:
     assert not store.power_lost
     batch = store._batch()
     batch.put(b"!running", b"another boot")
-    store._write(batch, sync=True)
+    store._write(batch)
     store._db.close()
     store = RocksStore(tmp_path)
     assert store.power_lost

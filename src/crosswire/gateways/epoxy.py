@@ -117,6 +117,7 @@ class EpoxyGateway(Gateway):
         self._takers: dict[int, _Taker] = {}
         self._by_attachment: dict[Attachment, _Taker] = {}
         self._settling: list[_Taker] = []
+        self._settlers: list[tuple[int, int]] = []
         self._last_number = 0
         self._is_subscribing = False
         self._early: list[list[Delivery]] = []
@@ -244,6 +245,8 @@ class EpoxyGateway(Gateway):
             for taker in settling:
                 ids, taker.settling = taker.settling, {}
                 taker.attachment.settle(ids, now)
+        if self._settlers:
+            self._answer_settled()
 
     def _produce(self) -> None:
         """Events have no answer to wait for: with too much on its way to the disk, the peer has to
@@ -402,8 +405,24 @@ class EpoxyGateway(Gateway):
             if not taker.settling:
                 self._settling.append(taker)
             taker.settling.update(dict.fromkeys(ids))
-        settled = SETTLED.python_class(count=len(ids))
-        self._respond(request.conversation_id, marshal.marshal(settled, SETTLED))
+        self._settlers.append((request.conversation_id, len(ids)))
+
+    def _answer_settled(self) -> None:
+        """When it is on disk: what was said to be settled does not come back."""
+        settlers, self._settlers = self._settlers, []
+
+        def stored(receipt: Receipt) -> None:
+            if self.left:
+                return
+            for conversation, count in settlers:
+                if receipt.error is not None:
+                    self._fail(conversation, receipt.error)
+                else:
+                    settled = SETTLED.python_class(count=count)
+                    self._respond(conversation, marshal.marshal(settled, SETTLED))
+            self.session.wake()
+
+        self.hub.committed().add_done_callback(stored)
 
     def _serve(self, request: RequestReceived) -> None:
         asked = marshal.unmarshal(request.payload, SERVICES).services

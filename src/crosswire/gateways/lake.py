@@ -61,7 +61,7 @@ class _Group(msgspec.Struct, frozen=True):
     def envelopes(self) -> Sequence[Envelope]:
         if self.source is None:
             return self.messages or ()
-        return [envelope for run in self.source.messages for _, envelope, _ in run]
+        return [envelope for run in self.source.messages for envelope in run.envelopes]
 
 
 async def note_absence(hub: Hub) -> None:

@@ -18,7 +18,7 @@ from crosswire.envelope import Envelope, decode
 from crosswire.errors import RecordDamaged
 from crosswire.hub.attachment import Choice, Consumer, Delivery, Predicate, Receiver, Window
 from crosswire.hub.cursor import Attempt, Cursor, Opened
-from crosswire.hub.items import Arrival, Item, Retry
+from crosswire.hub.items import Arrivals, Item, Retry
 from crosswire.hub.ledger import Peer, Step
 
 if TYPE_CHECKING:
@@ -100,29 +100,25 @@ class Backlog(ABC):
             and self.in_memory_bytes < self._window_bytes
         )
 
-    def arrive(self, arrivals: Sequence[Arrival], now: float) -> None:
+    def arrive(self, runs: Iterable[Arrivals], now: float) -> None:
         """These are committed, or need not be; in order of ids."""
-        size_bytes = sum([arrival[2] for arrival in arrivals])
-        if (
-            self.has_space_for(len(arrivals))
-            and self.in_memory_bytes + size_bytes <= self._window_bytes
-        ):
-            self._take_all(arrivals)
-        elif not self.has_space_for(1):
-            self.visible = arrivals[-1][1].id
-        else:
-            for arrival in arrivals:
-                if self.takes_at_once:
-                    self._take_all((arrival,))
-                else:
-                    self.visible = arrival[1].id
+        for run in runs:
+            if not self.has_space_for(1):
+                self.visible = run.envelopes[-1].id
+            elif (
+                self.has_space_for(len(run.sizes))
+                and self.in_memory_bytes + sum(run.sizes) <= self._window_bytes
+            ):
+                self._take_all(run)
+            else:
+                self._take_some(run)
         self._schedule_expiry(now)
         self._hub.touch(self)
 
-    def _take_all(self, arrivals: Sequence[Arrival]) -> None:
+    def _take_all(self, run: Arrivals) -> None:
         """There is room for these, and nothing on disk comes before them."""
-        items, ready = self._items, self._ready
-        for number, envelope, size in arrivals:
+        items, ready, number = self._items, self._ready, run.number
+        for envelope, size in zip(run.envelopes, run.sizes, strict=True):
             identifier = envelope.id
             if self.is_choosy:
                 self.loaded = self.visible = identifier
@@ -131,8 +127,15 @@ class Backlog(ABC):
             items[identifier] = item = Item(identifier, number, envelope, size)
             self.in_memory_bytes += size
             ready.append(item)
-        if arrivals:
-            self.loaded = self.visible = arrivals[-1][1].id
+        self.loaded = self.visible = run.envelopes[-1].id
+
+    def _take_some(self, run: Arrivals) -> None:
+        """As many as there is room for: the rest is on disk."""
+        for place, envelope in enumerate(run.envelopes):
+            if self.takes_at_once:
+                self._take_all(run.part(place, place + 1))
+            else:
+                self.visible = envelope.id
 
     def _take(self, item: Item) -> None:
         self._items[item.id] = item
@@ -411,9 +414,7 @@ class Backlog(ABC):
         if settled:
             self._let_go(settled, size)
             self._note(Step.SETTLED, now, settled, peer=consumer.peer)
-            # An fsync for every settlement would be one too many: what it would save is a second
-            # delivery when the machine fails, not when we do.
-            self._hub.changed(self, sync=False)
+            self._hub.changed(self)
             if self._hub.watched:
                 self._hub.tell_watchers(settled)
             self._make_room(consumer, len(settled), now)

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from crosswire.errors import RecordDamaged
-from crosswire.hub.items import Arrival
+from crosswire.hub.items import Arrivals
 
 __all__ = ["Committed", "Gap", "Seal", "parse_seal", "serialize_seal"]
 
@@ -24,12 +24,12 @@ class Committed(msgspec.Struct, frozen=True, gc=False):
     first_row: int
     rows: int
     block: bytes
-    messages: Sequence[Sequence[Arrival]]
+    messages: Sequence[Arrivals]
     newest: int
 
     @property
     def size_bytes(self) -> int:
-        return len(self.block) + sum(size for run in self.messages for _, _, size in run)
+        return len(self.block) + sum(sum(run.sizes) for run in self.messages)
 
 
 class Gap(msgspec.Struct, frozen=True, array_like=True):

@@ -107,6 +107,7 @@ class Hub:
         self._is_pumping = False
         self._timers = Timers()
         store.before_commit = self._before_commit
+        store.after_write = self._after_write
         store.after_commit = self._after_commit
         self._intake = Intake(self)
         self.subscriptions = Subscriptions(self)
@@ -401,16 +402,15 @@ class Hub:
         """Done when what was saved is with the operating system: it outlives us, though not the
         machine."""
         receipt = Receipt([], {})
-        self.group.receipts.append(receipt)
+        self.group.written.append(receipt)
         self.store.request(sync=False)
         return receipt
 
-    def changed(self, backlog: Backlog, *, request: bool = True, sync: bool = True) -> None:
-        """It has something for the disk, or without `sync` for the operating system; nobody waits
-        for it."""
+    def changed(self, backlog: Backlog, *, request: bool = True) -> None:
+        """It has something for the disk; nobody waits for it."""
         self._changed[backlog] = None
         if request:
-            self.store.request(sync=sync, urgent=False)
+            self.store.request(urgent=False)
 
     def forget(self, backlog: Backlog) -> None:
         """It is gone for good."""
@@ -433,6 +433,12 @@ class Hub:
             self.store.journal(block, rows)
             self._flight.block = (self.store.next_row, rows, block)
 
+    def _after_write(self) -> None:
+        assert self._flight is not None
+        receipts, self._flight.written = self._flight.written, []
+        for receipt in receipts:
+            receipt.finish()
+
     def _after_commit(self, error: StoreError | None) -> None:
         group, self._flight = self._flight, None
         assert group is not None
@@ -443,8 +449,8 @@ class Hub:
             self.ledger.committed()
             self.committed_id = group.newest
             if self.feed is not None and group.block is not None:
-                self.feed(Committed(*group.block, [*group.stored, group.retained], group.newest))
-        for receipt in group.receipts:
+                self.feed(Committed(*group.block, group.stored + group.retained, group.newest))
+        for receipt in (*group.receipts, *group.written):
             receipt.finish(error)
         if error is None:
             self._release(group, now)
@@ -454,22 +460,22 @@ class Hub:
         """What was committed can be seen now."""
         for backlog, kept in group.kept.items():
             group.arrivals.setdefault(backlog, []).extend(kept)
-            group.arrivals[backlog].sort(key=lambda arrival: arrival[1].id)
-        for backlog, arrivals in group.arrivals.items():
+            group.arrivals[backlog].sort(key=lambda run: run.envelopes[0].id)
+        for backlog, runs in group.arrivals.items():
             if isinstance(backlog, Queue):
-                backlog.waiting -= len(arrivals)
-            backlog.arrive(arrivals, now)
+                backlog.waiting -= sum(len(run.sizes) for run in runs)
+            backlog.arrive(runs, now)
         self.subscriptions.catch_up()
 
     def _fail_group(self, group: Group, error: StoreError) -> None:
         """Producers are told; all else goes into the next group."""
         self.report(error)
         self.ledger.failed({each for ids in group.accepted for each in ids})
-        for backlog, arrivals in group.arrivals.items():
+        for backlog, runs in group.arrivals.items():
             if isinstance(backlog, Queue):
-                backlog.waiting -= len(arrivals)
-                for _, _, size in arrivals:
-                    backlog.withdraw(size)
+                count = sum(len(run.sizes) for run in runs)
+                backlog.waiting -= count
+                backlog.withdraw(count, sum(sum(run.sizes) for run in runs))
                 self.changed(backlog, request=False)
         for backlog, kept in group.kept.items():
             self.group.kept[backlog] = kept + self.group.kept.get(backlog, [])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from crosswire.envelope import Envelope, encode, encode_run, stamp_run
 from crosswire.errors import HubError, InvalidEnvelope, StoreFull
-from crosswire.hub.items import Arrival
+from crosswire.hub.items import Arrivals
 from crosswire.hub.ledger import Peer, Step
 from crosswire.hub.queues import Queue
 from crosswire.hub.receipt import Receipt
@@ -37,15 +38,17 @@ class Group:
         "receipts",
         "retained",
         "stored",
+        "written",
     )
 
     def __init__(self) -> None:
-        self.arrivals: dict[Backlog, list[Arrival]] = {}
-        self.kept: dict[Backlog, list[Arrival]] = {}
+        self.arrivals: dict[Backlog, list[Arrivals]] = {}
+        self.kept: dict[Backlog, list[Arrivals]] = {}
         self.receipts: list[Receipt] = []
+        self.written: list[Receipt] = []
         self.accepted: list[list[int]] = []
-        self.stored: list[list[Arrival]] = []
-        self.retained: list[Arrival] = []
+        self.stored: list[Arrivals] = []
+        self.retained: list[Arrivals] = []
         self.block: tuple[int, int, bytes] | None = None
         self.newest = 0
 
@@ -61,12 +64,11 @@ class Intake:
         receipt = Receipt(list(range(first, first + count)), {})
         waits = False
         published: list[tuple[Topic, list[Envelope]]] = []
+        destinations = list(map(_destination, envelopes))
         place = 0
         while place < count:
-            destination = envelopes[place].destination
-            end = place + 1
-            while end < count and envelopes[end].destination == destination:
-                end += 1
+            destination = destinations[place]
+            end = _end_of_run(destinations, place)
             run = envelopes[place:end]
             try:
                 target = self._hub.target(destination)
@@ -100,34 +102,36 @@ class Intake:
         _limit_life(queue, run, now)
         direct = not queue.waiting and queue.has_space_for(len(run))
         arrivals = self._append(queue, run, place, receipt, now)
-        if not arrivals:
+        count = len(arrivals.sizes)
+        if not count:
             return False
-        durables = [arrival[1].durable for arrival in arrivals]
-        waits = True in durables
         # What needs no disk is seen at once, unless something before it has to wait.
-        cut = (durables.index(True) if waits else len(arrivals)) if direct else 0
-        at_once, later = arrivals[:cut], arrivals[cut:]
-        if later:
-            queue.waiting += len(later)
-            self._hub.group.arrivals.setdefault(queue, []).extend(later)
-        self._note_accepted(queue.destination, arrivals, now_us)
+        cut = first_durable = _first_durable(arrivals.envelopes)
+        if not direct:
+            cut = 0
+        if cut < count:
+            queue.waiting += count - cut
+            later = arrivals.part(cut, count) if cut else arrivals
+            self._hub.group.arrivals.setdefault(queue, []).append(later)
+        ids = receipt.ids[place : place + len(run)]
+        self._note_accepted(queue.destination, arrivals, ids, now_us)
         self._hub.changed(queue, request=False)
-        if at_once:
-            queue.arrive(at_once, now)
-        return waits
+        if cut:
+            queue.arrive([arrivals.part(0, cut)], now)
+        return first_durable < count
 
     def _append(
         self, queue: Queue, run: Sequence[Envelope], place: int, receipt: Receipt, now: float
-    ) -> list[Arrival]:
+    ) -> Arrivals:
         """Those that have a form and a place in the queue: nearly always all of them."""
         store, number = self._hub.store, queue.number
         records = _encoded(run)
         if records is not None:
-            sizes = [len(record) for record in records]
+            sizes = list(map(len, records))
             if queue.admit_run(len(sizes), sum(sizes)):
                 store.append_run(number, receipt.ids[place], records)
-                return [(number, envelope, size) for envelope, size in zip(run, sizes, strict=True)]
-        arrivals: list[Arrival] = []
+                return Arrivals(number, run, sizes)
+        accepted, sizes = [], []
         for place_of, envelope in enumerate(run, place):
             try:
                 record = encode(envelope)
@@ -136,8 +140,9 @@ class Intake:
                 _refuse(receipt, place_of, error)
             else:
                 store.append(number, envelope.id, record)
-                arrivals.append((number, envelope, len(record)))
-        return arrivals
+                accepted.append(envelope)
+                sizes.append(len(record))
+        return Arrivals(number, accepted, sizes)
 
     def _publish(
         self,
@@ -159,25 +164,27 @@ class Intake:
         if not self._hub.store.has_room(now):
             raise StoreFull("there is no room on the disk")
         arrivals = self._append_published(topic, run, place, receipt, now_us)
-        waits = True in [arrival[1].durable for arrival in arrivals]
+        count = len(arrivals.sizes)
+        if not count:
+            return False
         for subscription in topic.subscriptions:
-            self._hub.group.arrivals.setdefault(subscription, []).extend(arrivals)
-        if arrivals:
-            self._note_accepted(topic.destination, arrivals, now_us)
-            published.append((topic, [arrival[1] for arrival in arrivals]))
-        return waits
+            self._hub.group.arrivals.setdefault(subscription, []).append(arrivals)
+        ids = receipt.ids[place : place + len(run)]
+        self._note_accepted(topic.destination, arrivals, ids, now_us)
+        published.append((topic, list(arrivals.envelopes)))
+        return _first_durable(arrivals.envelopes) < count
 
     def _append_published(
         self, topic: Topic, run: Sequence[Envelope], place: int, receipt: Receipt, now_us: int
-    ) -> list[Arrival]:
+    ) -> Arrivals:
         store, number = self._hub.store, topic.number
         records = _encoded(run)
         if records is not None:
-            sizes = [len(record) for record in records]
+            sizes = list(map(len, records))
             store.append_run(number, receipt.ids[place], records)
             topic.count_run(receipt.ids[place], sizes, now_us)
-            return [(number, envelope, size) for envelope, size in zip(run, sizes, strict=True)]
-        arrivals: list[Arrival] = []
+            return Arrivals(number, run, sizes)
+        accepted, sizes = [], []
         for place_of, envelope in enumerate(run, place):
             try:
                 record = encode(envelope)
@@ -186,12 +193,17 @@ class Intake:
             else:
                 store.append(number, envelope.id, record)
                 topic.count(envelope.id, len(record), now_us)
-                arrivals.append((number, envelope, len(record)))
-        return arrivals
+                accepted.append(envelope)
+                sizes.append(len(record))
+        return Arrivals(number, accepted, sizes)
 
-    def _note_accepted(self, destination: str, arrivals: list[Arrival], now_us: int) -> None:
-        envelope = arrivals[0][1]
-        ids = [arrival[1].id for arrival in arrivals]
+    def _note_accepted(
+        self, destination: str, arrivals: Arrivals, ids: list[int], now_us: int
+    ) -> None:
+        """`ids` are those of the whole run, 0 for what was refused of it."""
+        envelope = arrivals.envelopes[0]
+        if len(ids) > len(arrivals.sizes):
+            ids = [each for each in ids if each]
         self._hub.group.accepted.append(ids)
         self._hub.group.stored.append(arrivals)
         peer = Peer(envelope.protocol, envelope.connection, envelope.principal)
@@ -267,25 +279,25 @@ class Intake:
             self._fan_out(target, list(run), now)
             return
         number, retain = target.number, self._hub.store.retain
-        arrivals: list[Arrival] = []
-        for envelope, record in zip(run, encode_run(run), strict=True):
+        records = encode_run(run)
+        for envelope, record in zip(run, records, strict=True):
             retain(number, envelope.id, record)
-            arrivals.append((number, envelope, len(record)))
-        self._hub.group.retained += arrivals
-        sizes = [arrival[2] for arrival in arrivals]
+        sizes = list(map(len, records))
+        arrivals = Arrivals(number, run, sizes)
+        self._hub.group.retained.append(arrivals)
         if isinstance(target, Queue):
             if drops:
                 target.make_room(len(sizes), sum(sizes), now)
             target.length += len(sizes)
             target.size_bytes += sum(sizes)
             target.waiting += len(sizes)
-            self._hub.group.kept.setdefault(target, []).extend(arrivals)
+            self._hub.group.kept.setdefault(target, []).append(arrivals)
             self._hub.changed(target, request=False)
         else:
             self._hub.subscriptions.refresh(target)
             target.count_run(first, sizes, now_us)
             for subscription in target.subscriptions:
-                self._hub.group.kept.setdefault(subscription, []).extend(arrivals)
+                self._hub.group.kept.setdefault(subscription, []).append(arrivals)
             self._fan_out(target, list(run), now)
         envelope = run[0]
         peer = Peer(envelope.protocol, envelope.connection, envelope.principal)
@@ -293,8 +305,24 @@ class Intake:
         self._hub.ledger.note(Step.ACCEPTED, now_us, target.destination, ids, peer=peer)
 
 
-def _destination(envelope: Envelope) -> str:
-    return envelope.destination
+_destination = attrgetter("destination")
+
+
+def _end_of_run(destinations: list[str], place: int) -> int:
+    """Where those end that have the same destination as the one at `place`."""
+    destination = destinations[place]
+    if place == 0 and destinations.count(destination) == len(destinations):
+        return len(destinations)
+    end = place + 1
+    while end < len(destinations) and destinations[end] == destination:
+        end += 1
+    return end
+
+
+def _first_durable(envelopes: Sequence[Envelope]) -> int:
+    """The place of the first that has to wait for the disk; behind them all if none has."""
+    durables = (place for place, envelope in enumerate(envelopes) if envelope.durable)
+    return next(durables, len(envelopes))
 
 
 def _limit_life(queue: Queue, run: Sequence[Envelope], now: float) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,7 +13,7 @@ from crosswire.hub.cursor import Attempt
 if TYPE_CHECKING:
     from crosswire.hub.attachment import Consumer
 
-__all__ = ["Arrival", "Item", "Retry"]
+__all__ = ["Arrivals", "Item", "Retry"]
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,8 +31,18 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
         return longest * (1.0 - self.jitter * chance)
 
 
-Arrival: TypeAlias = tuple[int, Envelope, int]
-"""Destination number, envelope, size of its record."""
+class Arrivals(msgspec.Struct, frozen=True):
+    """Messages that were accepted together at one destination, in order of ids.
+
+    `number` is the destination's, `sizes` are those of their records.
+    """
+
+    number: int
+    envelopes: Sequence[Envelope]
+    sizes: Sequence[int]
+
+    def part(self, start: int, end: int) -> Arrivals:
+        return Arrivals(self.number, self.envelopes[start:end], self.sizes[start:end])
 
 
 class Item(msgspec.Struct, eq=False):

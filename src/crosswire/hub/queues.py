@@ -139,9 +139,9 @@ class Queue(Backlog):
             if not self.drop_oldest(now):
                 return
 
-    def withdraw(self, size: int) -> None:
-        """Count a message out that was admitted but could not be stored."""
-        self._uncount(1, size)
+    def withdraw(self, count: int, size: int) -> None:
+        """Count messages out that were admitted but could not be stored."""
+        self._uncount(count, size)
 
     def _uncount(self, count: int, size: int) -> None:
         self.length = max(self.length - count, 0)

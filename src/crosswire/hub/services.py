@@ -21,6 +21,7 @@ from crosswire.errors import (
     ProviderLost,
 )
 from crosswire.hub.attachment import Delivery, Window
+from crosswire.hub.items import Arrivals
 from crosswire.hub.ledger import Peer, Step
 
 if TYPE_CHECKING:
@@ -373,5 +374,5 @@ class Services:
         if self.policy.journal and hub.store.has_room(now):
             journal = hub.journal_of(service)
             hub.store.append(journal.number, envelope.id, record)
-            hub.group.stored.append([(journal.number, envelope, len(record))])
+            hub.group.stored.append(Arrivals(journal.number, [envelope], [len(record)]))
             journal.count(envelope.id, len(record), int(now * _US))

@@ -1,8 +1,9 @@
 """What a store offers, and the group commit that all stores share.
 
-The event loop puts operations into the open group; one group at a time is written, by one thread,
-with one fsync; whatever arrives meanwhile goes into the next. The owner (the hub) is asked to add
-its own last words right before a group is written, and told right after.
+The event loop puts operations into the open group; one group at a time is written, and brought to
+the disk by one thread with one fsync, while the loop goes on; whatever arrives meanwhile goes into
+the next. The owner (the hub) is asked to add its own last words right before a group is written,
+and told right after.
 
     message   destination number ‖ id → record   appended, read in order of ids, reclaimed by range
     state     space ‖ key → small value          saved and dropped, coalesced within a group
@@ -21,18 +22,29 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from struct import Struct as Layout
-from threading import Thread
+from threading import Lock, Thread
 from typing import Final, Protocol
 
 import msgspec
 
 from crosswire.errors import DestinationFull, StoreError, StoreFailed, StoreFull
-from crosswire.store.view import MAX_ID, Page, View, behind, message_key, read_page, state_key
+from crosswire.store.view import (
+    MAX_ID,
+    Damage,
+    Page,
+    View,
+    behind,
+    message_key,
+    message_keys,
+    read_page,
+    state_key,
+)
 
-__all__ = ["MAX_ID", "Batch", "Damage", "Page", "Store", "StoreLimits", "View"]
+__all__ = ["MAX_ID", "Batch", "Page", "Store", "StoreLimits", "View"]
 
 _ID_BLOCK: Final = 1 << 20
 _LAZY_S: Final = 0.005
+_TAKING_S: Final = 0.001
 _SYNC_S: Final = 1.0
 _RETRY_S: Final = 0.25
 _FORMAT: Final = b"1"
@@ -60,24 +72,6 @@ class Batch(Protocol):
     def delete_range(self, begin: bytes, end: bytes) -> None: ...
 
 
-class Damage(msgspec.Struct, frozen=True):
-    """Keys in [first, behind) whose values can't be read: they are passed over and reported."""
-
-    first: bytes
-    behind: bytes
-    reason: str
-
-    def messages(self) -> tuple[int, int, int] | None:
-        """Destination number, first and last id, where it is messages that are damaged."""
-        if self.first[:1] != b"m" or len(self.first) < 5:
-            return None
-        number = int.from_bytes(self.first[1:5])
-        first = int.from_bytes(self.first[5:13].ljust(8, b"\x00")) + (len(self.first) > 13)
-        if self.behind[:5] != self.first[:5]:
-            return number, first, MAX_ID
-        return number, first, max(int.from_bytes(self.behind[5:13].ljust(8, b"\x00")) - 1, first)
-
-
 class _Group:
     """What is written together."""
 
@@ -85,7 +79,7 @@ class _Group:
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
-        self.appended = 0
+        self.appended: list[tuple[bytes, bytes]] = []
         self.saves: dict[bytes, bytes | None] = {}
         self.ranges: list[tuple[bytes, bytes]] = []
         self.block: tuple[bytes, int] | None = None
@@ -106,12 +100,15 @@ class Store(ABC):
         self.power_lost = False
         self.damage: list[Damage] = []
         self.before_commit: Callable[[], None] = _nothing
+        self.after_write: Callable[[], None] = _nothing
+        """Called when a group is with the operating system, and is on its way to the disk."""
         self.after_commit: Callable[[StoreError | None], None] = _nothing_after
         self.groups = 0
         self.last_error: StoreError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._writer: Thread | None = None
-        self._orders: SimpleQueue[_Group | None] = SimpleQueue()
+        self._orders: SimpleQueue[bool] = SimpleQueue()
+        self._taken = Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._sync_timer: asyncio.TimerHandle | None = None
         self._awaits_sync = False
@@ -137,7 +134,7 @@ class Store(ABC):
             batch = self._batch()
             batch.put(b"!format", _FORMAT)
             batch.put(b"!node", secrets.token_hex(8).encode())
-            self._write(batch, sync=True)
+            self._store_now(batch)
         elif self._get(b"!format") != _FORMAT:
             raise StoreFailed("the data directory was written by another version")
         self.node = (self._get(b"!node") or b"").decode()
@@ -152,7 +149,7 @@ class Store(ABC):
             self._next_row = int.from_bytes(key[1:]) + int.from_bytes(value[:4])
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From now on groups are written by a thread, as soon as there is something to write."""
+        """From now on groups are written as soon as there is something to write."""
         self._loop = loop
         # Not a pool: what that does for every order takes longer than a small group's write.
         self._writer = Thread(target=self._work, args=(loop,), name="crosswire-store", daemon=True)
@@ -171,7 +168,7 @@ class Store(ABC):
                 if timer is not None:
                     timer.cancel()
             if self._writer is not None:
-                self._orders.put(None)
+                self._orders.put(False)
                 self._writer.join()
             self._closed = True
             self._release()
@@ -191,7 +188,7 @@ class Store(ABC):
         reserved = at_least + _ID_BLOCK
         batch = self._batch()
         batch.put(b"!ids", reserved.to_bytes(8))
-        self._write(batch, sync=True)
+        self._store_now(batch)
         self._reserved = reserved
 
     def number(self, destination: str) -> int:
@@ -216,17 +213,18 @@ class Store(ABC):
     # Messages.
 
     def append(self, number: int, identifier: int, record: bytes) -> None:
-        group = self._group
-        group.batch.put(message_key(number, identifier), record)
-        group.appended += 1
+        group, key = self._group, message_key(number, identifier)
+        group.batch.put(key, record)
+        group.appended.append((key, key + b"\x00"))
 
     def append_run(self, number: int, first: int, records: Sequence[bytes]) -> None:
         """`append` for many records of one destination, with ids in a row."""
-        key, behind = message_key, first + len(records)
-        keys = [key(number, identifier) for identifier in range(first, behind)]
-        # A loop in C: the engine's `put` takes less time than a turn of one in Python.
-        deque(map(self._group.batch.put, keys, records), maxlen=0)
-        self._group.appended += len(records)
+        group, each = self._group, iter(records)
+        for keys in message_keys(number, first, len(records)):
+            # A loop in C: the engine's `put` takes less time than a turn of one in Python.
+            deque(map(group.batch.put, keys, each), maxlen=0)
+        end = message_key(number, first + len(records))
+        group.appended.append((message_key(number, first), end))
 
     def retain(self, number: int, identifier: int, record: bytes) -> None:
         """Append or replace what must not get lost, even if this group can't be written."""
@@ -270,9 +268,10 @@ class Store(ABC):
 
     @abstractmethod
     def view(self) -> View:
-        """What is committed right now, to be read on another thread.
+        """What is written right now, to be read on another thread.
 
-        It keeps the engine from being closed or mended: let go of it soon.
+        The group on its way may be in there: the hub's `committed_id` is before it. The engine
+        can't be closed or mended meanwhile: let go of it soon.
         """
 
     # State.
@@ -365,7 +364,9 @@ class Store(ABC):
             self.after_commit(None)
             return None
         self._flight = group
-        error = self._try(group)
+        error = self._hand_over(group)
+        if error is None and group.sync:
+            error = self._try_sync()
         self._finish(error)
         return error
 
@@ -378,7 +379,7 @@ class Store(ABC):
             return
         for _ in range(2):
             # The group on its way may have been sealed before the last word: the next one has it.
-            if self._flight is None and not self._is_dirty():
+            if self._flight is None and not self._is_dirty() and not self._awaits_sync:
                 return
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._waiting.append(waiter)
@@ -413,15 +414,48 @@ class Store(ABC):
             self._wake(None)
             return
         self._flight = group
-        self._orders.put(group)
+        error = self._hand_over(group)
+        if error is None and group.sync:
+            self._order_sync()
+            self.after_write()
+        else:
+            self._finish(error)
+            self._go_on(error)
+
+    def _order_sync(self) -> None:
+        """Have the writer's thread sync what is written, and see to it that it begins.
+
+        It needs the interpreter for a moment. If nobody let go of that, the fsync would begin when
+        there is nothing else to do, and save no time.
+        """
+        self._taken.acquire(blocking=False)
+        self._orders.put(True)
+        self._taken.acquire(timeout=_TAKING_S)
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:
         """On the writer's thread."""
-        while (group := self._orders.get()) is not None:
-            error = self._try(group)
+        while self._orders.get():
+            self._taken.release()
+            error = self._try_sync()
             if loop.is_closed():
                 return  # the program ends without having closed the store: nobody is to be told
-            loop.call_soon_threadsafe(self._finish, error)
+            loop.call_soon_threadsafe(self._on_synced, error)
+
+    def _on_synced(self, error: StoreError | None) -> None:
+        self._finish(error)
+        if error is None and self._group.urgent and self._flight is None:
+            self._begin()
+        else:
+            self._go_on(error)
+
+    def _go_on(self, error: StoreError | None) -> None:
+        """What gathered meanwhile is the next group."""
+        if self._loop is None or self._flight is not None or self._closed:
+            return
+        if error is not None:
+            self._timer = self._timer or self._loop.call_later(_RETRY_S, self._begin)
+        elif self._group.urgent or self._is_dirty():
+            self.request(sync=False, urgent=self._group.urgent)
 
     def _is_well(self) -> bool:
         """May a write be tried? After a failed one, the engine may have to be mended first."""
@@ -456,12 +490,24 @@ class Store(ABC):
             group.sync = True
         return group
 
-    def _try(self, group: _Group) -> StoreError | None:
+    def _hand_over(self, group: _Group) -> StoreError | None:
         try:
-            self._write(group.batch, sync=group.sync)
+            self._write(group.batch)
         except StoreError as error:
             return error
         return None
+
+    def _try_sync(self) -> StoreError | None:
+        try:
+            self._sync()
+        except StoreError as error:
+            return error
+        return None
+
+    def _store_now(self, batch: Batch) -> None:
+        """Outside of any group: it is on disk when this returns."""
+        self._write(batch)
+        self._sync()
 
     def _finish(self, error: StoreError | None) -> None:
         group, self._flight = self._flight, None
@@ -472,7 +518,7 @@ class Store(ABC):
             self._reserved = max(self._reserved, group.reserve)
             self._awaits_sync = not group.sync
             if self._awaits_sync and self._sync_timer is None and self._loop is not None:
-                self._sync_timer = self._loop.call_later(_SYNC_S, self._sync)
+                self._sync_timer = self._loop.call_later(_SYNC_S, self._sync_soon)
             if group.block is not None:
                 self._next_row += group.block[1]
         else:
@@ -480,20 +526,13 @@ class Store(ABC):
             for begin, end in self._group.ranges:
                 kept = {key: kept[key] for key in kept if not begin <= key < end}
             self._group.saves = {**kept, **self._group.saves}
-            self._group.ranges[:0] = group.ranges
+            # What could not be synced was written, and is to be gone all the same.
+            self._group.ranges[:0] = [*group.ranges, *group.appended]
             self._group.sync = True
         self.after_commit(error)
         self._wake(error)
-        if self._loop is None or self._flight is not None or self._closed:
-            return
-        if error is not None:
-            self._timer = self._timer or self._loop.call_later(_RETRY_S, self._begin)
-        elif self._group.urgent:
-            self._begin()
-        elif self._is_dirty():
-            self.request(sync=False, urgent=False)
 
-    def _sync(self) -> None:
+    def _sync_soon(self) -> None:
         """Nothing that was written stays with the operating system for long."""
         self._sync_timer = None
         if self._awaits_sync:
@@ -511,8 +550,15 @@ class Store(ABC):
     def _batch(self) -> Batch: ...
 
     @abstractmethod
-    def _write(self, batch: Batch, *, sync: bool) -> None:
-        """Called on the writer's thread. Raises StoreFull or StoreFailed; then nothing is done."""
+    def _write(self, batch: Batch) -> None:
+        """Give it to the operating system. Raises StoreFull or StoreFailed."""
+
+    @abstractmethod
+    def _sync(self) -> None:
+        """All that was written so far is on disk. Raises StoreFull or StoreFailed.
+
+        Called on the writer's thread, while the event loop goes on.
+        """
 
     @abstractmethod
     def _get(self, key: bytes) -> bytes | None: ...

@@ -27,17 +27,18 @@ class MemoryDisk:
         self.was_cut = False
         self._synced: dict[bytes, bytes] = {}
 
-    def write(self, operations: list[_Operation], *, sync: bool) -> None:
+    def write(self, operations: list[_Operation]) -> None:
         size_bytes = sum(len(key) + len(value) for key, value, _ in operations if value)
         if size_bytes > self.room_bytes:
             raise StoreFull("no room in memory")
         self._apply(self.rows, operations)
         self.keys = sorted(self.rows)
         self.unsynced.append(operations)
-        if sync:
-            for each in self.unsynced:
-                self._apply(self._synced, each)
-            self.unsynced.clear()
+
+    def sync(self) -> None:
+        for each in self.unsynced:
+            self._apply(self._synced, each)
+        self.unsynced.clear()
 
     def cut_power(self) -> None:
         self.unsynced.clear()
@@ -83,9 +84,12 @@ class MemoryStore(Store):
     def _batch(self) -> Batch:
         return _MemoryBatch()
 
-    def _write(self, batch: Batch, *, sync: bool) -> None:
+    def _write(self, batch: Batch) -> None:
         assert isinstance(batch, _MemoryBatch)
-        self.disk.write(batch.operations, sync=sync)
+        self.disk.write(batch.operations)
+
+    def _sync(self) -> None:
+        self.disk.sync()
 
     def _get(self, key: bytes) -> bytes | None:
         return self.disk.rows.get(key)

@@ -10,7 +10,8 @@ from typing import Any, Final, cast
 import rocksdict
 
 from crosswire.errors import StoreFailed
-from crosswire.store.contract import Batch, Damage, Store, StoreLimits, View, full_or_failed
+from crosswire.store.contract import Batch, Store, StoreLimits, View, full_or_failed
+from crosswire.store.view import Damage
 
 __all__ = ["RocksStore"]
 
@@ -30,8 +31,6 @@ class RocksStore(Store):
         self.path = Path(path)
         self.path.mkdir(parents=True, exist_ok=True)
         self.heal_complaint = ""
-        self._synced = rocksdict.WriteOptions()
-        self._synced.sync = True
         self._unsynced = rocksdict.WriteOptions()
         self._open()
         self._recover()
@@ -50,16 +49,22 @@ class RocksStore(Store):
         self.power_lost = running is not None and running != boot
         batch = self._batch()
         batch.put(b"!running", boot)
-        self._write(batch, sync=True)
+        self._store_now(batch)
 
     def _batch(self) -> Batch:
         batch: Batch = rocksdict.WriteBatch(raw_mode=True)
         return batch
 
-    def _write(self, batch: Batch, *, sync: bool) -> None:
-        options = self._synced if sync else self._unsynced
+    def _write(self, batch: Batch) -> None:
+        # With `sync` it would keep the interpreter to itself until the disk is done.
         try:
-            self._db.write(cast(rocksdict.WriteBatch, batch), options)
+            self._db.write(cast(rocksdict.WriteBatch, batch), self._unsynced)
+        except Exception as error:
+            raise full_or_failed(error) from error
+
+    def _sync(self) -> None:
+        try:
+            self._db.flush_wal(sync=True)
         except Exception as error:
             raise full_or_failed(error) from error
 
@@ -158,7 +163,8 @@ class RocksStore(Store):
     def _release(self) -> None:
         """A clean stop: nothing unsynced is left that a power cut could take."""
         self._db.flush_wal(sync=True)
-        self._db.delete(b"!running", self._synced)
+        self._db.delete(b"!running", self._unsynced)
+        self._db.flush_wal(sync=True)
         self._db.close()
 
 

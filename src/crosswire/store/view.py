@@ -5,18 +5,41 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import repeat
+from operator import add
 from struct import Struct as Layout
 from typing import Final, TypeAlias
 
 import msgspec
 
-__all__ = ["MAX_ID", "Page", "View", "behind", "message_key", "read_page", "state_key"]
+__all__ = [
+    "MAX_ID",
+    "Damage",
+    "Page",
+    "View",
+    "behind",
+    "message_key",
+    "message_keys",
+    "read_page",
+    "state_key",
+]
 
 MAX_ID: Final = (1 << 63) - 1
+_LAST_BYTES: Final = [bytes((each,)) for each in range(0x100)]
 
 # Keys: a letter for the kind, then fixed-width big-endian numbers, so that they sort as numbers do.
 message_key: Final[Callable[[int, int], bytes]] = partial(Layout(">cIQ").pack, b"m")
 """Of a destination's number and an id."""
+
+
+def message_keys(number: int, first: int, count: int) -> Iterator[Iterator[bytes]]:
+    """`message_key` for many with ids in a row, those together that differ in their last byte."""
+    behind = first + count
+    while first < behind:
+        start = first & 0xFF
+        end = min(start + behind - first, 0x100)
+        yield map(add, repeat(message_key(number, first)[:-1]), _LAST_BYTES[start:end])
+        first += end - start
 
 
 def state_key(space: str, key: bytes) -> bytes:
@@ -26,6 +49,24 @@ def state_key(space: str, key: bytes) -> bytes:
 def behind(prefix: bytes) -> bytes:
     """The first key that does not start with `prefix`."""
     return (int.from_bytes(prefix) + 1).to_bytes(len(prefix))
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """Keys in [first, behind) whose values can't be read: they are passed over and reported."""
+
+    first: bytes
+    behind: bytes
+    reason: str
+
+    def messages(self) -> tuple[int, int, int] | None:
+        """Destination number, first and last id, where it is messages that are damaged."""
+        if self.first[:1] != b"m" or len(self.first) < 5:
+            return None
+        number = int.from_bytes(self.first[1:5])
+        first = int.from_bytes(self.first[5:13].ljust(8, b"\x00")) + (len(self.first) > 13)
+        if self.behind[:5] != self.first[:5]:
+            return number, first, MAX_ID
+        return number, first, max(int.from_bytes(self.behind[5:13].ljust(8, b"\x00")) - 1, first)
 
 
 class Page(msgspec.Struct, gc=False):
