@@ -15,6 +15,7 @@ from crosswire.pipeline.sources import tcp
 from crosswire.pipeline.sources.assemble import Assembler
 from crosswire.pipeline.sources.classify import PortMap
 from crosswire.pipeline.sources.index import Ordered
+from crosswire.pipeline.sources.packets import PACKET
 from crosswire.pipeline.sources.reassembly import LINGER_NS, Segment
 from crosswire.pipeline.sources.rows import FlowRows
 
@@ -27,7 +28,9 @@ FIRST_BYTES = (b"\x16\x03\x01\x00\x05\x01hello", b"\xff" + bytes(8) + b"\x7f\x03
 
 
 def key(number: int, port: int) -> bytes:
-    address = bytes(10) + b"\xff\xff" + bytes([10, 0, 0, number])
+    """Every third is of IPv6."""
+    prefix = b"\xfd" + bytes(11) if number % 3 == 2 else bytes(10) + b"\xff\xff"
+    address = prefix + bytes([10, 0, 0, number])
     return address + (40_000 + number).to_bytes(2) + address[:-1] + b"\xff" + port.to_bytes(2)
 
 
@@ -62,9 +65,7 @@ def disturbed(random: Random, segments: list[Segment], often: float) -> Iterator
     """Lost, doubled, delayed, overlapping and cut segments, and such of another connection."""
     delayed: list[Segment] = []
     for segment in segments:
-        what = random.choice(
-            ("lost", "doubled", "delayed", "longer", "cut", "empty", "far", "reset")
-        )
+        what = random.choice(MISHAPS)
         if random.random() >= often:
             what = ""
         if what == "lost":
@@ -118,25 +119,17 @@ def ordered(flows: Flows, shuffle: Random | None = None) -> Ordered:
     if shuffle is not None:
         shuffle.shuffle(places)
     shown = [rows[place] for place in places]
-    sizes = [len(segment.payload) for _, segment in shown]
-
-    def column(values: list[Any], kind: Any) -> Any:
-        return np.array(values, kind)
-
+    packets = np.zeros(len(shown), PACKET)
+    packets["flow"] = [number for number, _ in shown]
+    packets["size"] = [len(segment.payload) for _, segment in shown]
+    packets["start"] = np.cumsum(packets["size"], dtype=np.int64) - packets["size"]
+    for name in ("forward", "time_ns", "number", "acknowledgement", "flags", "length"):
+        packets[name] = [getattr(segment, name) for _, segment in shown]
     return Ordered(
-        order=np.argsort(column(places, np.int64)).astype(np.int32),
-        keys=np.frombuffer(b"".join(key for key, _ in flows), np.uint8).reshape(-1, 36),
-        data=[np.frombuffer(b"".join(segment.payload for _, segment in shown), np.uint8)],
-        flows=column([number for number, _ in shown], np.int32),
-        forwards=column([segment.forward for _, segment in shown], np.bool_),
-        times=column([segment.time_ns for _, segment in shown], np.int64),
-        numbers=column([segment.number for _, segment in shown], np.uint32),
-        acknowledgements=column([segment.acknowledgement for _, segment in shown], np.uint32),
-        flags=column([segment.flags for _, segment in shown], np.uint8),
-        lengths=column([segment.length for _, segment in shown], np.int32),
-        sizes=column(sizes, np.int32),
-        sources=np.zeros(len(shown), np.int32),
-        starts=np.cumsum([0, *sizes])[:-1].astype(np.int64),
+        np.argsort(np.array(places, np.int64)).astype(np.int32),
+        np.frombuffer(b"".join(key for key, _ in flows), np.uint8).reshape(-1, 36),
+        [np.frombuffer(b"".join(segment.payload for _, segment in shown), np.uint8)],
+        packets,
     )
 
 
@@ -207,3 +200,28 @@ def test_batches_are_of_a_bounded_size() -> None:
     batches = [*assembler.feed(ordered([(key(1, 5040), segments)])), *assembler.finish()]
     assert sum(batch.num_rows for batch in batches) == 400
     assert max(batch.nbytes for batch in batches) < BATCH_BYTES + 2 * len(payload)
+
+
+def test_much_waits_behind_holes() -> None:
+    """In any order, in both directions, more than once, up to the end of a batch's room."""
+    random = Random(3)
+    segments = [Segment(True, 1, 7, 0, tcp.SYN, 0, b""), Segment(False, 2, 3, 8, 18, 0, b"")]
+    time = 10
+    sent = {True: 8, False: 4}
+    for _ in range(6):
+        for forward in (True, False):
+            pieces = []
+            for _ in range(random.choice((10, 3000))):
+                payload = random.randbytes(random.randrange(1, 4))
+                pieces.append((sent[forward], payload))
+                sent[forward] += len(payload)
+            first, *rest = pieces
+            if random.random() < 0.5:
+                rest.reverse()
+            for number, payload in (*rest, first):
+                time += 1
+                acknowledged = sent[not forward]
+                head = (forward, time, number, acknowledged, tcp.ACK)
+                segments.append(Segment(*head, len(payload), payload))
+    flows = [(key(1, 5040), segments)]
+    assert assembled(Assembler(PORTS), [ordered(flows)]) == plainly(flows, 1 << 20)

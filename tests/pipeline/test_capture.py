@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Iterable
 from pathlib import Path
+from random import Random
 
 import dpkt
 import pyarrow as pa
@@ -13,7 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosswire.errors import InvalidInput
-from crosswire.pipeline.sources.capture import Segments, is_capture, read, splits
+from crosswire.pipeline.sources.capture import (
+    Segments,
+    is_capture,
+    read,
+    segment_of,
+    splits,
+)
 from crosswire.pipeline.sources.fragments import Fragments
 from tests.pipeline.captures import (
     COOKED,
@@ -41,22 +49,17 @@ TIME = 1_700_000_000_123_456_000
 Row = tuple[int, int, bytes]
 
 
-def rows_of(batches: list[Segments]) -> list[Row]:
+def rows_of(batches: Iterable[Segments]) -> list[Row]:
     """Time, sequence number and payload of each segment."""
     return [
-        (int(each.times[index]), int(each.numbers[index]), payload_of(each, index))
-        for each in batches
-        for index in each.chosen.tolist()
+        (segment.time_ns, segment.number, segment.payload)
+        for batch in batches
+        for segment in (segment_of(packet, batch.data) for packet in batch.packets)
     ]
 
 
-def payload_of(segments: Segments, index: int) -> bytes:
-    start = segments.payload_starts[index]
-    return segments.data[start : start + segments.payload_sizes[index]].tobytes()
-
-
 def rows_in(file: Path, split_bytes: int = 1 << 30) -> list[Row]:
-    return [row for split in splits(str(file), split_bytes) for row in rows_of(list(read(split)))]
+    return [row for split in splits(str(file), split_bytes) for row in rows_of(read(split))]
 
 
 def rows(tmp_path: Path, data: bytes) -> list[Row]:
@@ -104,6 +107,12 @@ def test_pcapng_units_of_time(tmp_path: Path, unit: int, stamp: int) -> None:
     data = section() + interface(RAW, unit=unit) + enhanced(stamp, ipv4(tcp(b"hello")))
     ((time, _, _),) = rows(tmp_path, data)
     assert abs(time - TIME) <= 10**6
+
+
+@pytest.mark.parametrize("unit", [27, 28, 80, 127, 0x80 | 62, 0x80 | 63, 0xFF])
+def test_pcapng_units_too_small_for_any_time(tmp_path: Path, unit: int) -> None:
+    data = section() + interface(RAW, unit=unit) + enhanced(5, ipv4(tcp(b"hello")))
+    assert rows(tmp_path, data) == [(0, 1, b"hello")]
 
 
 def test_pcapng_sections_interfaces_and_simple_packets(tmp_path: Path) -> None:
@@ -190,6 +199,7 @@ def test_an_unfinished_last_record_is_left_out(tmp_path: Path) -> None:
         (section() + interface(RAW) + b"\x06\0\0\0\x0d\0\0\0" + bytes(8), "damaged"),
         (section() + enhanced(1, b"before any interface"), "damaged"),
         (gzip.compress(classic([], RAW))[:-9], "can't read"),
+        (gzip.compress(bytes(1000))[:12] + b"\xff" * 50, "can't read"),
     ],
 )
 def test_what_is_damaged_is_said(tmp_path: Path, data: bytes, says: str) -> None:
@@ -223,16 +233,8 @@ def test_the_same_segments_as_dpkt(tmp_path: Path) -> None:
     assert [(round(time / 1000), *rest) for time, *rest in rows_in(file)] == expected
 
 
-@settings(max_examples=30)
-@given(
-    st.lists(st.sampled_from(["plain", "large", "fragmented", "inside"]), max_size=40),
-    st.integers(200, 3000),
-    st.booleans(),
-)
-def test_any_split_gives_the_same_segments(
-    tmp_path_factory: pytest.TempPathFactory, kinds: list[str], split_bytes: int, ng: bool
-) -> None:
-    """Captures that hold captures too: record boundaries are never guessed."""
+def capture_of(kinds: list[str], *, ng: bool) -> bytes:
+    """A capture with segments of some kinds, some of which hold captures themselves."""
     made: Packets = []
     for number, kind in enumerate(kinds):
         inner = classic([(TIME, ipv4(tcp(b"inner")))], RAW)
@@ -240,11 +242,61 @@ def test_any_split_gives_the_same_segments(
         segment = tcp(payload, number=number)
         whole = fragments_v4(segment, 400, number) if kind == "fragmented" else [ipv4(segment)]
         made += [(TIME + number, packet) for packet in whole]
-    if ng:
-        body = [enhanced(time, packet) for time, packet in made]
-        data = section() + interface(RAW, unit=9) + b"".join(body)
+    if not ng:
+        return classic(made, RAW, nanoseconds=True)
+    body = [
+        simple(packet) if number % 5 == 4 else enhanced(time, packet)
+        for number, (time, packet) in enumerate(made)
+    ]
+    again = section() + interface(RAW, unit=9)
+    return again + b"".join(body) + again
+
+
+KINDS = st.lists(st.sampled_from(["plain", "large", "fragmented", "inside"]), max_size=40)
+
+
+@settings(max_examples=30)
+@given(KINDS, st.integers(1, 3000), st.booleans())
+def test_any_block_gives_the_same_segments(
+    tmp_path_factory: pytest.TempPathFactory, kinds: list[str], block_bytes: int, ng: bool
+) -> None:
+    """In the order in which they were captured, and where they are in the file."""
+    file = tmp_path_factory.mktemp("blocks") / "capture"
+    file.write_bytes(capture_of(kinds, ng=ng))
+    (split,) = splits(str(file), 1 << 30)
+    assert rows_of(read(split, block_bytes=block_bytes)) == rows_of(read(split))
+    places = [
+        place for lot in read(split, block_bytes=block_bytes) for place in lot.places.tolist()
+    ]
+    assert places == sorted(set(places)) and len(places) == len(kinds)
+    assert [number for _, number, _ in rows_of(read(split))] == list(range(len(kinds)))
+
+
+@settings(max_examples=150)
+@given(KINDS, st.randoms(use_true_random=False), st.booleans())
+def test_what_is_spoiled_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, kinds: list[str], random: Random, ng: bool
+) -> None:
+    data = bytearray(capture_of([*kinds, "fragmented"], ng=ng))
+    for _ in range(random.randrange(1, 30)):
+        data[random.randrange(24, len(data))] = random.randrange(256)
+    file = tmp_path_factory.mktemp("spoiled") / "capture"
+    file.write_bytes(data)
+    try:
+        found = rows_in(file)
+    except InvalidInput as error:
+        assert "damaged" in str(error) or "interfaces" in str(error)
     else:
-        data = classic(made, RAW, nanoseconds=True)
+        assert all(len(payload) <= len(data) for _, _, payload in found)
+
+
+@settings(max_examples=30)
+@given(KINDS, st.integers(200, 3000), st.booleans())
+def test_any_split_gives_the_same_segments(
+    tmp_path_factory: pytest.TempPathFactory, kinds: list[str], split_bytes: int, ng: bool
+) -> None:
+    """Captures that hold captures too: record boundaries are never guessed."""
+    data = capture_of(kinds, ng=ng)
     file = tmp_path_factory.mktemp("split") / "capture"
     file.write_bytes(data)
     assert sorted(rows_in(file, split_bytes)) == sorted(rows_in(file))

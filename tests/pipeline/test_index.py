@@ -10,9 +10,9 @@ import pytest
 from benchmarks.traffic import Traffic, packets, write_pcap
 
 from crosswire.errors import InvalidInput
-from crosswire.pipeline.sources.capture import Split, read, whole
+from crosswire.pipeline.sources.capture import Split, read, segment_of, whole
 from crosswire.pipeline.sources.classify import PortMap
-from crosswire.pipeline.sources.index import BUCKETS, shares, survey
+from crosswire.pipeline.sources.index import BUCKETS, survey
 from crosswire.pipeline.sources.pcap import wire_of_share
 from crosswire.pipeline.sources.reassembly import Segment
 from crosswire.pipeline.sources.rows import FlowRows
@@ -29,20 +29,11 @@ def expected(files: list[Split], since_ns: int = 0) -> Rows:
     flows: dict[bytes, list[tuple[int, int, int, Segment]]] = {}
     for number, file in enumerate(files):
         for batch in read(file):
-            for index in batch.chosen.tolist():
-                start, size = int(batch.payload_starts[index]), int(batch.payload_sizes[index])
-                segment = Segment(
-                    bool(batch.forwards[index]),
-                    int(batch.times[index]),
-                    int(batch.numbers[index]),
-                    int(batch.acknowledgements[index]),
-                    int(batch.flags[index]),
-                    int(batch.lengths[index]),
-                    batch.data[start : start + size].tobytes(),
-                )
-                place = (segment.time_ns, number, int(batch.records[index]), segment)
+            for packet, flow, place in zip(batch.packets, batch.flows, batch.places, strict=True):
+                segment = segment_of(packet, batch.data)
                 if segment.time_ns >= since_ns:
-                    flows.setdefault(batch.flows[index].tobytes(), []).append(place)
+                    at = (segment.time_ns, number, int(place), segment)
+                    flows.setdefault(flow.tobytes(), []).append(at)
     found: Rows = []
     for flow, own in flows.items():
         rows = FlowRows(flow, PORTS)
@@ -54,14 +45,13 @@ def expected(files: list[Split], since_ns: int = 0) -> Rows:
 
 def made(files: list[Split], count: int, since_ns: int = 0) -> list[Rows]:
     """What each of `count` shares gives."""
-    owners = shares(survey(files), count)
     return [
         [
             tuple(row.values())
-            for batch in wire_of_share(files, owners, share, PORTS, since_ns)
+            for batch in wire_of_share(files, share, PORTS, since_ns)
             for row in batch.to_pylist()
         ]
-        for share in range(count)
+        for share in survey(files).shares(count)
     ]
 
 
@@ -96,9 +86,10 @@ def test_shares_are_all_there_is(tmp_path: Path, count: int) -> None:
 def test_shares_are_of_about_the_same_size(tmp_path: Path) -> None:
     capture = talks()
     surveyed = survey(files_of(tmp_path, capture))
-    owners = shares(surveyed, 4)
-    loads = np.bincount(owners, surveyed.size_bytes, 4)
+    parts = surveyed.shares(4)
+    loads = np.bincount(parts[0].owners, surveyed.size_bytes, 4)
     assert loads.min() > 0.7 * loads.max()
+    assert sum(part.packets for part in parts) == surveyed.packets.sum()
     # Those with bytes, SYN, FIN or RST.
     counted = [packet for _, packet in capture if len(packet) > 54 or packet[47] & 7]
     assert surveyed.packets.sum() == len(counted)
@@ -152,6 +143,13 @@ def test_what_is_added_later_is_not_read(tmp_path: Path) -> None:
     before = expected(files)
     write_pcap(tmp_path / "0.pcap", capture)
     assert together(made(files, 2)) == before
+
+
+def test_what_has_changed_is_said(tmp_path: Path) -> None:
+    capture = talks()
+    (share,) = survey(files_of(tmp_path, capture[:100])).shares(1)
+    with pytest.raises(InvalidInput, match="changed"):
+        list(wire_of_share(files_of(tmp_path, capture), share, PORTS, 0))
 
 
 def test_what_was_taken_away_is_said(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from crosswire.errors import DecoderStateError
 from crosswire.pipeline.batches import Batches
 from crosswire.pipeline.decode import ConnectionRows
 from crosswire.pipeline.protocols import reading_of
-from crosswire.pipeline.sources.capture import advance, read
+from crosswire.pipeline.sources.capture import advance, read, segment_of
 from crosswire.pipeline.sources.classify import PortMap
 from crosswire.pipeline.sources.reassembly import LINGER_NS, Flow, Segment
 from crosswire.pipeline.sources.rows import FlowRows
@@ -110,18 +110,8 @@ def flows(tmp_path_factory: pytest.TempPathFactory) -> dict[bytes, list[Segment]
     for name in ("a.pcap", "b.pcap"):
         for split in advance(str(folder / name), 1 << 20)[0]:
             for segments in read(split):
-                for at in segments.chosen.tolist():
-                    start, size = segments.payload_starts[at], segments.payload_sizes[at]
-                    one = Segment(
-                        bool(segments.forwards[at]),
-                        int(segments.times[at]),
-                        int(segments.numbers[at]),
-                        int(segments.acknowledgements[at]),
-                        int(segments.flags[at]),
-                        int(segments.lengths[at]),
-                        segments.data[start : start + size].tobytes(),
-                    )
-                    found[segments.flows[at].tobytes()].append(one)
+                for packet, flow in zip(segments.packets, segments.flows, strict=True):
+                    found[flow.tobytes()].append(segment_of(packet, segments.data))
     return {flow: sorted(own, key=lambda one: one.time_ns) for flow, own in found.items()}
 
 
@@ -184,7 +174,7 @@ def test_a_growing_capture_is_read_from_where_it_was_left(tmp_path: Path) -> Non
         file.write_bytes(whole[:size])
         splits, end, layout = advance(str(file), 1 << 20, end, layout)
         for one in chain.from_iterable(map(read, splits)):
-            found += one.records[one.chosen].tolist()
+            found += one.places.tolist()
     assert end == len(whole)
     (at_once,) = advance(str(file), 1 << 20)[0]
-    assert found == [place for one in read(at_once) for place in one.records[one.chosen]]
+    assert found == [place for one in read(at_once) for place in one.places.tolist()]

@@ -7,7 +7,7 @@ from typing import TypeVar, cast
 
 from numba import njit
 
-__all__ = ["compiled"]
+__all__ = ["compiled", "inlined"]
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
@@ -15,3 +15,8 @@ _F = TypeVar("_F", bound=Callable[..., object])
 def compiled(function: _F) -> _F:
     """Compile at the first call, and keep the result on disk for the next process."""
     return cast(_F, njit(cache=True, nogil=True)(function))
+
+
+def inlined(function: _F) -> _F:
+    """Compiled as a part of whoever calls it: a call would count references to its arrays."""
+    return cast(_F, njit(inline="always", nogil=True)(function))

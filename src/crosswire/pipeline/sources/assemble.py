@@ -1,15 +1,14 @@
 """Segments of many flows, arranged, into batches of bronze.wire: the same rows as `FlowRows`.
 
-The kernel follows flows as long as it can, `Flow` helps it over holes. Names, ends and protocols
-are looked up once for each connection; nothing here is done in Python for each segment of an
-undisturbed one.
+The kernel follows flows as long as it can, `Flow` helps it over holes. What the rows of a
+connection have in common is found out once for it, and stands in dictionaries; nothing here is done
+in Python for each segment of an undisturbed one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +16,11 @@ import pyarrow as pa
 
 from crosswire.lake.schemas import BACKWARD, FORWARD, WIRE
 from crosswire.pipeline.batches import BATCH_BYTES, BATCH_ROWS
-from crosswire.pipeline.sources.classify import PortMap, Spoken, decide
+from crosswire.pipeline.sources.capture import segment_of
+from crosswire.pipeline.sources.classify import PortMap, decide
 from crosswire.pipeline.sources.follow import (
     DATA,
+    DONE,
     FULL,
     KINDS,
     LEAVE,
@@ -32,16 +33,19 @@ from crosswire.pipeline.sources.follow import (
     followed_bytes,
     forget_followed,
     from_flow,
+    is_waiting,
     new_state,
+    new_waiting,
     rename,
     to_flow,
 )
 from crosswire.pipeline.sources.index import Ordered
+from crosswire.pipeline.sources.introductions import NOBODY, Connections, Ports, coded
 from crosswire.pipeline.sources.packets import copy_slices
-from crosswire.pipeline.sources.reassembly import REORDER_BYTES, Flow, Run, Segment
-from crosswire.pipeline.sources.rows import NODE, End, end_of, name_of
+from crosswire.pipeline.sources.reassembly import REORDER_BYTES, Flow, Run
+from crosswire.pipeline.sources.rows import NODE
 
-__all__ = ["Assembler"]
+__all__ = ["Assembler", "plain"]
 
 _FIELDS: Final = 11
 _EXTRA: Final = -1
@@ -53,66 +57,81 @@ _FLOW, _NUMBER, _OPENER, _FORWARD, _KIND, _OFFSET, _LENGTH, _TIME, _LATE, _SOURC
 _KIND_NUMBERS: Final = {kind: number for number, kind in enumerate(KINDS)}
 _KIND_NAMES: Final = pa.array(KINDS)
 _DIRECTIONS: Final = pa.array([BACKWARD, FORWARD])
-_NODES: Final = pa.array([NODE] * BATCH_ROWS)
+_NODES: Final = pa.array([NODE])
 
 
-class _Connection(NamedTuple):
-    """What all rows of a connection have in common; `number` is its place in the flow."""
+def plain(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """With the columns of WIRE, as they are stored."""
+    columns = [
+        column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=WIRE)
+
+
+class _Known(NamedTuple):
+    """A connection that was given out: the next rows may be of it."""
 
     flow: bytes
     number: int
-    name: str
+    time_ns: int
     opener: bool
-    spoken: Spoken
-    connector: End
-    acceptor: End
+    spoken: int
 
 
 class Assembler:
-    """Feed it segments with `feed`, then call `finish`; both give batches of WIRE.
+    """Feed it segments with `feed`, then call `finish`; both give batches of bronze.wire, text in
+    dictionaries: see `plain`.
 
     A flow's segments must be together and in order, over all calls; a connection's rows are.
     """
 
     def __init__(self, ports: PortMap, *, reorder_bytes: int = REORDER_BYTES) -> None:
-        self._ports = ports
+        self._ports = Ports(ports)
         self._reorder_bytes = reorder_bytes
         self._key = b""
         self._state = new_state()
-        # In charge instead of the kernel as long as something waits behind a hole.
+        self._waiting = new_waiting()
+        # What the kernel's rows, and what waits, are slices of.
+        self._data: Sequence[npt.NDArray[np.uint8]] = ()
+        # In charge instead of the kernel until nothing waits behind a hole any more.
         self._flow: Flow | None = None
         self._rows = np.zeros((_FIELDS, BATCH_ROWS), np.int64)
         self._count = 0
         self._extra = bytearray()
         # The last one that was given out, and the number of its next row.
-        self._connection: _Connection | None = None
+        self._last: _Known | None = None
         self._seq = 0
 
     def feed(self, segments: Ordered) -> Iterator[pa.RecordBatch]:
         if not len(segments.order):
             return
-        first, last = segments.flows[segments.order[[0, -1]]].tolist()
+        first, last = segments.packets["flow"][segments.order[[0, -1]]].tolist()
         key = segments.keys[first].tobytes()
         if key != self._key:
             yield from self.finish()
         else:
             rename(self._state, first)
             self._rows[_FLOW, : self._count] = first
+        self._data = segments.data
         at = 0
         while at < len(segments.order):
-            why = FULL
             if self._flow is not None:
                 at = self._help(segments, at)
+                why = FULL if self._is_full else DONE
             else:
                 at, self._count, why = self._follow(segments, at)
             if why == ODD:
                 self._flow = self._taken_over()
             elif why == LEAVE:
                 self._leave()
-            if why == FULL and self._is_full:
-                yield from self._flush(segments.keys, segments.data)
+            elif why == FULL:
+                yield from self._flush(segments.keys)
         self._key = segments.keys[last].tobytes()
-        yield from self._flush(segments.keys, segments.data)
+        yield from self._flush(segments.keys)
+        if is_waiting(self._state) and self._flow is None:
+            self._flow = self._taken_over()
+        self._data = ()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """The flow has no more segments."""
@@ -121,7 +140,7 @@ class Assembler:
             self._rows[_FLOW, : self._count] = 0
             self._leave()
             key = np.frombuffer(self._key, np.uint8).reshape(1, -1)
-            yield from self._flush(key, (), complete=True)
+            yield from self._flush(key, complete=True)
             self._key = b""
 
     # Flows.
@@ -129,39 +148,35 @@ class Assembler:
     def _follow(self, segments: Ordered, at: int) -> tuple[int, int, int]:
         return follow(
             self._state,
+            self._waiting,
             segments.order,
             at,
-            segments.flows,
-            segments.forwards,
-            segments.times,
-            segments.numbers,
-            segments.acknowledgements,
-            segments.flags,
-            segments.lengths,
-            segments.sizes,
-            segments.sources,
-            segments.starts,
+            segments.packets,
             self._rows,
             self._count,
             BATCH_BYTES,
+            self._reorder_bytes,
         )
 
     def _taken_over(self) -> Flow:
         flow = Flow(reorder_bytes=self._reorder_bytes)
-        to_flow(self._state, flow)
+        to_flow(self._state, self._waiting, flow, self._cut)
         return flow
+
+    def _cut(self, source: int, start: int, length: int) -> bytes:
+        return self._data[source][start : start + length].tobytes()
 
     def _help(self, segments: Ordered, at: int) -> int:
         """Segment by segment until nothing waits any more; the place of the next one."""
         flow, number = self._flow, flow_of(self._state)
         assert flow is not None
         while at < len(segments.order) and not self._is_full:
-            index = int(segments.order[at])
-            if segments.flows[index] != number:
+            packet = segments.packets[segments.order[at]]
+            if packet["flow"] != number:
                 self._leave()
                 break
             at += 1
-            for run in flow.add(_segment(segments, index)):
+            for run in flow.add(segment_of(packet, segments.data[packet["source"]])):
                 self._put(run)
             if not flow.is_waiting:
                 from_flow(flow, self._state)
@@ -208,7 +223,6 @@ class Assembler:
     def _flush(
         self,
         keys: npt.NDArray[np.uint8],
-        data: Sequence[npt.NDArray[np.uint8]],
         *,
         complete: bool = False,
     ) -> Iterator[pa.RecordBatch]:
@@ -217,69 +231,80 @@ class Assembler:
         forget_followed(self._state)
         if not self._count:
             return
-        sources = _Sources(data, bytes(self._extra))
-        changes = (np.diff(rows[_FLOW]) != 0) | (np.diff(rows[_NUMBER]) != 0)
-        bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), self._count]
-        connections: list[_Connection] = []
-        for start, stop in pairwise(bounds):
-            key, number = keys[rows[_FLOW, start]].tobytes(), int(rows[_NUMBER, start])
-            known = self._connection
-            if start or known is None or (known.flow, known.number) != (key, number):
-                runs = _runs(rows, start, stop, sources)
-                goes_on = stop == self._count and rows[_FLOW, start] == flow_of(self._state)
-                is_whole = complete or not goes_on
-                known = _connection(key, runs, self._ports, complete=is_whole)
-                self._seq = 0 if not start else self._seq
-            if known is None:
-                break
-            connections.append(known)
-        given = bounds[len(connections)]
+        sources = _Sources(self._data, bytes(self._extra))
+        found, given = self._known(rows, keys, sources, complete=complete)
         if given:
-            yield self._batch(rows[:, :given], connections, bounds, sources)
+            yield self._batch(found, rows[:, :given], sources)
         self._hold(given, sources)
 
-    def _batch(
+    def _known(
         self,
         rows: npt.NDArray[np.int64],
-        connections: list[_Connection],
-        bounds: list[int],
+        keys: npt.NDArray[np.uint8],
         sources: _Sources,
+        *,
+        complete: bool,
+    ) -> tuple[Connections, int]:
+        """The connections of these rows of which it is known what they are, and how many rows are
+        theirs."""
+        changes = (rows[_FLOW, 1:] != rows[_FLOW, :-1]) | (rows[_NUMBER, 1:] != rows[_NUMBER, :-1])
+        starts = np.append(0, np.flatnonzero(changes) + 1)
+        first = rows[:, starts]
+        found = Connections.of(
+            starts, keys[first[_FLOW]], first[_NUMBER], first[_TIME], first[_OPENER], self._ports
+        )
+        # What begins late is not told by its bytes.
+        undecided = (found.spoken == NOBODY) & (first[_LATE] == 0)
+        last = self._last
+        if last is not None and last[:2] == (found.flows[0].tobytes(), int(found.numbers[0])):
+            found.times[0], found.openers[0], found.spoken[0] = last[2:]
+            undecided[0] = False
+        else:
+            self._seq = 0
+        goes_on = not complete and rows[_FLOW, -1] == flow_of(self._state)
+        stops = np.append(starts[1:], rows.shape[1])
+        for place in np.flatnonzero(undecided).tolist():
+            runs = _runs(rows, starts[place], stops[place], sources)
+            is_whole = place + 1 < len(starts) or not goes_on
+            known = decide(runs, *found.ports(place), self._ports.map, complete=is_whole)
+            if known is None:
+                # It is the last one.
+                return found.first(place), int(starts[place])
+            found.openers[place], found.spoken[place] = known[0], self._ports.code(known[1])
+        return found, int(stops[-1])
+
+    def _batch(
+        self, found: Connections, rows: npt.NDArray[np.int64], sources: _Sources
     ) -> pa.RecordBatch:
         count = rows.shape[1]
-        starts = np.array(bounds[: len(connections)], np.int64)
         which = np.zeros(count, np.int32)
-        which[starts[1:]] = 1
+        which[found.starts[1:]] = 1
         np.cumsum(which, out=which)
-        seq = np.arange(count) - starts[which]
+        seq = np.arange(count) - found.starts[which]
         seq[which == 0] += self._seq
-        self._connection, self._seq = connections[-1], int(seq[-1]) + 1
-        openers = np.array([each.opener for each in connections])[which]
-        choose = pa.array(which)
-
-        def of_connection(values: list[Any], kind: pa.DataType) -> pa.Array:
-            return pa.array(values, kind).take(choose)
-
-        text, port = pa.string(), pa.int32()
+        self._seq = int(seq[-1]) + 1
+        self._last = _Known(
+            found.flows[-1].tobytes(),
+            int(found.numbers[-1]),
+            int(found.times[-1]),
+            bool(found.openers[-1]),
+            int(found.spoken[-1]),
+        )
+        is_forward = rows[_FORWARD] == found.openers[which]
         columns = {
-            "node": _nodes(count),
+            "node": coded(np.zeros(count, np.int8), _NODES),
             "seq": pa.array(seq),
-            "connection": of_connection([each.name for each in connections], text),
-            "direction": _DIRECTIONS.take(pa.array((rows[_FORWARD] == openers).view(np.int8))),
-            "kind": _KIND_NAMES.take(pa.array(rows[_KIND])),
+            "direction": coded(is_forward.view(np.int8), _DIRECTIONS),
+            "kind": coded(rows[_KIND].astype(np.int8), _KIND_NAMES),
             # Copied, since the rows are written over while somebody has the batch.
             "offset": pa.array(rows[_OFFSET].copy()),
             "length": pa.array(rows[_LENGTH].copy()),
             "time": pa.array(rows[_TIME] // 1000),
             "data": sources.column(rows),
             "late": pa.array(rows[_LATE] != 0),
-            "protocol": of_connection([each.spoken.protocol for each in connections], text),
-            "listener": of_connection([each.spoken.listener for each in connections], text),
-            "connector_address": of_connection([each.connector[0] for each in connections], text),
-            "connector_port": of_connection([each.connector[1] for each in connections], port),
-            "acceptor_address": of_connection([each.acceptor[0] for each in connections], text),
-            "acceptor_port": of_connection([each.acceptor[1] for each in connections], port),
+            **found.columns(which, self._ports.known),
         }
-        return pa.RecordBatch.from_arrays([columns[name] for name in WIRE.names], schema=WIRE)
+        return pa.RecordBatch.from_arrays([columns[name] for name in WIRE.names], WIRE.names)
 
     def _hold(self, start: int, sources: _Sources) -> None:
         """Keep the rows from `start` on, and what they point to."""
@@ -293,19 +318,6 @@ class Assembler:
             self._rows = np.zeros((_FIELDS, BATCH_ROWS), np.int64)
         self._count = rest.shape[1]
         self._rows[:, : self._count] = rest
-
-
-def _segment(segments: Ordered, index: int) -> Segment:
-    start, size = int(segments.starts[index]), int(segments.sizes[index])
-    return Segment(
-        bool(segments.forwards[index]),
-        int(segments.times[index]),
-        int(segments.numbers[index]),
-        int(segments.acknowledgements[index]),
-        int(segments.flags[index]),
-        int(segments.lengths[index]),
-        segments.data[segments.sources[index]][start : start + size].tobytes(),
-    )
 
 
 def _runs(rows: npt.NDArray[np.int64], start: int, stop: int, sources: _Sources) -> Iterator[Run]:
@@ -322,21 +334,6 @@ def _runs(rows: npt.NDArray[np.int64], start: int, stop: int, sources: _Sources)
             sources.payload(rows, row),
             bool(late),
         )
-
-
-def _connection(
-    key: bytes, runs: Iterator[Run], ports: PortMap, *, complete: bool
-) -> _Connection | None:
-    """None if it takes more of its runs to know what is spoken."""
-    forward, backward = end_of(key[:18]), end_of(key[18:])
-    first = next(runs)
-    known = decide(chain((first,), runs), forward[1], backward[1], ports, complete=complete)
-    if known is None:
-        return None
-    opener, spoken = known
-    connector, acceptor = (forward, backward) if opener else (backward, forward)
-    name = name_of(connector, acceptor, first.time_ns)
-    return _Connection(key, first.connection, name, opener, spoken, connector, acceptor)
 
 
 class _Sources:
@@ -365,7 +362,7 @@ class _Sources:
         offsets = np.zeros(count + 1, np.int32)
         np.cumsum(sizes, out=offsets[1:])
         target = np.empty(int(offsets[-1]), np.uint8)
-        for number in np.unique(rows[_SOURCE, has_data]).tolist():
+        for number in _distinct(rows[_SOURCE, has_data]):
             own = np.flatnonzero(has_data & (rows[_SOURCE] == number))
             copy_slices(self._source(number), own, rows[_START], offsets, target)
         valid = np.packbits(has_data, bitorder="little")
@@ -373,5 +370,7 @@ class _Sources:
         return pa.Array.from_buffers(pa.binary(), count, buffers)
 
 
-def _nodes(count: int) -> pa.Array:
-    return _NODES[:count] if count <= len(_NODES) else pa.array([NODE] * count)
+def _distinct(numbers: npt.NDArray[np.int64]) -> list[int]:
+    """Nearly always there is one."""
+    is_one = not len(numbers) or (numbers == numbers[0]).all()
+    return (numbers[:1] if is_one else np.unique(numbers)).tolist()  # type: ignore[no-any-return]

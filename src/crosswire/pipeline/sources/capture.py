@@ -1,14 +1,15 @@
 """Capture files: classic pcap and pcapng, plain or compressed, record by record.
 
-The header and the descriptions of interfaces are read in Python, records by the compiled kernels. A
-plain file is walked once from end to end, exactly, to find places where it can be split: between
-two records, where no fragmented datagram is open, with all that the records behind it need to know.
+The header and the descriptions of interfaces are read in Python, records by the compiled kernels,
+block by block into one buffer that stays in the processor's cache. A plain file is walked once from
+end to end, exactly, to find places where it can be split: between two records, where no fragmented
+datagram is open, with all that the records behind it need to know.
 """
 
 from __future__ import annotations
 
 import gzip
-import mmap
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,15 +23,18 @@ from crosswire.pipeline.sources.fragments import Fragments
 from crosswire.pipeline.sources.packets import (
     BLOCK,
     CORRUPT,
-    FRAGMENT,
+    FLOW_BYTES,
     FULL,
     LINKS,
+    MORE,
+    PACKET,
     RAW,
-    SEGMENT,
+    Packets,
     find_segments,
     walk_classic,
     walk_ng,
 )
+from crosswire.pipeline.sources.reassembly import Segment
 
 __all__ = [
     "Layout",
@@ -38,9 +42,8 @@ __all__ = [
     "Split",
     "advance",
     "is_capture",
-    "mapped",
     "read",
-    "read_mapped",
+    "segment_of",
     "splits",
     "whole",
 ]
@@ -55,9 +58,9 @@ _NG: Final = b"\x0a\x0d\x0d\x0a"
 _GZIP: Final = b"\x1f\x8b"
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
 
-_BATCH_RECORDS: Final = 16_384
-_BATCH_BYTES: Final = 8 * 1024 * 1024
-_CHUNK_BYTES: Final = 16 * 1024 * 1024
+_HEAD_BYTES: Final = 24
+_BLOCK_RECORDS: Final = 16_384
+_BLOCK_BYTES: Final = 8 * 1024 * 1024
 _MOST_INTERFACES: Final = 65_536
 
 
@@ -79,6 +82,8 @@ class Layout:
     little: bool
     nanoseconds: bool = False
     interfaces: tuple[Interface, ...] = ()
+    time_ns: int = 0
+    """Of the record before: pcapng has packets without a time of their own."""
 
 
 @dataclass(frozen=True)
@@ -99,24 +104,37 @@ class Split:
 
 @dataclass(frozen=True)
 class Segments:
-    """TCP segments of a batch of records, column by column.
+    """TCP segments of a block of records, in the order of these, with a flow for each.
 
-    `records` is the place of each in the file, `chosen` the rows of the columns that are segments,
-    `data` what payloads are slices of.
+    Payloads are slices of `data`, whose first byte is at the place `base` of the file.
     """
 
     data: npt.NDArray[np.uint8]
-    chosen: npt.NDArray[np.int64]
-    records: npt.NDArray[np.int64]
-    times: npt.NDArray[np.int64]
+    base: int
+    packets: Packets
     flows: npt.NDArray[np.uint8]
-    forwards: npt.NDArray[np.bool_]
-    numbers: npt.NDArray[np.int64]
-    acknowledgements: npt.NDArray[np.int64]
-    flags: npt.NDArray[np.int16]
-    lengths: npt.NDArray[np.int32]
-    payload_starts: npt.NDArray[np.int64]
-    payload_sizes: npt.NDArray[np.int64]
+    is_joined: bool = False
+    """It came in fragments: `data` is not the file's."""
+
+    @property
+    def places(self) -> npt.NDArray[np.int64]:
+        """Where they are in the file: none before one that was captured earlier."""
+        places: npt.NDArray[np.int64] = self.packets["start"] + self.base
+        return places
+
+
+def segment_of(packet: Any, data: npt.NDArray[np.uint8]) -> Segment:
+    """One alone; its payload is a slice of `data`."""
+    start, size = int(packet["start"]), int(packet["size"])
+    return Segment(
+        bool(packet["forward"]),
+        int(packet["time_ns"]),
+        int(packet["number"]),
+        int(packet["acknowledgement"]),
+        int(packet["flags"]),
+        int(packet["length"]),
+        data[start : start + size].tobytes(),
+    )
 
 
 def is_capture(path: Path) -> bool:
@@ -137,10 +155,7 @@ def splits(path: str, split_bytes: int) -> list[Split]:
         size = file.seek(0, 2)
         if size <= split_bytes:
             return [Split(path)]
-        # Unmapped when nobody looks at it any more: batches are views of it.
-        data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-        walk = _Walk(path, min(split_bytes, _BATCH_BYTES))
-        return _split(walk, data, walk.begin(data), split_bytes)[0]
+        return _split(_Walk(path), file, 0, size, split_bytes)[0]
 
 
 def advance(
@@ -154,28 +169,30 @@ def advance(
     with _opened(path) as file:
         if file.read(4)[:2] == _GZIP or _magic(file) == _ZSTD:
             return [Split(path)], file.seek(0, 2), None
-        if not file.seek(0, 2):
+        size = file.seek(0, 2)
+        if not size:
             return [], 0, None
-        data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
-        walk = _Walk(path, min(split_bytes, _BATCH_BYTES))
-        if layout is None:
-            start = walk.begin(data)
-        else:
-            walk.layout = layout
-        parts, end = _split(walk, data, start, split_bytes)
+        walk = _Walk(path, layout)
+        parts, end = _split(walk, file, start if layout is not None else 0, size, split_bytes)
         return parts, end, walk.layout
 
 
 def _split(
-    walk: _Walk, data: npt.NDArray[np.uint8], start: int, split_bytes: int
+    walk: _Walk, file: BinaryIO, start: int, stop: int, split_bytes: int
 ) -> tuple[list[Split], int]:
-    """The parts from `start` on, and where the last whole record ends."""
+    """The parts from `start` to `stop`, and where the last whole record ends."""
     parts: list[Split] = []
+    room, fragments = _Room(_BLOCK_RECORDS), Fragments()
+    file.seek(start)
     layout, end = walk.layout, start
-    fragments = Fragments()
-    for records, end in walk.batches(data, start, len(data), 0):
-        columns = _find(data, records)
-        _join_fragments(data, columns, records, fragments)
+    block_bytes = min(split_bytes // 4 + 64, _BLOCK_BYTES)
+    for records in walk.records(file, start, stop, block_bytes):
+        if layout is None:
+            start, layout = records.start, records.layout
+        *_, pieces = room.find(records)
+        for _ in _joined(records, pieces, fragments):
+            pass  # what matters is which ones are still open
+        end = records.end
         last_time = int(records.times[-1]) if len(records.times) else 0
         if end - start >= split_bytes and not fragments.open(last_time):
             parts.append(Split(walk.path, start, end, layout))
@@ -188,24 +205,26 @@ def _split(
 # ------------------------------------------------------------------------------------------ read
 
 
-def read(split: Split) -> Iterator[Segments]:
-    """The TCP segments of a part of a file, batch by batch; those that came in fragments are behind
-    the others of their batch. Raises InvalidInput.
+def read(split: Split, *, block_bytes: int = _BLOCK_BYTES) -> Iterator[Segments]:
+    """The TCP segments of a part of a file, in order; each lot is there until the next one is asked
+    for. Raises InvalidInput.
 
     A last record that is not whole, as a capture that was killed leaves it, is left out.
     """
-    if split.layout is not None:
-        mapping, base = mapped(split)
-        yield from read_mapped(split, np.frombuffer(mapping, np.uint8), base)
-        return
+    walk = _Walk(split.path, split.layout)
+    room, fragments = _Room(_BLOCK_RECORDS), Fragments()
     with _opened(split.path) as file:
-        yield from _read_stream(_Walk(split.path), _decompressed(file, split.path), Fragments())
+        source = file if split.layout is not None else _decompressed(file, split.path)
+        if split.start:
+            source.seek(split.start)
+        for records in walk.records(source, split.start, split.end, block_bytes):
+            yield from _segments(records, room, fragments)
 
 
 def whole(path: str) -> Split | None:
     """A plain file as far as it goes now, None for a compressed one. Raises InvalidInput."""
     with _opened(path) as file:
-        head = file.read(24)
+        head = file.read(_HEAD_BYTES)
         if head[:2] == _GZIP or head[:4] == _ZSTD:
             return None
         if not head:
@@ -215,58 +234,9 @@ def whole(path: str) -> Split | None:
         return Split(path, start, file.seek(0, 2), walk.layout)
 
 
-def mapped(split: Split) -> tuple[mmap.mmap, int]:
-    """A part of a plain file in memory, and the place of its first byte in the file.
-
-    It is unmapped when nobody looks at it any more: batches are views of it. Raises InvalidInput.
-    """
-    assert split.end is not None
-    page = split.start - split.start % mmap.ALLOCATIONGRANULARITY
-    with _opened(split.path) as file:
-        size = split.end - page
-        try:
-            return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ, offset=page), page
-        except (OSError, ValueError) as error:
-            raise InvalidInput(
-                f"can't read {split.path} up to byte {split.end}: {error}"
-            ) from error
-
-
-def read_mapped(split: Split, data: npt.NDArray[np.uint8], base: int) -> Iterator[Segments]:
-    """Like `read`, of what `mapped` gave."""
-    assert split.layout is not None
-    walk = _Walk(split.path)
-    walk.layout = split.layout
-    fragments = Fragments()
-    for records, _ in walk.batches(data, split.start - base, len(data), base):
-        yield from _segments(data, records, fragments)
-
-
-def _read_stream(walk: _Walk, file: BinaryIO, fragments: Fragments) -> Iterator[Segments]:
-    rest = b""
-    base = 0
-    begun = False
-    try:
-        while chunk := file.read(_CHUNK_BYTES):
-            whole = rest + chunk if rest else chunk
-            data = np.frombuffer(whole, np.uint8)
-            position = 0
-            if not begun:
-                position, begun = walk.begin(data), True
-            for records, following in walk.batches(data, position, len(data), base):
-                yield from _segments(data, records, fragments)
-                position = following
-            rest = whole[position:]
-            base += position
-    except (EOFError, OSError, ValueError) as error:
-        raise InvalidInput(f"can't read {walk.path}: {error}") from error
-    if not begun:
-        raise InvalidInput(f"{walk.path} is empty")
-
-
 def _opened(path: str) -> BinaryIO:
     try:
-        return Path(path).open("rb")
+        return Path(path).open("rb", buffering=0)
     except OSError as error:
         raise InvalidInput(f"can't read {path}: {error.strerror}") from error
 
@@ -291,9 +261,14 @@ def _decompressed(file: BinaryIO, path: str) -> BinaryIO:
 
 @dataclass(frozen=True)
 class _Records:
-    """`base` is the place of the buffer's first byte in the file."""
+    """Records in `data`, which begins at the place `base` of the file; in the file they go from
+    `start` to `end`, and `layout` is what whoever begins there must know."""
 
+    data: npt.NDArray[np.uint8]
     base: int
+    start: int
+    end: int
+    layout: Layout
     starts: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
     times: npt.NDArray[np.int64]
@@ -301,20 +276,67 @@ class _Records:
 
 
 class _Walk:
-    """Goes over the records of a file, and keeps what it learns on the way in `layout`."""
+    """Goes over the records of a file, and keeps what it learns on the way in `layout`: None before
+    the head was read."""
 
-    def __init__(self, path: str, batch_bytes: int = _BATCH_BYTES) -> None:
+    def __init__(self, path: str, layout: Layout | None = None) -> None:
         self.path = path
-        self._batch_bytes = batch_bytes
-        self.layout = Layout(ng=False, little=False)
+        self.layout = layout
+        self._columns = np.zeros((4, _BLOCK_RECORDS), np.int64)
+
+    def records(
+        self, file: BinaryIO, base: int, stop: int | None, block_bytes: int
+    ) -> Iterator[_Records]:
+        """From `base`, where the file stands, to `stop`, or to its end. They are there until the
+        next ones are asked for. Raises InvalidInput."""
+        buffer = np.empty(max(block_bytes, _HEAD_BYTES), np.uint8)
+        held = 0
+        while True:
+            if stop is not None and len(buffer) > stop - base:
+                buffer = buffer[: stop - base]
+            filled = self._fill(file, buffer, held)
+            if stop is not None and filled < len(buffer):
+                raise InvalidInput(f"can't read {self.path} up to byte {stop}: it is shorter now")
+            data = buffer[:filled]
+            position = 0
+            if filled > held:
+                if self.layout is None:
+                    position = self.begin(data)
+                for found in self._batches(data, position, base):
+                    yield found
+                    position = found.end - base
+            elif self.layout is None:
+                raise InvalidInput(f"{self.path} is empty")
+            if filled < len(buffer) or (stop is not None and base + filled == stop):
+                return
+            held = filled - position
+            if not position:
+                # A record that is larger than all there is room for: the limits are the walk's.
+                buffer = np.concatenate((buffer, np.empty_like(buffer)))
+            else:
+                buffer[:held] = buffer[position:filled].copy()
+            base += position
+
+    def _fill(self, file: BinaryIO, buffer: npt.NDArray[np.uint8], held: int) -> int:
+        """Read behind what is held; how much is there, less than there is room for at the end."""
+        room = buffer.data
+        try:
+            while held < len(buffer):
+                count = file.readinto(room[held:])  # type: ignore[attr-defined]
+                if not count:
+                    break
+                held += count
+        except (EOFError, OSError, ValueError, zlib.error) as error:
+            raise InvalidInput(f"can't read {self.path}: {error}") from error
+        return held
 
     def begin(self, data: npt.NDArray[np.uint8]) -> int:
         """Read the file's head; the position behind it."""
-        head = data[:24].tobytes()
+        head = data[:_HEAD_BYTES].tobytes()
         if head[:4] == _NG:
             self.layout = Layout(ng=True, little=True)
             return 0
-        if head[:4] not in _CLASSIC or len(head) < 24:
+        if head[:4] not in _CLASSIC or len(head) < _HEAD_BYTES:
             raise InvalidInput(f"{self.path} is no capture file: neither pcap nor pcapng")
         little, nanoseconds = _CLASSIC[head[:4]]
         link = int.from_bytes(head[20:24], "little" if little else "big") & 0xFFFF
@@ -323,82 +345,74 @@ class _Walk:
         self.layout = Layout(
             ng=False, little=little, nanoseconds=nanoseconds, interfaces=(Interface(link),)
         )
-        return 24
+        return _HEAD_BYTES
 
-    def batches(
-        self, data: npt.NDArray[np.uint8], position: int, end: int, base: int
-    ) -> Iterator[tuple[_Records, int]]:
-        """Records and the position behind them, batch by batch."""
-        while True:
-            starts, sizes, times, links = np.zeros((4, _BATCH_RECORDS), np.int64)
-            layout = self.layout
-            if layout.ng:
-                described = layout.interfaces
-                count, position, why = walk_ng(
-                    data,
-                    position,
-                    end,
-                    layout.little,
-                    np.array([each.link for each in described], np.int64),
-                    np.array([each.unit for each in described], np.int64),
-                    np.array([each.offset_s for each in described], np.int64),
-                    described[0].snap_length if described else 0,
-                    self._batch_bytes,
-                    starts,
-                    sizes,
-                    times,
-                    links,
-                )
-            else:
-                links[:] = layout.interfaces[0].link
-                count, position, why = walk_classic(
-                    data,
-                    position,
-                    end,
-                    layout.little,
-                    layout.nanoseconds,
-                    self._batch_bytes,
-                    starts,
-                    sizes,
-                    times,
-                )
+    def _batches(self, data: npt.NDArray[np.uint8], position: int, base: int) -> Iterator[_Records]:
+        """All whole records from `position` on."""
+        why = FULL
+        while why in (FULL, BLOCK):
+            start, layout = position, self.layout
+            assert layout is not None
+            count, position, why = self._walked(data, position, layout)
             if why == CORRUPT:
                 raise InvalidInput(f"{self.path} is damaged at byte {base + position}")
-            whole = True
+            if count and layout.ng:
+                self.layout = replace(layout, time_ns=int(self._columns[2, count - 1]))
             if why == BLOCK:
-                position, whole = self._read_block(data, position, end, base)
-            yield (
-                _Records(base, starts[:count], sizes[:count], times[:count], links[:count]),
-                position,
-            )
-            if why not in (FULL, BLOCK) or not whole:
-                return
+                behind = self._read_block(data, position, base)
+                why = MORE if behind == position else BLOCK
+                position = behind
+            columns = self._columns[:, :count]
+            yield _Records(data, base, base + start, base + position, layout, *columns)
 
-    def _read_block(
-        self, data: npt.NDArray[np.uint8], position: int, end: int, base: int
-    ) -> tuple[int, bool]:
-        """A section header or the description of an interface: the position behind it, and
-        whether it was whole."""
+    def _walked(
+        self, data: npt.NDArray[np.uint8], position: int, layout: Layout
+    ) -> tuple[int, int, int]:
+        starts, sizes, times, links = self._columns
+        if not layout.ng:
+            links[:] = layout.interfaces[0].link
+            order = layout.little, layout.nanoseconds
+            return walk_classic(data, position, *order, starts, sizes, times)
+        described = layout.interfaces
+        return walk_ng(
+            data,
+            position,
+            layout.little,
+            np.array([each.link for each in described], np.int64),
+            np.array([each.unit for each in described], np.int64),
+            np.array([each.offset_s for each in described], np.int64),
+            described[0].snap_length if described else 0,
+            layout.time_ns,
+            starts,
+            sizes,
+            times,
+            links,
+        )
+
+    def _read_block(self, data: npt.NDArray[np.uint8], position: int, base: int) -> int:
+        """A section header or the description of an interface: the position behind it, or the same
+        one if it is not whole."""
+        assert self.layout is not None
         head = data[position : position + 12].tobytes()
         is_section = head[:4] == _NG
         if is_section and len(head) == 12:
             order = {b"\x4d\x3c\x2b\x1a": True, b"\x1a\x2b\x3c\x4d": False}.get(head[8:12])
             if order is None:
                 raise InvalidInput(f"{self.path} is damaged at byte {base + position}")
-            self.layout = Layout(ng=True, little=order)
+            self.layout = Layout(ng=True, little=order, time_ns=self.layout.time_ns)
         byte_order: Any = "little" if self.layout.little else "big"
         length = int.from_bytes(head[4:8], byte_order)
         if length < 16 or length % 4 or length > 1 << 20:
             raise InvalidInput(f"{self.path} is damaged at byte {base + position}")
-        if position + length > end:
-            return position, False
+        if position + length > len(data):
+            return position
         if not is_section:
             body = data[position + 8 : position + length - 4].tobytes()
             described = (*self.layout.interfaces, _interface(body, byte_order))
             if len(described) > _MOST_INTERFACES:
                 raise InvalidInput(f"{self.path} describes too many interfaces")
             self.layout = replace(self.layout, interfaces=described)
-        return position + length, True
+        return position + length
 
 
 def _interface(body: bytes, order: Any) -> Interface:
@@ -422,83 +436,60 @@ def _interface(body: bytes, order: Any) -> Interface:
 
 # -------------------------------------------------------------------------------------- segments
 
-_Columns = dict[str, Any]
+
+class _Room:
+    """For what is found in a block: used again for the next one."""
+
+    def __init__(self, most: int) -> None:
+        self._packets = np.empty(most, PACKET)
+        self._flows = np.empty(most * FLOW_BYTES, np.uint8)
+        self._fragments = np.empty((most, 3), np.int64)
+
+    def find(
+        self, records: _Records
+    ) -> tuple[Packets, npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+        """Segments, their flows, and fragments."""
+        columns = records.starts, records.sizes, records.times, records.links
+        room = self._packets, self._flows, self._fragments
+        found, pieces = find_segments(records.data, *columns, *room)
+        flows = self._flows[: found * FLOW_BYTES].reshape(found, FLOW_BYTES)
+        return self._packets[:found], flows, self._fragments[:pieces]
 
 
-def _find(data: npt.NDArray[np.uint8], records: _Records) -> _Columns:
-    count = len(records.starts)
-    columns: _Columns = {
-        "status": np.zeros(count, np.uint8),
-        "ip_starts": np.zeros(count, np.int64),
-        "flows": np.zeros((count, 36), np.uint8),
-        "forwards": np.zeros(count, np.bool_),
-        "numbers": np.zeros(count, np.int64),
-        "acknowledgements": np.zeros(count, np.int64),
-        "flags": np.zeros(count, np.int16),
-        "lengths": np.zeros(count, np.int32),
-        "payload_starts": np.zeros(count, np.int64),
-        "payload_sizes": np.zeros(count, np.int64),
-    }
-    readable = np.where(records.links < 0, 0, records.sizes)
-    find_segments(data, records.starts, readable, records.links, count, *columns.values())
-    return columns
+def _segments(records: _Records, room: _Room, fragments: Fragments) -> Iterator[Segments]:
+    packets, flows, pieces = room.find(records)
+    given = 0
+    for packet, index, before in _joined(records, pieces, fragments):
+        found = _alone(packet, int(records.times[index]), records)
+        if found is None:
+            continue
+        if given < before:
+            yield Segments(records.data, records.base, packets[given:before], flows[given:before])
+            given = before
+        place = records.base + int(records.starts[index])
+        own, flow = found
+        yield Segments(packet, place - int(own["start"][0]), own, flow, is_joined=True)
+    if given < len(packets):
+        yield Segments(records.data, records.base, packets[given:], flows[given:])
 
 
-def _join_fragments(
-    data: npt.NDArray[np.uint8], columns: _Columns, records: _Records, fragments: Fragments
-) -> Iterator[tuple[bytes, int]]:
-    """Whole packets that these records complete, and the record that brought the last piece."""
-    whole = []
-    for index in np.flatnonzero(columns["status"] == FRAGMENT).tolist():
-        end = records.starts[index] + records.sizes[index]
-        packet = data[columns["ip_starts"][index] : end].tobytes()
+def _joined(
+    records: _Records, pieces: npt.NDArray[np.int64], fragments: Fragments
+) -> Iterator[tuple[npt.NDArray[np.uint8], int, int]]:
+    """Whole packets that these records complete, the record that brought the last piece of each,
+    and how many segments came before it."""
+    for index, start, before in pieces.tolist():
+        end = int(records.starts[index] + records.sizes[index])
+        packet = records.data[start:end].tobytes()
         joined = fragments.add(packet, int(records.times[index]))
         if joined is not None:
-            whole.append((joined, index))
-    return iter(whole)
+            yield np.frombuffer(joined, np.uint8), index, before
 
 
-def _segments(
-    data: npt.NDArray[np.uint8], records: _Records, fragments: Fragments
-) -> Iterator[Segments]:
-    columns = _find(data, records)
-    places = records.starts + records.base
-    if (columns["status"] == SEGMENT).any():
-        yield _chosen(data, columns, places, records.times)
-    for packet, index in _join_fragments(data, columns, records, fragments):
-        alone = np.frombuffer(packet, np.uint8)
-        one = _Records(
-            0,
-            np.zeros(1, np.int64),
-            np.array([len(packet)], np.int64),
-            records.times[index : index + 1],
-            np.array([RAW], np.int64),
-        )
-        found = _find(alone, one)
-        if found["status"][0] == SEGMENT:
-            yield _chosen(alone, found, places[index : index + 1], one.times)
-
-
-def _chosen(
-    data: npt.NDArray[np.uint8],
-    columns: _Columns,
-    places: npt.NDArray[np.int64],
-    times: npt.NDArray[np.int64],
-) -> Segments:
-    names = (
-        "flows",
-        "forwards",
-        "numbers",
-        "acknowledgements",
-        "flags",
-        "lengths",
-        "payload_starts",
-        "payload_sizes",
-    )
-    return Segments(
-        data=data,
-        chosen=np.flatnonzero(columns["status"] == SEGMENT).astype(np.int64),
-        records=places,
-        times=times,
-        **{name: columns[name] for name in names},
-    )
+def _alone(
+    packet: npt.NDArray[np.uint8], time_ns: int, records: _Records
+) -> tuple[Packets, npt.NDArray[np.uint8]] | None:
+    """The segment in an IP packet, if there is one."""
+    columns = np.array([[0], [len(packet)], [time_ns], [RAW]], np.int64)
+    own, flow, _ = _Room(1).find(_Records(packet, 0, 0, len(packet), records.layout, *columns))
+    return (own, flow) if len(own) else None

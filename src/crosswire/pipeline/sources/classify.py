@@ -38,6 +38,11 @@ class PortMap:
                 names = ", ".join((*PROTOCOL_NAMES, TLS))
                 raise InvalidInput(f"port {port} can't speak {name!r}; there are {names}")
 
+    @property
+    def ports(self) -> set[int]:
+        """Those that tell it."""
+        return {*_listeners(), *self.configured}
+
     def spoken(self, port: int) -> Spoken:
         listener = _listeners().get(port)
         if port in self.configured:

@@ -8,6 +8,8 @@ __all__ = ["Fragments"]
 
 _TIMEOUT_NS: Final = 30 * 1_000_000_000
 _MOST_OPEN: Final = 4096
+_MOST_HELD_BYTES: Final = 2 * 65_536
+"""Of a datagram: fragments may overlap, but not without end."""
 
 
 class _Datagram:
@@ -25,7 +27,8 @@ class Fragments:
     """Takes fragments in any order and gives the packet back when the last one has come.
 
     A datagram that is not whole after 30 s of the capture's time is forgotten, as a host would do;
-    what it carried is then a gap. So is the oldest one when too many are open at once.
+    what it carried is then a gap. So is the oldest one when too many are open at once, and one of
+    which far more came than it can hold.
     """
 
     def __init__(self) -> None:
@@ -66,6 +69,9 @@ class Fragments:
             datagram.first = packet[:header]
         if not more:
             datagram.total = offset + len(part)
+        if datagram.held > _MOST_HELD_BYTES:
+            del self._open[key]
+            return None
         if not datagram.first or datagram.total is None or datagram.held < datagram.total:
             return None
         body = _join(datagram)
@@ -89,7 +95,9 @@ def _fragment_header(packet: bytes) -> int:
     """Where IPv6's fragment header begins."""
     kind, at = packet[6], 40
     while kind != 44:
-        kind, at = packet[at], at + (packet[at + 1] + 1) * 8
+        units = packet[at + 1]
+        # The authentication header counts in another way.
+        kind, at = packet[at], at + ((units + 2) * 4 if kind == 51 else (units + 1) * 8)
     return at
 
 
@@ -98,4 +106,5 @@ def _unfragmented(head: bytes, body: bytes) -> bytes:
         total = min(len(head) + len(body), 0xFFFF)
         return head[:2] + total.to_bytes(2) + head[4:6] + b"\0\0" + head[8:] + body
     # Without its extension headers: they hold nothing that we need.
-    return head[:4] + len(body).to_bytes(2) + head[-8:-7] + head[7:40] + body
+    size = min(len(body), 0xFFFF)
+    return head[:4] + size.to_bytes(2) + head[-8:-7] + head[7:40] + body

@@ -1,14 +1,15 @@
-"""The packets of some flows in captures: where they lie, in columns that are sorted in memory.
+"""The packets of some flows in captures: where they lie, in rows that are sorted in memory.
 
 Walking a capture is so much cheaper than sending it through a shuffle that every task walks all of
 it and keeps what belongs to its share of the flows. By its hash a flow is in one of `BUCKETS`; a
-survey counts what is in each, so that shares can be made of about the same size.
+survey counts what is in each, so that shares can be made of about the same size, and so that a task
+knows before it begins how many packets it will keep.
 """
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,13 +17,18 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from crosswire.errors import InvalidInput
 from crosswire.pipeline.compiled import compiled
-from crosswire.pipeline.sources.capture import Segments, Split, mapped, read_mapped
+from crosswire.pipeline.sources.capture import Segments, Split, read
+from crosswire.pipeline.sources.packets import FLOW_BYTES, PACKET, Packets
 
-__all__ = ["BUCKETS", "Mapped", "Ordered", "Survey", "collect", "keep_small", "shares", "survey"]
+__all__ = ["BUCKETS", "Mapped", "Ordered", "Share", "Survey", "collect", "keep_small", "survey"]
 
 BUCKETS: Final = 1024
 
+_BLOCK_BYTES: Final = 1 << 20
+"""What is read at once: small enough to stay in the cache of a core."""
+_FLOW_WORDS: Final = FLOW_BYTES // 4
 _FIRST_FLOWS: Final = 1024
 _MOST_HELD_BYTES: Final = 384 * 1024 * 1024
 _STATM: Final = Path("/proc/self/statm")
@@ -34,36 +40,27 @@ _PACKET_WEIGHT: Final = 256
 class Ordered:
     """Segments, and the order in which to put them together: flow by flow, each by time.
 
-    `flows` are rows of `keys`; payloads are slices of one of `data`, told by `sources`.
+    `flow` of a packet is a row of `keys`, `source` one of `data`, which its payload is a slice of.
     """
 
     order: npt.NDArray[np.int32]
     keys: npt.NDArray[np.uint8]
     data: Sequence[npt.NDArray[np.uint8]]
-    flows: npt.NDArray[np.int32]
-    forwards: npt.NDArray[np.bool_]
-    times: npt.NDArray[np.int64]
-    numbers: npt.NDArray[np.uint32]
-    acknowledgements: npt.NDArray[np.uint32]
-    flags: npt.NDArray[np.uint8]
-    lengths: npt.NDArray[np.int32]
-    sizes: npt.NDArray[np.int32]
-    sources: npt.NDArray[np.int32]
-    starts: npt.NDArray[np.int64]
+    packets: Packets
 
 
 class Mapped:
-    """A plain file in memory."""
+    """A plain file in memory, as far as it went when it was looked at. Raises InvalidInput."""
 
     def __init__(self, file: Split) -> None:
-        self._file = file
-        self._mapping, self._base = mapped(file)
+        assert file.end is not None
+        try:
+            with Path(file.path).open("rb") as opened:
+                self._mapping = mmap.mmap(opened.fileno(), file.end, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise InvalidInput(f"can't read {file.path} up to byte {file.end}: {error}") from error
+        # Unmapped when nobody looks at it any more.
         self.data = np.frombuffer(self._mapping, np.uint8)
-
-    def segments(self) -> Iterator[Segments]:
-        for segments in read_mapped(self._file, self.data, self._base):
-            yield segments
-            keep_small((self,))
 
     def forget(self) -> None:
         """Have nothing of it in this process: the page cache has it still."""
@@ -89,43 +86,64 @@ def _held_of_files() -> int:
 
 
 @dataclass(frozen=True)
+class Share:
+    """One of several parts of the flows: those in the buckets whose owner is its `number`."""
+
+    number: int
+    packets: int
+    owners: npt.NDArray[np.int32]
+    seed: np.uint64
+
+
+@dataclass(frozen=True)
 class Survey:
-    """`files` as far as they went when they were looked at, and what is in each bucket."""
+    """`files` as far as they went when they were looked at, and what is in each bucket;
+    `joined_bytes` came in fragments.
+
+    Nobody who does not know the `seed` can choose flows that are all in one.
+    """
 
     files: list[Split]
+    seed: np.uint64
     packets: npt.NDArray[np.int64]
     size_bytes: npt.NDArray[np.int64]
+    joined_bytes: int
+
+    def shares(self, count: int) -> list[Share]:
+        """The flows in `count` parts, so that all have about as much to do."""
+        weights = self.size_bytes + _PACKET_WEIGHT * self.packets
+        owners = np.zeros(BUCKETS, np.int32)
+        loads = np.zeros(count, np.int64)
+        for bucket in np.argsort(-weights, kind="stable").tolist():
+            lightest = int(loads.argmin())
+            owners[bucket] = lightest
+            loads[lightest] += weights[bucket]
+        packets = np.bincount(owners, self.packets, count).astype(np.int64).tolist()
+        return [Share(number, own, owners, self.seed) for number, own in enumerate(packets)]
 
 
 def survey(files: Iterable[Split]) -> Survey:
     """Walk over plain files. Raises InvalidInput."""
-    made = Survey(list(files), np.zeros(BUCKETS, np.int64), np.zeros(BUCKETS, np.int64))
-    for file in made.files:
-        for each in Mapped(file).segments():
-            words = each.flows.view(np.uint32)
-            _tally(words, each.chosen, each.payload_sizes, made.packets, made.size_bytes)
-    return made
-
-
-def shares(surveyed: Survey, count: int) -> npt.NDArray[np.int32]:
-    """Which of `count` shares each bucket is in, so that all have about as much to do."""
-    weights = surveyed.size_bytes + _PACKET_WEIGHT * surveyed.packets
-    owners = np.zeros(BUCKETS, np.int32)
-    loads = np.zeros(count, np.int64)
-    for bucket in np.argsort(-weights, kind="stable").tolist():
-        lightest = int(loads.argmin())
-        owners[bucket] = lightest
-        loads[lightest] += weights[bucket]
-    return owners
+    found = list(files)
+    seed = np.random.default_rng().integers(1 << 63, dtype=np.uint64)
+    counts = np.zeros((2, BUCKETS), np.int64)
+    joined_bytes = 0
+    for file in found:
+        for segments in read(file, block_bytes=_BLOCK_BYTES):
+            _tally(segments.flows.view(np.uint32), segments.packets, seed, counts)
+            if segments.is_joined:
+                joined_bytes += len(segments.data)
+    packets, size_bytes = counts
+    return Survey(found, seed, packets, size_bytes, joined_bytes)
 
 
 @compiled
-def _hash(words: npt.NDArray[np.uint32], row: int) -> int:
-    found = np.uint64(0)
+def _hash(words: npt.NDArray[np.uint32], row: int, seed: Any) -> int:
+    found = seed
     for place in range(words.shape[1]):
         found = (found ^ np.uint64(words[row, place])) * np.uint64(0x9E3779B97F4A7C15)
         found ^= found >> np.uint64(29)
-    return found  # type: ignore[return-value]
+    return found  # type: ignore[no-any-return]
 
 
 @compiled
@@ -135,96 +153,129 @@ def _bucket(hashed: Any) -> int:
 
 @compiled
 def _tally(
-    words: npt.NDArray[np.uint32],
-    chosen: npt.NDArray[np.int64],
-    payload_sizes: npt.NDArray[np.int64],
-    packets: npt.NDArray[np.int64],
-    size_bytes: npt.NDArray[np.int64],
+    words: npt.NDArray[np.uint32], packets: Packets, seed: Any, counts: npt.NDArray[np.int64]
 ) -> None:
-    for index in chosen:
-        bucket = _bucket(_hash(words, index))
-        packets[bucket] += 1
-        size_bytes[bucket] += payload_sizes[index]
+    for row in range(len(packets)):
+        bucket = _bucket(_hash(words, row, seed))
+        counts[0, bucket] += 1
+        counts[1, bucket] += packets[row].size
 
 
 # --------------------------------------------------------------------------------------- collect
 
 
-class _Flows:
-    """Numbers for the flows of a share, in the order in which they came."""
+def collect(files: Sequence[Split], data: Sequence[Mapped], share: Share, since_ns: int) -> Ordered:
+    """The segments of a share, of files in the order of their names. Raises InvalidInput."""
+    kept = _Kept(share, since_ns)
+    joined = bytearray()
+    for source, file in enumerate(files):
+        for segments in read(file, block_bytes=_BLOCK_BYTES):
+            if not segments.is_joined:
+                kept.add(segments, source, segments.base)
+            elif kept.add(segments, len(files), len(joined)):
+                joined += segments.data.tobytes()
+    keys, packets = kept.keys, kept.packets
+    sources = [*(file.data for file in data), np.frombuffer(bytes(joined), np.uint8)]
+    return Ordered(_by_flow_and_time(packets, len(keys)), keys, sources, packets)
 
-    def __init__(self, owners: npt.NDArray[np.int32], share: int) -> None:
-        self._owners = owners
+
+class _Kept:
+    """The packets of a share. Its flows have numbers, in the order in which they came."""
+
+    def __init__(self, share: Share, since_ns: int) -> None:
         self._share = share
-        self._words = np.zeros((_FIRST_FLOWS, 9), np.uint32)
+        self._since_ns = since_ns
+        self._packets = np.empty(share.packets, PACKET)
+        self._words = np.zeros((_FIRST_FLOWS, _FLOW_WORDS), np.uint32)
         self._slots = np.full(4 * _FIRST_FLOWS, -1, np.int32)
-        self._count = 0
+        # Of flows and of packets.
+        self._counts = np.zeros(2, np.int64)
 
     @property
     def keys(self) -> npt.NDArray[np.uint8]:
-        return self._words[: self._count].view(np.uint8)
+        return self._words[: self._counts[0]].view(np.uint8)
 
-    def number(
-        self, flows: npt.NDArray[np.uint8], chosen: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.int32]:
-        """Of each chosen row its flow's number, -1 if it is of another share."""
-        words = flows.view(np.uint32)
-        numbers = np.empty(len(chosen), np.int32)
+    @property
+    def packets(self) -> Packets:
+        return self._packets[: self._counts[1]]
+
+    def add(self, segments: Segments, source: int, base: int) -> int:
+        """Keep those of the share; how many there are. The place `base` of the source is where the
+        data of these segments begins."""
+        before = int(self._counts[1])
+        words = segments.flows.view(np.uint32)
         at = 0
         while True:
-            at, self._count = _number(
+            at = _keep(
                 words,
-                chosen,
+                segments.packets,
                 at,
-                self._owners,
-                self._share,
+                source,
+                base,
+                self._since_ns,
+                self._share.seed,
+                self._share.owners,
+                self._share.number,
                 self._slots,
                 self._words,
-                self._count,
-                numbers,
+                self._packets,
+                self._counts,
             )
-            if at == len(chosen):
-                return numbers
-            more = np.zeros((2 * len(self._words), 9), np.uint32)
-            more[: self._count] = self._words
-            self._words = more
-            self._slots = np.full(4 * len(more), -1, np.int32)
-            _enter_all(self._slots, self._words, self._count)
+            if at == len(words):
+                return int(self._counts[1]) - before
+            if self._counts[1] == len(self._packets):
+                raise InvalidInput("a capture has changed while it was read")
+            self._make_room()
+
+    def _make_room(self) -> None:
+        count = int(self._counts[0])
+        more = np.zeros((2 * count, _FLOW_WORDS), np.uint32)
+        more[:count] = self._words
+        self._words = more
+        self._slots = np.full(4 * len(more), -1, np.int32)
+        _enter_all(self._slots, self._words, count, self._share.seed)
 
 
 @compiled
-def _number(
+def _keep(
     words: npt.NDArray[np.uint32],
-    chosen: npt.NDArray[np.int64],
+    packets: Packets,
     at: int,
+    source: int,
+    base: int,
+    since_ns: int,
+    seed: Any,
     owners: npt.NDArray[np.int32],
     share: int,
     slots: npt.NDArray[np.int32],
     known: npt.NDArray[np.uint32],
-    count: int,
-    numbers: npt.NDArray[np.int32],
-) -> tuple[int, int]:
-    """Goes on until all are told or there is no room for a new flow."""
+    kept: Packets,
+    counts: npt.NDArray[np.int64],
+) -> int:
+    """Goes on until all are seen or there is no room for a flow or a packet: the next one."""
     mask = np.uint64(len(slots) - 1)
-    while at < len(chosen):
-        row = chosen[at]
-        hashed = np.uint64(_hash(words, row))
-        if owners[_bucket(hashed)] != share:
-            numbers[at] = -1
-            at += 1
-            continue
-        slot = hashed & mask
-        while slots[slot] >= 0 and not _same(words, row, known, slots[slot]):
-            slot = (slot + np.uint64(1)) & mask
-        if slots[slot] < 0:
-            if count == len(known):
+    flows, count = counts
+    while at < len(packets):
+        packet = packets[at]
+        hashed = np.uint64(_hash(words, at, seed))
+        if owners[_bucket(hashed)] == share and packet.time_ns >= since_ns:
+            slot = hashed & mask
+            while slots[slot] >= 0 and not _same(words, at, known, slots[slot]):
+                slot = (slot + np.uint64(1)) & mask
+            if count == len(kept) or (slots[slot] < 0 and flows == len(known)):
                 break
-            known[count] = words[row]
-            slots[slot] = count
+            if slots[slot] < 0:
+                known[flows] = words[at]
+                slots[slot] = flows
+                flows += 1
+            kept[count] = packet
+            kept[count].flow = slots[slot]
+            kept[count].source = source
+            kept[count].start += base
             count += 1
-        numbers[at] = slots[slot]
         at += 1
-    return at, count
+    counts[0], counts[1] = flows, count
+    return at
 
 
 @compiled
@@ -238,124 +289,46 @@ def _same(
 
 
 @compiled
-def _enter_all(slots: npt.NDArray[np.int32], known: npt.NDArray[np.uint32], count: int) -> None:
+def _enter_all(
+    slots: npt.NDArray[np.int32], known: npt.NDArray[np.uint32], count: int, seed: Any
+) -> None:
     mask = np.uint64(len(slots) - 1)
     for flow in range(count):
-        slot = np.uint64(_hash(known, flow)) & mask
+        slot = np.uint64(_hash(known, flow, seed)) & mask
         while slots[slot] >= 0:
             slot = (slot + np.uint64(1)) & mask
         slots[slot] = flow
 
 
-def collect(
-    files: Sequence[Mapped], owners: npt.NDArray[np.int32], share: int, since_ns: int
-) -> Ordered:
-    """The segments of a share, of files in the order of their names. Raises InvalidInput."""
-    flows = _Flows(owners, share)
-    data = [file.data for file in files]
-    parts: list[dict[str, Any]] = []
-    in_order = True
-    for source, file in enumerate(files):
-        for segments in file.segments():
-            chosen = segments.chosen
-            if since_ns:
-                chosen = chosen[segments.times[chosen] >= since_ns]
-            numbers = flows.number(segments.flows, chosen)
-            own = numbers >= 0
-            chosen = chosen[own]
-            if not len(chosen):
-                continue
-            where = source
-            if segments.data is not file.data:
-                # Put together of fragments: it comes behind the records of its batch.
-                in_order, where = False, len(data)
-                data.append(segments.data)
-            parts.append(_columns(segments, chosen, numbers[own], source, where))
-    # Column by column, so that not all of it is there twice.
-    joined: dict[str, Any] = {
-        name: np.concatenate([empty, *(part.pop(name) for part in parts)])
-        for name, empty in _NOTHING.items()
-    }
-    keys = flows.keys
-    files_, records = joined.pop("files"), joined.pop("records")
-    if in_order:
-        order = _by_flow_and_time(joined["flows"], joined["times"], len(keys))
-    else:
-        order = np.lexsort((records, files_, joined["times"], joined["flows"])).astype(np.int32)
-    return Ordered(order=order, keys=keys, data=data, **joined)
-
-
-def _columns(
-    segments: Segments,
-    chosen: npt.NDArray[np.int64],
-    flows: npt.NDArray[np.int32],
-    file: int,
-    source: int,
-) -> dict[str, Any]:
-    return {
-        "flows": flows,
-        "forwards": segments.forwards[chosen],
-        "times": segments.times[chosen],
-        "numbers": segments.numbers[chosen].astype(np.uint32),
-        "acknowledgements": segments.acknowledgements[chosen].astype(np.uint32),
-        "flags": segments.flags[chosen].astype(np.uint8),
-        "lengths": segments.lengths[chosen],
-        "sizes": segments.payload_sizes[chosen].astype(np.int32),
-        "sources": np.full(len(chosen), source, np.int32),
-        "starts": segments.payload_starts[chosen],
-        "files": np.full(len(chosen), file, np.int32),
-        "records": segments.records[chosen],
-    }
-
-
-_NOTHING: Final = {
-    "flows": np.zeros(0, np.int32),
-    "forwards": np.zeros(0, np.bool_),
-    "times": np.zeros(0, np.int64),
-    "numbers": np.zeros(0, np.uint32),
-    "acknowledgements": np.zeros(0, np.uint32),
-    "flags": np.zeros(0, np.uint8),
-    "lengths": np.zeros(0, np.int32),
-    "sizes": np.zeros(0, np.int32),
-    "sources": np.zeros(0, np.int32),
-    "starts": np.zeros(0, np.int64),
-    "files": np.zeros(0, np.int32),
-    "records": np.zeros(0, np.int64),
-}
-
-
-def _by_flow_and_time(
-    flows: npt.NDArray[np.int32], times: npt.NDArray[np.int64], count: int
-) -> npt.NDArray[np.int32]:
+def _by_flow_and_time(packets: Packets, flows: int) -> npt.NDArray[np.int32]:
     """Nearly always they come by time, and only flows have to be taken apart."""
-    bounds = np.zeros(count + 1, np.int64)
-    order = np.empty(len(flows), np.int32)
-    mixed = np.zeros(count, np.bool_)
-    _group(flows, times, bounds, order, mixed)
+    bounds = np.zeros(flows + 1, np.int64)
+    order = np.empty(len(packets), np.int32)
+    mixed = np.zeros(flows, np.bool_)
+    _group(packets, bounds, order, mixed)
     for flow in np.flatnonzero(mixed).tolist():
         own = order[bounds[flow] : bounds[flow + 1]]
-        own[:] = own[np.argsort(times[own], kind="stable")]
+        own[:] = own[np.argsort(packets["time_ns"][own], kind="stable")]
     return order
 
 
 @compiled
 def _group(
-    flows: npt.NDArray[np.int32],
-    times: npt.NDArray[np.int64],
+    packets: Packets,
     bounds: npt.NDArray[np.int64],
     order: npt.NDArray[np.int32],
     mixed: npt.NDArray[np.bool_],
 ) -> None:
     """Flow by flow, each in the order in which it came; `mixed` says where time runs backwards."""
-    for flow in flows:
-        bounds[flow + 1] += 1
+    for index in range(len(packets)):
+        bounds[packets[index].flow + 1] += 1
     for flow in range(len(mixed)):
         bounds[flow + 1] += bounds[flow]
     ends = bounds[:-1].copy()
-    for index in range(len(flows)):
-        flow = flows[index]
-        end = ends[flow]
+    for index in range(len(packets)):
+        packet = packets[index]
+        end = ends[packet.flow]
         order[end] = index
-        if end > bounds[flow] and times[order[end - 1]] > times[index]:
-            mixed[flow] = True
-        ends[flow] += 1
+        if end > bounds[packet.flow] and packets[order[end - 1]].time_ns > packet.time_ns:
+            mixed[packet.flow] = True
+        ends[packet.flow] += 1

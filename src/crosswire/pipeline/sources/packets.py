@@ -1,10 +1,9 @@
 """Compiled kernels: walking the records of a capture, and finding TCP in its packets.
 
-A record's packet is looked at where it lies. What comes out for each one:
+A record's packet is looked at where it lies. Of each one that is a TCP segment with bytes, SYN, FIN
+or RST there comes out a row of `PACKET`, and a row of
 
-    status    SKIP nothing of ours · SEGMENT of TCP, whole · FRAGMENT of an IP datagram
     flow      address 16, port 2 of the lower end, then of the higher one: 36 bytes
-    forward   sent by the lower end
 """
 
 from __future__ import annotations
@@ -20,31 +19,49 @@ from crosswire.pipeline.sources.tcp import FIN, RST, SYN
 __all__ = [
     "BLOCK",
     "CORRUPT",
-    "FRAGMENT",
+    "FLOW_BYTES",
     "FULL",
     "LINKS",
     "MORE",
+    "PACKET",
     "RAW",
-    "SEGMENT",
-    "SKIP",
+    "Packets",
     "copy_slices",
     "find_segments",
-    "gather",
     "walk_classic",
     "walk_ng",
 ]
 
 Bytes = npt.NDArray[np.uint8]
+Packets = npt.NDArray[np.void]
+"""Rows of `PACKET`."""
 
-SKIP: Final = 0
-SEGMENT: Final = 1
-FRAGMENT: Final = 2
+PACKET: Final = np.dtype(
+    [
+        ("time_ns", np.int64),
+        # Where its payload begins in `source`, and how much of it was captured.
+        ("start", np.int64),
+        ("size", np.int32),
+        # What it had on the wire.
+        ("length", np.int32),
+        ("number", np.uint32),
+        ("acknowledgement", np.uint32),
+        ("flow", np.int32),
+        ("source", np.int32),
+        ("flags", np.uint8),
+        # Sent by the lower end.
+        ("forward", np.bool_),
+    ],
+    align=True,
+)
+"""A TCP segment. Who puts segments together numbers `flow` and `source`; here they are 0."""
+FLOW_BYTES: Final = 36
 
 # Why a walk stopped.
 MORE: Final = 0
 """At the end of the buffer, or in front of a record that is not whole."""
 FULL: Final = 1
-"""Enough for one batch."""
+"""There is no room for more records."""
 BLOCK: Final = 2
 """At a block that describes the section or an interface: for others to read."""
 CORRUPT: Final = 3
@@ -69,18 +86,32 @@ _MOST_CAPTURED = 16 * 1024 * 1024
 _TCP = 6
 
 
-@compiled
-def _u16(data: Bytes, at: int) -> int:
-    return np.int64(data[at]) << 8 | np.int64(data[at + 1])  # type: ignore[return-value]
+# What is read and written at places without a sign needs no look at whether they count from the
+# end: four bytes are one load.
+_1, _2, _3 = np.uint64(1), np.uint64(2), np.uint64(3)
 
 
 @compiled
-def _u32(data: Bytes, at: int, little: bool) -> int:
-    a, b = np.int64(data[at]), np.int64(data[at + 1])
-    c, d = np.int64(data[at + 2]), np.int64(data[at + 3])
+def _u16(data: Bytes, at: Any) -> int:
+    place = np.uint64(at)
+    return np.int64(data[place]) << 8 | np.int64(data[place + _1])  # type: ignore[return-value]
+
+
+@compiled
+def _u32(data: Bytes, at: Any, little: bool) -> int:
+    place = np.uint64(at)
+    a, b = np.int64(data[place]), np.int64(data[place + _1])
+    c, d = np.int64(data[place + _2]), np.int64(data[place + _3])
     if little:
         return d << 24 | c << 16 | b << 8 | a  # type: ignore[return-value]
     return a << 24 | b << 16 | c << 8 | d  # type: ignore[return-value]
+
+
+@compiled
+def _copy(target: Bytes, to: Any, data: Bytes, start: Any, count: Any) -> None:
+    first, source = np.uint64(to), np.uint64(start)
+    for place in range(np.uint64(count)):
+        target[first + place] = data[source + place]
 
 
 # ------------------------------------------------------------------------------------------ walk
@@ -90,10 +121,8 @@ def _u32(data: Bytes, at: int, little: bool) -> int:
 def walk_classic(
     data: Bytes,
     position: int,
-    end: int,
     little: bool,
     nanoseconds: bool,
-    most_bytes: int,
     starts: npt.NDArray[np.int64],
     sizes: npt.NDArray[np.int64],
     times: npt.NDArray[np.int64],
@@ -103,10 +132,10 @@ def walk_classic(
     A record: seconds 4 · µs or ns 4 · captured 4 · original 4 · packet.
     """
     count = 0
-    total = 0
+    end = len(data)
     unit = 1 if nanoseconds else 1000
     while position + 16 <= end:
-        if count == len(starts) or total >= most_bytes:
+        if count == len(starts):
             return count, position, FULL
         size = _u32(data, position + 8, little)
         if size > _MOST_CAPTURED:
@@ -119,7 +148,6 @@ def walk_classic(
             _u32(data, position, little) * 1_000_000_000 + _u32(data, position + 4, little) * unit
         )
         count += 1
-        total += size
         position += 16 + size
     return count, position, MORE
 
@@ -128,27 +156,26 @@ def walk_classic(
 def walk_ng(
     data: Bytes,
     position: int,
-    end: int,
     little: bool,
     interface_links: npt.NDArray[np.int64],
     interface_units: npt.NDArray[np.int64],
     interface_offsets: npt.NDArray[np.int64],
     snap_length: int,
-    most_bytes: int,
+    time_ns: int,
     starts: npt.NDArray[np.int64],
     sizes: npt.NDArray[np.int64],
     times: npt.NDArray[np.int64],
     links: npt.NDArray[np.int64],
 ) -> tuple[int, int, int]:
-    """Like `walk_classic`, for the blocks of pcapng.
+    """Like `walk_classic`, for the blocks of pcapng; `time_ns` is that of the record before.
 
     A block: type 4 · length 4 · body · length 4. A unit above 0 is a power of ten per second,
     below 0 a power of two.
     """
     count = 0
-    total = 0
+    end = len(data)
     while position + 12 <= end:
-        if count == len(starts) or total >= most_bytes:
+        if count == len(starts):
             return count, position, FULL
         kind = _u32(data, position, little)
         if kind == 0x0A0D0D0A or kind == 1:
@@ -171,12 +198,12 @@ def walk_ng(
             starts[count] = position + 28
             sizes[count] = size
             stamp = _u32(data, position + 12, little) << 32 | _u32(data, position + 16, little)
-            times[count] = _nanoseconds(stamp, interface_units[interface]) + (
+            time_ns = _nanoseconds(stamp, interface_units[interface]) + (
                 interface_offsets[interface] * 1_000_000_000
             )
+            times[count] = time_ns
             links[count] = interface_links[interface]
             count += 1
-            total += size
         elif kind == 3:
             if len(interface_links) == 0 or length < 16:
                 return count, position, CORRUPT
@@ -185,10 +212,9 @@ def walk_ng(
                 size = min(size, snap_length)
             starts[count] = position + 12
             sizes[count] = size
-            times[count] = times[count - 1] if count else 0
+            times[count] = time_ns
             links[count] = interface_links[0]
             count += 1
-            total += size
         position += length
     return count, position, MORE
 
@@ -198,8 +224,11 @@ def _nanoseconds(stamp: int, unit: int) -> int:
     if unit >= 0:
         if unit <= 9:
             return stamp * 10 ** (9 - unit)  # type: ignore[no-any-return]
-        return stamp // 10 ** (unit - 9)  # type: ignore[no-any-return]
+        # No number of 64 bits has more than 19 digits.
+        return stamp // 10 ** (unit - 9) if unit < 28 else 0
     bits = -unit
+    if bits >= 63:
+        return int(stamp * 1e9 / 2.0**bits)
     seconds = stamp >> bits
     rest = stamp - (seconds << bits)
     return seconds * 1_000_000_000 + int(rest * 1e9 / 2.0**bits)
@@ -234,9 +263,72 @@ def _ip_at(data: Bytes, start: int, end: int, link: int) -> int:
 
 
 @compiled
-def _copy(target: Any, to: int, data: Bytes, start: int, count: int) -> None:
-    for place in range(count):
-        target[to + place] = data[start + place]
+def _inside_ipv4(data: Bytes, ip: int, end: int) -> tuple[int, int, int, bool]:
+    """The protocol inside (-1: none can be told), where it begins and ends on the wire, and whether
+    this is a fragment of it."""
+    if ip + 20 > end:
+        return -1, 0, 0, False
+    total = _u16(data, ip + 2)
+    stop = ip + total if total else end  # 0 where the card cuts it up later
+    is_fragment = (_u16(data, ip + 6) & 0x3FFF) != 0
+    protocol, size = np.int64(data[ip + 9]), (np.int64(data[ip]) & 15) * 4
+    return protocol, ip + size, stop, is_fragment  # type: ignore[return-value]
+
+
+@compiled
+def _inside_ipv6(data: Bytes, ip: int, end: int) -> tuple[int, int, int, bool]:
+    """Like `_inside_ipv4`."""
+    size: Any
+    if ip + 40 > end:
+        return -1, 0, 0, False
+    size = _u16(data, ip + 4)
+    stop = ip + 40 + size if size else end
+    protocol = np.int64(data[ip + 6])
+    at = ip + 40
+    while protocol in (0, 43, 44, 51, 60) and at + 8 <= end:
+        is_fragment = False
+        if protocol == 44:
+            is_fragment = (_u16(data, at + 2) & 0xFFF9) != 0
+            size = 8
+        elif protocol == 51:
+            size = (np.int64(data[at + 1]) + 2) * 4
+        else:
+            size = (np.int64(data[at + 1]) + 1) * 8
+        protocol = np.int64(data[at])
+        at += size
+        if is_fragment:
+            return protocol, at, stop, True  # type: ignore[return-value]
+    return protocol, at, stop, False  # type: ignore[return-value]
+
+
+# ------------------------------------------------------------------------------------------- TCP
+
+
+@compiled
+def _is_forward(data: Bytes, ip: int, at: int, is_ipv4: bool) -> bool:
+    """Is the sender's end the lower one?"""
+    here, there = _u16(data, at), _u16(data, at + 2)
+    if is_ipv4:
+        here |= _u32(data, ip + 12, False) << 16
+        there |= _u32(data, ip + 16, False) << 16
+        return here <= there
+    for place in range(ip + 8, ip + 24):
+        if data[place] != data[place + 16]:
+            return data[place] < data[place + 16]  # type: ignore[no-any-return]
+    return here <= there
+
+
+@compiled
+def _write_end(flows: Bytes, to: int, data: Bytes, address: int, port: int, is_ipv4: bool) -> None:
+    if is_ipv4:
+        first = np.uint64(to)
+        for place in range(np.uint64(10)):
+            flows[first + place] = 0
+        flows[to + 10] = flows[to + 11] = 255
+        _copy(flows, to + 12, data, address, 4)
+    else:
+        _copy(flows, to, data, address, 16)
+    _copy(flows, to + 16, data, port, 2)
 
 
 @compiled
@@ -244,124 +336,67 @@ def find_segments(
     data: Bytes,
     starts: npt.NDArray[np.int64],
     sizes: npt.NDArray[np.int64],
+    times: npt.NDArray[np.int64],
     links: npt.NDArray[np.int64],
-    count: int,
-    status: npt.NDArray[np.uint8],
-    ip_starts: npt.NDArray[np.int64],
+    packets: Packets,
     flows: npt.NDArray[np.uint8],
-    forwards: npt.NDArray[np.bool_],
-    numbers: npt.NDArray[np.int64],
-    acknowledgements: npt.NDArray[np.int64],
-    flags: npt.NDArray[np.int16],
-    lengths: npt.NDArray[np.int32],
-    payload_starts: npt.NDArray[np.int64],
-    payload_sizes: npt.NDArray[np.int64],
-) -> int:
-    """Fill the columns for `count` records; how many segments and fragments there are.
+    fragments: npt.NDArray[np.int64],
+) -> tuple[int, int]:
+    """Look through records: how many segments and how many fragments there are.
 
-    `lengths` is the size that a payload had on the wire, `payload_sizes` what was captured of it.
+    Of a fragment there is its record, where its IP header is, and how many segments came before.
     """
     found = 0
-    ends = np.zeros(36, np.uint8)
-    size: Any
-    for index in range(count):
-        status[index] = SKIP
+    pieces = 0
+    for index in range(len(starts)):
+        if links[index] < 0:
+            continue
         end = starts[index] + sizes[index]
         ip = _ip_at(data, starts[index], end, links[index])
         if ip < 0:
             continue
-        ip_starts[index] = ip
-        ends[:] = 0
         version = data[ip] >> 4
-        fragment = False
         if version == 4:
-            if ip + 20 > end:
-                continue
-            header = (data[ip] & 15) * 4
-            total = _u16(data, ip + 2)
-            stop = ip + total if total else end  # 0 where the card cuts it up later
-            fragment = (_u16(data, ip + 6) & 0x3FFF) != 0
-            protocol = np.int64(data[ip + 9])
-            at = ip + header
-            ends[10] = ends[11] = ends[28] = ends[29] = 255
-            _copy(ends, 12, data, ip + 12, 4)
-            _copy(ends, 30, data, ip + 16, 4)
+            protocol, at, stop, is_fragment = _inside_ipv4(data, ip, end)
         elif version == 6:
-            if ip + 40 > end:
-                continue
-            size = _u16(data, ip + 4)
-            stop = ip + 40 + size if size else end
-            protocol = np.int64(data[ip + 6])
-            at = ip + 40
-            _copy(ends, 0, data, ip + 8, 16)
-            _copy(ends, 18, data, ip + 24, 16)
-            while protocol in (0, 43, 44, 51, 60) and at + 8 <= end:
-                if protocol == 44:
-                    fragment = (_u16(data, at + 2) & 0xFFF9) != 0
-                    size = 8
-                elif protocol == 51:
-                    size = (np.int64(data[at + 1]) + 2) * 4
-                else:
-                    size = (np.int64(data[at + 1]) + 1) * 8
-                protocol = np.int64(data[at])
-                at += size
-                if fragment:
-                    break
+            protocol, at, stop, is_fragment = _inside_ipv6(data, ip, end)
         else:
             continue
-        if fragment:
-            if protocol == _TCP:
-                status[index] = FRAGMENT
-                found += 1
+        if protocol != _TCP:
             continue
-        if protocol != _TCP or at + 20 > end or at + 20 > stop:
+        if is_fragment:
+            fragments[pieces, 0], fragments[pieces, 1], fragments[pieces, 2] = index, ip, found
+            pieces += 1
             continue
-        body = at + (data[at + 12] >> 4) * 4
+        if at + 20 > end or at + 20 > stop:
+            continue
+        body = at + (np.int64(data[at + 12]) >> 4) * 4
         if body < at + 20 or body > stop:
             continue
         bits = data[at + 13] & 31
         length = stop - body
         if not length and not bits & (SYN | FIN | RST):
             continue
-        _copy(ends, 16, data, at, 2)
-        _copy(ends, 34, data, at + 2, 2)
-        forward = True
-        for place in range(18):
-            if ends[place] != ends[18 + place]:
-                forward = ends[place] < ends[18 + place]
-                break
-        for place in range(18):
-            flows[index, place] = ends[place if forward else 18 + place]
-            flows[index, 18 + place] = ends[18 + place if forward else place]
-        status[index] = SEGMENT
-        forwards[index] = forward
-        numbers[index] = _u32(data, at + 4, False)
-        acknowledgements[index] = _u32(data, at + 8, False)
-        flags[index] = bits
-        lengths[index] = length
-        payload_starts[index] = body
-        payload_sizes[index] = max(0, min(stop, end) - body)
+        is_ipv4 = version == 4
+        forward = _is_forward(data, ip, at, is_ipv4)
+        sender, receiver = (ip + 12, ip + 16) if is_ipv4 else (ip + 8, ip + 24)
+        lower = found * FLOW_BYTES
+        higher = lower + FLOW_BYTES // 2
+        _write_end(flows, lower if forward else higher, data, sender, at, is_ipv4)
+        _write_end(flows, higher if forward else lower, data, receiver, at + 2, is_ipv4)
+        packet = packets[found]
+        packet.time_ns = times[index]
+        packet.start = body
+        packet.size = max(0, min(stop, end) - body)
+        packet.length = length
+        packet.number = _u32(data, at + 4, False)
+        packet.acknowledgement = _u32(data, at + 8, False)
+        packet.flow = 0
+        packet.source = 0
+        packet.flags = bits
+        packet.forward = forward
         found += 1
-    return found
-
-
-@compiled
-def gather(
-    data: Bytes,
-    chosen: npt.NDArray[np.int64],
-    starts: npt.NDArray[np.int64],
-    sizes: npt.NDArray[np.int64],
-    offsets: npt.NDArray[np.int32],
-    target: Bytes,
-) -> None:
-    """Copy the chosen slices behind one another, as Arrow wants binary columns."""
-    at = 0
-    for place in range(len(chosen)):
-        index = chosen[place]
-        offsets[place] = at
-        target[at : at + sizes[index]] = data[starts[index] : starts[index] + sizes[index]]
-        at += sizes[index]
-    offsets[len(chosen)] = at
+    return found, pieces
 
 
 @compiled
@@ -374,5 +409,4 @@ def copy_slices(
 ) -> None:
     """Copy the slices of the chosen rows to where `offsets` has a place for each."""
     for row in chosen:
-        size = offsets[row + 1] - offsets[row]
-        target[offsets[row] : offsets[row + 1]] = data[starts[row] : starts[row] + size]
+        _copy(target, offsets[row], data, starts[row], offsets[row + 1] - offsets[row])

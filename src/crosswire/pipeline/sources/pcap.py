@@ -22,19 +22,19 @@ from pyspark.sql.types import StructType
 
 from crosswire.errors import InvalidInput
 from crosswire.pipeline import register
-from crosswire.pipeline.sources.assemble import Assembler
+from crosswire.pipeline.sources.assemble import Assembler, plain
 from crosswire.pipeline.sources.capture import Segments, Split, read, splits, whole
 from crosswire.pipeline.sources.classify import PortMap
 from crosswire.pipeline.sources.index import (
     Mapped,
     Ordered,
+    Share,
     Survey,
     collect,
     keep_small,
-    shares,
     survey,
 )
-from crosswire.pipeline.sources.packets import gather
+from crosswire.pipeline.sources.packets import FLOW_BYTES, PACKET, Packets, copy_slices
 from crosswire.pipeline.sources.reassembly import Segment
 from crosswire.pipeline.sources.rows import end_of
 from crosswire.pipeline.tables.wire import COLUMNS as WIRE_COLUMNS
@@ -55,8 +55,6 @@ SPLIT_BYTES: Final = 64 * 1024 * 1024
 
 Change = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-_FLOW_BYTES: Final = 36
-
 # Up to here every task walks over all files; beyond, their segments are shuffled.
 _MOST_CORES: Final = 16
 _MOST_FILES: Final = 4096
@@ -64,6 +62,8 @@ _MOST_BYTES: Final = 16 << 30
 _PACKETS_OF_A_SHARE: Final = 8_000_000
 """What a task keeps of a packet takes about 50 bytes."""
 _FEW_PACKETS: Final = 4096
+_MOST_JOINED_BYTES: Final = 64 << 20
+"""What came in fragments is not in the file as it is: a task keeps it in memory."""
 
 _COLUMNS: Final = {
     "flow": "binary",
@@ -192,54 +192,58 @@ class PcapReader(DataSourceReader):
 
 
 def _batch(segments: Segments, file: int, columns: list[str], since_ns: int) -> pa.RecordBatch:
-    chosen = segments.chosen
+    packets, flows, places = segments.packets, segments.flows, segments.places
     if since_ns:
-        chosen = chosen[segments.times[chosen] >= since_ns]
-    count = len(chosen)
+        chosen = packets["time_ns"] >= since_ns
+        packets, flows, places = packets[chosen], flows[chosen], places[chosen]
+    count = len(packets)
+
+    def number(name: str, kind: Any) -> pa.Array:
+        return pa.array(packets[name].astype(kind))
+
     make = {
-        "flow": lambda: _slices(segments.flows[chosen]),
-        "forward": lambda: pa.array(segments.forwards[chosen]),
-        "time_ns": lambda: pa.array(segments.times[chosen]),
+        "flow": lambda: _slices(flows),
+        "forward": lambda: pa.array(packets["forward"].copy()),
+        "time_ns": lambda: number("time_ns", np.int64),
         "file": lambda: pa.array(np.full(count, file, np.int32)),
-        "record": lambda: pa.array(segments.records[chosen]),
-        "number": lambda: pa.array(segments.numbers[chosen]),
-        "acknowledgement": lambda: pa.array(segments.acknowledgements[chosen]),
-        "flags": lambda: pa.array(segments.flags[chosen]),
-        "length": lambda: pa.array(segments.lengths[chosen]),
-        "payload": lambda: _payloads(segments, chosen),
-        "source": lambda: pa.array([end[0] for end in _ends(segments, chosen, 0)]),
-        "source_port": lambda: pa.array([end[1] for end in _ends(segments, chosen, 0)], pa.int32()),
-        "destination": lambda: pa.array([end[0] for end in _ends(segments, chosen, 1)]),
+        "record": lambda: pa.array(places),
+        "number": lambda: number("number", np.int64),
+        "acknowledgement": lambda: number("acknowledgement", np.int64),
+        "flags": lambda: number("flags", np.int16),
+        "length": lambda: number("length", np.int32),
+        "payload": lambda: _payloads(segments.data, packets),
+        "source": lambda: pa.array([end[0] for end in _ends(packets, flows, 0)]),
+        "source_port": lambda: pa.array([end[1] for end in _ends(packets, flows, 0)], pa.int32()),
+        "destination": lambda: pa.array([end[0] for end in _ends(packets, flows, 1)]),
         "destination_port": lambda: pa.array(
-            [end[1] for end in _ends(segments, chosen, 1)], pa.int32()
+            [end[1] for end in _ends(packets, flows, 1)], pa.int32()
         ),
     }
     return pa.RecordBatch.from_arrays([make[name]() for name in columns], names=columns)
 
 
-def _slices(rows: Any) -> pa.Array:
+def _slices(rows: npt.NDArray[np.uint8]) -> pa.Array:
     offsets = np.arange(len(rows) + 1, dtype=np.int32) * rows.shape[1]
-    data = np.ascontiguousarray(rows)
-    return pa.Array.from_buffers(
-        pa.binary(), len(rows), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    )
+    # Copied, since they are written over by the next ones.
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(rows.tobytes())]
+    return pa.Array.from_buffers(pa.binary(), len(rows), buffers)
 
 
-def _payloads(segments: Segments, chosen: Any) -> pa.Array:
-    offsets = np.zeros(len(chosen) + 1, np.int32)
-    data = np.empty(int(segments.payload_sizes[chosen].sum()), np.uint8)
-    gather(segments.data, chosen, segments.payload_starts, segments.payload_sizes, offsets, data)
-    return pa.Array.from_buffers(
-        pa.binary(), len(chosen), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    )
+def _payloads(data: npt.NDArray[np.uint8], packets: Packets) -> pa.Array:
+    offsets = np.zeros(len(packets) + 1, np.int32)
+    np.cumsum(packets["size"], out=offsets[1:])
+    payload = np.empty(int(offsets[-1]), np.uint8)
+    starts = np.ascontiguousarray(packets["start"])
+    copy_slices(data, np.arange(len(packets)), starts, offsets, payload)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(payload)]
+    return pa.Array.from_buffers(pa.binary(), len(packets), buffers)
 
 
-def _ends(segments: Segments, chosen: Any, which: int) -> Iterator[tuple[str, int]]:
+def _ends(packets: Packets, flows: npt.NDArray[np.uint8], which: int) -> Iterator[tuple[str, int]]:
     """Address and port of who sent it (0), or of who was to get it (1)."""
-    for index in chosen.tolist():
-        flow = segments.flows[index].tobytes()
-        lower = bool(segments.forwards[index]) is (which == 0)
-        yield end_of(flow[:18] if lower else flow[18:])
+    for forward, flow in zip(packets["forward"].tolist(), flows, strict=True):
+        lower = forward is (which == 0)
+        yield end_of((flow[:18] if lower else flow[18:]).tobytes())
 
 
 # ---------------------------------------------------------------------------------------- runs
@@ -294,7 +298,7 @@ class Captures:
 
     def wire(self) -> DataFrame:
         """bronze.wire: connections together and in order within a partition."""
-        return self.through(iter, WIRE_COLUMNS)
+        return self.through(_plain, WIRE_COLUMNS)
 
     def through(self, change: Change, columns: StructType) -> DataFrame:
         """What `change` makes of batches of bronze.wire, where these are made: they don't cross
@@ -304,12 +308,12 @@ class Captures:
             segments = source.option("paths", "\n".join(self._paths)).load()
             return reassemble(segments, self._ports, change, columns)
         files, ports, since_ns = self._survey.files, self._ports, self._since_us * 1000
-        owners = shares(self._survey, self._shares)
+        shares = self._survey.shares(self._shares)
 
         def read_share(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
-                for share in batch.column(0).to_pylist():
-                    yield from change(wire_of_share(files, owners, share, ports, since_ns))
+                for number in batch.column(0).to_pylist():
+                    yield from change(wire_of_share(files, shares[number], ports, since_ns))
 
         numbers = self._spark.range(0, self._shares, 1, self._shares)
         return numbers.mapInArrow(read_share, columns)
@@ -327,21 +331,23 @@ def _plan(paths: list[str], cores: int) -> tuple[Survey | None, int]:
     packets = int(surveyed.packets.sum())
     if surveyed.packets.max() > _PACKETS_OF_A_SHARE // 2:
         return None, 0
+    if surveyed.joined_bytes > _MOST_JOINED_BYTES:
+        return None, 0
     count = max(min(cores, 1 + packets // _FEW_PACKETS), -(-2 * packets // _PACKETS_OF_A_SHARE))
     return surveyed, count
 
 
+def _plain(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return map(plain, batches)
+
+
 def wire_of_share(
-    files: list[Split],
-    owners: npt.NDArray[np.int32],
-    share: int,
-    ports: PortMap,
-    since_ns: int,
+    files: list[Split], share: Share, ports: PortMap, since_ns: int
 ) -> Iterator[pa.RecordBatch]:
     """bronze.wire of a share of the flows in these files. Raises InvalidInput."""
     opened = [Mapped(file) for file in files]
     assembler = Assembler(ports)
-    segments = collect(opened, owners, share, since_ns)
+    segments = collect(files, opened, share, since_ns)
     for batch in chain(assembler.feed(segments), assembler.finish()):
         yield batch
         keep_small(opened)
@@ -350,7 +356,7 @@ def wire_of_share(
 def reassemble(
     segments: DataFrame,
     ports: PortMap,
-    change: Change = iter,
+    change: Change = _plain,
     columns: StructType = WIRE_COLUMNS,
 ) -> DataFrame:
     """Segments of any number of flows → what `change` makes of batches of bronze.wire."""
@@ -377,28 +383,15 @@ def _ordered(batch: pa.RecordBatch) -> Ordered:
     count = batch.num_rows
     offsets, payload = _binary(batch.column("payload"))
     flow_offsets, flow_bytes = _binary(batch.column("flow"))
-    flows = flow_bytes[flow_offsets[0] : flow_offsets[-1]].reshape(count, _FLOW_BYTES)
+    flows = flow_bytes[flow_offsets[0] : flow_offsets[-1]].reshape(count, FLOW_BYTES)
     first = np.ones(count, np.bool_)
     first[1:] = (flows[1:] != flows[:-1]).any(axis=1)
-
-    def column(name: str, kind: Any) -> Any:
-        return batch.column(name).to_numpy(zero_copy_only=False).astype(kind, copy=False)
-
-    return Ordered(
-        order=np.arange(count, dtype=np.int32),
-        keys=flows[first],
-        data=(payload,),
-        flows=np.cumsum(first, dtype=np.int32) - np.int32(1),
-        forwards=column("forward", np.bool_),
-        times=column("time_ns", np.int64),
-        numbers=column("number", np.uint32),
-        acknowledgements=column("acknowledgement", np.uint32),
-        flags=column("flags", np.uint8),
-        lengths=column("length", np.int32),
-        sizes=np.diff(offsets).astype(np.int32),
-        sources=np.zeros(count, np.int32),
-        starts=offsets[:-1].astype(np.int64),
-    )
+    packets = np.zeros(count, PACKET)
+    packets["flow"] = np.cumsum(first) - 1
+    packets["start"], packets["size"] = offsets[:-1], np.diff(offsets)
+    for name in ("forward", "time_ns", "number", "acknowledgement", "flags", "length"):
+        packets[name] = batch.column(name).to_numpy(zero_copy_only=False)
+    return Ordered(np.arange(count, dtype=np.int32), flows[first], (payload,), packets)
 
 
 def _binary(column: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:

@@ -18,12 +18,12 @@ from crosswire.lake.schemas import DATA, FIN, GAP, OPEN, RESET
 from crosswire.pipeline.sources.tcp import ACK, RST, SYN
 from crosswire.pipeline.sources.tcp import FIN as FIN_FLAG
 
-__all__ = ["LINGER_NS", "REORDER_BYTES", "Flow", "Run", "Segment"]
+__all__ = ["LINGER_NS", "REORDER_BYTES", "REORDER_NS", "Flow", "Run", "Segment"]
 
 REORDER_BYTES: Final = 8 * 1024 * 1024
 """How much may wait behind a hole."""
 
-_REORDER_NS: Final = 200_000_000
+REORDER_NS: Final = 200_000_000
 """How long a hole stays open that the receiver says it does not have: captures shuffle a little."""
 
 LINGER_NS: Final = 120_000_000_000
@@ -161,7 +161,7 @@ class Flow:
         if other.waiting and flags & ACK and other.base is not None:
             first, since, _ = other.waiting[0]
             acknowledged = other.place(segment.acknowledgement)
-            if acknowledged > first and segment.time_ns - since > _REORDER_NS:
+            if acknowledged > first and segment.time_ns - since > REORDER_NS:
                 yield from self._give_up(not segment.forward, other)
         if flags & RST and not self._reset:
             yield from self._drain()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from ipaddress import IPv6Address
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from crosswire.lake.schemas import BACKWARD, FORWARD
 from crosswire.pipeline.sources.classify import Classified, Classifier, PortMap
 from crosswire.pipeline.sources.reassembly import REORDER_BYTES, Flow, Segment
 
-__all__ = ["NODE", "End", "FlowRows", "end_of", "name_of"]
+__all__ = ["NODE", "End", "FlowRows", "address_of", "end_of", "name_of"]
 
 NODE: Final = "pcap"
 """What stands for the hub's node where there is none."""
@@ -23,14 +24,20 @@ End = tuple[str, int]
 
 _IPV4: Final = bytes(10) + b"\xff\xff"
 """What an IPv4 address is mapped into."""
+_MOST_ADDRESSES: Final = 65_536
 
 
 def end_of(end: bytes) -> End:
     """Of a half of a flow's key."""
-    port = int.from_bytes(end[16:])
-    if end[:12] == _IPV4:
-        return ".".join(map(str, end[12:16])), port
-    return str(IPv6Address(end[:16])), port
+    return address_of(end[:16]), int.from_bytes(end[16:])
+
+
+@lru_cache(_MOST_ADDRESSES)
+def address_of(address: bytes) -> str:
+    """As people write it."""
+    if address[:12] == _IPV4:
+        return ".".join(map(str, address[12:]))
+    return str(IPv6Address(address))
 
 
 class _FlowState(msgspec.Struct, array_like=True, frozen=True):

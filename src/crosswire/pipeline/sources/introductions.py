@@ -1,0 +1,192 @@
+"""What all rows of a connection have in common, for many connections at once, as columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from crosswire.pipeline.columns.text import Coded, Decimal, Fixed, Part, distinct, text
+from crosswire.pipeline.sources.classify import PortMap, Spoken
+from crosswire.pipeline.sources.packets import FLOW_BYTES
+from crosswire.pipeline.sources.rows import address_of
+
+__all__ = ["NOBODY", "Connections", "Ports", "coded"]
+
+Flags = npt.NDArray[np.bool_]
+Numbers = npt.NDArray[np.int64]
+
+NOBODY: Final = 0
+"""Stands for what is spoken where no port tells it."""
+
+_END_BYTES: Final = FLOW_BYTES // 2
+_ADDRESS_BYTES: Final = 16
+_PORT: Final = np.dtype(">u2")
+_ZEROS: Final = [zeros * "0" for zeros in range(6)]
+_TENS: Final = 10 ** np.arange(1, 6)
+
+
+def coded(indices: Any, values: pa.Array) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(indices, values)
+
+
+class Ports:
+    """What is spoken on which port: numbers, places in `known`."""
+
+    def __init__(self, ports: PortMap) -> None:
+        self.map = ports
+        self.known = [Spoken(None, None)]
+        self._codes = {self.known[NOBODY]: NOBODY}
+        self._of_port = np.full(1 << 16, NOBODY)
+        for port in ports.ports:
+            self._of_port[port] = self.code(ports.spoken(port))
+
+    def code(self, spoken: Spoken) -> int:
+        code = self._codes.setdefault(spoken, len(self.known))
+        if code == len(self.known):
+            self.known.append(spoken)
+        return code
+
+    def tell(self, here: Numbers, there: Numbers, openers: Numbers) -> tuple[Flags, Numbers]:
+        """Whether the forward end, which has the port `here`, opened each connection (-1: it was
+        not seen), and what is spoken there: as `classify` has it."""
+        spoken_here, spoken_there = self._of_port[here], self._of_port[there]
+        # Who has a port of ours was called, else who has the lower one.
+        is_told = (spoken_here != NOBODY) | (spoken_there != NOBODY)
+        guessed = np.where(is_told, spoken_there != NOBODY, here >= there)
+        opened = np.where(openers < 0, guessed, openers > 0)
+        return opened, np.where(opened, spoken_there, spoken_here)
+
+
+@dataclass
+class Connections:
+    """Those that the rows of a batch belong to, one after the other: each from `starts` on.
+
+    `numbers` are their places in their `flows`, `times` those of their first rows, in ns. `openers`
+    says whether the forward end opened them, `spoken` is one of `Ports.known`.
+    """
+
+    starts: Numbers
+    flows: npt.NDArray[np.uint8]
+    numbers: Numbers
+    times: Numbers
+    openers: Flags
+    spoken: Numbers
+
+    @classmethod
+    def of(
+        cls,
+        starts: Numbers,
+        flows: npt.NDArray[np.uint8],
+        numbers: Numbers,
+        times: Numbers,
+        openers: Numbers,
+        ports: Ports,
+    ) -> Connections:
+        """As far as their ports tell."""
+        told = ports.tell(*_ports(flows), openers)
+        return cls(starts, flows, numbers, times, *told)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def ports(self, place: int) -> tuple[int, int]:
+        """Of the forward end and of the other."""
+        forward, backward = _ports(self.flows[place : place + 1])
+        return int(forward[0]), int(backward[0])
+
+    def first(self, count: int) -> Connections:
+        """So many of them."""
+        return Connections(
+            self.starts[:count],
+            self.flows[:count],
+            self.numbers[:count],
+            self.times[:count],
+            self.openers[:count],
+            self.spoken[:count],
+        )
+
+    def columns(self, which: npt.NDArray[np.int32], known: list[Spoken]) -> dict[str, pa.Array]:
+        """Of rows, each of the connection that `which` says."""
+        count = len(self)
+        addresses, words = self._addresses()
+        forward, backward = _ports(self.flows)
+        opened = self.openers
+        (source, target), (port, other) = (
+            (np.where(opened, one, two), np.where(opened, two, one))
+            for one, two in ((addresses[:count], addresses[count:]), (forward, backward))
+        )
+        name = _name(words, source, port, target, other, self.times)
+        texts = pa.array(words)
+
+        def told(values: list[str | None]) -> pa.Array:
+            some = pa.array(values, pa.string()).dictionary_encode()
+            own = some.indices.take(pa.array(self.spoken))
+            if own.null_count:
+                return coded(own.take(pa.array(which)), some.dictionary)
+            return coded(own.to_numpy()[which], some.dictionary)
+
+        def number(values: Numbers) -> npt.NDArray[np.int32]:
+            return values.astype(np.int32)[which]
+
+        return {
+            "connection": coded(which, name),
+            "protocol": told([spoken.protocol for spoken in known]),
+            "listener": told([spoken.listener for spoken in known]),
+            "connector_address": coded(number(source), texts),
+            "connector_port": pa.array(number(port)),
+            "acceptor_address": coded(number(target), texts),
+            "acceptor_port": pa.array(number(other)),
+        }
+
+    def _addresses(self) -> tuple[Numbers, list[str]]:
+        """Of all forward ends, then of all others; as numbers, and what they stand for."""
+        octets = self.flows.reshape(-1)
+        forward = np.arange(0, len(octets), FLOW_BYTES)
+        starts = np.concatenate((forward, forward + _END_BYTES))
+        codes, firsts = distinct(octets, starts, np.full(len(starts), _ADDRESS_BYTES))
+        places = starts[firsts].tolist()
+        return codes, [address_of(octets[at : at + _ADDRESS_BYTES].tobytes()) for at in places]
+
+
+def _ports(flows: npt.NDArray[np.uint8]) -> tuple[Numbers, Numbers]:
+    """Of the forward ends, and of the others."""
+    forward, backward = (
+        np.ascontiguousarray(flows[:, end - 2 : end]).view(_PORT)[:, 0].astype(np.int64)
+        for end in (_END_BYTES, FLOW_BYTES)
+    )
+    return forward, backward
+
+
+def _name(
+    words: list[str],
+    source: Numbers,
+    port: Numbers,
+    target: Numbers,
+    other: Numbers,
+    times: Numbers,
+) -> pa.Array:
+    """Like `rows.name_of`."""
+    count = len(times)
+    every = np.ones(count, np.bool_)
+    seconds, micros = np.divmod(times // 1000, 1_000_000)
+    padding = np.int64(5) - np.searchsorted(_TENS, micros, "right")
+    parts: list[Part] = [
+        Coded(source, words),
+        Fixed(":", every),
+        Decimal(port, every),
+        Fixed("-", every),
+        Coded(target, words),
+        Fixed(":", every),
+        Decimal(other, every),
+        Fixed("@", every),
+        Fixed("-", seconds < 0),
+        Decimal(np.abs(seconds), every),
+        Fixed(".", every),
+        Coded(padding, _ZEROS),
+        Decimal(micros, every),
+    ]
+    return text(count, *parts)
