@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from crosswire.errors import InvalidInput
 from crosswire.pipeline.batches import Batches
-from crosswire.pipeline.decode import ConnectionRows
+from crosswire.pipeline.connection import ConnectionRows
 from crosswire.pipeline.tables.decoded import ARROW
 from crosswire.wire import PROTOCOL_NAMES, protocol
 from crosswire.wire.contract import Row

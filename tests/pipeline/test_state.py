@@ -14,7 +14,7 @@ from benchmarks.traffic import Traffic
 
 from crosswire.errors import DecoderStateError
 from crosswire.pipeline.batches import Batches
-from crosswire.pipeline.decode import ConnectionRows
+from crosswire.pipeline.connection import ConnectionRows
 from crosswire.pipeline.protocols import reading_of
 from crosswire.pipeline.sources.capture import advance, read, segment_of
 from crosswire.pipeline.sources.classify import PortMap

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812  as Spark's users know it
 
 from crosswire.errors import InvalidInput
 from crosswire.lake.schemas import LOST
-from crosswire.pipeline.connection import MOST_OPEN, WANTED, ConnectionRows
+from crosswire.pipeline.connection import MOST_OPEN, WANTED
 from crosswire.pipeline.sources.pcap import Captures
 from crosswire.pipeline.sources.tap import BATCH_BYTES, from_tap, read_tap, tap_files
 from crosswire.pipeline.tables.decoded import columns_of, completed
@@ -21,7 +21,7 @@ from crosswire.pipeline.tables.decoded import columns_of, completed
 if TYPE_CHECKING:
     from crosswire.pipeline.columnar import ColumnarDecoder
 
-__all__ = ["WANTED", "ConnectionRows", "decode", "decode_captures", "decode_tap"]
+__all__ = ["decode", "decode_captures", "decode_tap"]
 
 _MOST_READERS: Final = 8
 """So many tasks may read all files; with more, it is quicker to send every row to its task."""

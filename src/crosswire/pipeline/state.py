@@ -18,7 +18,7 @@ from pyspark.sql.types import BinaryType
 
 from crosswire.lake.schemas import LOST, WIRE
 from crosswire.pipeline.batches import Batches
-from crosswire.pipeline.decode import WANTED, ConnectionRows
+from crosswire.pipeline.connection import WANTED, ConnectionRows
 from crosswire.pipeline.sources.classify import PortMap
 from crosswire.pipeline.sources.pcap import segment_rows
 from crosswire.pipeline.sources.reassembly import LINGER_NS

@@ -18,8 +18,8 @@ from crosswire.pipeline.columns.json import (
     scalar_end,
     string_end,
 )
-from crosswire.pipeline.columns.kernels import INTS, OCTETS, OUT_TABLE, TRUTHS, kernel
 from crosswire.pipeline.columns.text import Flags
+from crosswire.pipeline.compiled import INTS, OCTETS, OUT_TABLE, TRUTHS, kernel
 from crosswire.pipeline.protocols.emp import MOST_AROUND
 from crosswire.wire.bulk import NONE, Bytes, Numbers, compiled, octet_at
 

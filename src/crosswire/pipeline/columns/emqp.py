@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 
 from crosswire.pipeline.columns.contract import FrameRows, Readings, Told, nothing
-from crosswire.pipeline.columns.kernels import INTS, OCTETS, OUT_TRUTHS, kernel
 from crosswire.pipeline.columns.matching import GET, PASS, PUT, TAKE, Matching
 from crosswire.pipeline.columns.text import (
     Coded,
@@ -26,6 +25,7 @@ from crosswire.pipeline.columns.text import (
     words,
 )
 from crosswire.pipeline.columns.zmtp import Below, below
+from crosswire.pipeline.compiled import INTS, OCTETS, OUT_TRUTHS, kernel
 from crosswire.pipeline.protocols.contract import (
     ACKNOWLEDGEMENT,
     CONTROL,

@@ -10,7 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from crosswire.pipeline.columns.kernels import (
+from crosswire.pipeline.columns.text import Flags, Raw, copy_octets
+from crosswire.pipeline.compiled import (
     INTS,
     OCTETS,
     OUT_INTS,
@@ -18,7 +19,6 @@ from crosswire.pipeline.columns.kernels import (
     OUT_TRUTHS,
     kernel,
 )
-from crosswire.pipeline.columns.text import Flags, Raw, copy_octets
 from crosswire.wire.bulk import NONE, Bytes, Numbers, compiled, octet_at, valid_utf8
 
 __all__ = [

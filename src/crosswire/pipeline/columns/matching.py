@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosswire.pipeline.columns.contract import FrameRows, Readings
-from crosswire.pipeline.columns.kernels import INT, INTS, OUT_INTS, kernel
 from crosswire.pipeline.columns.text import distinct
+from crosswire.pipeline.compiled import INT, INTS, OUT_INTS, kernel
 from crosswire.pipeline.protocols.contract import MOST_ASKED, Memory, Reading
 from crosswire.wire.bulk import NONE, Bytes, Numbers
 

@@ -17,15 +17,6 @@ import pyarrow.compute as pc
 
 from crosswire.errors import FrameError
 from crosswire.pipeline.columns.contract import FrameRows, nothing
-from crosswire.pipeline.columns.kernels import (
-    INT,
-    INTS,
-    OCTETS,
-    OUT_INTS,
-    OUT_OCTETS,
-    OUT_TABLE,
-    kernel,
-)
 from crosswire.pipeline.columns.micromsg2_messages import DESTINATION, PROPERTIES
 from crosswire.pipeline.columns.text import (
     Fixed,
@@ -36,6 +27,15 @@ from crosswire.pipeline.columns.text import (
     put_quoted,
     slices,
     text,
+)
+from crosswire.pipeline.compiled import (
+    INT,
+    INTS,
+    OCTETS,
+    OUT_INTS,
+    OUT_OCTETS,
+    OUT_TABLE,
+    kernel,
 )
 from crosswire.pipeline.protocols.micromsg2 import PREFIXES, Begun, Properties, properties_told
 from crosswire.wire.bulk import (

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from crosswire.pipeline.columns.contract import FrameRows, Readings
-from crosswire.pipeline.columns.kernels import (
+from crosswire.pipeline.columns.text import Flags, Raw, binary, copy_octets
+from crosswire.pipeline.compiled import (
     INT,
     INTS,
     OCTETS,
@@ -19,7 +20,6 @@ from crosswire.pipeline.columns.kernels import (
     TRUTHS,
     kernel,
 )
-from crosswire.pipeline.columns.text import Flags, Raw, binary, copy_octets
 from crosswire.pipeline.protocols.micromsg2 import MESSAGE_BYTES, Begun, MicroMsg2Reading
 from crosswire.wire.bulk import NONE, Bytes, Numbers, compiled
 from crosswire.wire.micromsg2.values import parse_properties

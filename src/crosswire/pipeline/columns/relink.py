@@ -10,7 +10,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from crosswire.pipeline.columns.contract import FrameRows, Readings, Told, in_turn, nothing
-from crosswire.pipeline.columns.kernels import INTS, OUT_INTS, TRUTHS, kernel
 from crosswire.pipeline.columns.text import (
     Coded,
     Decimal,
@@ -24,6 +23,7 @@ from crosswire.pipeline.columns.text import (
     text,
     words,
 )
+from crosswire.pipeline.compiled import INTS, OUT_INTS, TRUTHS, kernel
 from crosswire.pipeline.protocols.contract import (
     ACKNOWLEDGEMENT,
     CONTROL,

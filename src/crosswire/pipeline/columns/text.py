@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from crosswire.pipeline.columns.kernels import (
+from crosswire.pipeline.compiled import (
     INT,
     INTS,
     NATURAL,

@@ -7,7 +7,6 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from crosswire.pipeline.columns.contract import FrameRows
-from crosswire.pipeline.columns.kernels import INT, INTS, OCTETS, OUT_TABLE, kernel
 from crosswire.pipeline.columns.text import (
     Coded,
     Fixed,
@@ -21,6 +20,7 @@ from crosswire.pipeline.columns.text import (
     distinct,
     octets_of,
 )
+from crosswire.pipeline.compiled import INT, INTS, OCTETS, OUT_TABLE, kernel
 from crosswire.pipeline.protocols.contract import Described, json_text
 from crosswire.pipeline.protocols.emqp import MESSAGE, below_told
 from crosswire.wire.bulk import NONE, Bytes, Numbers, big, octet_at
