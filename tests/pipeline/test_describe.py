@@ -690,6 +690,12 @@ def test_relink_a_multicast_counts_on_every_channel() -> None:
     assert (told.identifier, told.sequence) == ("2:2", 2)
 
 
+def test_relink_of_very_many_targets_the_first_are_named_and_all_are_counted() -> None:
+    (told,) = relink_told((True, relink.Message((1,) * 40_000, True, (b"x",))))
+    fields = json.loads(told.fields)
+    assert (len(fields["channels"]), fields["channels_count"]) == (1024, 40_000)
+
+
 # ----------------------------------------------------------------------------------------- Epoxy
 
 

@@ -53,6 +53,7 @@ AboutChannels = (
 
 CONTENT_TYPE: Final = "application/octet-stream"
 _MOST_LISTED: Final = 16
+_MOST_NAMED: Final = 1024
 _PROPERTIES: Final = msgspec.json.Decoder(dict[str, bool | int | float | str])
 
 
@@ -151,7 +152,7 @@ def about_channels(frame: AboutChannels, wanted: Wanted) -> Described:
     else:
         kind, status = CONTROL, str(frame.operation)
     return Described(
-        json_text(frame.fields()),
+        _told(frame.fields()),
         kind,
         _listed(frame.channels),
         wanted.destination,
@@ -174,7 +175,7 @@ def message(
     }
     properties, payload, size, end = _content(frame)
     return Described(
-        json_text(fields),
+        _told(fields),
         wanted.kind(forward),
         identifier,
         wanted.destination,
@@ -187,8 +188,17 @@ def message(
     )
 
 
+def _told(fields: dict[str, Any]) -> str:
+    """A packet of a few bytes may have 65,536 targets, all the same: what is said of it must not be
+    thousands of times as large. So the first are named, and all are counted."""
+    channels = fields["channels"]
+    if len(channels) > _MOST_NAMED:
+        fields |= {"channels": channels[:_MOST_NAMED], "channels_count": len(channels)}
+    return json_text(fields)
+
+
 def _listed(items: Iterable[object]) -> str:
-    """A multicast may have 65,536 targets: `fields` has them all, this the first few."""
+    """The first few of them."""
     first = list(islice(map(str, items), _MOST_LISTED + 1))
     if len(first) > _MOST_LISTED:
         first[-1] = "…"
