@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from random import Random
 
 import pytest
@@ -14,8 +13,8 @@ from crosswire.hub.feed import Seal
 from crosswire.hub.hub import Hub, HubConfig
 from crosswire.hub.items import Retry
 from crosswire.hub.queues import QueuePolicy
-from crosswire.store.memory import MemoryStore
 from tests.hub.parties import Bench, Recorder, send
+from tests.store.busy import BusyStore
 
 
 def numbered(count: int, **fields: object) -> list:  # type: ignore[type-arg]
@@ -94,14 +93,7 @@ def test_an_envelope_that_is_given_twice_is_two_messages() -> None:
 
 
 async def test_what_is_written_does_not_wait_for_the_disk() -> None:
-    may_end = threading.Event()
-
-    class Slow(MemoryStore):
-        def _sync(self) -> None:
-            assert self._loop is None or may_end.wait(30)
-            super()._sync()
-
-    store = Slow()
+    store = BusyStore()
     hub = Hub(store, now=0.0, random=Random(1))
     store.reserve(1)
     store.start(asyncio.get_running_loop())
@@ -109,7 +101,7 @@ async def test_what_is_written_does_not_wait_for_the_disk() -> None:
     written = hub.written()
     await asyncio.wait_for(written, 10)
     assert not stored.done
-    may_end.set()
+    store.may_end.set()
     assert await asyncio.wait_for(stored, 10) == stored.ids
     await store.close()
 

@@ -379,6 +379,7 @@ socket.recv_multipart()
             async with asyncio.timeout(30):
                 while not proof.exists():
                     await asyncio.sleep(0.02)
+        assert proof.read_bytes() == b""
 
     async def test_forgets_our_worker_when_it_says_goodbye(self, run: Any, router: Router) -> None:
         async def workers() -> str:

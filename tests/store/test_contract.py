@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from crosswire.store import contract
 from crosswire.store.contract import MAX_ID, Page, Store, StoreLimits
 from crosswire.store.memory import MemoryDisk, MemoryStore
 from crosswire.store.rocks import RocksStore
+from tests.store.busy import BusyStore
 
 Opener = Callable[[], Store]
 
@@ -311,14 +311,7 @@ def test_what_was_written_but_not_synced_is_taken_back() -> None:
 
 
 async def test_the_loop_goes_on_while_the_disk_is_busy() -> None:
-    may_end = threading.Event()
-
-    class Slow(MemoryStore):
-        def _sync(self) -> None:
-            assert self._loop is None or may_end.wait(30)
-            super()._sync()
-
-    store = Slow()
+    store = BusyStore()
     store.start(asyncio.get_running_loop())
     told: list[StoreError | None] = []
     store.after_commit = told.append
@@ -331,7 +324,7 @@ async def test_the_loop_goes_on_while_the_disk_is_busy() -> None:
     for _ in range(10):
         await asyncio.sleep(0)
     assert not told
-    may_end.set()
+    store.may_end.set()
     await store.flush()
     assert told == [None, None]
     await store.close()
