@@ -43,6 +43,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.nodeid.split("::")[0] not in WITH_SPARK)
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Long bytes are named by their argument; made of a time or at random, each process that runs
+    tests would give the same test another name.
+    """
+    return argname if isinstance(val, bytes) and len(val) > 40 else None
+
+
 class TlsPair(NamedTuple):
     """Contexts of a server with a certificate and of a client that trusts it."""
 
