@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from crosswire.bond import hub_module, marshal
+from crosswire.pipeline.columns import relink as relink_columns
+from crosswire.pipeline.protocols import relink as relink_protocol
 from crosswire.pipeline.protocols.contract import MOST_ASKED, Described
 from crosswire.wire import PROTOCOL_NAMES, protocol
 from crosswire.wire.contract import Frame
@@ -679,6 +681,17 @@ def test_relink_numbers_begin_again_where_the_sender_closes_a_channel() -> None:
 def test_relink_a_link_that_was_resumed_has_no_numbers() -> None:
     (told,) = relink_told((True, relink.Message((3,), False, (b"x",))), asked=7, given=7)
     assert (told.identifier, told.sequence, told.destination) == ("3:0", None, "service/s")
+
+
+def test_relink_of_too_many_channels_the_count_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (relink_columns, relink_protocol):
+        monkeypatch.setattr(module, "MOST_CHANNELS", 50)
+    many = [relink.Message((channel,), False, (b"x",)) for channel in range(51)]
+    sent = [(forward, many[each]) for each in range(25) for forward in (True, False)]
+    sent += [(True, many[each]) for each in (5, 50, 5)]
+    *_, last, again, late, after = relink_told(*sent)
+    assert (last.sequence, again.sequence) == (0, 1)
+    assert (late.sequence, after.sequence, after.identifier) == (None, None, "5:0")
 
 
 def test_relink_a_multicast_counts_on_every_channel() -> None:

@@ -137,6 +137,18 @@ def test_nothing_of_ours(tmp_path: Path) -> None:
     assert made(files_of(tmp_path, []), 2) == [[], []]
 
 
+def test_a_file_that_is_cut_short_meanwhile_is_an_error(tmp_path: Path) -> None:
+    """And not the end of the process, which has it in memory."""
+    (file,) = files_of(tmp_path, talks())
+    (share,) = survey([file]).shares(1)
+    batches = wire_of_share([file], share, PORTS, 0)
+    next(batches)
+    with Path(file.path).open("r+b") as opened:
+        opened.truncate(100)
+    with pytest.raises(InvalidInput, match="was cut short while it was read"):
+        next(batches)
+
+
 def test_what_is_added_later_is_not_read(tmp_path: Path) -> None:
     capture = talks()
     files = files_of(tmp_path, capture[:500])

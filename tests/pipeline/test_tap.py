@@ -34,9 +34,9 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def paths_of(lake: Path, since_us: int = 0) -> list[str]:
-    files = tap_files([str(lake / "wire")], since_us=since_us)
-    assert files is not None
-    return [str(file.path) for file in files]
+    paths = tap_files([str(lake / "wire")], since_us=since_us)
+    assert paths is not None
+    return paths
 
 
 def rows_of(batches: list[pa.RecordBatch]) -> list[tuple[str, int]]:

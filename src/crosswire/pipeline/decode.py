@@ -88,13 +88,12 @@ def decode_tap(
     """
     folders = list(folders)
     context = spark.sparkContext
-    files = None
+    paths = None
     is_local = (context.master or "").startswith("local")
     if is_local and context.defaultParallelism <= _MOST_READERS:
-        files = tap_files(folders, since_us=since_us)
-    if files is None:
+        paths = tap_files(folders, since_us=since_us)
+    if paths is None:
         return decode(from_tap(spark, folders, since_us=since_us), payloads=payloads)
-    paths = [str(file.path) for file in files]
     tasks = context.defaultParallelism
     batch_bytes = _setting(spark, "spark.crosswire.batchBytes", BATCH_BYTES)
     most_open = _setting(spark, "spark.crosswire.openConnections", MOST_OPEN)

@@ -35,6 +35,7 @@ from crosswire.pipeline.protocols.contract import (
 )
 from crosswire.pipeline.protocols.relink import (
     CONTENT_TYPE,
+    MOST_CHANNELS,
     NOTHING,
     AboutChannels,
     RelinkReading,
@@ -156,7 +157,7 @@ def describe(rows: FrameRows, readings: Readings[RelinkReading]) -> Told:
     hello, hellos = _hellos(rows)
     wanted, wants = _wanted(talks, hello, hellos)
     counted = _counted(rows, talks, wanted, wants)
-    numbers, following = _numbers(rows, talks, messages, closes)
+    numbers, following, apart = _numbers(rows, talks, messages, closes)
     context = _Context(wanted, wants, counted, numbers, following)
     session, sessions = _sessions(rows)
     has_place = (about | messages | (rows.frame >= _CONNECTOR_HELLO)) & (wanted > 0)
@@ -193,7 +194,7 @@ def describe(rows: FrameRows, readings: Readings[RelinkReading]) -> Told:
 
     multicast = (about | messages) & (rows.detail >= _MULTICAST)
     # Where that counts on many channels at once, a connection is read on its own.
-    apart = talks.with_any(multicast & (messages | closes))
+    apart |= talks.with_any(multicast & (messages | closes))
     _remember(talks, ~apart, context)
     one_by_one = apart[talks.whose]
     in_full = (multicast | messages & (parts > _FEW_PARTS)) & ~one_by_one
@@ -344,8 +345,8 @@ def _count(
 
 def _numbers(
     rows: FrameRows, talks: _Talks, messages: Flags, closes: Flags
-) -> tuple[Numbers, _Following]:
-    """Of each message, on its channel."""
+) -> tuple[Numbers, _Following, Flags]:
+    """Of each message, on its channel; and by connection: has it so many that the count is lost?"""
     count = len(rows)
     before = [
         (2 * talk + forward, channel, number)
@@ -359,6 +360,7 @@ def _numbers(
     length = np.append(np.where(messages | closes, width, NONE), np.full(len(before), width))
     code, firsts = distinct(channel.view(np.uint8), np.arange(len(side)) * width, length, side)
 
+    too_many = np.bincount(side[firsts] >> 1, minlength=len(talks.owners)) > MOST_CHANNELS
     following, begun = np.zeros(len(firsts), np.int64), np.zeros(len(firsts), np.int64)
     following[code[count:]] = follows
     begun[code[count:]] = np.arange(-len(before), 0)
@@ -367,7 +369,7 @@ def _numbers(
     left = np.flatnonzero(following)
     left = left[np.argsort(begun[left])]
     side, channel = side[firsts[left]], channel[firsts[left]]
-    return numbers, _Following(side >> 1, side & 1, channel, following[left])
+    return numbers, _Following(side >> 1, side & 1, channel, following[left]), too_many
 
 
 def _remember(talks: _Talks, chosen: Flags, context: _Context) -> None:

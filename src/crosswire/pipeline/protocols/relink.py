@@ -37,6 +37,7 @@ from crosswire.wire.relink.handshake import ConnectorHello, ListenerHello
 
 __all__ = [
     "CONTENT_TYPE",
+    "MOST_CHANNELS",
     "NOTHING",
     "READING",
     "AboutChannels",
@@ -52,6 +53,8 @@ AboutChannels = (
 )
 
 CONTENT_TYPE: Final = "application/octet-stream"
+MOST_CHANNELS: Final = 2 * 65_536
+"""As many as a hub lets a link have, on both sides of it."""
 _MOST_LISTED: Final = 16
 _MOST_NAMED: Final = 1024
 _PROPERTIES: Final = msgspec.json.Decoder(dict[str, bool | int | float | str])
@@ -89,7 +92,8 @@ class RelinkReading(Reading):
     The n-th message on a listener's channel answers the n-th on the connector's channel of the same
     number, or the other way round where the connector serves: their identifier is `channel:n`.
 
-    `following` has the next message's number, by direction and channel.
+    `following` has the next message's number, by direction and channel. Of more than
+    `MOST_CHANNELS` at once it would be too much: then the count is lost, as on a resumed link.
     """
 
     def __init__(self) -> None:
@@ -132,6 +136,8 @@ class RelinkReading(Reading):
 
     def _count(self, forward: bool, channel: int) -> int:
         number = self.following.get((forward, channel), 0)
+        if not number and len(self.following) >= MOST_CHANNELS:
+            self.following, self.counted = {}, False
         self.following[forward, channel] = number + 1
         return number
 

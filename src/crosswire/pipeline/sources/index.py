@@ -22,7 +22,7 @@ from crosswire.pipeline.compiled import compiled
 from crosswire.pipeline.sources.capture import Segments, Split, read
 from crosswire.pipeline.sources.packets import FLOW_BYTES, PACKET, Packets
 
-__all__ = ["BUCKETS", "Mapped", "Ordered", "Share", "Survey", "collect", "keep_small", "survey"]
+__all__ = ["BUCKETS", "Mapped", "Ordered", "Share", "Survey", "collect", "prepare", "survey"]
 
 BUCKETS: Final = 1024
 
@@ -54,6 +54,7 @@ class Mapped:
 
     def __init__(self, file: Split) -> None:
         assert file.end is not None
+        self._path = file.path
         try:
             with Path(file.path).open("rb") as opened:
                 self._mapping = mmap.mmap(opened.fileno(), file.end, access=mmap.ACCESS_READ)
@@ -62,13 +63,21 @@ class Mapped:
         # Unmapped when nobody looks at it any more.
         self.data = np.frombuffer(self._mapping, np.uint8)
 
+    def check(self) -> None:
+        """Whoever looks at what is no longer there dies of it. Raises InvalidInput."""
+        if self._mapping.size() < len(self._mapping):
+            raise InvalidInput(f"{self._path} was cut short while it was read")
+
     def forget(self) -> None:
         """Have nothing of it in this process: the page cache has it still."""
         self._mapping.madvise(mmap.MADV_DONTNEED)
 
 
-def keep_small(files: Iterable[Mapped]) -> None:
-    """Files that are looked at all over should not look as if this process needed all of it."""
+def prepare(files: Sequence[Mapped]) -> None:
+    """Before one looks at files, here and there: they must be whole, and it should not look as if
+    this process needed all that it has seen. Raises InvalidInput."""
+    for file in files:
+        file.check()
     if _held_of_files() > _MOST_HELD_BYTES:
         for file in files:
             file.forget()

@@ -31,7 +31,7 @@ from crosswire.pipeline.sources.index import (
     Share,
     Survey,
     collect,
-    keep_small,
+    prepare,
     survey,
 )
 from crosswire.pipeline.sources.packets import FLOW_BYTES, PACKET, Packets, copy_slices
@@ -348,9 +348,10 @@ def wire_of_share(
     opened = [Mapped(file) for file in files]
     assembler = Assembler(ports)
     segments = collect(files, opened, share, since_ns)
+    prepare(opened)
     for batch in chain(assembler.feed(segments), assembler.finish()):
         yield batch
-        keep_small(opened)
+        prepare(opened)
 
 
 def reassemble(

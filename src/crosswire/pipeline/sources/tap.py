@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from sys import intern
 from typing import Final
 
 import numpy as np
@@ -19,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.errors import InvalidInput
-from crosswire.lake.files import LakeFile, date_of, parse_name
+from crosswire.lake.files import date_of, parse_name
 from crosswire.lake.schemas import WIRE
 from crosswire.pipeline.tables.wire import COLUMNS
 
@@ -59,13 +60,15 @@ def from_tap(spark: SparkSession, folders: Iterable[str], *, since_us: int = 0) 
     return wire
 
 
-def tap_files(folders: Iterable[str], *, since_us: int = 0) -> list[LakeFile] | None:
+def tap_files(folders: Iterable[str], *, since_us: int = 0) -> list[str] | None:
     """The files of `wire/` folders, or files of such, in the order of their rows, node by node.
+    There may be very many: only their paths are kept.
 
     None where that can't be told: a folder is not of this machine's file system, or has files that
     no hub has named. Raises InvalidInput if rows are there twice.
     """
-    files = []
+    since = date_of(since_us) if since_us else ""
+    found: list[tuple[str, int, int, str]] = []
     for folder in folders:
         if "://" in folder:
             return None
@@ -75,12 +78,13 @@ def tap_files(folders: Iterable[str], *, since_us: int = 0) -> list[LakeFile] | 
             file = parse_name("wire", date, path)
             if file is None:
                 return None
-            files.append(file)
-    files.sort(key=lambda file: (file.node, file.first))
-    for before, after in pairwise(files):
-        if before.node == after.node and before.last >= after.first:
-            raise InvalidInput(f"{before.path} and {after.path} hold the same rows")
-    return [file for file in files if not since_us or file.date >= date_of(since_us)]
+            if date >= since:
+                found.append((intern(file.node), file.first, file.last, str(path)))
+    found.sort()
+    for (node, _, last, before), (next_node, first, _, after) in pairwise(found):
+        if node == next_node and last >= first:
+            raise InvalidInput(f"{before} and {after} hold the same rows")
+    return [path for *_, path in found]
 
 
 def read_tap(
