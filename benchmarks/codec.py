@@ -14,7 +14,7 @@ import msgspec
 import orjson
 from measure import line, rate
 
-from crosswire.wire.emp.connection import EmpDecoder
+from crosswire.wire.emp.decoder import EmpDecoder
 from crosswire.wire.emp.frames import Request, serialize
 
 READ_BYTES = 256 * 1024

@@ -12,7 +12,8 @@ from typing import Any
 import construct as c
 from measure import line, rate
 
-from crosswire.wire.epoxy.connection import EpoxyConnection, EpoxyDecoder
+from crosswire.wire.epoxy.connection import EpoxyConnection
+from crosswire.wire.epoxy.decoder import EpoxyDecoder
 from crosswire.wire.epoxy.frames import Config, Message, MessageType, serialize
 
 READ_BYTES = 256 * 1024

@@ -22,7 +22,7 @@ from crosswire.listeners import LISTENERS, PLAIN_LISTENERS
 from crosswire.store.contract import StoreLimits
 from crosswire.toml import Lines, Mistake, dotted, read
 from crosswire.wire.emp.frames import EmpLimits
-from crosswire.wire.emqp.connection import EmqpLimits
+from crosswire.wire.emqp.frames import EmqpLimits
 from crosswire.wire.epoxy.frames import EpoxyLimits
 from crosswire.wire.micromsg2.frames import MicroMsg2Limits
 from crosswire.wire.relink.frames import RelinkLimits

@@ -22,7 +22,6 @@ from crosswire.errors import (
     RequestTimeout,
 )
 from crosswire.wire.contract import ConnectionClosed, ConnectionFailed
-from crosswire.wire.emqp.connection import EmqpLimits
 from crosswire.wire.emqp.events import (
     CommandIgnored,
     PeerInformed,
@@ -34,6 +33,7 @@ from crosswire.wire.emqp.events import (
     SlotOffered,
     UnscheduleReceived,
 )
+from crosswire.wire.emqp.frames import EmqpLimits
 from crosswire.wire.emqp.jobs import serialize_job
 from crosswire.wire.zmtp.mechanisms import PlainClient, PlainServer
 from tests.wire.emqp.broker import TestBroker

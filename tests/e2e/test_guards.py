@@ -25,7 +25,7 @@ from crosswire.listeners import LISTENERS, PLAIN_LISTENERS
 from crosswire.wire import protocol
 from crosswire.wire.contract import Row
 from crosswire.wire.emp.frames import EmpLimits
-from crosswire.wire.emqp.connection import EmqpLimits
+from crosswire.wire.emqp.frames import EmqpLimits
 from crosswire.wire.epoxy.frames import EpoxyLimits
 from crosswire.wire.micromsg2.frames import MicroMsg2Limits
 from crosswire.wire.relink.frames import RelinkLimits

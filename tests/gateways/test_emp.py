@@ -13,7 +13,7 @@ from crosswire.clients.emp import EmpClient, Json
 from crosswire.errors import RequestFailed
 from crosswire.gateways.server import Server
 from crosswire.hub.queues import QueuePolicy
-from crosswire.wire.emp.connection import EmpDecoder
+from crosswire.wire.emp.decoder import EmpDecoder
 from crosswire.wire.emp.frames import Hello, Request, serialize, serialize_call
 from tests.gateways.conftest import StartServer, port_of
 

@@ -17,7 +17,7 @@ from crosswire.gateways.tap import TapFeed
 from crosswire.lake.catalog import verify
 from crosswire.lake.schemas import BACKWARD, DATA, FIN, FORWARD, GAP, LOST, OPEN, RESET
 from crosswire.lake.tap import Peers, Spool, WireRow
-from crosswire.wire.emp.connection import EmpDecoder
+from crosswire.wire.emp.decoder import EmpDecoder
 from crosswire.wire.emp.frames import Hello, serialize
 from tests.gateways.conftest import StartServer, port_of
 from tests.lake.crash import read_lake

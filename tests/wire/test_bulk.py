@@ -9,7 +9,7 @@ import pytest
 
 from crosswire.wire.bulk import AWAY, OFFSET, STOP, Columns, Fed, read
 from crosswire.wire.emp.bulk import EmpScanner
-from crosswire.wire.emp.connection import EmpDecoder
+from crosswire.wire.emp.decoder import EmpDecoder
 from crosswire.wire.emp.frames import Hello, Ping, Request, serialize
 
 SCANNER = EmpScanner()

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crosswire.wire.emp.connection import EmpDecoder
+from crosswire.wire.emp.decoder import EmpDecoder
 from crosswire.wire.emp.frames import Hello, Ping, Request, serialize, serialize_call
 from crosswire.wire.emp.mask import EmpMask
 from crosswire.wire.epoxy import frames as epoxy
 from crosswire.wire.epoxy.comm import find_credentials, marshal_credentials
-from crosswire.wire.epoxy.connection import EpoxyDecoder
+from crosswire.wire.epoxy.decoder import EpoxyDecoder
 from crosswire.wire.epoxy.mask import EpoxyMask
 from crosswire.wire.masking import Mask
 from crosswire.wire.micromsg2 import frames as micromsg2

@@ -23,8 +23,9 @@ from crosswire.errors import (
     RequestFailed,
 )
 from crosswire.wire.contract import ConnectionClosed, ConnectionFailed, Event
-from crosswire.wire.emqp.connection import EmqpConnection, EmqpLimits
+from crosswire.wire.emqp.connection import EmqpConnection
 from crosswire.wire.emqp.events import PeerReady, PublicationReceived, ReplyReceived
+from crosswire.wire.emqp.frames import EmqpLimits
 from crosswire.wire.emqp.headers import Headers, Property
 from crosswire.wire.emqp.jobs import failure_of, serialize_job, value_of
 from crosswire.wire.zmtp.mechanisms import Mechanism

@@ -19,8 +19,8 @@ from crosswire.clients.dial import Backoff, Redialler
 from crosswire.clients.emqp import EmqpPeer, connect_peer
 from crosswire.clients.emqp_rooms import ProcessRoom, Room, ThreadRoom
 from crosswire.wire.contract import ConnectionClosed, ConnectionFailed, Event
-from crosswire.wire.emqp.connection import EmqpLimits
 from crosswire.wire.emqp.events import PeerLeaving, PeerReady, Registered, RequestReceived
+from crosswire.wire.emqp.frames import EmqpLimits
 from crosswire.wire.emqp.headers import Headers
 from crosswire.wire.emqp.jobs import TIMEOUT, Job, parse_job, serialize_value
 from crosswire.wire.emqp.states import State

@@ -24,7 +24,8 @@ from crosswire.wire.contract import (
     Event,
     Frame,
 )
-from crosswire.wire.emp.connection import TRANSITIONS, EmpConnection, EmpDecoder, State
+from crosswire.wire.emp.connection import TRANSITIONS, EmpConnection, State
+from crosswire.wire.emp.decoder import EmpDecoder
 from crosswire.wire.emp.events import RequestReceived, ResponseReceived
 from crosswire.wire.emp.frames import (
     Bye,

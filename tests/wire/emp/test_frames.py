@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from crosswire.errors import FrameError, FrameTooLarge, MalformedFrame, UnknownFrame
 from crosswire.wire.contract import Frame, Row
-from crosswire.wire.emp.connection import EmpDecoder
+from crosswire.wire.emp.decoder import EmpDecoder
 from crosswire.wire.emp.frames import (
     EmpLimits,
     Error,

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from crosswire.session import Session
 from crosswire.wire.contract import ConnectionClosed, ConnectionFailed, Event
-from crosswire.wire.emqp.connection import EmqpConnection, EmqpLimits
+from crosswire.wire.emqp.connection import EmqpConnection
 from crosswire.wire.emqp.events import (
     AdminRequested,
     CommandIgnored,
@@ -28,6 +28,7 @@ from crosswire.wire.emqp.events import (
     SlotOffered,
     UnscheduleReceived,
 )
+from crosswire.wire.emqp.frames import EmqpLimits
 from crosswire.wire.emqp.headers import Headers
 from crosswire.wire.emqp.states import LISTENERS, State
 from crosswire.wire.zmtp.events import Subscribed, Unsubscribed

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from crosswire.wire.contract import Connection, Frame
-from crosswire.wire.emqp.connection import EmqpConnection, EmqpLimits
+from crosswire.wire.emqp.connection import EmqpConnection
 from crosswire.wire.emqp.events import PeerInformed
 from crosswire.wire.emqp.frames import (
     ADMIN_COMMANDS,
@@ -14,6 +14,7 @@ from crosswire.wire.emqp.frames import (
     Admin,
     Delivery,
     Disconnect,
+    EmqpLimits,
     Heartbeat,
     Inform,
     Kbai,

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from crosswire.wire.bulk import AWAY, NONE, ODD, STOP
 from crosswire.wire.contract import Frame
 from crosswire.wire.emqp.bulk import EmqpScanner
-from crosswire.wire.emqp.connection import EmqpDecoder, EmqpLimits
+from crosswire.wire.emqp.decoder import EmqpDecoder
 from crosswire.wire.emqp.frames import (
     VERSION,
     Ack,
     Admin,
     Delivery,
+    EmqpLimits,
     Heartbeat,
     Inform,
     Publish,

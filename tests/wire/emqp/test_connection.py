@@ -19,7 +19,8 @@ from crosswire.errors import (
     UnknownFrame,
 )
 from crosswire.wire.contract import ConnectionClosed, ConnectionFailed, Event, Frame
-from crosswire.wire.emqp.connection import EmqpConnection, EmqpDecoder, EmqpLimits
+from crosswire.wire.emqp.connection import EmqpConnection
+from crosswire.wire.emqp.decoder import EmqpDecoder
 from crosswire.wire.emqp.events import (
     Acknowledged,
     AdminRequested,
@@ -42,6 +43,7 @@ from crosswire.wire.emqp.frames import (
     Admin,
     Delivery,
     Disconnect,
+    EmqpLimits,
     Heartbeat,
     Inform,
     Kbai,

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crosswire.wire.contract import Event
-from crosswire.wire.emqp.connection import EmqpConnection, EmqpLimits
+from crosswire.wire.emqp.connection import EmqpConnection
 from crosswire.wire.emqp.events import RequestReceived
-from crosswire.wire.emqp.frames import Heartbeat, Inform, Ready, Reply, Request
+from crosswire.wire.emqp.frames import EmqpLimits, Heartbeat, Inform, Ready, Reply, Request
 from crosswire.wire.zmtp.frames import serialize_message
 from tests.wire.emqp.strategies import handshake, wire
 

@@ -28,7 +28,8 @@ from crosswire.wire.contract import (
     Frame,
 )
 from crosswire.wire.epoxy.comm import Error, ErrorCode, marshal_error, unmarshal_error
-from crosswire.wire.epoxy.connection import TRANSITIONS, EpoxyConnection, EpoxyDecoder, State
+from crosswire.wire.epoxy.connection import TRANSITIONS, EpoxyConnection, State
+from crosswire.wire.epoxy.decoder import EpoxyDecoder
 from crosswire.wire.epoxy.events import (
     EventReceived,
     PeerFinished,

@@ -24,7 +24,7 @@ from crosswire.wire.contract import Frame, Row, Unsynchronized
 from crosswire.wire.epoxy import PROTOCOL, comm
 from crosswire.wire.epoxy import frames as module
 from crosswire.wire.epoxy.comm import Error, ErrorCode
-from crosswire.wire.epoxy.connection import EpoxyDecoder
+from crosswire.wire.epoxy.decoder import EpoxyDecoder
 from crosswire.wire.epoxy.frames import (
     Config,
     EpoxyLimits,

@@ -12,7 +12,7 @@ from crosswire.clients.dial import Backoff
 from crosswire.clients.epoxy import Call, EpoxyClient, EpoxyServer
 from crosswire.errors import ConnectFailed, ConnectionLost, IdentifiersExhausted
 from crosswire.wire.epoxy.comm import Error, ErrorCode, marshal_error, unmarshal_error
-from crosswire.wire.epoxy.connection import EpoxyDecoder
+from crosswire.wire.epoxy.decoder import EpoxyDecoder
 from crosswire.wire.epoxy.frames import (
     Config,
     EpoxyLimits,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from crosswire.wire.contract import Protocol, Sniff
-from crosswire.wire.emp.connection import DEFAULTS, EmpConnection, EmpDecoder
+from crosswire.wire.emp.connection import EmpConnection
+from crosswire.wire.emp.decoder import EmpDecoder
+from crosswire.wire.emp.frames import DEFAULTS
 
 __all__ = ["PROTOCOL"]
 

@@ -24,8 +24,7 @@ from crosswire.wire.bulk import (
     valid_utf8,
 )
 from crosswire.wire.contract import Limits, one_of
-from crosswire.wire.emp.connection import DEFAULTS
-from crosswire.wire.emp.frames import Bye, Error, Hello, Ping, Pong, Request, Response
+from crosswire.wire.emp.frames import DEFAULTS, Bye, Error, Hello, Ping, Pong, Request, Response
 
 __all__ = ["EmpScanner"]
 

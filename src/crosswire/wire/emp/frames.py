@@ -26,6 +26,7 @@ from crosswire.errors import FrameTooLarge, MalformedFrame, UnknownFrame
 from crosswire.wire.contract import Frame, Limits, Placed
 
 __all__ = [
+    "DEFAULTS",
     "VERSION",
     "Bye",
     "Call",
@@ -56,6 +57,9 @@ class EmpLimits(Limits, frozen=True, kw_only=True):
     ping_interval_s: float = 10.0
     ping_timeout_s: float = 10.0
     pending_requests: int = 1024
+
+
+DEFAULTS: Final = EmpLimits()
 
 
 class ErrorCode(IntEnum):

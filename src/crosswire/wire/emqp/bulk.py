@@ -27,9 +27,10 @@ from crosswire.wire.bulk import (
     valid_utf8,
 )
 from crosswire.wire.contract import Decoder, Limits, one_of
-from crosswire.wire.emqp.connection import DEFAULTS, EmqpDecoder
+from crosswire.wire.emqp.decoder import EmqpDecoder
 from crosswire.wire.emqp.frames import (
     ADMIN_COMMANDS,
+    DEFAULTS,
     VERSION,
     Ack,
     Admin,

@@ -1,10 +1,9 @@
-"""eMQP's decoder and connection: ZeroMQ messages → commands → state → events."""
+"""eMQP's connection: ZeroMQ messages → commands → state → events."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, Final
 
 from crosswire.errors import (
     CrosswireError,
@@ -18,7 +17,6 @@ from crosswire.wire.contract import (
     Connection,
     ConnectionClosed,
     ConnectionFailed,
-    Decoder,
     Event,
     Frame,
     Limits,
@@ -42,6 +40,7 @@ from crosswire.wire.emqp.events import (
     UnscheduleReceived,
 )
 from crosswire.wire.emqp.frames import (
+    DEFAULTS,
     Ack,
     Admin,
     Delivery,
@@ -78,103 +77,11 @@ from crosswire.wire.emqp.states import (
     SOCKETS,
     State,
 )
-from crosswire.wire.zmtp.connection import ZmtpConnection, ZmtpDecoder
+from crosswire.wire.zmtp.connection import ZmtpConnection
 from crosswire.wire.zmtp.events import MessageReceived
-from crosswire.wire.zmtp.frames import Command, Message, ZmtpLimits, parse_metadata
 from crosswire.wire.zmtp.mechanisms import Mechanism
 
-__all__ = ["EmqpConnection", "EmqpDecoder", "EmqpLimits"]
-
-
-class EmqpLimits(ZmtpLimits, frozen=True, kw_only=True):
-    """A registered peer that is silent for `silence_s` is gone: three heartbeats of 5 s missed.
-
-    `leaving_s` is how long one that said goodbye may take to finish its jobs; a deployed job
-    manager gives them 300 s.
-    """
-
-    heartbeat_interval_s: float = 3.0
-    silence_s: float = 15.0
-    leaving_s: float = 330.0
-
-
-DEFAULTS: Final = EmqpLimits()
-
-
-# --------------------------------------------------------------------------------------- decoder
-
-
-class EmqpDecoder(ZmtpDecoder):
-    """One direction of eMQP: ZMTP on layer 0, and the command in each message on layer 1.
-
-    What a message holds depends on the socket that sent it, which the handshake tells. To a decoder
-    that missed it, two parts from the broker are a publication, and a single one that opens with 0
-    or 1 is a subscription.
-    """
-
-    def __init__(
-        self,
-        sender: str,
-        *,
-        limits: Limits | None = None,
-        late: bool = False,
-        peer: Decoder | None = None,
-        hints: Mapping[str, int] | None = None,
-    ) -> None:
-        limits = one_of(limits, DEFAULTS)
-        super().__init__(sender, limits=limits, late=late, peer=peer, hints=hints)
-        self.socket_type: str | None = None
-
-    def feed(self, data: bytes) -> list[Placed]:
-        placed: list[Placed] = []
-        for item in super().feed(data):
-            placed.append(item)
-            frame = item[2]
-            if type(frame) is Message:
-                command = self._read(frame.parts)
-                if command is not None:
-                    placed.append((item[0], item[1], command))
-            elif type(frame) is Command and frame.name in _TELLING and not frame.sealed:
-                self.socket_type = _socket_type(frame.body)
-        return placed
-
-    def _read(self, parts: Sequence[bytes]) -> Frame | None:
-        match self.socket_type:
-            case "SUB" | "XSUB":
-                return None
-            case "PUB" | "XPUB":
-                return parse_delivery(parts)
-            case None if self.sender == "broker" and len(parts) == 2:
-                return parse_delivery(parts)
-            case None if len(parts) == 1 and parts[0][:1] in (b"\0", b"\1"):
-                return None
-        return parse(parts)
-
-    def _save(self) -> Any:
-        return [self.socket_type, super()._save()]
-
-    def _restore(self, own: Any) -> None:
-        socket_type, below = own
-        if socket_type is not None and not isinstance(socket_type, str):
-            raise TypeError("a socket type is a text")
-        super()._restore(below)
-        self.socket_type = socket_type
-
-
-_TELLING: Final = ("READY", "INITIATE")
-"""The commands that tell a socket's type: INITIATE is that of PLAIN's client."""
-
-
-def _socket_type(metadata: bytes) -> str | None:
-    try:
-        properties = parse_metadata(metadata)
-    except MalformedFrame:
-        return None
-    names = {name.lower(): value for name, value in properties.items()}
-    return names.get("socket-type", b"").decode(errors="replace") or None
-
-
-# ------------------------------------------------------------------------------------ connection
+__all__ = ["EmqpConnection"]
 
 
 class EmqpConnection(Connection):

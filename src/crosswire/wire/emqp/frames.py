@@ -24,15 +24,17 @@ import msgspec
 
 from crosswire.errors import FrameError, MalformedFrame, UnknownFrame
 from crosswire.wire.contract import Frame
-from crosswire.wire.zmtp.frames import part_head, serialize_part
+from crosswire.wire.zmtp.frames import ZmtpLimits, part_head, serialize_part
 
 __all__ = [
     "ADMIN_COMMANDS",
+    "DEFAULTS",
     "VERSION",
     "Ack",
     "Admin",
     "Delivery",
     "Disconnect",
+    "EmqpLimits",
     "Heartbeat",
     "Inform",
     "Kbai",
@@ -60,6 +62,21 @@ ADMIN_COMMANDS: Final = ("HELLO", "STATUS", "ROUTER_SHOW_WORKERS", "ROUTER_SHOW_
 
 Queue = tuple[int, str]
 """Weight and name, as a worker announces them."""
+
+
+class EmqpLimits(ZmtpLimits, frozen=True, kw_only=True):
+    """A registered peer that is silent for `silence_s` is gone: three heartbeats of 5 s missed.
+
+    `leaving_s` is how long one that said goodbye may take to finish its jobs; a deployed job
+    manager gives them 300 s.
+    """
+
+    heartbeat_interval_s: float = 3.0
+    silence_s: float = 15.0
+    leaving_s: float = 330.0
+
+
+DEFAULTS: Final = EmqpLimits()
 
 
 # ---------------------------------------------------------------------------------------- frames

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from crosswire.wire.contract import Protocol, Sniff
-from crosswire.wire.epoxy.connection import DEFAULTS, EpoxyConnection, EpoxyDecoder
+from crosswire.wire.epoxy.connection import EpoxyConnection
+from crosswire.wire.epoxy.decoder import EpoxyDecoder
+from crosswire.wire.epoxy.frames import DEFAULTS
 
 __all__ = ["PROTOCOL"]
 

@@ -24,8 +24,7 @@ from crosswire.wire.bulk import (
     valid_utf8,
 )
 from crosswire.wire.contract import Limits, one_of
-from crosswire.wire.epoxy.connection import DEFAULTS
-from crosswire.wire.epoxy.frames import Config, Message
+from crosswire.wire.epoxy.frames import DEFAULTS, Config, Message
 
 __all__ = ["EpoxyScanner"]
 

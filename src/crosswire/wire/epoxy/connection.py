@@ -1,8 +1,7 @@
-"""Epoxy's decoder and connection: buffer → frames → state → events."""
+"""Epoxy's connection: buffer → frames → state → events."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
@@ -28,13 +27,13 @@ from crosswire.wire.contract import (
     ConnectionClosed,
     ConnectionFailed,
     ConnectionOpened,
-    Decoder,
     Frame,
     Limits,
     Placed,
     one_of,
 )
 from crosswire.wire.epoxy.comm import Error, ErrorCode, marshal_error
+from crosswire.wire.epoxy.decoder import EpoxyDecoder
 from crosswire.wire.epoxy.events import (
     EventReceived,
     PeerFinished,
@@ -42,47 +41,19 @@ from crosswire.wire.epoxy.events import (
     ResponseReceived,
 )
 from crosswire.wire.epoxy.frames import (
+    DEFAULTS,
     Config,
-    EpoxyLimits,
     Message,
     MessageType,
     ProtocolError,
     ProtocolErrorCode,
-    measure,
-    scan,
     serialize,
 )
 
-__all__ = ["TRANSITIONS", "EpoxyConnection", "EpoxyDecoder", "State"]
+__all__ = ["TRANSITIONS", "EpoxyConnection", "State"]
 
-DEFAULTS: Final = EpoxyLimits()
-
-_SYNC_BYTES = 65536
 _LAST_ID: Final = 2**64 - 1
 _AT_ONCE: Final = float("-inf")
-
-
-class EpoxyDecoder(Decoder):
-    """One direction of Epoxy. Both read alike: the handshake is made of ordinary frames."""
-
-    limits: EpoxyLimits
-
-    def __init__(
-        self,
-        sender: str,
-        *,
-        limits: Limits | None = None,
-        late: bool = False,
-        peer: Decoder | None = None,  # noqa: ARG002  the directions don't depend on one another
-        hints: Mapping[str, int] | None = None,  # noqa: ARG002
-    ) -> None:
-        super().__init__(sender, one_of(limits, DEFAULTS), late=late)
-
-    def _scan(self, buffer: bytes, position: int, placed: list[Placed]) -> tuple[int, int]:
-        return scan(buffer, position, self.offset, self.limits, placed)
-
-    def _measure(self, buffer: bytes, position: int) -> int | None:
-        return measure(buffer, position, _SYNC_BYTES)
 
 
 class State(Enum):

@@ -46,6 +46,7 @@ from crosswire.wire.epoxy.comm import (
 )
 
 __all__ = [
+    "DEFAULTS",
     "Config",
     "EpoxyLimits",
     "Message",
@@ -82,6 +83,9 @@ class EpoxyLimits(Limits, frozen=True, kw_only=True):
         for name, least in (("framelets", 4), ("framelet_bytes", 512), ("frame_bytes", 2048)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+
+
+DEFAULTS: Final = EpoxyLimits()
 
 
 class MessageType(IntEnum):

@@ -5,8 +5,14 @@ from __future__ import annotations
 from crosswire.errors import FrameError
 from crosswire.wire.contract import Hint, Protocol, Sniff
 from crosswire.wire.micromsg2.connection import MicroMsg2Connection
-from crosswire.wire.micromsg2.decoder import DEFAULTS, MicroMsg2Decoder
-from crosswire.wire.micromsg2.frames import Error, ErrorName, is_handshake, parse_handshake
+from crosswire.wire.micromsg2.decoder import MicroMsg2Decoder
+from crosswire.wire.micromsg2.frames import (
+    DEFAULTS,
+    Error,
+    ErrorName,
+    is_handshake,
+    parse_handshake,
+)
 
 __all__ = ["PROTOCOL"]
 

@@ -27,8 +27,9 @@ from crosswire.wire.bulk import (
     valid_utf8_escaped,
 )
 from crosswire.wire.contract import Decoder, Limits, one_of
-from crosswire.wire.micromsg2.decoder import DEFAULTS, MicroMsg2Decoder
+from crosswire.wire.micromsg2.decoder import MicroMsg2Decoder
 from crosswire.wire.micromsg2.frames import (
+    DEFAULTS,
     LAST_SEQUENCE,
     Command,
     Error,

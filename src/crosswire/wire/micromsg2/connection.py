@@ -43,7 +43,7 @@ from crosswire.wire.contract import (
     Placed,
     one_of,
 )
-from crosswire.wire.micromsg2.decoder import DEFAULTS, MicroMsg2Decoder
+from crosswire.wire.micromsg2.decoder import MicroMsg2Decoder
 from crosswire.wire.micromsg2.events import (
     ExtensionReceived,
     MessageReceived,
@@ -68,6 +68,7 @@ from crosswire.wire.micromsg2.extensions import (
     conclude,
 )
 from crosswire.wire.micromsg2.frames import (
+    DEFAULTS,
     FRAME_BYTES,
     VERSION,
     Command,
@@ -83,7 +84,7 @@ from crosswire.wire.micromsg2.frames import (
 from crosswire.wire.micromsg2.values import Value, serialize_call, serialize_properties
 from crosswire.wire.micromsg2.windows import ReceiveWindow, SendWindow
 
-__all__ = ["DOTNET_TYPE", "TRANSITIONS", "MicroMsg2Connection", "MicroMsg2Decoder", "State"]
+__all__ = ["DOTNET_TYPE", "TRANSITIONS", "MicroMsg2Connection", "State"]
 
 DOTNET_TYPE: Final = "dotnet-type"
 """The property that a message's .NET type is kept as."""

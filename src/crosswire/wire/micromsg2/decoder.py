@@ -11,10 +11,10 @@ import msgspec
 from crosswire.errors import FrameError, MalformedFrame
 from crosswire.wire.contract import Decoder, Frame, Limits, Placed, one_of
 from crosswire.wire.micromsg2.frames import (
+    DEFAULTS,
     ExtensionFrame,
     Handshake,
     Message,
-    MicroMsg2Limits,
     following,
     is_handshake,
     parse,
@@ -22,9 +22,8 @@ from crosswire.wire.micromsg2.frames import (
     scan_messages,
 )
 
-__all__ = ["DEFAULTS", "MicroMsg2Decoder"]
+__all__ = ["MicroMsg2Decoder"]
 
-DEFAULTS: Final = MicroMsg2Limits()
 
 _HANDSHAKES: Final = {"client": 2, "server": 1}
 _SYNC_BYTES = 65536

@@ -41,6 +41,7 @@ from crosswire.wire.micromsg2.values import (
 )
 
 __all__ = [
+    "DEFAULTS",
     "FRAME_BYTES",
     "LAST_SEQUENCE",
     "VERSION",
@@ -73,6 +74,9 @@ class MicroMsg2Limits(Limits, frozen=True, kw_only=True):
 
     frame_bytes: int = FRAME_BYTES
     message_bytes: int = 64 * 1024 * 1024
+
+
+DEFAULTS: Final = MicroMsg2Limits()
 
 
 class ErrorName(StrEnum):

@@ -7,7 +7,8 @@ It is not a protocol of the hub by itself: eMQP stands on it, live and in captur
 from __future__ import annotations
 
 from crosswire.wire.contract import Sniff
-from crosswire.wire.zmtp.connection import COMPATIBLE, DEFAULTS, ZmtpConnection, ZmtpDecoder
+from crosswire.wire.zmtp.connection import COMPATIBLE, ZmtpConnection
+from crosswire.wire.zmtp.decoder import ZmtpDecoder
 from crosswire.wire.zmtp.events import (
     MessageReceived,
     PeerReady,
@@ -16,6 +17,7 @@ from crosswire.wire.zmtp.events import (
     Unsubscribed,
 )
 from crosswire.wire.zmtp.frames import (
+    DEFAULTS,
     Command,
     Greeting,
     Message,

@@ -1,12 +1,10 @@
-"""ZMTP's decoder and connection: buffer → frames → state → events."""
+"""ZMTP's connection: buffer → frames → state → events."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from crosswire.errors import (
     ConnectionRejected,
@@ -26,13 +24,12 @@ from crosswire.wire.contract import (
     Connection,
     ConnectionClosed,
     ConnectionFailed,
-    Decoder,
     Frame,
     Limits,
     Placed,
-    Unsynchronized,
     one_of,
 )
+from crosswire.wire.zmtp.decoder import ZmtpDecoder
 from crosswire.wire.zmtp.events import (
     MessageReceived,
     PeerReady,
@@ -41,25 +38,13 @@ from crosswire.wire.zmtp.events import (
     Unsubscribed,
 )
 from crosswire.wire.zmtp.frames import (
-    COMMAND,
-    GREETING_BYTES,
-    LONG,
-    MORE,
+    DEFAULTS,
     Command,
     Greeting,
     Message,
     NestedCommand,
-    Partial,
     Sealed,
-    Taker,
-    ZmtpLimits,
-    is_sealed,
     parse_command,
-    parse_greeting,
-    read_header,
-    scan_command,
-    scan_messages,
-    scan_sealed,
     serialize,
     serialize_command,
     serialize_message,
@@ -68,158 +53,7 @@ from crosswire.wire.zmtp.frames import (
 )
 from crosswire.wire.zmtp.mechanisms import Handshake, Mechanism, NullMechanism
 
-__all__ = ["COMPATIBLE", "TRANSITIONS", "State", "ZmtpConnection", "ZmtpDecoder"]
-
-DEFAULTS: Final = ZmtpLimits()
-
-_SYNC_BYTES = 65536
-
-
-class _Stage(Enum):
-    """How far a direction has come."""
-
-    GREETING = "greeting"
-    HANDSHAKE = "handshake"
-    REST = "rest"
-    TRAFFIC = "traffic"
-
-
-class ZmtpDecoder(Decoder):
-    """One direction of ZMTP. Both read alike.
-
-    The frames of CURVE's traffic are `Sealed`, which are `Encrypted`. A decoder that joins late
-    passes over what may be the rest of a message, and takes the mechanism from the `peer` decoder
-    or, if that doesn't know, from the looks of the first frame.
-    """
-
-    sync_frames = 4
-
-    def __init__(
-        self,
-        sender: str,
-        *,
-        limits: Limits | None = None,
-        late: bool = False,
-        peer: Decoder | None = None,
-        hints: Mapping[str, int] | None = None,  # noqa: ARG002  a greeting tells all there is
-    ) -> None:
-        self.limits: ZmtpLimits
-        super().__init__(sender, one_of(limits, DEFAULTS), late=late)
-        self.mechanism: str | None = None
-        """As the greeting has it; None before, or if it wasn't seen."""
-        self._peer = peer if isinstance(peer, ZmtpDecoder) else None
-        self.take: Taker | None = None
-        """Reads many messages of the traffic at once, for an owner that knows what they are."""
-        self._stage = _Stage.REST if late else _Stage.GREETING
-        self._partial = Partial()
-
-    def skip(self, count: int) -> list[Placed]:
-        placed = super().skip(count)
-        if not self.lost:
-            self._partial.take()
-            self._stage = _Stage.REST
-        return placed
-
-    def jump(self, offset: int) -> None:
-        self._partial.take()
-        super().jump(offset)
-
-    @property
-    def _held(self) -> int:
-        return self.offset - self._partial.start if self._partial.parts else 0
-
-    def _scan(self, buffer: bytes, position: int, placed: list[Placed]) -> tuple[int, int]:
-        if self._stage is not _Stage.TRAFFIC:
-            position, need = self._scan_opening(buffer, position, placed)
-            if need:
-                return position, need
-        if self.mechanism == "CURVE":
-            return scan_sealed(buffer, position, self.offset, self.limits, placed)
-        return scan_messages(
-            buffer, position, self.offset, self.limits, self._partial, placed, self.take
-        )
-
-    def _scan_opening(self, buffer: bytes, position: int, placed: list[Placed]) -> tuple[int, int]:
-        """What comes before the traffic; the need is 0 when that has begun."""
-        base = self.offset
-        if self._stage is _Stage.REST:
-            return self._scan_rest(buffer, position, placed)
-        if self._stage is _Stage.GREETING:
-            greeting = parse_greeting(buffer, position, base)
-            if greeting is None:
-                return position, len(buffer) - position + 1
-            placed.append((base + position, GREETING_BYTES, greeting))
-            self.mechanism = greeting.mechanism
-            self._stage = _Stage.HANDSHAKE
-            position += GREETING_BYTES
-        sealed = self.mechanism == "CURVE"
-        while True:
-            position, need = scan_command(
-                buffer, position, base, self.limits, placed, sealed=sealed
-            )
-            if need:
-                return position, need
-            command = placed[-1][2]
-            # The client's INITIATE or either side's READY is a direction's last handshake command.
-            if isinstance(command, Command) and command.name in ("READY", "INITIATE"):
-                self._stage = _Stage.TRAFFIC
-                return position, 0
-
-    def _scan_rest(self, buffer: bytes, position: int, placed: list[Placed]) -> tuple[int, int]:
-        """Find where a message starts: behind the first frame that says that no more follow."""
-        base, limits = self.offset, self.limits
-        if self.mechanism is None and self._peer is not None:
-            self.mechanism = self._peer.mechanism
-        while True:
-            flags, body, stop = read_header(buffer, position, base, limits.frame_bytes, "message")
-            if not body or stop > len(buffer):
-                return position, stop - position
-            if self.mechanism is None and is_sealed(buffer, body, stop):
-                self.mechanism = "CURVE"
-            if self.mechanism == "CURVE" or flags & COMMAND:
-                break
-            told = Unsynchronized("maybe the rest of a message")
-            placed.append((base + position, stop - position, told))
-            position = stop
-            if not flags & MORE:
-                break
-        self._stage = _Stage.TRAFFIC
-        return position, 0
-
-    def _measure(self, buffer: bytes, position: int) -> int | None:
-        """Long sizes are used where they must be, and a run of zeros is not a run of frames."""
-        head = buffer[position : position + 9]
-        if len(head) < 2:
-            return 0
-        flags, size = head[0], head[1]
-        if flags > 6 or flags == COMMAND | MORE:
-            return None
-        if flags & LONG:
-            if len(head) < 9:
-                return 0
-            size = int.from_bytes(head[1:])
-            return 9 + size if 255 < size <= _SYNC_BYTES else None
-        return 2 + size if size or flags == MORE else None
-
-    def _save(self) -> Any:
-        partial = self._partial
-        return [self.mechanism, self._stage.value, partial.parts, partial.start, partial.used]
-
-    def _restore(self, own: Any) -> None:
-        saved = msgspec.convert(own, _Saved)
-        self._stage = _Stage(saved.stage)
-        self.mechanism = saved.mechanism
-        self._partial = Partial(saved.parts, saved.start, saved.used)
-
-
-class _Saved(msgspec.Struct, array_like=True, frozen=True):
-    """Layout of what a ZMTP decoder adds to its saved state."""
-
-    mechanism: str | None
-    stage: str
-    parts: list[bytes]
-    start: int
-    used: int
+__all__ = ["COMPATIBLE", "TRANSITIONS", "State", "ZmtpConnection"]
 
 
 class State(Enum):

@@ -30,6 +30,7 @@ from crosswire.wire.contract import Encrypted, Frame, Limits, Placed
 
 __all__ = [
     "COMMAND",
+    "DEFAULTS",
     "GREETING_BYTES",
     "LONG",
     "MORE",
@@ -86,6 +87,9 @@ class ZmtpLimits(Limits, frozen=True, kw_only=True):
     ping_interval_s: float = 0.0
     ping_timeout_s: float = 10.0
     ping_ttl_s: float = 0.0
+
+
+DEFAULTS: Final = ZmtpLimits()
 
 
 # ---------------------------------------------------------------------------------------- frames

@@ -1,0 +1,84 @@
+"""eMQP's decoder: one direction, live or captured, from bytes to frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from crosswire.errors import MalformedFrame
+from crosswire.wire.contract import Decoder, Frame, Limits, Placed, one_of
+from crosswire.wire.emqp.frames import DEFAULTS, parse, parse_delivery
+from crosswire.wire.zmtp.decoder import ZmtpDecoder
+from crosswire.wire.zmtp.frames import Command, Message, parse_metadata
+
+__all__ = ["EmqpDecoder"]
+
+
+class EmqpDecoder(ZmtpDecoder):
+    """One direction of eMQP: ZMTP on layer 0, and the command in each message on layer 1.
+
+    What a message holds depends on the socket that sent it, which the handshake tells. To a decoder
+    that missed it, two parts from the broker are a publication, and a single one that opens with 0
+    or 1 is a subscription.
+    """
+
+    def __init__(
+        self,
+        sender: str,
+        *,
+        limits: Limits | None = None,
+        late: bool = False,
+        peer: Decoder | None = None,
+        hints: Mapping[str, int] | None = None,
+    ) -> None:
+        limits = one_of(limits, DEFAULTS)
+        super().__init__(sender, limits=limits, late=late, peer=peer, hints=hints)
+        self.socket_type: str | None = None
+
+    def feed(self, data: bytes) -> list[Placed]:
+        placed: list[Placed] = []
+        for item in super().feed(data):
+            placed.append(item)
+            frame = item[2]
+            if type(frame) is Message:
+                command = self._read(frame.parts)
+                if command is not None:
+                    placed.append((item[0], item[1], command))
+            elif type(frame) is Command and frame.name in _TELLING and not frame.sealed:
+                self.socket_type = _socket_type(frame.body)
+        return placed
+
+    def _read(self, parts: Sequence[bytes]) -> Frame | None:
+        match self.socket_type:
+            case "SUB" | "XSUB":
+                return None
+            case "PUB" | "XPUB":
+                return parse_delivery(parts)
+            case None if self.sender == "broker" and len(parts) == 2:
+                return parse_delivery(parts)
+            case None if len(parts) == 1 and parts[0][:1] in (b"\0", b"\1"):
+                return None
+        return parse(parts)
+
+    def _save(self) -> Any:
+        return [self.socket_type, super()._save()]
+
+    def _restore(self, own: Any) -> None:
+        socket_type, below = own
+        if socket_type is not None and not isinstance(socket_type, str):
+            raise TypeError("a socket type is a text")
+        super()._restore(below)
+        self.socket_type = socket_type
+
+
+_TELLING: Final = ("READY", "INITIATE")
+"""The commands that tell a socket's type: INITIATE is that of PLAIN's client."""
+
+
+def _socket_type(metadata: bytes) -> str | None:
+    try:
+        properties = parse_metadata(metadata)
+    except MalformedFrame:
+        return None
+    names = {name.lower(): value for name, value in properties.items()}
+    return names.get("socket-type", b"").decode(errors="replace") or None
