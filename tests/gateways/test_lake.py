@@ -137,14 +137,14 @@ async def test_what_was_read_again_is_what_was_in_memory(site: Site) -> None:
     await site.start(LakeSettings(seal_s=3600))
     hub = site.hub
     groups: list[Committed] = []
-    take = hub.feed
+    take = hub.feed.taker
     assert take is not None
 
     def watch(committed: Committed) -> None:
         groups.append(committed)
         take(committed)
 
-    hub.feed = watch
+    hub.feed.taker = watch
     server, caller = Server(), Caller()
     provider = hub.provide(["service/s"], server, NOW, peer=PEER)
     await hub.produce([send(b"1"), publish(b"2"), publish(b"-", "topic/passing")], NOW)
@@ -159,7 +159,7 @@ async def test_what_was_read_again_is_what_was_in_memory(site: Site) -> None:
     await hub.committed()
     for group in groups:
         remembered = [envelope for run in group.messages for envelope in run.envelopes]
-        assert hub.stored(group.block) == remembered
+        assert hub.feed.stored(group.block) == remembered
     assert sum(len(run.sizes) for group in groups for run in group.messages) == 5
     await site.stop()
 
@@ -175,7 +175,7 @@ async def test_killed_between_the_seal_and_its_file_the_file_is_made_again(site:
     await site.start(writer=Stuck)
     await site.send(b"a", b"b")
     await until(lambda: ("lake", "", "failed") in site.counts)
-    seal = site.hub.last_seal()
+    seal = site.hub.feed.last_seal()
     await site.kill()
     assert seal is not None and (seal.first_seq, seal.last_seq) == (1, 2)
     assert site.payloads == []
@@ -285,12 +285,13 @@ async def test_what_the_store_can_not_keep_any_longer_becomes_a_gap(
 ) -> None:
     monkeypatch.setattr("crosswire.gateways.lake._RETRY_S", 0.01)
     monkeypatch.setattr(Full, "batches", [])
+    monkeypatch.setattr(Full, "failures", 1 << 30)
     await site.start(LakeSettings(seal_s=0.01, backlog_bytes=3000), writer=Full)
     lost = await site.send(b"lost")
     await until(lambda: Full.batches)
     lost += await site.send(bytes(4000))
     await until(lambda: ("lake", "", "gap") in site.counts)
-    released = site.hub.reclaim_limit
+    released = site.hub.feed.reclaim_limit
     monkeypatch.setattr(Full, "failures", 0)
     await site.send(b"kept")
     await site.stop()
@@ -392,7 +393,7 @@ async def test_the_store_keeps_what_is_not_in_place(site: Site) -> None:
     await site.kill()
     await site.start()
     await until(lambda: site.payloads)
-    await until(lambda: site.hub.reclaim_limit > 0)
+    await until(lambda: site.hub.feed.reclaim_limit > 0)
     site.hub.queue("queue/q")
     site.hub.handle_deadline(NOW + 200)
     await site.hub.committed()

@@ -160,8 +160,7 @@ def test_the_lake_gets_every_stored_message_by_way_of_the_ledger() -> None:
     request = Envelope(destination="service/s/m", kind="request", payload=b"4")
     bench.hub.call([request], bench.now, answered=caller, peer=peer)
     bench.commit()
-    runs = bench.hub.steps(0, 100)
-    messages = list(bench.hub.messages(runs))
+    blocks = bench.store.blocks(0, 100)
+    messages = [each for *_, block in blocks for each in bench.hub.feed.stored(block)]
     assert [each.id for each in messages] == [*ids, request.id]
     assert [each.payload for each in messages] == [b"1", b"2", b"3", b"4"]
-    assert bench.hub.steps(bench.store.next_row - 1, 100) == []

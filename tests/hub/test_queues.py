@@ -446,13 +446,13 @@ def test_with_a_lake_only_what_is_sealed_is_reclaimed() -> None:
     bench.commit()
     assert len([key for key in bench.disk.keys if key.startswith(b"m")]) == 200
     seal = Seal(first_row=1, last_row=1, first_seq=1, last_seq=150, newest=ids[149])
-    bench.hub.seal(seal)
+    bench.hub.feed.seal(seal)
     bench.commit()
-    bench.hub.release(seal)
+    bench.hub.feed.release(seal)
     bench.wait(11)
     bench.commit()
     assert len([key for key in bench.disk.keys if key.startswith(b"m")]) == 50
-    assert bench.hub.last_seal() == seal
+    assert bench.hub.feed.last_seal() == seal
 
 
 def test_a_peer_keeps_what_it_held_across_a_restart() -> None:

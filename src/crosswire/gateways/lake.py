@@ -68,12 +68,12 @@ async def note_absence(hub: Hub) -> None:
     """The hub runs without a lake: should it have one again, a gap will say so."""
     seal = _last_seal(hub)
     if seal is not None and seal.tables:
-        await hub.seal(msgspec.structs.replace(seal, tables=()))
+        await hub.feed.seal(msgspec.structs.replace(seal, tables=()))
 
 
 def _last_seal(hub: Hub) -> Seal | None:
     try:
-        return hub.last_seal()
+        return hub.feed.last_seal()
     except RecordDamaged as error:
         hub.report(error)
         return None
@@ -152,7 +152,7 @@ class LakeFeed:
         if self._seal.skipped:
             self._gaps = list(self._seal.gaps)
             self._place()
-        self._hub.feed = self._take
+        self._hub.feed.taker = self._take
         self._task = asyncio.get_running_loop().create_task(self._run())
         self._task.add_done_callback(self._ended)
 
@@ -192,7 +192,7 @@ class LakeFeed:
             first_gap=first_gap,
             gaps=tuple(gaps),
         )
-        await hub.seal(seal)
+        await hub.feed.seal(seal)
         return seal
 
     def _ends(self) -> dict[str, int]:
@@ -224,7 +224,7 @@ class LakeFeed:
         self._full.set()
         await self._task
         self._task = None
-        self._hub.feed = None
+        self._hub.feed.taker = None
         self._thread.shutdown()
 
     # What the hub commits.
@@ -345,7 +345,7 @@ class LakeFeed:
             gaps=tuple(self._gaps),
         )
         try:
-            await self._hub.seal(seal)
+            await self._hub.feed.seal(seal)
         except StoreError:
             await self._in_thread(self._writer.discard, parts)
             self._fall_behind()
@@ -395,7 +395,7 @@ class LakeFeed:
         last_row = first_row + rows - 1
         messages: list[Envelope] = []
         try:
-            messages = self._hub.stored(block)
+            messages = self._hub.feed.stored(block)
         except RecordDamaged as error:
             self._hub.report(error)
             self._gaps.append(Gap("ledger", first_row, last_row, _now_us(), str(error)))
@@ -459,7 +459,7 @@ class LakeFeed:
     def _place(self) -> None:
         self._is_placed = True
         self._count("lake", "", "sealed")
-        self._hub.release(self._seal)
+        self._hub.feed.release(self._seal)
 
     async def _redo(self) -> list[Part]:
         """The files of a seal of an earlier life, as far as they are not in place."""
@@ -541,9 +541,9 @@ class LakeFeed:
             first_gap=self._next_gap(),
             gaps=tuple(gaps),
         )
-        await hub.seal(seal)
+        await hub.feed.seal(seal)
         self._seal, self._gaps, self._unsealed_bytes = seal, gaps, 0
-        hub.release(seal)
+        hub.feed.release(seal)
         self._count("lake", "", "gap")
         log_event(_log, logging.ERROR, "the lake has a gap", reason=reason, rows=last_row)
         if upto is None:
@@ -552,7 +552,7 @@ class LakeFeed:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
-            self._hub.feed = None
+            self._hub.feed.taker = None
             _log.error("the lake has stopped", exc_info=task.exception())
 
     def _failed(self, error: Exception) -> None:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from crosswire.envelope import Envelope, decode
 from crosswire.errors import RecordDamaged
+from crosswire.hub.intake import Group
 from crosswire.hub.items import Arrivals
+from crosswire.hub.ledger import Run, Step, parse_block
+from crosswire.hub.receipt import Receipt
+from crosswire.store.contract import MAX_ID, Page
 
-__all__ = ["Committed", "Gap", "Seal", "parse_seal", "serialize_seal"]
+if TYPE_CHECKING:
+    from crosswire.hub.hub import Hub
+
+__all__ = ["Committed", "Feed", "Gap", "Seal"]
 
 _VERSION: Final = 1
+_SPACE: Final = "seal"
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):
@@ -64,16 +73,95 @@ class Seal(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     version: int = _VERSION
 
 
+class Feed:
+    """Tells `taker` of every group that is committed, and knows what must stay for the lake's sake.
+
+    Of messages only those with ids up to `reclaim_limit` may be thrown away, of the ledger the rows
+    up to `released_row`; while they are `withheld`, that is what a seal released.
+    """
+
+    def __init__(self, hub: Hub, *, withheld: bool) -> None:
+        self._hub = hub
+        self._store = hub.store
+        self._withheld = withheld
+        self.taker: Callable[[Committed], None] | None = None
+        # After a restart nobody knows yet whether the last seal's files are in place.
+        self.reclaim_limit = 0 if withheld else MAX_ID
+        self.released_row = 0
+
+    def committed(self, group: Group) -> None:
+        if self.taker is not None and group.block is not None:
+            self.taker(Committed(*group.block, group.stored + group.retained, group.newest))
+
+    # Seals.
+
+    def seal(self, seal: Seal) -> Receipt:
+        """The lake is about to publish this; done when a restart would know of it."""
+        self._store.save(_SPACE, b"last", _encode(seal))
+        return self._hub.committed()
+
+    def last_seal(self) -> Seal | None:
+        """After a restart, the one whose files may not be in place. Raises RecordDamaged."""
+        stored = self._store.get(_SPACE, b"last")
+        return None if stored is None else _parse(stored)
+
+    def release(self, seal: Seal) -> None:
+        """Its files are in place: the lake needs nothing of the store up to here."""
+        if self._withheld:
+            self.reclaim_limit = seal.newest
+            self.released_row = seal.last_row
+
+    # What was stored.
+
+    def stored(self, block: bytes) -> list[Envelope]:
+        """The messages that were stored together with a block of the journal, in order of ids.
+
+        Raises RecordDamaged if the block can't be read; messages that can't are reported.
+        """
+        found: list[Envelope] = []
+        for run in parse_block(0, block):
+            if run.step is Step.ACCEPTED and run.counts is None and run.ids:
+                found += self._stored_run(run)
+        found.sort(key=lambda envelope: envelope.id)
+        return found
+
+    def _stored_run(self, run: Run) -> Iterator[Envelope]:
+        store = self._store
+        service = run.destination.startswith("service/")
+        numbers = {store.number(run.destination)}
+        if service:
+            # Calls are kept under the name that their provider gave, with its method or without.
+            numbers.add(store.number("/".join(run.destination.split("/")[:2])))
+        pages: list[Page] = []
+        store.read(
+            sorted(numbers),
+            after=min(run.ids) - 1,
+            upto=max(run.ids),
+            count=1 << 30,
+            size_bytes=1 << 40,
+            done=pages.append,
+        )
+        wanted = dict.fromkeys(run.ids)
+        for page in pages:
+            for number, identifier, record in page.records:
+                if identifier not in wanted:
+                    continue
+                del wanted[identifier]
+                try:
+                    yield decode(record)
+                except RecordDamaged as error:
+                    self._hub.set_aside(number, identifier, record, error)
+        for identifier in wanted:
+            # A call that nobody served was noted, but never kept.
+            if not service:
+                self._hub.report_missing(min(numbers), identifier)
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Seal).decode
 
 
-def serialize_seal(seal: Seal) -> bytes:
-    return _encode(seal)
-
-
-def parse_seal(data: bytes) -> Seal:
-    """Raises RecordDamaged."""
+def _parse(data: bytes) -> Seal:
     try:
         seal = _decode(data)
     except msgspec.MsgspecError as error:

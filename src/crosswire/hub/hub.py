@@ -7,7 +7,7 @@ became visible with it is handed out in lists.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Final, Literal
 
@@ -23,10 +23,10 @@ from crosswire.errors import (
 from crosswire.hub.attachment import Attachment, Choice, Consumer, Delivery, Receiver, Window
 from crosswire.hub.backlog import Backlog
 from crosswire.hub.dead import DeadLetters, bury
-from crosswire.hub.feed import Committed, Seal, parse_seal, serialize_seal
+from crosswire.hub.feed import Feed
 from crosswire.hub.intake import Group, Intake
 from crosswire.hub.items import Item, Retry
-from crosswire.hub.ledger import Ledger, Peer, Row, Run, Step, parse_block
+from crosswire.hub.ledger import Ledger, Peer, Row, Step
 from crosswire.hub.queues import Queue, QueuePolicy
 from crosswire.hub.receipt import Receipt
 from crosswire.hub.schedules import Schedules
@@ -35,13 +35,12 @@ from crosswire.hub.staging import Staging, StagingLimits
 from crosswire.hub.subscriptions import Start, Subscriptions, predicate
 from crosswire.hub.timers import Timers
 from crosswire.hub.topics import Topic, TopicPolicy
-from crosswire.store.contract import MAX_ID, Page, Store
+from crosswire.store.contract import Store
 
 __all__ = ["Hub", "HubConfig"]
 
 _US: Final = 1_000_000
 _HOUSEKEEPING_S: Final = 10.0
-_SEALS: Final = "seal"
 _DAMAGED: Final = "damaged"
 _REPORTS: Final = 1000
 
@@ -87,9 +86,6 @@ class Hub:
         self.now = now
         self.ledger = Ledger(self.config.recent_rows)
         self.committed_id = store.newest_id
-        self.reclaim_limit = MAX_ID
-        self.feed: Callable[[Committed], None] | None = None
-        self._released_row = 0
         self.reports: list[HubError] = []
         self.watched: dict[int, Callable[[int, str], None]] = {}
         """Whom to tell when a message is settled, or with why it never will be."""
@@ -110,6 +106,7 @@ class Hub:
         store.after_write = self._after_write
         store.after_commit = self._after_commit
         self._intake = Intake(self)
+        self.feed = Feed(self, withheld=self.config.lake)
         self.subscriptions = Subscriptions(self)
         self.services = Services(self, self.config.service)
         self.schedules = Schedules(self)
@@ -125,9 +122,6 @@ class Hub:
                 self._topics[destination] = self._make_topic(destination)
         self.subscriptions.recover(self.now)
         self.staging.recover(self.now)
-        if self.config.lake:
-            # Nobody knows yet whether the last seal's files are in place.
-            self.reclaim_limit = 0
         first = max(self.store.next_row - self.config.recent_rows, 1)
         for row, _, block in self.store.blocks(first - 1, 1000):
             try:
@@ -448,8 +442,7 @@ class Hub:
         else:
             self.ledger.committed()
             self.committed_id = group.newest
-            if self.feed is not None and group.block is not None:
-                self.feed(Committed(*group.block, group.stored + group.retained, group.newest))
+            self.feed.committed(group)
         for receipt in (*group.receipts, *group.written):
             receipt.finish(error)
         if error is None:
@@ -570,94 +563,10 @@ class Hub:
         self.staging.keep_house(now)
         rows = self.store.next_row - 1 - self.config.ledger_rows
         if self.config.lake:
-            rows = self._released_row
+            rows = self.feed.released_row
         if rows > 0:
             self.store.forget_rows(rows)
         self.call_at(now + _HOUSEKEEPING_S, self._keep_house)
-
-    # The lake.
-
-    def steps(self, after: int, blocks: int) -> list[Run]:
-        """The committed ledger behind a row, block by block: at most this many blocks."""
-        runs: list[Run] = []
-        for first, _, block in self.store.blocks(after, blocks):
-            try:
-                runs += parse_block(first, block)
-            except RecordDamaged as error:
-                self.report(error)
-        return runs
-
-    def messages(self, runs: Iterable[Run]) -> Iterator[Envelope]:
-        """The stored messages that were accepted in these runs, in their order."""
-        for run in runs:
-            if run.step is Step.ACCEPTED and run.counts is None:
-                for envelope in self.fetch(self._log_of(run.destination), run.ids):
-                    if envelope is not None:
-                        yield envelope
-
-    @staticmethod
-    def _log_of(destination: str) -> str:
-        """Requests of all methods are in the journal of their service."""
-        parsed = parse_destination(destination)
-        return f"service/{parsed.name}" if parsed.kind == "service" else destination
-
-    def seal(self, seal: Seal) -> Receipt:
-        """The lake is about to publish this; done when a restart would know of it."""
-        self.store.save(_SEALS, b"last", serialize_seal(seal))
-        return self.committed()
-
-    def last_seal(self) -> Seal | None:
-        """After a restart, the one whose files may not be in place. Raises RecordDamaged."""
-        stored = self.store.get(_SEALS, b"last")
-        return None if stored is None else parse_seal(stored)
-
-    def release(self, seal: Seal) -> None:
-        """Its files are in place: the lake needs nothing of the store up to here."""
-        if self.config.lake:
-            self.reclaim_limit = seal.newest
-            self._released_row = seal.last_row
-
-    def stored(self, block: bytes) -> list[Envelope]:
-        """The messages that were stored together with a block of the journal, in order of ids.
-
-        Raises RecordDamaged if the block can't be read; messages that can't are reported.
-        """
-        found: list[Envelope] = []
-        for run in parse_block(0, block):
-            if run.step is Step.ACCEPTED and run.counts is None and run.ids:
-                found += self._stored_run(run)
-        found.sort(key=lambda envelope: envelope.id)
-        return found
-
-    def _stored_run(self, run: Run) -> Iterator[Envelope]:
-        service = run.destination.startswith("service/")
-        numbers = {self.store.number(run.destination)}
-        if service:
-            # Calls are kept under the name that their provider gave, with its method or without.
-            numbers.add(self.store.number("/".join(run.destination.split("/")[:2])))
-        pages: list[Page] = []
-        self.store.read(
-            sorted(numbers),
-            after=min(run.ids) - 1,
-            upto=max(run.ids),
-            count=1 << 30,
-            size_bytes=1 << 40,
-            done=pages.append,
-        )
-        wanted = dict.fromkeys(run.ids)
-        for page in pages:
-            for number, identifier, record in page.records:
-                if identifier not in wanted:
-                    continue
-                del wanted[identifier]
-                try:
-                    yield decode(record)
-                except RecordDamaged as error:
-                    self.set_aside(number, identifier, record, error)
-        for identifier in wanted:
-            # A call that nobody served was noted, but never kept.
-            if not service:
-                self.report_missing(min(numbers), identifier)
 
     # Damage.
 

@@ -158,7 +158,7 @@ class Queue(Backlog):
 
     def reclaim(self) -> None:
         """Everything below the head; if the head is stuck, what is settled between those held."""
-        limit = self._hub.reclaim_limit
+        limit = self._hub.feed.reclaim_limit
         upto = min(self.head() - 1, limit)
         store = self._hub.store
         if upto > self._reclaimed:

@@ -192,7 +192,7 @@ class Topic:
         oldest = int((now - self.policy.retention_s) * _US)
         marks = self._marks
         cut = 0
-        while cut + 1 < len(marks) and marks[cut + 1].id - 1 <= self._hub.reclaim_limit:
+        while cut + 1 < len(marks) and marks[cut + 1].id - 1 <= self._hub.feed.reclaim_limit:
             behind = marks[cut + 1]
             too_much = self._bytes - marks[cut].bytes_before > self.policy.retention_bytes
             if behind.time > oldest and not too_much:
