@@ -1,6 +1,7 @@
 """How fast captures become silver.frames, as ratios that one run measures on one machine.
 
-    python benchmarks/pipeline.py [--megabytes 8] [--only decode pcap scaling small]
+    python benchmarks/pipeline.py [--only decode pcap scaling small] [--protocols emp …]
+    python benchmarks/pipeline.py --megabytes 8
 
     decode    by protocol, from the files of a tap: frames against a `mapInArrow` that gives its
               input back unchanged, and against a row-by-row UDF around the same decoder which
@@ -13,6 +14,10 @@
 What is compared takes turns, after a round that warms up; a figure is the best of three. Beside the
 ratio of the times, in brackets, that of the processor's seconds in Java and Python together, which
 says more where others use the machine too.
+
+A job costs Spark some tenths of a second, whatever it does: with little input that is what one
+compares. So the input is large enough for this to be a small part, and all of it takes half an
+hour; with fewer `--megabytes` it is quick, and says less.
 """
 
 from __future__ import annotations
@@ -43,7 +48,7 @@ from crosswire.pipeline.tables.decoded import ARROW, COLUMNS, FRAME_COLUMNS
 from crosswire.pipeline.tables.frames import frames
 from crosswire.wire import PROTOCOL_NAMES
 
-PARTS = ("decode", "pcap", "scaling", "small")
+MEGABYTES = {"decode": 384.0, "pcap": 64.0, "scaling": 64.0, "small": 64.0}
 MESSAGE_BYTES = 560
 
 
@@ -93,9 +98,11 @@ def from_lake(spark: SparkSession, lake: Path) -> DataFrame:
     return frames(decode_tap(spark, [str(lake / "wire")], payloads=False))
 
 
-def measure_decode(spark: SparkSession, folder: Path, megabytes: float) -> None:
+def measure_decode(
+    spark: SparkSession, folder: Path, megabytes: float, names: tuple[str, ...]
+) -> None:
     print(f"\nframes of {megabytes:g} MB in ten connections")
-    for name in PROTOCOL_NAMES:
+    for name in names:
         lake = folder / name
         size = traffic(megabytes, (name,)).write_tap(lake)
         wire = from_tap(spark, [str(lake / "wire")])
@@ -132,7 +139,7 @@ def walk(file: Path) -> int:
     return found
 
 
-def measure_pcap(spark: SparkSession, folder: Path, megabytes: float) -> None:
+def measure_pcap(spark: SparkSession, folder: Path, megabytes: float, _: object) -> None:
     file = folder / "emp.pcap"
     made = traffic(megabytes, ("emp",))
     records = [each for talk in made.conversations() for each in packets(talk)]
@@ -145,24 +152,28 @@ def measure_pcap(spark: SparkSession, folder: Path, megabytes: float) -> None:
     write_line("emp", f"{size / ours.clock / 1e6:7.1f} MB/s", f"{script(ours)} dpkt")
 
 
-def measure_scaling(spark: SparkSession, folder: Path, megabytes: float) -> None:
+def measure_scaling(
+    spark: SparkSession, folder: Path, megabytes: float, names: tuple[str, ...]
+) -> None:
     print(f"\ntwice the input, all protocols: {megabytes:g} and {2 * megabytes:g} MB")
     lakes = [folder / "once", folder / "twice"]
     for times, lake in enumerate(lakes, 1):
-        traffic(megabytes * times, PROTOCOL_NAMES, 20).write_tap(lake)
+        traffic(megabytes * times, names, 20).write_tap(lake)
     with Memory() as memory:
         once, twice = costs(*(partial(drain, from_lake(spark, lake)) for lake in lakes))
     write_line("time", twice(once))
     write_line("worker", f"{memory.worker / 1e6:7.0f} MB at most")
 
 
-def measure_small(spark: SparkSession, folder: Path, megabytes: float) -> None:
+def measure_small(
+    spark: SparkSession, folder: Path, megabytes: float, names: tuple[str, ...]
+) -> None:
     print("\nthe same bytes in connections of 1 KB, and in ten")
-    many = Traffic(protocols=PROTOCOL_NAMES, connections=round(megabytes * 1e3), messages=1)
+    many = Traffic(protocols=names, connections=round(megabytes * 1e3), messages=1)
     lakes = [folder / "many", folder / "ten"]
     sizes = [
         each.write_tap(lake)
-        for each, lake in zip((many, traffic(megabytes, PROTOCOL_NAMES)), lakes, strict=True)
+        for each, lake in zip((many, traffic(megabytes, names)), lakes, strict=True)
     ]
     taken = costs(*(partial(drain, from_lake(spark, lake)) for lake in lakes))
     each, ten = (
@@ -174,16 +185,18 @@ def measure_small(spark: SparkSession, folder: Path, megabytes: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--megabytes", type=float, default=8.0)
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--megabytes", type=float, help="about so much each way, for every part")
+    parser.add_argument("--only", nargs="+", choices=MEGABYTES, default=tuple(MEGABYTES))
+    parser.add_argument("--protocols", nargs="+", choices=PROTOCOL_NAMES, default=PROTOCOL_NAMES)
     options = parser.parse_args()
     spark = start("local[*]", {"spark.sql.adaptive.enabled": "false"}, name="benchmark")
     measures = (measure_decode, measure_pcap, measure_scaling, measure_small)
     try:
-        for name, measure in zip(PARTS, measures, strict=True):
+        for (name, enough), measure in zip(MEGABYTES.items(), measures, strict=True):
             if name in options.only:
                 with tempfile.TemporaryDirectory(prefix="crosswire-bench-") as folder:
-                    measure(spark, Path(folder), options.megabytes)
+                    size = options.megabytes or enough
+                    measure(spark, Path(folder), size, tuple(options.protocols))
     finally:
         spark.stop()
 
