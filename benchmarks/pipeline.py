@@ -48,7 +48,7 @@ from crosswire.pipeline.tables.decoded import ARROW, COLUMNS, FRAME_COLUMNS
 from crosswire.pipeline.tables.frames import frames
 from crosswire.wire import PROTOCOL_NAMES
 
-MEGABYTES = {"decode": 384.0, "pcap": 64.0, "scaling": 64.0, "small": 64.0}
+MEGABYTES = {"decode": 384.0, "pcap": 64.0, "scaling": 192.0, "small": 64.0}
 MESSAGE_BYTES = 560
 
 
