@@ -241,23 +241,24 @@ async def one_at_a_time(path: Path, rounds: int) -> tuple[float, float]:
     return sorted(times)[rounds // 2] * 1e3, sorted(bare)[rounds // 2] * 1e3
 
 
-def heads(path: Path, settled: int) -> tuple[float, float]:
-    """Median µs to take the head of a queue after ten settled messages, and after many."""
+def heads(path: Path, settled: int) -> tuple[float, float, float]:
+    """Median µs to take the head of a queue after ten settled messages, in a store that has nothing
+    else; after many; and after ten again, in another queue of a store with these many."""
     store = RocksStore(path / "heads")
     hub = Hub(store, now=time.time(), random=Random(1))
 
-    def settle(count: int) -> None:
+    def settle(queue: str, count: int) -> None:
         taker = Taker()
-        consumer = hub.consume("queue/bench", taker, time.time(), peer=PEER, window=1000)
+        consumer = hub.consume(queue, taker, time.time(), peer=PEER, window=1000)
         for first in range(0, count, GROUP):
-            hub.produce(envelopes("queue/bench", "send", min(GROUP, count - first)), time.time())
+            hub.produce(envelopes(queue, "send", min(GROUP, count - first)), time.time())
             store.commit_now()
         store.commit_now()
         consumer.close(time.time())
 
-    def take() -> float:
+    def take(queue: str) -> float:
         """Reopening the queue is what would have to find its head."""
-        hub.produce(envelopes("queue/bench", "send", 1), time.time())
+        hub.produce(envelopes(queue, "send", 1), time.time())
         store.commit_now()
         times = []
         for _ in range(51):
@@ -266,7 +267,7 @@ def heads(path: Path, settled: int) -> tuple[float, float]:
             start = time.perf_counter()
             taker = Taker()
             window = Window(1, granted=True)
-            consumer = again.consume("queue/bench", taker, time.time(), peer=PEER, window=window)
+            consumer = again.consume(queue, taker, time.time(), peer=PEER, window=window)
             times.append(time.perf_counter() - start)
             if taker.count != 1:
                 raise SystemExit("the head is not there")
@@ -275,12 +276,13 @@ def heads(path: Path, settled: int) -> tuple[float, float]:
         store.after_write = hub._after_write
         return sorted(times)[25] * 1e6
 
-    settle(10)
-    few = take()
-    settle(settled)
-    many = take()
+    settle("queue/bench", 10)
+    few = take("queue/bench")
+    settle("queue/bench", settled)
+    settle("queue/beside", 10)
+    many, beside = take("queue/bench"), take("queue/beside")
     asyncio.run(store.close())
-    return few, many
+    return few, many, beside
 
 
 def peak_mb() -> float:
@@ -350,9 +352,10 @@ def measure(path: Path, messages: int, queued: int) -> None:
         print(f"publishes, batches of {batch:<5}{rate:>12,.0f} /s")
     one, fsync = uvloop.run(one_at_a_time(path, 300))
     print(f"one at a time, median      {one:>12.3f} ms  bare fsync {fsync:.3f} ms")
-    few, many = heads(path, queued)
+    few, many, beside = heads(path, queued)
     print(f"head after 10 settled      {few:>12.0f} µs")
     print(f"head after {queued:<10,}      {many:>12.0f} µs")
+    print(f"…after 10 beside these     {beside:>12.0f} µs")
     filled = child("--fill", str(path / "queued"), "--queued", str(queued))
     print(f"{queued:,} queued           {filled['peak_mb']:>12.0f} MB at most")
     again = child("--restart", str(path / "queued"))
