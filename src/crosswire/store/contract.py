@@ -1,9 +1,9 @@
 """What a store offers, and the group commit that all stores share.
 
 The event loop puts operations into the open group; one group at a time is written, and brought to
-the disk by one thread with one fsync, while the loop goes on; whatever arrives meanwhile goes into
-the next. The owner (the hub) is asked to add its own last words right before a group is written,
-and told right after.
+the disk by a thread with one fsync, while the loop goes on; whatever arrives meanwhile goes into
+the next. (For a few messages and a quick disk the loop waits: see `Syncer`.) The owner, which is
+the hub, is asked to add its own last words right before a group is written, and told right after.
 
     message   destination number ‖ id → record   appended, read in order of ids, reclaimed by range
     state     space ‖ key → small value          saved and dropped, coalesced within a group
@@ -20,14 +20,13 @@ import secrets
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from queue import SimpleQueue
 from struct import Struct as Layout
-from threading import Lock, Thread
 from typing import Final, Protocol
 
 import msgspec
 
 from crosswire.errors import DestinationFull, StoreError, StoreFailed, StoreFull
+from crosswire.store.syncing import Syncer
 from crosswire.store.view import (
     MAX_ID,
     Damage,
@@ -44,7 +43,8 @@ __all__ = ["MAX_ID", "Batch", "Page", "Store", "StoreLimits", "View"]
 
 _ID_BLOCK: Final = 1 << 20
 _LAZY_S: Final = 0.005
-_TAKING_S: Final = 0.001
+_FEW: Final = 4
+"""So many messages can be waited for; to gather more while the disk is busy saves time."""
 _SYNC_S: Final = 1.0
 _RETRY_S: Final = 0.25
 _FORMAT: Final = b"1"
@@ -57,8 +57,10 @@ class StoreLimits(msgspec.Struct, frozen=True, kw_only=True):
     """`spare_bytes` of the disk are left to consumers: below that, producers are refused.
 
     `buffer_bytes` are gathered in memory, beside the log on disk, before they are sorted into it.
+    A disk that syncs within `patience_s` is waited for where there is little to do; with 0, never.
     """
 
+    patience_s: float = 0.001
     spare_bytes: int = 256 * 1024 * 1024
     buffer_bytes: int = 32 * 1024 * 1024
     destinations: int = 100_000
@@ -75,11 +77,22 @@ class Batch(Protocol):
 class _Group:
     """What is written together."""
 
-    __slots__ = ("appended", "batch", "block", "ranges", "reserve", "saves", "sync", "urgent")
+    __slots__ = (
+        "appended",
+        "batch",
+        "block",
+        "count",
+        "ranges",
+        "reserve",
+        "saves",
+        "sync",
+        "urgent",
+    )
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
         self.appended: list[tuple[bytes, bytes]] = []
+        self.count = 0
         self.saves: dict[bytes, bytes | None] = {}
         self.ranges: list[tuple[bytes, bytes]] = []
         self.block: tuple[bytes, int] | None = None
@@ -106,9 +119,7 @@ class Store(ABC):
         self.groups = 0
         self.last_error: StoreError | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._writer: Thread | None = None
-        self._orders: SimpleQueue[bool] = SimpleQueue()
-        self._taken = Lock()
+        self._syncer = Syncer(self._try_sync, self.limits.patience_s)
         self._timer: asyncio.TimerHandle | None = None
         self._sync_timer: asyncio.TimerHandle | None = None
         self._awaits_sync = False
@@ -151,9 +162,7 @@ class Store(ABC):
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """From now on groups are written as soon as there is something to write."""
         self._loop = loop
-        # Not a pool: what that does for every order takes longer than a small group's write.
-        self._writer = Thread(target=self._work, args=(loop,), name="crosswire-store", daemon=True)
-        self._writer.start()
+        self._syncer.start(loop, self._on_synced)
         if self._is_dirty():
             self.request()
 
@@ -167,9 +176,7 @@ class Store(ABC):
             for timer in (self._timer, self._sync_timer):
                 if timer is not None:
                     timer.cancel()
-            if self._writer is not None:
-                self._orders.put(False)
-                self._writer.join()
+            self._syncer.stop()
             self._closed = True
             self._release()
 
@@ -216,6 +223,7 @@ class Store(ABC):
         group, key = self._group, message_key(number, identifier)
         group.batch.put(key, record)
         group.appended.append((key, key + b"\x00"))
+        group.count += 1
 
     def append_run(self, number: int, first: int, records: Sequence[bytes]) -> None:
         """`append` for many records of one destination, with ids in a row."""
@@ -225,6 +233,7 @@ class Store(ABC):
             deque(map(group.batch.put, keys, each), maxlen=0)
         end = message_key(number, first + len(records))
         group.appended.append((message_key(number, first), end))
+        group.count += len(records)
 
     def retain(self, number: int, identifier: int, record: bytes) -> None:
         """Append or replace what must not get lost, even if this group can't be written."""
@@ -416,30 +425,14 @@ class Store(ABC):
         self._flight = group
         error = self._hand_over(group)
         if error is None and group.sync:
-            self._order_sync()
+            if not (group.urgent and group.count <= _FEW and self._syncer.is_quick):
+                self._syncer.order()
+                self.after_write()
+                return
             self.after_write()
-        else:
-            self._finish(error)
-            self._go_on(error)
-
-    def _order_sync(self) -> None:
-        """Have the writer's thread sync what is written, and see to it that it begins.
-
-        It needs the interpreter for a moment. If nobody let go of that, the fsync would begin when
-        there is nothing else to do, and save no time.
-        """
-        self._taken.acquire(blocking=False)
-        self._orders.put(True)
-        self._taken.acquire(timeout=_TAKING_S)
-
-    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
-        """On the writer's thread."""
-        while self._orders.get():
-            self._taken.release()
-            error = self._try_sync()
-            if loop.is_closed():
-                return  # the program ends without having closed the store: nobody is to be told
-            loop.call_soon_threadsafe(self._on_synced, error)
+            error = self._syncer.now()
+        self._finish(error)
+        self._go_on(error)
 
     def _on_synced(self, error: StoreError | None) -> None:
         self._finish(error)
@@ -557,7 +550,7 @@ class Store(ABC):
     def _sync(self) -> None:
         """All that was written so far is on disk. Raises StoreFull or StoreFailed.
 
-        Called on the writer's thread, while the event loop goes on.
+        Called on a thread while the event loop goes on, or on that of the loop.
         """
 
     @abstractmethod

@@ -1,0 +1,93 @@
+"""When the disk is waited for, and when a thread is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+from crosswire.errors import StoreError
+from crosswire.store.contract import StoreLimits
+from crosswire.store.memory import MemoryStore
+from crosswire.store.syncing import Syncer
+
+PATIENCE_S = 0.05
+KNOWN = 10
+"""So many quick syncs make a disk quick of which nothing was known."""
+
+
+class Disk:
+    """Takes as long as it is told."""
+
+    takes_s = 0.0
+
+    def sync(self) -> StoreError | None:
+        time.sleep(self.takes_s)
+        return None
+
+
+def test_a_disk_is_slow_until_it_is_known_to_be_quick() -> None:
+    syncer = Syncer(Disk().sync, PATIENCE_S)
+    assert not syncer.is_quick
+    for _ in range(KNOWN):
+        syncer.now()
+    assert syncer.is_quick
+
+
+def test_one_slow_sync_counts_for_many_quick_ones() -> None:
+    disk = Disk()
+    syncer = Syncer(disk.sync, PATIENCE_S)
+    for _ in range(KNOWN):
+        syncer.now()
+    disk.takes_s = 3 * PATIENCE_S
+    syncer.now()
+    disk.takes_s = 0.0
+    for _ in range(5):
+        assert not syncer.is_quick
+        syncer.now()
+    for _ in range(2 * KNOWN):
+        syncer.now()
+    assert syncer.is_quick
+
+
+def test_without_patience_no_disk_is_quick() -> None:
+    syncer = Syncer(Disk().sync, 0.0)
+    for _ in range(100):
+        syncer.now()
+    assert not syncer.is_quick
+
+
+class WhereStore(MemoryStore):
+    """Knows which threads have synced it."""
+
+    def __init__(self, patience_s: float) -> None:
+        self.threads: list[str] = []
+        super().__init__(limits=StoreLimits(spare_bytes=0, patience_s=patience_s))
+
+    def _sync(self) -> None:
+        self.threads.append(threading.current_thread().name)
+        super()._sync()
+
+
+async def threads_of(store: WhereStore, *counts: int) -> list[str]:
+    """Which threads sync groups of so many messages, when the disk is known."""
+    store.start(asyncio.get_running_loop())
+    store.threads.clear()
+    next_id = 1
+    for count in (*[1] * KNOWN, *counts):
+        store.append_run(1, next_id, [b"x"] * count)
+        store.request()
+        await store.flush()
+        next_id += count
+    await store.close()
+    return store.threads[KNOWN : KNOWN + len(counts)]
+
+
+async def test_few_messages_are_synced_by_the_loop_and_many_by_a_thread() -> None:
+    here = threading.current_thread().name
+    threads = await threads_of(WhereStore(30.0), 1, 4, 5, 1000, 1)
+    assert threads == [here, here, "crosswire-store", "crosswire-store", here]
+
+
+async def test_a_slow_disk_is_never_waited_for() -> None:
+    assert await threads_of(WhereStore(0.0), 1, 1) == ["crosswire-store"] * 2
