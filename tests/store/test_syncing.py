@@ -4,56 +4,68 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
+
+import pytest
 
 from crosswire.errors import StoreError
 from crosswire.store.contract import StoreLimits
 from crosswire.store.memory import MemoryStore
 from crosswire.store.syncing import Syncer
 
-PATIENCE_S = 0.05
+PATIENCE_S = 0.001
 KNOWN = 10
 """So many quick syncs make a disk quick of which nothing was known."""
 
 
 class Disk:
-    """Takes as long as it is told."""
+    """Takes as long as it is told, by a clock of its own."""
 
+    now_s = 0.0
     takes_s = 0.0
 
     def sync(self) -> StoreError | None:
-        time.sleep(self.takes_s)
+        self.now_s += self.takes_s
         return None
 
 
-def test_a_disk_is_slow_until_it_is_known_to_be_quick() -> None:
-    syncer = Syncer(Disk().sync, PATIENCE_S)
-    assert not syncer.is_quick
-    for _ in range(KNOWN):
-        syncer.now()
-    assert syncer.is_quick
-
-
-def test_one_slow_sync_counts_for_many_quick_ones() -> None:
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     disk = Disk()
+    monkeypatch.setattr("crosswire.store.syncing.perf_counter", lambda: disk.now_s)
+    return disk
+
+
+def sync(syncer: Syncer, disk: Disk, *took_s: float) -> None:
+    for disk.takes_s in took_s:
+        syncer.now()
+
+
+def test_a_disk_is_slow_until_it_is_known_to_be_quick(disk: Disk) -> None:
     syncer = Syncer(disk.sync, PATIENCE_S)
-    for _ in range(KNOWN):
-        syncer.now()
-    disk.takes_s = 3 * PATIENCE_S
-    syncer.now()
-    disk.takes_s = 0.0
-    for _ in range(5):
-        assert not syncer.is_quick
-        syncer.now()
-    for _ in range(2 * KNOWN):
-        syncer.now()
+    assert not syncer.is_quick
+    sync(syncer, disk, *[0.0002] * KNOWN)
     assert syncer.is_quick
 
 
-def test_without_patience_no_disk_is_quick() -> None:
-    syncer = Syncer(Disk().sync, 0.0)
-    for _ in range(100):
-        syncer.now()
+def test_a_little_more_now_and_then_is_nothing(disk: Disk) -> None:
+    syncer = Syncer(disk.sync, PATIENCE_S)
+    sync(syncer, disk, *[0.0002] * KNOWN, *[0.0002, 0.0002, 0.003] * 10)
+    assert not syncer.is_quick
+    sync(syncer, disk, *[0.0002] * KNOWN, 0.003)
+    assert syncer.is_quick
+
+
+def test_one_that_took_very_long_counts_for_dozens(disk: Disk) -> None:
+    syncer = Syncer(disk.sync, PATIENCE_S)
+    sync(syncer, disk, *[0.0002] * KNOWN, 1.0, *[0.0002] * 36)
+    assert not syncer.is_quick
+    sync(syncer, disk, *[0.0002] * 36)
+    assert syncer.is_quick
+
+
+def test_without_patience_no_disk_is_quick(disk: Disk) -> None:
+    syncer = Syncer(disk.sync, 0.0)
+    sync(syncer, disk, *[0.0] * 100)
     assert not syncer.is_quick
 
 

@@ -14,15 +14,15 @@ from crosswire.errors import StoreError
 __all__ = ["Syncer"]
 
 _TAKING_S: Final = 0.001
-_FADING: Final = 0.9
+_WEIGHT: Final = 0.1
 
 
 class Syncer:
     """Calls `sync`, which gives the error if there is one; never twice at a time.
 
     To wake a thread and to be woken by it takes longer than a quick disk does. So `is_quick` says
-    whether that was worth waiting for lately. One sync that took longer than `patience_s` counts
-    for dozens that did not, and as long as nothing is known the disk is slow.
+    whether that is worth waiting for: lately it took less than `patience_s`, on an average in which
+    one that took very long counts for dozens. As long as nothing is known the disk is slow.
     """
 
     def __init__(self, sync: Callable[[], StoreError | None], patience_s: float) -> None:
@@ -55,7 +55,7 @@ class Syncer:
     def now(self) -> StoreError | None:
         start = perf_counter()
         error = self._sync()
-        self._lately_s = max(perf_counter() - start, _FADING * self._lately_s)
+        self._lately_s += _WEIGHT * (perf_counter() - start - self._lately_s)
         return error
 
     def order(self) -> None:
