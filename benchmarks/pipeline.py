@@ -15,9 +15,9 @@ What is compared takes turns, after a round that warms up; a figure is the best 
 ratio of the times, in brackets, that of the processor's seconds in Java and Python together, which
 says more where others use the machine too.
 
-A job costs Spark some tenths of a second, whatever it does: with little input that is what one
-compares. So the input is large enough for this to be a small part, and all of it takes half an
-hour; with fewer `--megabytes` it is quick, and says less.
+What a job costs Spark whatever it does is on both sides of a ratio, and a short run differs from
+the next. So the input is large, and all of it takes half an hour; with fewer `--megabytes` it is
+quick, and the ratios are lower.
 """
 
 from __future__ import annotations
