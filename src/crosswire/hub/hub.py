@@ -22,6 +22,7 @@ from crosswire.errors import (
 )
 from crosswire.hub.attachment import Attachment, Choice, Consumer, Delivery, Receiver, Window
 from crosswire.hub.backlog import Backlog
+from crosswire.hub.callbacks import Callbacks
 from crosswire.hub.dead import DeadLetters, bury
 from crosswire.hub.feed import Feed
 from crosswire.hub.intake import Group, Intake
@@ -91,6 +92,7 @@ class Hub:
         """Whom to tell when a message is settled, or with why it never will be."""
         self.consumers_changed: list[Callable[[Queue], None]] = []
         """Whom to tell that somebody began or ceased to consume a queue."""
+        self.callbacks = Callbacks()
         self.chance = random.random
         self._clock = clock or (lambda: self.now)
         self._queues: dict[str, Queue] = {}
