@@ -37,6 +37,7 @@ import heapq
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from crosswire.envelope import Envelope, decode
@@ -750,7 +751,13 @@ class Backlog(ABC):
     def _wake(self, due: float) -> None:
         if not self._wake_at or due < self._wake_at:
             self._wake_at = due
-            self._hub.call_at(due, self._on_time)
+            self._hub.call_at(due, partial(self._on_timer, due))
+
+    def _on_timer(self, due: float, now: float) -> None:
+        """A timer that an earlier one has replaced does nothing: it would only set others, which
+        set others in turn, twice as many each time."""
+        if due == self._wake_at:
+            self._on_time(now)
 
     def _schedule_expiry(self, now: float, *, anywhere: bool = False) -> None:
         """Expiry is looked at where it matters: at the head, which is the oldest.
