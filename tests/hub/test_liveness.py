@@ -172,6 +172,28 @@ def test_who_holds_much_does_not_keep_others_from_theirs() -> None:
     assert bench.hub.queue("queue/q").length == kept
 
 
+@pytest.mark.parametrize("how", ["settle", "refuse", "bury", "lease", "leave"])
+def test_whatever_ends_a_delivery_lets_the_next_one_go(how: str) -> None:
+    """Consumers hold as much as they may; both have free windows, and are listed as having room."""
+    retry = Retry(max_attempts=0, first_delay_s=50.0, lease_s=5.0 if how == "lease" else None)
+    bench = Bench(policy(window_bytes=1000, retry=retry))
+    takers = [Recorder(), Recorder()]
+    first, _ = (bench.consume("queue/q", taker, window=50) for taker in takers)
+    bench.produce(*(send(bytes(600)) for _ in range(9)))
+    before = [len(taker.deliveries) for taker in takers]
+    assert sum(before) == 2
+    if how == "settle":
+        first.settle(takers[0].ids, bench.now)
+    elif how == "lease":
+        bench.wait(6)
+    elif how == "leave":
+        first.close(bench.now)
+    else:
+        first.refuse(takers[0].ids, bench.now, final=how == "bury")
+    assert sum(len(taker.deliveries) for taker in takers) > 2
+    assert_live(bench.hub, bench.now)
+
+
 def test_a_filter_gets_what_is_left_of_the_window_when_messages_expire() -> None:
     """Expired messages after one that nobody takes are in nobody's way."""
     bench, red = Bench(policy(window_messages=8)), Recorder()
@@ -198,16 +220,30 @@ def test_an_expiry_that_is_no_exact_number_of_seconds_ends_the_timer(expires_us:
     assert bench.hub.queue("queue/q").length == 0
 
 
-def test_what_waits_on_disk_for_its_commit_comes_with_it() -> None:
+@pytest.mark.parametrize("before", [True, False], ids=["settled before", "settled after"])
+def test_what_waits_on_disk_for_its_commit_comes_with_it(before: bool) -> None:
     """Not durable, so visible at once; but there is no room, and it is not on disk either yet."""
     bench, taker = Bench(policy(window_bytes=1000)), Recorder()
-    bench.hub.produce([send(bytes(600), durable=False) for _ in range(6)], bench.now)
     consumer = bench.consume("queue/q", taker, window=1)
-    assert drained(bench, taker, consumer) == 2
+    bench.hub.produce([send(bytes(600), durable=False) for _ in range(6)], bench.now)
+    if before:
+        assert drained(bench, taker, consumer) == 2
     bench.commit()
     assert_live(bench.hub, bench.now)
     assert drained(bench, taker, consumer) == 6
     assert bench.hub.queue("queue/q").length == 0
+
+
+def test_what_waits_for_its_commit_comes_though_everything_before_it_is_held() -> None:
+    bench, holder, idle = Bench(policy(window_bytes=1000)), Recorder(), Recorder()
+    bench.consume("queue/q", holder, window=50)
+    bench.consume("queue/q", idle, window=50, filter="colour=Tred")
+    red = send(b"red", durable=False, properties={"colour": "red"})
+    bench.hub.produce([*(send(bytes(600), durable=False) for _ in range(2)), red], bench.now)
+    assert len(holder.deliveries) == 2 and not idle.deliveries
+    bench.commit()
+    assert_live(bench.hub, bench.now)
+    assert idle.payloads == [b"red"]
 
 
 def test_leases_and_refusals_do_not_multiply_timers() -> None:
@@ -493,14 +529,20 @@ class Living(RuleBasedStateMachine):
     @rule(
         places=st.lists(st.sampled_from(QUEUES + TOPICS), min_size=1, max_size=3),
         many=st.lists(st.tuples(sizes, colours, lives), min_size=1, max_size=8),
+        times=st.sampled_from([1, 1, 4]),
         durable=st.booleans(),
-        commit=st.booleans(),
+        commit=st.sampled_from([True, True, False]),
     )
     def produce(
-        self, places: list[str], many: list[tuple[int, str, int]], durable: bool, commit: bool
+        self,
+        places: list[str],
+        many: list[tuple[int, str, int]],
+        times: int,
+        durable: bool,
+        commit: bool,
     ) -> None:
         batch, keys, mortal = [], [], set()
-        for index, (size, colour, life) in enumerate(many):
+        for index, (size, colour, life) in enumerate(many * times):
             self.count += 1
             keys.append(self.count)
             destination = places[index % len(places)]
@@ -598,7 +640,8 @@ class Living(RuleBasedStateMachine):
             del taker.holds[gone]
         if not taker.holds:
             return
-        ids = data.draw(st.lists(st.sampled_from(sorted(taker.holds)), min_size=1, unique=True))
+        ids = sorted(taker.holds)
+        ids = data.draw(st.sampled_from([ids, ids[:1], ids[-1:], ids[::2]]))
         if refuse:
             for each in ids:
                 del taker.holds[each]
@@ -615,7 +658,22 @@ class Living(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.bench.wait(seconds)
 
-    @rule(queue=st.sampled_from(QUEUES))
+    @rule(
+        what=st.sampled_from(["purge", "reconfigure", "restart", "cut", "full", "free", "free"]),
+        queue=st.sampled_from(QUEUES),
+        window=windows,
+    )
+    def upset(self, what: str, queue: str, window: tuple[int, int]) -> None:
+        """One rule for what is rare, so that most steps send and answer."""
+        if what == "purge":
+            self.purge(queue)
+        elif what == "reconfigure":
+            self.reconfigure(window)
+        elif what in ("restart", "cut"):
+            self.restart(power=what == "cut")
+        else:
+            self.fill_disk(300 if what == "full" else 1 << 30)
+
     def purge(self, queue: str) -> None:
         self.bench.hub.queue(queue).purge(self.bench.now)
         purged = {each for each, home in self.destinations.items() if home == queue}
@@ -650,15 +708,11 @@ class Living(RuleBasedStateMachine):
         except UnknownMessage:
             pass
 
-    @rule(window=windows)
     def reconfigure(self, window: tuple[int, int]) -> None:
         self.bench.config = self.config(window)
         self.bench.hub.reconfigure(self.bench.config)
 
-    @rule(power=st.sampled_from([None, None, False, True]))
-    def restart(self, power: bool | None) -> None:
-        if power is None:
-            return
+    def restart(self, *, power: bool) -> None:
         self.settled -= self.unwritten
         self.unwritten = set()
         self.at_risk = set()
@@ -669,7 +723,6 @@ class Living(RuleBasedStateMachine):
         for queue in QUEUES:
             self.bench.hub.queue(queue)
 
-    @rule(room=st.sampled_from([300, 1 << 30, 1 << 30, 1 << 30]))
     def fill_disk(self, room: int) -> None:
         self.bench.disk.room_bytes = room
         self.bench.wait(0.2)

@@ -646,6 +646,7 @@ class Backlog(ABC):
             heapq.heapify(self._delayed)
             self._note(step, now, sorted(gone), detail=detail)
             self._hub.changed(self)
+            self._schedule_expiry(now)
             self._check()
             self._hub.pump(now)
         return sorted(gone)
@@ -708,6 +709,7 @@ class Backlog(ABC):
         self._forget(item)
         self._note(Step.DROPPED, now, [item.id], detail="the queue is full")
         self._hub.changed(self)
+        self._schedule_expiry(now)
         self._check()
         return True
 
