@@ -77,8 +77,6 @@ _AGAIN_S: Final = 0.02
 _AGAIN_MOST_S: Final = 0.5
 _UNREAD_TIMES: Final = 8
 _SUBSCRIBER_WINDOW: Final = 16_384
-_FRAME_BYTES: Final = 64
-"""What a publication takes beside its message, more or less."""
 
 
 class EmqpGateway(Gateway):
@@ -577,26 +575,36 @@ class SubscriberGateway(EmqpGateway):
         if self.wire.closed:
             return
         send = self.wire.send_publication
-        self.session.wake()
-        if not self._unwritten_bytes:
-            # After the write, which is planned by now.
-            asyncio.get_running_loop().call_soon(self.owned(self._on_written))
+        size_bytes = 0
         for delivery in deliveries:
             envelope = delivery.envelope
             send(envelope.destination[6:], envelope.payload)
-            self._unwritten_bytes += len(envelope.payload) + _FRAME_BYTES
+            size_bytes += len(envelope.payload)
+        self.session.wake()
         ids = [delivery.envelope.id for delivery in deliveries]
-        # Only what was written shows whether the peer keeps up: a subscriber that has much to
-        # catch up with would have all of it in memory before.
-        if self.session.congested or self._unwritten_bytes > self._most_bytes:
+        if self.session.congested:
             self._unsettled += ids
+        elif isinstance(attachment, Subscriber) and attachment.is_lagging:
+            self._unsettled += ids
+            self._pace(size_bytes)
         else:
             attachment.settle(ids, self.site.now())
+
+    def _pace(self, size_bytes: int) -> None:
+        """It catches up, and what it missed may be more than fits into memory: only when some of
+        it is written it shows whether the peer keeps up."""
+        if not self._unwritten_bytes:
+            # After the write, which is planned by now.
+            asyncio.get_running_loop().call_soon(self.owned(self._on_written))
+        self._unwritten_bytes += size_bytes + 1
+        if self._unwritten_bytes > self._most_bytes:
+            self.hold_back(True)
 
     def _on_written(self) -> None:
         """What was sent in this turn of the loop went to the socket, or the peer doesn't read."""
         self._unwritten_bytes = 0
-        if not self.session.congested:
+        if not self.session.congested and not self.left:
+            self.hold_back(False)
             self._settle()
 
     def handle_drain(self) -> None:
