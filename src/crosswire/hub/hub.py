@@ -155,7 +155,8 @@ class Hub:
         """Accept a batch of one producer, for queues and topics, in order.
 
         Each message is accepted or refused on its own; the receipt is done when those that must
-        be on disk are. Whoever may see them at once has seen them when this returns.
+        be on disk are. Whoever may see them at once has seen them when this returns; if a callback
+        of the hub calls this, soon after that callback has returned.
         """
         self.now = now
         return self._intake.produce(envelopes, now)
