@@ -95,6 +95,9 @@ class _Deliver(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     base64: str | None = None
 
 
+_TOO_DEEP: Final = "the data is nested too deeply"
+"""What the connection could read may be too deep for a reader that is called from further down."""
+
 _read_publish: Final = msgspec.json.Decoder(_Publish).decode
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -165,6 +168,8 @@ class EmpGateway(Gateway):
                 answers.append((request.id, error))
             except msgspec.MsgspecError as error:
                 answers.append((request.id, InvalidEnvelope(str(error))))
+            except RecursionError:
+                answers.append((request.id, InvalidEnvelope(_TOO_DEEP)))
         receipt = self.produce(envelopes)
         self._published.append((answers, receipt))
         receipt.add_done_callback(self.owned(self._answer_published))
@@ -219,6 +224,8 @@ class EmpGateway(Gateway):
             self._fail(request.id, error)
         except msgspec.MsgspecError as error:
             self._fail(request.id, InvalidEnvelope(str(error)))
+        except RecursionError:
+            self._fail(request.id, InvalidEnvelope(_TOO_DEEP))
 
     def _fail(self, identifier: int, error: CrosswireError) -> None:
         if isinstance(error, ProviderFailed):
