@@ -38,7 +38,13 @@ from tests.gateways.wires import Peer, emp, emqp, epoxy, micromsg2, relink
 FEW, MANY = 10, 5000
 MOST_DIFFERENCE = 12
 CALC = Path(__file__).parents[2] / "examples" / "calc.bond"
-OURS = ("/crosswire/hub/", "/crosswire/gateways/", "/crosswire/store/", "/crosswire/session.py")
+OURS = (
+    "/crosswire/hub/",
+    "/crosswire/gateways/",
+    "/crosswire/store/",
+    "/crosswire/wire/",
+    "/crosswire/session.py",
+)
 
 Operation = Callable[[Any], None]
 

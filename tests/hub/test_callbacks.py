@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from crosswire.envelope import Envelope
-from crosswire.errors import NoProvider, ProviderFailed, ProviderLost, StoreError
+from crosswire.errors import DestinationFull, NoProvider, ProviderFailed, ProviderLost, StoreError
 from crosswire.gateways.metrics import Metrics, render
 from crosswire.hub.attachment import Attachment, Delivery, Ended, Notice, Window
 from crosswire.hub.feed import Committed
@@ -20,6 +20,7 @@ from crosswire.hub.queues import QueuePolicy
 from crosswire.hub.receipt import Receipt
 from crosswire.hub.services import Answer, Call, Provider
 from crosswire.hub.topics import TopicPolicy
+from crosswire.store.contract import StoreLimits
 from tests.hub.parties import Bench, Caller, Recorder, Server, publish, send
 
 PEER = Peer("test", "callbacks")
@@ -380,6 +381,33 @@ def test_a_subscriber_that_settles_at_once_catches_up_page_by_page() -> None:
     assert depths[1] <= depths[0] + 2
 
 
+def test_leaving_with_much_under_way() -> None:
+    """A consumer, a provider and a caller that leave with thousands of messages and calls."""
+    depths = []
+    for number in (10, 5000):
+        bench, deepest = Bench(), Deepest()
+        body = Busybody(bench, Random(1), deepest, 0)
+        consumer = bench.consume("queue/q", Recorder(), window=number)
+        bench.produce(*[send(b"x")] * number)
+        bench.consume("queue/q", body, window=1)
+        consumer.close(bench.now)
+        assert not bench.hub.queue("queue/q").length
+        first, second = Server(), Server()
+        for server, window in ((first, number // 2), (second, 1)):
+            names = ["service/s", "service/t"]
+            bench.hub.provide(names, server, bench.now, peer=PEER, window=window)
+        caller = Caller()
+        call(bench, caller, *[request(), request("service/t")] * number)
+        gone = bench.hub.call([request()] * number, bench.now, answered=caller, peer=PEER)
+        bench.hub.cancel(gone, bench.now)
+        for services in list(bench.hub.services._services.values()):
+            for provider in list(services.providers):
+                provider.close(bench.now)
+        assert len(caller.answers) == 2 * number
+        depths.append(deepest.most)
+    assert depths[1] <= depths[0] + 2
+
+
 def test_many_who_step_aside_for_another() -> None:
     """Who is told of a change of consumers may cause the next, for as many as there are."""
     bench, deepest, attached = Bench(), Deepest(), list[Attachment]()
@@ -404,3 +432,14 @@ def test_a_failed_group_is_told_to_all_who_wait() -> None:
     bench.disk.room_bytes = 0
     bench.commit()
     assert len(errors) == 3 and all(errors)
+
+
+def test_a_service_without_a_number_left_for_its_journal_is_called_all_the_same() -> None:
+    bench, server, caller = Bench(), Server(), Caller()
+    provider = bench.hub.provide(["service/s"], server, bench.now, peer=PEER)
+    bench.store.limits = StoreLimits(destinations=0)
+    call(bench, caller, *[request()] * 2)
+    for each in server.requests:
+        provider.answer(each.id, Envelope(destination="", kind="response"), bench.now)
+    assert [type(each) for each in caller.answers] == [Envelope, Envelope]
+    assert [type(each) for each in bench.hub.reports] == [DestinationFull]

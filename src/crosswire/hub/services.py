@@ -152,6 +152,7 @@ class Services:
         self._services: dict[str, _Service] = {}
         self._calls: dict[int, Call] = {}
         self._due: list[tuple[float, int]] = []
+        self._unjournaled: set[str] = set()
 
     # Providers.
 
@@ -404,7 +405,14 @@ class Services:
         """On disk sooner or later: nobody waits for it."""
         hub = self._hub
         if self.policy.journal and hub.store.has_room(now):
-            journal = hub.journal_of(service)
+            try:
+                journal = hub.journal_of(service)
+            except DestinationFull as error:
+                # The call is under way by now, and goes on without a record of what was said.
+                if service not in self._unjournaled:
+                    self._unjournaled.add(service)
+                    hub.report(error)
+                return
             hub.store.append(journal.number, envelope.id, record)
             hub.group.stored.append(Arrivals(journal.number, [envelope], [len(record)]))
             journal.count(envelope.id, len(record), int(now * _US))
