@@ -134,9 +134,11 @@ async def test_everything_stored_is_there_in_order_of_ids(site: Site) -> None:
 
 @pytest.mark.failing_callbacks
 async def test_a_group_that_the_lake_was_not_told_of_is_read_from_the_store(site: Site) -> None:
-    await site.start(LakeSettings(seal_s=3600))
-    take = site.hub.feed.taker
+    await site.start()
+    take, feed = site.hub.feed.taker, site.feed
+    assert feed is not None
     await site.send(b"a")
+    await until(lambda: site.payloads == [b"a"] and not feed._behind)
 
     def raising(_committed: Committed) -> None:
         site.hub.feed.taker = take
