@@ -57,6 +57,9 @@ class Taker:
     def notice(self, attachment: Attachment, notice: Notice) -> None:  # noqa: ARG002
         raise SystemExit(f"unexpected: {notice}")
 
+    def broken(self, error: Exception) -> None:
+        raise SystemExit(f"a receiver raised {error!r}")
+
 
 def envelopes(destination: str, kind: Any, count: int, *, durable: bool = True) -> list[Envelope]:
     return [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -48,6 +50,55 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     tests would give the same test another name.
     """
     return argname if isinstance(val, bytes) and len(val) > 40 else None
+
+
+GUARDED: Final = frozenset(
+    {
+        "answer",
+        "broken",
+        "cancel",
+        "close",
+        "commit listener",
+        "consumers",
+        "delivery",
+        "dispatch",
+        "metrics",
+        "notice",
+        "publish",
+        "receipt",
+        "release",
+        "request",
+        "wake",
+        "watcher",
+        "write",
+    }
+)
+"""Kinds of callbacks that the hub runs on behalf of others."""
+
+
+class _Failures(logging.Handler):
+    """The kinds of callbacks that raised."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.kinds: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.msg.startswith("callback failed") and isinstance(record.args, tuple):
+            self.kinds += [str(kind) for kind in record.args if kind in GUARDED]
+
+
+@pytest.fixture(autouse=True)
+def no_callback_fails(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The hub goes on when a receiver raises, so what a test asserts in one would not be noticed;
+    nor would a fault of ours. Tests in which one is to raise have the mark `failing_callbacks`."""
+    failures = _Failures()
+    logger = logging.getLogger("crosswire.hub")
+    logger.addHandler(failures)
+    yield
+    logger.removeHandler(failures)
+    if request.node.get_closest_marker("failing_callbacks") is None:
+        assert not failures.kinds, "a callback of the hub raised: see the log"
 
 
 class TlsPair(NamedTuple):

@@ -132,6 +132,26 @@ async def test_everything_stored_is_there_in_order_of_ids(site: Site) -> None:
     assert site.ids == sorted(site.ids)
 
 
+@pytest.mark.failing_callbacks
+async def test_a_group_that_the_lake_was_not_told_of_is_read_from_the_store(site: Site) -> None:
+    await site.start()
+    take, feed = site.hub.feed.taker, site.feed
+    assert feed is not None
+    await site.send(b"a")
+    await until(lambda: site.payloads == [b"a"] and not feed._behind)
+
+    def raising(_committed: Committed) -> None:
+        site.hub.feed.taker = take
+        raise RuntimeError("no")
+
+    site.hub.feed.taker = raising
+    await site.send(b"b")
+    await site.send(b"c")
+    await site.stop()
+    assert site.payloads == [b"a", b"b", b"c"]
+    assert site.faults() == []
+
+
 async def test_what_was_read_again_is_what_was_in_memory(site: Site) -> None:
     """The same messages on both ways, the odd ones included."""
     await site.start(LakeSettings(seal_s=3600))

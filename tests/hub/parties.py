@@ -21,6 +21,7 @@ class Recorder:
         self.settles = settles
         self.deliveries: list[Delivery] = []
         self.notices: list[Notice] = []
+        self.errors: list[Exception] = []
         self.calls = 0
 
     def deliver(self, attachment: Attachment, deliveries: list[Delivery]) -> None:
@@ -31,6 +32,9 @@ class Recorder:
 
     def notice(self, attachment: Attachment, notice: Notice) -> None:
         self.notices.append(notice)
+
+    def broken(self, error: Exception) -> None:
+        self.errors.append(error)
 
     @property
     def payloads(self) -> list[bytes]:
@@ -53,12 +57,16 @@ class Server:
     def __init__(self) -> None:
         self.requests: list[Delivery] = []
         self.cancelled: list[int] = []
+        self.errors: list[Exception] = []
 
     def request(self, provider: Provider, requests: list[Delivery]) -> None:
         self.requests += requests
 
     def cancel(self, provider: Provider, ids: list[int]) -> None:
         self.cancelled += ids
+
+    def broken(self, error: Exception) -> None:
+        self.errors.append(error)
 
 
 class Caller:

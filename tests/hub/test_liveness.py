@@ -342,26 +342,6 @@ def test_a_purge_and_a_group_that_fails_leave_the_count_right() -> None:
     assert (queue.length, queue.size_bytes) == (0, 0)
 
 
-class Raiser(Recorder):
-    def deliver(self, attachment: Attachment, deliveries: list[Delivery]) -> None:
-        super().deliver(attachment, deliveries)
-        raise ValueError("it can't")
-
-
-def test_a_receiver_that_raises_harms_only_itself() -> None:
-    """What it was given is tried again; the others get what was given to them with it."""
-    bench, raiser, taker = Bench(), Raiser(), Recorder(settles=True)
-    failing = bench.consume("queue/q", raiser, window=2, weight=90)
-    bench.consume("queue/q", taker, window=10)
-    bench.produce(*(send(b"%d" % each) for each in range(5)))
-    assert len(taker.deliveries) == 3 and not failing.held
-    assert bench.hub.callbacks.failed["delivery"] == 1
-    failing.close(bench.now)
-    bench.wait(1)
-    assert sorted(taker.payloads) == [b"%d" % each for each in range(5)]
-    assert_live(bench.hub, bench.now)
-
-
 def test_consumers_that_come_and_go_leave_nothing() -> None:
     bench = Bench()
     for _ in range(200):

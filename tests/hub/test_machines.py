@@ -38,6 +38,10 @@ class Taker:
     def notice(self, attachment: Attachment, notice: Notice) -> None:
         raise AssertionError(notice)
 
+    def broken(self, error: Exception) -> None:
+        """The hub goes on when one of the above raises: the machine is to stop."""
+        self.machine.complaints.append(error)
+
 
 class Delivering(RuleBasedStateMachine):
     """`live` must come sooner or later, `perhaps` may; `settled` must not."""
@@ -53,6 +57,7 @@ class Delivering(RuleBasedStateMachine):
         self.settled: set[bytes] = set()
         self.unwritten: set[bytes] = set()
         self.takers: dict[Consumer, Taker] = {}
+        self.complaints: list[Exception] = []
         self.prepare()
 
     # What a queue and a subscription do differently.
@@ -176,6 +181,10 @@ class Delivering(RuleBasedStateMachine):
     def fill_disk(self, room: int) -> None:
         self.bench.disk.room_bytes = room
         self.bench.now += 0.2
+
+    @invariant()
+    def nobody_complained(self) -> None:
+        assert not self.complaints
 
     @invariant()
     def memory_is_bounded(self) -> None:

@@ -99,6 +99,9 @@ class Settler:
     def notice(self, attachment: Attachment, notice: Notice) -> None:
         raise AssertionError(notice)
 
+    def broken(self, error: Exception) -> None:
+        raise SystemExit(f"a receiver raised {error!r}")
+
     def settled(self, keys: list[str]) -> None:
         tell("settled", " ".join(keys))
 

@@ -208,6 +208,26 @@ def test_the_owner_has_the_last_word_and_is_told(store: Store) -> None:
     assert store.get("last", b"word") == b"said"
 
 
+async def test_a_hook_that_raises_keeps_nothing_from_the_disk(reopen: Opener) -> None:
+    """Neither the group, nor those who wait for it, nor the next one."""
+
+    def raising(*_: object) -> None:
+        raise RuntimeError("no")
+
+    store = await asyncio.to_thread(reopen)
+    store.before_commit = store.after_write = store.after_commit = raising
+    store.append(1, 1, b"x")
+    assert store.commit_now() is None
+    store.start(asyncio.get_running_loop())
+    for identifier in (2, 3):
+        store.append(1, identifier, b"x")
+        store.request()
+        async with asyncio.timeout(10):
+            await store.flush()
+    assert len(read(store, [1]).records) == 3
+    await store.close()
+
+
 async def test_what_arrives_during_a_write_is_one_group(reopen: Opener) -> None:
     store = await asyncio.to_thread(reopen)
     store.start(asyncio.get_running_loop())

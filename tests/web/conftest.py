@@ -118,6 +118,9 @@ class Taker:
     def notice(self, attachment: Attachment, notice: Notice) -> None:
         raise AssertionError(notice)
 
+    def broken(self, error: Exception) -> None:
+        raise AssertionError(error)
+
     def leave(self) -> None:
         self.consumer.close(self._web.server.site.now())
 

@@ -147,6 +147,9 @@ class Answering:
     def cancel(self, provider: Provider, ids: list[int]) -> None:
         raise AssertionError
 
+    def broken(self, error: Exception) -> None:
+        raise AssertionError(error)
+
 
 @pytest.mark.parametrize(
     ("wanted", "methods"),

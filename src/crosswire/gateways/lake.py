@@ -240,7 +240,9 @@ class LakeFeed:
         self._wake.set()
         if self._behind:
             return
-        if self._bytes + size > self._settings.memory_bytes:
+        # A group that this was not told of, because something raised, is in the store all the same.
+        missed = committed.first_row > self._read_row + 1
+        if missed or self._bytes + size > self._settings.memory_bytes:
             self._fall_behind()
             return
         if not self._groups:

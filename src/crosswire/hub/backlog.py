@@ -469,11 +469,7 @@ class Backlog(ABC):
         hub.note_by_attempt(
             Step.DELIVERED, int(now * 1_000_000), self.destination, deliveries, consumer.peer
         )
-        error = hub.callbacks.run("delivery", consumer.receiver.deliver, consumer, deliveries)
-        if error is not None:
-            # Perhaps nobody knows of them: they must not stay with it as long as it is attached.
-            cause = f"the delivery failed: {type(error).__name__}"
-            self.refuse(consumer, [each.id for each in deliveries], now, cause=cause, delay_s=None)
+        hub.deliver(consumer, deliveries)
 
     # What consumers say.
 

@@ -87,7 +87,8 @@ class Intake:
             self._hub.store.request(sync=False, urgent=False)
             receipt.finish()
         for topic, accepted in published:
-            self._fan_out(topic, accepted, now)
+            # A subscriber that publishes what it gets would otherwise be within its own delivery.
+            self._hub.defer("publish", self._fan_out, topic, accepted, now)
         self._hub.pump(now)
         return receipt
 

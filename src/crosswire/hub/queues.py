@@ -100,11 +100,10 @@ class Queue(Backlog):
         return consumer
 
     def detach(self, consumer: Consumer, now: float) -> None:
-        super().detach(consumer, now)
         self._hub.tell_of_consumers(self)
-        # Who stands in for others may take now what it left to them.
-        self._hub.touch(self)
-        self._hub.pump(now)
+        # The hub calls who was told before it dispatches this queue: who stands in for others may
+        # then take what it left to them.
+        super().detach(consumer, now)
 
     def admit(self, size: int, now: float) -> None:
         """Count a message in. Raises DestinationFull where the policy refuses it."""

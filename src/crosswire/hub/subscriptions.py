@@ -149,7 +149,7 @@ class Subscriptions:
         if start is not None and start != "latest":
             since_us = int(start.time_s * _US) if isinstance(start, AtTime) else 0
             subscriber.start_behind(self._position(subscriber.pattern, start), since_us)
-            subscriber.catch_up()
+            self._hub.touch(subscriber)
         return subscriber
 
     def leave(self, subscriber: Subscriber) -> None:
@@ -208,8 +208,8 @@ class Subscriptions:
 
     def catch_up(self) -> None:
         """More is committed: those who lag, or could not read it yet, may read it."""
-        for subscriber in list(self.lagging):
-            subscriber.catch_up()
+        for subscriber in self.lagging:
+            self._hub.touch(subscriber)
         for backlog in list(self._awaiting_commit):
             self._hub.touch(backlog)
             if backlog.visible <= self._hub.committed_id:
