@@ -576,7 +576,9 @@ class LakeFeed:
         settings = self._settings
         oldest_us = 0
         if settings.retention_days:
-            oldest_us = int((time.time() - settings.retention_days * _DAY_S) * _US)
+            # Not the wall clock: one that was set wrong must not empty the lake.
+            now = self._hub.wall.age(self._hub.now)
+            oldest_us = int((now - settings.retention_days * _DAY_S) * _US)
         gone = await self._in_thread(
             expire, self._lake, self._hub.node, oldest_us, settings.retention_bytes
         )

@@ -338,7 +338,7 @@ class Backlog(ABC):
         while ready and count:
             item = ready.popleft()
             envelope = item.envelope
-            if envelope.expires and envelope.expires <= now_us:
+            if envelope.expires and self._hub.wall.is_expired(envelope, now_us):
                 self._expire(item, now_us)
                 continue
             item.delivered += 1
@@ -356,8 +356,7 @@ class Backlog(ABC):
     ) -> None:
         """Its filter may pass over messages: they stay where they are, for others."""
         for place, item in enumerate(self._ready):
-            expires = item.envelope.expires
-            if expires and expires <= now_us:
+            if item.envelope.expires and self._hub.wall.is_expired(item.envelope, now_us):
                 continue
             if consumer.takes(item.envelope):
                 del self._ready[place]
@@ -469,7 +468,8 @@ class Backlog(ABC):
         """A delivery ended badly: later again, at once again, or never again."""
         now_us = int(now * 1_000_000)
         item.consumer = None
-        item.attempts = [*item.attempts, Attempt(now_us, consumer.peer.connection, cause)]
+        time_us = self._hub.wall.stamp_us(now_us)
+        item.attempts = [*item.attempts, Attempt(time_us, consumer.peer.connection, cause)]
         self._note(step, now, [item.id], peer=consumer.peer, attempt=item.delivered, detail=cause)
         if final is None:
             final = 0 < self.retry.max_attempts <= item.delivered
@@ -645,12 +645,16 @@ class Backlog(ABC):
     def _wake(self, due: float) -> None:
         if not self._wake_at or due < self._wake_at:
             self._wake_at = due
-            self._hub.call_at(due, self._on_time)
+            # Called again if it raises: what waits here must not depend on what comes later.
+            self._hub.call_at_least(self, due, self._on_time)
 
     def _schedule_expiry(self, now: float) -> None:
         """Expiry is looked at where it matters: at the head, which is the oldest."""
         if self._ready and self._ready[0].envelope.expires:
-            self._wake(max(self._ready[0].envelope.expires / 1_000_000, now))
+            self._wake(max(self._hub.wall.expiry(self._ready[0].envelope), now))
+
+    def _is_expired(self, item: Item, now_us: int) -> bool:
+        return item.envelope.expires > 0 and self._hub.wall.is_expired(item.envelope, now_us)
 
     def _on_time(self, now: float) -> None:
         self._wake_at = 0.0
@@ -671,7 +675,7 @@ class Backlog(ABC):
                 self._fail(found, consumer, Step.RETURNED, "the lease ran out", now, None)
                 self._hub.changed(self)
                 self._make_room(consumer, 1, now)
-        while self._ready and 0 < self._ready[0].envelope.expires <= now_us:
+        while self._ready and self._is_expired(self._ready[0], now_us):
             self._expire(self._ready.popleft(), now_us)
             self._fill()
         if self._delayed:
