@@ -38,6 +38,7 @@ _PAUSE_S: Final = 0.01
 _FIRST_RETRY_S: Final = 1.0
 _LONGEST_RETRY_S: Final = 60.0
 _DRIFT_S: Final = 0.01
+_FAR_S: Final = 366 * 86_400.0
 _YEARS: Final = 100
 _YEAR_2000: Final = 946_684_800.0
 
@@ -143,8 +144,7 @@ class Schedules:
                 continue
             self._schedules[schedule.id] = schedule
             self._arm(schedule.id, schedule.next_due)
-        if hub.wall.went_back:
-            self._bring_nearer(hub.wall.at(hub.now))
+        self._bring_nearer(hub.wall.at(hub.now), may_trust_cron=not hub.wall.went_back)
         self._wake()
 
     def add(self, schedule: Schedule, now: float) -> Schedule:
@@ -217,9 +217,12 @@ class Schedules:
             self._armed_offset = wall.at(0.0)
             self._hub.call_at_least(self, wall.steady(self._due[0][0]), self._on_time)
 
-    def _bring_nearer(self, wall: float) -> None:
+    def _bring_nearer(self, wall: float, *, may_trust_cron: bool = False) -> None:
         """Due times that a wrong clock put far into the future are found anew."""
         for schedule in list(self._schedules.values()):
+            # Asking thousands of expressions would hold up the start.
+            if may_trust_cron and schedule.cron and schedule.next_due < wall + _FAR_S:
+                continue
             if schedule.is_too_far(wall):
                 if schedule.cron:
                     next_due = schedule.following(wall)
