@@ -324,7 +324,7 @@ class Server:
         if idle_s and loop.time() >= self._idle_at:
             self._idle_at = loop.time() + min(idle_s / 4, _IDLE_LOOK_S)
             for gateway in list(self.site.gateways.values()):
-                gateway.send_away(idle_s, loop.time())
+                self.hub.callbacks.run("idle", gateway.send_away, idle_s, loop.time())
 
     def timers_late_s(self) -> float:
         """How long ago the hub's next deadline should have been handled."""
