@@ -346,7 +346,8 @@ def _wrong_schedules(config: Config, lines: Lines) -> Iterator[Mistake]:
         except InvalidSchedule as error:
             yield wrong("cron", error)
         try:
-            if entry.interval_s:
+            # A negative one is refused with all other negative numbers.
+            if entry.interval_s and not entry.interval_s < 0:
                 check_interval(entry.interval_s)
         except InvalidSchedule as error:
             yield wrong("interval_s", error)

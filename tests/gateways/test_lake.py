@@ -472,3 +472,24 @@ async def test_retention_lets_old_dates_go(site: Site) -> None:
     await until(lambda: not site.payloads)
     await site.stop()
     assert ("lake", "", "expired") in site.counts
+
+
+async def test_a_mistake_does_not_end_the_lake(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("crosswire.gateways.lake._RETRY_S", 0.01)
+
+    class Mistaken(Writer):
+        mistakes = 1
+
+        def prepare(self, batch: Batch) -> list[Part]:
+            if Mistaken.mistakes:
+                Mistaken.mistakes -= 1
+                raise RuntimeError("a mistake")
+            return super().prepare(batch)
+
+    await site.start(writer=Mistaken)
+    await site.send(b"a")
+    await until(lambda: Mistaken.mistakes == 0)
+    await site.send(b"b")
+    await until(lambda: len(site.payloads) == 2)
+    await site.stop()
+    assert site.payloads == [b"a", b"b"]

@@ -374,3 +374,15 @@ def test_replacing_and_removing_leaves_nothing_to_wait_for() -> None:
     for _ in range(5000):
         schedules.add(scheduled(interval_s=86_400.0, nohaste=True), bench.now)
     assert len(schedules._due) < 2000
+
+
+def test_one_that_fired_too_often_ends() -> None:
+    bench = Bench(now=START)
+    stored = scheduled(interval_s=1.0, next_due=START, run_count=3, fired=5, missed="all")
+    bench.store.save("schedule", b"s", msgspec.msgpack.encode(stored))
+    bench.commit()
+    bench.now += 100
+    bench.kill()
+    pass_time(bench, 1)
+    assert bench.hub.schedules.all() == []
+    assert bench.hub.queue("queue/q").length == 0

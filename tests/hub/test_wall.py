@@ -349,10 +349,10 @@ class Ticks:
             st.booleans(),
             st.booleans(),
         ),
-        max_size=5,
+        max_size=4,
     ),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_every_schedule_goes_on_whatever_the_clock_does(
     options: list[dict[str, object]], events: list[tuple[float, bool, bool]]
 ) -> None:
@@ -511,3 +511,15 @@ def test_a_record_of_the_clock_that_can_t_be_read_is_reported() -> None:
         bench.kill()
         assert "last known time" in str(bench.hub.reports[0])
         assert kept(bench) == 6
+
+
+@given(st.floats(-1e6, 1e6), st.floats(0.1, 100.0))
+@settings(max_examples=50, deadline=None)
+def test_rounding_makes_no_schedule_wait_for_ever(ahead: float, interval_s: float) -> None:
+    bench, taker = ticking(interval_s=interval_s, nohaste=True, missed="all")
+    bench.ahead = ahead
+    bench.look()
+    pass_time(bench, 0.1)
+    taker.deliveries.clear()
+    pass_time(bench, 3.5 * interval_s)
+    assert 3 <= len(taker.deliveries) <= 1004

@@ -289,7 +289,12 @@ class LakeFeed:
                 elif self._stopping:
                     return
                 self._recovered()
-            except (OSError, StoreError) as error:
+            except Exception as error:
+                # Whatever it is: a lake that ended would hold back the store and delete nothing.
+                if not isinstance(error, OSError | StoreError):
+                    self._fall_behind()
+                    if not self._is_failing:
+                        _log.exception("the lake made a mistake")
                 self._failed(error)
                 if self._stopping:
                     return

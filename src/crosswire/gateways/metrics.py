@@ -169,7 +169,7 @@ class Metrics:
         if number == 1:
             accepted = time_of(ids[0])
             if accepted is not None:
-                histogram.add((run.time - accepted) / 1e6)
+                histogram.add(max(run.time - accepted, 0) / 1e6)
             return
         samples = min(number, _SAMPLES)
         for sample in range(samples):

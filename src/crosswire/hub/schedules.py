@@ -38,6 +38,7 @@ _PAUSE_S: Final = 0.01
 _FIRST_RETRY_S: Final = 1.0
 _LONGEST_RETRY_S: Final = 60.0
 _DRIFT_S: Final = 0.01
+_ROUNDING_S: Final = 1e-6
 _FAR_S: Final = 366 * 86_400.0
 _YEARS: Final = 100
 _YEAR_2000: Final = 946_684_800.0
@@ -83,7 +84,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
             times.append(due)
             try:
                 due = self.following(due)
-            except _NoFurtherTime:
+            except InvalidSchedule:
                 break
         return times
 
@@ -236,8 +237,12 @@ class Schedules:
 
     # Firing.
 
+    def _wall(self, now: float) -> float:
+        """A due time that became the hub's time and a wall clock's again must not be missed."""
+        return self._hub.wall.at(now) + _ROUNDING_S
+
     def _on_time(self, now: float) -> None:
-        wall, left = self._hub.wall.at(now), _TURN
+        wall, left = self._wall(now), _TURN
         while self._due and self._due[0][0] <= wall:
             if left <= 0:
                 self._hub.call_at_least(self, now + _PAUSE_S, self._on_time)
@@ -259,12 +264,12 @@ class Schedules:
     def _advance(self, schedule: Schedule, now: float) -> None:
         """Fire what is due, and remember in the same group that it was."""
         try:
-            times, next_due = self._plan(schedule, self._hub.wall.at(now))
+            times, next_due = self._plan(schedule, self._wall(now))
         except InvalidSchedule as error:
             self._postpone(schedule.id, error, now)
             return
         if schedule.run_count:
-            times = times[: schedule.run_count - schedule.fired]
+            times = times[: max(schedule.run_count - schedule.fired, 0)]
         fired, refused = 0, None
         try:
             for due in times:
