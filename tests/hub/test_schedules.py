@@ -174,7 +174,7 @@ def test_the_same_id_replaces_and_removal_ends() -> None:
         {"interval_s": float("nan")},
         {"interval_s": float("inf")},
         {"interval_s": 0.0999},
-        {"interval_s": 3661 * 86_400.0},
+        {"interval_s": 3651 * 86_400.0},
         {"cron": "0 0 1 1 * 0 2020"},
         {"cron": "nonsense"},
         {"cron": "0 0 30 2 *"},

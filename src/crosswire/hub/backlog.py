@@ -356,7 +356,7 @@ class Backlog(ABC):
     ) -> None:
         """Its filter may pass over messages: they stay where they are, for others."""
         for place, item in enumerate(self._ready):
-            if item.envelope.expires and self._hub.wall.is_expired(item.envelope, now_us):
+            if self._is_expired(item, now_us):
                 continue
             if consumer.takes(item.envelope):
                 del self._ready[place]

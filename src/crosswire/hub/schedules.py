@@ -27,8 +27,8 @@ _log = logging.getLogger("crosswire.hub")
 
 _SPACE: Final = "schedule"
 _GRACE_S: Final = 1.0
-_SHORTEST_S: Final = 0.1
-_LONGEST_S: Final = 10 * 366 * 86_400.0
+_LEAST_INTERVAL_S: Final = 0.1
+_MOST_INTERVAL_S: Final = 10 * 365 * 86_400.0
 _CATCH_UP: Final = 1000
 """As many missed times of one schedule are made up for, the latest ones."""
 _AT_ONCE: Final = 100
@@ -359,9 +359,9 @@ def _recovered(schedule: Schedule) -> Schedule:
         raise InvalidSchedule(f"{schedule.next_due} is no time")
     if schedule.cron:
         return schedule
-    if 0 < schedule.interval_s < _SHORTEST_S:
+    if 0 < schedule.interval_s < _LEAST_INTERVAL_S:
         # Kept by an earlier version, which allowed it.
-        shortest: Schedule = msgspec.structs.replace(schedule, interval_s=_SHORTEST_S)
+        shortest: Schedule = msgspec.structs.replace(schedule, interval_s=_LEAST_INTERVAL_S)
         return shortest
     check_interval(schedule.interval_s)
     return schedule
@@ -398,10 +398,9 @@ def _text(wall: float) -> str:
 
 
 def check_interval(interval_s: float) -> None:
-    """Raises InvalidSchedule."""
-    # Written so that NaN is out of range, too.
-    if not _SHORTEST_S <= interval_s <= _LONGEST_S:
-        raise InvalidSchedule(f"{interval_s} s is no interval: 0.1 s to 10 years")
+    """Raises InvalidSchedule; one that is not a number is no interval either."""
+    if not _LEAST_INTERVAL_S <= interval_s <= _MOST_INTERVAL_S:
+        raise InvalidSchedule(f"an interval is 0.1 s to 10 years, not {interval_s} s")
 
 
 def check_cron(expression: str) -> None:

@@ -124,7 +124,9 @@ class WallClock:
 
     def expiry(self, envelope: Envelope) -> float:
         """The hub's time at which it will have lived its time."""
-        return (envelope.expires - self._offset_us + self._jumped_us(envelope.id)) / _US
+        # One more: where the division rounds down, `is_expired` would be false at that moment, and
+        # a timer for it would be set again and again.
+        return (envelope.expires + 1 - self._offset_us + self._jumped_us(envelope.id)) / _US
 
     def _jumped_us(self, identifier: int) -> int:
         if not self._jumps or identifier > self._jumps[-1].id:
