@@ -65,6 +65,19 @@ def test_an_owner_that_raises_after_asking_for_its_next_time_keeps_the_earlier_o
     assert timers.next_due() is None
 
 
+def test_an_owner_is_called_for_the_earliest_of_its_times_only() -> None:
+    timers, _, ran = make()
+    owner = object()
+    for due in (5.0, 3.0, 1.0, 2.0, 4.0):
+        timers.at_least(owner, due, lambda now: ran.append(("owner", now)))
+    for now in (1.0, 2.0, 3.0, 4.0, 5.0):
+        timers.run(now)
+    assert ran == [("owner", 1.0)]
+    timers.at_least(owner, 6.0, lambda now: ran.append(("owner", now)))
+    timers.run(6.0)
+    assert ran == [("owner", 1.0), ("owner", 6.0)]
+
+
 def test_what_is_always_due_again_waits_for_the_next_turn() -> None:
     timers, _, ran = make()
 

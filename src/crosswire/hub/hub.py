@@ -560,7 +560,8 @@ class Hub:
         self._timers.at(due, action)
 
     def call_at_least(self, owner: object, due: float, action: Callable[[float], None]) -> None:
-        """Like `call_at`, unless the owner is called earlier anyhow."""
+        """Like `call_at`, but an owner is called for the earliest of its times only: it asks for
+        the next one when it is called."""
         self._timers.at_least(owner, due, action)
 
     def _keep_house(self, now: float) -> None:

@@ -45,7 +45,10 @@ class Timers:
         try:
             while due:
                 at, _, action, owner = due.pop()
-                if owner is not None and self._owners.get(id(owner)) == at:
+                if owner is not None:
+                    if self._owners.get(id(owner)) != at:
+                        # Replaced by an earlier one, which has asked for its next time since.
+                        continue
                     del self._owners[id(owner)]
                 error = self._callbacks.run("timer", action, now)
                 if error is not None and owner is not None:
@@ -59,9 +62,10 @@ class Timers:
         self._push(due, action, None)
 
     def at_least(self, owner: object, due: float, action: _Action) -> None:
-        """Like `at`, unless the owner is called earlier anyhow.
+        """Like `at`, but an owner is called for the earliest of its times only.
 
-        An owner whose action raised is called again after a second.
+        It asks for the next one itself when it is called. One whose action raised is called again
+        after a second.
         """
         waiting = self._owners.get(id(owner))
         if waiting is not None and waiting <= due:
