@@ -535,3 +535,19 @@ def test_what_expires_has_expired_at_its_expiry(ahead: float, ttl_s: float) -> N
     assert wall.is_expired(envelope, int(wall.expiry(envelope) * 1_000_000))
     bench.set_clock(-ahead)
     assert wall.is_expired(envelope, int(wall.expiry(envelope) * 1_000_000))
+
+
+def test_the_last_known_time_is_not_what_fills_a_disk() -> None:
+    bench = Bench(now=START)
+    bench.wait(1)
+    bench.commit()
+    bench.disk.room_bytes = 0
+    bench.wait(300)
+    bench.set_clock(HOUR)
+    bench.commit()
+    assert bench.store.last_error is None
+    bench.disk.room_bytes = 1 << 20
+    bench.wait(120)
+    bench.commit()
+    bench.kill()
+    assert bench.hub.reports == []

@@ -42,6 +42,7 @@ _HELD_AGAIN_S: Final = 3600.0
 _SLOWED_S: Final = 86_400.0
 _SLOWEST: Final = 0.1
 _SAVE_S: Final = 60.0
+_SAVE_AGAIN_S: Final = 1.0
 _REPORT_S: Final = 10.0
 _JUMPS: Final = 64
 
@@ -213,6 +214,10 @@ class WallClock:
     # Across restarts.
 
     def _save(self, now: float) -> None:
+        if not self._hub.store.has_room(now):
+            # On a full disk this must not be the write that fails.
+            self._save_at = now + _SAVE_AGAIN_S
+            return
         self._save_at = now + _SAVE_S
         record = _Record(self.at(now), self.lag_s, self.held_s(now), self._jumps)
         self._hub.store.save(_SPACE, _KEY, _encode(record))
