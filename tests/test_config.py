@@ -69,3 +69,21 @@ def test_a_file_that_can_not_be_read(tmp_path: Path) -> None:
     for name in ("nothing.toml", "bytes.toml"):
         with pytest.raises(ConfigError, match=name):
             load(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("when", "mistake"),
+    [
+        ("interval_s = 0.05", "an interval is 0.1 s to 10 years, not 0.05 s"),
+        ("interval_s = 1e12", "an interval is"),
+        ("interval_s = nan", "an interval is"),
+        ("interval_s = -1", "interval_s"),
+        ("interval_s = 0.1", ""),
+        ('cron = "0 0 30 2 *"', "has no time after"),
+        ('cron = "0 0 1 1 * 0 2031"', ""),
+    ],
+)
+def test_when_a_schedule_may_fire(when: str, mistake: str) -> None:
+    text = f'[[schedules]]\nid = "s"\ndestination = "queue/q"\ntext = "x"\n{when}\n'
+    _, mistakes = check(text)
+    assert [mistake in str(each) for each in mistakes] == ([True] if mistake else [])

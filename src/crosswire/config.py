@@ -14,7 +14,7 @@ from crosswire.access import User
 from crosswire.envelope import parse_destination
 from crosswire.errors import ConfigError, InvalidDestination, InvalidSchedule
 from crosswire.hub.queues import QueuePolicy
-from crosswire.hub.schedules import check_cron
+from crosswire.hub.schedules import check_cron, check_interval
 from crosswire.hub.services import ServicePolicy
 from crosswire.hub.staging import StagingLimits
 from crosswire.hub.topics import TopicPolicy
@@ -345,3 +345,9 @@ def _wrong_schedules(config: Config, lines: Lines) -> Iterator[Mistake]:
                 check_cron(entry.cron)
         except InvalidSchedule as error:
             yield wrong("cron", error)
+        try:
+            # A negative one is refused with all other negative numbers.
+            if entry.interval_s and not entry.interval_s < 0:
+                check_interval(entry.interval_s)
+        except InvalidSchedule as error:
+            yield wrong("interval_s", error)

@@ -37,6 +37,7 @@ CrosswireError
 │   ├── InvalidFilter           a filter that can't be read
 │   ├── InvalidSchedule         no interval and no cron expression that can be kept
 │   ├── DestinationFull         a queue's or a service's limit is reached
+│   ├── ClockJumped             the system's clock was set; what the hub made of it
 │   ├── SubscriptionConflict    a subscription's name is in use with another pattern or filter
 │   ├── UnknownMessage          an id, a schedule or a subscription that is not there
 │   ├── HistoryMissing          messages that were there once, and that retention took
@@ -80,6 +81,7 @@ __all__ = [
     "CallFailed",
     "CallTimeout",
     "ClientError",
+    "ClockJumped",
     "ConfigError",
     "ConnectFailed",
     "ConnectionLost",
@@ -344,6 +346,10 @@ class InvalidSchedule(HubError):
 
 class DestinationFull(HubError):
     """A queue's or a service's limit is reached; try again when its consumers have caught up."""
+
+
+class ClockJumped(HubError):
+    """The system's clock was set, forward or back; says what follows from it."""
 
 
 class SubscriptionConflict(HubError):

@@ -16,7 +16,7 @@ StartServer = Callable[..., Awaitable[Server]]
 
 @pytest.fixture
 async def start_server(tmp_path: Path) -> AsyncIterator[StartServer]:
-    """Starts a server with all listeners on free ports; options are those of Config.
+    """Starts a server with all listeners on free ports; options are those of Config, and `clock`.
 
     Stop one by hand and start the next to see what a restart keeps: they share a directory.
     """
@@ -27,7 +27,9 @@ async def start_server(tmp_path: Path) -> AsyncIterator[StartServer]:
             name: "127.0.0.1:0" if name in GATEWAYS else "off" for name in PLAIN_LISTENERS
         } | options.pop("listen", {})
         options.setdefault("drain_s", 0.2)
-        server = Server(Config(data=str(tmp_path / "data"), listen=listen, **options))
+        clock = options.pop("clock", None)
+        config = Config(data=str(tmp_path / "data"), listen=listen, **options)
+        server = Server(config, clock=clock)
         await server.start()
         servers.append(server)
         return server

@@ -27,6 +27,7 @@ from tests.hub.parties import Caller, Recorder, Server, publish, send
 from tests.lake.crash import read_lake
 
 NOW = time.time()
+DAY = 86_400.0
 PEER = Peer("test", "p")
 QUICK = LakeSettings(seal_s=0.01)
 STEPS = {number: str(number) for number in range(1, 20)}
@@ -42,12 +43,17 @@ class Site:
         self.feed: LakeFeed | None = None
 
     async def start(
-        self, settings: LakeSettings = QUICK, writer: type[Writer] = Writer, *, on: bool = True
+        self,
+        settings: LakeSettings = QUICK,
+        writer: type[Writer] = Writer,
+        *,
+        on: bool = True,
+        now: float = NOW,
     ) -> Hub:
         store = MemoryStore(self.disk)
         topics = {"passing": TopicPolicy(durable=False)}
         config = HubConfig(lake=on, topics=topics)
-        self.hub = Hub(store, config, now=NOW, random=Random(1))
+        self.hub = Hub(store, config, now=now, random=Random(1))
         store.start(asyncio.get_running_loop())
         if on:
             made = writer(self.lake, store.node, STEPS)
@@ -422,6 +428,62 @@ async def test_the_store_keeps_what_is_not_in_place(site: Site) -> None:
     assert len(left) < len(kept)
 
 
+class Retained(Site):
+    """A lake with one message, and the retention of a month that is looked at when asked."""
+
+    async def begin(self) -> None:
+        await self.start()
+        await self.send(b"kept")
+        await until(lambda: self.payloads)
+        self.pass_time(NOW, NOW)
+        self.hub.store.commit_now()
+
+    def pass_time(self, wall: float, now: float) -> None:
+        self.hub.follow_wall(wall, now)
+        self.hub.handle_deadline(now)
+
+    async def retain(self) -> list[bytes]:
+        assert self.feed is not None
+        self.feed._expire_at = 0.0
+        await self.feed._expire()
+        return self.payloads
+
+
+@pytest.fixture
+def retained(tmp_path: Path) -> Retained:
+    return Retained(tmp_path / "lake")
+
+
+async def test_a_clock_that_jumps_does_not_empty_the_lake(retained: Retained) -> None:
+    await retained.begin()
+    for jump in (40 * DAY, -40 * DAY, 0):
+        retained.pass_time(NOW + jump, NOW + 60)
+        assert await retained.retain() == [b"kept"]
+    retained.pass_time(NOW + 40 * DAY, NOW + 120)
+    retained.pass_time(NOW + 41 * DAY - 3600, NOW + DAY - 3600)
+    assert await retained.retain() == [b"kept"]
+    retained.pass_time(NOW + 41 * DAY + 3600, NOW + DAY + 3600)
+    assert await retained.retain() == []
+    await retained.stop()
+
+
+@pytest.mark.parametrize("jump", [40, -40])
+async def test_a_clock_that_is_wrong_at_the_start_does_not_either(
+    retained: Retained, jump: int
+) -> None:
+    await retained.begin()
+    await retained.stop()
+    await retained.start(now=NOW + jump * DAY)
+    assert await retained.retain() == [b"kept"]
+    retained.pass_time(NOW + jump * DAY, NOW + jump * DAY)
+    await retained.hub.committed()
+    await retained.stop()
+    await retained.start(now=NOW + 600)
+    assert await retained.retain() == [b"kept"]
+    assert retained.hub.wall.lag_s == pytest.approx(0.0 if jump > 0 else 40 * DAY, abs=700)
+    await retained.stop()
+
+
 async def test_retention_lets_old_dates_go(site: Site) -> None:
     hub = await site.start()
     await hub.produce([send(b"old")], NOW - 3 * 86_400)
@@ -430,3 +492,24 @@ async def test_retention_lets_old_dates_go(site: Site) -> None:
     await until(lambda: not site.payloads)
     await site.stop()
     assert ("lake", "", "expired") in site.counts
+
+
+async def test_a_mistake_does_not_end_the_lake(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("crosswire.gateways.lake._RETRY_S", 0.01)
+
+    class Mistaken(Writer):
+        mistakes = 1
+
+        def prepare(self, batch: Batch) -> list[Part]:
+            if Mistaken.mistakes:
+                Mistaken.mistakes -= 1
+                raise RuntimeError("a mistake")
+            return super().prepare(batch)
+
+    await site.start(writer=Mistaken)
+    await site.send(b"a")
+    await until(lambda: Mistaken.mistakes == 0)
+    await site.send(b"b")
+    await until(lambda: len(site.payloads) == 2)
+    await site.stop()
+    assert site.payloads == [b"a", b"b"]

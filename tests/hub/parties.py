@@ -9,6 +9,7 @@ from crosswire.hub.attachment import Attachment, Delivery, Notice
 from crosswire.hub.hub import Hub, HubConfig
 from crosswire.hub.ledger import Peer
 from crosswire.hub.services import Answer, Call, Provider
+from crosswire.store.contract import StoreLimits
 from crosswire.store.memory import MemoryDisk, MemoryStore
 
 __all__ = ["Bench", "Caller", "Recorder", "Server", "publish", "send"]
@@ -78,17 +79,29 @@ class Caller:
 
 
 class Bench:
-    """A hub on a memory store, a clock that stands still, and the way to kill it."""
+    """A hub on a memory store, a clock that stands still, and the way to kill it.
 
-    def __init__(self, config: HubConfig | None = None, *, now: float = 1_000_000.0) -> None:
+    `ahead` is how far the wall clock is ahead of the hub's time.
+    """
+
+    def __init__(
+        self,
+        config: HubConfig | None = None,
+        *,
+        now: float = 1_000_000.0,
+        limits: StoreLimits | None = None,
+    ) -> None:
         self.config = config
+        self.limits = limits
         self.now = now
+        self.ahead = 0.0
         self.disk = MemoryDisk()
         self.random = Random(7)
         self.start()
 
     def start(self) -> None:
-        self.store = MemoryStore(self.disk)
+        self.store = MemoryStore(self.disk, self.limits)
+        self.now, self.ahead = self.now + self.ahead, 0.0
         self.hub = Hub(self.store, self.config, now=self.now, random=self.random)
 
     def kill(self, *, power: bool = False) -> None:
@@ -112,8 +125,19 @@ class Bench:
         until = self.now + seconds
         while (due := self.hub.next_deadline()) is not None and due <= until:
             self.now = max(due, self.now)
+            self.look()
             self.hub.handle_deadline(self.now)
         self.now = until
+        self.look()
+
+    def look(self) -> None:
+        """The hub sees what the wall clock shows."""
+        self.hub.follow_wall(self.now + self.ahead, self.now)
+
+    def set_clock(self, seconds: float) -> None:
+        """The wall clock is set forward or back."""
+        self.ahead += seconds
+        self.look()
 
     def consume(self, queue: str, receiver: Recorder, *, who: str = "c", **options: object):  # type: ignore[no-untyped-def]
         return self.hub.consume(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from crosswire.errors import InvalidDestination, InvalidSchedule, UnknownMessage
 from crosswire.hub.schedules import Schedule
+from crosswire.store.contract import StoreLimits
 from tests.hub.parties import Bench, Recorder, publish, send
 
 START = 1_700_000_000.0  # 22:13:20 UTC
@@ -171,6 +173,9 @@ def test_the_same_id_replaces_and_removal_ends() -> None:
         {"interval_s": -1.0},
         {"interval_s": float("nan")},
         {"interval_s": float("inf")},
+        {"interval_s": 0.0999},
+        {"interval_s": 3651 * 86_400.0},
+        {"cron": "0 0 1 1 * 0 2020"},
         {"cron": "nonsense"},
         {"cron": "0 0 30 2 *"},
         {"interval_s": 5.0, "run_count": -1},
@@ -193,3 +198,191 @@ def test_a_schedule_needs_a_destination() -> None:
         bench.hub.schedules.add(
             Schedule(id="s", envelope=send(queue="service/s"), interval_s=1.0), bench.now
         )
+
+
+# ---------------------------------------------------------------------- one that can't harms nobody
+
+LAST = "30 22 14 11 * 0 2023"
+"""Its only time is 1,000 s after the start."""
+
+
+def times_of(taker: Recorder) -> list[float]:
+    return [float(each.envelope.native["crosswire.schedule"]) for each in taker.deliveries]
+
+
+def test_a_cron_expression_without_a_further_time_ends() -> None:
+    bench, taker = ticking(cron=LAST)
+    other = Schedule(id="other", envelope=send(b"x", "queue/o"), interval_s=600.0)
+    bench.hub.schedules.add(other, bench.now)
+    pass_time(bench, 3600)
+    assert times_of(taker) == [START + 1000.0]
+    assert [each.id for each in bench.hub.schedules.all()] == ["other"]
+    assert bench.hub.queue("queue/o").length == 7
+    assert "no further time" in str(bench.hub.reports[-1])
+    bench.kill(power=True)
+    assert [each.id for each in bench.hub.schedules.all()] == ["other"]
+    pass_time(bench, 3600)
+    assert bench.hub.queue("queue/o").length == 13
+
+
+@pytest.mark.parametrize("missed", ["skip", "once", "all"])
+def test_the_last_time_of_an_expression_may_pass_while_the_hub_is_down(missed: str) -> None:
+    bench, _ = ticking(cron=LAST, missed=missed)
+    bench.commit()
+    bench.now += 5000
+    bench.kill(power=True)
+    taker = Recorder(settles=True)
+    bench.consume("queue/q", taker, window=100)
+    pass_time(bench, 1)
+    assert len(taker.deliveries) == (0 if missed == "skip" else 1)
+    assert bench.hub.schedules.all() == []
+
+
+def test_a_preview_ends_with_the_last_time() -> None:
+    schedule = scheduled(cron=LAST)
+    assert schedule.preview(5, START) == [START + 1000.0]
+    with pytest.raises(InvalidSchedule, match="no time after"):
+        schedule.preview(5, START + 2000)
+
+
+def test_one_for_a_queue_too_many_is_tried_again_and_the_others_go_on() -> None:
+    bench = Bench(now=START, limits=StoreLimits(spare_bytes=1, destinations=1))
+    taker = Recorder(settles=True)
+    bench.consume("queue/q", taker, window=100)
+    schedules = bench.hub.schedules
+    schedules.add(scheduled(interval_s=60.0), bench.now)
+    refused = Schedule(id="new", envelope=send(b"x", "queue/new"), interval_s=600.0)
+    schedules.add(refused, bench.now)
+    pass_time(bench, 300)
+    assert len(taker.deliveries) == 6
+    assert schedules.failed > 3
+    reports = [str(each) for each in bench.hub.reports if "schedule new" in str(each)]
+    assert len(reports) == 1 and "more than 1 destinations" in reports[0]
+    bench.kill(power=True)
+    assert {each.id for each in bench.hub.schedules.all()} == {"new", "s"}
+    bench.consume("queue/q", taker, window=100)
+    pass_time(bench, 60)
+    assert len(taker.deliveries) == 7
+    bench.limits = None
+    bench.kill(power=True)
+    pass_time(bench, 60)
+    assert bench.hub.queue("queue/new").length == 1
+
+
+def test_retries_of_a_fire_slow_down() -> None:
+    bench = Bench(now=START, limits=StoreLimits(spare_bytes=1, destinations=0))
+    bench.hub.schedules.add(scheduled(interval_s=1.0), bench.now)
+    pass_time(bench, 3600)
+    assert 60 <= bench.hub.schedules.failed <= 80
+
+
+def test_a_fire_that_raises_anything_else_is_tried_again_too() -> None:
+    bench, taker = ticking(interval_s=10.0)
+    inject, calls = bench.hub.inject, []
+
+    def fail(envelope: object, now: float) -> None:
+        calls.append(now)
+        raise RuntimeError("a mistake in the hub")
+
+    bench.hub.inject = fail  # type: ignore[method-assign, assignment]
+    pass_time(bench, 2)
+    bench.hub.inject = inject  # type: ignore[method-assign]
+    pass_time(bench, 25)
+    assert len(calls) == 2
+    assert bench.hub.callbacks.failed["schedule"] == 2
+    assert times_of(taker) == [START, START + 10.0, START + 20.0]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"interval_s": float("nan")},
+        {"interval_s": -1.0},
+        {"interval_s": 1e300},
+        {"next_due": float("nan"), "interval_s": 1.0},
+        {"next_due": float("-inf"), "interval_s": 1.0},
+        {"next_due": 1e300, "cron": "* * * * *"},
+        {"cron": "this is no expression"},
+        {"cron": "0 0 1 1 * 0 2020"},
+    ],
+)
+def test_a_hub_starts_with_whatever_is_stored_as_a_schedule(fields: dict[str, object]) -> None:
+    bench, _ = ticking(interval_s=10.0, nohaste=True)
+    stored = msgspec.structs.replace(scheduled(), id="odd", **fields)
+    bench.store.save("schedule", b"odd", msgspec.msgpack.encode(stored))
+    bench.commit()
+    bench.kill(power=True)
+    taker = Recorder(settles=True)
+    bench.consume("queue/q", taker, window=1000)
+    pass_time(bench, 35)
+    fired = [each for each in times_of(taker) if each in (START + 10, START + 20, START + 30)]
+    assert len(fired) == 3
+    odd = bench.hub.schedules.get("odd")
+    assert bench.hub.reports or (odd is not None and odd.next_due < START + 120)
+
+
+def test_an_interval_that_was_allowed_once_is_lengthened() -> None:
+    bench = Bench(now=START)
+    stored = scheduled(interval_s=0.001, next_due=START)
+    bench.store.save("schedule", b"s", msgspec.msgpack.encode(stored))
+    bench.commit()
+    bench.kill()
+    pass_time(bench, 1.05)
+    assert bench.hub.queue("queue/q").length == 11
+
+
+# ------------------------------------------------------------------------------ bounded catching up
+
+
+@pytest.mark.parametrize("options", [{"interval_s": 1.0}, {"cron": "* * * * *"}])
+def test_all_that_was_missed_is_bounded(options: dict[str, object]) -> None:
+    bench, taker = ticking(missed="all", nohaste=True, **options)
+    step = 1.0 if "interval_s" in options else 60.0
+    bench.commit()
+    bench.now += 82_800 * step
+    bench.kill(power=True)
+    taker = Recorder(settles=True)
+    bench.consume("queue/q", taker, window=5000)
+    bench.hub.handle_deadline(bench.now)
+    bench.commit()
+    assert 0 < len(taker.deliveries) <= 1100
+    start = bench.now
+    pass_time(bench, 0.5)
+    times = times_of(taker)
+    assert len(times) == len(set(times)) == 1000
+    assert times == sorted(times)
+    assert start - step < times[-1] <= start
+    assert any("left out" in str(each) for each in bench.hub.reports)
+    pass_time(bench, 5 * step)
+    assert len(taker.deliveries) == 1005
+
+
+def test_many_schedules_that_are_due_together_take_several_turns() -> None:
+    bench = Bench(now=START)
+    for number in range(2500):
+        each = Schedule(id=f"s{number}", envelope=send(b"x"), interval_s=60.0)
+        bench.hub.schedules.add(each, bench.now)
+    bench.hub.handle_deadline(bench.now)
+    assert bench.hub.queue("queue/q").length <= 1000
+    pass_time(bench, 1)
+    assert bench.hub.queue("queue/q").length == 2500
+
+
+def test_replacing_and_removing_leaves_nothing_to_wait_for() -> None:
+    bench = Bench(now=START)
+    schedules = bench.hub.schedules
+    for _ in range(5000):
+        schedules.add(scheduled(interval_s=86_400.0, nohaste=True), bench.now)
+    assert len(schedules._due) < 2000
+
+
+def test_one_that_fired_too_often_ends() -> None:
+    bench = Bench(now=START)
+    stored = scheduled(interval_s=1.0, next_due=START, run_count=3, fired=5, missed="all")
+    bench.store.save("schedule", b"s", msgspec.msgpack.encode(stored))
+    bench.commit()
+    bench.now += 100
+    bench.kill()
+    pass_time(bench, 1)
+    assert bench.hub.schedules.all() == []
+    assert bench.hub.queue("queue/q").length == 0

@@ -69,15 +69,16 @@ StartWeb = Callable[..., Awaitable[WebHub]]
 
 @pytest.fixture
 async def start_web(tmp_path: Path) -> AsyncIterator[StartWeb]:
-    """Starts a hub; options are those of Config."""
+    """Starts a hub; options are those of Config, and `clock`."""
     servers: list[Server] = []
 
     async def start(**options: Any) -> WebHub:
         listen = dict.fromkeys(PLAIN_LISTENERS, "off") | {"http": "127.0.0.1:0"}
         listen |= options.pop("listen", {})
         options.setdefault("drain_s", 0.2)
+        clock = options.pop("clock", None)
         config = Config(data=str(tmp_path / "data"), listen=listen, **options)
-        server = Server(config, http=HttpDoor)
+        server = Server(config, http=HttpDoor, clock=clock)
         await server.start()
         servers.append(server)
         return WebHub(server)

@@ -291,7 +291,12 @@ class LakeFeed:
                 elif self._stopping:
                     return
                 self._recovered()
-            except (OSError, StoreError) as error:
+            except Exception as error:
+                # Whatever it is: a lake that ended would hold back the store and delete nothing.
+                if not isinstance(error, OSError | StoreError):
+                    self._fall_behind()
+                    if not self._is_failing:
+                        _log.exception("the lake made a mistake")
                 self._failed(error)
                 if self._stopping:
                     return
@@ -578,7 +583,9 @@ class LakeFeed:
         settings = self._settings
         oldest_us = 0
         if settings.retention_days:
-            oldest_us = int((time.time() - settings.retention_days * _DAY_S) * _US)
+            # Not the wall clock: one that was set wrong must not empty the lake.
+            now = self._hub.wall.age(self._hub.now)
+            oldest_us = int((now - settings.retention_days * _DAY_S) * _US)
         gone = await self._in_thread(
             expire, self._lake, self._hub.node, oldest_us, settings.retention_bytes
         )

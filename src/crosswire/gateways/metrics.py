@@ -178,7 +178,7 @@ class Metrics:
         if number == 1:
             accepted = time_of(ids[0])
             if accepted is not None:
-                histogram.add((run.time - accepted) / 1e6)
+                histogram.add(max(run.time - accepted, 0) / 1e6)
             return
         samples = min(number, _SAMPLES)
         for sample in range(samples):
@@ -189,9 +189,12 @@ class Metrics:
 
 
 def render(
-    metrics: Metrics, counters: Counter[tuple[str, ...]], gauges: dict[str, tuple[str, float]]
+    metrics: Metrics,
+    counters: Counter[tuple[str, ...]],
+    gauges: dict[str, tuple[str, float]],
+    histograms: dict[str, tuple[str, Histogram]] | None = None,
 ) -> str:
-    """All of it as text. `counters` are the site's; a gauge is its help and its value."""
+    """All of it as text. `counters` are the site's; a gauge or histogram comes with its help."""
     lines: list[str] = []
     _family(lines, "crosswire_messages_total", "counter", "Steps of messages, by outcome.")
     for (protocol, kind, step), series in sorted(metrics.series.items()):
@@ -218,6 +221,9 @@ def render(
         event, protocol, detail = (*what, "", "")[:3]
         labels = _labels(event=event, protocol=protocol, detail=detail)
         lines.append(f"crosswire_events_total{{{labels}}} {number}")
+    for name, (text, histogram) in (histograms or {}).items():
+        _family(lines, name, "histogram", text)
+        lines += histogram.lines(name)
     for gauge, (text, value) in gauges.items():
         _family(lines, gauge, "counter" if gauge.endswith("_total") else "gauge", text)
         lines.append(f"{gauge} {+value!r}")

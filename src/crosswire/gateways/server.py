@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
-import time
 import zlib
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -16,23 +16,29 @@ import msgspec
 from crosswire.access import Access
 from crosswire.config import Address, Config, ScheduleEntry
 from crosswire.envelope import Envelope
-from crosswire.errors import BondError, ConfigError
+from crosswire.errors import BondError, ConfigError, HubError, InvalidSchedule
+from crosswire.gateways.clock import Clock
 from crosswire.gateways.gateway import Gateway
 from crosswire.gateways.lake import LakeFeed, note_absence
 from crosswire.gateways.listener import Listener, fill_context, server_context
 from crosswire.gateways.log import Log
+from crosswire.gateways.logs import log_event
 from crosswire.gateways.metrics import Metrics
 from crosswire.gateways.payloads import JSON, TEXT, Schemas
 from crosswire.gateways.site import Site
 from crosswire.gateways.tap import TapFeed, has_spool
+from crosswire.gateways.watchdog import Watchdog
 from crosswire.hub.hub import Hub, HubConfig
 from crosswire.hub.schedules import Schedule
 from crosswire.store.rocks import RocksStore
 
 __all__ = ["GATEWAYS", "Door", "Server"]
 
+_log = logging.getLogger("crosswire.server")
+
 _LOOK_S: Final = 0.02
 _TICK_S: Final = 0.1
+_AFTER_FAILURE_S: Final = 1.0
 _IDLE_LOOK_S: Final = 10.0
 _GOODBYE_S: Final = 2.0
 _CONFIGURED: Final = "configured"
@@ -73,8 +79,16 @@ class Server:
     `http` makes what stands behind the listener of that name, which must be off without it.
     """
 
-    def __init__(self, config: Config, *, http: Callable[[Server], Door] | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        http: Callable[[Server], Door] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self.config = config
+        self.clock = clock or Clock()
+        self.watchdog = Watchdog()
         self.listeners: dict[str, Listener | Door] = {}
         self.started_at = 0.0
         self._http = http
@@ -94,12 +108,11 @@ class Server:
         schemas = _schemas(config.bond.files)
         store = _open_store(config)
         try:
-            now = time.time()
-            self.hub = Hub(
-                store, _hub_config(config), now=now, random=random.Random(), clock=time.time
-            )
+            clock = self.clock.now
+            now = clock()
+            self.hub = Hub(store, _hub_config(config), now=now, random=random.Random(), clock=clock)
             self.metrics = Metrics(self.hub)
-            self.site = Site(self.hub, config, schemas=schemas)
+            self.site = Site(self.hub, config, schemas=schemas, clock=clock)
         except BaseException:
             await store.close()
             raise
@@ -120,6 +133,8 @@ class Server:
             raise
         self.started_at = now
         self.hub.on_earlier_deadline(self._look_sooner)
+        self._timer_at = asyncio.get_running_loop().time()
+        self.watchdog.start()
         self._keep_time()
         return {name: listener.address for name, listener in self.listeners.items()}
 
@@ -185,6 +200,7 @@ class Server:
             listener.close()
         if self._timer is not None:
             self._timer.cancel()
+        self.watchdog.stop()
         await asyncio.sleep(0)
         try:
             await self._close_lake()
@@ -242,7 +258,18 @@ class Server:
             schedule = _schedule(entry)
             known = schedules.get(entry.id)
             if known is None or not known.says_the_same(schedule):
-                schedules.add(schedule, now)
+                try:
+                    schedules.add(schedule, now)
+                except HubError as error:
+                    # Such as a cron expression with a year that is over.
+                    self.hub.report(InvalidSchedule(f"schedule {entry.id} is left out: {error}"))
+                    log_event(
+                        _log,
+                        logging.WARNING,
+                        "a configured schedule is left out",
+                        schedule=entry.id,
+                        reason=str(error),
+                    )
         names = [entry.id for entry in entries]
         for name in before:
             if name not in names and schedules.get(name) is not None:
@@ -266,18 +293,43 @@ class Server:
     def _keep_time(self) -> None:
         """The hub's deadlines, looked at when they come and at least every tenth of a second."""
         self._timer = None
+        loop = asyncio.get_running_loop()
+        self.watchdog.beat(max(loop.time() - self._timer_at, 0.0))
+        shortest_s = 0.0
+        try:
+            self._have_turn()
+        except Exception:
+            self.site.count("failed", "", "clock")
+            _log.exception("a turn of the clock failed")
+            shortest_s = _AFTER_FAILURE_S
+        finally:
+            # Whatever happened: a clock that is not armed again stands still for good.
+            deadline = self.hub.next_deadline()
+            wait_s = _TICK_S if deadline is None else min(deadline - self.site.now(), _TICK_S)
+            self._look_in(max(wait_s, shortest_s))
+
+    def _have_turn(self) -> None:
         now = self.site.now()
+        look = self.clock.look()
+        if look is not None:
+            self.hub.follow_wall(*look)
         deadline = self.hub.next_deadline()
         if deadline is not None and deadline <= now:
             self.hub.handle_deadline(now)
-            deadline = self.hub.next_deadline()
+        self._send_idle_away()
+
+    def _send_idle_away(self) -> None:
         loop = asyncio.get_running_loop()
         idle_s = self.config.connections.idle_s
         if idle_s and loop.time() >= self._idle_at:
             self._idle_at = loop.time() + min(idle_s / 4, _IDLE_LOOK_S)
             for gateway in list(self.site.gateways.values()):
-                gateway.send_away(idle_s, loop.time())
-        self._look_in(_TICK_S if deadline is None else min(max(deadline - now, 0.0), _TICK_S))
+                self.hub.callbacks.run("idle", gateway.send_away, idle_s, loop.time())
+
+    def timers_late_s(self) -> float:
+        """How long ago the hub's next deadline should have been handled."""
+        deadline = self.hub.next_deadline()
+        return 0.0 if deadline is None else max(self.site.now() - deadline, 0.0)
 
     def _look_in(self, wait_s: float) -> None:
         # Not every loop's handle can tell when it is due.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from crosswire.access import Access
 from crosswire.config import Config, ConnectionLimits
+from crosswire.gateways.clock import Clock
 from crosswire.gateways.payloads import Schemas
 from crosswire.hub.hub import Hub
 
@@ -62,7 +62,7 @@ class Site:
         config: Config,
         *,
         schemas: Schemas | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.hub = hub
         self.config = config
@@ -75,8 +75,7 @@ class Site:
         """What happened how often: (what, protocol, …). Bounded: no peer's text is in a key."""
         self.tap: TapFeed | None = None
         self.draining = False
-        self._clock = clock
-        self._latest = 0.0
+        self._clock = clock or Clock().now
         self._connections = 0
         self._shared: dict[Callable[[Site], Any], Any] = {}
         boots = int.from_bytes(hub.store.get(_BOOTS, b"count") or b"") + 1
@@ -92,9 +91,8 @@ class Site:
         return found
 
     def now(self) -> float:
-        """Seconds since 1970; stands still where the system's clock is set back."""
-        self._latest = max(self._latest, self._clock())
-        return self._latest
+        """The hub's steady time in seconds since 1970; `hub.wall` knows what the clocks show."""
+        return self._clock()
 
     def name_connection(self, listener: str) -> str:
         """A name that no other connection of this node ever had."""

@@ -167,7 +167,8 @@ class TapFeed:
                 self._spool = spool
             spool.add(rows, now_us, lost_bytes=lost)
             spool.forget(ended)
-            age_s = (now_us - spool.first_time) / _US
+            # A clock that was set back must not keep it waiting.
+            age_s = abs(now_us - spool.first_time) / _US
             if closing:
                 spool.close(now_us)
             elif spool.size_bytes >= settings.seal_bytes or age_s >= settings.seal_s:

@@ -37,7 +37,6 @@ import heapq
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from crosswire.envelope import Envelope, decode
@@ -419,7 +418,7 @@ class Backlog(ABC):
         while ready and count and (held_bytes < most_bytes or not held):
             item = ready.popleft()
             envelope = item.envelope
-            if envelope.expires and envelope.expires <= now_us:
+            if envelope.expires and self._hub.wall.is_expired(envelope, now_us):
                 self._expire(item, now_us)
                 continue
             item.delivered += 1
@@ -440,8 +439,7 @@ class Backlog(ABC):
         """Its filter may pass over messages: they stay where they are, for others."""
         has_expired = False
         for index, item in enumerate(self._ready):
-            expires = item.envelope.expires
-            if expires and expires <= now_us:
+            if self._is_expired(item, now_us):
                 has_expired = True
             elif consumer.takes(item.envelope):
                 del self._ready[index]
@@ -546,7 +544,8 @@ class Backlog(ABC):
         now_us = int(now * 1_000_000)
         item.consumer = None
         self._held_bytes -= item.size
-        item.attempts = [*item.attempts, Attempt(now_us, consumer.peer.connection, cause)]
+        time_us = self._hub.wall.stamp_us(now_us)
+        item.attempts = [*item.attempts, Attempt(time_us, consumer.peer.connection, cause)]
         self._note(step, now, [item.id], peer=consumer.peer, attempt=item.delivered, detail=cause)
         if final is None:
             final = 0 < self.retry.max_attempts <= item.delivered
@@ -597,7 +596,7 @@ class Backlog(ABC):
 
     def _expire_all(self, now_us: int) -> None:
         """Those too that are not at the head: messages that filters pass over keep them there."""
-        expired = [item for item in self._ready if 0 < item.envelope.expires <= now_us]
+        expired = [item for item in self._ready if self._is_expired(item, now_us)]
         if expired:
             gone = {item.id for item in expired}
             self._ready = deque(item for item in self._ready if item.id not in gone)
@@ -749,13 +748,11 @@ class Backlog(ABC):
     def _wake(self, due: float) -> None:
         if not self._wake_at or due < self._wake_at:
             self._wake_at = due
-            self._hub.call_at(due, partial(self._on_timer, due))
+            # Called again if it raises: what waits here must not depend on what comes later.
+            self._hub.call_at_least(self, due, self._on_time)
 
-    def _on_timer(self, due: float, now: float) -> None:
-        """A timer that an earlier one has replaced does nothing: it would only set others, which
-        set others in turn, twice as many each time."""
-        if due == self._wake_at:
-            self._on_time(now)
+    def _is_expired(self, item: Item, now_us: int) -> bool:
+        return item.envelope.expires > 0 and self._hub.wall.is_expired(item.envelope, now_us)
 
     def _schedule_expiry(self, now: float, *, anywhere: bool = False) -> None:
         """Expiry is looked at where it matters: at the head, which is the oldest.
@@ -764,14 +761,11 @@ class Backlog(ABC):
         """
         if not self._ready:
             return
-        expires = self._ready[0].envelope.expires
-        if anywhere:
-            expiries = (item.envelope.expires for item in self._ready if item.envelope.expires)
-            expires = min(expiries, default=0)
-        if expires:
-            # One more: where the division rounds down, the timer would find nothing expired and
-            # be set for the same moment again, without end.
-            self._wake(max((expires + 1) / 1_000_000, now))
+        items = self._ready if anywhere else (self._ready[0],)
+        expiries = (self._hub.wall.expiry(each.envelope) for each in items if each.envelope.expires)
+        due = min(expiries, default=None)
+        if due is not None:
+            self._wake(max(due, now))
 
     def _on_time(self, now: float) -> None:
         self._wake_at = 0.0
@@ -792,7 +786,7 @@ class Backlog(ABC):
                 self._fail(found, consumer, Step.RETURNED, "the lease ran out", now, None)
                 self._hub.changed(self)
                 self._make_room(consumer, 1, now)
-        while self._ready and 0 < self._ready[0].envelope.expires <= now_us:
+        while self._ready and self._is_expired(self._ready[0], now_us):
             self._expire(self._ready.popleft(), now_us)
             self._fill()
         if self._filtered:

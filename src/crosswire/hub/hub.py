@@ -45,6 +45,7 @@ from crosswire.hub.staging import Staging, StagingLimits
 from crosswire.hub.subscriptions import Start, Subscriptions, predicate
 from crosswire.hub.timers import Timers
 from crosswire.hub.topics import Topic, TopicPolicy
+from crosswire.hub.wall import WallClock
 from crosswire.store.contract import Store
 
 __all__ = ["Hub", "HubConfig"]
@@ -84,8 +85,9 @@ class HubConfig(msgspec.Struct, frozen=True, kw_only=True):
 class Hub:
     """One for each data directory. Call everything on one thread.
 
-    `now` is in seconds since 1970 and never goes back. Between calls the owner asks
-    `next_deadline` and calls `handle_deadline` when it has come.
+    `now` is in seconds since 1970 and steady: the wall clock at the start plus the monotonic clock.
+    Between calls the owner asks `next_deadline` and calls `handle_deadline` when it has come, and
+    now and then says with `follow_wall` what the wall clock shows.
     """
 
     def __init__(
@@ -101,9 +103,10 @@ class Hub:
         self.config = config or HubConfig()
         self.node = store.node
         self.now = now
-        self.ledger = Ledger(self.config.recent_rows)
-        self.committed_id = store.newest_id
         self.reports: list[HubError] = []
+        self.wall = WallClock(self, now)
+        self.ledger = Ledger(self.config.recent_rows, self.wall.stamp_us)
+        self.committed_id = store.newest_id
         self.watched: dict[int, Callable[[int, str], None]] = {}
         """Whom to tell when a message is settled, or with why it never will be."""
         self.consumers_changed: list[Callable[[Queue], None]] = []
@@ -121,7 +124,7 @@ class Hub:
         self._consumers_differ: dict[Queue, None] = {}
         self._changed: dict[Backlog, None] = {}
         self._is_pumping = False
-        self._timers = Timers()
+        self._timers = Timers(self.callbacks)
         store.before_commit = self._before_commit
         store.after_write = self._after_write
         store.after_commit = self._after_commit
@@ -638,27 +641,34 @@ class Hub:
         self._timers.run(now)
         self.pump(now)
 
+    def follow_wall(self, wall: float, now: float) -> None:
+        """The wall clock shows `wall` now. Schedules and timestamps follow it, durations don't."""
+        jumped = self.wall.observe(wall, now)
+        self.schedules.follow_clock(now, went_back=jumped < 0)
+
     def call_at(self, due: float, action: Callable[[float], None]) -> None:
         self._timers.at(due, action)
 
     def call_at_least(self, owner: object, due: float, action: Callable[[float], None]) -> None:
-        """Like `call_at`, unless the owner is called earlier anyhow."""
+        """Like `call_at`, but an owner is called for the earliest of its times only: it asks for
+        the next one when it is called."""
         self._timers.at_least(owner, due, action)
 
     def _keep_house(self, now: float) -> None:
         """Give back room: settled, sealed and past retention."""
-        for queue in self._queues.values():
-            queue.reclaim()
+        self.call_at(now + _HOUSEKEEPING_S, self._keep_house)
+        run = self.callbacks.run
+        for queue in list(self._queues.values()):
+            run("housekeeping", queue.reclaim)
         for topic in (*self._topics.values(), *self._journals.values()):
-            topic.retain(now)
-        self.subscriptions.tell_of_gaps()
-        self.staging.keep_house(now)
+            run("housekeeping", topic.retain, now)
+        run("housekeeping", self.subscriptions.tell_of_gaps)
+        run("housekeeping", self.staging.keep_house, now)
         rows = self.store.next_row - 1 - self.config.ledger_rows
         if self.config.lake:
             rows = self.feed.released_row
         if rows > 0:
             self.store.forget_rows(rows)
-        self.call_at(now + _HOUSEKEEPING_S, self._keep_house)
 
     # Damage.
 

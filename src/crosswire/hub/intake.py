@@ -99,8 +99,8 @@ class Intake:
         if not self._hub.store.has_room(now):
             raise StoreFull("there is no room on the disk")
         now_us = int(now * _US)
-        run = stamp_run(run, self._hub.node, receipt.ids[place], now_us)
-        _limit_life(queue, run, now)
+        run = stamp_run(run, self._hub.node, receipt.ids[place], self._hub.wall.stamp_us(now_us))
+        self._limit_life(queue, run, now)
         direct = not queue.waiting and queue.has_space_for(len(run))
         arrivals = self._append(queue, run, place, receipt, now)
         count = len(arrivals.sizes)
@@ -156,7 +156,8 @@ class Intake:
     ) -> bool:
         self._hub.subscriptions.refresh(topic)
         now_us = int(now * _US)
-        run = stamp_run(run, self._hub.node, receipt.ids[place], now_us)
+        time_us = self._hub.wall.stamp_us(now_us)
+        run = stamp_run(run, self._hub.node, receipt.ids[place], time_us)
         if not topic.policy.durable:
             accepted = list(run)
             topic.published += len(accepted)
@@ -164,7 +165,7 @@ class Intake:
             return False
         if not self._hub.store.has_room(now):
             raise StoreFull("there is no room on the disk")
-        arrivals = self._append_published(topic, run, place, receipt, now_us)
+        arrivals = self._append_published(topic, run, place, receipt, time_us)
         count = len(arrivals.sizes)
         if not count:
             return False
@@ -176,14 +177,14 @@ class Intake:
         return _first_durable(arrivals.envelopes) < count
 
     def _append_published(
-        self, topic: Topic, run: Sequence[Envelope], place: int, receipt: Receipt, now_us: int
+        self, topic: Topic, run: Sequence[Envelope], place: int, receipt: Receipt, time_us: int
     ) -> Arrivals:
         store, number = self._hub.store, topic.number
         records = _encoded(run)
         if records is not None:
             sizes = list(map(len, records))
             store.append_run(number, receipt.ids[place], records)
-            topic.count_run(receipt.ids[place], sizes, now_us)
+            topic.count_run(receipt.ids[place], sizes, time_us)
             return Arrivals(number, run, sizes)
         accepted, sizes = [], []
         for place_of, envelope in enumerate(run, place):
@@ -193,7 +194,7 @@ class Intake:
                 _refuse(receipt, place_of, error)
             else:
                 store.append(number, envelope.id, record)
-                topic.count(envelope.id, len(record), now_us)
+                topic.count(envelope.id, len(record), time_us)
                 accepted.append(envelope)
                 sizes.append(len(record))
         return Arrivals(number, accepted, sizes)
@@ -255,9 +256,17 @@ class Intake:
             run = list(group)
             target = self._hub.target(destination)
             if isinstance(target, Queue):
-                _limit_life(target, run, now)
+                self._limit_life(target, run, now)
             self._keep(target, run, first, now, drops=True)
             first += len(run)
+
+    def _limit_life(self, queue: Queue, run: Sequence[Envelope], now: float) -> None:
+        """What says nothing about it expires when the queue's policy says."""
+        if queue.policy.ttl_s:
+            expires = self._hub.wall.expires_us(now, queue.policy.ttl_s)
+            for envelope in run:
+                if not envelope.expires:
+                    msgspec.structs.force_setattr(envelope, "expires", expires)
 
     def _keep(
         self,
@@ -273,7 +282,8 @@ class Intake:
         With `drops` a queue that lets its oldest go does so.
         """
         now_us = int(now * _US)
-        run = stamp_run(run, self._hub.node, first, now_us)
+        time_us = self._hub.wall.stamp_us(now_us)
+        run = stamp_run(run, self._hub.node, first, time_us)
         if isinstance(target, Topic) and not target.policy.durable:
             self._hub.subscriptions.refresh(target)
             target.published += len(run)
@@ -296,7 +306,7 @@ class Intake:
             self._hub.changed(target, request=False)
         else:
             self._hub.subscriptions.refresh(target)
-            target.count_run(first, sizes, now_us)
+            target.count_run(first, sizes, time_us)
             for subscription in target.subscriptions:
                 self._hub.group.kept.setdefault(subscription, []).append(arrivals)
             self._fan_out(target, list(run), now)
@@ -324,15 +334,6 @@ def _first_durable(envelopes: Sequence[Envelope]) -> int:
     """The place of the first that has to wait for the disk; behind them all if none has."""
     durables = (place for place, envelope in enumerate(envelopes) if envelope.durable)
     return next(durables, len(envelopes))
-
-
-def _limit_life(queue: Queue, run: Sequence[Envelope], now: float) -> None:
-    """What says nothing about it expires when the queue's policy says."""
-    if queue.policy.ttl_s:
-        expires = int((now + queue.policy.ttl_s) * _US)
-        for envelope in run:
-            if not envelope.expires:
-                msgspec.structs.force_setattr(envelope, "expires", expires)
 
 
 def _encoded(run: Sequence[Envelope]) -> list[bytes] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from itertools import islice
 from typing import Any, Final
@@ -124,10 +124,16 @@ _decode = msgspec.msgpack.Decoder(Block).decode
 
 
 class Ledger:
-    """Collects the open group's runs and remembers the most recent ones, up to `recent_rows`."""
+    """Collects the open group's runs and remembers the most recent ones, up to `recent_rows`.
 
-    def __init__(self, recent_rows: int = 200_000) -> None:
+    `stamp` makes a timestamp of the hub's time, both in µs.
+    """
+
+    def __init__(
+        self, recent_rows: int = 200_000, stamp: Callable[[int], int] | None = None
+    ) -> None:
         self.recent_rows = recent_rows
+        self._stamp = stamp
         self.rows = 0
         self._open: list[Run] = []
         self._flight: list[Run] = []
@@ -150,7 +156,7 @@ class Ledger:
         self._open.append(
             Run(
                 0,
-                time,
+                time if self._stamp is None else self._stamp(time),
                 step,
                 destination,
                 peer,

@@ -1,32 +1,59 @@
-"""Schedules: stored envelopes that are sent when their time has come, once for each time."""
+"""Schedules: stored envelopes that are sent when their time has come, once for each time.
+
+Due times are times of the wall clock. One schedule that can't fire, or has no further time, harms
+no other: it is reported and tried again later, or removed.
+"""
 
 from __future__ import annotations
 
 import heapq
+import logging
 import math
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
 from crosswire.envelope import SCHEDULED, Envelope, parse_destination
-from crosswire.errors import InvalidSchedule, RecordDamaged, UnknownMessage
+from crosswire.errors import HubError, InvalidSchedule, RecordDamaged, UnknownMessage
 
 if TYPE_CHECKING:
     from crosswire.hub.hub import Hub
 
-__all__ = ["Schedule", "Schedules", "check_cron"]
+__all__ = ["Schedule", "Schedules", "check_cron", "check_interval"]
+
+_log = logging.getLogger("crosswire.hub")
 
 _SPACE: Final = "schedule"
 _GRACE_S: Final = 1.0
-_AT_ONCE: Final = 1000
+_LEAST_INTERVAL_S: Final = 0.1
+_MOST_INTERVAL_S: Final = 10 * 365 * 86_400.0
+_CATCH_UP: Final = 1000
+"""As many missed times of one schedule are made up for, the latest ones."""
+_AT_ONCE: Final = 100
+_TURN: Final = 1000
+"""As many messages in one turn of the event loop; the rest waits for the next."""
+_PAUSE_S: Final = 0.01
+_FIRST_RETRY_S: Final = 1.0
+_LONGEST_RETRY_S: Final = 60.0
+_DRIFT_S: Final = 0.01
+_ROUNDING_S: Final = 1e-6
+_FAR_S: Final = 366 * 86_400.0
+_YEARS: Final = 100
+_YEAR_2000: Final = 946_684_800.0
+
+
+class _NoFurtherTime(InvalidSchedule):
+    """The cron expression has no time after this one."""
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """Every `interval_s`, or at the times of a `cron` expression, which is read in UTC.
 
     It fires `run_count` times, 0 for ever. Due times that passed while the hub was down are left
-    out (`skip`), made up for with one message (`once`), or each of them (`all`). An interval fires
-    at once, too, unless `nohaste`; a cron expression never does.
+    out (`skip`), made up for with one message (`once`), or each of them (`all`, up to the latest
+    1,000). An interval fires at once, too, unless `nohaste`; a cron expression never does.
     """
 
     id: str
@@ -40,38 +67,56 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     fired: int = 0
 
     def following(self, due: float) -> float:
-        """The due time after this one."""
+        """The due time after this one. Raises InvalidSchedule if there is none."""
         if not self.cron:
             return due + self.interval_s
         return _next_of_cron(self.cron, due)
 
-    def preview(self, count: int, now: float) -> list[float]:
-        """The next due times, at most as many as it has left to fire."""
+    def preview(self, count: int, wall: float) -> list[float]:
+        """The next due times, at most as many as it has left to fire.
+
+        Raises InvalidSchedule if there is none at all.
+        """
         left = count if not self.run_count else min(count, self.run_count - self.fired)
-        due = self.next_due or self.first_due(now)
-        times = []
-        for _ in range(left):
+        due = self.next_due or self.first_due(wall)
+        times: list[float] = []
+        while len(times) < left:
             times.append(due)
-            due = self.following(due)
+            try:
+                due = self.following(due)
+            except InvalidSchedule:
+                break
         return times
 
     def says_the_same(self, other: Schedule) -> bool:
         """Was it added with the same words, however far it has come since?"""
         return self == msgspec.structs.replace(other, next_due=self.next_due, fired=self.fired)
 
-    def first_due(self, now: float) -> float:
+    def first_due(self, wall: float) -> float:
+        """When it fires first, added at this time. Raises InvalidSchedule if it never does."""
         if self.cron:
-            return _next_of_cron(self.cron, now)
-        return now + self.interval_s if self.nohaste else now
+            return _next_of_cron(self.cron, wall)
+        return wall + self.interval_s if self.nohaste else wall
 
-    def last_due_before(self, now: float) -> float:
+    def last_due_before(self, wall: float) -> float:
         """The latest due time that is not in the future; `next_due` is known to be past."""
         if not self.cron:
-            return (
-                self.next_due
-                + math.floor((now - self.next_due) / self.interval_s) * self.interval_s
-            )
-        return _previous_of_cron(self.cron, now)
+            count = math.floor((wall - self.next_due) / self.interval_s)
+            return self.next_due + count * self.interval_s
+        return max(_previous_of_cron(self.cron, wall), self.next_due)
+
+    def is_too_far(self, wall: float) -> bool:
+        """Would it be silent for longer than it ever is? Then its next time is a wrong clock's.
+
+        For a cron expression one time more is allowed: a clock that is set back by less than that
+        must not repeat what was sent already.
+        """
+        if not self.cron:
+            return self.next_due > wall + self.interval_s + _GRACE_S
+        try:
+            return self.next_due > self.following(self.following(wall))
+        except InvalidSchedule:
+            return False
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -82,43 +127,53 @@ class Schedules:
     """A fire and the next due time are written together: neither is there without the other."""
 
     def __init__(self, hub: Hub) -> None:
+        self.failed = 0
+        """How many attempts to fire failed."""
         self._hub = hub
         self._schedules: dict[str, Schedule] = {}
         self._due: list[tuple[float, str]] = []
+        self._wakes: dict[str, float] = {}
+        """When each is looked at next, by the wall clock; other entries of the heap are stale."""
+        self._failures: dict[str, int] = {}
+        self._catching_up: set[str] = set()
+        self._armed_offset = 0.0
         for key, value in hub.store.load(_SPACE):
             try:
-                schedule = _decode(value)
-            except msgspec.MsgspecError as error:
+                schedule = _recovered(_decode(value))
+            except (msgspec.MsgspecError, InvalidSchedule) as error:
                 hub.report(RecordDamaged(f"schedule {key.decode(errors='replace')}: {error}"))
                 continue
             self._schedules[schedule.id] = schedule
-            heapq.heappush(self._due, (schedule.next_due, schedule.id))
+            self._arm(schedule.id, schedule.next_due)
+        self._bring_nearer(hub.wall.at(hub.now), may_trust_cron=not hub.wall.went_back)
         self._wake()
 
     def add(self, schedule: Schedule, now: float) -> Schedule:
         """Keep it, in place of one with the same id. Raises InvalidSchedule."""
         if bool(schedule.cron) == bool(schedule.interval_s):
             raise InvalidSchedule("a schedule has an interval or a cron expression, one of them")
-        if not schedule.cron and not 0.001 <= schedule.interval_s <= 1e9:
-            raise InvalidSchedule(f"{schedule.interval_s} s is no interval")
+        if not schedule.cron:
+            check_interval(schedule.interval_s)
         if schedule.run_count < 0:
             raise InvalidSchedule("a run count is not negative")
         if parse_destination(schedule.envelope.destination).kind == "service":
             raise InvalidSchedule("a schedule sends to a queue or a topic")
         kept: Schedule = msgspec.structs.replace(
-            schedule, next_due=schedule.first_due(now), fired=0
+            schedule, next_due=schedule.first_due(self._hub.wall.at(now)), fired=0
         )
+        self._forget(kept.id)
         self._schedules[kept.id] = kept
         self._save(kept)
-        heapq.heappush(self._due, (kept.next_due, kept.id))
+        self._arm(kept.id, kept.next_due)
         self._wake()
         return kept
 
     def remove(self, identifier: str) -> Schedule:
         """Raises UnknownMessage."""
-        schedule = self._schedules.pop(identifier, None)
+        schedule = self._schedules.get(identifier)
         if schedule is None:
             raise UnknownMessage(f"there is no schedule {identifier!r}")
+        self._forget(identifier)
         self._hub.store.drop(_SPACE, identifier.encode())
         self._hub.store.request()
         return schedule
@@ -129,77 +184,251 @@ class Schedules:
     def get(self, identifier: str) -> Schedule | None:
         return self._schedules.get(identifier)
 
+    def follow_clock(self, now: float, *, went_back: bool) -> None:
+        """The wall clock is elsewhere than it was expected to be."""
+        wall = self._hub.wall
+        if went_back:
+            self._bring_nearer(wall.at(now))
+        # Ordinary adjustments add up, too, while a schedule waits for weeks.
+        if went_back or abs(wall.at(0.0) - self._armed_offset) > _DRIFT_S:
+            self._wake()
+
+    # Waiting.
+
     def _save(self, schedule: Schedule) -> None:
         self._hub.store.save(_SPACE, schedule.id.encode(), _encode(schedule))
         self._hub.store.request()
 
+    def _forget(self, identifier: str) -> None:
+        self._schedules.pop(identifier, None)
+        self._wakes.pop(identifier, None)
+        self._failures.pop(identifier, None)
+        self._catching_up.discard(identifier)
+
+    def _arm(self, identifier: str, wake: float) -> None:
+        self._wakes[identifier] = wake
+        heapq.heappush(self._due, (wake, identifier))
+        if len(self._due) > 1024 + 2 * len(self._wakes):
+            self._due = [(each, name) for name, each in self._wakes.items()]
+            heapq.heapify(self._due)
+
     def _wake(self) -> None:
         if self._due:
-            self._hub.call_at_least(self, self._due[0][0], self._on_time)
+            wall = self._hub.wall
+            self._armed_offset = wall.at(0.0)
+            self._hub.call_at_least(self, wall.steady(self._due[0][0]), self._on_time)
+
+    def _bring_nearer(self, wall: float, *, may_trust_cron: bool = False) -> None:
+        """Due times that a wrong clock put far into the future are found anew."""
+        for schedule in list(self._schedules.values()):
+            # Asking thousands of expressions would hold up the start.
+            if may_trust_cron and schedule.cron and schedule.next_due < wall + _FAR_S:
+                continue
+            if schedule.is_too_far(wall):
+                if schedule.cron:
+                    next_due = schedule.following(wall)
+                else:
+                    # The same beat, less than an interval away.
+                    next_due = wall + (schedule.next_due - wall) % schedule.interval_s
+                kept: Schedule = msgspec.structs.replace(schedule, next_due=next_due)
+                self._schedules[kept.id] = kept
+                self._save(kept)
+                self._arm(kept.id, next_due)
+
+    # Firing.
+
+    def _wall(self, now: float) -> float:
+        """A due time that became the hub's time and a wall clock's again must not be missed."""
+        return self._hub.wall.at(now) + _ROUNDING_S
 
     def _on_time(self, now: float) -> None:
-        while self._due and self._due[0][0] <= now:
-            due, identifier = heapq.heappop(self._due)
-            schedule = self._schedules.get(identifier)
-            if schedule is not None and schedule.next_due == due:
-                self._advance(schedule, now)
+        wall, left = self._wall(now), _TURN
+        while self._due and self._due[0][0] <= wall:
+            if left <= 0:
+                self._hub.call_at_least(self, now + _PAUSE_S, self._on_time)
+                return
+            wake, identifier = heapq.heappop(self._due)
+            if self._wakes.get(identifier) != wake:
+                continue
+            left -= 1
+            fired = self._schedules[identifier].fired
+            error = self._hub.callbacks.run(
+                "schedule", self._advance, self._schedules[identifier], now
+            )
+            if error is not None:
+                self._postpone(identifier, error, now)
+            elif identifier in self._schedules:
+                left -= self._schedules[identifier].fired - fired
         self._wake()
 
     def _advance(self, schedule: Schedule, now: float) -> None:
         """Fire what is due, and remember in the same group that it was."""
-        times, next_due = _due_times(schedule, now)
+        try:
+            times, next_due = self._plan(schedule, self._wall(now))
+        except InvalidSchedule as error:
+            self._postpone(schedule.id, error, now)
+            return
         if schedule.run_count:
-            times = times[: schedule.run_count - schedule.fired]
-        for due in times:
-            native = {**schedule.envelope.native, SCHEDULED: repr(due).encode()}
-            self._hub.inject(schedule.envelope.replace(native=native), now)
-        fired = schedule.fired + len(times)
-        if schedule.run_count and fired >= schedule.run_count:
+            times = times[: max(schedule.run_count - schedule.fired, 0)]
+        fired, refused = 0, None
+        try:
+            for due in times:
+                native = {**schedule.envelope.native, SCHEDULED: repr(due).encode()}
+                self._hub.inject(schedule.envelope.replace(native=native), now)
+                fired += 1
+        except HubError as error:
+            refused = error
+        finally:
+            # Whatever raised: what was sent is not sent again.
+            if fired < len(times):
+                next_due = times[fired]
+            self._go_on(schedule, fired, next_due)
+        if refused is not None:
+            self._postpone(schedule.id, refused, now)
+        else:
+            self._failures.pop(schedule.id, None)
+
+    def _go_on(self, schedule: Schedule, fired: int, next_due: float | None) -> None:
+        total = schedule.fired + fired
+        if schedule.run_count and total >= schedule.run_count:
             self.remove(schedule.id)
             return
-        schedule = msgspec.structs.replace(schedule, next_due=next_due, fired=fired)
-        self._schedules[schedule.id] = schedule
-        self._save(schedule)
-        heapq.heappush(self._due, (next_due, schedule.id))
+        if next_due is None:
+            self.remove(schedule.id)
+            self._tell(f"schedule {schedule.id} has no further time ({schedule.cron}): removed")
+            return
+        kept: Schedule = msgspec.structs.replace(schedule, next_due=next_due, fired=total)
+        self._schedules[kept.id] = kept
+        if kept != schedule:
+            self._save(kept)
+        self._arm(kept.id, next_due)
 
+    def _postpone(self, identifier: str, error: Exception, now: float) -> None:
+        """It could not fire: the same due time is tried again, ever more slowly."""
+        self.failed += 1
+        if identifier not in self._schedules:
+            return
+        failures = self._failures[identifier] = self._failures.get(identifier, 0) + 1
+        delay_s = min(_FIRST_RETRY_S * 2.0 ** min(failures - 1, 10), _LONGEST_RETRY_S)
+        self._arm(identifier, self._hub.wall.at(now) + delay_s)
+        if failures == 1:
+            self._tell(f"schedule {identifier} could not fire, it is tried again: {error}")
 
-def _due_times(schedule: Schedule, now: float) -> tuple[list[float], float]:
-    """Which of the times since `next_due` to fire for, and the one to wait for then."""
-    if schedule.missed == "all":
+    def _tell(self, text: str) -> None:
+        _log.warning("%s", text)
+        self._hub.report(InvalidSchedule(text))
+
+    def _plan(self, schedule: Schedule, wall: float) -> tuple[list[float], float | None]:
+        """Which of the times since `next_due` to fire for, and the one to wait for then.
+
+        Raises InvalidSchedule.
+        """
+        if schedule.next_due > wall:
+            return [], schedule.next_due
+        if schedule.missed == "all":
+            return self._plan_all(schedule, wall)
+        last = schedule.last_due_before(wall)
+        times = [] if schedule.missed == "skip" and last < wall - _GRACE_S else [last]
+        # Not the one after `last`: an expression may name random times.
+        return times, _following(schedule, wall if schedule.cron else last)
+
+    def _plan_all(self, schedule: Schedule, wall: float) -> tuple[list[float], float | None]:
+        """The next few of all that was missed, or of the latest if that is too much."""
+        due: float | None = schedule.next_due
+        if schedule.id not in self._catching_up:
+            due = _catch_up_from(schedule, wall)
+            if due > schedule.next_due:
+                self._tell(
+                    f"schedule {schedule.id} missed more than {_CATCH_UP} times: those from"
+                    f" {_text(schedule.next_due)} until {_text(due)} are left out"
+                )
         times: list[float] = []
-        due = schedule.next_due
-        while due <= now and len(times) < _AT_ONCE:
+        while due is not None and due <= wall and len(times) < _AT_ONCE:
             times.append(due)
-            due = schedule.following(due)
+            due = _following(schedule, due)
+        if due is not None and due <= wall:
+            self._catching_up.add(schedule.id)
+        else:
+            self._catching_up.discard(schedule.id)
         return times, due
-    last = schedule.last_due_before(now)
-    if schedule.missed == "skip" and last < now - _GRACE_S:
-        return [], schedule.following(last)
-    return [last], schedule.following(last)
+
+
+def _recovered(schedule: Schedule) -> Schedule:
+    """A stored one as it can go on. Raises InvalidSchedule for what can't."""
+    if not math.isfinite(schedule.next_due):
+        raise InvalidSchedule(f"{schedule.next_due} is no time")
+    if schedule.cron:
+        return schedule
+    if 0 < schedule.interval_s < _LEAST_INTERVAL_S:
+        # Kept by an earlier version, which allowed it.
+        shortest: Schedule = msgspec.structs.replace(schedule, interval_s=_LEAST_INTERVAL_S)
+        return shortest
+    check_interval(schedule.interval_s)
+    return schedule
+
+
+def _following(schedule: Schedule, due: float) -> float | None:
+    """None after the last one."""
+    try:
+        return schedule.following(due)
+    except _NoFurtherTime:
+        return None
+
+
+def _catch_up_from(schedule: Schedule, wall: float) -> float:
+    """`next_due`, or a later due time if more than `_CATCH_UP` were missed since."""
+    if not schedule.cron:
+        missed = math.floor((wall - schedule.next_due) / schedule.interval_s) + 1
+        return schedule.next_due + max(missed - _CATCH_UP, 0) * schedule.interval_s
+    due = schedule.next_due
+    try:
+        for due in _times_of_cron(schedule.cron, math.floor(wall) + 1.0, forward=False):
+            if due <= schedule.next_due:
+                break
+    except _NoFurtherTime:
+        return schedule.next_due
+    return max(due, schedule.next_due)
+
+
+def _text(wall: float) -> str:
+    try:
+        return datetime.fromtimestamp(wall, UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{wall:.0f}"
+
+
+def check_interval(interval_s: float) -> None:
+    """Raises InvalidSchedule; one that is not a number is no interval either."""
+    if not _LEAST_INTERVAL_S <= interval_s <= _MOST_INTERVAL_S:
+        raise InvalidSchedule(f"an interval is 0.1 s to 10 years, not {interval_s} s")
 
 
 def check_cron(expression: str) -> None:
-    """Raises InvalidSchedule."""
-    _next_of_cron(expression, 0.0)
+    """Raises InvalidSchedule for what is no cron expression, or never comes in any year."""
+    next(_times_of_cron(expression, _YEAR_2000, forward=True))
 
 
 def _next_of_cron(expression: str, after: float) -> float:
-    return _step_of_cron(expression, after, forward=True)
+    return next(_times_of_cron(expression, after, forward=True))
 
 
 def _previous_of_cron(expression: str, at: float) -> float:
     # A due time that is exactly now counts.
-    return _step_of_cron(expression, math.floor(at) + 1, forward=False)
+    return next(_times_of_cron(expression, math.floor(at) + 1, forward=False))
 
 
-def _step_of_cron(expression: str, start: float, *, forward: bool) -> float:
-    """Raises InvalidSchedule for what is no cron expression or never comes."""
+def _times_of_cron(expression: str, start: float, *, forward: bool) -> Iterator[float]:
+    """At most `_CATCH_UP` of them. Raises InvalidSchedule for what is no expression or has none."""
     # Half of a command's start-up time would go into this import.
-    from croniter import CroniterError, croniter
+    from croniter import CroniterBadDateError, CroniterError, croniter
 
     try:
-        times = croniter(expression, start)
-        found: float = times.get_next(float) if forward else times.get_prev(float)
-    except (CroniterError, ValueError, KeyError) as error:
+        times = croniter(expression, start, max_years_between_matches=_YEARS)
+        for _ in range(_CATCH_UP):
+            yield times.get_next(float) if forward else times.get_prev(float)
+    except CroniterBadDateError:
+        # Its message speaks of dates in general.
+        side = "after" if forward else "before"
+        raise _NoFurtherTime(f"{expression!r} has no time {side} {_text(start)}") from None
+    except (CroniterError, ValueError, KeyError, OverflowError, OSError) as error:
         raise InvalidSchedule(f"{expression!r} is no cron expression: {error}") from None
-    return found

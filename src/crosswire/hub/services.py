@@ -231,7 +231,7 @@ class Services:
         calls: list[Call] = []
         given: dict[Provider, list[Delivery]] = {}
         failed: list[tuple[Call, Answer]] = []
-        for envelope in stamp_run(envelopes, hub.node, first, now_us):
+        for envelope in stamp_run(envelopes, hub.node, first, hub.wall.stamp_us(now_us)):
             call = Call(envelope, due, peer, answered)
             calls.append(call)
             try:
@@ -323,11 +323,13 @@ class Services:
             kind="response",
             correlation=response.correlation or request.correlation,
         )
-        response = stamp(response, self._hub.node, self._hub.store.reserve(1), int(now * _US))
+        now_us = int(now * _US)
+        time_us = self._hub.wall.stamp_us(now_us)
+        response = stamp(response, self._hub.node, self._hub.store.reserve(1), time_us)
         record = encode(response)
         if call.service is not None:
             self._journal(call.service.name, response, record, now)
-        self._hub.note_runs(Step.ACCEPTED, response.time, [Delivery(response, 0)], provider.peer)
+        self._hub.note_runs(Step.ACCEPTED, now_us, [Delivery(response, 0)], provider.peer)
         self._finish(call, response, now)
         self._hub.pump(now)
         return True
@@ -415,4 +417,4 @@ class Services:
                 return
             hub.store.append(journal.number, envelope.id, record)
             hub.group.stored.append(Arrivals(journal.number, [envelope], [len(record)]))
-            journal.count(envelope.id, len(record), int(now * _US))
+            journal.count(envelope.id, len(record), hub.wall.stamp_us(int(now * _US)))

@@ -100,10 +100,12 @@ class Commit:
 class Producer:
     """Its last batch, and the chunks of it that are still to be taken over, the next one last."""
 
-    __slots__ = ("attempts", "chunks", "commit", "record")
+    __slots__ = ("attempts", "chunks", "commit", "record", "since")
 
-    def __init__(self, record: _Record) -> None:
+    def __init__(self, record: _Record, now: float) -> None:
         self.record = record
+        self.since = now
+        """When it committed, or this life began: its record's time may be another clock's."""
         self.commit = Commit(record.messages)
         self.attempts: list[Attempt] = []
         self.chunks: list[tuple[Attempt, bytes, int]] = []
@@ -321,7 +323,7 @@ class Staging:
         numbers = [attempt.number for attempt in attempts]
         record = _Record(owner, batch, run, once, messages, now, numbers)
         self._hub.store.save(_PRODUCERS, _encode(owner), _encode(record))
-        producer = self._producers[owner] = Producer(record)
+        producer = self._producers[owner] = Producer(record, now)
         self._drop_upto(owner, batch, keep=set(numbers))
         producer.begin(attempts)
         self._step(producer, now)
@@ -398,7 +400,7 @@ class Staging:
         for owner, batch in [key for key, each in self._batches.items() if each.touched < late]:
             self._drop(owner, batch)
         for owner, producer in list(self._producers.items()):
-            if producer.record.once and producer.record.time < now - _ONCE_S and producer.is_done:
+            if producer.record.once and producer.since < now - _ONCE_S and producer.is_done:
                 self._forget(owner)
 
     def forget(self, owner: Owner) -> None:
@@ -452,7 +454,7 @@ class Staging:
             self._resume(record, attempts, now)
 
     def _resume(self, record: _Record, attempts: dict[int, Attempt], now: float) -> None:
-        producer = self._producers[record.owner] = Producer(record)
+        producer = self._producers[record.owner] = Producer(record, now)
         self._drop_upto(record.owner, record.batch, keep=set(record.attempts))
         if not record.attempts:
             producer.commit.receipt.finish()

@@ -93,7 +93,8 @@ class Subscriptions:
         if len(name.encode()) > _NAME_BYTES or not name.isprintable():
             raise InvalidDestination(f"{name!r} can't be a subscription's name")
         since_us = int(start.time_s * _US) if isinstance(start, AtTime) else 0
-        definition = Definition(name, pattern, filter_text, since_us, int(now * _US))
+        created_us = self._hub.wall.stamp_us(int(now * _US))
+        definition = Definition(name, pattern, filter_text, since_us, created_us)
         subscription = self._keep(definition)
         subscription.begin(self._position(pattern, start))
         self.await_commit(subscription)

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from typing import Final
+
+from crosswire.hub.callbacks import Callbacks
 
 __all__ = ["Timers"]
+
+_AGAIN_S: Final = 1.0
+
+_Action = Callable[[float], None]
 
 
 class Timers:
     """Actions are called once, with the time that it is then.
 
+    One that raises harms nobody else: it is logged and counted by `callbacks`, and the rest runs.
     `sooner` is called when something is due before all else that waits.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, callbacks: Callbacks) -> None:
         self.sooner: Callable[[], None] | None = None
-        self._heap: list[tuple[float, int, Callable[[float], None]]] = []
+        self._callbacks = callbacks
+        self._heap: list[tuple[float, int, _Action, object | None]] = []
         self._count = 0
         self._owners: dict[int, float] = {}
 
@@ -24,29 +33,50 @@ class Timers:
         return self._heap[0][0] if self._heap else None
 
     def run(self, now: float) -> None:
-        """Do what is due."""
+        """Do what is due.
+
+        What becomes due meanwhile waits for the next turn, so that an action that is always due
+        again can't keep the caller here.
+        """
+        due = []
         while self._heap and self._heap[0][0] <= now:
-            _, _, action = heapq.heappop(self._heap)
-            action(now)
+            due.append(heapq.heappop(self._heap))
+        due.reverse()
+        try:
+            while due:
+                at, _, action, owner = due.pop()
+                if owner is not None:
+                    if self._owners.get(id(owner)) != at:
+                        # Replaced by an earlier one, which has asked for its next time since.
+                        continue
+                    del self._owners[id(owner)]
+                error = self._callbacks.run("timer", action, now)
+                if error is not None and owner is not None:
+                    # It did not get as far as asking for its next time.
+                    self.at_least(owner, now + _AGAIN_S, action)
+        finally:
+            for entry in due:
+                heapq.heappush(self._heap, entry)
 
-    def at(self, due: float, action: Callable[[float], None]) -> None:
-        self._count += 1
-        is_first = not self._heap or due < self._heap[0][0]
-        heapq.heappush(self._heap, (due, self._count, action))
-        if is_first and self.sooner is not None:
-            self.sooner()
+    def at(self, due: float, action: _Action) -> None:
+        self._push(due, action, None)
 
-    def at_least(self, owner: object, due: float, action: Callable[[float], None]) -> None:
-        """Like `at`, unless the owner is called earlier anyhow."""
-        key = id(owner)
-        waiting = self._owners.get(key)
+    def at_least(self, owner: object, due: float, action: _Action) -> None:
+        """Like `at`, but an owner is called for the earliest of its times only.
+
+        It asks for the next one itself when it is called. One whose action raised is called again
+        after a second.
+        """
+        waiting = self._owners.get(id(owner))
         if waiting is not None and waiting <= due:
             return
+        self._owners[id(owner)] = due
+        self._push(due, action, owner)
 
-        def fire(now: float) -> None:
-            if self._owners.get(key) == due:
-                del self._owners[key]
-            action(now)
-
-        self._owners[key] = due
-        self.at(due, fire)
+    def _push(self, due: float, action: _Action, owner: object | None) -> None:
+        self._count += 1
+        is_first = not self._heap or due < self._heap[0][0]
+        # The entry keeps its owner alive, so that no other object gets the same id meanwhile.
+        heapq.heappush(self._heap, (due, self._count, action, owner))
+        if is_first and self.sooner is not None:
+            self.sooner()

@@ -8,6 +8,7 @@ Subscription  named: a cursor that outlives its connections, shared by who uses 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
 
 import msgspec
@@ -29,6 +30,7 @@ __all__ = ["Definition", "Index", "Subscriber", "Subscription", "Topic", "TopicP
 _MARKS: Final = "mark"
 _MARK_BYTES: Final = 4 << 20
 _MARK_S: Final = 3600
+_BACK_S: Final = 60
 _PAGE: Final = 256
 _US: Final = 1_000_000
 
@@ -150,6 +152,8 @@ class Topic:
         self._marks = [_read_mark(value) for _, value in hub.store.load(_MARKS, self._key)]
         last = self._marks[-1] if self._marks else _Mark(0, 0, 0)
         self._bytes = last.bytes_before
+        pairs = zip(self._marks, self._marks[1:], strict=False)
+        self._went_back = any(before.time > after.time for before, after in pairs)
 
     def refresh(self, subscribers: Index[Subscriber], subscriptions: Index[Subscription]) -> None:
         version = subscribers.version + subscriptions.version
@@ -163,24 +167,27 @@ class Topic:
         """A message was stored; now and then a mark tells retention where it could cut."""
         self.published += 1
         marks = self._marks
-        if (
-            not marks
-            or self._bytes - marks[-1].bytes_before >= _MARK_BYTES
-            or now_us - marks[-1].time >= _MARK_S * _US
-        ):
+        if not marks or self._is_mark_due(self._bytes, now_us):
+            self._went_back |= bool(marks) and now_us < marks[-1].time
             mark = _Mark(identifier, now_us, self._bytes)
             marks.append(mark)
             self._hub.store.save(_MARKS, self._key + identifier.to_bytes(8), _encode(mark))
         self._bytes += size
 
+    def _is_mark_due(self, size_bytes: int, now_us: int) -> bool:
+        """So much or so long after the last mark, or because the clock was set back."""
+        last = self._marks[-1]
+        since_us = now_us - last.time
+        return (
+            size_bytes - last.bytes_before >= _MARK_BYTES
+            or since_us >= _MARK_S * _US
+            or since_us < -_BACK_S * _US
+        )
+
     def count_run(self, first: int, sizes: Sequence[int], now_us: int) -> None:
         """`count` for many with ids in a row."""
         total, marks = sum(sizes), self._marks
-        if (
-            marks
-            and self._bytes + total - marks[-1].bytes_before < _MARK_BYTES
-            and now_us - marks[-1].time < _MARK_S * _US
-        ):
+        if marks and not self._is_mark_due(self._bytes + total, now_us):
             self.published += len(sizes)
             self._bytes += total
         else:
@@ -189,13 +196,12 @@ class Topic:
 
     def retain(self, now: float) -> None:
         """Let go of what is too old or too much, if the lake has it. Whole marks at a time."""
-        oldest = int((now - self.policy.retention_s) * _US)
-        marks = self._marks
+        oldest = int((self._hub.wall.age(now) - self.policy.retention_s) * _US)
+        marks, times = self._marks, self._mark_times()
         cut = 0
         while cut + 1 < len(marks) and marks[cut + 1].id - 1 <= self._hub.feed.reclaim_limit:
-            behind = marks[cut + 1]
             too_much = self._bytes - marks[cut].bytes_before > self.policy.retention_bytes
-            if behind.time > oldest and not too_much:
+            if times[cut + 1] > oldest and not too_much:
                 break
             cut += 1
         if cut:
@@ -206,6 +212,13 @@ class Topic:
             self.reclaimed = marks[0].id - 1
             save_floor(self._hub.store, self.number, self.reclaimed)
             self._hub.store.request(sync=False, urgent=False)
+
+    def _mark_times(self) -> Sequence[int]:
+        """How old each mark is at least: no older message has a later time, whatever it says."""
+        times = [mark.time for mark in self._marks]
+        if self._went_back:
+            times = list(accumulate(reversed(times), min))[::-1]
+        return times
 
     def before(self, time_us: int) -> int:
         """An id behind which everything is that came at `time_us` or later."""

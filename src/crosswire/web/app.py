@@ -6,9 +6,9 @@ import asyncio
 import inspect
 import ipaddress
 import resource
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -24,6 +24,7 @@ from crosswire.access import ANONYMOUS
 from crosswire.errors import CrosswireError
 from crosswire.gateways.metrics import render
 from crosswire.gateways.server import Server
+from crosswire.gateways.watchdog import LATE_S
 from crosswire.web.api import OPERATIONS, openapi
 from crosswire.web.contract import ARROW, JSON, Ask, Chunks, Failure, Operation, failure_of
 from crosswire.web.dead import Replays
@@ -34,6 +35,7 @@ _METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
 _BODY_S: Final = 10.0
 _ARROW_BODIES: Final = 4
 _ARROW_WAIT_S: Final = 5.0
+_LAG_S: Final = 1.0
 _HEADERS: Final = {
     "cache-control": "no-store",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
@@ -179,17 +181,49 @@ class App:
             reasons.append("there is no room on the disk")
         if not self.server.started_at:
             reasons.append("starting")
+        reasons += self._late()
         status = "not ready" if reasons else "ready"
-        return _json(503 if reasons else 200, {"status": status, "reasons": reasons})
+        answer = {"status": status, "reasons": reasons, "notes": self._notes()}
+        return _json(503 if reasons else 200, answer)
+
+    def _late(self) -> list[str]:
+        """Why schedules, deadlines, leases and retries don't come at their times."""
+        silent_s, late_s = self.server.watchdog.silent_s(), self.server.timers_late_s()
+        reasons = []
+        if silent_s > LATE_S:
+            reasons.append(f"the hub's clock has not had a turn for {silent_s:.1f} s")
+        if self.server.started_at and late_s > LATE_S:
+            reasons.append(f"timers are late by {late_s:.1f} s")
+        return reasons
+
+    def _notes(self) -> list[str]:
+        """What an operator should know, though the hub takes work."""
+        wall, now = self.server.hub.wall, self.server.site.now()
+        notes = []
+        if wall.last_jump is not None:
+            at, seconds = wall.last_jump
+            when = datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+            notes.append(f"the system's clock jumped by {seconds:+.0f} s at {when}")
+        held_s = wall.held_s(now)
+        if held_s:
+            notes.append(
+                f"retention by age is {wall.lag_s:.0f} s behind the clock for"
+                f" another {held_s:.0f} s"
+            )
+        worst_s = self.server.watchdog.worst_lag_s()
+        if worst_s > _LAG_S:
+            notes.append(f"the event loop was {worst_s:.1f} s late within the last minute")
+        return notes
 
     async def _metrics(self, request: Request) -> Response:
         self._principal(request, "administer")
-        text = render(self.server.metrics, self.server.site.counters, self._gauges())
+        lag = {"crosswire_loop_lag_seconds": ("Lateness of clock turns.", self.server.watchdog.lag)}
+        text = render(self.server.metrics, self.server.site.counters, self._gauges(), lag)
         return Response(text, headers={**_HEADERS, "content-type": _METRICS})
 
     def _gauges(self) -> dict[str, tuple[str, float]]:
         hub, site = self.server.hub, self.server.site
-        queues = hub.queues()
+        queues, watchdog = hub.queues(), self.server.watchdog
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return {
             "crosswire_connections": ("Peers that are connected.", len(site.gateways)),
@@ -218,7 +252,33 @@ class App:
             "crosswire_newest_id": ("The last message id handed out.", hub.store.newest_id),
             "crosswire_store_healthy": ("1 unless writing fails.", hub.store.last_error is None),
             "crosswire_draining": ("1 while the hub stops.", site.draining),
-            "crosswire_uptime_seconds": ("Since the start.", time.time() - self.server.started_at),
+            "crosswire_uptime_seconds": ("Since the start.", site.now() - self.server.started_at),
+            "crosswire_loop_lag_worst_seconds": (
+                "The latest turn of the clock within a minute.",
+                watchdog.worst_lag_s(),
+            ),
+            "crosswire_loop_blocked_total": (
+                f"Times that the event loop did not turn for {LATE_S:g} s.",
+                watchdog.blocked,
+            ),
+            "crosswire_timers_late_seconds": (
+                "How long the next deadline is overdue.",
+                self.server.timers_late_s(),
+            ),
+            "crosswire_timers_failed_total": (
+                "Timers that raised.",
+                hub.callbacks.failed["timer"],
+            ),
+            "crosswire_schedules_failed_total": (
+                "Times that a schedule could not fire.",
+                hub.schedules.failed,
+            ),
+            "crosswire_clock_jumps_forward_total": ("Of the system's clock.", hub.wall.forward),
+            "crosswire_clock_jumps_back_total": ("Of the system's clock.", hub.wall.backward),
+            "crosswire_retention_lag_seconds": (
+                "How far retention by age is behind the clock.",
+                hub.wall.lag_s,
+            ),
             "process_cpu_seconds_total": ("CPU time.", usage.ru_utime + usage.ru_stime),
             "process_resident_memory_max_bytes": ("Most memory so far.", usage.ru_maxrss * 1024),
         }

@@ -10,7 +10,7 @@ import msgspec
 from crosswire.envelope import Envelope, Property
 from crosswire.errors import InvalidSchedule, UnknownMessage
 from crosswire.gateways.payloads import Body, from_body
-from crosswire.hub.schedules import Schedule
+from crosswire.hub.schedules import Schedule, check_interval
 from crosswire.web.contract import Ask
 from crosswire.web.messages import Message, show_message
 from crosswire.web.state import Removed
@@ -103,7 +103,7 @@ def _row(ask: Ask, schedule: Schedule, preview: int) -> ScheduleRow:
         nohaste=schedule.nohaste,
         next_due=schedule.next_due,
         message=show_message(schedule.envelope),
-        preview=schedule.preview(preview, ask.now()),
+        preview=schedule.preview(preview, ask.hub.wall.at(ask.now())),
     )
 
 
@@ -145,8 +145,8 @@ def preview_schedule(ask: Ask) -> Preview:
     asked: PreviewRequest = ask.body
     if bool(asked.cron) == bool(asked.interval_s):
         raise InvalidSchedule("a schedule has an interval or a cron expression, one of them")
-    if asked.interval_s < 0:
-        raise InvalidSchedule(f"{asked.interval_s} s is no interval")
+    if not asked.cron:
+        check_interval(asked.interval_s)
     schedule = Schedule(
         id="",
         envelope=Envelope(destination="", kind="send"),
@@ -154,4 +154,4 @@ def preview_schedule(ask: Ask) -> Preview:
         cron=asked.cron,
         nohaste=asked.nohaste,
     )
-    return Preview(schedule.preview(asked.count, ask.now()))
+    return Preview(schedule.preview(asked.count, ask.hub.wall.at(ask.now())))

@@ -445,7 +445,7 @@ def _connection(gateway: Gateway) -> ConnectionRow:
         listener=gateway.listener,
         address=gateway.address,
         principal=gateway.principal,
-        since=gateway.since,
+        since=gateway.hub.wall.at(gateway.since),
         consumes=[_taking(each) for each in gateway.attachments],
         serves=sorted(name for each in gateway.providers for name in each.names),
         calls=len(gateway.calls),

@@ -1,0 +1,60 @@
+"""What `/readyz` and `/metrics` show of the clock."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from crosswire.gateways.clock import Clock
+from tests.web.conftest import StartWeb, WebHub
+
+
+async def readiness(web: WebHub) -> tuple[int, list[str], list[str]]:
+    status, body = await web.ask("GET /readyz HTTP/1.1\nhost: localhost")
+    answer = msgspec.json.decode(body)
+    return status, answer["reasons"], answer["notes"]
+
+
+async def test_a_clock_that_stands_still_is_not_ready(web: WebHub) -> None:
+    assert (await readiness(web))[:2] == (200, [])
+    server = web.server
+    assert server._timer is not None and server.watchdog._beat_at is not None
+    server._timer.cancel()
+    server._timer = None
+    server._timer_at -= 60
+    server.watchdog._beat_at -= 60
+    server.hub.call_at(server.site.now() - 30, lambda _now: None)
+    status, reasons, _ = await readiness(web)
+    assert status == 503
+    assert reasons[0].startswith("the hub's clock has not had a turn for 6")
+    assert reasons[1].startswith("timers are late by 3")
+    server._keep_time()
+    status, reasons, notes = await readiness(web)
+    assert (status, reasons) == (200, [])
+    assert notes and "event loop" in notes[0]
+    assert server.watchdog.blocked == 1
+
+
+async def test_a_jump_is_noted_but_the_hub_is_ready(start_web: StartWeb) -> None:
+    ahead = [0.0]
+    web = await start_web(clock=Clock(wall=lambda: time.time() + ahead[0]))
+    ahead[0] = 40 * 86_400.0
+    web.server._have_turn()
+    status, _, notes = await readiness(web)
+    assert status == 200
+    assert "jumped by +3456000 s" in notes[0]
+    assert "retention by age is 3456000 s behind" in notes[1]
+    metrics = (await web.ask("GET /metrics HTTP/1.1\nhost: localhost"))[1].decode()
+    assert "\ncrosswire_clock_jumps_forward_total 1\n" in metrics
+    assert "\ncrosswire_clock_jumps_back_total 0\n" in metrics
+    assert "\ncrosswire_retention_lag_seconds 345" in metrics
+    assert 'crosswire_loop_lag_seconds_bucket{le="+Inf"}' in metrics
+    for name in (
+        "crosswire_loop_lag_worst_seconds",
+        "crosswire_loop_blocked_total",
+        "crosswire_timers_late_seconds",
+        "crosswire_timers_failed_total",
+        "crosswire_schedules_failed_total",
+    ):
+        assert f"\n{name} " in metrics
