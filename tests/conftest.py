@@ -68,7 +68,6 @@ GUARDED: Final = frozenset(
         "receipt",
         "release",
         "request",
-        "wake",
         "watcher",
         "write",
     }

@@ -56,7 +56,8 @@ _REPORTS: Final = 1000
 
 
 class Dispatcher(Protocol):
-    """What may have something to hand out: a backlog, a provider, a subscriber that lags."""
+    """What may have something to hand out: a backlog, a provider, a subscriber that lags, or a
+    window in which there is room for them."""
 
     def dispatch(self, now: float) -> None:
         """Hand out what can be handed out now. Called by `Hub.pump` alone."""
