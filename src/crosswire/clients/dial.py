@@ -5,18 +5,39 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
-from typing import Generic, Self, TypeVar
+from contextlib import suppress
+from typing import Final, Generic, Self, TypeVar
 from typing import Protocol as Shape
 
-from crosswire.errors import ClientError, ConnectFailed, ConnectionLost, RequestTimeout
+from crosswire.errors import (
+    ClientError,
+    ConnectFailed,
+    ConnectionLost,
+    RequestFailed,
+    RequestTimeout,
+)
 from crosswire.session import Owner, Session
 from crosswire.wire.contract import Connection
 
-__all__ = ["Backoff", "Peer", "Redialler", "StayingClient", "dial", "within"]
+__all__ = [
+    "Backoff",
+    "Peer",
+    "Redialler",
+    "StayingClient",
+    "dial",
+    "use_keep_alive",
+    "within",
+]
 
 _log = logging.getLogger("crosswire.clients")
+
+_TEMPORARY: Final = frozenset(
+    {"connection-shut-down", "internal", "provider_lost", "refused", "timeout", "timeout-error"}
+)
+"""Codes of refusals that may be gone at the next attempt; any other would come again."""
 
 T = TypeVar("T")
 
@@ -38,8 +59,12 @@ async def dial(
     *,
     tls: ssl.SSLContext | None = None,
     timeout_s: float = 10.0,
+    keep_alive: bool = False,
 ) -> Session:
-    """A session on a new socket, its handshake just begun. Raises ConnectFailed."""
+    """A session on a new socket, its handshake just begun. Raises ConnectFailed.
+
+    `keep_alive` is for protocols without a ping of their own: TCP finds out that the peer is gone.
+    """
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout_s):
@@ -49,7 +74,18 @@ async def dial(
     except (OSError, TimeoutError) as error:
         reason = str(error) or "no answer in time"
         raise ConnectFailed(f"can't connect to {host}:{port}: {reason}") from error
+    if keep_alive:
+        use_keep_alive(session.transport)
     return session
+
+
+def use_keep_alive(transport: asyncio.Transport) -> None:
+    """Have TCP probe a silent peer."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        # A socket that was reset meanwhile refuses options; its session notices the end by itself.
+        with suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 class Backoff:
@@ -90,46 +126,88 @@ P = TypeVar("P", bound=Peer)
 
 
 class Redialler(Generic[P]):
-    """Keeps a peer at hand: dials, waits for the end, backs off, dials again."""
+    """Keeps a peer at hand: dials, waits for the end, backs off, dials again.
+
+    What goes wrong while dialling is tried again: no network, no listener, a failed handshake, a
+    refusal that may pass. Anything else ends it, and everybody who waits for a peer learns why.
+    """
 
     def __init__(
-        self, connect: Callable[[], Awaitable[P]], *, backoff: Backoff | None = None
+        self,
+        connect: Callable[[], Awaitable[P]],
+        *,
+        backoff: Backoff | None = None,
+        on_end: Callable[[ConnectionLost], None] | None = None,
     ) -> None:
         self._connect = connect
         self._backoff = backoff or Backoff()
+        self._on_end = on_end
         self._peer: P | None = None
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self._reason: ConnectionLost | None = None
+
+    @property
+    def ended(self) -> asyncio.Future[None]:
+        """Done when nothing is dialled any more; with the reason, unless `stop` was called."""
+        if self._ended is None:
+            self._ended = asyncio.get_running_loop().create_future()
+        return self._ended
 
     async def start(self) -> P:
         """The first connection is made here, so that a wrong address shows at once."""
         self._peer = await self._connect()
-        self._task = asyncio.create_task(self._keep())
+        self._task = asyncio.create_task(self._run())
         return self._peer
 
     async def peer(self, timeout_s: float | None = None) -> P:
-        """The connected peer, waited for while there is none. Raises RequestTimeout."""
+        """The connected peer, waited for while there is none.
+
+        Raises RequestTimeout, and ConnectionLost when there will be none any more.
+        """
         if self._peer is not None and not self._peer.ended.done():
             return self._peer
         return await within(timeout_s, "no connection", self._next_peer())
 
     async def stop(self) -> None:
+        """End the connection; nothing is dialled again."""
         if self._task is None:
             return
         self._task.cancel()
         await asyncio.wait([self._task])
         self._task = None
         self._changed.set()
+        if not self.ended.done():
+            self.ended.set_result(None)
         if self._peer is not None:
             await self._peer.close()
 
     async def _next_peer(self) -> P:
         while self._peer is None or self._peer.ended.done():
+            if self._reason is not None:
+                raise ConnectionLost(str(self._reason)) from self._reason.__cause__
             if self._task is None:
                 raise ConnectionLost("the client is closed")
             self._changed.clear()
             await self._changed.wait()
         return self._peer
+
+    async def _run(self) -> None:
+        try:
+            await self._keep()
+        except Exception as error:
+            # Nobody awaits this task: without this a program would wait for ever for a peer.
+            if not isinstance(error, ClientError):
+                _log.exception("reconnecting failed")
+            self._reason = ConnectionLost(f"the client reconnects no more: {error}")
+            self._reason.__cause__ = error
+            self._changed.set()
+            if not self.ended.done():
+                self.ended.set_exception(self._reason)
+                self.ended.exception()  # who does not look at it is not warned at exit
+            if self._on_end is not None:
+                self._on_end(self._reason)
 
     async def _keep(self) -> None:
         while True:
@@ -139,7 +217,9 @@ class Redialler(Generic[P]):
             await asyncio.sleep(self._backoff.next_s())
             try:
                 self._peer = await self._connect()
-            except ClientError as error:
+            except (ClientError, OSError) as error:
+                if isinstance(error, RequestFailed) and error.code not in _TEMPORARY:
+                    raise
                 _log.info("reconnecting: %s", error)
                 continue
             self._backoff.reset()
@@ -152,7 +232,17 @@ class StayingClient(Generic[P]):
     def __init__(
         self, connect: Callable[[], Awaitable[P]], *, backoff: Backoff | None = None
     ) -> None:
-        self._redialler: Redialler[P] = Redialler(connect, backoff=backoff)
+        self._redialler: Redialler[P] = Redialler(
+            connect, backoff=backoff, on_end=self._on_redialler_end
+        )
+
+    @property
+    def ended(self) -> asyncio.Future[None]:
+        """Done when the client reconnects no more: after `close`, or with ConnectionLost.
+
+        Programs that only wait for what comes await it, so that an end is not mistaken for silence.
+        """
+        return self._redialler.ended
 
     async def __aenter__(self) -> Self:
         await self._redialler.start()
@@ -168,3 +258,6 @@ class StayingClient(Generic[P]):
     async def close(self) -> None:
         """Say goodbye; nothing is dialled again."""
         await self._redialler.stop()
+
+    def _on_redialler_end(self, reason: ConnectionLost) -> None:
+        """Nothing will come any more; whoever waits for something in a client fails it here."""

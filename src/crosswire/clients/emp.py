@@ -17,6 +17,7 @@ import msgspec
 
 from crosswire.clients.dial import Backoff, StayingClient, dial, within
 from crosswire.clients.far_end import FarEnd
+from crosswire.clients.resubscribe import KeptSubscription, KeptSubscriptions, Numbers
 from crosswire.errors import (
     ConnectionLost,
     LocalProtocolError,
@@ -42,8 +43,10 @@ class EmpPeer(FarEnd):
 
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
         super().__init__()
+        self.numbers = Numbers()
         self._handlers = handlers
         self._waiting: dict[int, asyncio.Future[ResponseReceived]] = {}
+        self._joining: dict[int, Callable[[bytes], None]] = {}
         self._to_answer: deque[RequestReceived] = deque()
         self._answering: asyncio.Task[None] | None = None
 
@@ -65,8 +68,20 @@ class EmpPeer(FarEnd):
         answer: Json = msgspec.json.decode(reply)
         return answer
 
-    async def request_json(self, op: str, data: bytes, *, timeout_s: float | None = 30.0) -> bytes:
-        """Like `request`, with JSON objects that stay bytes."""
+    async def request_json(
+        self,
+        op: str,
+        data: bytes,
+        *,
+        timeout_s: float | None = 30.0,
+        succeeded: Callable[[bytes], None] | None = None,
+    ) -> bytes:
+        """Like `request`, with JSON objects that stay bytes.
+
+        `succeeded` is given the response before anything that came after it is looked at.
+        """
+        if op == "$unsubscribe":
+            data = self._with_our_number(data)
         try:
             identifier = self.connection.send_request(op, data)
         except LocalProtocolError as error:
@@ -74,13 +89,24 @@ class EmpPeer(FarEnd):
         self.session.wake()
         future: asyncio.Future[ResponseReceived] = asyncio.get_running_loop().create_future()
         self._waiting[identifier] = future
+        if succeeded is not None:
+            self._joining[identifier] = succeeded
         try:
             response = await within(timeout_s, f"no response to {op}", future)
         finally:
             self._waiting.pop(identifier, None)
+            self._joining.pop(identifier, None)
         if not response.succeeded:
             raise RequestFailed(response.code, response.description, data=response.data)
         return response.data
+
+    def _with_our_number(self, data: bytes) -> bytes:
+        """What names a subscription by the program's number names it by this connection's."""
+        asked = msgspec.json.decode(data)
+        number = asked.get("subscription")
+        if not isinstance(number, int):
+            return data
+        return msgspec.json.encode(asked | {"subscription": self.numbers.for_connection(number)})
 
     # Called by the session.
 
@@ -90,6 +116,8 @@ class EmpPeer(FarEnd):
                 case ResponseReceived(id=identifier):
                     future = self._waiting.get(identifier)
                     if future is not None and not future.done():
+                        if event.succeeded and identifier in self._joining:
+                            self._joining[identifier](event.data)
                         future.set_result(event)
                 case RequestReceived():
                     self._to_answer.append(event)
@@ -121,7 +149,12 @@ class EmpPeer(FarEnd):
                 handler = self._handlers.get(asked.op)
                 if handler is None:
                     raise RequestFailed("unknown_op", f"nobody answers {asked.op}")
-                reply = await handler(msgspec.json.decode(asked.data))
+                data = msgspec.json.decode(asked.data)
+                if asked.op == "$deliver" and {"subscription", "id"} <= data.keys():
+                    data["subscription"] = self.numbers.for_program(
+                        data["subscription"], data["id"]
+                    )
+                reply = await handler(data)
                 self.connection.send_success(asked.id, msgspec.json.encode(reply or {}))
             except RequestFailed as failure:
                 self.connection.send_failure(
@@ -134,10 +167,29 @@ class EmpPeer(FarEnd):
         self._answering = None
 
 
+class _Asked(msgspec.Struct, frozen=True):
+    """What of a `$subscribe` decides how it is made again."""
+
+    destination: str = ""
+    name: str = ""
+    start: str | int = msgspec.field(default="", name="from")
+
+
+class _Subscribed(msgspec.Struct, frozen=True):
+    subscription: int
+
+
+class _Services(msgspec.Struct, frozen=True):
+    services: list[str]
+
+
 class EmpClient(StayingClient[EmpPeer]):
     """A client that stays connected; operations in `handlers` answer what the server asks.
 
     A request that is made while there is no connection waits for the next one, within its timeout.
+    What `$authenticate`, `$subscribe` and `$serve` achieved is asked for again on every new
+    connection, before anything else: deliveries and calls go on, with the same `subscription`. If
+    the hub refuses that, the client ends, and `ended` has the reason.
     """
 
     def __init__(
@@ -158,18 +210,54 @@ class EmpClient(StayingClient[EmpPeer]):
         self._handlers = handlers or {}
         self._limits = limits
         self._connect_timeout_s = connect_timeout_s
+        self._credentials: bytes | None = None
+        self._subscriptions = KeptSubscriptions()
+        self._services: dict[str, None] = {}
 
     async def request(
         self, op: str, data: Json | None = None, *, timeout_s: float | None = 30.0
     ) -> Json:
         """As `EmpPeer.request`."""
-        peer = await self._redialler.peer(timeout_s)
-        return await peer.request(op, data, timeout_s=timeout_s)
+        reply = await self.request_json(op, msgspec.json.encode(data or {}), timeout_s=timeout_s)
+        answer: Json = msgspec.json.decode(reply)
+        return answer
 
     async def request_json(self, op: str, data: bytes, *, timeout_s: float | None = 30.0) -> bytes:
         """As `EmpPeer.request_json`."""
         peer = await self._redialler.peer(timeout_s)
-        return await peer.request_json(op, data, timeout_s=timeout_s)
+        if op == "$subscribe":
+            return await self._subscribe(peer, data, timeout_s)
+        reply = await peer.request_json(op, data, timeout_s=timeout_s)
+        if op == "$authenticate":
+            self._credentials = data
+        elif op == "$serve":
+            names = msgspec.json.decode(data, type=_Services).services
+            self._services |= dict.fromkeys(names)
+        elif op == "$unsubscribe":
+            number = msgspec.json.decode(data, type=_Subscribed).subscription
+            self._subscriptions.by_number.pop(number, None)
+        return reply
+
+    async def _subscribe(self, peer: EmpPeer, data: bytes, timeout_s: float | None) -> bytes:
+        """Keep what was asked for; gives the reply with the program's number."""
+        kept: list[KeptSubscription] = []
+
+        def keep(reply: bytes) -> None:
+            number = msgspec.json.decode(reply, type=_Subscribed).subscription
+            asked = msgspec.json.decode(data, type=_Asked)
+            kept.append(
+                self._subscriptions.add(
+                    number,
+                    data,
+                    destination=asked.destination,
+                    name=asked.name,
+                    start=str(asked.start),
+                )
+            )
+            peer.numbers.join(number, kept[0])
+
+        reply = await peer.request_json("$subscribe", data, timeout_s=timeout_s, succeeded=keep)
+        return msgspec.json.encode(msgspec.json.decode(reply) | {"subscription": kept[0].number})
 
     async def _connect(self) -> EmpPeer:
         peer = EmpPeer(self._handlers)
@@ -182,7 +270,33 @@ class EmpClient(StayingClient[EmpPeer]):
             timeout_s=self._connect_timeout_s,
         )
         await peer.opened
+        try:
+            await self._restore(peer)
+        except BaseException:
+            # Half restored is of no use to anybody, and its subscriptions would hold messages.
+            await peer.close()
+            raise
         return peer
+
+    async def _restore(self, peer: EmpPeer) -> None:
+        """Ask again for what earlier connections had. Raises ClientError."""
+        timeout_s = self._connect_timeout_s
+        if self._credentials is not None:
+            await peer.request_json("$authenticate", self._credentials, timeout_s=timeout_s)
+        if self._services:
+            await peer.request("$serve", {"services": list(self._services)}, timeout_s=timeout_s)
+        for kept in list(self._subscriptions.by_number.values()):
+            asked = msgspec.json.decode(kept.request)
+            start = kept.start_again()
+            if start != kept.start:
+                asked["from"] = start
+
+            def join(reply: bytes, kept: KeptSubscription = kept) -> None:
+                peer.numbers.join(msgspec.json.decode(reply, type=_Subscribed).subscription, kept)
+
+            await peer.request_json(
+                "$subscribe", msgspec.json.encode(asked), timeout_s=timeout_s, succeeded=join
+            )
 
 
 class EmpServer:

@@ -370,7 +370,8 @@ class EmqpSubscriber(StayingClient[_SubscriberPeer]):
     """What is published, as an asynchronous iterator of topic and message; at most once.
 
     Topics match by their beginning, and "" is everything. Reconnects by itself: what is published
-    meanwhile is missed. Up to `window` messages wait for the reader; then the broker does.
+    meanwhile is missed. Up to `window` messages wait for the reader; then the broker does. The
+    iteration raises ConnectionLost when it can't reconnect any more.
     """
 
     def __init__(
@@ -396,6 +397,7 @@ class EmqpSubscriber(StayingClient[_SubscriberPeer]):
         self._waiting: deque[Publication] = deque()
         self._arrived = asyncio.Event()
         self._closed = False
+        self._reason: ConnectionLost | None = None
         self._peer: _SubscriberPeer | None = None
 
     def __aiter__(self) -> EmqpSubscriber:
@@ -405,6 +407,8 @@ class EmqpSubscriber(StayingClient[_SubscriberPeer]):
         while not self._waiting:
             if self._closed:
                 raise StopAsyncIteration
+            if self._reason is not None:
+                raise self._reason
             self._arrived.clear()
             await self._arrived.wait()
         publication = self._waiting.popleft()
@@ -421,6 +425,10 @@ class EmqpSubscriber(StayingClient[_SubscriberPeer]):
         self._closed = True
         self._arrived.set()
         await super().close()
+
+    def _on_redialler_end(self, reason: ConnectionLost) -> None:
+        self._reason = reason
+        self._arrived.set()
 
     def _take(self, event: PublicationReceived, peer: _SubscriberPeer) -> None:
         self._waiting.append((event.topic, event.message))

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 from crosswire.clients.dial import Backoff, Redialler
 from crosswire.clients.emqp import EmqpPeer, connect_peer
 from crosswire.clients.emqp_rooms import ProcessRoom, Room, ThreadRoom
+from crosswire.errors import ConnectionLost
 from crosswire.wire.contract import ConnectionClosed, ConnectionFailed, Event
 from crosswire.wire.emqp.events import PeerLeaving, PeerReady, Registered, RequestReceived
 from crosswire.wire.emqp.frames import EmqpLimits
@@ -104,8 +105,12 @@ class Worker:
         self._running: set[asyncio.Task[None]] = set()
         self._unsent: list[tuple[bytes, str]] = []
         self._stopping = False
-        self._redialler: Redialler[_WorkerPeer] = Redialler(self._connect, backoff=backoff)
+        self._redialler: Redialler[_WorkerPeer] = Redialler(
+            self._connect, backoff=backoff, on_end=self._on_redialler_end
+        )
         self.stopped = asyncio.Event()
+        self.failure: ConnectionLost | None = None
+        """Why the worker stopped by itself; None while it works, and after `stop`."""
         for name, function in (jobs or {}).items():
             self.allow(function, name=name)
 
@@ -152,7 +157,7 @@ class Worker:
         What takes longer is stopped where it can be, and its result is lost: a broker gives
         guaranteed jobs to another worker.
         """
-        if self.stopped.is_set():
+        if self.stopped.is_set() and self.failure is None:
             return
         self._stopping = True
         peer = self._peer
@@ -170,6 +175,11 @@ class Worker:
             await asyncio.wait(self._running)
         await self._redialler.stop()
         await self._room.close()
+        self.stopped.set()
+
+    def _on_redialler_end(self, reason: ConnectionLost) -> None:
+        """No job will come any more: who waits for `stopped` goes on, and finds the reason."""
+        self.failure = reason
         self.stopped.set()
 
     @property

@@ -13,19 +13,19 @@ import asyncio
 import inspect
 import logging
 import re
-import socket
 import ssl
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from crosswire.bond import marshal
+from crosswire.bond import hub_module, marshal
 from crosswire.bond.schema import MethodDef, ServiceDef
-from crosswire.clients.dial import Backoff, StayingClient, dial, within
+from crosswire.clients.dial import Backoff, StayingClient, dial, use_keep_alive, within
 from crosswire.clients.far_end import FarEnd
+from crosswire.clients.resubscribe import KeptSubscription, KeptSubscriptions, Numbers
 from crosswire.errors import (
     BondDecodeError,
     CallFailed,
@@ -54,6 +54,17 @@ __all__ = [
 ]
 
 _log = logging.getLogger("crosswire.clients.epoxy")
+
+_HUB: Final = "crosswire.Hub"
+_DELIVERY: Final = "crosswire.Delivery"
+_SUBSCRIPTION: Final = "crosswire.Subscription"
+_SUBSCRIBED: Final = "crosswire.Subscribed"
+_DELIVER: Final = ("crosswire.Subscriber", "Deliver")
+_WITH_NUMBER: Final = frozenset({"Settle", "Unsubscribe"})
+"""Methods of the hub whose request names a subscription."""
+
+_REMEMBERED: Final = frozenset({"Serve", "Subscribe", "Unsubscribe"})
+"""Methods of the hub whose effect a new connection doesn't have."""
 
 _MOST_WORKERS = 64
 """Handlers of one connection that may wait for something at the same time."""
@@ -148,10 +159,12 @@ class EpoxyPeer(FarEnd):
         self, handlers: Handlers, *, token: str | None = None, events_waiting: int = 1024
     ) -> None:
         super().__init__()
+        self.numbers = Numbers()
         self._handlers = handlers
         self._credentials = None if token is None else marshal_credentials(token)
         self._events_waiting = events_waiting
         self._waiting: dict[int, asyncio.Future[ResponseReceived]] = {}
+        self._joining: dict[int, Callable[[bytes], None]] = {}
         self._to_handle: deque[RequestReceived | EventReceived] = deque()
         self._workers: set[asyncio.Task[None]] = set()
         self._drained: asyncio.Future[None] | None = None
@@ -199,9 +212,15 @@ class EpoxyPeer(FarEnd):
         *,
         layer_data: bytes | None = None,
         timeout_s: float | None = 30.0,
+        succeeded: Callable[[bytes], None] | None = None,
     ) -> Reply:
-        """Like `call`, with marshalled Bond that stays bytes."""
+        """Like `call`, with marshalled Bond that stays bytes.
+
+        `succeeded` is given the response before anything that came after it is looked at.
+        """
         name = f"{service}.{method}"
+        if service == _HUB and method in _WITH_NUMBER:
+            payload = self._with_our_number(method, payload)
         try:
             conversation = self.connection.send_request(
                 service, method, payload, layer_data=layer_data or self._credentials
@@ -211,10 +230,13 @@ class EpoxyPeer(FarEnd):
         self.session.wake()
         future: asyncio.Future[ResponseReceived] = asyncio.get_running_loop().create_future()
         self._waiting[conversation] = future
+        if succeeded is not None:
+            self._joining[conversation] = succeeded
         try:
             response = await within(timeout_s, f"no response from {name}", future)
         finally:
             self._waiting.pop(conversation, None)
+            self._joining.pop(conversation, None)
             self.connection.forget_request(conversation)
         if response.payload is None:
             raise _failure(response.error or b"")
@@ -241,6 +263,29 @@ class EpoxyPeer(FarEnd):
             raise self._not_sent(f"{service}.{method}", error) from None
         self.session.wake()
 
+    def _with_our_number(self, method: str, payload: bytes) -> bytes:
+        """What names a subscription by the program's number names it by this connection's."""
+        request = hub_module().service(_HUB).method(method).request
+        asked = marshal.unmarshal(payload, request)
+        number = self.numbers.for_connection(asked.subscription)
+        if number == asked.subscription:
+            return payload
+        asked.subscription = number
+        return marshal.marshal(asked, request)
+
+    def _with_programs_number(self, payload: bytes) -> bytes:
+        """A delivery as the program sees it. One that can't be read is left to its handler."""
+        struct = hub_module().struct(_DELIVERY)
+        try:
+            delivery = marshal.unmarshal(payload, struct)
+        except BondDecodeError:
+            return payload
+        number = self.numbers.for_program(delivery.subscription, delivery.id)
+        if number == delivery.subscription:
+            return payload
+        delivery.subscription = number
+        return marshal.marshal(delivery, struct)
+
     # Called by the session.
 
     def handle_events(self, events: list[Event]) -> None:
@@ -249,6 +294,8 @@ class EpoxyPeer(FarEnd):
                 case ResponseReceived(conversation_id=conversation):
                     future = self._waiting.get(conversation)
                     if future is not None and not future.done():
+                        if event.payload is not None and conversation in self._joining:
+                            self._joining[conversation](event.payload)
                         future.set_result(event)
                 case RequestReceived():
                     self._to_handle.append(event)
@@ -361,10 +408,13 @@ class EpoxyPeer(FarEnd):
             return told
 
     def _call(self, received: RequestReceived | EventReceived, *, is_event: bool) -> Call:
+        payload = received.payload
+        if (received.service_name, received.method_name) == _DELIVER:
+            payload = self._with_programs_number(payload)
         return Call(
             service=received.service_name,
             method=received.method_name,
-            payload=received.payload,
+            payload=payload,
             layer_data=received.layer_data,
             is_event=is_event,
             peer=self,
@@ -385,13 +435,6 @@ def _internal_error(message: str) -> Error:
     return Error(ErrorCode.INTERNAL_SERVER_ERROR, message, unique_id=str(uuid.uuid4()))
 
 
-def _keep_alive(transport: asyncio.Transport) -> None:
-    """Epoxy has no ping of its own (RULINGS, dead connections)."""
-    sock = transport.get_extra_info("socket")
-    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-
-
 # ------------------------------------------------------------------------------ client and server
 
 
@@ -400,6 +443,9 @@ class EpoxyClient(StayingClient[EpoxyPeer]):
 
     A call that is made while there is no connection waits for the next one, within its timeout.
     With a `token`, every call and event that has no layer data of its own says who we are.
+    What `crosswire.Hub.Subscribe` and `Serve` achieved is asked for again on every new connection,
+    before anything else: deliveries and calls go on, with the same `subscription`. If the hub
+    refuses that, the client ends, and `ended` has the reason.
     """
 
     def __init__(
@@ -422,6 +468,8 @@ class EpoxyClient(StayingClient[EpoxyPeer]):
         self._token = token
         self._limits = limits
         self._connect_timeout_s = connect_timeout_s
+        self._subscriptions = KeptSubscriptions()
+        self._services: dict[str, None] = {}
 
     async def call(
         self,
@@ -433,6 +481,14 @@ class EpoxyClient(StayingClient[EpoxyPeer]):
         timeout_s: float | None = 30.0,
     ) -> Any:
         """As `EpoxyPeer.call`."""
+        if service.full_name == _HUB and method in _REMEMBERED:
+            declared = service.method(method)
+            payload = marshal.marshal(request, declared.request)
+            reply = await self.call_bytes(
+                _HUB, method, payload, layer_data=layer_data, timeout_s=timeout_s
+            )
+            assert declared.response is not None  # all methods of the hub have one
+            return marshal.unmarshal(reply.payload, declared.response)
         peer = await self._redialler.peer(timeout_s)
         return await peer.call(service, method, request, layer_data=layer_data, timeout_s=timeout_s)
 
@@ -447,9 +503,18 @@ class EpoxyClient(StayingClient[EpoxyPeer]):
     ) -> Reply:
         """As `EpoxyPeer.call_bytes`."""
         peer = await self._redialler.peer(timeout_s)
-        return await peer.call_bytes(
+        if service == _HUB and method == "Subscribe":
+            return await self._subscribe(peer, payload, layer_data, timeout_s)
+        reply = await peer.call_bytes(
             service, method, payload, layer_data=layer_data, timeout_s=timeout_s
         )
+        if service == _HUB and method in _REMEMBERED:
+            asked = marshal.unmarshal(payload, hub_module().service(_HUB).method(method).request)
+            if method == "Serve":
+                self._services |= dict.fromkeys(asked.services)
+            else:
+                self._subscriptions.by_number.pop(asked.subscription, None)
+        return reply
 
     async def tell(
         self,
@@ -479,17 +544,74 @@ class EpoxyClient(StayingClient[EpoxyPeer]):
 
     async def _connect(self) -> EpoxyPeer:
         peer = EpoxyPeer(self._handlers, token=self._token)
-        session = await dial(
+        await dial(
             self._host,
             self._port,
             lambda now: EpoxyConnection("client", now, limits=self._limits),
             peer,
             tls=self._tls,
             timeout_s=self._connect_timeout_s,
+            keep_alive=True,
         )
-        _keep_alive(session.transport)
         await peer.opened
+        try:
+            await self._restore(peer)
+        except BaseException:
+            # Half restored is of no use to anybody, and its subscriptions would hold messages.
+            await peer.close()
+            raise
         return peer
+
+    async def _subscribe(
+        self, peer: EpoxyPeer, payload: bytes, layer_data: bytes | None, timeout_s: float | None
+    ) -> Reply:
+        """Keep what was asked for; gives the reply with the program's number."""
+        module = hub_module()
+        asked = marshal.unmarshal(payload, module.struct(_SUBSCRIPTION))
+        subscribed = module.struct(_SUBSCRIBED)
+        kept: list[KeptSubscription] = []
+
+        def keep(reply: bytes) -> None:
+            number = marshal.unmarshal(reply, subscribed).subscription
+            kept.append(
+                self._subscriptions.add(
+                    number,
+                    payload,
+                    destination=asked.destination,
+                    name=asked.name,
+                    start=asked.start,
+                )
+            )
+            peer.numbers.join(number, kept[0])
+
+        reply = await peer.call_bytes(
+            _HUB, "Subscribe", payload, layer_data=layer_data, timeout_s=timeout_s, succeeded=keep
+        )
+        answer = subscribed.python_class(subscription=kept[0].number)
+        return Reply(marshal.marshal(answer, subscribed), reply.layer_data)
+
+    async def _restore(self, peer: EpoxyPeer) -> None:
+        """Ask again for what earlier connections had. Raises ClientError."""
+        hub, timeout_s = hub_module().service(_HUB), self._connect_timeout_s
+        if self._services:
+            services = hub.method("Serve").request.python_class(services=list(self._services))
+            await peer.call(hub, "Serve", services, timeout_s=timeout_s)
+        for kept in list(self._subscriptions.by_number.values()):
+            request = hub.method("Subscribe").request
+            asked = marshal.unmarshal(kept.request, request)
+            asked.start = kept.start_again()
+
+            def join(reply: bytes, kept: KeptSubscription = kept) -> None:
+                number = marshal.unmarshal(reply, hub_module().struct(_SUBSCRIBED)).subscription
+                peer.numbers.join(number, kept)
+
+            await peer.call_bytes(
+                _HUB,
+                "Subscribe",
+                marshal.marshal(asked, request),
+                timeout_s=timeout_s,
+                succeeded=join,
+            )
 
 
 class EpoxyServer:
@@ -541,7 +663,7 @@ class EpoxyServer:
         peer.ended.add_done_callback(lambda _: self.peers.discard(peer))
         connection = EpoxyConnection("server", now, limits=self._limits)
         transport = peer.session.transport
-        _keep_alive(transport)
+        use_keep_alive(transport)
         if self._most_peers is not None and len(self.peers) > self._most_peers:
             connection.fail(ServiceUnavailable("no room for another connection"))
         elif self._refuse is not None and (reason := self._refuse(transport)):

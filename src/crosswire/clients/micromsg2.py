@@ -450,6 +450,7 @@ class MicroMsg2Client(StayingClient[MicroMsg2Peer]):
             peer,
             tls=self._tls,
             timeout_s=self._connect_timeout_s,
+            keep_alive=True,
         )
         await peer.opened
         self._peer = peer
@@ -460,6 +461,10 @@ class MicroMsg2Client(StayingClient[MicroMsg2Peer]):
             peer.connection.send_serve(destination)
         peer.session.wake()
         return peer
+
+    def _on_redialler_end(self, reason: ConnectionLost) -> None:
+        for subscription in self._subscriptions:
+            subscription.fail(reason)
 
     def _lose(self, peer: MicroMsg2Peer) -> None:
         """Calls are not repeated. Subscriptions are, unless the server said that it won't do."""

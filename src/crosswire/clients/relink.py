@@ -366,7 +366,7 @@ class RelinkClient:
 
     async def __aenter__(self) -> RelinkClient:
         await self._connect()
-        self._keeper = asyncio.create_task(self._keep())
+        self._keeper = asyncio.create_task(self._run())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -422,7 +422,7 @@ class RelinkClient:
         if self._keeper is None:
             return
         try:
-            if not self.link.ended:
+            if not self.link.ended and self._lost is None:
                 for sender in self._senders.values():
                     sender.roll_back()
                 self.link.shutdown()
@@ -519,6 +519,14 @@ class RelinkClient:
             "connector", now, limits=link.limits, link=link, require_old_link=link.id != 0
         )
 
+    async def _run(self) -> None:
+        try:
+            await self._keep()
+        except Exception as error:
+            # Nobody awaits this task: whoever waits for a message must learn that none will come.
+            _log.exception("reconnecting failed")
+            self._lose(ConnectionLost(f"the client reconnects no more: {error}"))
+
     async def _keep(self) -> None:
         while not self.link.ended:
             if self._connected:
@@ -528,7 +536,7 @@ class RelinkClient:
             try:
                 await self._connect()
                 self._backoff.reset()
-            except ClientError as error:
+            except (ClientError, OSError) as error:
                 _log.info("reconnecting: %s", error)
 
     def _disconnected(self, event: ConnectionClosed | ConnectionFailed) -> None:

@@ -1,9 +1,34 @@
 """Messages that wait for somebody to settle them: what queues and named subscriptions share.
 
-tail      on disk only, behind `loaded`
+tail      on disk only, after `loaded`
 ready     in memory, up to the policy's window, in order
 held      with a consumer, until settled, refused or returned
 delayed   refused, until their time has come
+
+Memory is bounded twice by `window_bytes`: what is ready or delayed, and what consumers hold
+together. Each bound lets one message pass that is larger than what is left: the tail is read while
+less than half of the window is taken, so always when nothing is ready or delayed, and a consumer
+that holds nothing gets a message whatever the others hold. So the memory of a backlog is at most
+twice `window_bytes`, and a message for each consumer and one more. Nobody who keeps messages keeps
+others from getting theirs; he only makes them take one at a time.
+
+Liveness: between two calls into the hub, nothing that could move waits for a call that may never
+come.
+
+- If there is room in memory and a committed message in the tail, a read is under way.
+- If a message is ready and a consumer that takes it has room, the backlog is touched: it is
+  dispatched before the hub's pump ends. To have room is to have a free window and, while consumers
+  hold `window_bytes` together, to hold nothing.
+- If the tail is not committed, the commit touches the backlog.
+- If what is delayed, leased or at the head with an expiry could make room, a timer is set.
+
+Ready messages that the filters of all who have room pass over are in nobody's way but their own:
+they fill the memory until somebody takes them or they expire.
+
+Every transition that could make one of the conditions true ends in one of three places: `touch`
+where a message becomes ready, `has_room` where a window gets free, and `_check` where bytes or
+messages leave the memory, the tail grows or the bounds change. Whoever is called from outside
+pumps the hub afterwards.
 """
 
 from __future__ import annotations
@@ -12,6 +37,7 @@ import heapq
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from crosswire.envelope import Envelope, decode
@@ -28,6 +54,7 @@ if TYPE_CHECKING:
 __all__ = ["Backlog"]
 
 _PAGE: Final = 256
+_PAGE_BYTES: Final = 1 << 20
 _RECLAIM_AFTER: Final = 65_536
 
 
@@ -66,7 +93,8 @@ class Backlog(ABC):
         self._eligible: list[tuple[int, int, int, Consumer]] = []
         self._uses = 0
         self._filtered = 0
-        self._passed_over: list[Consumer] = []
+        self._held_bytes = 0
+        self._is_held_up = False
         self._reading = False
         self._wake_at = 0.0
         self._reclaimed = 0
@@ -97,8 +125,13 @@ class Backlog(ABC):
         return (
             self.loaded >= self.visible
             and len(self._ready) < self._window_messages
-            and self.in_memory_bytes < self._window_bytes
+            and self._waiting_bytes < self._window_bytes
         )
+
+    @property
+    def _waiting_bytes(self) -> int:
+        """What is in memory and with nobody: ready or delayed."""
+        return self.in_memory_bytes - self._held_bytes
 
     def arrive(self, runs: Iterable[Arrivals], now: float) -> None:
         """These are committed, or need not be; in order of ids."""
@@ -107,12 +140,13 @@ class Backlog(ABC):
                 self.visible = run.envelopes[-1].id
             elif (
                 self.has_space_for(len(run.sizes))
-                and self.in_memory_bytes + sum(run.sizes) <= self._window_bytes
+                and self._waiting_bytes + sum(run.sizes) <= self._window_bytes
             ):
                 self._take_all(run)
             else:
                 self._take_some(run)
         self._schedule_expiry(now)
+        self._check()
         self._hub.touch(self)
 
     def _take_all(self, run: Arrivals) -> None:
@@ -142,18 +176,45 @@ class Backlog(ABC):
         self.in_memory_bytes += item.size
         self._ready.append(item)
 
+    def _check(self) -> None:
+        """Decide whether something has to be under way; see the module's liveness rule.
+
+        To be called by whatever may have made room, moved the tail's end or changed a bound. What
+        is called from outside pumps the hub afterwards.
+        """
+        if self.loaded < self.visible:
+            if self.visible > self._hub.committed_id:
+                self._hub.subscriptions.await_commit(self)
+            if self._needs_read():
+                self._hub.touch(self)
+        if self._is_held_up and self._ready:
+            self._hub.touch(self)
+
+    def _needs_read(self) -> bool:
+        """Is there room for some of the tail, and may it be read?
+
+        Below half of the window, so that pages are large. At least one message always has room: a
+        window of one has no half, and a message may be larger than the window.
+        """
+        return (
+            self.loaded < self.visible
+            and not self._reading
+            and self.loaded < self._hub.committed_id
+            and (not self._ready or len(self._ready) < self._window_messages // 2)
+            and (2 * self._waiting_bytes < self._window_bytes or not self._waiting_bytes)
+        )
+
     def _fill(self) -> None:
         """Bring in some of the tail when there is room for it."""
-        upto = min(self.visible, self._hub.committed_id)
-        while (
-            self.loaded < upto
-            and not self._reading
-            and len(self._ready) < self._window_messages // 2
-            and (self.in_memory_bytes < self._window_bytes or not self._items)
-        ):
+        while self._needs_read():
             self._reading = True
             self._hub.store.read(
-                self.numbers, after=self.loaded, upto=upto, count=_PAGE, done=self._filled
+                self.numbers,
+                after=self.loaded,
+                upto=min(self.visible, self._hub.committed_id),
+                count=max(min(_PAGE, self._window_messages - len(self._ready)), 1),
+                size_bytes=max(min(_PAGE_BYTES, self._window_bytes - self._waiting_bytes), 1),
+                done=self._filled,
             )
 
     def _filled(self, page: Page) -> None:
@@ -164,7 +225,8 @@ class Backlog(ABC):
             if identifier in later:
                 later.discard(identifier)
                 continue
-            if identifier in self._items:
+            # A purge while the page was on its way has moved `loaded` past it.
+            if identifier in self._items or identifier <= self.loaded:
                 continue
             envelope = self._decode(number, identifier, record)
             if envelope is not None and self.wants(envelope):
@@ -173,7 +235,7 @@ class Backlog(ABC):
                     item.attempts = attempts.pop(identifier, [])
                     item.delivered = len(item.attempts)
                 self._take(item)
-        self.loaded = page.last
+        self.loaded = max(self.loaded, page.last)
         if self.loaded >= self.visible:
             self._count_exactly()
         self._hub.touch(self)
@@ -215,6 +277,9 @@ class Backlog(ABC):
         self.visible = max((hub.store.last_id(number) for number in self.numbers), default=0)
         self.visible = max(self.visible, self.loaded)
         self._fill()
+        if self.loaded >= self.visible:
+            # What was visible before it was written, and never was, is still in the counters.
+            self._count_exactly()
         self._schedule_expiry(now)
 
     # Consumers.
@@ -268,13 +333,16 @@ class Backlog(ABC):
 
     def has_room(self, consumer: Consumer, now: float) -> None:
         if consumer.is_open and not consumer.is_listed and consumer.window.free > 0:
-            consumer.is_listed = True
-            heapq.heappush(
-                self._eligible,
-                (-consumer.weight, consumer.last_used, consumer.number, consumer),
-            )
+            self._list(consumer)
             self._hub.touch(self)
             self._hub.pump(now)
+
+    def _list(self, consumer: Consumer) -> None:
+        """It may be given something: it has been offered all that is ready, or will be soon."""
+        consumer.is_listed = True
+        heapq.heappush(
+            self._eligible, (-consumer.weight, consumer.last_used, consumer.number, consumer)
+        )
 
     def detach(self, consumer: Consumer, now: float) -> None:
         self.consumers.remove(consumer)
@@ -286,6 +354,10 @@ class Backlog(ABC):
         if not consumer.window.granted and returned:
             consumer.window.free += len(returned)
             consumer.window.wake(now)
+        if len(self._eligible) > 2 * len(self.consumers) + 16:
+            # Who left is dropped when it is its turn, which on an idle queue never comes.
+            self._eligible = [entry for entry in self._eligible if entry[3].is_open]
+            heapq.heapify(self._eligible)
         self._hub.touch(self)
         self._hub.pump(now)
 
@@ -295,12 +367,18 @@ class Backlog(ABC):
         """Hand out what is ready to whom has room: the highest weight first, then who waited
         longest. Each consumer is told once."""
         self._fill()
+        self._is_held_up = False
         given: dict[Consumer, list[Delivery]] = {}
+        passed: list[Consumer] = []
         now_us = int(now * 1_000_000)
         while self._ready and self._eligible:
             consumer = heapq.heappop(self._eligible)[3]
             consumer.is_listed = False
             if not consumer.is_open or consumer.window.free <= 0:
+                continue
+            if consumer.held and self._held_bytes >= self._window_bytes:
+                self._is_held_up = True
+                passed.append(consumer)
                 continue
             alone = not self._eligible
             before = consumer.window.free
@@ -308,19 +386,21 @@ class Backlog(ABC):
                 self._give_matching(consumer, given, now, now_us)
             else:
                 self._give_some(consumer, before if alone else 1, given, now, now_us)
-            took = consumer.window.free < before
-            if consumer.window.free > 0 and (took or not self._filtered):
-                consumer.is_listed = True
-                heapq.heappush(
-                    self._eligible,
-                    (-consumer.weight, consumer.last_used, consumer.number, consumer),
-                )
-            elif not took and self._filtered:
-                self._skip(consumer)
-            self._fill()
-        self._relist()
+            if consumer.window.free == before and self._filtered:
+                passed.append(consumer)
+            elif consumer.window.free > 0:
+                self._list(consumer)
+            if self.loaded < self.visible:
+                self._fill()
+        # Who was passed over stays listed: what becomes ready later touches the backlog, and so
+        # does what was read above, after its turn.
+        for consumer in passed:
+            self._list(consumer)
+        if self._ready:
+            is_full_of_others = bool(self._filtered and passed) and self.loaded < self.visible
+            self._schedule_expiry(now, anywhere=is_full_of_others)
         for consumer, deliveries in given.items():
-            self._tell(consumer, deliveries, now_us)
+            self._tell(consumer, deliveries, now)
 
     def _give_some(
         self,
@@ -335,7 +415,8 @@ class Backlog(ABC):
         self._uses += 1
         consumer.last_used = self._uses
         held, free, lease_s = consumer.held, consumer.window.free, consumer.lease_s
-        while ready and count:
+        held_bytes, most_bytes = self._held_bytes, self._window_bytes
+        while ready and count and (held_bytes < most_bytes or not held):
             item = ready.popleft()
             envelope = item.envelope
             if envelope.expires and envelope.expires <= now_us:
@@ -344,60 +425,51 @@ class Backlog(ABC):
             item.delivered += 1
             item.consumer = consumer
             held[item.id] = item
+            held_bytes += item.size
             if lease_s is not None:
                 self._lease(item, now + lease_s)
             deliveries.append(Delivery(envelope, item.delivered))
             count -= 1
             free -= 1
         consumer.window.free = free
+        self._held_bytes = held_bytes
 
     def _give_matching(
         self, consumer: Consumer, given: dict[Consumer, list[Delivery]], now: float, now_us: int
     ) -> None:
         """Its filter may pass over messages: they stay where they are, for others."""
-        for place, item in enumerate(self._ready):
+        has_expired = False
+        for index, item in enumerate(self._ready):
             expires = item.envelope.expires
             if expires and expires <= now_us:
-                continue
-            if consumer.takes(item.envelope):
-                del self._ready[place]
+                has_expired = True
+            elif consumer.takes(item.envelope):
+                del self._ready[index]
                 self._uses += 1
                 consumer.last_used = self._uses
                 self._give(item, consumer, now)
                 given.setdefault(consumer, []).append(Delivery(item.envelope, item.delivered))
                 consumer.window.free -= 1
-                return
-
-    def _skip(self, consumer: Consumer) -> None:
-        """Nothing in memory is for it: it is listed again when something arrives."""
-        self._passed_over.append(consumer)
-
-    def _relist(self) -> None:
-        if not self._filtered:
-            return
-        passed, self._passed_over = self._passed_over, []
-        for consumer in passed:
-            if consumer.is_open and not consumer.is_listed:
-                consumer.is_listed = True
-                heapq.heappush(
-                    self._eligible,
-                    (-consumer.weight, consumer.last_used, consumer.number, consumer),
-                )
+                break
+        if has_expired:
+            self._expire_all(now_us)
 
     def _give(self, item: Item, consumer: Consumer, now: float) -> None:
         item.delivered += 1
         item.consumer = consumer
         consumer.held[item.id] = item
+        self._held_bytes += item.size
         if consumer.lease_s is not None:
             self._lease(item, now + consumer.lease_s)
 
-    def _tell(self, consumer: Consumer, deliveries: list[Delivery], now_us: int) -> None:
+    def _tell(self, consumer: Consumer, deliveries: list[Delivery], now: float) -> None:
         if not deliveries:
             return
-        self._hub.note_by_attempt(
-            Step.DELIVERED, now_us, self.destination, deliveries, consumer.peer
+        hub = self._hub
+        hub.note_by_attempt(
+            Step.DELIVERED, int(now * 1_000_000), self.destination, deliveries, consumer.peer
         )
-        self._hub.deliver(consumer, deliveries)
+        hub.deliver(consumer, deliveries)
 
     # What consumers say.
 
@@ -412,12 +484,15 @@ class Backlog(ABC):
                 size += item.size
                 settled.append(identifier)
         if settled:
+            self._held_bytes -= size
             self._let_go(settled, size)
             self._note(Step.SETTLED, now, settled, peer=consumer.peer)
             self._hub.changed(self)
             if self._hub.watched:
                 self._hub.tell_watchers(settled)
             self._make_room(consumer, len(settled), now)
+            self._check()
+            self._hub.pump(now)
         return len(settled)
 
     def refuse(
@@ -441,6 +516,7 @@ class Backlog(ABC):
         if count:
             self._hub.changed(self)
             self._make_room(consumer, count, now)
+            self._check()
             self._hub.pump(now)
         return count
 
@@ -469,6 +545,7 @@ class Backlog(ABC):
         """A delivery ended badly: later again, at once again, or never again."""
         now_us = int(now * 1_000_000)
         item.consumer = None
+        self._held_bytes -= item.size
         item.attempts = [*item.attempts, Attempt(now_us, consumer.peer.connection, cause)]
         self._note(step, now, [item.id], peer=consumer.peer, attempt=item.delivered, detail=cause)
         if final is None:
@@ -518,6 +595,15 @@ class Backlog(ABC):
         if self._hub.watched:
             self._hub.tell_watchers([item.id], "expired")
 
+    def _expire_all(self, now_us: int) -> None:
+        """Those too that are not at the head: messages that filters pass over keep them there."""
+        expired = [item for item in self._ready if 0 < item.envelope.expires <= now_us]
+        if expired:
+            gone = {item.id for item in expired}
+            self._ready = deque(item for item in self._ready if item.id not in gone)
+            for item in expired:
+                self._expire(item, now_us)
+
     def browse(self, after: int, count: int) -> list[Envelope]:
         """What is not settled, behind an id, wherever it is; without touching it."""
         found: list[Envelope] = []
@@ -556,6 +642,9 @@ class Backlog(ABC):
             heapq.heapify(self._delayed)
             self._note(step, now, sorted(gone), detail=detail)
             self._hub.changed(self)
+            self._schedule_expiry(now)
+            self._check()
+            self._hub.pump(now)
         return sorted(gone)
 
     def _remove_from_tail(self, identifier: int) -> bool:
@@ -587,12 +676,25 @@ class Backlog(ABC):
 
     def exchange(self, envelope: Envelope, record: bytes) -> None:
         """Put another envelope in the place of the one with its id."""
+        store, number = self._hub.store, self.numbers[0]
         item = self._items.get(envelope.id)
         if item is not None:
-            self.in_memory_bytes += len(record) - item.size
+            grown = len(record) - item.size
+            self.in_memory_bytes += grown
+            if item.consumer is not None:
+                self._held_bytes += grown
             item.envelope, item.size = envelope, len(record)
-        self._hub.store.retain(self.numbers[0], envelope.id, record)
-        self._hub.store.request()
+            self._uncount(0, -grown)
+        else:
+            stored = store.fetch(number, [envelope.id])[0]
+            if stored is not None:
+                self._uncount(0, len(stored) - len(record))
+        store.retain(number, envelope.id, record)
+        store.request()
+        # A filter may take what it has become, and a smaller one makes room.
+        self._check()
+        self._hub.touch(self)
+        self._hub.pump(self._hub.now)
 
     def drop_oldest(self, now: float) -> bool:
         """Make room for another by letting the oldest go that nobody holds."""
@@ -603,6 +705,8 @@ class Backlog(ABC):
         self._forget(item)
         self._note(Step.DROPPED, now, [item.id], detail="the queue is full")
         self._hub.changed(self)
+        self._schedule_expiry(now)
+        self._check()
         return True
 
     def _note(
@@ -645,12 +749,29 @@ class Backlog(ABC):
     def _wake(self, due: float) -> None:
         if not self._wake_at or due < self._wake_at:
             self._wake_at = due
-            self._hub.call_at(due, self._on_time)
+            self._hub.call_at(due, partial(self._on_timer, due))
 
-    def _schedule_expiry(self, now: float) -> None:
-        """Expiry is looked at where it matters: at the head, which is the oldest."""
-        if self._ready and self._ready[0].envelope.expires:
-            self._wake(max(self._ready[0].envelope.expires / 1_000_000, now))
+    def _on_timer(self, due: float, now: float) -> None:
+        """A timer that an earlier one has replaced does nothing: it would only set others, which
+        set others in turn, twice as many each time."""
+        if due == self._wake_at:
+            self._on_time(now)
+
+    def _schedule_expiry(self, now: float, *, anywhere: bool = False) -> None:
+        """Expiry is looked at where it matters: at the head, which is the oldest.
+
+        `anywhere` is for a memory full of what filters pass over: whatever expires makes room.
+        """
+        if not self._ready:
+            return
+        expires = self._ready[0].envelope.expires
+        if anywhere:
+            expiries = (item.envelope.expires for item in self._ready if item.envelope.expires)
+            expires = min(expiries, default=0)
+        if expires:
+            # One more: where the division rounds down, the timer would find nothing expired and
+            # be set for the same moment again, without end.
+            self._wake(max((expires + 1) / 1_000_000, now))
 
     def _on_time(self, now: float) -> None:
         self._wake_at = 0.0
@@ -674,11 +795,17 @@ class Backlog(ABC):
         while self._ready and 0 < self._ready[0].envelope.expires <= now_us:
             self._expire(self._ready.popleft(), now_us)
             self._fill()
+        if self._filtered:
+            self._expire_all(now_us)
         if self._delayed:
             self._wake(self._delayed[0][0])
         if self._leases:
             self._wake(self._leases[0][0])
         self._schedule_expiry(now)
+        self._check()
+        # A timer that was set for what is gone ends here too: whatever is next to expire among
+        # those that filters pass over is looked for by the dispatch.
+        self._hub.touch(self)
         self._hub.pump(now)
 
     # The disk.

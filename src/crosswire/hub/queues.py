@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -10,7 +11,7 @@ from crosswire.errors import DestinationFull
 from crosswire.hub.attachment import Consumer
 from crosswire.hub.backlog import Backlog
 from crosswire.hub.floors import floor_of, save_floor
-from crosswire.hub.items import Retry
+from crosswire.hub.items import Arrivals, Retry
 
 if TYPE_CHECKING:
     from crosswire.hub.hub import Hub
@@ -65,6 +66,7 @@ class Queue(Backlog):
         self.policy = policy
         self.numbers = [self.number]
         self.waiting = 0
+        self._is_inexact = False
         self._floor = floor_of(hub.store, self.number)
         stored = hub.store.get(_DEPTHS, self.number.to_bytes(4))
         if stored is not None:
@@ -77,6 +79,7 @@ class Queue(Backlog):
         self.retry = policy.retry
         self._window_messages = policy.window_messages
         self._window_bytes = policy.window_bytes
+        self._check()
 
     @property
     def name(self) -> str:
@@ -98,6 +101,8 @@ class Queue(Backlog):
 
     def detach(self, consumer: Consumer, now: float) -> None:
         self._hub.tell_of_consumers(self)
+        # The hub calls who was told before it dispatches this queue: who stands in for others may
+        # then take what it left to them.
         super().detach(consumer, now)
 
     def admit(self, size: int, now: float) -> None:
@@ -142,13 +147,22 @@ class Queue(Backlog):
     def withdraw(self, count: int, size: int) -> None:
         """Count messages out that were admitted but could not be stored."""
         self._uncount(count, size)
+        if self._is_inexact and self.loaded >= self.visible:
+            self._count_exactly()
 
     def _uncount(self, count: int, size: int) -> None:
         self.length = max(self.length - count, 0)
         self.size_bytes = max(self.size_bytes - size, 0)
 
+    def arrive(self, runs: Iterable[Arrivals], now: float) -> None:
+        super().arrive(runs, now)
+        if self._is_inexact and self.loaded >= self.visible:
+            self._count_exactly()
+
     def _count_exactly(self) -> None:
-        if not self.waiting:
+        # What waits for its commit is counted and not in memory: then it is done afterwards.
+        self._is_inexact = self.waiting > 0
+        if not self._is_inexact:
             self.length = len(self._items)
             self.size_bytes = self.in_memory_bytes
 

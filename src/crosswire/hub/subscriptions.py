@@ -9,6 +9,7 @@ import msgspec
 
 from crosswire.errors import InvalidDestination, RecordDamaged, SubscriptionConflict, UnknownMessage
 from crosswire.hub.attachment import Predicate, Receiver, Window
+from crosswire.hub.backlog import Backlog
 from crosswire.hub.filters import Filter
 from crosswire.hub.ledger import Peer
 from crosswire.hub.topics import Definition, Index, Subscriber, Subscription, Topic
@@ -53,7 +54,7 @@ class Subscriptions:
         self._subscribers: Index[Subscriber] = Index()
         self._named: Index[Subscription] = Index()
         self._by_name: dict[str, Subscription] = {}
-        self._beginning: dict[Subscription, None] = {}
+        self._awaiting_commit: dict[Backlog, None] = {}
         self._numbers: dict[str, tuple[int, list[int], list[Topic]]] = {}
 
     def recover(self, now: float) -> None:
@@ -95,7 +96,7 @@ class Subscriptions:
         definition = Definition(name, pattern, filter_text, since_us, int(now * _US))
         subscription = self._keep(definition)
         subscription.begin(self._position(pattern, start))
-        self._beginning[subscription] = None
+        self.await_commit(subscription)
         self._hub.store.save(_SPACE, name.encode(), _encode(definition))
         self._hub.store.request()
         return subscription
@@ -116,7 +117,7 @@ class Subscriptions:
         if subscription.consumers:
             raise SubscriptionConflict(f"{name!r} is in use")
         del self._by_name[name]
-        self._beginning.pop(subscription, None)
+        self._awaiting_commit.pop(subscription, None)
         self._named.remove(subscription.definition.pattern, subscription)
         subscription.forget()
         self._hub.store.drop(_SPACE, name.encode())
@@ -206,13 +207,17 @@ class Subscriptions:
     # From time to time.
 
     def catch_up(self) -> None:
-        """More is committed: those who lag, or have just begun, may read it."""
+        """More is committed: those who lag, or could not read it yet, may read it."""
         for subscriber in self.lagging:
             self._hub.touch(subscriber)
-        for subscription in list(self._beginning):
-            self._hub.touch(subscription)
-            if subscription.loaded >= subscription.visible:
-                del self._beginning[subscription]
+        for backlog in list(self._awaiting_commit):
+            self._hub.touch(backlog)
+            if backlog.visible <= self._hub.committed_id:
+                del self._awaiting_commit[backlog]
+
+    def await_commit(self, backlog: Backlog) -> None:
+        """Its tail reaches beyond what is committed: commits touch it until they are past that."""
+        self._awaiting_commit[backlog] = None
 
     def tell_of_gaps(self) -> None:
         for subscription in self._by_name.values():
