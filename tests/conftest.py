@@ -62,6 +62,7 @@ GUARDED: Final = frozenset(
         "consumers",
         "delivery",
         "dispatch",
+        "filter",
         "metrics",
         "notice",
         "publish",
