@@ -239,6 +239,45 @@ def test_answers_watchers_and_listeners_that_raise() -> None:
     assert bench.hub.callbacks.failed == {"answer": 2, "consumers": 3, "watcher": 1}
 
 
+@pytest.mark.failing_callbacks
+def test_a_choice_that_raises_is_no_choice_of_others() -> None:
+    bench, choosy, other = Bench(), Recorder(), Recorder()
+    bench.consume("queue/q", choosy, window=10, weight=20, choice=raising)
+    bench.consume("queue/q", other, window=10)
+    bench.produce(send(b"a"), send(b"b"))
+    assert other.payloads == [b"a", b"b"] and not choosy.payloads
+    bench.subscribe("topic/t", choosy, window=10, names=raising)
+    bench.subscribe("topic/t", choosy, window=10, filter="a=N1").matches = raising
+    bench.subscribe("topic/t", other, window=10)
+    bench.produce(publish(b"c"), publish(b"d"))
+    assert other.payloads == [b"a", b"b", b"c", b"d"] and not choosy.payloads
+    assert len(choosy.errors) == 3
+    assert bench.hub.callbacks.failed == {"filter": 3}
+    assert len(bench.hub.queue("queue/q").consumers) == 1
+
+
+@pytest.mark.failing_callbacks
+def test_what_was_given_is_delivered_though_the_disk_can_t_be_read() -> None:
+    """And the rest as soon as it can be read again."""
+    bench, taker, late = (
+        Bench(HubConfig(queue=QueuePolicy(window_messages=4))),
+        Recorder(),
+        Recorder(),
+    )
+    bench.produce(*[send(b"%d" % number) for number in range(20)])
+    bench.produce(*[publish(b"%d" % number) for number in range(20)])
+    read = bench.store.read
+    bench.store.read = lambda *_, **__: raising()  # type: ignore[assignment,method-assign]
+    consumer = bench.consume("queue/q", taker, window=30)
+    assert set(consumer.held) == set(taker.ids) and len(taker.ids) == 4
+    bench.subscribe("topic/t", late, start="earliest", window=30)
+    bench.wait(0.5)
+    bench.store.read = read  # type: ignore[method-assign]
+    assert len(taker.ids) == 4 and not late.ids
+    bench.wait(1)
+    assert len(taker.ids) == len(late.ids) == 20
+
+
 # ------------------------------------------------------------------------------------------ depth
 
 

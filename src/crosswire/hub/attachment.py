@@ -127,6 +127,10 @@ class Window:
         for attachment in tuple(self.attachments):
             attachment.wake(now)
 
+    def dispatch(self, now: float) -> None:
+        """For `Hub.touch`: wake them once, however often there was room meanwhile."""
+        self.wake(now)
+
 
 class Attachment(ABC):
     """What a gateway holds of a queue or topic that it takes messages from.
@@ -231,9 +235,13 @@ class Consumer(Attachment):
         return self.matches is not None or self.choice is not None
 
     def takes(self, envelope: Envelope) -> bool:
-        return (self.matches is None or self.matches(envelope.properties)) and (
-            self.choice is None or self.choice(envelope)
-        )
+        try:
+            return (self.matches is None or self.matches(envelope.properties)) and (
+                self.choice is None or self.choice(envelope)
+            )
+        except Exception as error:
+            self._backlog.give_up(self, error)
+            return False
 
     def settle(self, ids: Iterable[int], now: float) -> int:
         return self._backlog.settle(self, ids, now)

@@ -207,14 +207,20 @@ class Backlog(ABC):
         """Bring in some of the tail when there is room for it."""
         while self._needs_read():
             self._reading = True
-            self._hub.store.read(
-                self.numbers,
-                after=self.loaded,
-                upto=min(self.visible, self._hub.committed_id),
-                count=max(min(_PAGE, self._window_messages - len(self._ready)), 1),
-                size_bytes=max(min(_PAGE_BYTES, self._window_bytes - self._waiting_bytes), 1),
-                done=self._filled,
-            )
+            try:
+                self._hub.store.read(
+                    self.numbers,
+                    after=self.loaded,
+                    upto=min(self.visible, self._hub.committed_id),
+                    count=max(min(_PAGE, self._window_messages - len(self._ready)), 1),
+                    size_bytes=max(min(_PAGE_BYTES, self._window_bytes - self._waiting_bytes), 1),
+                    done=self._filled,
+                )
+            except Exception:
+                # Not read, and nobody else would ask for it again.
+                self._reading = False
+                self._hub.try_again(self)
+                raise
 
     def _filled(self, page: Page) -> None:
         self._reading = False
@@ -343,6 +349,10 @@ class Backlog(ABC):
             self._eligible, (-consumer.weight, consumer.last_used, consumer.number, consumer)
         )
 
+    def give_up(self, consumer: Consumer, error: Exception) -> None:
+        """What it chooses messages by raised."""
+        self._hub.give_up(consumer, error)
+
     def detach(self, consumer: Consumer, now: float) -> None:
         self.consumers.remove(consumer)
         self._filtered -= consumer.is_choosy
@@ -370,36 +380,39 @@ class Backlog(ABC):
         given: dict[Consumer, list[Delivery]] = {}
         passed: list[Consumer] = []
         now_us = int(now * 1_000_000)
-        while self._ready and self._eligible:
-            consumer = heapq.heappop(self._eligible)[3]
-            consumer.is_listed = False
-            if not consumer.is_open or consumer.window.free <= 0:
-                continue
-            if consumer.held and self._held_bytes >= self._window_bytes:
-                self._is_held_up = True
-                passed.append(consumer)
-                continue
-            alone = not self._eligible
-            before = consumer.window.free
-            if self._filtered:
-                self._give_matching(consumer, given, now, now_us)
-            else:
-                self._give_some(consumer, before if alone else 1, given, now, now_us)
-            if consumer.window.free == before and self._filtered:
-                passed.append(consumer)
-            elif consumer.window.free > 0:
+        try:
+            while self._ready and self._eligible:
+                consumer = heapq.heappop(self._eligible)[3]
+                consumer.is_listed = False
+                if not consumer.is_open or consumer.window.free <= 0:
+                    continue
+                if consumer.held and self._held_bytes >= self._window_bytes:
+                    self._is_held_up = True
+                    passed.append(consumer)
+                    continue
+                alone = not self._eligible
+                before = consumer.window.free
+                if self._filtered:
+                    self._give_matching(consumer, given, now, now_us)
+                else:
+                    self._give_some(consumer, before if alone else 1, given, now, now_us)
+                if consumer.window.free == before and self._filtered:
+                    passed.append(consumer)
+                elif consumer.window.free > 0:
+                    self._list(consumer)
+                if self.loaded < self.visible:
+                    self._fill()
+        finally:
+            # Also when the disk can't be read: what was given is theirs, and they must get it.
+            # Who was passed over stays listed: what becomes ready later touches the backlog, and so
+            # does what was read above, after its turn.
+            for consumer in passed:
                 self._list(consumer)
-            if self.loaded < self.visible:
-                self._fill()
-        # Who was passed over stays listed: what becomes ready later touches the backlog, and so
-        # does what was read above, after its turn.
-        for consumer in passed:
-            self._list(consumer)
-        if self._ready:
-            is_full_of_others = bool(self._filtered and passed) and self.loaded < self.visible
-            self._schedule_expiry(now, anywhere=is_full_of_others)
-        for consumer, deliveries in given.items():
-            self._tell(consumer, deliveries, now)
+            if self._ready:
+                is_full_of_others = bool(self._filtered and passed) and self.loaded < self.visible
+                self._schedule_expiry(now, anywhere=is_full_of_others)
+            for consumer, deliveries in given.items():
+                self._tell(consumer, deliveries, now)
 
     def _give_some(
         self,

@@ -32,7 +32,11 @@ class Callbacks:
         try:
             callback(*args, **kwargs)
         except Exception as error:
-            self.failed[kind] += 1
-            _log.exception("callback failed: %s", kind)
+            self.note(kind, error)
             return error
         return None
+
+    def note(self, kind: str, error: Exception) -> None:
+        """Log and count what was raised by a callback that was not called by `run`."""
+        self.failed[kind] += 1
+        _log.error("callback failed: %s", kind, exc_info=error)

@@ -52,12 +52,14 @@ __all__ = ["Hub", "HubConfig"]
 
 _US: Final = 1_000_000
 _HOUSEKEEPING_S: Final = 10.0
+_READ_AGAIN_S: Final = 1.0
 _DAMAGED: Final = "damaged"
 _REPORTS: Final = 1000
 
 
 class Dispatcher(Protocol):
-    """What may have something to hand out: a backlog, a provider, a subscriber that lags."""
+    """What may have something to hand out: a backlog, a provider, a subscriber that lags, or a
+    window in which there is room for them."""
 
     def dispatch(self, now: float) -> None:
         """Hand out what can be handed out now. Called by `Hub.pump` alone."""
@@ -122,6 +124,7 @@ class Hub:
         self._touched: dict[Dispatcher, None] = {}
         self._deferred: deque[tuple[str, Callable[..., None], tuple[Any, ...]]] = deque()
         self._consumers_differ: dict[Queue, None] = {}
+        self._given_up: dict[Attachment | Provider, None] = {}
         self._changed: dict[Backlog, None] = {}
         self._is_pumping = False
         self._timers = Timers(self.callbacks)
@@ -302,11 +305,8 @@ class Hub:
         peer: Peer,
         timeout_s: float | None = None,
     ) -> list[Call]:
-        """Ask services; `answered` is called once for each, perhaps before this returns.
-
-        Never from within another callback of the hub: what is known at once waits for that to
-        return.
-        """
+        """Ask services; `answered` is called once for each, perhaps before this returns; if a
+        callback of the hub calls this, after that callback has returned."""
         self.now = now
         return self.services.call(envelopes, now, answered=answered, peer=peer, timeout_s=timeout_s)
 
@@ -523,6 +523,15 @@ class Hub:
         """It may have something for somebody. The caller calls `pump` when it is done."""
         self._touched[dispatcher] = None
 
+    def try_again(self, dispatcher: Dispatcher) -> None:
+        """The disk could not be read for it: touch it a little later."""
+
+        def touch(now: float) -> None:
+            self.touch(dispatcher)
+            self.pump(now)
+
+        self.call_at_least(dispatcher, self.now + _READ_AGAIN_S, touch)
+
     def defer(self, kind: str, callback: Callable[..., None], *args: Any) -> None:
         """Have it called by the next `pump`, in turn, or by the one that is running."""
         self._deferred.append((kind, callback, args))
@@ -576,7 +585,16 @@ class Hub:
         if error is not None:
             self._break(provider, error)
 
+    def give_up(self, owner: Attachment, error: Exception) -> None:
+        """Its filter, or what else it chooses messages by, raised: it is passed over right now,
+        in the middle of handing out, and its part ends when that is done."""
+        if owner not in self._given_up:
+            self._given_up[owner] = None
+            self.callbacks.note("filter", error)
+            self.defer("close", self._break, owner, error)
+
     def _break(self, owner: Attachment | Provider, error: Exception) -> None:
+        self._given_up.pop(owner, None)
         self.callbacks.run("close", owner.close, self.now)
         self.callbacks.run("broken", lambda: owner.receiver.broken(error))
 

@@ -387,7 +387,7 @@ class Services:
         if tell:
             self._hub.defer("answer", call.answered, call, answer)
         if provider is not None and provider.is_open and not provider.window.granted:
-            self._hub.defer("wake", provider.window.wake, now)
+            self._hub.touch(provider.window)
 
     def _wake(self) -> None:
         if self._due:

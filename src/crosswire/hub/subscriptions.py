@@ -221,5 +221,5 @@ class Subscriptions:
         self._awaiting_commit[backlog] = None
 
     def tell_of_gaps(self) -> None:
-        for subscription in self._by_name.values():
+        for subscription in list(self._by_name.values()):
             subscription.tell_of_gap()

@@ -283,7 +283,19 @@ class Subscriber(Attachment):
 
     def wants(self, topic: str) -> bool:
         """Does its own choice, beyond the pattern, include the topic of this name?"""
-        return self.names is None or self.names(topic)
+        try:
+            return self.names is None or self.names(topic)
+        except Exception as error:
+            self._hub.give_up(self, error)
+            return False
+
+    def takes(self, envelope: Envelope) -> bool:
+        """Does its filter let this one pass?"""
+        try:
+            return self.matches is None or self.matches(envelope.properties)
+        except Exception as error:
+            self._hub.give_up(self, error)
+            return False
 
     def renew(self) -> None:
         """Its choice of names has changed."""
@@ -291,9 +303,8 @@ class Subscriber(Attachment):
 
     def publish(self, topic: Topic, envelopes: list[Envelope], *, stored: bool) -> list[Envelope]:
         """Deliver these, as many as there is room for. Gives those that matched and went out."""
-        matches = self.matches
-        if matches is not None:
-            envelopes = [each for each in envelopes if matches(each.properties)]
+        if self.matches is not None:
+            envelopes = [each for each in envelopes if self.takes(each)]
         if not envelopes or not self.is_open:
             return []
         room = 0 if self.is_lagging else max(self.window.free, 0)
@@ -338,13 +349,18 @@ class Subscriber(Attachment):
                 break
             self._is_reading = True
             self._tell_of_gap()
-            self._hub.store.read(
-                self._hub.subscriptions.numbers(self.pattern),
-                after=self.position,
-                upto=upto,
-                count=min(self.window.free, _PAGE),
-                done=self._read,
-            )
+            try:
+                self._hub.store.read(
+                    self._hub.subscriptions.numbers(self.pattern),
+                    after=self.position,
+                    upto=upto,
+                    count=min(self.window.free, _PAGE),
+                    done=self._read,
+                )
+            except Exception:
+                self._is_reading = False
+                self._hub.try_again(self)
+                raise
         if self.is_lagging and self.position >= self.missed:
             self.is_lagging = False
             self._hub.subscriptions.lagging.pop(self, None)
@@ -360,7 +376,7 @@ class Subscriber(Attachment):
                 continue
             if (
                 envelope.time >= self.since_us
-                and (self.matches is None or self.matches(envelope.properties))
+                and self.takes(envelope)
                 and self.wants(envelope.destination.removeprefix("topic/"))
             ):
                 deliveries.append(Delivery(envelope, 1))
