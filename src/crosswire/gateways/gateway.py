@@ -8,13 +8,14 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, ParamSpec
 
 from crosswire.access import ANONYMOUS, Deed
 from crosswire.envelope import Envelope
 from crosswire.errors import (
     DestinationFull,
     Forbidden,
+    InternalError,
     InvalidDestination,
     PeerTimeout,
     ServiceUnavailable,
@@ -35,6 +36,8 @@ _log = logging.getLogger("crosswire.gateways")
 
 _KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
 _OURS: Final = "service/crosswire."
+
+P = ParamSpec("P")
 
 
 class Gateway(ABC):
@@ -61,7 +64,6 @@ class Gateway(ABC):
         self.attachments: set[Attachment] = set()
         self.providers: set[Provider] = set()
         self.calls: dict[int, Call] = {}
-        self._has_room = False
         self._taken: list[tuple[Window, int]] = []
         self._breached: set[str] = set()
 
@@ -125,10 +127,18 @@ class Gateway(ABC):
 
     def open(self, now: float) -> Connection:
         """Called by the session when the socket is there."""
-        site, transport = self.site, self.session.transport
-        name: Any = transport.get_extra_info("peername")
+        name: Any = self.session.transport.get_extra_info("peername")
         if name:
             self.host, self.address = str(name[0]), f"{name[0]}:{name[1]}"
+        try:
+            return self._enter(now)
+        except Exception:
+            # There is no connection yet, so nobody else will ever end it.
+            self._leave(ConnectionFailed(InternalError("internal error")))
+            raise
+
+    def _enter(self, now: float) -> Connection:
+        site, transport = self.site, self.session.transport
         certificate = transport.get_extra_info("peercert")
         known = site.access.by_certificate(_common_name(certificate)) if certificate else None
         if known is not None:
@@ -142,8 +152,7 @@ class Gateway(ABC):
         site.count("connections", self.protocol)
         self.log(logging.INFO, "connected")
         connection = self.connect(now)
-        self._has_room = site.rooms.enter(self.host)
-        if not self._has_room or site.draining:
+        if not site.rooms.enter(self, self.host) or site.draining:
             site.count("rejected", self.protocol)
             connection.fail(ServiceUnavailable("the hub has no room for another connection"))
         return connection
@@ -293,6 +302,11 @@ class Gateway(ABC):
             self.session.connection.fail(PeerTimeout(f"idle for {idle_s:g} s"))
             self.session.wake()
 
+    @property
+    def is_gone(self) -> bool:
+        """Has it left, or lost its socket without anybody noticing?"""
+        return self.left or self.session.gone.done()
+
     def drain(self) -> None:
         """The hub is about to stop: nothing new for this peer."""
         for attachment in self.attachments:
@@ -302,12 +316,30 @@ class Gateway(ABC):
 
     def handle_events(self, events: list[Event]) -> None:
         end = events[-1]
-        if isinstance(end, ConnectionClosed | ConnectionFailed):
+        if not isinstance(end, ConnectionClosed | ConnectionFailed):
+            self._receive(events)
+            return
+        try:
             if len(events) > 1:
-                self.receive(events[:-1])
+                self._receive(events[:-1])
+        finally:
             self._leave(end)
-        else:
-            self.receive(events)
+
+    def _receive(self, events: list[Event]) -> None:
+        error = self._run("receive", self.receive, events)
+        if error is not None:
+            self.broken(error)
+
+    def broken(self, error: Exception) -> None:  # noqa: ARG002  it is logged where it was caught
+        """Something of ours failed on behalf of this peer: it is sent away."""
+        self.session.connection.fail(InternalError("internal error"))
+        self.session.wake()
+
+    def _run(
+        self, kind: str, step: Callable[P, object], *args: P.args, **kwargs: P.kwargs
+    ) -> Exception | None:
+        """What a step raises is logged and counted, and the next one is taken all the same."""
+        return self.hub.callbacks.run(f"{self.protocol} {kind}", step, *args, **kwargs)
 
     def handle_drain(self) -> None:
         """The peer reads again."""
@@ -318,18 +350,18 @@ class Gateway(ABC):
             return
         self.left = True
         now = self.site.now()
-        self.leave()
+        # First what others could be locked out by. Every step is taken, whatever another raises.
+        self.site.gateways.pop(self.id, None)
+        self.site.rooms.leave(self)
+        self._run("leave", self.leave)
         for attachment in list(self.attachments):
-            attachment.close(now)
+            self._run("detach", attachment.close, now)
         for provider in list(self.providers):
-            provider.close(now)
-        self.hub.cancel(list(self.calls.values()), now)
+            self._run("detach", provider.close, now)
+        self._run("cancel", self.hub.cancel, list(self.calls.values()), now)
         self.attachments.clear()
         self.providers.clear()
         self.calls.clear()
-        del self.site.gateways[self.id]
-        if self._has_room:
-            self.site.rooms.leave(self.host)
         if isinstance(end, ConnectionFailed):
             kind = type(end.error).__name__
             self.site.count("failed", self.protocol, kind)

@@ -54,6 +54,13 @@ class RelinkGateway(Gateway):
             if isinstance(event, HandshakeReceived):
                 self._on_handshake(event.hello)
 
+    def broken(self, error: Exception) -> None:
+        """What the end of the link had not dealt with yet, a resumed link would never repeat: so
+        the link goes too, and what it holds goes to others."""
+        if self._end is not None:
+            self._links.forget(self._end)
+        super().broken(error)
+
     def leave(self) -> None:
         end = self._release()
         if end is None or end.forgotten:
@@ -81,13 +88,13 @@ class RelinkGateway(Gateway):
     # The handshake.
 
     def _on_handshake(self, hello: ConnectorHello) -> None:
+        if self.connection.closed:
+            return  # it ended in the same read
         terms = Terms.of(hello)
         try:
             endpoint = self._understand(terms)
             known = self._links.find(hello.epoch, hello.link)
             if known is not None and self._take_up(known, terms):
-                return
-            if self.connection.closed:
                 return
             if hello.require_old_link:
                 self.connection.deny_link(self._links.epoch)
@@ -138,7 +145,11 @@ class RelinkGateway(Gateway):
             return
         self._links.join(end, self)
         self.connection.accept(end.link)
-        self._hold(end)
+        try:
+            self._hold(end)
+        except Exception as error:
+            self.broken(error)
+            raise
         self.session.wake()
 
     def _hold(self, end: LinkEnd) -> None:

@@ -171,7 +171,7 @@ class LinkEnd(ABC):
         self.gateway = None
         if self._link is not None:
             self._link.detach(ended=True)
-        self.ended()
+        self.hub.callbacks.run("relink forget", self.ended)
         self.rows.drop_all()
         self._pending.clear()
 

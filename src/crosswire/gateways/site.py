@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from crosswire.gateways.gateway import Gateway
     from crosswire.gateways.tap import TapFeed
 
-__all__ = ["Closable", "Rooms", "Site"]
+__all__ = ["Closable", "Occupant", "Rooms", "Site"]
 
 _BOOTS = "boot"
 
@@ -27,30 +27,52 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
+class Occupant(Protocol):
+    """A connection that counts, of any protocol, HTTP included."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Is its socket closed? Then it should have left."""
+
+
 class Rooms:
-    """How many connections there are, in all and from each address."""
+    """How many connections there are, in all and from each address.
+
+    Each is known by itself: one that leaves twice, or never came in, changes nothing.
+    """
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
-        self._total = 0
+        self._hosts: dict[Occupant, str] = {}
         self._by_host: Counter[str] = Counter()
 
-    def enter(self, host: str) -> bool:
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+    def __contains__(self, occupant: Occupant) -> bool:
+        return occupant in self._hosts
+
+    def enter(self, occupant: Occupant, host: str) -> bool:
         """False if there is no room for one more."""
         limits = self.limits
-        if self._total >= limits.connections:
+        if len(self._hosts) >= limits.connections:
             return False
         if self._by_host[host] >= limits.connections_per_address:
             return False
-        self._total += 1
+        self._hosts[occupant] = host
         self._by_host[host] += 1
         return True
 
-    def leave(self, host: str) -> None:
-        self._total -= 1
+    def leave(self, occupant: Occupant) -> None:
+        host = self._hosts.pop(occupant, None)
+        if host is None:
+            return
         self._by_host[host] -= 1
         if not self._by_host[host]:
             del self._by_host[host]
+
+    def occupants(self) -> list[Occupant]:
+        return list(self._hosts)
 
 
 class Site:
