@@ -107,6 +107,7 @@ class EmpGateway(Gateway):
         self._todo: deque[RequestReceived] = deque()
         self._published: deque[tuple[list[int | tuple[int, HubError]], Receipt]] = deque()
         self._calling = False
+        self._advancing = False
         self._asked: dict[int, tuple[Attachment | Provider, int]] = {}
         self._subscriptions: dict[int, Attachment] = {}
         self._numbers: dict[Attachment, int] = {}
@@ -133,13 +134,23 @@ class EmpGateway(Gateway):
     # Requests of the peer.
 
     def _advance(self) -> None:
-        while self._todo and not self._calling and not self._connection.closed:
-            if self._todo[0].op == "$publish":
-                self._publish()
-            elif self._published:
-                return
-            else:
-                self._perform(self._todo.popleft())
+        """Process requests up to the first that must wait.
+
+        What is answered at once gets here again: the loop that is running goes on with the next.
+        """
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            while self._todo and not self._calling and not self._connection.closed:
+                if self._todo[0].op == "$publish":
+                    self._publish()
+                elif self._published:
+                    return
+                else:
+                    self._perform(self._todo.popleft())
+        finally:
+            self._advancing = False
 
     def _publish(self) -> None:
         """All `$publish` requests at the head, as one batch."""
@@ -156,7 +167,7 @@ class EmpGateway(Gateway):
                 answers.append((request.id, InvalidEnvelope(str(error))))
         receipt = self.produce(envelopes)
         self._published.append((answers, receipt))
-        receipt.add_done_callback(self._answer_published)
+        receipt.add_done_callback(self.owned(self._answer_published))
 
     def _envelope(self, data: _Publish) -> Envelope:
         self.require("produce", data.destination)
@@ -230,6 +241,8 @@ class EmpGateway(Gateway):
 
         def answered(answer: Answer) -> None:
             self._calling = False
+            if self._connection.closed:
+                return
             try:
                 if isinstance(answer, CrosswireError):
                     raise answer

@@ -77,6 +77,8 @@ _AGAIN_S: Final = 0.02
 _AGAIN_MOST_S: Final = 0.5
 _UNREAD_TIMES: Final = 8
 _SUBSCRIBER_WINDOW: Final = 16_384
+_FRAME_BYTES: Final = 64
+"""What a publication takes beside its message, more or less."""
 
 
 class EmqpGateway(Gateway):
@@ -235,7 +237,7 @@ class PublisherGateway(EmqpGateway):
         receipt = self.produce([each[0] for each in taken])
         waiting = self._accepted(taken, receipt)
         if waiting:
-            receipt.add_done_callback(lambda done: self._on_disk(waiting, done))
+            receipt.add_done_callback(self.owned(lambda done: self._on_disk(waiting, done)))
 
     def _accepted(self, taken: list[_Taken], receipt: Receipt) -> list[_Taken]:
         """Tell clients what was taken; gives those that must be on disk before."""
@@ -291,7 +293,7 @@ class PublisherGateway(EmqpGateway):
             self.wire.paused = True
             self.session.wake()
             loop = asyncio.get_running_loop()
-            loop.call_later(self._again_s, self._retry)
+            loop.call_later(self._again_s, self.owned(self._retry))
             self._again_s = min(self._again_s * 2, _AGAIN_MOST_S)
         self._refused += taken
 
@@ -447,13 +449,23 @@ class ClientGateway(PublisherGateway):
             lost = isinstance(answer, ProviderLost | CallTimeout)
             if lost and attempt <= terms.retry_count:
                 attempt += 1
-                self.call(envelope, answered, timeout_s=terms.timeout_s)
+                # Not at once: a provider that is leaving would lose it again, and never get to go.
+                asyncio.get_running_loop().call_soon(self.owned(call_again))
                 return
             self.give_result(failure_of_call(answer, attempt), event.msgid)
 
+        def call_again() -> None:
+            if self.left:
+                return
+            try:
+                self.call(envelope, answered, timeout_s=terms.timeout_s)
+            except HubError as error:
+                self.give_result(failure_of_call(error, attempt), event.msgid)
+
         self.call(envelope, answered, timeout_s=terms.timeout_s)
         if terms.guarantee:
-            self.hub.committed().add_done_callback(self._on_journal(event.msgid.encode()))
+            journaled = self._on_journal(event.msgid.encode())
+            self.hub.committed().add_done_callback(self.owned(journaled))
         else:
             self.give_receipts([event.msgid.encode()])
         return True
@@ -517,6 +529,8 @@ class SubscriberGateway(EmqpGateway):
         self._wanted: tuple[bytes, ...] = ()
         self._subscriber: Subscriber | None = None
         self._unsettled: list[int] = []
+        self._unwritten_bytes = 0
+        self._most_bytes = site.config.connections.congested_bytes
 
     def receive(self, events: list[Event]) -> None:
         changed = False
@@ -563,17 +577,32 @@ class SubscriberGateway(EmqpGateway):
         if self.wire.closed:
             return
         send = self.wire.send_publication
+        self.session.wake()
+        if not self._unwritten_bytes:
+            # After the write, which is planned by now.
+            asyncio.get_running_loop().call_soon(self.owned(self._on_written))
         for delivery in deliveries:
             envelope = delivery.envelope
             send(envelope.destination[6:], envelope.payload)
-        self.session.wake()
+            self._unwritten_bytes += len(envelope.payload) + _FRAME_BYTES
         ids = [delivery.envelope.id for delivery in deliveries]
-        if self.session.congested:
+        # Only what was written shows whether the peer keeps up: a subscriber that has much to
+        # catch up with would have all of it in memory before.
+        if self.session.congested or self._unwritten_bytes > self._most_bytes:
             self._unsettled += ids
         else:
             attachment.settle(ids, self.site.now())
 
+    def _on_written(self) -> None:
+        """What was sent in this turn of the loop went to the socket, or the peer doesn't read."""
+        self._unwritten_bytes = 0
+        if not self.session.congested:
+            self._settle()
+
     def handle_drain(self) -> None:
+        self._settle()
+
+    def _settle(self) -> None:
         unsettled, self._unsettled = self._unsettled, []
         if self._subscriber is not None and unsettled:
             self._subscriber.settle(unsettled, self.site.now())

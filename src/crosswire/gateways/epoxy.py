@@ -266,7 +266,7 @@ class EpoxyGateway(Gateway):
                 if was_held and self._unstored_bytes <= _UNSTORED_BYTES:
                     self.session.hold_reading(False)
 
-        self.produce(batch).add_done_callback(stored)
+        self.produce(batch).add_done_callback(self.owned(stored))
 
     def _answer_published(self, askers: list[int | None], receipt: Receipt) -> None:
         for place, conversation in enumerate(askers):
@@ -422,7 +422,7 @@ class EpoxyGateway(Gateway):
                     self._respond(conversation, marshal.marshal(settled, SETTLED))
             self.session.wake()
 
-        self.hub.committed().add_done_callback(stored)
+        self.hub.committed().add_done_callback(self.owned(stored))
 
     def _serve(self, request: RequestReceived) -> None:
         asked = marshal.unmarshal(request.payload, SERVICES).services

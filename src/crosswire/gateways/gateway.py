@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, ParamSpec
 from crosswire.access import ANONYMOUS, Deed
 from crosswire.envelope import Envelope
 from crosswire.errors import (
+    CrosswireError,
     DestinationFull,
     Forbidden,
     InternalError,
@@ -30,9 +31,11 @@ from crosswire.hub.subscriptions import AtId, AtTime, Start
 from crosswire.session import Session
 from crosswire.wire.contract import Connection, ConnectionClosed, ConnectionFailed, Event
 
-__all__ = ["Gateway", "parse_start"]
+__all__ = ["Gateway", "guarded", "parse_start"]
 
 _log = logging.getLogger("crosswire.gateways")
+
+P = ParamSpec("P")
 
 _KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
 _OURS: Final = "service/crosswire."
@@ -98,6 +101,19 @@ class Gateway(ABC):
 
     def leave(self) -> None:
         """The peer is gone: let go of what only this protocol knows."""
+
+    def broken(self, error: Exception) -> None:  # noqa: ARG002  the hub has logged it
+        """What the hub has for the peer, or an answer to it, could not be handled: the connection
+        ends with the protocol's goodbye, and what it holds goes to others."""
+        if not self.left:
+            self.session.connection.fail(CrosswireError("internal error"))
+            self.session.wake()
+
+    def owned(self, callback: Callable[P, None]) -> Callable[P, None]:
+        """A callback for the hub whose failure ends this connection: its peer would wait for ever
+        for what the callback was to send."""
+
+        return guarded(callback, self.broken)
 
     def log(self, level: int, what: str, **fields: object) -> None:
         """A line about this connection; never about a message."""
@@ -257,7 +273,11 @@ class Gateway(ABC):
                 answered(call.envelope, answer)
 
         for call in self.hub.call(
-            envelopes, self.site.now(), answered=finish, peer=self.peer, timeout_s=timeout_s
+            envelopes,
+            self.site.now(),
+            answered=self.owned(finish),
+            peer=self.peer,
+            timeout_s=timeout_s,
         ):
             if not call.is_done:
                 self.calls[call.id] = call
@@ -368,6 +388,19 @@ class Gateway(ABC):
             self.log(logging.WARNING, "failed", error=kind, description=str(end.error))
         else:
             self.log(logging.INFO, "closed")
+
+
+def guarded(callback: Callable[P, None], broken: Callable[[Exception], None]) -> Callable[P, None]:
+    """A callback that, if it raises, tells its owner before whoever called it."""
+
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            callback(*args, **kwargs)
+        except Exception as error:
+            broken(error)
+            raise
+
+    return run
 
 
 def _keep_alive(transport: asyncio.Transport) -> None:

@@ -123,12 +123,21 @@ class Metrics:
         self._sealed_at = time.perf_counter()
 
     def _after_commit(self, error: StoreError | None) -> None:
+        # The hub forgets what it sealed in `_after`, which must run whatever is wrong here.
+        self._hub.callbacks.run("metrics", self._note_commit, error)
+        self._after(error)
+
+    def _note_commit(self, error: StoreError | None) -> None:
         if error is None:
             self.commit_seconds.add(time.perf_counter() - self._sealed_at)
             self.commit_messages.add(self.count(self._hub.ledger.sealed))
         else:
             self.commits_failed += 1
-        self._after(error)
+
+    @property
+    def callbacks_failed(self) -> Counter[str]:
+        """How many callbacks raised, by kind."""
+        return self._hub.callbacks.failed
 
     def count(self, runs: Iterable[Run]) -> int:
         """Gives how many messages were accepted."""
@@ -200,6 +209,10 @@ def render(
     lines += metrics.commit_messages.lines("crosswire_commit_messages")
     _family(lines, "crosswire_commits_failed_total", "counter", "Groups that were not written.")
     lines.append(f"crosswire_commits_failed_total {metrics.commits_failed}")
+    name = "crosswire_callbacks_failed_total"
+    _family(lines, name, "counter", "Callbacks that raised, by kind; the log has the errors.")
+    for kind, number in sorted(metrics.callbacks_failed.items()):
+        lines.append(f"{name}{{{_labels(kind=kind)}}} {number}")
     _family(lines, "crosswire_events_total", "counter", "What gateways did or saw.")
     for what, number in sorted(counters.items())[:_SERIES]:
         event, protocol, detail = (*what, "", "")[:3]

@@ -412,7 +412,11 @@ class MicroMsg2Gateway(Gateway):
 
         self._answers_elsewhere += 1
         self.hub.call(
-            [envelope], self.site.now(), answered=answered, peer=self.peer, timeout_s=timeout_s
+            [envelope],
+            self.site.now(),
+            answered=self.owned(answered),
+            peer=self.peer,
+            timeout_s=timeout_s,
         )
 
     def _produce_answer(self, reply: _Reply, answer: Answer) -> None:

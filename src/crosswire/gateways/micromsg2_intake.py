@@ -78,7 +78,7 @@ class Intake:
                 self._finish(receipt, envelopes, sequences)
 
         self._uncommitted_bytes += size
-        receipt.add_done_callback(committed)
+        receipt.add_done_callback(self._gateway.owned(committed))
         if self._uncommitted_bytes > self._most_bytes and not self._gateway.left:
             self._gateway.session.hold_reading(True)
 
@@ -141,7 +141,7 @@ class Intake:
 
     def _plan_retry(self) -> None:
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._retry_s, self._retry)
+        self._timer = loop.call_later(self._retry_s, self._gateway.owned(self._retry))
         self._retry_s = min(2 * self._retry_s, _RETRY_LONGEST_S)
 
     def _retry(self) -> None:

@@ -256,7 +256,8 @@ class Outbox:
                 self._settle_planned = True
                 self._gateway.session.wake()
                 # Behind the write: only then it shows whether the peer keeps up.
-                asyncio.get_running_loop().call_soon(self._settle_written)
+                settle = self._gateway.owned(self._settle_written)
+                asyncio.get_running_loop().call_soon(settle)
         elif sent and sent[-1][0] is attachment:
             sent[-1][1].extend(ids)
         else:

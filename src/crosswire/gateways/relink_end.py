@@ -19,7 +19,7 @@ import msgspec
 from crosswire.access import Deed
 from crosswire.envelope import Kind, parse_destination, parse_pattern
 from crosswire.errors import CrosswireError, InvalidDestination, LinkStateError
-from crosswire.gateways.gateway import parse_start
+from crosswire.gateways.gateway import guarded, parse_start
 from crosswire.gateways.relink_parts import Origin
 from crosswire.gateways.relink_rows import Head, Loaded, Outbound, Rows, Run
 from crosswire.hub.intake import Group
@@ -183,6 +183,11 @@ class LinkEnd(ABC):
             gateway.connection.fail(error)
             gateway.session.wake()
 
+    def broken(self, error: Exception) -> None:  # noqa: ARG002  the hub has logged it
+        """What was to be done for the peer raised: it would wait for ever."""
+        if not self.forgotten:
+            self.end(CrosswireError("internal error"))
+
     def wake(self) -> None:
         if self.gateway is not None:
             self.gateway.session.wake()
@@ -208,14 +213,17 @@ class LinkEnd(ABC):
             pending[-1][1].append(action)
             return
         pending.append((group, [action]))
-        self.hub.written().add_done_callback(self._on_written)
+        self._await_write()
+
+    def _await_write(self) -> None:
+        self.hub.written().add_done_callback(guarded(self._on_written, self.broken))
 
     def _on_written(self, receipt: Receipt) -> None:
         if self.forgotten:
             return
         if receipt.error is not None:
             # What was saved goes into the next group.
-            self.hub.written().add_done_callback(self._on_written)
+            self._await_write()
             return
         for action in self._pending.popleft()[1]:
             action()

@@ -14,6 +14,7 @@ from typing import Final, cast
 
 from crosswire.envelope import Envelope, encode
 from crosswire.errors import InvalidEnvelope, InvalidRequest
+from crosswire.gateways.gateway import guarded
 from crosswire.gateways.relink_end import LinkEnd, Parts
 from crosswire.gateways.relink_parts import from_parts
 from crosswire.gateways.relink_rows import Loaded
@@ -104,7 +105,7 @@ class ProduceEnd(LinkEnd):
         if receipt is None or receipt.done:
             self.once_written(self._written)
         else:
-            receipt.add_done_callback(self._committed)
+            receipt.add_done_callback(guarded(self._committed, self.broken))
         if self._retry is None:
             self._retry_s = _RETRY_FIRST_S
             self.hold(False)
@@ -157,7 +158,8 @@ class ProduceEnd(LinkEnd):
         self._todo = todo + self._todo
         self.hold(True)
         if self._retry is None:
-            self._retry = asyncio.get_running_loop().call_later(self._retry_s, self._try_again)
+            again = guarded(self._try_again, self.broken)
+            self._retry = asyncio.get_running_loop().call_later(self._retry_s, again)
             self._retry_s = min(2 * self._retry_s, _RETRY_LONGEST_S)
 
     def _try_again(self) -> None:
@@ -231,7 +233,9 @@ class TransactEnd(LinkEnd):
     def _save(self, batch: _Batch) -> None:
         batch.save()
         # In one group with the messages: either all of it is on disk, or nothing.
-        self.hub.committed().add_done_callback(lambda receipt: self._committed(batch, receipt))
+        self.hub.committed().add_done_callback(
+            guarded(lambda receipt: self._committed(batch, receipt), self.broken)
+        )
 
     def _committed(self, batch: _Batch, receipt: Receipt) -> None:
         if self.forgotten:

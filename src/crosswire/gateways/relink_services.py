@@ -18,6 +18,7 @@ from crosswire.errors import (
     ProviderFailed,
     UnexpectedFrame,
 )
+from crosswire.gateways.gateway import guarded
 from crosswire.gateways.relink_end import LinkEnd, Parts
 from crosswire.gateways.relink_parts import (
     Origin,
@@ -144,7 +145,11 @@ class CallEnd(LinkEnd):
 
     def _call(self, envelopes: list[Envelope], now: float, timeout_s: float | None) -> None:
         calls = self.hub.call(
-            envelopes, now, answered=self._on_answer, peer=self.peer, timeout_s=timeout_s
+            envelopes,
+            now,
+            answered=guarded(self._on_answer, self.broken),
+            peer=self.peer,
+            timeout_s=timeout_s,
         )
         for call in calls:
             request = self._asked.get(id(call.envelope))
@@ -327,6 +332,8 @@ class ServeEnd(LinkEnd):
             channel = self._pick()
             out = self.outbound.get(channel)
             if out is not None and out.outstanding >= self.limits.window:
+                if channel not in self._asked:
+                    self._free.append(channel)
                 provider.fail(delivery.id, ProviderFailed("refused", "it is too busy"), now)
                 self._give_room()
                 continue

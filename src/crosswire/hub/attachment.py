@@ -77,9 +77,17 @@ class Receiver(Protocol):
 
     def notice(self, attachment: Attachment, notice: Notice) -> None: ...
 
+    def broken(self, error: Exception) -> None:
+        """One of its methods raised: the hub closed the attachment, and what it held goes to
+        others. End the peer's connection, which would wait for ever."""
+
 
 class Waiter(Protocol):
-    """Who is told when there is room in a window again; the highest weight first."""
+    """Who is told when there is room in a window again; the highest weight first.
+
+    It only puts itself among those for whom the hub looks for work: to be given something right
+    here would, with a peer that answers at once, make room again within the same call.
+    """
 
     weight: int
 

@@ -397,7 +397,7 @@ class Backlog(ABC):
         self._hub.note_by_attempt(
             Step.DELIVERED, now_us, self.destination, deliveries, consumer.peer
         )
-        consumer.receiver.deliver(consumer, deliveries)
+        self._hub.deliver(consumer, deliveries)
 
     # What consumers say.
 

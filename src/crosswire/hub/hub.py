@@ -7,9 +7,10 @@ became visible with it is handed out in lists.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
-from typing import Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
@@ -20,7 +21,15 @@ from crosswire.errors import (
     RecordDamaged,
     StoreError,
 )
-from crosswire.hub.attachment import Attachment, Choice, Consumer, Delivery, Receiver, Window
+from crosswire.hub.attachment import (
+    Attachment,
+    Choice,
+    Consumer,
+    Delivery,
+    Notice,
+    Receiver,
+    Window,
+)
 from crosswire.hub.backlog import Backlog
 from crosswire.hub.callbacks import Callbacks
 from crosswire.hub.dead import DeadLetters, bury
@@ -44,6 +53,13 @@ _US: Final = 1_000_000
 _HOUSEKEEPING_S: Final = 10.0
 _DAMAGED: Final = "damaged"
 _REPORTS: Final = 1000
+
+
+class Dispatcher(Protocol):
+    """What may have something to hand out: a backlog, a provider, a subscriber that lags."""
+
+    def dispatch(self, now: float) -> None:
+        """Hand out what can be handed out now. Called by `Hub.pump` alone."""
 
 
 class HubConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +116,9 @@ class Hub:
         self._journals: dict[str, Topic] = {}
         self.group = Group()
         self._flight: Group | None = None
-        self._touched: dict[Backlog, None] = {}
+        self._touched: dict[Dispatcher, None] = {}
+        self._deferred: deque[tuple[str, Callable[..., None], tuple[Any, ...]]] = deque()
+        self._consumers_differ: dict[Queue, None] = {}
         self._changed: dict[Backlog, None] = {}
         self._is_pumping = False
         self._timers = Timers()
@@ -280,7 +298,11 @@ class Hub:
         peer: Peer,
         timeout_s: float | None = None,
     ) -> list[Call]:
-        """Ask services; `answered` is called once for each, perhaps before this returns."""
+        """Ask services; `answered` is called once for each, perhaps before this returns.
+
+        Never from within another callback of the hub: what is known at once waits for that to
+        return.
+        """
         self.now = now
         return self.services.call(envelopes, now, answered=answered, peer=peer, timeout_s=timeout_s)
 
@@ -418,12 +440,13 @@ class Hub:
                 group.kept.pop(backlog, None)
 
     def _before_commit(self) -> None:
-        for backlog in self._changed:
-            backlog.write()
-        self._changed = {}
-        sealed = self.ledger.seal(self.store.next_row)
+        # Before anything that could fail: whoever waits for this group must be in it.
         self._flight, self.group = self.group, Group()
         self._flight.newest = self.store.newest_id
+        changed, self._changed = self._changed, {}
+        for backlog in changed:
+            self.callbacks.run("write", backlog.write)
+        sealed = self.ledger.seal(self.store.next_row)
         if sealed is not None:
             block, rows = sealed
             self.store.journal(block, rows)
@@ -433,9 +456,13 @@ class Hub:
         assert self._flight is not None
         receipts, self._flight.written = self._flight.written, []
         for receipt in receipts:
-            receipt.finish()
+            self.finish(receipt)
 
     def _after_commit(self, error: StoreError | None) -> None:
+        """What became visible is released first: it must not depend on who waits for the commit.
+
+        Then receipts, then listeners. One of them that raises keeps nothing from the others.
+        """
         group, self._flight = self._flight, None
         assert group is not None
         now = self.now = max(self.now, self._clock())
@@ -444,12 +471,18 @@ class Hub:
         else:
             self.ledger.committed()
             self.committed_id = group.newest
-            self.feed.committed(group)
-        for receipt in (*group.receipts, *group.written):
-            receipt.finish(error)
-        if error is None:
             self._release(group, now)
         self.pump(now)
+        for receipt in (*group.receipts, *group.written):
+            self.finish(receipt, error)
+        if error is None:
+            self.callbacks.run("commit listener", self.feed.committed, group)
+        self.pump(now)
+
+    def finish(self, receipt: Receipt, error: HubError | None = None) -> None:
+        """Its batch is on disk, or never will be: call those who wait for it."""
+        for callback in receipt.finish(error):
+            self.callbacks.run("receipt", callback, receipt)
 
     def _release(self, group: Group, now: float) -> None:
         """What was committed can be seen now."""
@@ -459,7 +492,7 @@ class Hub:
         for backlog, runs in group.arrivals.items():
             if isinstance(backlog, Queue):
                 backlog.waiting -= sum(len(run.sizes) for run in runs)
-            backlog.arrive(runs, now)
+            self.callbacks.run("release", backlog.arrive, runs, now)
         self.subscriptions.catch_up()
 
     def _fail_group(self, group: Group, error: StoreError) -> None:
@@ -478,21 +511,70 @@ class Hub:
 
     # Handing out.
 
-    def touch(self, backlog: Backlog) -> None:
-        """It may have something for somebody."""
-        self._touched[backlog] = None
+    # Whatever one peer's doing causes for another, and whatever is known at once, is put into
+    # these two, which `pump` alone empties, in a loop: however much a peer sends in one go, the
+    # call stack has one pump in it. `touch` is for what looks itself for work, `defer` for calls.
+
+    def touch(self, dispatcher: Dispatcher) -> None:
+        """It may have something for somebody. The caller calls `pump` when it is done."""
+        self._touched[dispatcher] = None
+
+    def defer(self, kind: str, callback: Callable[..., None], *args: Any) -> None:
+        """Have it called by the next `pump`, in turn, or by the one that is running."""
+        self._deferred.append((kind, callback, args))
 
     def pump(self, now: float) -> None:
-        """Hand out until nobody can take more; receivers may call back meanwhile."""
+        """Hand out until nobody can take more; receivers may call back meanwhile.
+
+        Called by one of those, it returns at once: the running one goes on.
+        """
         if self._is_pumping:
             return
         self._is_pumping = True
+        run, deferred, touched = self.callbacks.run, self._deferred, self._touched
         try:
-            while self._touched:
-                backlog, _ = self._touched.popitem()
-                backlog.dispatch(now)
+            while deferred or touched:
+                if deferred:
+                    kind, callback, args = deferred.popleft()
+                    run(kind, callback, *args)
+                else:
+                    dispatcher, _ = touched.popitem()
+                    run("dispatch", dispatcher.dispatch, now)
         finally:
             self._is_pumping = False
+
+    # Who takes part is called by these. One that raises may have lost what it was given, and its
+    # peer would wait for ever: its part in the hub ends, what it held goes to others, and it is
+    # left to `broken` to end its connection.
+
+    def deliver(self, attachment: Attachment, deliveries: list[Delivery]) -> None:
+        """Give these to whom the attachment belongs."""
+        receiver = attachment.receiver
+        error = self.callbacks.run("delivery", receiver.deliver, attachment, deliveries)
+        if error is not None:
+            self._break(attachment, error)
+
+    def notice(self, attachment: Attachment, notice: Notice) -> None:
+        """Tell of a gap, or of the end of an attachment."""
+        error = self.callbacks.run("notice", attachment.receiver.notice, attachment, notice)
+        if error is not None:
+            self._break(attachment, error)
+
+    def request(self, provider: Provider, requests: list[Delivery]) -> None:
+        """Give these calls to whom the provider belongs."""
+        error = self.callbacks.run("request", provider.receiver.request, provider, requests)
+        if error is not None:
+            self._break(provider, error)
+
+    def withdraw(self, provider: Provider, ids: list[int]) -> None:
+        """Nobody waits for the provider's answers to these any more."""
+        error = self.callbacks.run("cancel", provider.receiver.cancel, provider, ids)
+        if error is not None:
+            self._break(provider, error)
+
+    def _break(self, owner: Attachment | Provider, error: Exception) -> None:
+        self.callbacks.run("close", owner.close, self.now)
+        self.callbacks.run("broken", lambda: owner.receiver.broken(error))
 
     def note_by_attempt(
         self, step: Step, now_us: int, destination: str, deliveries: list[Delivery], peer: Peer
@@ -528,11 +610,18 @@ class Hub:
         for identifier in ids:
             watcher = self.watched.pop(identifier, None)
             if watcher is not None:
-                watcher(identifier, error)
+                self.callbacks.run("watcher", watcher, identifier, error)
 
     def tell_of_consumers(self, queue: Queue) -> None:
+        """Once for many changes; who is told may attach and detach others because of it."""
+        if self.consumers_changed and queue not in self._consumers_differ:
+            self._consumers_differ[queue] = None
+            self.defer("consumers", self._tell_of_consumers, queue)
+
+    def _tell_of_consumers(self, queue: Queue) -> None:
+        del self._consumers_differ[queue]
         for tell in self.consumers_changed:
-            tell(queue)
+            self.callbacks.run("consumers", tell, queue)
 
     # Time.
 

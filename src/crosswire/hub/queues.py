@@ -97,8 +97,8 @@ class Queue(Backlog):
         return consumer
 
     def detach(self, consumer: Consumer, now: float) -> None:
-        super().detach(consumer, now)
         self._hub.tell_of_consumers(self)
+        super().detach(consumer, now)
 
     def admit(self, size: int, now: float) -> None:
         """Count a message in. Raises DestinationFull where the policy refuses it."""

@@ -36,13 +36,12 @@ class Receipt:
         else:
             self._callbacks.append(callback)
 
-    def finish(self, error: HubError | None = None) -> None:
-        """The hub's to call."""
+    def finish(self, error: HubError | None = None) -> list[Callable[[Receipt], None]]:
+        """The hub's to call. Gives whom to call then, in `Hub.finish`."""
         self.done = True
         self.error = error
         callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback(self)
+        return callbacks
 
     def __await__(self) -> Generator[Any, None, list[int]]:
         """The ids. Raises what kept the batch from the disk."""

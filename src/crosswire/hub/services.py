@@ -53,6 +53,10 @@ class ProviderReceiver(Protocol):
 
     def cancel(self, provider: Provider, ids: list[int]) -> None: ...
 
+    def broken(self, error: Exception) -> None:
+        """One of its methods raised: the hub closed the provider, and its calls have failed. End
+        the peer's connection, which would wait for ever."""
+
 
 class Call:
     """A request under way. `answered` is called once, with the answer or what went wrong."""
@@ -121,6 +125,10 @@ class Provider:
 
     def wake(self, now: float) -> None:
         """There is room in its window."""
+        self._services.wake(self, now)
+
+    def dispatch(self, now: float) -> None:
+        """Take what waits, as far as the window allows."""
         self._services.serve(self, now)
 
     def close(self, now: float) -> None:
@@ -165,8 +173,7 @@ class Services:
         provider = Provider(self, receiver, names, peer, window)
         for name in names:
             self._services.setdefault(name, _Service(name)).providers.append(provider)
-        for name in names:
-            self._serve_waiting(self._services[name], now)
+        self.wake(provider, now)
         return provider
 
     def detach(self, provider: Provider, now: float) -> None:
@@ -183,6 +190,7 @@ class Services:
                     self._finish(call, NoProvider(f"nobody serves {name} any more"), now)
         for call in list(provider.calls.values()):
             self._finish(call, ProviderLost("the provider left before it answered"), now)
+        self._hub.pump(now)
 
     def providers(self) -> dict[str, list[Peer]]:
         return {
@@ -236,8 +244,10 @@ class Services:
         hub.store.request(sync=False, urgent=False)
         for call, reason in failed:
             self._finish(call, reason, now)
-        self._tell(given, now_us)
+        if given:
+            hub.defer("request", self._tell, given, now_us)
         self._wake()
+        hub.pump(now)
         return calls
 
     def _start(self, call: Call, given: dict[Provider, list[Delivery]]) -> _Service:
@@ -271,11 +281,19 @@ class Services:
                 return True
         return False
 
-    def serve(self, provider: Provider, now: float) -> None:
+    def wake(self, provider: Provider, now: float) -> None:
         """There is room in a provider's window: for what waits, before anything else."""
         for name in provider.names:
-            service = self._services[name]
-            if service.waiting and provider.window.free > 0:
+            if self._services[name].waiting:
+                self._hub.touch(provider)
+                self._hub.pump(now)
+                return
+
+    def serve(self, provider: Provider, now: float) -> None:
+        """Give a provider, and others that have room, what waits."""
+        for name in provider.names:
+            service = self._services.get(name)
+            if service is not None and service.waiting and provider.window.free > 0:
                 self._serve_waiting(service, now)
 
     def _serve_waiting(self, service: _Service, now: float) -> None:
@@ -286,8 +304,11 @@ class Services:
 
     def _tell(self, given: dict[Provider, list[Delivery]], now_us: int) -> None:
         for provider, deliveries in given.items():
-            self._hub.note_runs(Step.DELIVERED, now_us, deliveries, provider.peer)
-            provider.receiver.request(provider, deliveries)
+            # Meanwhile some may have ended.
+            requests = [each for each in deliveries if each.envelope.id in provider.calls]
+            if requests:
+                self._hub.note_runs(Step.DELIVERED, now_us, requests, provider.peer)
+                self._hub.request(provider, requests)
 
     # Ends.
 
@@ -307,6 +328,7 @@ class Services:
             self._journal(call.service.name, response, record, now)
         self._hub.note_runs(Step.ACCEPTED, response.time, [Delivery(response, 0)], provider.peer)
         self._finish(call, response, now)
+        self._hub.pump(now)
         return True
 
     def fail(self, provider: Provider, identifier: int, error: CallError, now: float) -> bool:
@@ -314,21 +336,29 @@ class Services:
         if call is None:
             return False
         self._finish(call, error, now)
+        self._hub.pump(now)
         return True
 
     def cancel(self, calls: Sequence[Call], now: float) -> None:
         """The caller does not wait any longer: providers are told, nobody is answered."""
-        # Those that wait go first, or each would be started by the end of one before it.
-        for call in sorted(calls, key=lambda each: each.provider is not None):
-            if not call.is_done:
-                self._withdraw(call)
-                self._finish(call, CallCancelled("the caller left"), now, tell=False)
+        given_up = [call for call in calls if not call.is_done]
+        for call in given_up:
+            self._finish(call, CallCancelled("the caller left"), now, tell=False)
+        self._withdraw(given_up, now)
 
-    def _withdraw(self, call: Call) -> None:
-        if call.provider is not None:
-            call.provider.receiver.cancel(call.provider, [call.id])
+    def _withdraw(self, calls: Sequence[Call], now: float) -> None:
+        """Tell the providers of calls that were given up. All of those have ended by now: to be
+        told of one may make room for the next at once."""
+        unanswered: dict[Provider, list[int]] = {}
+        for call in calls:
+            if call.provider is not None:
+                unanswered.setdefault(call.provider, []).append(call.id)
+        for provider, ids in unanswered.items():
+            self._hub.withdraw(provider, ids)
+        self._hub.pump(now)
 
     def _finish(self, call: Call, answer: Answer, now: float, *, tell: bool = True) -> None:
+        """End a call. The answer, and what has room now, wait for the caller's `pump`."""
         if call.is_done:
             return
         call.is_done = True
@@ -352,20 +382,22 @@ class Services:
         )
         self._hub.store.request(sync=False, urgent=False)
         if tell:
-            call.answered(call, answer)
+            self._hub.defer("answer", call.answered, call, answer)
         if provider is not None and provider.is_open and not provider.window.granted:
-            provider.window.wake(now)
+            self._hub.defer("wake", provider.window.wake, now)
 
     def _wake(self) -> None:
         if self._due:
             self._hub.call_at_least(self, self._due[0][0], self._on_time)
 
     def _on_time(self, now: float) -> None:
+        late: list[Call] = []
         while self._due and self._due[0][0] <= now:
             call = self._calls.get(heapq.heappop(self._due)[1])
             if call is not None:
-                self._withdraw(call)
+                late.append(call)
                 self._finish(call, CallTimeout("no answer in time"), now)
+        self._withdraw(late, now)
         self._wake()
 
     def _journal(self, service: str, envelope: Envelope, record: bytes, now: float) -> None:

@@ -366,7 +366,7 @@ class Staging:
         elif producer.chunks:
             self._step(producer, hub.now)
         else:
-            producer.commit.receipt.finish()
+            hub.finish(producer.commit.receipt)
 
     # Dropping.
 

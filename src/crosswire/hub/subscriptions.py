@@ -148,7 +148,7 @@ class Subscriptions:
         if start is not None and start != "latest":
             since_us = int(start.time_s * _US) if isinstance(start, AtTime) else 0
             subscriber.start_behind(self._position(subscriber.pattern, start), since_us)
-            subscriber.catch_up()
+            self._hub.touch(subscriber)
         return subscriber
 
     def leave(self, subscriber: Subscriber) -> None:
@@ -207,8 +207,8 @@ class Subscriptions:
 
     def catch_up(self) -> None:
         """More is committed: those who lag, or have just begun, may read it."""
-        for subscriber in list(self.lagging):
-            subscriber.catch_up()
+        for subscriber in self.lagging:
+            self._hub.touch(subscriber)
         for subscription in list(self._beginning):
             self._hub.touch(subscription)
             if subscription.loaded >= subscription.visible:

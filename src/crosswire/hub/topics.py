@@ -299,14 +299,14 @@ class Subscriber(Attachment):
             if not envelopes or not self.is_open:
                 return []
         self.window.free -= len(envelopes)
-        self.receiver.deliver(self, [Delivery(each, 1) for each in envelopes])
+        self._hub.deliver(self, [Delivery(each, 1) for each in envelopes])
         return envelopes
 
     def _fall_behind(self, topic: Topic, missed: list[Envelope], *, stored: bool) -> None:
         if (self.slow or topic.policy.slow) == "disconnect":
             self.let_go()
             self._hub.subscriptions.leave(self)
-            self.receiver.notice(self, Ended("too slow"))
+            self._hub.notice(self, Ended("too slow"))
             return
         if not stored:
             self._gap_first = self._gap_first or missed[0].id
@@ -326,7 +326,7 @@ class Subscriber(Attachment):
         self.missed = self._hub.store.newest_id
         self._hub.subscriptions.lagging[self] = None
 
-    def catch_up(self) -> None:
+    def _catch_up(self) -> None:
         """Read on from the disk, as far as the window and what is committed allow."""
         upto = min(self.missed, self._hub.committed_id)
         while self.is_lagging and self.is_open and self.window.free > 0 and not self._is_reading:
@@ -363,7 +363,7 @@ class Subscriber(Attachment):
         self.position = page.last
         if deliveries:
             self.window.free -= len(deliveries)
-            self.receiver.deliver(self, deliveries)
+            self._hub.deliver(self, deliveries)
 
     def _tell_of_gap(self) -> None:
         """Where retention overtook it, it is told what it will never see."""
@@ -371,7 +371,7 @@ class Subscriber(Attachment):
         reclaimed = self._hub.subscriptions.reclaimed(self.pattern)
         if reclaimed > seen:
             self._gap_told = reclaimed
-            self.receiver.notice(self, Gap(seen + 1, reclaimed, "retention"))
+            self._hub.notice(self, Gap(seen + 1, reclaimed, "retention"))
 
     def settle(self, ids: Collection[int], now: float) -> int:
         if not self.window.granted:
@@ -392,13 +392,18 @@ class Subscriber(Attachment):
     def extend(self, ids: Collection[int], now: float, lease_s: float) -> int:  # noqa: ARG002
         return 0
 
-    def wake(self, now: float) -> None:  # noqa: ARG002
+    def wake(self, now: float) -> None:
+        if self.is_lagging or self._gap_last:
+            self._hub.touch(self)
+            self._hub.pump(now)
+
+    def dispatch(self, now: float) -> None:  # noqa: ARG002
         if self._gap_last and self.window.free > 0:
             gap = Gap(self._gap_first, self._gap_last, "too slow")
             self._gap_first = self._gap_last = 0
-            self.receiver.notice(self, gap)
+            self._hub.notice(self, gap)
         if self.is_lagging:
-            self.catch_up()
+            self._catch_up()
 
     def close(self, now: float) -> None:  # noqa: ARG002
         if self.is_open:
@@ -507,4 +512,4 @@ class Subscription(Backlog):
         if self._gap is not None and self.consumers:
             gap, self._gap = self._gap, None
             for consumer in list(self.consumers):
-                consumer.receiver.notice(consumer, gap)
+                self._hub.notice(consumer, gap)

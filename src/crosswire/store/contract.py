@@ -16,12 +16,13 @@ What was appended does not: its producer is told, and may try again.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from struct import Struct as Layout
-from typing import Final, Protocol
+from typing import Final, ParamSpec, Protocol
 
 import msgspec
 
@@ -40,6 +41,10 @@ from crosswire.store.view import (
 )
 
 __all__ = ["MAX_ID", "Batch", "Page", "Store", "StoreLimits", "View"]
+
+_log = logging.getLogger("crosswire.store")
+
+P = ParamSpec("P")
 
 _ID_BLOCK: Final = 1 << 20
 _LAZY_S: Final = 0.005
@@ -370,7 +375,7 @@ class Store(ABC):
             return self.last_error
         group = self._seal()
         if group is None:
-            self.after_commit(None)
+            _run(self.after_commit, None)
             return None
         self._flight = group
         error = self._hand_over(group)
@@ -419,7 +424,7 @@ class Store(ABC):
             return
         group = self._seal()
         if group is None:
-            self.after_commit(None)
+            _run(self.after_commit, None)
             self._wake(None)
             return
         self._flight = group
@@ -427,9 +432,9 @@ class Store(ABC):
         if error is None and group.sync:
             if not (group.urgent and group.count <= _FEW and self._syncer.is_quick):
                 self._syncer.order()
-                self.after_write()
+                _run(self.after_write)
                 return
-            self.after_write()
+            _run(self.after_write)
             error = self._syncer.now()
         self._finish(error)
         self._go_on(error)
@@ -461,7 +466,7 @@ class Store(ABC):
         return True
 
     def _seal(self) -> _Group | None:
-        self.before_commit()
+        _run(self.before_commit)
         group = self._group
         if group.block is None and not self._is_dirty():
             return None
@@ -522,7 +527,7 @@ class Store(ABC):
             # What could not be synced was written, and is to be gone all the same.
             self._group.ranges[:0] = [*group.ranges, *group.appended]
             self._group.sync = True
-        self.after_commit(error)
+        _run(self.after_commit, error)
         self._wake(error)
 
     def _sync_soon(self) -> None:
@@ -576,6 +581,14 @@ class Store(ABC):
 
     @abstractmethod
     def _release(self) -> None: ...
+
+
+def _run(hook: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Call one of the owner's hooks: one that raises must not keep others' groups from the disk."""
+    try:
+        hook(*args, **kwargs)
+    except Exception:
+        _log.exception("a hook of the store failed")
 
 
 def _nothing() -> None:
