@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Final, ParamSpec
 from crosswire.access import ANONYMOUS, Deed
 from crosswire.envelope import Envelope
 from crosswire.errors import (
-    CrosswireError,
     DestinationFull,
     Forbidden,
     InternalError,
@@ -39,8 +38,6 @@ P = ParamSpec("P")
 
 _KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
 _OURS: Final = "service/crosswire."
-
-P = ParamSpec("P")
 
 
 class Gateway(ABC):
@@ -102,11 +99,11 @@ class Gateway(ABC):
     def leave(self) -> None:
         """The peer is gone: let go of what only this protocol knows."""
 
-    def broken(self, error: Exception) -> None:  # noqa: ARG002  the hub has logged it
-        """What the hub has for the peer, or an answer to it, could not be handled: the connection
-        ends with the protocol's goodbye, and what it holds goes to others."""
+    def broken(self, error: Exception) -> None:  # noqa: ARG002  it is logged
+        """What the peer sent, what the hub has for it, or an answer to it could not be handled:
+        the connection ends with the protocol's goodbye, and what it holds goes to others."""
         if not self.left:
-            self.session.connection.fail(CrosswireError("internal error"))
+            self.session.connection.fail(InternalError("internal error"))
             self.session.wake()
 
     def owned(self, callback: Callable[P, None]) -> Callable[P, None]:
@@ -349,11 +346,6 @@ class Gateway(ABC):
         error = self._run("receive", self.receive, events)
         if error is not None:
             self.broken(error)
-
-    def broken(self, error: Exception) -> None:  # noqa: ARG002  it is logged where it was caught
-        """Something of ours failed on behalf of this peer: it is sent away."""
-        self.session.connection.fail(InternalError("internal error"))
-        self.session.wake()
 
     def _run(
         self, kind: str, step: Callable[P, object], *args: P.args, **kwargs: P.kwargs

@@ -145,11 +145,7 @@ class RelinkGateway(Gateway):
             return
         self._links.join(end, self)
         self.connection.accept(end.link)
-        try:
-            self._hold(end)
-        except Exception as error:
-            self.broken(error)
-            raise
+        self._hold(end)
         self.session.wake()
 
     def _hold(self, end: LinkEnd) -> None:

@@ -18,7 +18,7 @@ import msgspec
 
 from crosswire.access import Deed
 from crosswire.envelope import Kind, parse_destination, parse_pattern
-from crosswire.errors import CrosswireError, InvalidDestination, LinkStateError
+from crosswire.errors import CrosswireError, InternalError, InvalidDestination, LinkStateError
 from crosswire.gateways.gateway import guarded, parse_start
 from crosswire.gateways.relink_parts import Origin
 from crosswire.gateways.relink_rows import Head, Loaded, Outbound, Rows, Run
@@ -186,7 +186,7 @@ class LinkEnd(ABC):
     def broken(self, error: Exception) -> None:  # noqa: ARG002  the hub has logged it
         """What was to be done for the peer raised: it would wait for ever."""
         if not self.forgotten:
-            self.end(CrosswireError("internal error"))
+            self.end(InternalError("internal error"))
 
     def wake(self) -> None:
         if self.gateway is not None:
