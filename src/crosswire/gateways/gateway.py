@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final, ParamSpec
 
@@ -21,7 +21,7 @@ from crosswire.errors import (
     ServiceUnavailable,
 )
 from crosswire.gateways.logs import log_event
-from crosswire.gateways.site import Site
+from crosswire.gateways.site import Leftover, Site
 from crosswire.hub.attachment import Attachment, Consumer, Delivery, Notice, Window
 from crosswire.hub.ledger import Peer
 from crosswire.hub.receipt import Receipt
@@ -72,6 +72,11 @@ class Gateway(ABC):
     @classmethod
     def prepare(cls, site: Site) -> None:
         """The hub is there, nobody is connected yet: take up what outlived the last run."""
+
+    @classmethod
+    def leftovers(cls, site: Site) -> Iterable[Leftover]:  # noqa: ARG003
+        """What this protocol holds for peers that may be gone, beside what every gateway has."""
+        return ()
 
     @abstractmethod
     def connect(self, now: float) -> Connection:
@@ -318,6 +323,27 @@ class Gateway(ABC):
         if not waits and loop_time - self.session.read_at > idle_s:
             self.session.connection.fail(PeerTimeout(f"idle for {idle_s:g} s"))
             self.session.wake()
+
+    def end(self) -> bool:
+        """Say goodbye and go, in time even if the peer does not answer; False if it is gone.
+
+        For others than the peer's own doing: not to be called while events are handled.
+        """
+        if self.is_gone:
+            self.abandon()
+            return False
+        # Some protocols wait for the peer's own goodbye: it gets nothing new meanwhile.
+        self._run("drain", self.drain)
+        self.session.close()
+        if self.session.connection.closed:
+            self.abandon()
+        return True
+
+    def abandon(self) -> None:
+        """Leave, in case nobody told it that its connection is over."""
+        self._leave(ConnectionFailed(InternalError("the connection was left over")))
+        self.site.gateways.pop(self.id, None)
+        self.site.rooms.leave(self)
 
     @property
     def is_gone(self) -> bool:

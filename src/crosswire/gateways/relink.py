@@ -10,6 +10,7 @@ service/S?serve                  serve: the other way round
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import ClassVar, Final
 
 from crosswire.errors import Forbidden, HubError, InvalidDestination, LinkStateError
@@ -18,7 +19,7 @@ from crosswire.gateways.relink_consume import ConsumeEnd
 from crosswire.gateways.relink_end import Endpoint, LinkEnd, parse_endpoint
 from crosswire.gateways.relink_links import Links
 from crosswire.gateways.relink_services import ServeEnd
-from crosswire.gateways.site import Site
+from crosswire.gateways.site import Leftover, Site
 from crosswire.hub.attachment import Attachment, Delivery
 from crosswire.hub.services import Provider
 from crosswire.wire.contract import Connection, Event
@@ -39,6 +40,10 @@ class RelinkGateway(Gateway):
     @classmethod
     def prepare(cls, site: Site) -> None:
         site.shared(Links)
+
+    @classmethod
+    def leftovers(cls, site: Site) -> Iterable[Leftover]:
+        return site.shared(Links).leftovers()
 
     def connect(self, now: float) -> Connection:
         self.connection = RelinkConnection("listener", now, limits=self.site.config.limits.relink)
@@ -80,6 +85,10 @@ class RelinkGateway(Gateway):
         """The link has a window of its own, which must not be lost with this connection."""
         if self._end is not None:
             self._end.steer()
+
+    def holds(self, end: LinkEnd) -> bool:
+        """Is it this connection that the link has?"""
+        return self._end is end and not self.is_gone
 
     @property
     def is_busy(self) -> bool:

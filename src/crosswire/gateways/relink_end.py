@@ -150,6 +150,16 @@ class LinkEnd(ABC):
         """Has it something under way that a stopping hub should wait for?"""
         return bool(self._pending)
 
+    @property
+    def is_gone(self) -> bool:
+        """What it held is given back: it must not be given anything more."""
+        return self.forgotten
+
+    @property
+    def awaits_write(self) -> bool:
+        """Is there something to be done as soon as the store has written?"""
+        return bool(self._pending)
+
     # Connections.
 
     def join(self, gateway: RelinkGateway) -> None:

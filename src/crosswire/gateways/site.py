@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from crosswire.access import Access
 from crosswire.config import Config, ConnectionLimits
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from crosswire.gateways.gateway import Gateway
     from crosswire.gateways.tap import TapFeed
 
-__all__ = ["Closable", "Occupant", "Rooms", "Site"]
+__all__ = ["Closable", "Leftover", "Occupant", "Rooms", "Site"]
 
 _BOOTS = "boot"
 
@@ -29,6 +29,8 @@ class Closable(Protocol):
 
 class Occupant(Protocol):
     """A connection that counts, of any protocol, HTTP included."""
+
+    protocol: ClassVar[str]
 
     @property
     def is_gone(self) -> bool:
@@ -59,9 +61,14 @@ class Rooms:
             return False
         if self._by_host[host] >= limits.connections_per_address:
             return False
-        self._hosts[occupant] = host
-        self._by_host[host] += 1
+        self.add(occupant, host)
         return True
+
+    def add(self, occupant: Occupant, host: str) -> None:
+        """Count it, room or not."""
+        if occupant not in self._hosts:
+            self._hosts[occupant] = host
+            self._by_host[host] += 1
 
     def leave(self, occupant: Occupant) -> None:
         host = self._hosts.pop(occupant, None)
@@ -73,6 +80,20 @@ class Rooms:
 
     def occupants(self) -> list[Occupant]:
         return list(self._hosts)
+
+
+class Leftover(NamedTuple):
+    """Something that the hub holds for a peer that may be gone, and how it is given back.
+
+    `kind` and `protocol` are of ours; `name` tells a reader of the log which one; `what` is the
+    thing itself, by which it is known again.
+    """
+
+    kind: str
+    protocol: str
+    name: str
+    what: object
+    heal: Callable[[], object]
 
 
 class Site:

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 import socket
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -93,6 +93,8 @@ class HttpDoor:
 
 class _Conversation(H11Protocol):
     """One connection. A head or a request that takes too long ends it, and so does a full house."""
+
+    protocol: ClassVar[str] = "http"
 
     def __init__(self, config: uvicorn.Config, state: ServerState, server: Server) -> None:
         super().__init__(config, state, {})
