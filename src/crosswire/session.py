@@ -114,10 +114,11 @@ class Session(asyncio.Protocol):
             return
         self._run("close", self.connection.close)
         self._turn()
-        self._loop.call_later(CLOSE_S, self._abort)
+        self._loop.call_later(CLOSE_S, self.abort)
 
-    def _abort(self) -> None:
-        if not self.gone.done():
+    def abort(self) -> None:
+        """Without a goodbye, and without what was not written yet. Harmless when it is gone."""
+        if self.opened and not self.gone.done():
             self.transport.abort()
 
     def hold_reading(self, held: bool) -> None:
@@ -213,7 +214,7 @@ class Session(asyncio.Protocol):
                 self._finish()
             else:
                 # TLS can't close one half: the end of ours is the end of both.
-                self.connection.receive_eof()
+                self._run("receive_eof", self.connection.receive_eof)
                 self._tell()
         if self.connection.closed:
             self._leave(said_something=bool(outgoing))

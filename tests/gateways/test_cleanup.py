@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,15 +18,23 @@ from typing import Any
 import pytest
 
 from crosswire.clients.emp import EmpClient
-from crosswire.config import PLAIN_LISTENERS, Config, LakeSettings, ProtocolLimits
+from crosswire.config import (
+    PLAIN_LISTENERS,
+    Config,
+    ConnectionLimits,
+    LakeSettings,
+    ProtocolLimits,
+)
 from crosswire.gateways.server import GATEWAYS, Server
 from crosswire.hub.attachment import Gap
 from crosswire.hub.services import ServicePolicy
 from crosswire.web.door import HttpDoor
 from crosswire.wire.contract import ConnectionFailed
+from crosswire.wire.emp.connection import EmpConnection
 from crosswire.wire.emqp.events import PeerLeaving
+from crosswire.wire.relink.events import MessageReceived
 from crosswire.wire.relink.frames import RelinkLimits
-from tests.gateways.conftest import port_of
+from tests.gateways.conftest import StartServer, port_of
 from tests.gateways.wire_peers import (
     FIRST_BYTES,
     OPENINGS,
@@ -449,3 +458,71 @@ async def test_deleting_a_connection_that_was_left_over(watched: Watched, is_los
     assert await delete(watched.server, gateway.id) == (404 if is_lost else 200)
     assert gateway.left
     await watched.is_as_before()
+
+
+# ------------------------------------------------------------------------- seen in the field
+
+
+async def test_garbage_on_the_relink_port_locks_nobody_out(start_server: StartServer) -> None:
+    """Each of these kept its slot until the restart."""
+    server = await start_server(connections=ConnectionLimits(connections=5))
+    chance = random.Random(15)
+    for number in range(50):
+        peer = WirePeer(server, "relink")
+        await peer.connect()
+        peer.write(bytes(8) + chance.randbytes(56) if number % 2 else bytes(64))
+        await peer.end("eof")
+        await until(lambda peer=peer: peer.gateway.left)
+        await peer.close()
+    assert len(server.site.rooms) == 0
+    async with EmpClient("127.0.0.1", port_of(server, "emp")) as client:
+        assert await client.request("$echo", {"a": 1}) == {"a": 1}
+
+
+async def test_a_consumer_that_broke_the_protocol_keeps_no_messages(
+    start_server: StartServer,
+) -> None:
+    """A shutdown and a violation in one segment: its link stayed, took messages and kept them."""
+    server = await start_server()
+    opening = named("relink-consume-shutdown")
+    peer = WirePeer(server, "relink")
+    await peer.open(opening)
+    async with EmpClient("127.0.0.1", port_of(server, "emp")) as producer:
+        message = {"destination": "queue/q", "text": "x"}
+        first = await producer.request("$publish", message)
+        await peer.pump(lambda: any(isinstance(each, MessageReceived) for each in peer.events))
+        peer.write(peer.say(opening.steps) + VIOLATION)
+        await until(lambda: peer.gateway.left)
+        second = await producer.request("$publish", message)
+    taken: list[int] = []
+
+    async def deliver(data: Any) -> None:
+        taken.append(data["id"])
+
+    handlers = {"$deliver": deliver}
+    async with EmpClient("127.0.0.1", port_of(server, "emp"), handlers=handlers) as consumer:
+        await consumer.request("$subscribe", {"destination": "queue/q"})
+        await until(lambda: sorted(taken) == [first["id"], second["id"]])
+    await peer.close()
+
+
+async def test_a_peer_that_neither_reads_nor_closes_keeps_no_socket(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has said goodbye, and our last words to it can't be written."""
+    monkeypatch.setattr("crosswire.session.LINGER_S", 0.005)
+    server = await start_server(connections=ConnectionLimits(congested_bytes=65536))
+    peer = WirePeer(server, "emp")
+    await peer.connect(EmpConnection("client", 0.0))
+    peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    peer.write(b"".join(peer.connection.data_to_send()))
+    peer.connection.receive_data(bytes.fromhex("000000080000000001000000"), 0.0)
+    peer.connection.send_request("$echo", b'{"a":"%s"}' % (b"x" * (32 << 20)))
+    peer.write(b"".join(peer.connection.data_to_send()))
+    session = peer.gateway.session
+    await until(lambda: session.congested, 10)
+    peer.gateway._connection.receive_eof()  # type: ignore[attr-defined]  it went before all this
+    session.wake()
+    await until(session.gone.done)
+    assert peer.gateway.left
+    peer.abort()

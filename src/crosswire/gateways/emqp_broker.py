@@ -392,14 +392,14 @@ class Broker:
             if name in self.site.listeners:
                 self.site.listeners[name].close()
         for gateway in self.gateways():
-            gateway.wind_down()
+            self.hub.callbacks.run("emqp stop", gateway.wind_down)
         self.check_stopped()
 
     def check_stopped(self) -> None:
         """Once no job is under way, everybody may go."""
         if self.stopping and not any(gateway.is_busy for gateway in self.gateways()):
             for gateway in self.gateways():
-                gateway.close()
+                self.hub.callbacks.run("emqp stop", gateway.close)
 
     def leftovers(self) -> Iterator[Leftover]:
         """Identities, workers and schedulers whose connection is gone."""

@@ -7,8 +7,9 @@ import logging
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Final, ParamSpec
+from typing import TYPE_CHECKING, Any, ClassVar, Final, ParamSpec
 
 from crosswire.access import ANONYMOUS, Deed
 from crosswire.envelope import Envelope
@@ -29,6 +30,9 @@ from crosswire.hub.services import Answer, Call, Provider
 from crosswire.hub.subscriptions import AtId, AtTime, Start
 from crosswire.session import Session
 from crosswire.wire.contract import Connection, ConnectionClosed, ConnectionFailed, Event
+
+if TYPE_CHECKING:
+    from crosswire.gateways.tap import TapFeed
 
 __all__ = ["Gateway", "guarded", "parse_start"]
 
@@ -165,7 +169,7 @@ class Gateway(ABC):
         self.session.on_congestion = self.hold_back
         _keep_alive(transport)
         if site.tap is not None:
-            self.session.tap = site.tap.open(self)
+            self._run("tap", self._open_tap, site.tap)
         site.gateways[self.id] = self
         site.count("connections", self.protocol)
         self.log(logging.INFO, "connected")
@@ -174,6 +178,9 @@ class Gateway(ABC):
             site.count("rejected", self.protocol)
             connection.fail(ServiceUnavailable("the hub has no room for another connection"))
         return connection
+
+    def _open_tap(self, tap: TapFeed) -> None:
+        self.session.tap = tap.open(self)
 
     # What it does. All raise HubError, Forbidden included.
 
@@ -335,7 +342,7 @@ class Gateway(ABC):
         # Some protocols wait for the peer's own goodbye: it gets nothing new meanwhile.
         self._run("drain", self.drain)
         self.session.close()
-        if self.session.connection.closed:
+        if self.session.connection.closed and not self.left:
             self.abandon()
         return True
 
@@ -344,6 +351,7 @@ class Gateway(ABC):
         self._leave(ConnectionFailed(InternalError("the connection was left over")))
         self.site.gateways.pop(self.id, None)
         self.site.rooms.leave(self)
+        self.session.abort()
 
     @property
     def is_gone(self) -> bool:
@@ -424,7 +432,9 @@ def guarded(callback: Callable[P, None], broken: Callable[[Exception], None]) ->
 def _keep_alive(transport: asyncio.Transport) -> None:
     """Half-open sockets are found by TCP, for protocols without a ping of their own."""
     sock = transport.get_extra_info("socket")
-    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    with suppress(OSError):  # the peer has reset it already: the session will find out
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEP_ALIVE.items():
             if hasattr(socket, option):

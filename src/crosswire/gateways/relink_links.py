@@ -116,7 +116,7 @@ class Links:
         end.begin()
         try:
             end.attach()
-        except HubError:
+        except Exception:
             end.forget()
             raise
         if len(self._ends) >= self.site.config.connections.connections and self._cut:

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import logging
 import socket
+from contextlib import suppress
 from typing import Any, ClassVar, Final
 
 import uvicorn
@@ -107,7 +108,8 @@ class _Conversation(H11Protocol):
         super().connection_made(transport)
         peer = transport.get_extra_info("peername")
         self._host = str(peer[0]) if peer else ""
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        with suppress(OSError):  # the peer has reset it already
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._site.count("connections", "http")
         if not self._site.rooms.enter(self, self._host):
             self._site.count("rejected", "http")
