@@ -422,8 +422,10 @@ async def delete(server: Server, connection: str) -> int:
 async def test_deleting_a_connection_ends_it(watched: Watched, listener: str) -> None:
     for opening in openings_of(listener):
         peer = await watched.opened(opening, heard=True)
-        name, was_gone = peer.gateway.id, peer.gateway.left
-        assert await delete(watched.server, name) == (404 if was_gone else 200)
+        name = peer.gateway.id
+        status = await delete(watched.server, name)
+        # A link that was shut down, or misused, ends by itself about now.
+        assert status == 200 or (status == 404 and listener == "relink" and opening.steps)
         await asyncio.wait_for(peer.reader.read(), 5)
         peer.writer.close()
         await until(lambda peer=peer: peer.gateway.left)

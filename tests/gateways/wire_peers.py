@@ -141,9 +141,9 @@ class WirePeer:
     async def write_and_be_read(self, data: bytes) -> None:
         """So that what comes next is not in the same read."""
         session = self.gateway.session
-        before = session.read_at
+        session.read_at = never = -1.0  # not every loop's clock moves between two reads
         self.write(data)
-        await until(lambda: session.read_at > before or self.gateway.left)
+        await until(lambda: session.read_at != never or self.gateway.left)
 
     async def end(self, kind: str) -> None:
         with contextlib.suppress(OSError):
