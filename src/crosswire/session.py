@@ -148,7 +148,10 @@ class Session(asyncio.Protocol):
             self._show(tap.received, data)
         if not self._leaving:
             self.read_at = self._loop.time()
-            self._run("receive_data", self.connection.receive_data, data, self.read_at)
+            try:
+                self.connection.receive_data(data, self.read_at)
+            except Exception as error:
+                self._run("receive_data", _raise, error)
             self._turn()
 
     def eof_received(self) -> bool:
@@ -204,7 +207,10 @@ class Session(asyncio.Protocol):
         self._tell()
         self._flush_planned = False
         outgoing: list[bytes | memoryview] = []
-        self._run("data_to_send", lambda: outgoing.extend(self.connection.data_to_send()))
+        try:
+            outgoing = self.connection.data_to_send()
+        except Exception as error:
+            self._run("data_to_send", _raise, error)
         if outgoing:
             if self.tap is not None:
                 self._show(self.tap.sent, outgoing)
@@ -239,14 +245,19 @@ class Session(asyncio.Protocol):
             self._hand_over(events)
 
     def _take_events(self) -> list[Event]:
-        events: list[Event] = []
-        self._run("events", lambda: events.extend(self.connection.events()))
-        return events
+        try:
+            return self.connection.events()
+        except Exception as error:
+            self._run("events", _raise, error)
+            return []
 
     def _hand_over(self, events: list[Event]) -> None:
         if isinstance(events[-1], ConnectionClosed | ConnectionFailed):
             self._end_told = True
-        self._run("handle_events", self._owner.handle_events, events)
+        try:
+            self._owner.handle_events(events)
+        except Exception as error:
+            self._run("handle_events", _raise, error)
 
     def _run(self, kind: str, step: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """A step of the connection or of its owner: what it raises ends the connection."""
@@ -323,3 +334,8 @@ class Session(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _raise(error: Exception) -> None:
+    """For steps that every read takes: they are called directly, and only a failure costs more."""
+    raise error
