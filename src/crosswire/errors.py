@@ -21,6 +21,7 @@ CrosswireError
 │   └── PeerError               said goodbye with an error of its own
 ├── ConnectionRejected          we don't want this peer
 ├── ServiceUnavailable          the hub is draining or has no room for the connection
+├── InternalError               something of ours failed: the connection ends with its goodbye
 ├── DecoderStateError           saved decoder state that is damaged or of another version
 ├── LinkStateError              a saved Relink link that is damaged or of another version
 ├── UnknownProtocol             a protocol name that is not one of ours
@@ -97,6 +98,7 @@ __all__ = [
     "HubError",
     "IdentifiersExhausted",
     "IncompatiblePeer",
+    "InternalError",
     "InvalidDestination",
     "InvalidEnvelope",
     "InvalidFilter",
@@ -251,6 +253,10 @@ class ConnectionRejected(CrosswireError):
 
 class ServiceUnavailable(CrosswireError):
     """The hub is draining, or has no room for another connection."""
+
+
+class InternalError(CrosswireError):
+    """Something of ours failed that nobody but us can be blamed for."""
 
 
 class DecoderStateError(CrosswireError):

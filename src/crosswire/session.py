@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import ParamSpec, cast
 from typing import Protocol as Shape
-from typing import cast
 
-from crosswire.errors import ConnectionLost, CrosswireError
-from crosswire.wire.contract import Connection, Event
+from crosswire.errors import ConnectionLost, InternalError
+from crosswire.hub.callbacks import Callbacks
+from crosswire.wire.contract import Connection, ConnectionClosed, ConnectionFailed, Event
 
 __all__ = ["Owner", "Session", "Tap"]
 
 LINGER_S = 1.0
 LINGER_ROUNDS = 10
+CLOSE_S = 10.0
 JOINED_BYTES = 256 * 1024
+
+P = ParamSpec("P")
 
 
 class Owner(Shape):
@@ -54,14 +58,26 @@ class Session(asyncio.Protocol):
     connection is over, what it had to say is written, the sending half is closed and the rest of
     what the peer sends is read and dropped for a moment: closing at once could make the kernel
     throw our goodbye away.
+
+    The owner is told of the end exactly once, whatever happens before: an exception in the
+    connection or in its owner fails the connection, with its protocol's goodbye for an internal
+    error, and goes no further. `callbacks` logs and counts it.
     """
 
     connection: Connection
     transport: asyncio.Transport
 
-    def __init__(self, connect: Callable[[float], Connection], owner: Owner) -> None:
+    def __init__(
+        self,
+        connect: Callable[[float], Connection],
+        owner: Owner,
+        *,
+        callbacks: Callbacks | None = None,
+    ) -> None:
         self._connect = connect
         self._owner = owner
+        self._callbacks = callbacks or Callbacks()
+        self._end_told = False
         owner.session = self
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -89,6 +105,22 @@ class Session(asyncio.Protocol):
             self._flush_planned = True
             self._loop.call_soon(self._turn)
 
+    def close(self) -> None:
+        """Say the protocol's goodbye now, and end in time even if the peer does not answer it.
+
+        Not to be called from `handle_events`: there `Connection.close` is enough.
+        """
+        if self._leaving:
+            return
+        self._run("close", self.connection.close)
+        self._turn()
+        self._loop.call_later(CLOSE_S, self.abort)
+
+    def abort(self) -> None:
+        """Without a goodbye, and without what was not written yet. Harmless when it is gone."""
+        if self.opened and not self.gone.done():
+            self.transport.abort()
+
     def hold_reading(self, held: bool) -> None:
         """The owner has no room for what this peer sends, or has some again."""
         self._held = held
@@ -97,26 +129,38 @@ class Session(asyncio.Protocol):
     # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.opened = True
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
-        self.connection = self._connect(self._loop.time())
+        self.opened = True
+        failed = self._callbacks.run("connect", self._open)
+        if failed is not None:
+            # There is no connection that could fail: the owner has cleaned up already.
+            self._leaving = self._end_told = True
+            self.transport.abort()
+            return
         self._turn()
 
+    def _open(self) -> None:
+        self.connection = self._connect(self._loop.time())
+
     def data_received(self, data: bytes) -> None:
-        if self.tap is not None:
-            self.tap.received(data)
+        tap = self.tap
+        if tap is not None:
+            self._show(tap.received, data)
         if not self._leaving:
             self.read_at = self._loop.time()
-            self.connection.receive_data(data, self.read_at)
+            try:
+                self.connection.receive_data(data, self.read_at)
+            except Exception as error:
+                self._run("receive_data", _raise, error)
             self._turn()
 
     def eof_received(self) -> bool:
         self._peer_finished = True
         if self.tap is not None:
-            self.tap.peer_finished()
+            self._show(self.tap.peer_finished)
         if self._leaving:
             return False
-        self.connection.receive_eof()
+        self._run("receive_eof", self.connection.receive_eof)
         self._turn()
         return not self.connection.closed and self.transport.can_write_eof()
 
@@ -124,27 +168,32 @@ class Session(asyncio.Protocol):
         self._cancel_timer()
         self.gone.set_result(None)
         if self.tap is not None:
-            self.tap.closed(error)
-        if not self._leaving:
-            self._leaving = True
-            self.connection.receive_eof()
-            self.connection.fail(ConnectionLost("the socket was closed"))
-            self._tell()
+            self._show(self.tap.closed, error)
+        self._leaving = True
+        if self._end_told:
+            return
+        self._run("receive_eof", self.connection.receive_eof)
+        lost = ConnectionLost("the socket was closed")
+        self._run("fail", self.connection.fail, lost)
+        self._tell()
+        if not self._end_told:
+            # The connection itself is broken, and can't even end.
+            self._hand_over([ConnectionFailed(lost)])
 
     def pause_writing(self) -> None:
         """A peer that does not read is not read from either: its answers would only pile up."""
         self.congested = True
         self._steer_reading()
         if self.on_congestion is not None and not self._leaving:
-            self.on_congestion(True)
+            self._run("on_congestion", self.on_congestion, True)
 
     def resume_writing(self) -> None:
         self.congested = False
         self._steer_reading()
         if not self._leaving:
             if self.on_congestion is not None:
-                self.on_congestion(False)
-            self._owner.handle_drain()
+                self._run("on_congestion", self.on_congestion, False)
+            self._run("handle_drain", self._owner.handle_drain)
             self.wake()
 
     # Our part.
@@ -157,17 +206,21 @@ class Session(asyncio.Protocol):
         self._flush_planned = True
         self._tell()
         self._flush_planned = False
-        outgoing = self.connection.data_to_send()
+        outgoing: list[bytes | memoryview] = []
+        try:
+            outgoing = self.connection.data_to_send()
+        except Exception as error:
+            self._run("data_to_send", _raise, error)
         if outgoing:
             if self.tap is not None:
-                self.tap.sent(outgoing)
+                self._show(self.tap.sent, outgoing)
             self._write(outgoing)
         if self.connection.send_closed and not self.connection.closed:
             if self.transport.can_write_eof():
                 self._finish()
             else:
                 # TLS can't close one half: the end of ours is the end of both.
-                self.connection.receive_eof()
+                self._run("receive_eof", self.connection.receive_eof)
                 self._tell()
         if self.connection.closed:
             self._leave(said_something=bool(outgoing))
@@ -177,6 +230,8 @@ class Session(asyncio.Protocol):
 
     def _write(self, chunks: list[bytes | memoryview]) -> None:
         """Many small chunks are put together: that takes less time than to hand each over."""
+        if self.transport.is_closing():  # `connection_lost` is on its way
+            return
         if len(chunks) == 1:
             self.transport.write(chunks[0])
         elif sum(map(len, chunks)) <= JOINED_BYTES:
@@ -186,20 +241,47 @@ class Session(asyncio.Protocol):
 
     def _tell(self) -> None:
         """Hand events over until the owner's reaction brings no more of them."""
+        while events := self._take_events():
+            self._hand_over(events)
+
+    def _take_events(self) -> list[Event]:
         try:
-            while events := self.connection.events():
-                self._owner.handle_events(events)
-        except Exception:
-            self.connection.fail(CrosswireError("internal error"))
-            self._flush_planned = False
-            self.wake()
-            raise
+            return self.connection.events()
+        except Exception as error:
+            self._run("events", _raise, error)
+            return []
+
+    def _hand_over(self, events: list[Event]) -> None:
+        if isinstance(events[-1], ConnectionClosed | ConnectionFailed):
+            self._end_told = True
+        try:
+            self._owner.handle_events(events)
+        except Exception as error:
+            self._run("handle_events", _raise, error)
+
+    def _run(self, kind: str, step: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """A step of the connection or of its owner: what it raises ends the connection."""
+        failed = self._callbacks.run(kind, step, *args, **kwargs)
+        if failed is not None:
+            self._end_broken()
+
+    def _end_broken(self) -> None:
+        """Its goodbye may be what is broken: then the socket is all there is to end."""
+        failed = self._callbacks.run("fail", self.connection.fail, InternalError("internal error"))
+        if failed is not None:
+            self.transport.abort()
+        self.wake()
+
+    def _show(self, step: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """To the tap. One that fails has no use for the rest of the connection's bytes."""
+        if self._callbacks.run("tap", step, *args, **kwargs) is not None:
+            self.tap = None
 
     def _steer_reading(self) -> None:
         wanted = self._leaving or (
             self.connection.wants_data and not self.congested and not self._held
         )
-        if wanted == self._reading_paused:
+        if wanted == self._reading_paused and not self.transport.is_closing():
             self._reading_paused = self.connection.unread = not wanted
             if wanted:
                 self.transport.resume_reading()
@@ -212,13 +294,18 @@ class Session(asyncio.Protocol):
         if said_something and not self._peer_finished and self.transport.can_write_eof():
             self._finish()
             self._steer_reading()
-            self._timer = self._loop.call_later(LINGER_S, self._linger, 1)
         else:
             self.transport.close()
+        # Closing waits until all is written, which a peer that does not read could prevent for
+        # ever.
+        if not self.gone.done():
+            self._timer = self._loop.call_later(LINGER_S, self._linger, 1)
 
     def _finish(self) -> None:
+        if self.transport.is_closing():
+            return
         if self.tap is not None:
-            self.tap.finished()
+            self._show(self.tap.finished)
         self.transport.write_eof()
 
     def _linger(self, rounds: int) -> None:
@@ -240,10 +327,15 @@ class Session(asyncio.Protocol):
 
     def _on_timer(self) -> None:
         self._timer = None
-        self.connection.handle_deadline(self._loop.time())
+        self._run("handle_deadline", self.connection.handle_deadline, self._loop.time())
         self._turn()
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _raise(error: Exception) -> None:
+    """For steps that every read takes: they are called directly, and only a failure costs more."""
+    raise error

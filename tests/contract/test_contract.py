@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import tracemalloc
 from itertools import pairwise
 from typing import Any
@@ -220,6 +221,81 @@ def test_the_end_comes_once_and_is_the_last_event(name: str, end: int) -> None:
     connection.receive_eof()
     events = connection.events()
     assert len(ending(events)) == 1 and events[-1] in ending(events)
+
+
+SAMPLES: dict[str, Any] = {
+    "args": (),
+    "channel": 0,
+    "channels": [0],
+    "code": "c",
+    "command": "STATUS",
+    "conversation": 1,
+    "data": b"{}",
+    "description": "d",
+    "destination": "queue/q",
+    "error": b"CB\x01\x00\x00",
+    "headers": "",
+    "identifier": 1,
+    "interval_s": 60.0,
+    "message": b"m",
+    "messages": [(b"p", b"m")],
+    "method": "m",
+    "msgid": "1",
+    "name": "x-vendor",
+    "op": "op",
+    "payload": b"{}",
+    "queue": "q",
+    "request": "1",
+    "requests": [],
+    "sequence": 0,
+    "service": "s",
+    "topic": "t",
+}
+"""Arguments of what connections send, by name."""
+
+
+def sends_of(connection: Connection) -> list[tuple[str, bool, dict[str, Any]]]:
+    """Every send of a connection: its name, whether it gives anything, and arguments for it."""
+    found = []
+    for name, method in inspect.getmembers(connection, inspect.ismethod):
+        if not (name.startswith("send_") or name == "acknowledge"):
+            continue
+        signature = inspect.signature(method)
+        arguments = {
+            each.name: SAMPLES[each.name]
+            for each in signature.parameters.values()
+            if each.kind is not each.VAR_POSITIONAL
+            and (each.default is each.empty or (name, each.name) == ("send_schedule", "interval_s"))
+        }
+        found.append((name, signature.return_annotation != "None", arguments))
+    return found
+
+
+@ends
+@pytest.mark.parametrize("how", ["violation", "eof"])
+def test_sends_after_the_end_are_ignored_unless_somebody_would_wait_for_them(
+    name: str, end: int, how: str
+) -> None:
+    connection: Connection = offered(name).open_pair()[end]
+    if how == "violation":
+        connection.receive_data(b"\xff" * 64, 1.0)
+    elif name == "relink":
+        return  # the link goes on, and keeps what is sent until there is a connection again
+    else:
+        connection.receive_eof()
+    assert connection.closed
+    connection.events()
+    connection.data_to_send()
+    sends = sends_of(connection)
+    assert sends
+    for method, gives, arguments in sends:
+        if gives:
+            with pytest.raises(LocalProtocolError):
+                getattr(connection, method)(**arguments)
+        else:
+            getattr(connection, method)(**arguments)
+    assert connection.data_to_send() == []
+    assert connection.events() == []
 
 
 @ends

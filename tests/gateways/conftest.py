@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,18 @@ async def start_server(tmp_path: Path) -> AsyncIterator[StartServer]:
 
     yield start
     for server in servers:
+        await nothing_left_over(server)
         await server.stop()
+
+
+async def nothing_left_over(server: Server) -> None:
+    """The hub holds nothing for peers that are gone, and nothing had to be given back before."""
+    if server.site.draining:
+        return
+    server.leftovers.look()
+    await asyncio.sleep(0.001)  # who was just about to leave has left
+    server.leftovers.look()
+    assert server.leftovers.healed == {}
 
 
 @pytest.fixture

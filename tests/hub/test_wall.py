@@ -522,7 +522,8 @@ def test_rounding_makes_no_schedule_wait_for_ever(ahead: float, interval_s: floa
     pass_time(bench, 0.1)
     taker.deliveries.clear()
     pass_time(bench, 3.5 * interval_s)
-    assert 3 <= len(taker.deliveries) <= 1004
+    # Two at least: a clock that went back by up to an interval is no reason to fire twice.
+    assert 2 <= len(taker.deliveries) <= 1004
 
 
 @given(st.floats(-1e9, 1e9), st.floats(0.001, 1e6))

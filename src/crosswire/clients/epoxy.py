@@ -219,7 +219,7 @@ class EpoxyPeer(FarEnd):
         `succeeded` is given the response before anything that came after it is looked at.
         """
         name = f"{service}.{method}"
-        if service == _HUB and method in _WITH_NUMBER:
+        if service == _HUB and method in _WITH_NUMBER and self.numbers.differ:
             payload = self._with_our_number(method, payload)
         try:
             conversation = self.connection.send_request(
@@ -264,9 +264,15 @@ class EpoxyPeer(FarEnd):
         self.session.wake()
 
     def _with_our_number(self, method: str, payload: bytes) -> bytes:
-        """What names a subscription by the program's number names it by this connection's."""
+        """What names a subscription by the program's number names it by this connection's.
+
+        What can't be read is left to the hub, which says so.
+        """
         request = hub_module().service(_HUB).method(method).request
-        asked = marshal.unmarshal(payload, request)
+        try:
+            asked = marshal.unmarshal(payload, request)
+        except BondDecodeError:
+            return payload
         number = self.numbers.for_connection(asked.subscription)
         if number == asked.subscription:
             return payload
@@ -567,11 +573,11 @@ class EpoxyClient(StayingClient[EpoxyPeer]):
     ) -> Reply:
         """Keep what was asked for; gives the reply with the program's number."""
         module = hub_module()
-        asked = marshal.unmarshal(payload, module.struct(_SUBSCRIPTION))
         subscribed = module.struct(_SUBSCRIBED)
         kept: list[KeptSubscription] = []
 
         def keep(reply: bytes) -> None:
+            asked = marshal.unmarshal(payload, module.struct(_SUBSCRIPTION))
             number = marshal.unmarshal(reply, subscribed).subscription
             kept.append(
                 self._subscriptions.add(

@@ -64,6 +64,11 @@ class Numbers:
         self._kept[number] = kept
         self._on_connection[kept.number] = number
 
+    @property
+    def differ(self) -> bool:
+        """Does any subscription have another number here than in the program?"""
+        return any(number != kept.number for number, kept in self._kept.items())
+
     def for_program(self, number: int, identifier: int) -> int:
         """The program's number of a delivery, which is remembered as the newest."""
         kept = self._kept.get(number)

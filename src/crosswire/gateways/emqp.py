@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ClassVar, Final
 
 from crosswire.envelope import Envelope, parse_destination
@@ -40,7 +40,7 @@ from crosswire.gateways.emqp_messages import (
     read_terms,
 )
 from crosswire.gateways.gateway import Gateway
-from crosswire.gateways.site import Site
+from crosswire.gateways.site import Leftover, Site
 from crosswire.hub.attachment import Attachment, Delivery
 from crosswire.hub.receipt import Receipt
 from crosswire.hub.services import Answer, Provider
@@ -88,6 +88,10 @@ class EmqpGateway(Gateway):
         super().__init__(site, listener)
         self.broker = site.shared(Broker)
         self.identity = b""
+
+    @classmethod
+    def leftovers(cls, site: Site) -> Iterable[Leftover]:
+        return site.shared(Broker).leftovers()
 
     @property
     def name(self) -> str:

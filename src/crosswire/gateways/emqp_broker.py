@@ -10,7 +10,7 @@ import heapq
 import logging
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +21,7 @@ from crosswire.envelope import Envelope
 from crosswire.errors import UnknownMessage
 from crosswire.gateways.emqp_messages import DONE, IDENTITY, MSGID, failure
 from crosswire.gateways.logs import log_event
+from crosswire.gateways.site import Leftover
 from crosswire.hub.attachment import Consumer
 from crosswire.hub.ledger import Step
 from crosswire.hub.queues import Queue
@@ -391,14 +392,27 @@ class Broker:
             if name in self.site.listeners:
                 self.site.listeners[name].close()
         for gateway in self.gateways():
-            gateway.wind_down()
+            self.hub.callbacks.run("emqp stop", gateway.wind_down)
         self.check_stopped()
 
     def check_stopped(self) -> None:
         """Once no job is under way, everybody may go."""
         if self.stopping and not any(gateway.is_busy for gateway in self.gateways()):
             for gateway in self.gateways():
-                gateway.close()
+                self.hub.callbacks.run("emqp stop", gateway.close)
+
+    def leftovers(self) -> Iterator[Leftover]:
+        """Identities, workers and schedulers whose connection is gone."""
+        for gateway in self.gateways():
+            if gateway.is_gone:
+                yield _leftover("identity", gateway, partial(self.part, gateway))
+        for worker in list(self.workers):
+            if worker.is_gone:
+                yield _leftover("worker", worker, partial(self.dismiss, worker))
+        for scheduler in list(self.schedulers):
+            if scheduler.is_gone:
+                remove = partial(self.schedulers.pop, scheduler, None)
+                yield _leftover("scheduler", scheduler, remove)
 
     def gateways(self) -> list[EmqpGateway]:
         return [
@@ -407,6 +421,10 @@ class Broker:
             for gateway in map(router.get, list(router))
             if gateway is not None
         ]
+
+
+def _leftover(kind: str, gateway: EmqpGateway, heal: Callable[[], object]) -> Leftover:
+    return Leftover(kind, "emqp", gateway.id, gateway, heal)
 
 
 def _is_makeshift(consumer: Consumer) -> bool:

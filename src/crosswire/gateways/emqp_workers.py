@@ -189,8 +189,8 @@ class WorkerGateway(EmqpGateway):
         self._window.close()
 
     def leave(self) -> None:
-        self._lose_jobs()
-        self.broker.dismiss(self)
+        self._run("leave", self._lose_jobs)
+        self._run("leave", self.broker.dismiss, self)
         super().leave()
         self.broker.check_stopped()
 

@@ -6,22 +6,23 @@ import asyncio
 import logging
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Final, ParamSpec
+from typing import TYPE_CHECKING, Any, ClassVar, Final, ParamSpec
 
 from crosswire.access import ANONYMOUS, Deed
 from crosswire.envelope import Envelope
 from crosswire.errors import (
-    CrosswireError,
     DestinationFull,
     Forbidden,
+    InternalError,
     InvalidDestination,
     PeerTimeout,
     ServiceUnavailable,
 )
 from crosswire.gateways.logs import log_event
-from crosswire.gateways.site import Site
+from crosswire.gateways.site import Leftover, Site
 from crosswire.hub.attachment import Attachment, Consumer, Delivery, Notice, Window
 from crosswire.hub.ledger import Peer
 from crosswire.hub.receipt import Receipt
@@ -29,6 +30,9 @@ from crosswire.hub.services import Answer, Call, Provider
 from crosswire.hub.subscriptions import AtId, AtTime, Start
 from crosswire.session import Session
 from crosswire.wire.contract import Connection, ConnectionClosed, ConnectionFailed, Event
+
+if TYPE_CHECKING:
+    from crosswire.gateways.tap import TapFeed
 
 __all__ = ["Gateway", "guarded", "parse_start"]
 
@@ -64,7 +68,6 @@ class Gateway(ABC):
         self.attachments: set[Attachment] = set()
         self.providers: set[Provider] = set()
         self.calls: dict[int, Call] = {}
-        self._has_room = False
         self._taken: list[tuple[Window, int]] = []
         self._breached: set[str] = set()
 
@@ -73,6 +76,11 @@ class Gateway(ABC):
     @classmethod
     def prepare(cls, site: Site) -> None:
         """The hub is there, nobody is connected yet: take up what outlived the last run."""
+
+    @classmethod
+    def leftovers(cls, site: Site) -> Iterable[Leftover]:  # noqa: ARG003
+        """What this protocol holds for peers that may be gone, beside what every gateway has."""
+        return ()
 
     @abstractmethod
     def connect(self, now: float) -> Connection:
@@ -100,11 +108,11 @@ class Gateway(ABC):
     def leave(self) -> None:
         """The peer is gone: let go of what only this protocol knows."""
 
-    def broken(self, error: Exception) -> None:  # noqa: ARG002  the hub has logged it
-        """What the hub has for the peer, or an answer to it, could not be handled: the connection
-        ends with the protocol's goodbye, and what it holds goes to others."""
+    def broken(self, error: Exception) -> None:  # noqa: ARG002  it is logged
+        """What the peer sent, what the hub has for it, or an answer to it could not be handled:
+        the connection ends with the protocol's goodbye, and what it holds goes to others."""
         if not self.left:
-            self.session.connection.fail(CrosswireError("internal error"))
+            self.session.connection.fail(InternalError("internal error"))
             self.session.wake()
 
     def owned(self, callback: Callable[P, None]) -> Callable[P, None]:
@@ -141,10 +149,18 @@ class Gateway(ABC):
 
     def open(self, now: float) -> Connection:
         """Called by the session when the socket is there."""
-        site, transport = self.site, self.session.transport
-        name: Any = transport.get_extra_info("peername")
+        name: Any = self.session.transport.get_extra_info("peername")
         if name:
             self.host, self.address = str(name[0]), f"{name[0]}:{name[1]}"
+        try:
+            return self._enter(now)
+        except Exception:
+            # There is no connection yet, so nobody else will ever end it.
+            self._leave(ConnectionFailed(InternalError("internal error")))
+            raise
+
+    def _enter(self, now: float) -> Connection:
+        site, transport = self.site, self.session.transport
         certificate = transport.get_extra_info("peercert")
         known = site.access.by_certificate(_common_name(certificate)) if certificate else None
         if known is not None:
@@ -153,16 +169,18 @@ class Gateway(ABC):
         self.session.on_congestion = self.hold_back
         _keep_alive(transport)
         if site.tap is not None:
-            self.session.tap = site.tap.open(self)
+            self._run("tap", self._open_tap, site.tap)
         site.gateways[self.id] = self
         site.count("connections", self.protocol)
         self.log(logging.INFO, "connected")
         connection = self.connect(now)
-        self._has_room = site.rooms.enter(self.host)
-        if not self._has_room or site.draining:
+        if not site.rooms.enter(self, self.host) or site.draining:
             site.count("rejected", self.protocol)
             connection.fail(ServiceUnavailable("the hub has no room for another connection"))
         return connection
+
+    def _open_tap(self, tap: TapFeed) -> None:
+        self.session.tap = tap.open(self)
 
     # What it does. All raise HubError, Forbidden included.
 
@@ -313,6 +331,33 @@ class Gateway(ABC):
             self.session.connection.fail(PeerTimeout(f"idle for {idle_s:g} s"))
             self.session.wake()
 
+    def end(self) -> bool:
+        """Say goodbye and go, in time even if the peer does not answer; False if it is gone.
+
+        For others than the peer's own doing: not to be called while events are handled.
+        """
+        if self.is_gone:
+            self.abandon()
+            return False
+        # Some protocols wait for the peer's own goodbye: it gets nothing new meanwhile.
+        self._run("drain", self.drain)
+        self.session.close()
+        if self.session.connection.closed and not self.left:
+            self.abandon()
+        return True
+
+    def abandon(self) -> None:
+        """Leave, in case nobody told it that its connection is over."""
+        self._leave(ConnectionFailed(InternalError("the connection was left over")))
+        self.site.gateways.pop(self.id, None)
+        self.site.rooms.leave(self)
+        self.session.abort()
+
+    @property
+    def is_gone(self) -> bool:
+        """Has it left, or lost its socket without anybody noticing?"""
+        return self.left or self.session.gone.done()
+
     def drain(self) -> None:
         """The hub is about to stop: nothing new for this peer."""
         for attachment in self.attachments:
@@ -322,12 +367,25 @@ class Gateway(ABC):
 
     def handle_events(self, events: list[Event]) -> None:
         end = events[-1]
-        if isinstance(end, ConnectionClosed | ConnectionFailed):
+        if not isinstance(end, ConnectionClosed | ConnectionFailed):
+            self._receive(events)
+            return
+        try:
             if len(events) > 1:
-                self.receive(events[:-1])
+                self._receive(events[:-1])
+        finally:
             self._leave(end)
-        else:
-            self.receive(events)
+
+    def _receive(self, events: list[Event]) -> None:
+        error = self._run("receive", self.receive, events)
+        if error is not None:
+            self.broken(error)
+
+    def _run(
+        self, kind: str, step: Callable[P, object], *args: P.args, **kwargs: P.kwargs
+    ) -> Exception | None:
+        """What a step raises is logged and counted, and the next one is taken all the same."""
+        return self.hub.callbacks.run(f"{self.protocol} {kind}", step, *args, **kwargs)
 
     def handle_drain(self) -> None:
         """The peer reads again."""
@@ -338,18 +396,18 @@ class Gateway(ABC):
             return
         self.left = True
         now = self.site.now()
-        self.leave()
+        # First what others could be locked out by. Every step is taken, whatever another raises.
+        self.site.gateways.pop(self.id, None)
+        self.site.rooms.leave(self)
+        self._run("leave", self.leave)
         for attachment in list(self.attachments):
-            attachment.close(now)
+            self._run("detach", attachment.close, now)
         for provider in list(self.providers):
-            provider.close(now)
-        self.hub.cancel(list(self.calls.values()), now)
+            self._run("detach", provider.close, now)
+        self._run("cancel", self.hub.cancel, list(self.calls.values()), now)
         self.attachments.clear()
         self.providers.clear()
         self.calls.clear()
-        del self.site.gateways[self.id]
-        if self._has_room:
-            self.site.rooms.leave(self.host)
         if isinstance(end, ConnectionFailed):
             kind = type(end.error).__name__
             self.site.count("failed", self.protocol, kind)
@@ -374,7 +432,9 @@ def guarded(callback: Callable[P, None], broken: Callable[[Exception], None]) ->
 def _keep_alive(transport: asyncio.Transport) -> None:
     """Half-open sockets are found by TCP, for protocols without a ping of their own."""
     sock = transport.get_extra_info("socket")
-    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    with suppress(OSError):  # the peer has reset it already: the session will find out
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEP_ALIVE.items():
             if hasattr(socket, option):

@@ -86,7 +86,7 @@ class Listener:
 
     def _accept(self) -> Session:
         gateway = self.gateway(self.site, self.name)
-        session = Session(gateway.open, gateway)
+        session = Session(gateway.open, gateway, callbacks=self.site.hub.callbacks)
         if self._tls is not None:
             loop = asyncio.get_running_loop()
             loop.call_later(HANDSHAKE_S + _LATER_S, self._look_back, session)

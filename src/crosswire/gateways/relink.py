@@ -10,6 +10,7 @@ service/S?serve                  serve: the other way round
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import ClassVar, Final
 
 from crosswire.errors import Forbidden, HubError, InvalidDestination, LinkStateError
@@ -18,7 +19,7 @@ from crosswire.gateways.relink_consume import ConsumeEnd
 from crosswire.gateways.relink_end import Endpoint, LinkEnd, parse_endpoint
 from crosswire.gateways.relink_links import Links
 from crosswire.gateways.relink_services import ServeEnd
-from crosswire.gateways.site import Site
+from crosswire.gateways.site import Leftover, Site
 from crosswire.hub.attachment import Attachment, Delivery
 from crosswire.hub.services import Provider
 from crosswire.wire.contract import Connection, Event
@@ -40,6 +41,10 @@ class RelinkGateway(Gateway):
     def prepare(cls, site: Site) -> None:
         site.shared(Links)
 
+    @classmethod
+    def leftovers(cls, site: Site) -> Iterable[Leftover]:
+        return site.shared(Links).leftovers()
+
     def connect(self, now: float) -> Connection:
         self.connection = RelinkConnection("listener", now, limits=self.site.config.limits.relink)
         self._links = self.site.shared(Links)
@@ -53,6 +58,13 @@ class RelinkGateway(Gateway):
         for event in events:
             if isinstance(event, HandshakeReceived):
                 self._on_handshake(event.hello)
+
+    def broken(self, error: Exception) -> None:
+        """What the end of the link had not dealt with yet, a resumed link would never repeat: so
+        the link goes too, and what it holds goes to others."""
+        if self._end is not None:
+            self._links.forget(self._end)
+        super().broken(error)
 
     def leave(self) -> None:
         end = self._release()
@@ -74,6 +86,10 @@ class RelinkGateway(Gateway):
         if self._end is not None:
             self._end.steer()
 
+    def holds(self, end: LinkEnd) -> bool:
+        """Is it this connection that the link has?"""
+        return self._end is end and not self.is_gone
+
     @property
     def is_busy(self) -> bool:
         return self._end is not None and self._end.is_busy
@@ -81,13 +97,13 @@ class RelinkGateway(Gateway):
     # The handshake.
 
     def _on_handshake(self, hello: ConnectorHello) -> None:
+        if self.connection.closed:
+            return  # it ended in the same read
         terms = Terms.of(hello)
         try:
             endpoint = self._understand(terms)
             known = self._links.find(hello.epoch, hello.link)
             if known is not None and self._take_up(known, terms):
-                return
-            if self.connection.closed:
                 return
             if hello.require_old_link:
                 self.connection.deny_link(self._links.epoch)

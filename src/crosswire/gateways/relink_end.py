@@ -18,7 +18,7 @@ import msgspec
 
 from crosswire.access import Deed
 from crosswire.envelope import Kind, parse_destination, parse_pattern
-from crosswire.errors import CrosswireError, InvalidDestination, LinkStateError
+from crosswire.errors import CrosswireError, InternalError, InvalidDestination, LinkStateError
 from crosswire.gateways.gateway import guarded, parse_start
 from crosswire.gateways.relink_parts import Origin
 from crosswire.gateways.relink_rows import Head, Loaded, Outbound, Rows, Run
@@ -150,6 +150,16 @@ class LinkEnd(ABC):
         """Has it something under way that a stopping hub should wait for?"""
         return bool(self._pending)
 
+    @property
+    def is_gone(self) -> bool:
+        """What it held is given back: it must not be given anything more."""
+        return self.forgotten
+
+    @property
+    def awaits_write(self) -> bool:
+        """Is there something to be done as soon as the store has written?"""
+        return bool(self._pending)
+
     # Connections.
 
     def join(self, gateway: RelinkGateway) -> None:
@@ -171,7 +181,7 @@ class LinkEnd(ABC):
         self.gateway = None
         if self._link is not None:
             self._link.detach(ended=True)
-        self.ended()
+        self.hub.callbacks.run("relink forget", self.ended)
         self.rows.drop_all()
         self._pending.clear()
 
@@ -186,7 +196,7 @@ class LinkEnd(ABC):
     def broken(self, error: Exception) -> None:  # noqa: ARG002  the hub has logged it
         """What was to be done for the peer raised: it would wait for ever."""
         if not self.forgotten:
-            self.end(CrosswireError("internal error"))
+            self.end(InternalError("internal error"))
 
     def wake(self) -> None:
         if self.gateway is not None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import secrets
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from crosswire.errors import HubError, LinkStateError
@@ -11,7 +14,7 @@ from crosswire.gateways.relink_end import Endpoint, LinkEnd, parse_endpoint
 from crosswire.gateways.relink_produce import ProduceEnd, TransactEnd
 from crosswire.gateways.relink_rows import Head, heads, wipe
 from crosswire.gateways.relink_services import CallEnd, ServeEnd
-from crosswire.gateways.site import Site
+from crosswire.gateways.site import Leftover, Site
 from crosswire.wire.relink.handshake import Terms
 
 if TYPE_CHECKING:
@@ -23,6 +26,8 @@ _EPOCH: Final = "relink-epoch"
 _KEY: Final = b"epoch"
 _US: Final = 1_000_000
 _IDS: Final = 1 << 63
+_OVERDUE_S: Final = 60.0
+"""How much later than it should have been a link is forgotten by who looks for leftovers."""
 
 
 class Links:
@@ -32,7 +37,8 @@ class Links:
     def __init__(self, site: Site) -> None:
         self.site = site
         self._ends: dict[int, LinkEnd] = {}
-        self._cut: dict[int, None] = {}
+        self._cut: dict[int, float] = {}
+        """Since when links have no connection, by a clock that nobody sets."""
         store = site.hub.store
         stored = int.from_bytes(store.get(_EPOCH, _KEY) or b"")
         self.epoch = stored
@@ -110,7 +116,7 @@ class Links:
         end.begin()
         try:
             end.attach()
-        except HubError:
+        except Exception:
             end.forget()
             raise
         if len(self._ends) >= self.site.config.connections.connections and self._cut:
@@ -127,7 +133,7 @@ class Links:
     def part(self, end: LinkEnd) -> None:
         """Its connection is gone: it may come back, for a while."""
         end.part()
-        end.left()
+        self.site.hub.callbacks.run("relink left", end.left)
         self._run_clock(end)
 
     def forget(self, end: LinkEnd) -> None:
@@ -136,8 +142,32 @@ class Links:
             self._cut.pop(end.id, None)
             end.forget()
 
+    def leftovers(self) -> Iterator[Leftover]:
+        """Links that nobody would ever forget."""
+        overdue = time.monotonic() - self.site.config.limits.relink.link_s - _OVERDUE_S
+        for end in list(self._ends.values()):
+            if end.gateway is not None:
+                if not end.gateway.holds(end):
+                    yield self._leftover(end, self._release)
+            elif end.id not in self._cut:
+                # A new one waits for the store before its first connection is told of it.
+                if not end.awaits_write:
+                    yield self._leftover(end, self._run_clock)
+            elif self._cut[end.id] < overdue:
+                yield self._leftover(end, self.forget)
+
+    def _leftover(self, end: LinkEnd, heal: Callable[[LinkEnd], None]) -> Leftover:
+        return Leftover("link", "relink", end.head.terms.endpoint, end, partial(heal, end))
+
+    def _release(self, end: LinkEnd) -> None:
+        """Its connection is gone, and did not say so."""
+        if end.link.ended:
+            self.forget(end)
+        else:
+            self.part(end)
+
     def _run_clock(self, end: LinkEnd) -> None:
-        self._cut[end.id] = None
+        self._cut[end.id] = time.monotonic()
         cuts = end.cuts
 
         def look(_now: float) -> None:

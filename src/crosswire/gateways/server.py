@@ -20,6 +20,7 @@ from crosswire.errors import BondError, ConfigError, HubError, InvalidSchedule
 from crosswire.gateways.clock import Clock
 from crosswire.gateways.gateway import Gateway
 from crosswire.gateways.lake import LakeFeed, note_absence
+from crosswire.gateways.leftovers import LeftoverCheck
 from crosswire.gateways.listener import Listener, fill_context, server_context
 from crosswire.gateways.log import Log
 from crosswire.gateways.logs import log_event
@@ -113,6 +114,9 @@ class Server:
             self.hub = Hub(store, _hub_config(config), now=now, random=random.Random(), clock=clock)
             self.metrics = Metrics(self.hub)
             self.site = Site(self.hub, config, schemas=schemas, clock=clock)
+            gateways = {each.protocol: each for each in map(_gateway, addresses.keys() - {"http"})}
+            sources = [each.leftovers for each in gateways.values()]
+            self.leftovers = LeftoverCheck(self.site, sources)
         except BaseException:
             await store.close()
             raise
@@ -131,6 +135,7 @@ class Server:
             self.hurry()
             await self.stop()
             raise
+        self.leftovers.start()
         self.started_at = now
         self.hub.on_earlier_deadline(self._look_sooner)
         self._timer_at = asyncio.get_running_loop().time()
@@ -184,12 +189,13 @@ class Server:
             if name != "http":
                 listener.close()
         deadline = self.site.now() + self.config.drain_s
+        run = self.hub.callbacks.run
         for gateway in list(self.site.gateways.values()):
-            gateway.drain()
+            run("drain", gateway.drain)
         while self._under_way() and self.site.now() < deadline and not self._hurried:
             await asyncio.sleep(_LOOK_S)
         for gateway in list(self.site.gateways.values()):
-            gateway.session.connection.close()
+            run("close", gateway.session.connection.close)
             gateway.session.wake()
         deadline = self.site.now() + _GOODBYE_S
         while self.site.gateways and self.site.now() < deadline and not self._hurried:
@@ -201,6 +207,7 @@ class Server:
         if self._timer is not None:
             self._timer.cancel()
         self.watchdog.stop()
+        self.leftovers.stop()
         await asyncio.sleep(0)
         try:
             await self._close_lake()

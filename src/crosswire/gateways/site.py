@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from crosswire.access import Access
 from crosswire.config import Config, ConnectionLimits
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from crosswire.gateways.gateway import Gateway
     from crosswire.gateways.tap import TapFeed
 
-__all__ = ["Closable", "Rooms", "Site"]
+__all__ = ["Closable", "Leftover", "Occupant", "Rooms", "Site"]
 
 _BOOTS = "boot"
 
@@ -27,30 +27,73 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
+class Occupant(Protocol):
+    """A connection that counts, of any protocol, HTTP included."""
+
+    protocol: ClassVar[str]
+
+    @property
+    def is_gone(self) -> bool:
+        """Is its socket closed? Then it should have left."""
+
+
 class Rooms:
-    """How many connections there are, in all and from each address."""
+    """How many connections there are, in all and from each address.
+
+    Each is known by itself: one that leaves twice, or never came in, changes nothing.
+    """
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
-        self._total = 0
+        self._hosts: dict[Occupant, str] = {}
         self._by_host: Counter[str] = Counter()
 
-    def enter(self, host: str) -> bool:
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+    def __contains__(self, occupant: Occupant) -> bool:
+        return occupant in self._hosts
+
+    def enter(self, occupant: Occupant, host: str) -> bool:
         """False if there is no room for one more."""
         limits = self.limits
-        if self._total >= limits.connections:
+        if len(self._hosts) >= limits.connections:
             return False
         if self._by_host[host] >= limits.connections_per_address:
             return False
-        self._total += 1
-        self._by_host[host] += 1
+        self.add(occupant, host)
         return True
 
-    def leave(self, host: str) -> None:
-        self._total -= 1
+    def add(self, occupant: Occupant, host: str) -> None:
+        """Count it, room or not."""
+        if occupant not in self._hosts:
+            self._hosts[occupant] = host
+            self._by_host[host] += 1
+
+    def leave(self, occupant: Occupant) -> None:
+        host = self._hosts.pop(occupant, None)
+        if host is None:
+            return
         self._by_host[host] -= 1
         if not self._by_host[host]:
             del self._by_host[host]
+
+    def occupants(self) -> list[Occupant]:
+        return list(self._hosts)
+
+
+class Leftover(NamedTuple):
+    """Something that the hub holds for a peer that may be gone, and how it is given back.
+
+    `kind` and `protocol` are of ours; `name` tells a reader of the log which one; `what` is the
+    thing itself, by which it is known again.
+    """
+
+    kind: str
+    protocol: str
+    name: str
+    what: object
+    heal: Callable[[], object]
 
 
 class Site:

@@ -378,6 +378,10 @@ class Hub:
             if destination.startswith("queue/")
         ]
 
+    def backlogs(self) -> list[Backlog]:
+        """Whatever has consumers: queues in use, and named subscriptions."""
+        return [*self._queues.values(), *self.subscriptions.all()]
+
     def topics_by_name(self) -> dict[str, Topic]:
         return self._topics
 

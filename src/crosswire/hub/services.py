@@ -193,6 +193,11 @@ class Services:
             self._finish(call, ProviderLost("the provider left before it answered"), now)
         self._hub.pump(now)
 
+    def all(self) -> list[Provider]:
+        """Every provider, once."""
+        found = {each: None for service in self._services.values() for each in service.providers}
+        return list(found)
+
     def providers(self) -> dict[str, list[Peer]]:
         return {
             name: [provider.peer for provider in service.providers]

@@ -70,6 +70,10 @@ class Subscriptions:
     def all(self) -> list[Subscription]:
         return sorted(self._by_name.values(), key=lambda each: each.name)
 
+    def subscribers(self) -> list[Subscriber]:
+        """Those without a name."""
+        return list(self._subscribers)
+
     def get(self, name: str) -> Subscription | None:
         return self._by_name.get(name)
 

@@ -7,7 +7,7 @@ Subscription  named: a cursor that outlives its connections, shared by who uses 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
 
@@ -88,6 +88,15 @@ class Index(Generic[T]):
                 break
             del parent.children[level]
         self.version += 1
+
+    def __iter__(self) -> Iterator[T]:
+        """Every entry, in no order that means anything."""
+        nodes = [self._root]
+        while nodes:
+            node = nodes.pop()
+            yield from node.here
+            yield from node.rest
+            nodes += node.children.values()
 
     def match(self, name: str) -> list[T]:
         """The entries of every pattern that the name fits."""

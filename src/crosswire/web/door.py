@@ -6,7 +6,8 @@ import asyncio
 import functools
 import logging
 import socket
-from typing import Any, Final
+from contextlib import suppress
+from typing import Any, ClassVar, Final
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -94,32 +95,37 @@ class HttpDoor:
 class _Conversation(H11Protocol):
     """One connection. A head or a request that takes too long ends it, and so does a full house."""
 
+    protocol: ClassVar[str] = "http"
+
     def __init__(self, config: uvicorn.Config, state: ServerState, server: Server) -> None:
         super().__init__(config, state, {})
         self._site = server.site
         self._host = ""
-        self._has_room = False
+        self._lost = False
         self._watch: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         peer = transport.get_extra_info("peername")
         self._host = str(peer[0]) if peer else ""
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        with suppress(OSError):  # the peer has reset it already
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._site.count("connections", "http")
-        self._has_room = self._site.rooms.enter(self._host)
-        if not self._has_room:
+        if not self._site.rooms.enter(self, self._host):
             self._site.count("rejected", "http")
             transport.abort()
             return
         self._expect(_HEAD_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        self._site.rooms.leave(self)
         self._expect(None)
-        if self._has_room:
-            self._has_room = False
-            self._site.rooms.leave(self._host)
         super().connection_lost(exc)
+
+    @property
+    def is_gone(self) -> bool:
+        return self._lost
 
     def data_received(self, data: bytes) -> None:
         was_idle = self._is_idle

@@ -48,7 +48,8 @@ class StoreState(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """The hub at a glance. `connections` by protocol; `reports` the latest troubles."""
+    """The hub at a glance. `connections` by protocol; `reports` the latest troubles; `leftovers` by
+    kind what was held for peers that were gone, and given back."""
 
     version: str
     node: str
@@ -65,6 +66,7 @@ class State(msgspec.Struct, frozen=True):
     messages: int
     dead_letters: int
     store: StoreState
+    leftovers: dict[str, int]
     reports: list[str]
 
 
@@ -95,6 +97,7 @@ def show_state(ask: Ask) -> State:
             error="" if store.last_error is None else str(store.last_error),
             damaged_ranges=len(store.damage),
         ),
+        leftovers=dict(server.leftovers.healed),
         reports=[_report(error) for error in hub.reports[-_REPORTS:]],
     )
 
@@ -464,8 +467,6 @@ def close_connection(ask: Ask) -> Closed:
     """In its protocol's own way; what it holds goes to others."""
     name: str = ask.path["id"]
     gateway = ask.server.site.gateways.get(name)
-    if gateway is None:
+    if gateway is None or not gateway.end():
         raise UnknownMessage(f"there is no connection {name!r}")
-    gateway.session.connection.close()
-    gateway.session.wake()
     return Closed(name)

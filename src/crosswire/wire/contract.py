@@ -377,6 +377,11 @@ class Connection(ABC):
     `wants_data` is false. Receiving never raises on what a peer sent: a violation queues the
     protocol's goodbye and ends with ConnectionFailed. The last event is always ConnectionClosed or
     ConnectionFailed, once.
+
+    Sending after the end: an owner answers what it was told, and the end may have come in the same
+    read as the question. So a send that gives nothing back (an answer, an acknowledgement, a
+    subscription) is ignored once the connection is closed. One that gives an identifier raises
+    LocalProtocolError, since somebody would wait for what becomes of it; `closed` tells before.
     """
 
     def __init__(self, role: str, decoder: Decoder) -> None:

@@ -53,7 +53,7 @@ from crosswire.wire.relink.handshake import (
     Terms,
     serialize_handshake,
 )
-from crosswire.wire.relink.link import Link
+from crosswire.wire.relink.link import Link, Phase
 from tests.wire.relink.strategies import EPOCH, Ends, connector_start, layout_of, open_ends
 from tests.wire.stream import pump
 
@@ -245,8 +245,12 @@ def test_the_owner_has_no_longer_than_that() -> None:
     listener = asked(ConnectorHello(endpoint="e"))
     listener.handle_deadline(5.0)
     assert isinstance(failure(listener.events()), PeerTimeout)
-    with pytest.raises(LocalProtocolError):
-        listener.accept(old_link("listener"))
+    link = old_link("listener")
+    listener.accept(link)
+    listener.refuse("too late")
+    listener.deny_link(1)
+    assert link.phase is Phase.DETACHED
+    assert listener.data_to_send() == [] and listener.events() == []
 
 
 def test_there_is_no_link_before_the_handshake() -> None:

@@ -264,6 +264,8 @@ class EmpConnection(Connection):
             raise LocalProtocolError(f"the connection is not open but in state {self.state.value}")
 
     def _answer(self, identifier: int, body: bytes) -> None:
+        if self.closed:
+            return
         self._require_open()
         if not self._owed or self._owed[0] != identifier:
             raise LocalProtocolError(f"request {identifier} is not the one to be answered now")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import count
+from typing import Final
 
 from crosswire.errors import (
     CrosswireError,
@@ -82,6 +83,9 @@ from crosswire.wire.zmtp.events import MessageReceived
 from crosswire.wire.zmtp.mechanisms import Mechanism
 
 __all__ = ["EmqpConnection"]
+
+_AWAITED: Final = (Admin, Publish, Request, Schedule, Unschedule)
+"""What is sent under an id that its sender is given: not to be ignored after the end."""
 
 
 class EmqpConnection(Connection):
@@ -176,6 +180,8 @@ class EmqpConnection(Connection):
 
     def send_receipts(self, requests: Sequence[bytes]) -> None:
         """`send_receipt` for many at a time: ids as they stood on the wire."""
+        if self.closed:
+            return
         if Reply not in self._sends or self._zmtp.seals:
             for request in requests:
                 self.send_receipt(request.decode())
@@ -221,6 +227,8 @@ class EmqpConnection(Connection):
 
         Raises LocalProtocolError if the worker has not that many free slots.
         """
+        if self.closed:
+            return
         if Request not in self._sends or self._zmtp.seals or self.free_slots < len(requests):
             for msgid, queue, headers, message in requests:
                 self.send_request(queue, headers, message, msgid=msgid.decode())
@@ -291,11 +299,15 @@ class EmqpConnection(Connection):
 
     def send_subscribe(self, topic: str) -> None:
         """Want every topic that starts so."""
+        if self.closed:
+            return
         self._require(self.seat == "subscriber", "subscribe")
         self._zmtp.send_subscribe(topic.encode())
 
     def send_unsubscribe(self, topic: str) -> None:
         """Take one subscription back."""
+        if self.closed:
+            return
         self._require(self.seat == "subscriber", "unsubscribe")
         self._zmtp.send_cancel(topic.encode())
 
@@ -570,6 +582,8 @@ class EmqpConnection(Connection):
 
     def _send(self, frame: Frame) -> None:
         if type(frame) not in self._sends:
+            if self.closed and type(frame) not in _AWAITED:
+                return
             self._require(False, frame.frame_name)
         # What is sent in answer to the last words of a connection that then failed goes nowhere.
         if not self._zmtp.closed:

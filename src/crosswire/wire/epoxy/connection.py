@@ -355,6 +355,8 @@ class EpoxyConnection(Connection):
         error: bytes | None,
         layer_data: bytes | None,
     ) -> None:
+        if self.closed:
+            return
         if not self.is_owed(conversation):
             raise LocalProtocolError(f"no request {conversation} waits for an answer")
         self._send_message(

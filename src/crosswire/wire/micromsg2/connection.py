@@ -280,6 +280,8 @@ class MicroMsg2Connection(Connection):
 
     def send_extension(self, name: str, payload: bytes) -> None:
         """A frame of a vendor's extension that was agreed."""
+        if self.closed:
+            return
         self._require_open()
         number = self._numbers.get(name)
         if number is None or not name.startswith("x-") or len(payload) > FRAME_BYTES:
@@ -499,6 +501,8 @@ class MicroMsg2Connection(Connection):
             raise LocalProtocolError(f"the connection is not open but in state {self.state.value}")
 
     def _command(self, name: str, arguments: Mapping[str, str | int | None]) -> None:
+        if self.closed:
+            return
         self._require_open()
         if self.role != "client":
             raise LocalProtocolError(f"a server does not send {name}")

@@ -168,7 +168,12 @@ class RelinkConnection(Connection):
     # Answering a handshake.
 
     def accept(self, link: Link) -> None:
-        """Agree on a link: the one that the hello names, which is resumed, or a new one."""
+        """Agree on a link: the one that the hello names, which is resumed, or a new one.
+
+        Like the other two answers it is ignored when the connection has ended meanwhile.
+        """
+        if self.closed:
+            return
         hello = self._require_asked()
         if link.terms != Terms.of(hello):
             raise LocalProtocolError("the link has another endpoint, other id sizes or other flags")
@@ -184,12 +189,16 @@ class RelinkConnection(Connection):
 
     def deny_link(self, epoch: int) -> None:
         """The old link, which the connector requires, is not known."""
+        if self.closed:
+            return
         self._require_asked()
         self._send_handshake(ListenerHello(epoch, 0))
         self._end(ConnectionClosed(clean=True))
 
     def refuse(self, reason: str) -> None:
         """No such endpoint, or not on these terms, or not for this peer: Relink just hangs up."""
+        if self.closed:
+            return
         self._require_asked()
         self.fail(ConnectionRejected(reason))
 

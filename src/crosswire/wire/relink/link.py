@@ -143,7 +143,9 @@ class Link:
         """Do the channels that we receive on use transactions?"""
         return self._peer_transactions
 
-    # Sending: each may be called at any time, connection or not.
+    # Sending: each may be called at any time, connection or not. On a link that has ended, what
+    # gives a sequence number raises LocalProtocolError, and all else is ignored: the end may have
+    # come in the same read as what is being answered.
 
     def room(self, channel: int) -> int:
         """How many messages the channel's window has room for."""
@@ -181,6 +183,8 @@ class Link:
 
     def close(self, channel: int) -> None:
         """Close a channel. It can be opened again when ChannelClosed has come."""
+        if self.ended:
+            return
         sending = self._require_sending(channel)
         if sending.close_order is not None:
             raise LocalProtocolError(f"channel {channel} is being closed already")
@@ -193,9 +197,8 @@ class Link:
 
         What was received before is still to be consumed, and what was sent is still acknowledged.
         """
-        if self.shut_down:
+        if self.shut_down or self.ended:
             return
-        self._require_alive()
         if self.transactions and any(
             sending.decided < sending.next for sending in self._sending.values()
         ):
@@ -212,11 +215,15 @@ class Link:
 
     def mark_received(self, channel: int, sequence: int) -> None:
         """The messages are safe with us: the peer need not keep them."""
+        if self.ended:
+            return
         self._require_receiving(channel).receive(sequence)
         self._untold[channel] = self._receiving[channel]
 
     def consume(self, channel: int, sequence: int) -> None:
         """The application is done with the messages; implies received."""
+        if self.ended:
+            return
         if self.peer_transactions:
             raise LocalProtocolError("the outcome of a commit is `settle`d")
         receiving = self._require_receiving(channel)
@@ -226,6 +233,8 @@ class Link:
 
     def settle(self, channel: int, sequence: int, *, committed: bool = True) -> None:
         """The application is done with messages that the peer committed: did it succeed?"""
+        if self.ended:
+            return
         if not self.peer_transactions:
             raise LocalProtocolError("the peer's channels don't use transactions")
         receiving = self._require_receiving(channel)
@@ -243,6 +252,8 @@ class Link:
 
     def adopt(self, channel: int, tried: ReceivingChannel) -> None:
         """Make the marks, and if it was closed the closure, that were tried on a copy."""
+        if self.ended:
+            return
         receiving = self._require_receiving(channel)
         held_bytes = receiving.held_bytes
         receiving.adopt(tried)
@@ -629,6 +640,8 @@ class Link:
         return "is being closed" if closing else "has no room in its window"
 
     def _decide(self, channel: int, sequence: int | None, *, is_commit: bool) -> None:
+        if self.ended:
+            return
         if not self.transactions:
             raise LocalProtocolError("our channels don't use transactions")
         sending = self._require_sending(channel)

@@ -152,6 +152,8 @@ class ZmtpConnection(Connection):
 
     def send_message(self, parts: Sequence[bytes]) -> None:
         """Send a message of at least one part."""
+        if self.closed:
+            return
         self._require_open()
         if not parts:
             raise LocalProtocolError("a message has at least one part")
@@ -166,6 +168,8 @@ class ZmtpConnection(Connection):
 
     def send_serialized(self, messages: bytes) -> None:
         """Whole messages, in frames already; only where the mechanism doesn't seal."""
+        if self.closed:
+            return
         self._require_open()
         self._outgoing.append(messages)
 
@@ -184,6 +188,8 @@ class ZmtpConnection(Connection):
     def send_ping(self, ttl_s: float = 0.0, context: bytes = b"") -> None:
         """Ask for a sign of life. After `ttl_s` of our silence the peer may take us for dead, with
         0 it never does; a PONG brings the `context` of up to 16 bytes back."""
+        if self.closed:
+            return
         self._require_open()
         if len(context) > 16 or not 0 <= ttl_s <= _TTL_MOST_S:
             raise LocalProtocolError(
@@ -411,6 +417,8 @@ class ZmtpConnection(Connection):
             raise LocalProtocolError(f"the connection is not open but in state {self.state.value}")
 
     def _send_subscription(self, name: str, kind: bytes, topic: bytes) -> None:
+        if self.closed:
+            return
         self._require_open()
         if self.socket_type not in ("SUB", "XSUB"):
             raise LocalProtocolError(f"a {self.socket_type} does not subscribe")
