@@ -2,7 +2,7 @@
 
 Requests are processed in order, as EMP asks. Consecutive `$publish` requests are no exception, but
 fast: they join one commit group and are answered in order after it; any other operation waits for
-those before it.
+those before it. What an operation stores is on disk before it is answered.
 """
 
 from __future__ import annotations
@@ -93,6 +93,17 @@ class _Deliver(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     text: str | None = None
     base64: str | None = None
+
+
+class _Stored(msgspec.Struct, frozen=True):
+    """A reply that leaves when `receipt` is done: what it acknowledges is on disk then.
+
+    `undo` gives back what only this connection holds, if it could not be written.
+    """
+
+    reply: bytes
+    receipt: Receipt
+    undo: Callable[[], None] | None = None
 
 
 _read_publish: Final = msgspec.json.Decoder(_Publish).decode
@@ -198,8 +209,11 @@ class EmpGateway(Gateway):
         try:
             if operation is not None:
                 reply = operation(self, request.data)
-                self._connection.send_success(request.id, reply)
-                self._begin_subscription()
+                if isinstance(reply, _Stored):
+                    self._answer_stored(request.id, reply)
+                else:
+                    self._connection.send_success(request.id, reply)
+                    self._begin_subscription()
             elif request.op.startswith("$"):
                 raise NoProvider(f"the hub has no operation {request.op}")
             else:
@@ -208,6 +222,26 @@ class EmpGateway(Gateway):
             self._fail(request.id, error)
         except msgspec.MsgspecError as error:
             self._fail(request.id, InvalidEnvelope(str(error)))
+
+    def _answer_stored(self, identifier: int, answer: _Stored) -> None:
+        """Requests behind this one wait: responses leave in the order of requests."""
+
+        def stored(receipt: Receipt) -> None:
+            self._calling = False
+            if self.left or self._connection.closed:
+                return
+            if receipt.error is None:
+                self._connection.send_success(identifier, answer.reply)
+                self._begin_subscription()
+            else:
+                if answer.undo is not None:
+                    answer.undo()
+                self._fail(identifier, receipt.error)
+            self.session.wake()
+            self._advance()
+
+        self._calling = True
+        answer.receipt.add_done_callback(stored)
 
     def _fail(self, identifier: int, error: CrosswireError) -> None:
         if isinstance(error, ProviderFailed):
@@ -283,7 +317,7 @@ class EmpGateway(Gateway):
         self.identify(principal)
         return _encode({"principal": principal})
 
-    def _subscribe(self, data: bytes) -> bytes:
+    def _subscribe(self, data: bytes) -> bytes | _Stored:
         asked = msgspec.json.decode(data, type=_Subscribe)
         number = self._next_subscription
         self._next_subscription += 1
@@ -295,7 +329,16 @@ class EmpGateway(Gateway):
             start=parse_start(str(asked.start)),
         )
         self._subscriptions[number] = attachment
-        return _encode({"subscription": number})
+        reply = _encode({"subscription": number})
+        if not asked.name:
+            return reply
+
+        def undo() -> None:
+            self._early.pop(attachment, None)
+            if self._subscriptions.pop(number, None) is not None:
+                self.detach(attachment)
+
+        return _Stored(reply, self.hub.committed(), undo)
 
     def _begin_subscription(self) -> None:
         """The peer knows the number of its new subscription now."""
@@ -324,7 +367,7 @@ class EmpGateway(Gateway):
             self.serve(sorted(new))
         return b"{}"
 
-    def _schedule(self, data: bytes) -> bytes:
+    def _schedule(self, data: bytes) -> _Stored:
         asked = msgspec.json.decode(data, type=_Schedule)
         now = self.site.now()
         schedule = Schedule(
@@ -335,15 +378,16 @@ class EmpGateway(Gateway):
             run_count=asked.run_count,
             nohaste=asked.nohaste,
         )
-        return _encode({"schedule": self.hub.schedules.add(schedule, now).id})
+        reply = _encode({"schedule": self.hub.schedules.add(schedule, now).id})
+        return _Stored(reply, self.hub.committed())
 
-    def _unschedule(self, data: bytes) -> bytes:
+    def _unschedule(self, data: bytes) -> _Stored:
         identifier = msgspec.json.decode(data, type=_Unschedule).schedule
         found = self.hub.schedules.get(identifier)
         if found is not None:
             self.require("produce", found.envelope.destination)
         self.hub.schedules.remove(identifier)
-        return b"{}"
+        return _Stored(b"{}", self.hub.committed())
 
     def _list_schedules(self, _data: bytes) -> bytes:
         allowed = self.site.access.may

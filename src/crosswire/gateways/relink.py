@@ -20,6 +20,7 @@ from crosswire.gateways.relink_links import Links
 from crosswire.gateways.relink_services import ServeEnd
 from crosswire.gateways.site import Site
 from crosswire.hub.attachment import Attachment, Delivery
+from crosswire.hub.receipt import Receipt
 from crosswire.hub.services import Provider
 from crosswire.wire.contract import Connection, Event
 from crosswire.wire.relink.connection import RelinkConnection
@@ -96,7 +97,11 @@ class RelinkGateway(Gateway):
         except HubError as error:
             self.connection.refuse(str(error))
             return
-        end.once_written(lambda: self._accept_new(end))
+        if endpoint.name:
+            # The hello is all that the peer gets to know: its subscription is on disk by then.
+            self.hub.committed().add_done_callback(lambda receipt: self._accept_named(end, receipt))
+        else:
+            end.once_written(lambda: self._accept_new(end))
 
     def _understand(self, terms: Terms) -> Endpoint:
         """What the peer wants, if there is that, on these terms, and it may have it."""
@@ -131,6 +136,15 @@ class RelinkGateway(Gateway):
         self.connection.accept(end.link)
         self._hold(end)
         return True
+
+    def _accept_named(self, end: LinkEnd, receipt: Receipt) -> None:
+        if receipt.error is None:
+            self._accept_new(end)
+            return
+        self._links.forget(end)
+        if not self.left and not self.connection.closed:
+            self.connection.refuse(str(receipt.error))
+            self.session.wake()
 
     def _accept_new(self, end: LinkEnd) -> None:
         if self.left or self.connection.closed:
