@@ -162,14 +162,14 @@ async def test_a_subscription_that_waits_for_the_disk_gets_all_of_it(start_web: 
         got.put_nowait(data)
         return {}
 
-    await web.produce("topic/t", "1", "2")
+    await web.produce("topic/t", "a", "b")
     port = port_of(web.server, "emp")
     async with EmpClient("127.0.0.1", port, handlers={"$deliver": deliver}) as client:
         asked = {"destination": "topic/t", "name": "n", "from": "earliest"}
         answer = await client.request("$subscribe", asked)
-        await client.request("$publish", {"destination": "topic/t", "text": "3"})
+        await client.request("$publish", {"destination": "topic/t", "text": "c"})
         received = [await asyncio.wait_for(got.get(), 10) for _ in range(3)]
-    assert [each["text"] for each in received] == ["1", "2", "3"]
+    assert [each["text"] for each in received] == ["a", "b", "c"]
     assert {each["subscription"] for each in received} == {answer["subscription"]}
 
 

@@ -25,7 +25,7 @@ from crosswire.errors import (
 )
 from crosswire.gateways.failures import code_of
 from crosswire.gateways.gateway import Gateway, parse_start
-from crosswire.gateways.payloads import BYTES, JSON, Body, from_body, to_body
+from crosswire.gateways.payloads import JSON, Body, from_body, to_body
 from crosswire.hub.attachment import Attachment, Delivery
 from crosswire.hub.receipt import Receipt
 from crosswire.hub.schedules import Schedule
@@ -283,12 +283,11 @@ class EmpGateway(Gateway):
     def _as_object(self, envelope: Envelope) -> bytes:
         """EMP's data is an object: anything else is put into one. Peers of protocols without
         content types mean an object where they send one."""
-        envelope = self.site.schemas.to_json(envelope)
-        if envelope.content_type == BYTES and envelope.payload[:1] == b"{":
-            envelope = envelope.replace(content_type=JSON)
-        body = to_body(envelope)
-        if isinstance(body.json, msgspec.Raw) and bytes(body.json).startswith(b"{"):
-            return bytes(body.json)
+        body = to_body(self.site.schemas.to_json(envelope))
+        if isinstance(body.json, msgspec.Raw):
+            text = bytes(body.json)
+            if text.lstrip(b" \t\r\n").startswith(b"{"):
+                return text
         return _encode(body)
 
     # The hub's own operations: data in, data out.

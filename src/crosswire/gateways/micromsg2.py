@@ -289,8 +289,9 @@ class MicroMsg2Gateway(Gateway):
 
         Bytes without properties of ours stay as they are: the outbox does not ask about them.
         """
-        content_type = envelope.content_type
-        payload = self._as_json(envelope) if self._in_json else envelope.payload
+        content_type, payload = envelope.content_type, envelope.payload
+        if self._in_json:
+            payload, content_type = self._as_json(envelope)
         if (
             not envelope.correlation
             and not envelope.reply_to
@@ -306,12 +307,16 @@ class MicroMsg2Gateway(Gateway):
             properties.setdefault(_CONTENT_TYPE, content_type)
         return payload, properties
 
-    def _as_json(self, envelope: Envelope) -> bytes:
-        """What is no JSON goes as an object that says whether it is text or base64."""
+    def _as_json(self, envelope: Envelope) -> tuple[bytes, str]:
+        """Payload and content type. What is no JSON goes as an object that says whether it is text
+        or base64."""
         envelope = self.site.schemas.readable(envelope)
-        if envelope.content_type == JSON and is_json(envelope.payload):
-            return envelope.payload
-        return msgspec.json.encode(to_body(envelope))
+        body = to_body(envelope)
+        if body.json is msgspec.UNSET:
+            return msgspec.json.encode(body), envelope.content_type
+        # Where nobody said what it is, it is JSON, as everything is for this peer.
+        content_type = JSON if envelope.content_type == BYTES else envelope.content_type
+        return envelope.payload, content_type
 
     # Call.
 

@@ -1,6 +1,7 @@
 """Payloads at the edge: what a protocol can't carry is transcoded there, and only there.
 
-A payload crosses unchanged wherever bytes can be carried. EMP carries JSON, else text, else base64.
+A payload crosses unchanged wherever bytes can be carried, and one that is a complete JSON text
+wherever JSON can, whatever its content type. EMP carries JSON, else text, else base64.
 Epoxy carries Bond: with a schema for the service JSON and Bond are converted field by field,
 without one the bytes travel in a `crosswire.Blob`.
 """
@@ -30,6 +31,7 @@ __all__ = [
     "is_json",
     "is_marshalled",
     "to_body",
+    "to_shown_body",
     "unwrap",
     "wrap",
 ]
@@ -61,22 +63,37 @@ _check_json: Final = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def is_json(payload: bytes) -> bool:
-    """Checked, not read: the decoder leaves UTF-8 to us where it keeps the bytes as they are."""
+    """Is it one complete JSON text? Checked, not read: the decoder leaves UTF-8 to us where it
+    keeps the bytes as they are. What is no JSON nearly always shows that at its first bytes."""
     try:
+        _check_json(payload)
         if not payload.isascii():
             payload.decode()
-        _check_json(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
     return True
 
 
 def to_body(envelope: Envelope) -> Body:
-    """How a JSON protocol carries this payload; the content type decides where it fits."""
+    """How a JSON protocol carries this payload: a complete JSON text as it is, whatever it is
+    called; what is called text as text where it is; anything else as base64."""
+    payload = bytes(envelope.payload)
+    if is_json(payload):
+        return Body(json=msgspec.Raw(payload))
+    return _to_text(payload, envelope.content_type)
+
+
+def to_shown_body(envelope: Envelope) -> Body:
+    """The payload for a person to look at, beside its content type: JSON only where that says so,
+    so that a text which happens to be JSON too is shown as the text that it is."""
     payload = bytes(envelope.payload)
     if envelope.content_type == JSON and is_json(payload):
         return Body(json=msgspec.Raw(msgspec.json.format(payload, indent=-1)))
-    if envelope.content_type.startswith("text/"):
+    return _to_text(payload, envelope.content_type)
+
+
+def _to_text(payload: bytes, content_type: str) -> Body:
+    if content_type.startswith("text/"):
         try:
             return Body(text=payload.decode())
         except UnicodeDecodeError:
