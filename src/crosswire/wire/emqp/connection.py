@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import count
+from typing import Final
 
 from crosswire.errors import (
     CrosswireError,
@@ -82,6 +83,10 @@ from crosswire.wire.zmtp.events import MessageReceived
 from crosswire.wire.zmtp.mechanisms import Mechanism
 
 __all__ = ["EmqpConnection"]
+
+
+_VISITED: Final = ("emqp-clients", "emqp-publishers", "emqp-admin")
+"""Doors at which a peer is served without having registered."""
 
 
 class EmqpConnection(Connection):
@@ -501,10 +506,20 @@ class EmqpConnection(Connection):
             self.close()
 
     def _on_kbai(self, frame: Kbai) -> None:
+        """The leave-taking of who has registered. From a client, a publisher or administration it
+        has no effect: what they ask for later is served. So is a scheduler that has taken its
+        leave, which is a client like any other then."""
         self.goodbye = frame.spelling
-        if self.state is not State.LEAVING:
-            self._enter(State.LEAVING)
-            self._events.append(PeerLeaving())
+        if self.state is State.LEAVING or self._is_visited:
+            return
+        parting = State.OPEN if self.seat == "emqp-clients" else State.LEAVING
+        self._enter(parting)
+        self._events.append(PeerLeaving())
+
+    @property
+    def _is_visited(self) -> bool:
+        """Are we the broker to somebody who has not registered, and need not?"""
+        return self.state is State.OPEN and self.seat in _VISITED
 
     # Time.
 
