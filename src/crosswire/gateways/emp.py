@@ -21,6 +21,7 @@ from crosswire.errors import (
     InvalidEnvelope,
     NoProvider,
     ProviderFailed,
+    TooLargeToSend,
     UnknownMessage,
 )
 from crosswire.gateways.failures import code_of
@@ -212,7 +213,7 @@ class EmpGateway(Gateway):
                 if isinstance(reply, _Stored):
                     self._answer_stored(request.id, reply)
                 else:
-                    self._connection.send_success(request.id, reply)
+                    self._succeed(request.id, reply)
                     self._begin_subscription()
             elif request.op.startswith("$"):
                 raise NoProvider(f"the hub has no operation {request.op}")
@@ -243,10 +244,20 @@ class EmpGateway(Gateway):
         self._calling = True
         answer.receipt.add_done_callback(stored)
 
+    def _succeed(self, identifier: int, reply: bytes) -> None:
+        """A reply that is too large for a frame is a failure."""
+        try:
+            self._connection.send_success(identifier, reply)
+        except TooLargeToSend as error:
+            self._fail(identifier, InvalidEnvelope(f"the answer can't be sent: {error}"))
+
     def _fail(self, identifier: int, error: CrosswireError) -> None:
         if isinstance(error, ProviderFailed):
             data = error.data if error.data[:1] == b"{" else b"{}"
-            self._connection.send_failure(identifier, error.code, error.description, data)
+            try:
+                self._connection.send_failure(identifier, error.code, error.description, data)
+            except TooLargeToSend:
+                self._connection.send_failure(identifier, error.code, error.description)
         else:
             self._connection.send_failure(identifier, code_of(error), str(error))
 
@@ -267,9 +278,11 @@ class EmpGateway(Gateway):
             try:
                 if isinstance(answer, CrosswireError):
                     raise answer
-                self._connection.send_success(request.id, self._as_object(answer))
+                self._succeed(request.id, self._as_object(answer))
             except HubError as error:
                 self._fail(request.id, error)
+            except TooLargeToSend as error:
+                self._fail(request.id, InvalidEnvelope(f"the answer can't be sent: {error}"))
             self.session.wake()
             self._advance()
 
@@ -283,7 +296,8 @@ class EmpGateway(Gateway):
     def _as_object(self, envelope: Envelope) -> bytes:
         """EMP's data is an object: anything else is put into one. Peers of protocols without
         content types mean an object where they send one."""
-        body = to_body(self.site.schemas.to_json(envelope))
+        most_bytes = self._connection.limits.frame_bytes
+        body = to_body(self.site.schemas.to_json(envelope), most_bytes)
         if isinstance(body.json, msgspec.Raw):
             text = bytes(body.json)
             if text.lstrip(b" \t\r\n").startswith(b"{"):
@@ -415,22 +429,33 @@ class EmpGateway(Gateway):
             # Its `$subscribe` is not answered yet: the peer would not know what this is.
             self._early.setdefault(attachment, []).extend(deliveries)
             return
-        send = self._connection.send_request
+        send, most_bytes = self._connection.send_request, self._connection.limits.frame_bytes
+        unfit: list[tuple[int, str]] = []
         for delivery in deliveries:
             envelope = self.site.schemas.readable(delivery.envelope)
-            body = to_body(envelope)
-            data = _Deliver(
-                number,
-                envelope.id,
-                envelope.destination,
-                delivery.attempt,
-                envelope.properties,
-                body.json,
-                body.text,
-                body.base64,
-            )
-            self._asked[send("$deliver", _encode(data))] = (attachment, envelope.id)
+            try:
+                body = to_body(envelope, most_bytes)
+                data = _encode(self._delivery(number, delivery, envelope, body))
+                self._asked[send("$deliver", data)] = (attachment, envelope.id)
+            except TooLargeToSend as error:
+                unfit.append((envelope.id, f"too large for EMP: {error}"))
         self.session.wake()
+        for identifier, cause in unfit:
+            attachment.refuse([identifier], self.site.now(), cause=cause)
+
+    def _delivery(
+        self, number: int, delivery: Delivery, envelope: Envelope, body: Body
+    ) -> _Deliver:
+        return _Deliver(
+            number,
+            envelope.id,
+            envelope.destination,
+            delivery.attempt,
+            envelope.properties,
+            body.json,
+            body.text,
+            body.base64,
+        )
 
     def request(self, provider: Provider, requests: list[Delivery]) -> None:
         if self._connection.closed:
@@ -438,14 +463,17 @@ class EmpGateway(Gateway):
         now = self.site.now()
         for delivery in requests:
             envelope = delivery.envelope
+            op = envelope.destination.removeprefix("service/")
             try:
-                data = self._as_object(envelope)
+                identifier = self._connection.send_request(op, self._as_object(envelope))
             except HubError as error:
                 failure = ProviderFailed(code_of(error), str(error))
                 provider.fail(envelope.id, failure, now)
-                continue
-            op = envelope.destination.removeprefix("service/")
-            self._asked[self._connection.send_request(op, data)] = (provider, envelope.id)
+            except TooLargeToSend as error:
+                failure = ProviderFailed("invalid_request", f"too large for EMP: {error}")
+                provider.fail(envelope.id, failure, now)
+            else:
+                self._asked[identifier] = (provider, envelope.id)
         self.session.wake()
 
     def _on_response(

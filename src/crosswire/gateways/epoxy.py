@@ -26,6 +26,7 @@ from crosswire.errors import (
     NoProvider,
     ProviderFailed,
     ProviderLost,
+    TooLargeToSend,
     UnknownMessage,
 )
 from crosswire.gateways.epoxy_terms import (
@@ -482,12 +483,19 @@ class EpoxyGateway(Gateway):
             native = delivery.envelope.native
             layer_data = native.get(_LAYER_DATA) if native else None
             try:
+                self._require_room(delivery.envelope)
                 payload = encode_delivery(taker.number, delivery)
                 send(_SUBSCRIBER, "Deliver", payload, layer_data=layer_data)
             except (BondError, LocalProtocolError) as error:
                 ids = taker.take([delivery.envelope.id])
                 attachment.refuse(ids, self.site.now(), cause=f"can't be sent in Epoxy: {error}")
         self.session.wake()
+
+    def _require_room(self, envelope: Envelope) -> None:
+        """What is too large even without what goes with it is not encoded in vain."""
+        size, limit = len(envelope.payload), self._connection.limits.frame_bytes
+        if size > limit:
+            raise TooLargeToSend(size, limit)
 
     def notice(self, attachment: Attachment, notice: Notice) -> None:
         """There is no word for it in Epoxy: a peer that is sent away sees its connection end."""

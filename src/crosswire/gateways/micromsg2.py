@@ -26,6 +26,7 @@ from crosswire.errors import (
     LocalProtocolError,
     MalformedFrame,
     ProviderFailed,
+    TooLargeToSend,
 )
 from crosswire.gateways.failures import read_failure, to_failure
 from crosswire.gateways.gateway import Gateway, parse_start
@@ -288,6 +289,7 @@ class MicroMsg2Gateway(Gateway):
         """Payload and properties for this peer; JSON where it was agreed that all is JSON.
 
         Bytes without properties of ours stay as they are: the outbox does not ask about them.
+        Raises TooLargeToSend.
         """
         content_type, payload = envelope.content_type, envelope.payload
         if self._in_json:
@@ -311,7 +313,7 @@ class MicroMsg2Gateway(Gateway):
         """Payload and content type. What is no JSON goes as an object that says whether it is text
         or base64."""
         envelope = self.site.schemas.readable(envelope)
-        body = to_body(envelope)
+        body = to_body(envelope, self._connection.limits.message_bytes)
         if body.json is msgspec.UNSET:
             return msgspec.json.encode(body), envelope.content_type
         # Where nobody said what it is, it is JSON, as everything is for this peer.
@@ -374,11 +376,15 @@ class MicroMsg2Gateway(Gateway):
                 self.site.count("unanswered", self.protocol)
             self._acknowledge_calls()
             return
-        if isinstance(answer, Envelope):
-            payload, properties = self._to_wire(answer)
-            self._send_answer(reply, payload, reply.marked(properties))
-        else:
+        if not isinstance(answer, Envelope):
             self._send_failure(reply, answer)
+            return
+        try:
+            payload, properties = self._to_wire(answer)
+        except TooLargeToSend as error:
+            self._send_failure(reply, InvalidEnvelope(f"the answer can't be sent: {error}"))
+        else:
+            self._send_answer(reply, payload, reply.marked(properties))
 
     def _send_failure(self, reply: _Reply, error: CrosswireError) -> None:
         payload, properties = reply.failure(error)
@@ -465,7 +471,12 @@ class MicroMsg2Gateway(Gateway):
             return
         for delivery in requests:
             envelope = delivery.envelope
-            payload, said = self._to_wire(envelope)
+            try:
+                payload, said = self._to_wire(envelope)
+            except TooLargeToSend as error:
+                failed = ProviderFailed("invalid_request", f"too large for MicroMsg2: {error}")
+                provider.fail(envelope.id, failed, self.site.now())
+                continue
             reply_to = f"{_REPLY}{envelope.id}"
             properties = {**said, _REPLY_TO: reply_to}
             properties.setdefault(_CORRELATION, str(envelope.id))

@@ -18,7 +18,7 @@ import msgspec
 from crosswire.bond import hub_module, idl, json, marshal
 from crosswire.bond.schema import Module, StructDef
 from crosswire.envelope import Envelope, Kind
-from crosswire.errors import BondError, InvalidEnvelope
+from crosswire.errors import BondError, InvalidEnvelope, TooLargeToSend
 
 __all__ = [
     "BOND",
@@ -74,13 +74,22 @@ def is_json(payload: bytes) -> bool:
     return True
 
 
-def to_body(envelope: Envelope) -> Body:
+def to_body(envelope: Envelope, most_bytes: int | None = None) -> Body:
     """How a JSON protocol carries this payload: a complete JSON text as it is, whatever it is
-    called; what is called text as text where it is; anything else as base64."""
+    called; what is called text as text where it is; anything else as base64.
+
+    Raises TooLargeToSend for what takes more than `most_bytes`, without having encoded it.
+    """
     payload = bytes(envelope.payload)
+    _require_room(len(payload), most_bytes)
     if is_json(payload):
         return Body(json=msgspec.Raw(payload))
-    return _to_text(payload, envelope.content_type)
+    return _to_text(payload, envelope.content_type, most_bytes)
+
+
+def _require_room(size_bytes: int, most_bytes: int | None) -> None:
+    if most_bytes is not None and size_bytes > most_bytes:
+        raise TooLargeToSend(size_bytes, most_bytes)
 
 
 def to_shown_body(envelope: Envelope) -> Body:
@@ -92,12 +101,13 @@ def to_shown_body(envelope: Envelope) -> Body:
     return _to_text(payload, envelope.content_type)
 
 
-def _to_text(payload: bytes, content_type: str) -> Body:
+def _to_text(payload: bytes, content_type: str, most_bytes: int | None = None) -> Body:
     if content_type.startswith("text/"):
         try:
             return Body(text=payload.decode())
         except UnicodeDecodeError:
             pass
+    _require_room((len(payload) + 2) // 3 * 4, most_bytes)
     return Body(base64=base64.b64encode(payload).decode())
 
 

@@ -20,6 +20,7 @@ from crosswire.errors import (
     PeerTimeout,
     RemoteProtocolError,
     ServiceUnavailable,
+    TooLargeToSend,
     UnexpectedFrame,
     UnsupportedVersion,
 )
@@ -83,6 +84,10 @@ _ALLOWED: Final = {
 }
 
 
+_HEAD_BYTES: Final = 12
+"""Of a request or response: what its length counts beside the body."""
+
+
 class EmpConnection(Connection):
     """One end of an EMP connection. Both ends are peers: the roles only say who dialled.
 
@@ -121,21 +126,29 @@ class EmpConnection(Connection):
         return len(self._asked)
 
     def send_request(self, op: str, data: bytes = b"{}") -> int:
-        """Ask the peer; `data` is a JSON object. Gives the identifier of the response to come."""
+        """Ask the peer; `data` is a JSON object. Gives the identifier of the response to come.
+
+        Raises TooLargeToSend.
+        """
         self._require_open()
+        body = serialize_call(op, data)
+        self._require_room(body)
         self._last_id += 1
         self._asked.append(self._last_id)
-        self._outgoing.append(serialize_request(self._last_id, serialize_call(op, data)))
+        self._outgoing.append(serialize_request(self._last_id, body))
         return self._last_id
 
     def send_success(self, identifier: int, data: bytes = b"{}") -> None:
-        """Answer the oldest request that is owed an answer."""
+        """Answer the oldest request that is owed an answer. Raises TooLargeToSend."""
         self._answer(identifier, serialize_success(data))
 
     def send_failure(
         self, identifier: int, code: str, description: str, data: bytes = b"{}"
     ) -> None:
-        """Answer the oldest request that is owed an answer: it could not be done, and why."""
+        """Answer the oldest request that is owed an answer: it could not be done, and why.
+
+        Raises TooLargeToSend.
+        """
         failure = Result("failure", code=code, description=description, data=msgspec.Raw(data))
         self._answer(identifier, serialize_result(failure))
 
@@ -267,9 +280,15 @@ class EmpConnection(Connection):
         self._require_open()
         if not self._owed or self._owed[0] != identifier:
             raise LocalProtocolError(f"request {identifier} is not the one to be answered now")
+        self._require_room(body)
         self._respond(body)
         if self._refused:
             self._answer_refused()
+
+    def _require_room(self, body: bytes) -> None:
+        size, limit = _HEAD_BYTES + len(body), self.limits.frame_bytes
+        if size > limit:
+            raise TooLargeToSend(size, limit)
 
     def _answer_refused(self) -> None:
         """Requests that could not be read are answered here, when their turn has come."""

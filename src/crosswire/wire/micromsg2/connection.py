@@ -30,6 +30,7 @@ from crosswire.errors import (
     ServiceUnavailable,
     StoreFull,
     SubscriptionConflict,
+    TooLargeToSend,
     UnexpectedFrame,
     UnsupportedVersion,
 )
@@ -191,10 +192,13 @@ class MicroMsg2Connection(Connection):
         """Gives the number under which it will be acknowledged: that of its last frame.
 
         The property `dotnet-type` goes as the `dotnet` extension has it, where that was agreed.
+        Raises TooLargeToSend.
         """
         self._require_open()
         if not self.credit:
             raise LocalProtocolError("the window is full: wait for acknowledgements")
+        if len(payload) > self.limits.message_bytes:
+            raise TooLargeToSend(len(payload), self.limits.message_bytes)
         properties = dict(properties or {})
         type_name = str(properties.pop(DOTNET_TYPE, "")) if DOTNET in self._numbers else ""
         name, head = destination.encode(), serialize_properties(properties)
