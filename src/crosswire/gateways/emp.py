@@ -26,7 +26,7 @@ from crosswire.errors import (
 )
 from crosswire.gateways.failures import code_of
 from crosswire.gateways.gateway import Gateway, parse_start
-from crosswire.gateways.payloads import JSON, Body, from_body, to_body
+from crosswire.gateways.payloads import JSON, RawBody, from_raw_body, to_raw_body
 from crosswire.hub.attachment import Attachment, Delivery
 from crosswire.hub.receipt import Receipt
 from crosswire.hub.schedules import Schedule
@@ -40,7 +40,7 @@ __all__ = ["EmpGateway"]
 _Properties = dict[str, Property]
 
 
-class _Publish(Body, frozen=True, gc=False, kw_only=True):
+class _Publish(RawBody, frozen=True, gc=False, kw_only=True):
     """Data of `$publish`."""
 
     destination: str
@@ -93,7 +93,7 @@ class _Deliver(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     properties: _Properties
     json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     text: str | None = None
-    base64: str | None = None
+    base64: bytes | None = None
 
 
 class _Stored(msgspec.Struct, frozen=True):
@@ -172,7 +172,7 @@ class EmpGateway(Gateway):
 
     def _envelope(self, data: _Publish) -> Envelope:
         self.require("produce", data.destination)
-        payload, content_type = from_body(data)
+        payload, content_type = from_raw_body(data)
         return Envelope(
             destination=data.destination,
             kind="publish" if data.destination.startswith("topic/") else "send",
@@ -297,7 +297,7 @@ class EmpGateway(Gateway):
         """EMP's data is an object: anything else is put into one. Peers of protocols without
         content types mean an object where they send one."""
         most_bytes = self._connection.limits.frame_bytes
-        body = to_body(self.site.schemas.to_json(envelope), most_bytes)
+        body = to_raw_body(self.site.schemas.to_json(envelope), most_bytes)
         if isinstance(body.json, msgspec.Raw):
             text = bytes(body.json)
             if text.lstrip(b" \t\r\n").startswith(b"{"):
@@ -434,7 +434,7 @@ class EmpGateway(Gateway):
         for delivery in deliveries:
             envelope = self.site.schemas.readable(delivery.envelope)
             try:
-                body = to_body(envelope, most_bytes)
+                body = to_raw_body(envelope, most_bytes)
                 data = _encode(self._delivery(number, delivery, envelope, body))
                 self._asked[send("$deliver", data)] = (attachment, envelope.id)
             except TooLargeToSend as error:
@@ -444,7 +444,7 @@ class EmpGateway(Gateway):
             attachment.refuse([identifier], self.site.now(), cause=cause)
 
     def _delivery(
-        self, number: int, delivery: Delivery, envelope: Envelope, body: Body
+        self, number: int, delivery: Delivery, envelope: Envelope, body: RawBody
     ) -> _Deliver:
         return _Deliver(
             number,

@@ -32,7 +32,7 @@ from crosswire.gateways.failures import read_failure, to_failure
 from crosswire.gateways.gateway import Gateway, parse_start
 from crosswire.gateways.micromsg2_intake import Intake
 from crosswire.gateways.micromsg2_outbox import Letter, Outbox
-from crosswire.gateways.payloads import BYTES, JSON, is_json, to_body
+from crosswire.gateways.payloads import BYTES, JSON, is_json, to_raw_body
 from crosswire.hub.attachment import Attachment, Delivery, Ended, Notice
 from crosswire.hub.services import Answer, Call, Provider
 from crosswire.wire.contract import Connection, Event
@@ -313,7 +313,7 @@ class MicroMsg2Gateway(Gateway):
         """Payload and content type. What is no JSON goes as an object that says whether it is text
         or base64."""
         envelope = self.site.schemas.readable(envelope)
-        body = to_body(envelope, self._connection.limits.message_bytes)
+        body = to_raw_body(envelope, self._connection.limits.message_bytes)
         if body.json is msgspec.UNSET:
             return msgspec.json.encode(body), envelope.content_type
         # Where nobody said what it is, it is JSON, as everything is for this peer.

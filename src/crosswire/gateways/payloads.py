@@ -26,11 +26,14 @@ __all__ = [
     "JSON",
     "TEXT",
     "Body",
+    "RawBody",
     "Schemas",
     "from_body",
+    "from_raw_body",
     "is_json",
     "is_marshalled",
     "to_body",
+    "to_raw_body",
     "to_shown_body",
     "unwrap",
     "wrap",
@@ -74,7 +77,16 @@ def is_json(payload: bytes) -> bool:
     return True
 
 
-def to_body(envelope: Envelope, most_bytes: int | None = None) -> Body:
+class RawBody(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A `Body` whose base64 is read and written by the JSON codec itself: bytes here, base64 in
+    JSON. For a large payload that takes a third of the time."""
+
+    json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    text: str | None = None
+    base64: bytes | None = None
+
+
+def to_raw_body(envelope: Envelope, most_bytes: int | None = None) -> RawBody:
     """How a JSON protocol carries this payload: a complete JSON text as it is, whatever it is
     called; what is called text as text where it is; anything else as base64.
 
@@ -83,8 +95,22 @@ def to_body(envelope: Envelope, most_bytes: int | None = None) -> Body:
     payload = bytes(envelope.payload)
     _require_room(len(payload), most_bytes)
     if is_json(payload):
-        return Body(json=msgspec.Raw(payload))
-    return _to_text(payload, envelope.content_type, most_bytes)
+        return RawBody(json=msgspec.Raw(payload))
+    if envelope.content_type.startswith("text/"):
+        try:
+            return RawBody(text=payload.decode())
+        except UnicodeDecodeError:
+            pass
+    _require_room((len(payload) + 2) // 3 * 4, most_bytes)
+    return RawBody(base64=payload)
+
+
+def to_body(envelope: Envelope) -> Body:
+    """As `to_raw_body`, with base64 that is written already."""
+    body = to_raw_body(envelope)
+    if body.base64 is None:
+        return Body(body.json, body.text)
+    return Body(base64=base64.b64encode(body.base64).decode())
 
 
 def _require_room(size_bytes: int, most_bytes: int | None) -> None:
@@ -101,17 +127,25 @@ def to_shown_body(envelope: Envelope) -> Body:
     return _to_text(payload, envelope.content_type)
 
 
-def _to_text(payload: bytes, content_type: str, most_bytes: int | None = None) -> Body:
+def _to_text(payload: bytes, content_type: str) -> Body:
     if content_type.startswith("text/"):
         try:
             return Body(text=payload.decode())
         except UnicodeDecodeError:
             pass
-    _require_room((len(payload) + 2) // 3 * 4, most_bytes)
     return Body(base64=base64.b64encode(payload).decode())
 
 
 def from_body(body: Body) -> tuple[bytes, str]:
+    """Payload and content type. Raises InvalidEnvelope."""
+    try:
+        decoded = None if body.base64 is None else base64.b64decode(body.base64, validate=True)
+    except ValueError:
+        raise InvalidEnvelope("base64 that is none") from None
+    return from_raw_body(RawBody(body.json, body.text, decoded))
+
+
+def from_raw_body(body: RawBody) -> tuple[bytes, str]:
     """Payload and content type. Raises InvalidEnvelope."""
     if body.text is not None and body.base64 is None and body.json is msgspec.UNSET:
         return body.text.encode(), TEXT
@@ -120,10 +154,7 @@ def from_body(body: Body) -> tuple[bytes, str]:
         raise InvalidEnvelope("exactly one of json, text and base64 is needed")
     if isinstance(body.json, msgspec.Raw):
         return bytes(body.json), JSON
-    try:
-        return base64.b64decode(body.base64 or "", validate=True), BYTES
-    except ValueError:
-        raise InvalidEnvelope("base64 that is none") from None
+    return body.base64 or b"", BYTES
 
 
 def is_marshalled(payload: bytes) -> bool:

@@ -50,6 +50,7 @@ from crosswire.wire.emp.frames import (
     Result,
     serialize,
     serialize_call,
+    serialize_large_request,
     serialize_request,
     serialize_response,
     serialize_result,
@@ -84,6 +85,9 @@ _ALLOWED: Final = {
 }
 
 
+_LARGE: Final = 1 << 16
+"""Data from which on it is a piece of its own in what is sent, and not copied."""
+_PREFIX_BYTES: Final = 4
 _HEAD_BYTES: Final = 12
 """Of a request or response: what its length counts beside the body."""
 
@@ -131,11 +135,21 @@ class EmpConnection(Connection):
         Raises TooLargeToSend.
         """
         self._require_open()
+        if len(data) >= _LARGE:
+            return self._send_large_request(op, data)
         body = serialize_call(op, data)
-        self._require_room(body)
+        self._require_room(len(body))
         self._last_id += 1
         self._asked.append(self._last_id)
         self._outgoing.append(serialize_request(self._last_id, body))
+        return self._last_id
+
+    def _send_large_request(self, op: str, data: bytes) -> int:
+        pieces = serialize_large_request(self._last_id + 1, op, data)
+        self._require_room(sum(map(len, pieces)) - _PREFIX_BYTES - _HEAD_BYTES)
+        self._last_id += 1
+        self._asked.append(self._last_id)
+        self._outgoing += pieces
         return self._last_id
 
     def send_success(self, identifier: int, data: bytes = b"{}") -> None:
@@ -280,13 +294,13 @@ class EmpConnection(Connection):
         self._require_open()
         if not self._owed or self._owed[0] != identifier:
             raise LocalProtocolError(f"request {identifier} is not the one to be answered now")
-        self._require_room(body)
+        self._require_room(len(body))
         self._respond(body)
         if self._refused:
             self._answer_refused()
 
-    def _require_room(self, body: bytes) -> None:
-        size, limit = _HEAD_BYTES + len(body), self.limits.frame_bytes
+    def _require_room(self, body_bytes: int) -> None:
+        size, limit = _HEAD_BYTES + body_bytes, self.limits.frame_bytes
         if size > limit:
             raise TooLargeToSend(size, limit)
 

@@ -43,6 +43,7 @@ __all__ = [
     "scan",
     "serialize",
     "serialize_call",
+    "serialize_large_request",
     "serialize_request",
     "serialize_response",
     "serialize_result",
@@ -327,6 +328,13 @@ _PONG: Final = _HEADER.pack(4, 3)
 
 def serialize_request(identifier: int, body: bytes) -> bytes:
     return _IDENTIFIED.pack(12 + len(body), _REQUEST, identifier) + body
+
+
+def serialize_large_request(identifier: int, op: str, data: bytes) -> list[bytes]:
+    """The bytes of a request in pieces, of which `data` is one: it is not copied."""
+    opening, end = _opening(op), b"}"
+    length = 12 + len(opening) + len(data) + len(end)
+    return [_IDENTIFIED.pack(length, _REQUEST, identifier) + opening, data, end]
 
 
 def serialize_response(identifier: int, body: bytes) -> bytes:
