@@ -2,7 +2,8 @@
 
 CrosswireError
 ├── LocalProtocolError          our side asked for what the protocol does not allow now
-│   └── IdentifiersExhausted    … for one more conversation than the connection can number
+│   ├── IdentifiersExhausted    … for one more conversation than the connection can number
+│   └── TooLargeToSend          … for a message larger than the peer may be expected to take
 ├── RemoteProtocolError         the peer broke the protocol
 │   ├── FrameError              … in bytes that can be pointed at
 │   │   ├── MalformedFrame      not laid out as the protocol asks
@@ -129,6 +130,7 @@ __all__ = [
     "StoreFailed",
     "StoreFull",
     "SubscriptionConflict",
+    "TooLargeToSend",
     "UnexpectedFrame",
     "UnknownFrame",
     "UnknownMessage",
@@ -148,6 +150,14 @@ class LocalProtocolError(CrosswireError):
 
 class IdentifiersExhausted(LocalProtocolError):
     """The connection has no number left for another conversation: a new one starts afresh."""
+
+
+class TooLargeToSend(LocalProtocolError):
+    """It takes a frame or a message beyond our own limit: a peer that has the same one would end
+    the connection, and again each time that it came back."""
+
+    def __init__(self, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(f"a frame of {size_bytes} bytes can't be sent, {limit_bytes} are allowed")
 
 
 class RemoteProtocolError(CrosswireError):

@@ -39,6 +39,27 @@ def test_a_line_per_frame() -> None:
     assert said == "2 frames, 0 violations, 0 bytes of an unfinished frame, 20 bytes in all\n"
 
 
+@pytest.mark.parametrize(
+    ("kind", "body", "fields"),
+    [
+        (5, {"op": "x"}, {"op": "x"}),
+        (5, {"op": "x", "data": {}}, {"op": "x", "data": {}}),
+        (6, {"status": "success"}, {"status": "success"}),
+        (6, {"status": "success", "data": {}}, {"status": "success", "data": {}}),
+        (
+            6,
+            {"status": "failure", "description": "d"},
+            {"status": "failure", "description": "d"},
+        ),
+    ],
+)
+def test_a_field_that_is_not_written_is_left_out(kind: int, body: Any, fields: Any) -> None:
+    for text in (json.dumps(body), json.dumps(body, separators=(",", ":"))):
+        frame = bytes([kind, 0, 0, 0]) + (7).to_bytes(8) + text.encode()
+        _, rows, _ = decode((len(frame).to_bytes(4) + frame).hex())
+        assert rows[0]["fields"] == {"id": 7, **fields}
+
+
 def test_goes_on_behind_a_violation_and_fails() -> None:
     code, rows, _ = decode(HELLO + "0000000407000000" + BYE)
     assert code == 1

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from crosswire.cli.hub import Api, age, path_of, size
+from crosswire.cli.trace import repeated_deliveries
 from crosswire.errors import ClientError
 from tests.cli.conftest import RunningHub, StartHub, answer, crosswire
 
@@ -34,6 +35,23 @@ def test_queues(hub: RunningHub) -> None:
     assert shown[-1].split()[0] == str(identifier)
     assert shown[-1].endswith("tea\\x1b[31m  [n=1]")
     assert answer("queue", "purge", "shop/orders", "--hub", hub.url) == {"purged": 1}
+
+
+def test_a_trace_tells_of_deliveries_that_a_kill_interrupted() -> None:
+    """Each attempt has a number of its own, but for one that the hub did not live to see end."""
+    steps = [
+        {"step": step, "destination": destination, "attempt": attempt}
+        for step, destination, attempt in (
+            ("accepted", "queue/q", 0),
+            ("delivered", "queue/q", 1),
+            ("delivered", "queue/q", 1),
+            ("refused", "queue/q", 1),
+            ("delivered", "queue/q", 2),
+            ("delivered", "topic/t", 1),
+            ("delivered", "topic/t", 1),
+        )
+    ]
+    assert repeated_deliveries(steps) == {2}
 
 
 def test_a_trace_is_a_timeline(hub: RunningHub) -> None:

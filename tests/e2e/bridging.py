@@ -127,6 +127,7 @@ LETTERS: Final = (
         content_type=TEXT,
         columns={"text": payload, "type of text": content_type},
     ),
+    Letter(payload=b"[2]", columns={"untyped JSON": payload, "type of untyped JSON": content_type}),
     Letter(columns={"empty": payload}, payload=b""),
     Letter(columns={"1 MiB": payload}, payload=bytes(range(256)) * 4096),
     Letter(

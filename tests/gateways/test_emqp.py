@@ -30,6 +30,7 @@ from crosswire.wire.emqp.events import (
     ScheduleReceived,
     UnscheduleReceived,
 )
+from crosswire.wire.emqp.frames import Kbai, serialize
 from crosswire.wire.zmtp.curve import CurveClient, encode_key, public_key_of
 from crosswire.wire.zmtp.mechanisms import Mechanism
 from tests.gateways.conftest import StartServer, port_of
@@ -1055,3 +1056,41 @@ class TestRights:
             assert router.get(name).principal == "anna"
             assert not first.ended.done()
             await thief.close()
+
+
+# -------------------------------------------------------------------------------------- goodbyes
+
+
+def say_goodbye(raw: Raw, spelling: str) -> None:
+    """As deployed clients do, where our own has no word for it."""
+    raw.connection._zmtp.send_message(serialize(Kbai("bye", spelling)))
+
+
+@pytest.mark.parametrize("spelling", ["KBAI", "KBYE"])
+@pytest.mark.parametrize("role", ["client", "scheduler"])
+async def test_a_request_behind_a_goodbye_is_served(
+    server: Server, role: str, spelling: str
+) -> None:
+    async with peer(server, role) as asker, peer(server, "worker", queues=((10, "q"),)) as worker:
+        worker.offer(2)
+        before = asker.ask("q", "reply-requested")
+        say_goodbye(asker, spelling)
+        behind = asker.ask("q", "reply-requested,guarantee")
+        for _ in range(2):
+            worker.reply(await worker.job())
+        heard = [await asker.next(ReplyReceived) for _ in range(4)]
+    assert {each.message.decode() for each in heard if each.request is None} == {before, behind}
+    assert {each.request for each in heard if each.request} == {before, behind}
+
+
+async def test_a_publication_behind_a_goodbye_is_published(server: Server) -> None:
+    port = port_of(server, "emqp-subscribers")
+    hears = EmqpSubscriber("127.0.0.1", port, ["news"], backoff=SOON)
+    async with peer(server, "publisher") as publisher, hears as subscriber:
+        async with asyncio.timeout(10):
+            while not any(each.attachments for each in server.site.gateways.values()):
+                await asyncio.sleep(0)
+        say_goodbye(publisher, "KBYE")
+        publisher.connection.send_publish("news", b"x")
+        publisher.session.wake()
+        assert await asyncio.wait_for(anext(aiter(subscriber)), 10) == ("news", b"x")

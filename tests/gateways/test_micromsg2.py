@@ -317,6 +317,9 @@ async def test_json_is_told_to_other_protocols(server: Server) -> None:
         ({"json": [1]}, b"[1]", None),
         ({"text": "h\u00e9"}, '{"text":"h\u00e9"}'.encode(), "text/plain"),
         ({"base64": "AP8="}, b'{"base64":"AP8="}', "application/octet-stream"),
+        ({"base64": "Mg=="}, b"2", None),
+        ({"base64": "IHsgfQo="}, b" { }\n", None),
+        ({"text": "2"}, b"2", "text/plain"),
     ],
 )
 async def test_a_json_peer_gets_json(

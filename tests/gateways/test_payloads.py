@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from crosswire.bond import hub_module, idl, marshal
@@ -41,6 +43,29 @@ def request(payload: bytes, content_type: str, destination: str = METHOD) -> Env
     return Envelope(
         destination=destination, kind="request", payload=payload, content_type=content_type
     )
+
+
+COMPLETE = [b"2", b" 2\n", b"null", b'"h\xc3\xa9"', b'{ "n": 12345678901234567890 }', b"[1.50]"]
+INCOMPLETE = [b"", b" ", b"2 3", b"{", b"nul", b"NaN", b"01", b'"\xff"', b"[" * 5000, b"\0", b"{}x"]
+
+
+@pytest.mark.parametrize("content_type", [JSON, TEXT, BYTES, "image/png", ""])
+@pytest.mark.parametrize("payload", COMPLETE)
+def test_a_complete_json_text_crosses_unchanged_whatever_it_is_called(
+    payload: bytes, content_type: str
+) -> None:
+    body = to_body(request(payload, content_type))
+    assert isinstance(body.json, msgspec.Raw) and bytes(body.json) == payload
+
+
+@pytest.mark.parametrize("content_type", [JSON, TEXT, BYTES, "image/png", ""])
+@pytest.mark.parametrize("payload", INCOMPLETE)
+def test_what_is_no_json_is_text_or_bytes(payload: bytes, content_type: str) -> None:
+    body = to_body(request(payload, content_type))
+    if content_type == TEXT and body.text is not None:
+        assert body.text.encode() == payload
+    else:
+        assert base64.b64decode(body.base64 or "") == payload
 
 
 @pytest.mark.parametrize("content_type", [JSON, TEXT, BYTES])

@@ -260,6 +260,29 @@ def test_emp_finds_the_data_in_a_body(body: bytes, size: int, behind: int) -> No
     assert told.destination == ("service/{}" if b"{}" in body[:9] else "service/a")
 
 
+@pytest.mark.parametrize(
+    ("request_body", "response_body", "payload", "content_type"),
+    [
+        (b'{"op":"a"}', b'{"status":"success"}', None, None),
+        (b'{"op":"a","x":{}}', b'{"x":{},"status":"success"}', None, None),
+        (b'{"op":"$publish"}', b'{"status":"failure","description":"d"}', None, None),
+        (b'{"op":"a","data":{}}', b'{"status":"success","data":{}}', b"{}", "application/json"),
+        (b'{"data":{},"op":"a"}', b'{"data":{},"status":"success"}', b"{}", "application/json"),
+        (
+            b'{"op":"a","\\u0064ata":{}}',
+            b'{"\\u0064ata":{},"status":"success"}',
+            b"{}",
+            "application/json",
+        ),
+    ],
+)
+def test_emp_data_that_is_not_written_is_not_shown(
+    request_body: bytes, response_body: bytes, payload: bytes | None, content_type: str | None
+) -> None:
+    told = emp_told(request_body, response_body)
+    assert [(each.payload, each.content_type) for each in told] == [(payload, content_type)] * 2
+
+
 def test_emp_takes_the_last_of_two_operations() -> None:
     (told,) = emp_told(b'{"op":"a","data":{},"op":"b"}')
     assert told.fields == '{"id":1,"op":"b"}'
@@ -328,7 +351,7 @@ def test_emp_a_malformed_response_answers_nothing() -> None:
     call = emp.serialize_call("price")
     _, wrong, again, right = emp_told(call, b'{"status":"success"', b"{}", b'{"status":"success"}')
     assert wrong[0] == again[0] == "malformed"
-    assert (right.kind, right.destination, right.payload) == ("response", "service/price", b"{}")
+    assert (right.kind, right.destination, right.payload) == ("response", "service/price", None)
 
 
 def test_emp_the_latest_requests_are_remembered() -> None:

@@ -10,7 +10,7 @@ from crosswire.cli.body import shown_body
 from crosswire.cli.hub import add_hub_options, api_of, moment, path_of, print_json
 from crosswire.cli.table import harmless, print_table
 
-__all__ = ["configure", "run"]
+__all__ = ["configure", "repeated_deliveries", "run"]
 
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
@@ -27,6 +27,7 @@ def run(options: argparse.Namespace) -> int:
     if answer["message"] is not None:
         print(f"payload  {shown_body(answer['message'])}\n")
     start = steps[0]["time"] if steps else 0
+    repeated = repeated_deliveries(steps)
     rows = [
         (
             _clock(step["time"]),
@@ -34,9 +35,9 @@ def run(options: argparse.Namespace) -> int:
             step["step"],
             harmless(step["destination"]),
             harmless(_who(step)),
-            harmless(_more(step)),
+            harmless(_more(step, is_repeated=index in repeated)),
         )
-        for step in steps
+        for index, step in enumerate(steps)
     ]
     print_table(("time", "after", "step", "where", "who", "more"), rows)
     return 0
@@ -50,9 +51,28 @@ def _who(step: dict[str, Any]) -> str:
     return " ".join(part for part in (step["protocol"], step["connection"]) if part) or "the hub"
 
 
-def _more(step: dict[str, Any]) -> str:
+def repeated_deliveries(steps: list[dict[str, Any]]) -> set[int]:
+    """Deliveries from a queue that have the number of one before them.
+
+    An attempt is counted when it ends. The one before was under way when the hub was killed, so
+    that its end was never seen.
+    """
+    seen: set[tuple[str, int]] = set()
+    repeated = set()
+    for index, step in enumerate(steps):
+        if step["step"] == "delivered" and step["destination"].startswith("queue/"):
+            key = (step["destination"], step["attempt"])
+            if key in seen:
+                repeated.add(index)
+            seen.add(key)
+    return repeated
+
+
+def _more(step: dict[str, Any], *, is_repeated: bool) -> str:
     parts = []
-    if step["attempt"] > 1:
+    if is_repeated:
+        parts.append(f"attempt {step['attempt']} again: the hub was killed during the one before")
+    elif step["attempt"] > 1:
         parts.append(f"attempt {step['attempt']}")
     if step["count"] != 1:
         parts.append(f"{step['count']} deliveries")

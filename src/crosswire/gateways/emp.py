@@ -2,7 +2,7 @@
 
 Requests are processed in order, as EMP asks. Consecutive `$publish` requests are no exception, but
 fast: they join one commit group and are answered in order after it; any other operation waits for
-those before it.
+those before it. What an operation stores is on disk before it is answered.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from crosswire.errors import (
     InvalidEnvelope,
     NoProvider,
     ProviderFailed,
+    TooLargeToSend,
     UnknownMessage,
 )
 from crosswire.gateways.failures import code_of
 from crosswire.gateways.gateway import Gateway, parse_start
-from crosswire.gateways.payloads import BYTES, JSON, Body, from_body, to_body
+from crosswire.gateways.payloads import JSON, RawBody, from_raw_body, to_raw_body
 from crosswire.hub.attachment import Attachment, Delivery
 from crosswire.hub.receipt import Receipt
 from crosswire.hub.schedules import Schedule
@@ -39,7 +40,7 @@ __all__ = ["EmpGateway"]
 _Properties = dict[str, Property]
 
 
-class _Publish(Body, frozen=True, gc=False, kw_only=True):
+class _Publish(RawBody, frozen=True, gc=False, kw_only=True):
     """Data of `$publish`."""
 
     destination: str
@@ -92,7 +93,18 @@ class _Deliver(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     properties: _Properties
     json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     text: str | None = None
-    base64: str | None = None
+    base64: bytes | None = None
+
+
+class _Stored(msgspec.Struct, frozen=True):
+    """A reply that leaves when `receipt` is done: what it acknowledges is on disk then.
+
+    `undo` gives back what only this connection holds, if it could not be written.
+    """
+
+    reply: bytes
+    receipt: Receipt
+    undo: Callable[[], None] | None = None
 
 
 _TOO_DEEP: Final = "the data is nested too deeply"
@@ -176,7 +188,7 @@ class EmpGateway(Gateway):
 
     def _envelope(self, data: _Publish) -> Envelope:
         self.require("produce", data.destination)
-        payload, content_type = from_body(data)
+        payload, content_type = from_raw_body(data)
         return Envelope(
             destination=data.destination,
             kind="publish" if data.destination.startswith("topic/") else "send",
@@ -214,8 +226,11 @@ class EmpGateway(Gateway):
         try:
             if operation is not None:
                 reply = operation(self, request.data)
-                self._connection.send_success(request.id, reply)
-                self._begin_subscription()
+                if isinstance(reply, _Stored):
+                    self._answer_stored(request.id, reply)
+                else:
+                    self._succeed(request.id, reply)
+                    self._begin_subscription()
             elif request.op.startswith("$"):
                 raise NoProvider(f"the hub has no operation {request.op}")
             else:
@@ -227,10 +242,40 @@ class EmpGateway(Gateway):
         except RecursionError:
             self._fail(request.id, InvalidEnvelope(_TOO_DEEP))
 
+    def _answer_stored(self, identifier: int, answer: _Stored) -> None:
+        """Requests behind this one wait: responses leave in the order of requests."""
+
+        def stored(receipt: Receipt) -> None:
+            self._calling = False
+            if self.left or self._connection.closed:
+                return
+            if receipt.error is None:
+                self._connection.send_success(identifier, answer.reply)
+                self._begin_subscription()
+            else:
+                if answer.undo is not None:
+                    answer.undo()
+                self._fail(identifier, receipt.error)
+            self.session.wake()
+            self._advance()
+
+        self._calling = True
+        answer.receipt.add_done_callback(self.owned(stored))
+
+    def _succeed(self, identifier: int, reply: bytes) -> None:
+        """A reply that is too large for a frame is a failure."""
+        try:
+            self._connection.send_success(identifier, reply)
+        except TooLargeToSend as error:
+            self._fail(identifier, InvalidEnvelope(f"the answer can't be sent: {error}"))
+
     def _fail(self, identifier: int, error: CrosswireError) -> None:
         if isinstance(error, ProviderFailed):
             data = error.data if error.data[:1] == b"{" else b"{}"
-            self._connection.send_failure(identifier, error.code, error.description, data)
+            try:
+                self._connection.send_failure(identifier, error.code, error.description, data)
+            except TooLargeToSend:
+                self._connection.send_failure(identifier, error.code, error.description)
         else:
             self._connection.send_failure(identifier, code_of(error), str(error))
 
@@ -253,9 +298,11 @@ class EmpGateway(Gateway):
             try:
                 if isinstance(answer, CrosswireError):
                     raise answer
-                self._connection.send_success(request.id, self._as_object(answer))
+                self._succeed(request.id, self._as_object(answer))
             except HubError as error:
                 self._fail(request.id, error)
+            except TooLargeToSend as error:
+                self._fail(request.id, InvalidEnvelope(f"the answer can't be sent: {error}"))
             self.session.wake()
             self._advance()
 
@@ -269,12 +316,12 @@ class EmpGateway(Gateway):
     def _as_object(self, envelope: Envelope) -> bytes:
         """EMP's data is an object: anything else is put into one. Peers of protocols without
         content types mean an object where they send one."""
-        envelope = self.site.schemas.to_json(envelope)
-        if envelope.content_type == BYTES and envelope.payload[:1] == b"{":
-            envelope = envelope.replace(content_type=JSON)
-        body = to_body(envelope)
-        if isinstance(body.json, msgspec.Raw) and bytes(body.json).startswith(b"{"):
-            return bytes(body.json)
+        most_bytes = self._connection.limits.frame_bytes
+        body = to_raw_body(self.site.schemas.to_json(envelope), most_bytes)
+        if isinstance(body.json, msgspec.Raw):
+            text = bytes(body.json)
+            if text.lstrip(b" \t\r\n").startswith(b"{"):
+                return text
         return _encode(body)
 
     # The hub's own operations: data in, data out.
@@ -303,7 +350,7 @@ class EmpGateway(Gateway):
         self.identify(principal)
         return _encode({"principal": principal})
 
-    def _subscribe(self, data: bytes) -> bytes:
+    def _subscribe(self, data: bytes) -> bytes | _Stored:
         asked = msgspec.json.decode(data, type=_Subscribe)
         number = self._next_subscription
         self._next_subscription += 1
@@ -315,7 +362,16 @@ class EmpGateway(Gateway):
             start=parse_start(str(asked.start)),
         )
         self._subscriptions[number] = attachment
-        return _encode({"subscription": number})
+        reply = _encode({"subscription": number})
+        if not asked.name:
+            return reply
+
+        def undo() -> None:
+            self._early.pop(attachment, None)
+            if self._subscriptions.pop(number, None) is not None:
+                self.detach(attachment)
+
+        return _Stored(reply, self.hub.committed(), undo)
 
     def _begin_subscription(self) -> None:
         """The peer knows the number of its new subscription now."""
@@ -344,7 +400,7 @@ class EmpGateway(Gateway):
             self.serve(sorted(new))
         return b"{}"
 
-    def _schedule(self, data: bytes) -> bytes:
+    def _schedule(self, data: bytes) -> _Stored:
         asked = msgspec.json.decode(data, type=_Schedule)
         now = self.site.now()
         schedule = Schedule(
@@ -355,15 +411,16 @@ class EmpGateway(Gateway):
             run_count=asked.run_count,
             nohaste=asked.nohaste,
         )
-        return _encode({"schedule": self.hub.schedules.add(schedule, now).id})
+        reply = _encode({"schedule": self.hub.schedules.add(schedule, now).id})
+        return _Stored(reply, self.hub.committed())
 
-    def _unschedule(self, data: bytes) -> bytes:
+    def _unschedule(self, data: bytes) -> _Stored:
         identifier = msgspec.json.decode(data, type=_Unschedule).schedule
         found = self.hub.schedules.get(identifier)
         if found is not None:
             self.require("produce", found.envelope.destination)
         self.hub.schedules.remove(identifier)
-        return b"{}"
+        return _Stored(b"{}", self.hub.committed())
 
     def _list_schedules(self, _data: bytes) -> bytes:
         allowed = self.site.access.may
@@ -392,22 +449,33 @@ class EmpGateway(Gateway):
             # Its `$subscribe` is not answered yet: the peer would not know what this is.
             self._early.setdefault(attachment, []).extend(deliveries)
             return
-        send = self._connection.send_request
+        send, most_bytes = self._connection.send_request, self._connection.limits.frame_bytes
+        unfit: list[tuple[int, str]] = []
         for delivery in deliveries:
             envelope = self.site.schemas.readable(delivery.envelope)
-            body = to_body(envelope)
-            data = _Deliver(
-                number,
-                envelope.id,
-                envelope.destination,
-                delivery.attempt,
-                envelope.properties,
-                body.json,
-                body.text,
-                body.base64,
-            )
-            self._asked[send("$deliver", _encode(data))] = (attachment, envelope.id)
+            try:
+                body = to_raw_body(envelope, most_bytes)
+                data = _encode(self._delivery(number, delivery, envelope, body))
+                self._asked[send("$deliver", data)] = (attachment, envelope.id)
+            except TooLargeToSend as error:
+                unfit.append((envelope.id, f"too large for EMP: {error}"))
         self.session.wake()
+        for identifier, cause in unfit:
+            attachment.refuse([identifier], self.site.now(), cause=cause)
+
+    def _delivery(
+        self, number: int, delivery: Delivery, envelope: Envelope, body: RawBody
+    ) -> _Deliver:
+        return _Deliver(
+            number,
+            envelope.id,
+            envelope.destination,
+            delivery.attempt,
+            envelope.properties,
+            body.json,
+            body.text,
+            body.base64,
+        )
 
     def request(self, provider: Provider, requests: list[Delivery]) -> None:
         if self._connection.closed:
@@ -415,14 +483,17 @@ class EmpGateway(Gateway):
         now = self.site.now()
         for delivery in requests:
             envelope = delivery.envelope
+            op = envelope.destination.removeprefix("service/")
             try:
-                data = self._as_object(envelope)
+                identifier = self._connection.send_request(op, self._as_object(envelope))
             except HubError as error:
                 failure = ProviderFailed(code_of(error), str(error))
                 provider.fail(envelope.id, failure, now)
-                continue
-            op = envelope.destination.removeprefix("service/")
-            self._asked[self._connection.send_request(op, data)] = (provider, envelope.id)
+            except TooLargeToSend as error:
+                failure = ProviderFailed("invalid_request", f"too large for EMP: {error}")
+                provider.fail(envelope.id, failure, now)
+            else:
+                self._asked[identifier] = (provider, envelope.id)
         self.session.wake()
 
     def _on_response(

@@ -27,6 +27,7 @@ from crosswire.errors import (
     HubError,
     ProviderLost,
     StoreError,
+    TooLargeToSend,
 )
 from crosswire.gateways.emqp_broker import Broker, without_times
 from crosswire.gateways.emqp_messages import (
@@ -36,6 +37,7 @@ from crosswire.gateways.emqp_messages import (
     QUEUE,
     Terms,
     content_type_of,
+    failure,
     failure_of_call,
     read_terms,
 )
@@ -428,7 +430,10 @@ class ClientGateway(PublisherGateway):
         if self.session.transport.get_write_buffer_size() > most:
             self.site.count("dropped", self.protocol, "result")
             return
-        self.wire.send_result(result, msgid)
+        try:
+            self.wire.send_result(result, msgid)
+        except TooLargeToSend as error:
+            self.wire.send_result(failure(f"the result can't be sent: {error}", 1), msgid)
         self.session.wake()
 
     def _call(self, event: RequestReceived, plan: _Plan) -> bool:
@@ -582,8 +587,12 @@ class SubscriberGateway(EmqpGateway):
         size_bytes = 0
         for delivery in deliveries:
             envelope = delivery.envelope
-            send(envelope.destination[6:], envelope.payload)
-            size_bytes += len(envelope.payload)
+            try:
+                send(envelope.destination[6:], envelope.payload)
+            except TooLargeToSend:
+                self.site.count("dropped", self.protocol, "too large")
+            else:
+                size_bytes += len(envelope.payload)
         self.session.wake()
         ids = [delivery.envelope.id for delivery in deliveries]
         if self.session.congested:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from crosswire.envelope import Envelope
-from crosswire.errors import CallTimeout, Forbidden, HubError
+from crosswire.errors import CallTimeout, Forbidden, HubError, ProviderFailed, TooLargeToSend
 from crosswire.gateways.emqp import EmqpGateway
 from crosswire.gateways.emqp_messages import (
     HEADERS,
@@ -251,16 +251,17 @@ class WorkerGateway(EmqpGateway):
         queue = attachment.destination[6:]
         settled: list[int] = []
         requests: list[tuple[bytes, str, str, bytes]] = []
+        unfit: list[tuple[int, str]] = []
         said: bytes | None = None
         for delivery in deliveries:
             envelope = delivery.envelope
             native = envelope.native
             if envelope.protocol != "emqp":
                 msgid = self._made_up(envelope)
-                self._keep(msgid, queue, delivery, attachment, None, now)
-                requests.append(
-                    (msgid.encode(), queue, foreign_headers(envelope), envelope.payload)
-                )
+                job = (msgid.encode(), queue, foreign_headers(envelope), envelope.payload)
+                if self._fits(job, envelope, unfit):
+                    self._keep(msgid, queue, delivery, attachment, None, now)
+                    requests.append(job)
                 continue
             text = native.get(HEADERS, b"")
             if text != said:
@@ -269,6 +270,9 @@ class WorkerGateway(EmqpGateway):
                 headers = terms.for_worker
             name = native[QUEUE].decode() if QUEUE in native else queue
             known = native[MSGID] if MSGID in native else self._made_up(envelope).encode()
+            job = (known, name, headers, envelope.payload)
+            if not self._fits(job, envelope, unfit):
+                continue
             if terms.holds:
                 self._keep(known.decode(), queue, delivery, attachment, terms, now)
             else:
@@ -276,13 +280,32 @@ class WorkerGateway(EmqpGateway):
                 if terms.answers:
                     self.hub.watched.pop(envelope.id, None)
                     self._keep(known.decode(), queue, delivery, None, terms, now)
-            requests.append((known, name, headers, envelope.payload))
+            requests.append(job)
         wire.send_requests(requests)
-        self.processed += len(deliveries)
-        self.broker.processed[queue] += len(deliveries)
+        self.processed += len(requests)
+        self.broker.processed[queue] += len(requests)
         self.session.wake()
         if settled:
             attachment.settle(settled, now)
+        for identifier, cause in unfit:
+            attachment.refuse([identifier], now, cause=cause)
+        if unfit:
+            # The slots that they were meant for are still free.
+            self._window.grant(len(unfit), now)
+
+    def _fits(
+        self,
+        job: tuple[bytes, str, str, bytes],
+        envelope: Envelope,
+        unfit: list[tuple[int, str]],
+    ) -> bool:
+        """Can the worker be given this job? If not, it is `unfit`, and why."""
+        try:
+            self.wire.require_room(*job)
+        except TooLargeToSend as error:
+            unfit.append((envelope.id, f"too large for eMQP: {error}"))
+            return False
+        return True
 
     def _made_up(self, envelope: Envelope) -> str:
         """An id for what came without one; the same each time that it is tried."""
@@ -408,15 +431,24 @@ class WorkerGateway(EmqpGateway):
         if self.wire.state is not State.REGISTERED:
             return
         now = self.site.now()
+        unfit = 0
         for delivery in requests:
             envelope = delivery.envelope
             name = envelope.destination.removeprefix("service/")
             msgid = self._made_up(envelope)
             headers = call_headers(envelope, provider.calls[envelope.id].due - now)
+            try:
+                self.wire.require_room(msgid.encode(), name, headers, envelope.payload)
+            except TooLargeToSend as error:
+                provider.fail(envelope.id, ProviderFailed("invalid_request", str(error)), now)
+                unfit += 1
+                continue
             job = Job(msgid, name, envelope, provider, None, delivery.attempt, now)
             self._jobs.setdefault(msgid, []).append(job)
             self.wire.send_request(name, headers, envelope.payload, msgid=msgid)
         self.session.wake()
+        if unfit:
+            self._window.grant(unfit, now)
 
     def cancel(self, provider: Provider, ids: list[int]) -> None:
         """The worker does it all the same; its REPLY is for nobody."""

@@ -16,6 +16,7 @@ from crosswire.bond import marshal
 from crosswire.envelope import Envelope, Kind, Property
 from crosswire.errors import (
     BondError,
+    CallCancelled,
     CallError,
     ConnectionRejected,
     CrosswireError,
@@ -26,6 +27,7 @@ from crosswire.errors import (
     NoProvider,
     ProviderFailed,
     ProviderLost,
+    TooLargeToSend,
     UnknownMessage,
 )
 from crosswire.gateways.epoxy_terms import (
@@ -120,7 +122,7 @@ class EpoxyGateway(Gateway):
         self._settlers: list[tuple[int, int]] = []
         self._last_number = 0
         self._is_subscribing = False
-        self._early: list[list[Delivery]] = []
+        self._early: dict[Attachment, list[Delivery]] = {}
         self._served: set[str] = set()
         self._asked: dict[int, tuple[Provider, int]] = {}
         self._conversations: dict[int, int] = {}
@@ -367,7 +369,8 @@ class EpoxyGateway(Gateway):
     # The hub's own methods.
 
     def _subscribe(self, request: RequestReceived) -> None:
-        """The number leaves before the first delivery that bears it."""
+        """The number leaves before the first delivery that bears it; a subscription with a name is
+        on disk before it does."""
         asked = marshal.unmarshal(request.payload, SUBSCRIPTION)
         self._is_subscribing = True
         try:
@@ -380,14 +383,38 @@ class EpoxyGateway(Gateway):
             )
         finally:
             self._is_subscribing = False
-            early, self._early = self._early, []
+        conversation = request.conversation_id
+        if not asked.name:
+            self._begin_subscription(conversation, attachment)
+            return
+        self._early.setdefault(attachment, [])
+
+        def stored(receipt: Receipt) -> None:
+            if self.left:
+                return
+            if attachment not in self._early:
+                # The peer closed its half meanwhile; the connection waits for this answer.
+                self._fail(conversation, CallCancelled("the peer takes no messages any more"))
+            elif receipt.error is None:
+                self._begin_subscription(conversation, attachment)
+            else:
+                del self._early[attachment]
+                self.detach(attachment)
+                self._fail(conversation, receipt.error)
+            self.session.wake()
+
+        self.hub.committed().add_done_callback(self.owned(stored))
+
+    def _begin_subscription(self, conversation: int, attachment: Attachment) -> None:
+        """Tell the peer the number of its subscription, then give it what has come meanwhile."""
         self._last_number += 1
         taker = _Taker(self._last_number, attachment)
         self._takers[taker.number] = self._by_attachment[attachment] = taker
         subscribed = SUBSCRIBED.python_class(subscription=taker.number)
-        self._respond(request.conversation_id, marshal.marshal(subscribed, SUBSCRIBED))
-        for deliveries in early:
-            self.deliver(attachment, deliveries)
+        self._respond(conversation, marshal.marshal(subscribed, SUBSCRIBED))
+        early = self._early.pop(attachment, [])
+        if early:
+            self.deliver(attachment, early)
 
     def _unsubscribe(self, request: RequestReceived) -> None:
         taker = self._taker(marshal.unmarshal(request.payload, SUBSCRIBED).subscription)
@@ -449,8 +476,8 @@ class EpoxyGateway(Gateway):
         """A peer that is leaving gives back with all it holds what it was never sent."""
         taker = self._by_attachment.get(attachment)
         if taker is None:
-            if self._is_subscribing:
-                self._early.append(deliveries)
+            if self._is_subscribing or attachment in self._early:
+                self._early.setdefault(attachment, []).extend(deliveries)
             return
         if not self._connection.accepts_conversations:
             return
@@ -460,12 +487,19 @@ class EpoxyGateway(Gateway):
             native = delivery.envelope.native
             layer_data = native.get(_LAYER_DATA) if native else None
             try:
+                self._require_room(delivery.envelope)
                 payload = encode_delivery(taker.number, delivery)
                 send(_SUBSCRIBER, "Deliver", payload, layer_data=layer_data)
             except (BondError, LocalProtocolError) as error:
                 ids = taker.take([delivery.envelope.id])
                 attachment.refuse(ids, self.site.now(), cause=f"can't be sent in Epoxy: {error}")
         self.session.wake()
+
+    def _require_room(self, envelope: Envelope) -> None:
+        """What is too large even without what goes with it is not encoded in vain."""
+        size, limit = len(envelope.payload), self._connection.limits.frame_bytes
+        if size > limit:
+            raise TooLargeToSend(size, limit)
 
     def notice(self, attachment: Attachment, notice: Notice) -> None:
         """There is no word for it in Epoxy: a peer that is sent away sees its connection end."""
@@ -542,6 +576,7 @@ class EpoxyGateway(Gateway):
         now = self.site.now()
         self._takers.clear()
         self._by_attachment.clear()
+        self._early.clear()
         for attachment in list(self.attachments):
             self.detach(attachment)
         for provider in list(self.providers):

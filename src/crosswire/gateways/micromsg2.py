@@ -26,12 +26,13 @@ from crosswire.errors import (
     LocalProtocolError,
     MalformedFrame,
     ProviderFailed,
+    TooLargeToSend,
 )
 from crosswire.gateways.failures import read_failure, to_failure
 from crosswire.gateways.gateway import Gateway, parse_start
 from crosswire.gateways.micromsg2_intake import Intake
 from crosswire.gateways.micromsg2_outbox import Letter, Outbox
-from crosswire.gateways.payloads import BYTES, JSON, is_json, to_body
+from crosswire.gateways.payloads import BYTES, JSON, is_json, to_raw_body
 from crosswire.hub.attachment import Attachment, Delivery, Ended, Notice
 from crosswire.hub.services import Answer, Call, Provider
 from crosswire.wire.contract import Connection, Event
@@ -288,9 +289,11 @@ class MicroMsg2Gateway(Gateway):
         """Payload and properties for this peer; JSON where it was agreed that all is JSON.
 
         Bytes without properties of ours stay as they are: the outbox does not ask about them.
+        Raises TooLargeToSend.
         """
-        content_type = envelope.content_type
-        payload = self._as_json(envelope) if self._in_json else envelope.payload
+        content_type, payload = envelope.content_type, envelope.payload
+        if self._in_json:
+            payload, content_type = self._as_json(envelope)
         if (
             not envelope.correlation
             and not envelope.reply_to
@@ -306,12 +309,16 @@ class MicroMsg2Gateway(Gateway):
             properties.setdefault(_CONTENT_TYPE, content_type)
         return payload, properties
 
-    def _as_json(self, envelope: Envelope) -> bytes:
-        """What is no JSON goes as an object that says whether it is text or base64."""
+    def _as_json(self, envelope: Envelope) -> tuple[bytes, str]:
+        """Payload and content type. What is no JSON goes as an object that says whether it is text
+        or base64."""
         envelope = self.site.schemas.readable(envelope)
-        if envelope.content_type == JSON and is_json(envelope.payload):
-            return envelope.payload
-        return msgspec.json.encode(to_body(envelope))
+        body = to_raw_body(envelope, self._connection.limits.message_bytes)
+        if body.json is msgspec.UNSET:
+            return msgspec.json.encode(body), envelope.content_type
+        # Where nobody said what it is, it is JSON, as everything is for this peer.
+        content_type = JSON if envelope.content_type == BYTES else envelope.content_type
+        return envelope.payload, content_type
 
     # Call.
 
@@ -369,11 +376,15 @@ class MicroMsg2Gateway(Gateway):
                 self.site.count("unanswered", self.protocol)
             self._acknowledge_calls()
             return
-        if isinstance(answer, Envelope):
-            payload, properties = self._to_wire(answer)
-            self._send_answer(reply, payload, reply.marked(properties))
-        else:
+        if not isinstance(answer, Envelope):
             self._send_failure(reply, answer)
+            return
+        try:
+            payload, properties = self._to_wire(answer)
+        except TooLargeToSend as error:
+            self._send_failure(reply, InvalidEnvelope(f"the answer can't be sent: {error}"))
+        else:
+            self._send_answer(reply, payload, reply.marked(properties))
 
     def _send_failure(self, reply: _Reply, error: CrosswireError) -> None:
         payload, properties = reply.failure(error)
@@ -464,7 +475,12 @@ class MicroMsg2Gateway(Gateway):
             return
         for delivery in requests:
             envelope = delivery.envelope
-            payload, said = self._to_wire(envelope)
+            try:
+                payload, said = self._to_wire(envelope)
+            except TooLargeToSend as error:
+                failed = ProviderFailed("invalid_request", f"too large for MicroMsg2: {error}")
+                provider.fail(envelope.id, failed, self.site.now())
+                continue
             reply_to = f"{_REPLY}{envelope.id}"
             properties = {**said, _REPLY_TO: reply_to}
             properties.setdefault(_CORRELATION, str(envelope.id))

@@ -187,9 +187,9 @@ class Outbox:
             envelope = deliveries[place].envelope
             place += 1
             payload, properties = envelope.payload, envelope.properties
-            if envelope.content_type != plain_type or envelope.correlation or envelope.reply_to:
-                payload, properties = self._translate(envelope)
             try:
+                if envelope.content_type != plain_type or envelope.correlation or envelope.reply_to:
+                    payload, properties = self._translate(envelope)
                 if plain_type is not None and len(payload) <= _SMALL:
                     if properties or envelope.destination != name:
                         name = "" if properties else envelope.destination
@@ -206,7 +206,8 @@ class Outbox:
                     connection.send_message(self._name(envelope), payload, properties)
                     credit = connection.credit
             except LocalProtocolError as error:
-                self._unfit.append((attachment, envelope.id, str(error)))
+                cause = f"can't be sent in MicroMsg2: {error}"
+                self._unfit.append((attachment, envelope.id, cause))
                 continue
             ids.append(envelope.id)
         if run:

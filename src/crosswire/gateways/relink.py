@@ -21,6 +21,7 @@ from crosswire.gateways.relink_links import Links
 from crosswire.gateways.relink_services import ServeEnd
 from crosswire.gateways.site import Leftover, Site
 from crosswire.hub.attachment import Attachment, Delivery
+from crosswire.hub.receipt import Receipt
 from crosswire.hub.services import Provider
 from crosswire.wire.contract import Connection, Event
 from crosswire.wire.relink.connection import RelinkConnection
@@ -112,7 +113,14 @@ class RelinkGateway(Gateway):
         except HubError as error:
             self.connection.refuse(str(error))
             return
-        end.once_written(lambda: self._accept_new(end))
+        if endpoint.name:
+            # The hello is all that the peer gets to know: its subscription is on disk by then.
+            end.awaits_commit = True
+            self.hub.committed().add_done_callback(
+                self.owned(lambda receipt: self._accept_named(end, receipt))
+            )
+        else:
+            end.once_written(lambda: self._accept_new(end))
 
     def _understand(self, terms: Terms) -> Endpoint:
         """What the peer wants, if there is that, on these terms, and it may have it."""
@@ -147,6 +155,16 @@ class RelinkGateway(Gateway):
         self.connection.accept(end.link)
         self._hold(end)
         return True
+
+    def _accept_named(self, end: LinkEnd, receipt: Receipt) -> None:
+        end.awaits_commit = False
+        if receipt.error is None:
+            self._accept_new(end)
+            return
+        self._links.forget(end)
+        if not self.left and not self.connection.closed:
+            self.connection.refuse(str(receipt.error))
+            self.session.wake()
 
     def _accept_new(self, end: LinkEnd) -> None:
         if self.left or self.connection.closed:

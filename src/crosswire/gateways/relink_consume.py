@@ -20,6 +20,7 @@ from crosswire.errors import (
     CrosswireError,
     InvalidRequest,
     LimitExceeded,
+    TooLargeToSend,
 )
 from crosswire.gateways.relink_end import LinkEnd, Parts
 from crosswire.gateways.relink_parts import to_parts
@@ -57,6 +58,7 @@ class _Copies:
         self.row = row
         self.ids = [each.id for each in envelopes]
         self.size_bytes = sum([len(each.payload) for each in envelopes])
+        self.part_bytes = sum([len(part) for parts in messages for part in parts])
 
 
 class ConsumeEnd(LinkEnd):
@@ -171,9 +173,37 @@ class ConsumeEnd(LinkEnd):
             messages = [to_parts(each) for each in envelopes]
             copies.keep(envelopes, messages, encode_runs(self._runs(envelopes, messages)))
         messages = copies.messages
+        if copies.part_bytes > self.limits.frame_bytes // 2:
+            fitting = self._fitting(envelopes, messages)
+            if len(fitting) < len(envelopes):
+                if fitting:
+                    self._send_on(fitting)
+                return
         self._ids += copies.ids
         self.plan(_CHANNEL, copies.row, len(messages), copies.size_bytes)
         self.once_written(lambda: self.send(_CHANNEL, messages))
+
+    def _fitting(self, envelopes: list[Envelope], messages: list[Parts]) -> list[Envelope]:
+        """Those that a packet can carry. The others go the way of refused messages: somebody else
+        may be able to take them."""
+        fitting: list[Envelope] = []
+        unfit: list[tuple[Envelope, str]] = []
+        for envelope, parts in zip(envelopes, messages, strict=True):
+            try:
+                self.require_room(parts)
+            except TooLargeToSend as error:
+                unfit.append((envelope, f"too large for Relink: {error}"))
+            else:
+                fitting.append(envelope)
+        now = self.site.now()
+        for envelope, cause in unfit:
+            self._held_bytes -= len(envelope.payload)
+            self._owed += 1
+            if self.attachment is not None:
+                self.attachment.refuse([envelope.id], now, cause=cause)
+        if unfit:
+            self.steer()
+        return fitting
 
     def _runs(self, envelopes: list[Envelope], messages: list[Parts]) -> list[Run]:
         """Where these can be found again; what is not stored goes along as it is."""

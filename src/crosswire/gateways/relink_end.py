@@ -18,7 +18,13 @@ import msgspec
 
 from crosswire.access import Deed
 from crosswire.envelope import Kind, parse_destination, parse_pattern
-from crosswire.errors import CrosswireError, InternalError, InvalidDestination, LinkStateError
+from crosswire.errors import (
+    CrosswireError,
+    InternalError,
+    InvalidDestination,
+    LinkStateError,
+    TooLargeToSend,
+)
 from crosswire.gateways.gateway import guarded, parse_start
 from crosswire.gateways.relink_parts import Origin
 from crosswire.gateways.relink_rows import Head, Loaded, Outbound, Rows, Run
@@ -28,6 +34,7 @@ from crosswire.hub.receipt import Receipt
 from crosswire.hub.subscriptions import Start, predicate
 from crosswire.wire.contract import Event
 from crosswire.wire.relink.channels import Decision, ReceivingChannel, SendingChannel
+from crosswire.wire.relink.frames import layout, message_bytes
 from crosswire.wire.relink.link import Link
 from crosswire.wire.relink.saved import SavedLink, encode
 
@@ -119,6 +126,8 @@ class LinkEnd(ABC):
         self._holds = False
         self._closed: dict[int, None] = {}
         self._pending: deque[tuple[Group, list[Callable[[], None]]]] = deque()
+        self.awaits_commit = False
+        """Its first connection is told of it when its named subscription is durable."""
 
     # What a kind of end fills in.
 
@@ -157,8 +166,8 @@ class LinkEnd(ABC):
 
     @property
     def awaits_write(self) -> bool:
-        """Is there something to be done as soon as the store has written?"""
-        return bool(self._pending)
+        """Is there something to be done as soon as the store has written, or synced?"""
+        return self.awaits_commit or bool(self._pending)
 
     # Connections.
 
@@ -261,6 +270,16 @@ class LinkEnd(ABC):
             self._closed.pop(channel, None)
 
     # Our channels.
+
+    def require_room(self, parts: Parts) -> None:
+        """Raises TooLargeToSend for a message whose packet would be too large."""
+        limit = self.limits.frame_bytes
+        if sum(map(len, parts)) > limit // 2:
+            terms = self.head.terms
+            ours = layout("listener", terms.connector_id_size, terms.listener_id_size)
+            size = message_bytes(parts, ours)
+            if size > limit:
+                raise TooLargeToSend(size, limit)
 
     def plan(
         self, channel: int, runs: list[Run] | msgspec.Raw, count: int, size_bytes: int

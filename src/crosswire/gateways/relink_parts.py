@@ -26,9 +26,18 @@ from crosswire.gateways.failures import read_failure, to_failure
 from crosswire.gateways.payloads import BYTES
 from crosswire.wire.relink.frames import Buffer
 
-__all__ = ["Origin", "failure_of", "failure_parts", "from_parts", "timeout_of", "to_parts"]
+__all__ = [
+    "PARTS",
+    "Origin",
+    "failure_of",
+    "failure_parts",
+    "from_parts",
+    "timeout_of",
+    "to_parts",
+]
 
-_PARTS: Final = "relink.parts"
+PARTS: Final = "relink.parts"
+"""Native key: the sizes of the parts, where there are more than two."""
 _CONTENT_TYPE: Final = "content-type"
 _CORRELATION: Final = "correlation-id"
 _REPLY_TO: Final = "reply-to"
@@ -72,7 +81,7 @@ def from_parts(parts: Sequence[Buffer], origin: Origin) -> Envelope:
     else:
         payload = b"".join(parts)
         if count:
-            native = {_PARTS: array("Q", map(len, parts)).tobytes()}
+            native = {PARTS: array("Q", map(len, parts)).tobytes()}
     return Envelope(
         destination=origin.destination,
         kind=origin.kind,
@@ -91,8 +100,11 @@ def from_parts(parts: Sequence[Buffer], origin: Origin) -> Envelope:
 
 def to_parts(envelope: Envelope) -> tuple[bytes, ...]:
     payload = envelope.payload
-    if envelope.native and (sizes := envelope.native.get(_PARTS)) is not None:
-        return _split(payload, sizes)
+    if envelope.native and (stored := envelope.native.get(PARTS)) is not None:
+        sizes = array("Q", stored)
+        # Sizes of another payload would cut off its end without anybody noticing.
+        if sum(sizes) == len(payload):
+            return _split(payload, sizes)
     if envelope.properties:
         return _encode(envelope.properties), payload
     return (payload,)
@@ -135,10 +147,10 @@ def _text(properties: _Properties, name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _split(payload: bytes, sizes: bytes) -> tuple[bytes, ...]:
+def _split(payload: bytes, sizes: Sequence[int]) -> tuple[bytes, ...]:
     parts = []
-    place = 0
-    for size in array("Q", sizes):
-        parts.append(payload[place : place + size])
-        place += size
+    start = 0
+    for size in sizes:
+        parts.append(payload[start : start + size])
+        start += size
     return tuple(parts)

@@ -16,6 +16,7 @@ from crosswire.errors import (
     InvalidEnvelope,
     LimitExceeded,
     ProviderFailed,
+    TooLargeToSend,
     UnexpectedFrame,
 )
 from crosswire.gateways.gateway import guarded
@@ -124,6 +125,10 @@ class CallEnd(LinkEnd):
         return request
 
     def _finish(self, request: _Request, answer: Parts) -> None:
+        try:
+            self.require_room(answer)
+        except TooLargeToSend as error:
+            answer = failure_parts(InvalidEnvelope(f"the answer can't be sent: {error}"))
         request.answer = answer
         self._answer_bytes += _size(answer)
 
@@ -329,6 +334,14 @@ class ServeEnd(LinkEnd):
     def request(self, provider: Provider, requests: list[Delivery]) -> None:
         now = self.site.now()
         for delivery in requests:
+            parts = to_parts(delivery.envelope)
+            try:
+                self.require_room(parts)
+            except TooLargeToSend as error:
+                cause = f"too large for Relink: {error}"
+                provider.fail(delivery.id, ProviderFailed("invalid_request", cause), now)
+                self._give_room()
+                continue
             channel = self._pick()
             out = self.outbound.get(channel)
             if out is not None and out.outstanding >= self.limits.window:
@@ -339,7 +352,7 @@ class ServeEnd(LinkEnd):
                 continue
             self._asked.setdefault(channel, deque()).append(delivery.id)
             self._where[delivery.id] = channel
-            self._post(channel, to_parts(delivery.envelope))
+            self._post(channel, parts)
 
     def _pick(self) -> int:
         """A channel without a call; where calls were given up, the one with the fewest."""

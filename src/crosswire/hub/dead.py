@@ -6,8 +6,8 @@ there stands in its properties, for every protocol to see; its full history in `
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
@@ -19,10 +19,15 @@ from crosswire.hub.ledger import Step
 if TYPE_CHECKING:
     from crosswire.hub.hub import Hub
 
-__all__ = ["DeadLetter", "DeadLetters", "bury"]
+__all__ = ["DeadLetter", "DeadLetters", "Refit", "bury"]
 
 _NATIVE: Final = "crosswire.dead"
 _MARKS: Final = ("dead-cause", "dead-attempts", "dead-origin", "dead-id")
+
+
+Refit: TypeAlias = Callable[[Envelope, Envelope], Envelope]
+"""Given a message and a changed copy of it, gives the copy without what describes only the first:
+what that is the protocols know, not the hub."""
 
 
 class _History(msgspec.Struct, array_like=True, frozen=True):
@@ -80,6 +85,7 @@ class DeadLetters:
         payload: bytes | None = None,
         properties: Mapping[str, Property] | None = None,
         content_type: str | None = None,
+        refit: Refit | None = None,
     ) -> DeadLetter:
         """Change a dead letter before it is replayed. Raises UnknownMessage."""
         letter = self.get(queue, identifier)
@@ -95,11 +101,27 @@ class DeadLetters:
         if content_type is not None:
             changes["content_type"] = content_type
         envelope = letter.envelope.replace(**changes)
+        if refit is not None:
+            # Why it died is ours to tell, and goes when it is replayed: nothing is derived of it.
+            plain = _unmarked(envelope)
+            fitted = refit(_unmarked(letter.envelope), plain)
+            if fitted is not plain:
+                marked: dict[str, Property] = dict(fitted.properties)
+                for key in _MARKS:
+                    if key in envelope.properties:
+                        marked[key] = envelope.properties[key]
+                envelope = fitted.replace(properties=marked)
         self._hub.queue(queue).exchange(envelope, encode(envelope))
         return _read(envelope)
 
     def replay(
-        self, queue: str, ids: Sequence[int], now: float, *, destination: str = ""
+        self,
+        queue: str,
+        ids: Sequence[int],
+        now: float,
+        *,
+        destination: str = "",
+        refit: Refit | None = None,
     ) -> Sequence[int]:
         """Send these again, to where they came from unless told otherwise.
 
@@ -110,6 +132,8 @@ class DeadLetters:
         for identifier in ids:
             letter = self.get(queue, identifier)
             envelope = _revive(letter.envelope, destination or letter.origin)
+            if refit is not None and letter.origin:
+                envelope = refit(envelope.replace(destination=letter.origin), envelope)
             if hub.queue(queue).remove([identifier], Step.REPLAYED, now):
                 hub.inject(envelope, now)
                 replayed.append(identifier)
@@ -167,6 +191,10 @@ def _revive(envelope: Envelope, destination: str) -> Envelope:
         properties=_without(envelope.properties),
         native=native,
     )
+
+
+def _unmarked(envelope: Envelope) -> Envelope:
+    return envelope.replace(properties=_without(envelope.properties))
 
 
 def _without(properties: Mapping[str, Property]) -> dict[str, Property]:

@@ -10,6 +10,7 @@ import msgspec
 
 from crosswire.envelope import Property
 from crosswire.errors import HubError, InvalidEnvelope, UnknownMessage
+from crosswire.gateways.edits import refit
 from crosswire.gateways.payloads import Body, from_body
 from crosswire.hub.attachment import Predicate
 from crosswire.hub.cursor import Attempt
@@ -192,6 +193,7 @@ async def edit_letter(ask: Ask) -> Letter:
         payload=payload,
         properties=edit.properties,
         content_type=content_type,
+        refit=refit,
     )
     await ask.hub.committed()
     return _letter(edit.queue, letter, whole=True)
@@ -353,7 +355,7 @@ class _Replay:
     def _send_one(self, hub: Hub, queue: str, identifier: int, now: float) -> None:
         try:
             sent = hub.dead_letters.replay(
-                queue, [identifier], now, destination=self.asked.destination
+                queue, [identifier], now, destination=self.asked.destination, refit=refit
             )
         except HubError as error:
             self.error = str(error)

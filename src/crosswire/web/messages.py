@@ -10,7 +10,7 @@ import msgspec
 
 from crosswire.envelope import Envelope, Property
 from crosswire.errors import HubError, InvalidEnvelope, RecordDamaged, UnknownMessage
-from crosswire.gateways.payloads import Body, from_body, to_body
+from crosswire.gateways.payloads import Body, from_body, to_shown_body
 from crosswire.hub.hub import Hub
 from crosswire.hub.ledger import Row, parse_block
 from crosswire.web.contract import Ask, Failure, failure_of
@@ -63,7 +63,7 @@ def show_message(
 ) -> Message:
     """The message in JSON, its payload whole where `most_bytes` is None."""
     size = len(envelope.payload)
-    body = to_body(envelope) if most_bytes is None or size <= most_bytes else None
+    body = to_shown_body(envelope) if most_bytes is None or size <= most_bytes else None
     return Message(
         id=envelope.id,
         time=envelope.time,

@@ -569,6 +569,31 @@ class TestGoodbye:
         connection.close()
         assert sent(connection) == [Kbai("5", spelling)]
 
+    @pytest.mark.parametrize("spelling", ["KBAI", "KBYE"])
+    def test_of_who_has_not_registered_has_no_effect(self, spelling: str) -> None:
+        """Whatever could be asked before can be asked after it, and is answered."""
+        for door in ("emqp-clients", "emqp-publishers", "emqp-admin"):
+            role = {"emqp-clients": "client", "emqp-publishers": "publisher"}.get(door, "admin")
+            _, connection = opened(role, door)
+            accepts, sends = connection._receives, connection._sends
+            assert receive(connection, Kbai("1", spelling), Kbai("2", spelling)) == []
+            assert (connection._receives, connection._sends) == (accepts, sends)
+            connection.handle_deadline(1000.0)
+            assert not connection.closed
+            connection.receive_eof()
+            assert connection.events() == [ConnectionClosed(clean=True)]
+
+    def test_of_a_scheduler_makes_it_a_client(self) -> None:
+        _, connection = opened("scheduler", "emqp-clients")
+        connection.events()
+        got = receive(connection, Kbai("3"), Request("4", "q", "", b"m"))
+        assert kinds(got) == [PeerLeaving, RequestReceived]
+        with pytest.raises(LocalProtocolError):
+            connection.send_schedule("q", "", b"m", interval_s=1.0)
+        connection.send_result(b"{}", "4")
+        connection.receive_eof()
+        assert connection.events() == [ConnectionClosed(clean=True)]
+
     def test_of_a_worker_lets_its_jobs_finish(self) -> None:
         connection = registered()
         assert receive(connection, Ready("2"), Kbai("3")) == [SlotOffered(), PeerLeaving()]

@@ -57,9 +57,6 @@ _HELLO, _BYE, _PING, _PONG, _ERROR, _REQUEST, _RESPONSE = range(7)
 _EMPTY: Final[dict[int, Frame]] = {_BYE: Bye(), _PING: Ping(), _PONG: Pong()}
 _BODY: Final = 0
 
-_NO_DATA: Final = "{}"
-"""What data is that is not written."""
-
 
 @dataclass(frozen=True)
 class _Spoken:
@@ -241,7 +238,7 @@ def _asked(rows: FrameRows, spoken: _Spoken, row: int) -> tuple[Described, Place
     starts, lengths = rows.slices[_BODY]
     opened, closed = int(spoken.data.opened[row]), int(spoken.data.closed[row])
     end = int(starts[row] + lengths[row])
-    data = rows.cut(opened, closed) or _NO_DATA.encode()
+    data = rows.cut(opened, closed)
     body = Body(spoken.sayings[spoken.code[row]], data, closed - opened, end - closed)
     described, answer = asked(int(rows.number[row]), body)
     if not rows.payloads:
@@ -302,7 +299,8 @@ def _match(
 def _tell_messages(told: Told, rows: FrameRows, spoken: _Spoken, carriers: Flags) -> None:
     """What is the payload, and what is said about it."""
     data, count = spoken.data, len(rows)
-    shown = spoken.flags([each.shown for each in spoken.sayings]) & ~carriers
+    written = data.closed > data.opened
+    shown = spoken.flags([each.shown for each in spoken.sayings]) & written & ~carriers
     as_json = carriers & (data.json[1] != NONE)
     as_text = carriers & (data.text[1] != NONE) & ~as_json
     binary = carriers & _is_binary(data)
@@ -318,13 +316,13 @@ def _tell_messages(told: Told, rows: FrameRows, spoken: _Spoken, carriers: Flags
     if binary.any():
         lengths = np.where(binary, data.base64[1], NONE)
         parts.append(Base64(rows.octets, data.base64[0], lengths))
-    parts.append(Fixed(_NO_DATA, shown & (data.opened == data.closed)))
     told.payload = text(count, *parts, valid=shown | carriers).view(pa.binary())
 
     types: Vocabulary[str] = Vocabulary()
     content_type = among(
         spoken.code, types.codes(each.content_type for each in spoken.sayings), NONE
     )
+    content_type[~written] = NONE
     for name, chosen in ((JSON, as_json), (TEXT, as_text), (BINARY, binary)):
         content_type[chosen] = types.code(name)
     told.content_type = words(content_type, list(types))

@@ -32,7 +32,17 @@ from crosswire.pipeline.protocols.contract import (
     kind_of_destination,
 )
 from crosswire.wire.contract import Frame
-from crosswire.wire.emp.frames import Bye, Error, Hello, Ping, Pong, Request, Response, Result
+from crosswire.wire.emp.frames import (
+    ABSENT,
+    Bye,
+    Error,
+    Hello,
+    Ping,
+    Pong,
+    Request,
+    Response,
+    Result,
+)
 
 __all__ = [
     "BINARY",
@@ -167,7 +177,10 @@ def said_beside(frame: Frame) -> Said:
 
 
 class Body(NamedTuple):
-    """Of a request or a response: its data, how large that is in the body, what is behind it."""
+    """Of a request or a response: its data, how large that is in the body, what is behind it.
+
+    `data` is empty where it is not written; an object that is written has two braces at least.
+    """
 
     said: Said
     data: bytes
@@ -185,7 +198,7 @@ def read_request(body: bytes) -> Body:
     if found is not None:
         return found
     call = Request(0, body).call()
-    return Body(_called(call.op), bytes(call.data), *_place(body, call.data))
+    return Body(_called(call.op), _written(call.data), *_place(body, call.data))
 
 
 def read_response(body: bytes) -> Body:
@@ -194,7 +207,11 @@ def read_response(body: bytes) -> Body:
     if found is not None:
         return found
     result = Response(0, body).result()
-    return Body(_answered(result), bytes(result.data), *_place(body, result.data))
+    return Body(_answered(result), _written(result.data), *_place(body, result.data))
+
+
+def _written(data: msgspec.Raw) -> bytes:
+    return b"" if data is ABSENT else bytes(data)
 
 
 def _between(body: bytes, is_request: bool) -> Body | None:
@@ -258,7 +275,9 @@ def asked(number: int, body: Body) -> tuple[Described, Place | None]:
     """A request, and its answer."""
     said, data, size, behind = body
     place, answer, content_type = said.place, said.answer, said.content_type
-    payload = data if said.shown else None
+    payload = data or None if said.shown else None
+    if not data:
+        content_type = None
     properties = message_id = None
     carried = None if said.decode is None else _carried(said.decode, data)
     if carried is not None:
@@ -355,8 +374,8 @@ class EmpReading(Reading):
             body.said.status,
             payload_size=body.size,
             payload_end=body.behind,
-            payload=body.data,
-            content_type=JSON,
+            payload=body.data or None,
+            content_type=JSON if body.data else None,
             message_id=published(body.data) if kind == ACKNOWLEDGEMENT else None,
         )
 

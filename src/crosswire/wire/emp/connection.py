@@ -20,6 +20,7 @@ from crosswire.errors import (
     PeerTimeout,
     RemoteProtocolError,
     ServiceUnavailable,
+    TooLargeToSend,
     UnexpectedFrame,
     UnsupportedVersion,
 )
@@ -49,6 +50,7 @@ from crosswire.wire.emp.frames import (
     Result,
     serialize,
     serialize_call,
+    serialize_large_request,
     serialize_request,
     serialize_response,
     serialize_result,
@@ -81,6 +83,13 @@ _ALLOWED: Final = {
     state: {kind: after for (before, kind), after in TRANSITIONS.items() if before is state}
     for state in State
 }
+
+
+_LARGE: Final = 1 << 16
+"""Data from which on it is a piece of its own in what is sent, and not copied."""
+_PREFIX_BYTES: Final = 4
+_HEAD_BYTES: Final = 12
+"""Of a request or response: what its length counts beside the body."""
 
 
 class EmpConnection(Connection):
@@ -121,21 +130,39 @@ class EmpConnection(Connection):
         return len(self._asked)
 
     def send_request(self, op: str, data: bytes = b"{}") -> int:
-        """Ask the peer; `data` is a JSON object. Gives the identifier of the response to come."""
+        """Ask the peer; `data` is a JSON object. Gives the identifier of the response to come.
+
+        Raises TooLargeToSend.
+        """
         self._require_open()
+        if len(data) >= _LARGE:
+            return self._send_large_request(op, data)
+        body = serialize_call(op, data)
+        self._require_room(len(body))
         self._last_id += 1
         self._asked.append(self._last_id)
-        self._outgoing.append(serialize_request(self._last_id, serialize_call(op, data)))
+        self._outgoing.append(serialize_request(self._last_id, body))
+        return self._last_id
+
+    def _send_large_request(self, op: str, data: bytes) -> int:
+        pieces = serialize_large_request(self._last_id + 1, op, data)
+        self._require_room(sum(map(len, pieces)) - _PREFIX_BYTES - _HEAD_BYTES)
+        self._last_id += 1
+        self._asked.append(self._last_id)
+        self._outgoing += pieces
         return self._last_id
 
     def send_success(self, identifier: int, data: bytes = b"{}") -> None:
-        """Answer the oldest request that is owed an answer."""
+        """Answer the oldest request that is owed an answer. Raises TooLargeToSend."""
         self._answer(identifier, serialize_success(data))
 
     def send_failure(
         self, identifier: int, code: str, description: str, data: bytes = b"{}"
     ) -> None:
-        """Answer the oldest request that is owed an answer: it could not be done, and why."""
+        """Answer the oldest request that is owed an answer: it could not be done, and why.
+
+        Raises TooLargeToSend.
+        """
         failure = Result("failure", code=code, description=description, data=msgspec.Raw(data))
         self._answer(identifier, serialize_result(failure))
 
@@ -269,9 +296,15 @@ class EmpConnection(Connection):
         self._require_open()
         if not self._owed or self._owed[0] != identifier:
             raise LocalProtocolError(f"request {identifier} is not the one to be answered now")
+        self._require_room(len(body))
         self._respond(body)
         if self._refused:
             self._answer_refused()
+
+    def _require_room(self, body_bytes: int) -> None:
+        size, limit = _HEAD_BYTES + body_bytes, self.limits.frame_bytes
+        if size > limit:
+            raise TooLargeToSend(size, limit)
 
     def _answer_refused(self) -> None:
         """Requests that could not be read are answered here, when their turn has come."""

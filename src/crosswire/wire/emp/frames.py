@@ -26,6 +26,7 @@ from crosswire.errors import FrameTooLarge, MalformedFrame, UnknownFrame
 from crosswire.wire.contract import Frame, Limits, Placed
 
 __all__ = [
+    "ABSENT",
     "DEFAULTS",
     "VERSION",
     "Bye",
@@ -42,6 +43,7 @@ __all__ = [
     "scan",
     "serialize",
     "serialize_call",
+    "serialize_large_request",
     "serialize_request",
     "serialize_response",
     "serialize_result",
@@ -113,7 +115,10 @@ class Request(Frame, frozen=True, gc=False):
 
     def fields(self) -> dict[str, Any]:
         call = self.call()
-        return {"id": self.id, "op": call.op, "data": _on_one_line(call.data)}
+        fields: dict[str, Any] = {"id": self.id, "op": call.op}
+        if call.data is not ABSENT:
+            fields["data"] = _on_one_line(call.data)
+        return fields
 
 
 class Response(Frame, frozen=True, gc=False):
@@ -139,31 +144,37 @@ class Response(Frame, frozen=True, gc=False):
             fields["code"] = result.code
         if result.description is not None:
             fields["description"] = result.description
-        fields["data"] = _on_one_line(result.data)
+        if result.data is not ABSENT:
+            fields["data"] = _on_one_line(result.data)
         return fields
 
 
 # ------------------------------------------------------------------------------ application data
 
 
+ABSENT: Final = msgspec.Raw(b"{}")
+"""`data` that is not written: it means an empty object. It is this very value, so that it can be
+told apart from an empty object that is written."""
+
+
 class Call(msgspec.Struct, frozen=True, gc=False):
-    """What a request asks for; `data` is a JSON object, as it came."""
+    """What a request asks for; `data` is a JSON object, as it came, or ABSENT."""
 
     op: str
-    data: msgspec.Raw = msgspec.Raw(b"{}")
+    data: msgspec.Raw = ABSENT
 
 
 class Result(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What a response says; `data` is a JSON object, as it came."""
+    """What a response says; `data` is a JSON object, as it came, or ABSENT."""
 
     status: Literal["success", "failure"]
     code: str | None = None
     description: str | None = None
-    data: msgspec.Raw = msgspec.Raw(b"{}")
+    data: msgspec.Raw = ABSENT
 
 
 _DONE: Final = b'{"status":"success","data":{}}'
-_SUCCESS: Final = Result("success")
+_SUCCESS: Final = Result("success", data=msgspec.Raw(b"{}"))
 """What nearly every response to the hub says, in its shortest form, and what that means."""
 
 _T = TypeVar("_T", Call, Result)
@@ -317,6 +328,13 @@ _PONG: Final = _HEADER.pack(4, 3)
 
 def serialize_request(identifier: int, body: bytes) -> bytes:
     return _IDENTIFIED.pack(12 + len(body), _REQUEST, identifier) + body
+
+
+def serialize_large_request(identifier: int, op: str, data: bytes) -> list[bytes]:
+    """The bytes of a request in pieces, of which `data` is one: it is not copied."""
+    opening, end = _opening(op), b"}"
+    length = 12 + len(opening) + len(data) + len(end)
+    return [_IDENTIFIED.pack(length, _REQUEST, identifier) + opening, data, end]
 
 
 def serialize_response(identifier: int, body: bytes) -> bytes:

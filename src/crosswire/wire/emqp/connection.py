@@ -42,6 +42,7 @@ from crosswire.wire.emqp.events import (
 )
 from crosswire.wire.emqp.frames import (
     DEFAULTS,
+    VERSION,
     Ack,
     Admin,
     Delivery,
@@ -86,6 +87,10 @@ __all__ = ["EmqpConnection"]
 
 _AWAITED: Final = (Admin, Publish, Request, Schedule, Unschedule)
 """What is sent under an id that its sender is given: not to be ignored after the end."""
+
+
+_VISITED: Final = ("emqp-clients", "emqp-publishers", "emqp-admin")
+"""Doors at which a peer is served without having registered."""
 
 
 class EmqpConnection(Connection):
@@ -191,16 +196,16 @@ class EmqpConnection(Connection):
             self._zmtp.send_serialized(serialize_receipts(msgids, requests))
 
     def send_result(self, message: bytes, request: str) -> None:
-        """Tell a client what became of its request."""
-        self._send(Reply(self._next_id(), message, request))
+        """Tell a client what became of its request. Raises TooLargeToSend."""
+        self._send_large(Reply(self._next_id(), message, request), message)
 
     def send_answer(self, message: bytes) -> None:
         """Answer administration; `message` is JSON."""
         self._send(Reply(self._next_id(), message))
 
     def send_publication(self, topic: str, message: bytes) -> None:
-        """Hand something published to a subscriber that wants it."""
-        self._send(Delivery(topic, message))
+        """Hand something published to a subscriber that wants it. Raises TooLargeToSend."""
+        self._send_large(Delivery(topic, message), message)
 
     # Sending: both sides.
 
@@ -220,6 +225,13 @@ class EmqpConnection(Connection):
         if to_worker:
             self.free_slots -= 1
         return msgid
+
+    def require_room(self, msgid: bytes, queue: str, headers: str, message: bytes) -> None:
+        """Raises TooLargeToSend for a REQUEST that would be too large."""
+        zmtp = self._zmtp
+        if len(message) + 4 * (len(headers) + len(queue)) + len(msgid) > zmtp.surely_bytes:
+            parts = (b"", VERSION, b"REQUEST", msgid, queue.encode(), headers.encode(), message)
+            zmtp.require_room(map(len, parts))
 
     def send_requests(self, requests: Sequence[tuple[bytes, str, str, bytes]]) -> None:
         """Give a worker many jobs at a time: id, queue, headers and message of each, the id as it
@@ -513,10 +525,20 @@ class EmqpConnection(Connection):
             self.close()
 
     def _on_kbai(self, frame: Kbai) -> None:
+        """The leave-taking of who has registered. From a client, a publisher or administration it
+        has no effect: what they ask for later is served. So is a scheduler that has taken its
+        leave, which is a client like any other then."""
         self.goodbye = frame.spelling
-        if self.state is not State.LEAVING:
-            self._enter(State.LEAVING)
-            self._events.append(PeerLeaving())
+        if self.state is State.LEAVING or self._is_visited:
+            return
+        parting = State.OPEN if self.seat == "emqp-clients" else State.LEAVING
+        self._enter(parting)
+        self._events.append(PeerLeaving())
+
+    @property
+    def _is_visited(self) -> bool:
+        """Are we the broker to somebody who has not registered, and need not?"""
+        return self.state is State.OPEN and self.seat in _VISITED
 
     # Time.
 
@@ -588,6 +610,12 @@ class EmqpConnection(Connection):
         # What is sent in answer to the last words of a connection that then failed goes nowhere.
         if not self._zmtp.closed:
             self._zmtp.send_message(serialize(frame))
+
+    def _send_large(self, frame: Frame, message: bytes) -> None:
+        """`_send` for what may be too large: its other parts are short."""
+        if len(message) > self._zmtp.surely_bytes:
+            self._zmtp.require_room(map(len, serialize(frame)))
+        self._send(frame)
 
     def _require(self, allowed: bool, what: str) -> None:
         if not allowed:

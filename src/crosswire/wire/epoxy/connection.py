@@ -19,6 +19,7 @@ from crosswire.errors import (
     PeerTimeout,
     RemoteProtocolError,
     ServiceUnavailable,
+    TooLargeToSend,
     UnexpectedFrame,
     UnsupportedFrame,
 )
@@ -372,14 +373,18 @@ class EpoxyConnection(Connection):
     def _send_message(self, message: Message) -> None:
         """What the peer could only refuse is refused here."""
         for content in (message.layer_data, message.payload, message.error):
-            if content is not None and not 0 < len(content) <= self.limits.framelet_bytes:
-                raise LocalProtocolError(f"{len(content)} bytes can't be sent as a framelet")
+            if content is None:
+                continue
+            if not content:
+                raise LocalProtocolError("0 bytes can't be sent as a framelet")
+            if len(content) > self.limits.framelet_bytes:
+                raise TooLargeToSend(len(content), self.limits.framelet_bytes)
         try:
             data = serialize(message)
         except UnicodeEncodeError as error:
             raise LocalProtocolError(f"a name can't be sent: {error}") from None
         if len(data) > self.limits.frame_bytes:
-            raise LocalProtocolError(f"a frame of {len(data)} bytes can't be sent")
+            raise TooLargeToSend(len(data), self.limits.frame_bytes)
         self._outgoing.append(data)
 
     def _send(self, frame: Frame) -> None:

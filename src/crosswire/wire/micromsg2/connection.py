@@ -30,6 +30,7 @@ from crosswire.errors import (
     ServiceUnavailable,
     StoreFull,
     SubscriptionConflict,
+    TooLargeToSend,
     UnexpectedFrame,
     UnsupportedVersion,
 )
@@ -87,6 +88,7 @@ from crosswire.wire.micromsg2.windows import ReceiveWindow, SendWindow
 __all__ = ["DOTNET_TYPE", "TRANSITIONS", "MicroMsg2Connection", "State"]
 
 DOTNET_TYPE: Final = "dotnet-type"
+_COLLECTED: Final = 4096
 """The property that a message's .NET type is kept as."""
 
 _DESCRIPTION_CHARACTERS = 1000
@@ -156,7 +158,8 @@ class MicroMsg2Connection(Connection):
         self._ack_number = 0
         self._type = ""
         self._first: tuple[str, dict[str, Value]] | None = None
-        self._collected = bytearray()
+        self._collected: list[bytes | bytearray] = []
+        self._collected_bytes = 0
         self._handlers: dict[type[Frame], Callable[..., None]] = {
             Handshake: self._on_handshake,
             Message: self._on_message,
@@ -191,10 +194,13 @@ class MicroMsg2Connection(Connection):
         """Gives the number under which it will be acknowledged: that of its last frame.
 
         The property `dotnet-type` goes as the `dotnet` extension has it, where that was agreed.
+        Raises TooLargeToSend.
         """
         self._require_open()
         if not self.credit:
             raise LocalProtocolError("the window is full: wait for acknowledgements")
+        if len(payload) > self.limits.message_bytes:
+            raise TooLargeToSend(len(payload), self.limits.message_bytes)
         properties = dict(properties or {})
         type_name = str(properties.pop(DOTNET_TYPE, "")) if DOTNET in self._numbers else ""
         name, head = destination.encode(), serialize_properties(properties)
@@ -399,14 +405,27 @@ class MicroMsg2Connection(Connection):
                 self._deliver(frame.sequence, frame.destination, properties, frame.payload)
                 return
             self._first = frame.destination, properties
-        # Not a list of payloads: frames of a byte each would cost many times what they carry.
-        self._collected += frame.payload
-        if len(self._collected) > self.limits.message_bytes:
+        self._collected_bytes += len(frame.payload)
+        if self._collected_bytes > self.limits.message_bytes:
             raise FrameTooLarge(f"a message of more than {self.limits.message_bytes} bytes")
+        self._collect(frame.payload)
         if not frame.continued:
-            (destination, properties), payload = self._first, bytes(self._collected)
-            self._first, self._collected = None, bytearray()
+            (destination, properties), payload = self._first, b"".join(self._collected)
+            self._first, self._collected, self._collected_bytes = None, [], 0
             self._deliver(frame.sequence, destination, properties, payload)
+
+    def _collect(self, payload: bytes) -> None:
+        """Large payloads are put together once, at the end. Small ones are gathered: frames of a
+        byte each, kept one by one, would cost many times what they carry."""
+        collected = self._collected
+        if len(payload) >= _COLLECTED:
+            collected.append(payload)
+            return
+        if not collected or not isinstance(collected[-1], bytearray):
+            collected.append(bytearray())
+        gathered = collected[-1]
+        assert isinstance(gathered, bytearray)
+        gathered += payload
 
     def _deliver(
         self, sequence: int, destination: str, properties: dict[str, Value], payload: bytes
@@ -491,7 +510,7 @@ class MicroMsg2Connection(Connection):
     def _end(self, event: ConnectionClosed | ConnectionFailed) -> None:
         self.state = State.CLOSED
         self._later.clear()
-        self._collected = bytearray()
+        self._collected, self._collected_bytes = [], 0
         super()._end(event)
 
     # In common.

@@ -52,6 +52,7 @@ __all__ = [
     "Zeros",
     "layout",
     "measure",
+    "message_bytes",
     "scan",
     "serialize",
 ]
@@ -576,6 +577,21 @@ def _serialize_one_part(message: Message, part: Buffer, layout: Layout) -> bytes
     except struct.error:
         return None
     return b"".join((head, _PADDING[layout.data_of_one - len(head)], part, _PADDING[-size % 8]))
+
+
+def message_bytes(parts: Sequence[Buffer], layout: Layout) -> int:
+    """How many bytes the packet of a message to one channel takes."""
+    sizes = [len(part) for part in parts]
+    count = len(parts)
+    large = max(sizes, default=0) > 0xFFFF
+    size = 2 + layout.id_sizes[_MESSAGE]
+    size += size % 2
+    if count > 0xFF:
+        size += 4
+    if large:
+        size += -size % 8
+    size += count * (8 if large else 2)
+    return size + -size % 8 + sum([each + -each % 8 for each in sizes])
 
 
 def _serialize_message(message: Message, layout: Layout) -> list[Buffer]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Final
 
@@ -18,6 +18,7 @@ from crosswire.errors import (
     PeerError,
     PeerTimeout,
     RemoteProtocolError,
+    TooLargeToSend,
     UnexpectedFrame,
 )
 from crosswire.wire.contract import (
@@ -44,6 +45,7 @@ from crosswire.wire.zmtp.frames import (
     Message,
     NestedCommand,
     Sealed,
+    message_bytes,
     parse_command,
     serialize,
     serialize_command,
@@ -87,6 +89,10 @@ COMPATIBLE: Final[dict[str, frozenset[str]]] = {
 _SUBSCRIPTION_COST = 64
 _TENTHS = 10
 _TTL_MOST_S = 6553.5
+
+
+_HEADS_BYTES: Final = 1 << 20
+"""More than the heads of all parts of a message take."""
 
 
 class ZmtpConnection(Connection):
@@ -160,6 +166,17 @@ class ZmtpConnection(Connection):
         if self.socket_type == "SUB":
             raise LocalProtocolError("a SUB socket does not send messages")
         self._send_parts(parts)
+
+    @property
+    def surely_bytes(self) -> int:
+        """A message whose parts have no more than this in all is never too large."""
+        return self.limits.frame_bytes - _HEADS_BYTES
+
+    def require_room(self, sizes: Iterable[int]) -> None:
+        """Raises TooLargeToSend for a message of parts of these sizes."""
+        size, limit = message_bytes(sizes, sealed=self.seals), self.limits.frame_bytes
+        if size > limit:
+            raise TooLargeToSend(size, limit)
 
     @property
     def seals(self) -> bool:

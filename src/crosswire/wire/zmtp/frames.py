@@ -44,6 +44,7 @@ __all__ = [
     "Taker",
     "ZmtpLimits",
     "is_sealed",
+    "message_bytes",
     "parse_command",
     "parse_greeting",
     "parse_metadata",
@@ -256,11 +257,21 @@ def serialize_part(part: bytes, *, more: bool) -> bytes:
     return part_head(len(part), more=more) + part
 
 
+_SEALED_HEAD_BYTES: Final = 33
+"""What CURVE puts before a part: the command's name, a nonce, the box's own bytes and flags."""
+
+
 def part_head(size: int, *, more: bool) -> bytes:
     """What stands before a part of so many bytes."""
     if size < 256:
         return (_MORE_HEADS if more else _LAST_HEADS)[size]
     return _LONG_HEAD.pack(MORE | LONG if more else LONG, size)
+
+
+def message_bytes(sizes: Iterable[int], *, sealed: bool = False) -> int:
+    """How many bytes a message takes whose parts have these sizes."""
+    heads = _SEALED_HEAD_BYTES if sealed else 0
+    return sum([size + heads + (2 if size + heads < 256 else 9) for size in sizes])
 
 
 def serialize_message(parts: Sequence[bytes]) -> bytes:
