@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from crosswire.access import User
-from crosswire.envelope import parse_destination
-from crosswire.errors import ConfigError, InvalidDestination, InvalidSchedule
+from crosswire.envelope import LARGEST_INTEGER, Property, check_properties, parse_destination
+from crosswire.errors import ConfigError, InvalidDestination, InvalidEnvelope, InvalidSchedule
 from crosswire.hub.queues import QueuePolicy
-from crosswire.hub.schedules import check_cron
+from crosswire.hub.schedules import check_cron, check_interval
 from crosswire.hub.services import ServicePolicy
 from crosswire.hub.staging import StagingLimits
 from crosswire.hub.topics import TopicPolicy
@@ -174,7 +174,7 @@ class ScheduleEntry(msgspec.Struct, frozen=True, kw_only=True):
     run_count: int = 0
     missed: Literal["skip", "once", "all"] = "once"
     nohaste: bool = False
-    properties: dict[str, int | float | bool | str] = {}
+    properties: dict[str, Property] = {}
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -237,7 +237,7 @@ def load(path: Path) -> Config:
 
 def _contradictions(config: Config, lines: Lines) -> Iterator[Mistake]:
     """What each setting allows but all together do not."""
-    yield from _below_zero(config, (), lines)
+    yield from _wrong_numbers(config, (), lines)
     yield from _wrong_listeners(config, lines)
     yield from _wrong_users(config, lines)
     yield from _wrong_keys(config, lines)
@@ -255,20 +255,26 @@ def _contradictions(config: Config, lines: Lines) -> Iterator[Mistake]:
                 yield Mistake(lines.of((f"{table}s", name)), f"{table}s.{name}", str(error))
 
 
-def _below_zero(value: object, path: tuple[str | int, ...], lines: Lines) -> Iterator[Mistake]:
-    """No setting means anything below 0; what messages hold is not a setting."""
-    if isinstance(value, int | float) and value < 0:
-        yield Mistake(lines.of(path), dotted(path), f"{value} is below 0")
+def _wrong_numbers(value: object, path: tuple[str | int, ...], lines: Lines) -> Iterator[Mistake]:
+    """No setting means anything below 0, beyond 64 bits or without end.
+
+    What messages hold is not a setting.
+    """
+    if isinstance(value, int | float):
+        if value < 0:
+            yield Mistake(lines.of(path), dotted(path), f"{value} is below 0")
+        elif not value <= LARGEST_INTEGER:
+            yield Mistake(lines.of(path), dotted(path), "is no number that can be used")
     elif isinstance(value, msgspec.Struct):
         for field in msgspec.structs.fields(value):
             if field.name not in ("json", "properties"):
-                yield from _below_zero(getattr(value, field.name), (*path, field.name), lines)
+                yield from _wrong_numbers(getattr(value, field.name), (*path, field.name), lines)
     elif isinstance(value, dict):
         for name, each in value.items():
-            yield from _below_zero(each, (*path, name), lines)
+            yield from _wrong_numbers(each, (*path, name), lines)
     elif isinstance(value, tuple):
         for number, each in enumerate(value):
-            yield from _below_zero(each, (*path, number), lines)
+            yield from _wrong_numbers(each, (*path, number), lines)
 
 
 def _wrong_listeners(config: Config, lines: Lines) -> Iterator[Mistake]:
@@ -345,3 +351,12 @@ def _wrong_schedules(config: Config, lines: Lines) -> Iterator[Mistake]:
                 check_cron(entry.cron)
         except InvalidSchedule as error:
             yield wrong("cron", error)
+        try:
+            if entry.interval_s:
+                check_interval(entry.interval_s)
+        except InvalidSchedule as error:
+            yield wrong("interval_s", error)
+        try:
+            check_properties(entry.properties)
+        except InvalidEnvelope as error:
+            yield wrong("properties", error)

@@ -700,7 +700,7 @@ class TestSchedules:
     async def test_an_interval_fires_at_once_and_again(self, server: Server) -> None:
         async with emqp(server) as client, worker(server, "timed") as raw:
             raw.offer(2)
-            await client.schedule(JOB, queue="timed", interval_s=0.05, guarantee=True)
+            await client.schedule(JOB, queue="timed", interval_s=0.1, guarantee=True)
             first, second = await raw.job(), await raw.job()
             assert (first.queue, first.message) == ("timed", JOB)
             assert first.headers == "guarantee,reply-requested"
@@ -719,7 +719,7 @@ class TestSchedules:
     async def test_run_count(self, server: Server) -> None:
         async with emqp(server) as client, worker(server) as raw:
             raw.offer(3)
-            await client.schedule(JOB, interval_s=0.01, run_count=2)
+            await client.schedule(JOB, interval_s=0.1, run_count=2)
             await raw.job()
             await raw.job()
             await until(lambda: not server.hub.schedules.all())

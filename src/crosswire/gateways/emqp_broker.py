@@ -294,8 +294,8 @@ class Broker:
             run_count=headers.run_count or 0,
             nohaste=headers.nohaste,
         )
-        self.expect(envelope.destination)
         self.hub.schedules.add(schedule, self.site.now())
+        self.expect(envelope.destination)
 
     def unschedule(self, gateway: ClientGateway, event: UnscheduleReceived) -> None:
         """Raises HubError."""

@@ -81,7 +81,7 @@ def parse_endpoint(text: str) -> Endpoint:
         if not equals or name not in allowed or name in given:
             raise InvalidDestination(f"{option!r} is no option of {destination}?{word}")
         given[name] = unquote(value)
-    (parse_pattern if deed == "consume" else parse_destination)(destination)
+    (parse_pattern if word == "subscribe" else parse_destination)(destination)
     predicate(given.get("filter", ""))
     return Endpoint(
         deed,

@@ -110,7 +110,8 @@ class Links:
         end.begin()
         try:
             end.attach()
-        except HubError:
+        except Exception:
+            # Whatever was wrong: a link that could not be made must not be there after a restart.
             end.forget()
             raise
         if len(self._ends) >= self.site.config.connections.connections and self._cut:

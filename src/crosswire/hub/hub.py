@@ -13,7 +13,14 @@ from typing import Final, Literal
 
 import msgspec
 
-from crosswire.envelope import Envelope, decode, parse_destination, parse_pattern
+from crosswire.envelope import (
+    Destination,
+    Envelope,
+    decode,
+    parse_destination,
+    parse_pattern,
+    parse_stored_destination,
+)
 from crosswire.errors import (
     HubError,
     InvalidDestination,
@@ -156,15 +163,18 @@ class Hub:
         """
         self._intake.take_over(envelopes, now)
 
-    def target(self, destination: str) -> Queue | Topic:
-        """The queue or topic of that name. Raises InvalidDestination."""
+    def target(self, destination: str, *, own: bool = False) -> Queue | Topic:
+        """The queue or topic of that name. Raises InvalidDestination.
+
+        `own`: the hub chose the name itself, which need not be one that a peer may choose.
+        """
         target = self._queues.get(destination) or self._topics.get(destination)
         if target is not None:
             return target
-        kind = parse_destination(destination).kind
+        kind = (parse_stored_destination if own else self.parse)(destination).kind
         if kind == "service":
             raise InvalidDestination(f"{destination!r} is called, nothing can be sent to it")
-        return self.queue(destination) if kind == "queue" else self.topic(destination)
+        return self._open_queue(destination) if kind == "queue" else self._open_topic(destination)
 
     # Consuming.
 
@@ -188,15 +198,17 @@ class Hub:
         `choice` leaves those to others that it is not true of.
         """
         self.now = now
-        if parse_destination(destination).kind != "queue":
+        if self.parse(destination).kind != "queue":
             raise InvalidDestination(f"{destination!r} is not a queue")
+        # Nothing is made before all of it is known to be right: a queue gets a number for good.
+        matches = predicate(filter)
         consumer = self.queue(destination).attach(
             receiver,
             now,
             peer=peer,
             window=_window(window),
             weight=weight,
-            matches=predicate(filter),
+            matches=matches,
             lease_s=lease_s,
             holding=holding,
             choice=choice,
@@ -295,22 +307,36 @@ class Hub:
         """Raises InvalidDestination."""
         queue = self._queues.get(destination)
         if queue is None:
-            parse_destination(destination)
-            queue = Queue(self, destination, self.queue_policy(destination))
-            self._queues[destination] = queue
-            queue.recover(self.now)
+            self.parse(destination)
+            queue = self._open_queue(destination)
+        return queue
+
+    def _open_queue(self, destination: str) -> Queue:
+        queue = Queue(self, destination, self.queue_policy(destination))
+        self._queues[destination] = queue
+        queue.recover(self.now)
         return queue
 
     def topic(self, destination: str) -> Topic:
         """Raises InvalidDestination."""
         topic = self._topics.get(destination)
         if topic is None:
-            parse_destination(destination)
-            topic = self._topics[destination] = self._make_topic(destination)
-            self.subscriptions.refresh(topic)
-            for subscription in topic.subscriptions:
-                subscription.add_topic(topic.number)
+            self.parse(destination)
+            topic = self._open_topic(destination)
         return topic
+
+    def _open_topic(self, destination: str) -> Topic:
+        topic = self._topics[destination] = self._make_topic(destination)
+        self.subscriptions.refresh(topic)
+        for subscription in topic.subscriptions:
+            subscription.add_topic(topic.number)
+        return topic
+
+    def parse(self, destination: str) -> Destination:
+        """Raises InvalidDestination: a new one has to keep to the rules that hold today."""
+        if destination in self.store.destinations():
+            return parse_stored_destination(destination)
+        return parse_destination(destination)
 
     def reconfigure(self, config: HubConfig) -> None:
         """Other policies from now on; what is accepted already stays."""

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from crosswire.envelope import SCHEDULED, Envelope, parse_destination
+from crosswire.envelope import LARGEST_INTEGER, SCHEDULED, Envelope, parse_destination
 from crosswire.errors import InvalidSchedule, RecordDamaged, UnknownMessage
 
 if TYPE_CHECKING:
     from crosswire.hub.hub import Hub
 
-__all__ = ["Schedule", "Schedules", "check_cron"]
+__all__ = ["Schedule", "Schedules", "check_cron", "check_interval"]
 
 _SPACE: Final = "schedule"
 _GRACE_S: Final = 1.0
 _AT_ONCE: Final = 1000
+_LEAST_INTERVAL_S: Final = 0.1
+_MOST_INTERVAL_S: Final = 10 * 365 * 86_400.0
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,10 +101,10 @@ class Schedules:
         """Keep it, in place of one with the same id. Raises InvalidSchedule."""
         if bool(schedule.cron) == bool(schedule.interval_s):
             raise InvalidSchedule("a schedule has an interval or a cron expression, one of them")
-        if not schedule.cron and not 0.001 <= schedule.interval_s <= 1e9:
-            raise InvalidSchedule(f"{schedule.interval_s} s is no interval")
-        if schedule.run_count < 0:
-            raise InvalidSchedule("a run count is not negative")
+        if not schedule.cron:
+            check_interval(schedule.interval_s)
+        if not 0 <= schedule.run_count <= LARGEST_INTEGER:
+            raise InvalidSchedule("a run count is 0 to 2^63 - 1")
         if parse_destination(schedule.envelope.destination).kind == "service":
             raise InvalidSchedule("a schedule sends to a queue or a topic")
         kept: Schedule = msgspec.structs.replace(
@@ -176,6 +178,12 @@ def _due_times(schedule: Schedule, now: float) -> tuple[list[float], float]:
     if schedule.missed == "skip" and last < now - _GRACE_S:
         return [], schedule.following(last)
     return [last], schedule.following(last)
+
+
+def check_interval(interval_s: float) -> None:
+    """Raises InvalidSchedule; one that is not a number is no interval either."""
+    if not _LEAST_INTERVAL_S <= interval_s <= _MOST_INTERVAL_S:
+        raise InvalidSchedule(f"an interval is 0.1 s to 10 years, not {interval_s} s")
 
 
 def check_cron(expression: str) -> None:

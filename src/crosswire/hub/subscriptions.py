@@ -78,6 +78,10 @@ class Subscriptions:
         self, name: str, pattern: str, filter_text: str, start: Start | None, now: float
     ) -> Subscription:
         """The one with this name, made if there is none. Raises SubscriptionConflict."""
+        # All of it is checked before an older one is removed, or anything kept.
+        predicate(filter_text)
+        if len(name.encode(errors="replace")) > _NAME_BYTES or not name.isprintable():
+            raise InvalidDestination(f"{name[:80]!r} can't be a subscription's name")
         pattern = pattern.removeprefix("topic/")
         existing = self._by_name.get(name)
         if existing is not None:
@@ -89,8 +93,6 @@ class Subscriptions:
                     f"{name!r} is in use for topic/{known.pattern} with filter {known.filter!r}"
                 )
             self.remove(name)
-        if len(name.encode()) > _NAME_BYTES or not name.isprintable():
-            raise InvalidDestination(f"{name!r} can't be a subscription's name")
         since_us = int(start.time_s * _US) if isinstance(start, AtTime) else 0
         definition = Definition(name, pattern, filter_text, since_us, int(now * _US))
         subscription = self._keep(definition)

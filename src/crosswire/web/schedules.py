@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from crosswire.envelope import Envelope, Property
+from crosswire.envelope import LARGEST_INTEGER, Envelope, Property
 from crosswire.errors import InvalidSchedule, UnknownMessage
 from crosswire.gateways.payloads import Body, from_body
-from crosswire.hub.schedules import Schedule
+from crosswire.hub.schedules import Schedule, check_interval
 from crosswire.web.contract import Ask
 from crosswire.web.messages import Message, show_message
 from crosswire.web.state import Removed
@@ -24,6 +24,7 @@ __all__ = [
 ]
 
 Some = Annotated[int, msgspec.Meta(ge=1, le=1000)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_INTEGER)]
 
 
 class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +59,7 @@ class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None = None
     base64: str | None = None
     properties: dict[str, Property] = {}
-    run_count: int = 0
+    run_count: Count = 0
     missed: Literal["skip", "once", "all"] = "once"
     nohaste: bool = False
 
@@ -145,8 +146,8 @@ def preview_schedule(ask: Ask) -> Preview:
     asked: PreviewRequest = ask.body
     if bool(asked.cron) == bool(asked.interval_s):
         raise InvalidSchedule("a schedule has an interval or a cron expression, one of them")
-    if asked.interval_s < 0:
-        raise InvalidSchedule(f"{asked.interval_s} s is no interval")
+    if not asked.cron:
+        check_interval(asked.interval_s)
     schedule = Schedule(
         id="",
         envelope=Envelope(destination="", kind="send"),
