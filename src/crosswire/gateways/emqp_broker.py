@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from crosswire.envelope import Envelope
-from crosswire.errors import UnknownMessage
+from crosswire.envelope import Envelope, parse_stored_destination
+from crosswire.errors import InvalidDestination, RecordDamaged, UnknownMessage
 from crosswire.gateways.emqp_messages import DONE, IDENTITY, MSGID, failure
 from crosswire.gateways.logs import log_event
 from crosswire.hub.attachment import Consumer
@@ -73,7 +73,14 @@ class Broker:
         self._numbers = count(1)
         self._prefix = f"{secrets.token_hex(6)}-"
         self._spellings: OrderedDict[tuple[str, bytes], str] = OrderedDict()
-        self._asked: set[str] = {key.decode() for key, _ in self.hub.store.load(_ASKED)}
+        self._asked: set[str] = set()
+        for key, value in self.hub.store.load(_ASKED):
+            try:
+                parse_stored_destination(key.decode())
+                self._asked.add(key.decode())
+            except (UnicodeDecodeError, InvalidDestination) as error:
+                damaged = RecordDamaged(f"a queue that was asked for has no name: {error}")
+                self.hub.set_aside_state(_ASKED, key, value, damaged)
         self._for_schedulers: OrderedDict[str, ScheduleReceived] = OrderedDict()
         self._returned: OrderedDict[str, Envelope] = OrderedDict()
         self._due: list[tuple[float, int, WorkerGateway, Job]] = []

@@ -66,17 +66,9 @@ class _Group(msgspec.Struct, frozen=True):
 
 async def note_absence(hub: Hub) -> None:
     """The hub runs without a lake: should it have one again, a gap will say so."""
-    seal = _last_seal(hub)
+    seal = hub.feed.last_seal()
     if seal is not None and seal.tables:
         await hub.feed.seal(msgspec.structs.replace(seal, tables=()))
-
-
-def _last_seal(hub: Hub) -> Seal | None:
-    try:
-        return hub.feed.last_seal()
-    except RecordDamaged as error:
-        hub.report(error)
-        return None
 
 
 class LakeFeed:
@@ -138,7 +130,7 @@ class LakeFeed:
 
     async def start(self) -> None:
         """Raises StoreError."""
-        old = _last_seal(self._hub)
+        old = self._hub.feed.last_seal()
         if old is not None and old.tables and old.tables != self._tables and not old.skipped:
             # Other tables from now on, but what was promised of the old ones is kept.
             self._seal = old

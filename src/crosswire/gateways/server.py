@@ -16,7 +16,7 @@ import msgspec
 from crosswire.access import Access
 from crosswire.config import Address, Config, ScheduleEntry
 from crosswire.envelope import Envelope
-from crosswire.errors import BondError, ConfigError
+from crosswire.errors import BondError, ConfigError, RecordDamaged
 from crosswire.gateways.gateway import Gateway
 from crosswire.gateways.lake import LakeFeed, note_absence
 from crosswire.gateways.listener import Listener, fill_context, server_context
@@ -27,6 +27,7 @@ from crosswire.gateways.site import Site
 from crosswire.gateways.tap import TapFeed, has_spool
 from crosswire.hub.hub import Hub, HubConfig
 from crosswire.hub.schedules import Schedule
+from crosswire.store.records import reader
 from crosswire.store.rocks import RocksStore
 
 __all__ = ["GATEWAYS", "Door", "Server"]
@@ -36,6 +37,7 @@ _TICK_S: Final = 0.1
 _IDLE_LOOK_S: Final = 10.0
 _GOODBYE_S: Final = 2.0
 _CONFIGURED: Final = "configured"
+_read_names: Callable[[bytes], list[str]] = reader(list[str], "the configured schedules")
 _RESTART: Final = ("data", "emqp", "insecure", "lake", "listen", "store")
 """Settings that a running hub can't change."""
 
@@ -236,7 +238,12 @@ class Server:
         """
         schedules, store = self.hub.schedules, self.hub.store
         stored = store.get(_CONFIGURED, b"schedules")
-        before: list[str] = msgspec.msgpack.decode(stored) if stored is not None else []
+        before: list[str] = []
+        if stored is not None:
+            try:
+                before = _read_names(stored)
+            except RecordDamaged as error:
+                self.hub.set_aside_state(_CONFIGURED, b"schedules", stored, error)
         now = self.site.now()
         for entry in entries:
             schedule = _schedule(entry)

@@ -7,6 +7,7 @@ became visible with it is handed out in lists.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Final, Literal
@@ -47,9 +48,13 @@ from crosswire.store.contract import Store
 
 __all__ = ["Hub", "HubConfig"]
 
+_log = logging.getLogger("crosswire.hub")
+
 _US: Final = 1_000_000
 _HOUSEKEEPING_S: Final = 10.0
 _DAMAGED: Final = "damaged"
+_STATE: Final = bytes(4)
+"""In place of a destination's number, which is never 0: what follows is a space and a key."""
 _REPORTS: Final = 1000
 
 
@@ -395,7 +400,10 @@ class Hub:
 
     def fetch(self, destination: str, ids: Sequence[int]) -> list[Envelope | None]:
         """Stored messages by id, None for those that are gone."""
-        records = self.store.fetch(self.store.number(destination), ids)
+        number = self.store.destinations().get(destination)
+        if number is None:
+            return [None] * len(ids)
+        records = self.store.fetch(number, ids)
         return [self._read(each) for each in records]
 
     def _read(self, record: bytes | None) -> Envelope | None:
@@ -605,17 +613,39 @@ class Hub:
 
     def set_aside(self, number: int, identifier: int, record: bytes, error: HubError) -> None:
         """A record that can't be read: out of the way, but not thrown away."""
-        destination = self.store.name(number)
+        destination = self._name_of(number)
         self.report(error)
+        _log.warning("message %d of %s set aside: %s", identifier, destination, error)
         self.store.save(_DAMAGED, number.to_bytes(4) + identifier.to_bytes(8), record)
         self.ledger.note(
             Step.DAMAGED, int(self.now * _US), destination, [identifier], detail=str(error)
         )
         self.store.request(urgent=False)
 
+    def set_aside_state(self, space: str, key: bytes, value: bytes, error: HubError) -> None:
+        """A record of a state space that can't be used: reported, and kept in `damaged`."""
+        self.report(error)
+        _log.warning("record of space %s, key %r, set aside: %s", space, key, error)
+        self.store.save(_DAMAGED, _STATE + space.encode() + b"/" + key, value)
+        self.store.drop(space, key)
+        self.store.request(urgent=False)
+
+    def damaged_state(self) -> Iterator[tuple[str, bytes, bytes]]:
+        """What was set aside of state spaces: space, key, bytes as they were found."""
+        for key, record in self.store.load(_DAMAGED, _STATE):
+            space, _, rest = key[len(_STATE) :].partition(b"/")
+            yield space.decode(errors="replace"), rest, record
+
+    def _name_of(self, number: int) -> str:
+        """Its destination; a damaged record may have a number that was never given out."""
+        try:
+            return self.store.name(number)
+        except KeyError:
+            return f"destination number {number}"
+
     def report_missing(self, number: int, identifier: int) -> None:
         """A cursor speaks of a message that is not there: retention took it, or it is lost."""
-        destination = self.store.name(number)
+        destination = self._name_of(number)
         topic = self._topics.get(destination)
         if topic is not None and identifier <= topic.reclaimed:
             self.ledger.note(
@@ -630,7 +660,8 @@ class Hub:
     def damaged(self) -> Iterator[tuple[str, int, bytes]]:
         """What was set aside: destination, id, bytes as they were found."""
         for key, record in self.store.load(_DAMAGED):
-            yield self.store.name(int.from_bytes(key[:4])), int.from_bytes(key[4:]), record
+            if not key.startswith(_STATE):
+                yield self._name_of(int.from_bytes(key[:4])), int.from_bytes(key[4:]), record
 
 
 def _window(window: Window | int) -> Window:

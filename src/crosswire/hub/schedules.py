@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Callable
+from math import inf
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from crosswire.envelope import LARGEST_INTEGER, SCHEDULED, Envelope, parse_destination
-from crosswire.errors import InvalidSchedule, RecordDamaged, UnknownMessage
+from crosswire.envelope import (
+    LARGEST_INTEGER,
+    SCHEDULED,
+    Envelope,
+    parse_destination,
+    parse_stored_destination,
+)
+from crosswire.errors import HubError, InvalidSchedule, RecordDamaged, UnknownMessage
+from crosswire.store.records import reader
 
 if TYPE_CHECKING:
     from crosswire.hub.hub import Hub
@@ -21,6 +30,8 @@ _GRACE_S: Final = 1.0
 _AT_ONCE: Final = 1000
 _LEAST_INTERVAL_S: Final = 0.1
 _MOST_INTERVAL_S: Final = 10 * 365 * 86_400.0
+_LAST_DUE_S: Final = 253_402_300_800.0
+"""The year 10000, which no calendar of ours has."""
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +88,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Schedule).decode
+_read: Callable[[bytes], Schedule] = reader(Schedule, "a schedule")
 
 
 class Schedules:
@@ -89,9 +100,10 @@ class Schedules:
         self._due: list[tuple[float, str]] = []
         for key, value in hub.store.load(_SPACE):
             try:
-                schedule = _decode(value)
-            except msgspec.MsgspecError as error:
-                hub.report(RecordDamaged(f"schedule {key.decode(errors='replace')}: {error}"))
+                schedule = _read(value)
+                _check_kept(schedule, key)
+            except HubError as error:
+                hub.set_aside_state(_SPACE, key, value, error)
                 continue
             self._schedules[schedule.id] = schedule
             heapq.heappush(self._due, (schedule.next_due, schedule.id))
@@ -178,6 +190,25 @@ def _due_times(schedule: Schedule, now: float) -> tuple[list[float], float]:
     if schedule.missed == "skip" and last < now - _GRACE_S:
         return [], schedule.following(last)
     return [last], schedule.following(last)
+
+
+def _check_kept(schedule: Schedule, key: bytes) -> None:
+    """Can it go on? Raises RecordDamaged, or what is wrong with it.
+
+    An interval that an earlier version allowed is no damage: it only has to be one.
+    """
+    if schedule.id.encode() != key:
+        raise RecordDamaged(f"the schedule {schedule.id[:80]!r} has the key of another")
+    if not 0 <= schedule.next_due <= _LAST_DUE_S:
+        raise RecordDamaged(f"the schedule {schedule.id[:80]!r} is due at {schedule.next_due}")
+    if bool(schedule.cron) == bool(schedule.interval_s) or not 0 <= schedule.interval_s < inf:
+        raise RecordDamaged(f"the schedule {schedule.id[:80]!r} has no interval")
+    if min(schedule.run_count, schedule.fired) < 0:
+        raise RecordDamaged(f"the schedule {schedule.id[:80]!r} has a negative count")
+    if schedule.cron:
+        check_cron(schedule.cron)
+    if parse_stored_destination(schedule.envelope.destination).kind == "service":
+        raise RecordDamaged(f"the schedule {schedule.id[:80]!r} calls a service")
 
 
 def check_interval(interval_s: float) -> None:

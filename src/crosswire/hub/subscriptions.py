@@ -7,11 +7,18 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 
-from crosswire.errors import InvalidDestination, RecordDamaged, SubscriptionConflict, UnknownMessage
+from crosswire.errors import (
+    HubError,
+    InvalidDestination,
+    RecordDamaged,
+    SubscriptionConflict,
+    UnknownMessage,
+)
 from crosswire.hub.attachment import Predicate, Receiver, Window
 from crosswire.hub.filters import Filter
 from crosswire.hub.ledger import Peer
 from crosswire.hub.topics import Definition, Index, Subscriber, Subscription, Topic
+from crosswire.store.records import reader
 
 if TYPE_CHECKING:
     from crosswire.hub.hub import Hub
@@ -38,7 +45,7 @@ class AtTime(msgspec.Struct, frozen=True):
 Start: TypeAlias = Literal["earliest", "latest"] | AtId | AtTime
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Definition).decode
+_read: Callable[[bytes], Definition] = reader(Definition, "a subscription")
 
 
 def predicate(text: str) -> Predicate | None:
@@ -58,13 +65,17 @@ class Subscriptions:
 
     def recover(self, now: float) -> None:
         hub = self._hub
-        for _, value in hub.store.load(_SPACE):
+        for key, value in hub.store.load(_SPACE):
             try:
-                definition = _decode(value)
-            except msgspec.MsgspecError as error:
-                hub.report(RecordDamaged(f"a subscription can't be read: {error}"))
+                definition = _read(value)
+                if definition.name.encode() != key:
+                    raise RecordDamaged("a subscription has the key of another")
+                subscription = self._keep(definition)
+            except HubError as error:
+                # Its cursor stays: with the same name and pattern it goes on where it was.
+                hub.set_aside_state(_SPACE, key, value, error)
                 continue
-            self._keep(definition).recover(now)
+            subscription.recover(now)
 
     def all(self) -> list[Subscription]:
         return sorted(self._by_name.values(), key=lambda each: each.name)
