@@ -20,6 +20,7 @@ from crosswire.hub.staging import StagingLimits
 from crosswire.hub.topics import TopicPolicy
 from crosswire.listeners import LISTENERS, PLAIN_LISTENERS
 from crosswire.store.contract import StoreLimits
+from crosswire.store.reserve import flush_bytes
 from crosswire.toml import Lines, Mistake, dotted, read
 from crosswire.wire.emp.frames import EmpLimits
 from crosswire.wire.emqp.frames import EmqpLimits
@@ -239,6 +240,7 @@ def _contradictions(config: Config, lines: Lines) -> Iterator[Mistake]:
     """What each setting allows but all together do not."""
     yield from _wrong_numbers(config, (), lines)
     yield from _wrong_listeners(config, lines)
+    yield from _wrong_store(config, lines)
     yield from _wrong_users(config, lines)
     yield from _wrong_keys(config, lines)
     yield from _wrong_schedules(config, lines)
@@ -253,6 +255,15 @@ def _contradictions(config: Config, lines: Lines) -> Iterator[Mistake]:
                 parse_destination(f"{table}/{name}")
             except InvalidDestination as error:
                 yield Mistake(lines.of((f"{table}s", name)), f"{table}s.{name}", str(error))
+
+
+def _wrong_store(config: Config, lines: Lines) -> Iterator[Mistake]:
+    """Below that a full disk could keep the log from being sorted into tables."""
+    needed, given = flush_bytes(config.store.buffer_bytes), config.store.spare_bytes
+    if given < needed:
+        what = f"{given} is less than the {needed} bytes that the store's own work may take"
+        hint = f"set it to {needed} or more, or buffer_bytes to less"
+        yield Mistake(lines.of(("store", "spare_bytes")), "store.spare_bytes", what, hint)
 
 
 def _wrong_numbers(value: object, path: tuple[str | int, ...], lines: Lines) -> Iterator[Mistake]:

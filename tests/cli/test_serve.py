@@ -119,7 +119,7 @@ def test_a_hangup_reloads_what_can_be_reloaded(start_hub: StartHub, tmp_path: Pa
     api = Api(hub.url)
     produce(api, "queue/q", "x")
     file.write_text(
-        "drain_s = 1\n[queues.q]\nmax_length = 2\n[store]\nspare_bytes = 1\n"
+        "drain_s = 1\n[queues.q]\nmax_length = 2\n[store]\nspare_bytes = 200000000\n"
         '[[schedules]]\nid = "tick"\ndestination = "queue/t"\ninterval_s = 3600\ntext = "t"\n'
     )
     hub.process.send_signal(signal.SIGHUP)

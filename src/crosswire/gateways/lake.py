@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import time
 from collections import deque
@@ -82,8 +83,10 @@ class LakeFeed:
         *,
         count: _Count,
         writer: Writer | None = None,
+        has_room: Callable[[], bool] = lambda: True,
     ) -> None:
         self._hub = hub
+        self._has_room = has_room
         self._settings = settings
         self._lake = lake
         self._count = count
@@ -311,6 +314,7 @@ class LakeFeed:
         if self._unsealed_bytes > self._settings.backlog_bytes:
             await self._give_up("the lake could not keep up")
             return
+        self._check_room()
         groups = await self._from_store() if self._behind else self._from_memory()
         if not groups:
             return
@@ -456,6 +460,7 @@ class LakeFeed:
     async def _redo(self) -> list[Part]:
         """The files of a seal of an earlier life, as far as they are not in place."""
         seal = self._seal
+        self._check_room()
         groups: list[_Group] = []
         if seal.last_row >= seal.first_row:
             self._read_row = seal.first_row - 1
@@ -485,6 +490,13 @@ class LakeFeed:
         return batch
 
     # When it can't be done.
+
+    def _check_room(self) -> None:
+        """What is left on a nearly full disk is the store's. Raises OSError, as writing would: what
+        is not sealed waits in the store."""
+        if not self._has_room():
+            self._fall_behind()
+            raise OSError(errno.ENOSPC, "the rest of the disk is left to the store")
 
     async def _give_up_seal(self, reason: str) -> None:
         """The last seal's files can't be put into place, and the store has kept enough."""

@@ -28,6 +28,7 @@ from crosswire.gateways.tap import TapFeed, has_spool
 from crosswire.hub.hub import Hub, HubConfig
 from crosswire.hub.schedules import Schedule
 from crosswire.store.records import reader
+from crosswire.store.reserve import flush_bytes, room_for_others
 from crosswire.store.rocks import RocksStore
 
 __all__ = ["GATEWAYS", "Door", "Server"]
@@ -128,14 +129,16 @@ class Server:
     async def _open_lake(self) -> None:
         settings, hub, count = self.config.lake, self.hub, self.site.count
         path = Path(settings.directory or Path(self.config.data) / "lake")
+        least_bytes = flush_bytes(self.config.store.buffer_bytes)
+        has_room = room_for_others(path, Path(self.config.data) / "store", least_bytes)
         if settings.messages or settings.ledger:
-            self._lake = LakeFeed(hub, settings, path, count=count)
+            self._lake = LakeFeed(hub, settings, path, count=count, has_room=has_room)
             await self._lake.start()
         else:
             await note_absence(hub)
         self.log = Log(hub, path, self._lake, count=count)
         if settings.tap.listeners or has_spool(path):
-            self.site.tap = TapFeed(settings, path, hub.node, count=count)
+            self.site.tap = TapFeed(settings, path, hub.node, count=count, has_room=has_room)
             await self.site.tap.start()
 
     async def _close_lake(self) -> None:
@@ -311,6 +314,12 @@ def _hub_config(config: Config) -> HubConfig:
 
 def _open_store(config: Config) -> RocksStore:
     path = Path(config.data) / "store"
+    needed = flush_bytes(config.store.buffer_bytes)
+    if config.store.spare_bytes < needed:
+        raise ConfigError(
+            f"store.spare_bytes = {config.store.spare_bytes} is less than the {needed} bytes that"
+            f" the store's own work may take with buffer_bytes = {config.store.buffer_bytes}"
+        )
     try:
         return RocksStore(path, config.store)
     except OSError as error:
