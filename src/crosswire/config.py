@@ -6,7 +6,7 @@ import ipaddress
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -48,6 +48,8 @@ __all__ = [
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+_LONGEST_S: Final = 300 * 365 * 86_400
+"""Added to the time of today it still has 63 bits in microseconds."""
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -276,6 +278,8 @@ def _wrong_numbers(value: object, path: tuple[str | int, ...], lines: Lines) -> 
             yield Mistake(lines.of(path), dotted(path), f"{value} is below 0")
         elif not value <= LARGEST_INTEGER:
             yield Mistake(lines.of(path), dotted(path), "is no number that can be used")
+        elif str(path[-1]).endswith("_s") and value > _LONGEST_S:
+            yield Mistake(lines.of(path), dotted(path), f"{value:g} s is more than 300 years")
     elif isinstance(value, msgspec.Struct):
         for field in msgspec.structs.fields(value):
             if field.name not in ("json", "properties"):
