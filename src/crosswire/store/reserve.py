@@ -22,7 +22,7 @@ WAL_BUFFERS: Final = 4
 _NAME: Final = "RESERVE"
 _OVERHEAD_BYTES: Final = 8 << 20
 """Manifest, options, the engine's own log file, and the first writes after opening."""
-_FIRST_BYTES: Final = 4 << 20
+_FIRST_BYTES: Final = 2 << 20
 _STEP_BYTES: Final = 1 << 20
 
 
@@ -52,6 +52,10 @@ def room_for_others(beside: Path, store: Path, least_bytes: int) -> Callable[[],
         return free_bytes(folder) >= least_bytes
 
     return has_room
+
+
+def _rounded(size_bytes: int) -> int:
+    return -(-size_bytes // _STEP_BYTES) * _STEP_BYTES
 
 
 class Reserve:
@@ -100,10 +104,9 @@ class Reserve:
         needed = self.needed_bytes()
         if needed > self._size_bytes:
             # Ahead of the log, so that this is rare while it grows.
-            ahead = min(2 * needed, self._most_bytes)
-            size = -(-ahead // _STEP_BYTES) * _STEP_BYTES
-            if not self._allocate(size):
-                self._allocate(-(-needed // _STEP_BYTES) * _STEP_BYTES)
+            ahead = min(2 * needed - _FIRST_BYTES, self._most_bytes)
+            if not self._allocate(_rounded(ahead)):
+                self._allocate(_rounded(needed))
         self.is_held = self._size_bytes >= needed or not self._can_allocate
 
     def _allocate(self, size: int) -> bool:
