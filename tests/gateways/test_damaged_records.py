@@ -272,3 +272,14 @@ def test_attempts_skip_chunks_that_were_taken() -> None:
     found = Attempt(store, 5)
     found.find_chunks()
     assert list(found.chunks()) == list(attempt.chunks())[1:]
+
+
+async def test_who_subscribes_by_the_name_of_a_damaged_one_goes_on_where_it_was(rows: Rows) -> None:
+    hub = restart({**rows, b"ssubscription/named": b"\xc1"})
+    assert hub.subscriptions.all() == []
+    taker = Recorder(settles=True)
+    hub.subscribe("topic/t/#", taker, NOW, peer=PEER, name="named", window=10)
+    assert hub.store.commit_now() is None
+    assert taker.payloads == [b"%d" % number for number in range(6)]
+    again = Hub(hub.store, HubConfig(lake=True), now=NOW, random=Random(1))
+    assert [each.name for each in again.subscriptions.all()] == ["named"]

@@ -24,7 +24,7 @@ from crosswire.gateways.logs import log_event
 from crosswire.hub.attachment import Consumer
 from crosswire.hub.ledger import Step
 from crosswire.hub.queues import Queue
-from crosswire.hub.schedules import Schedule
+from crosswire.hub.schedules import Schedule, check_interval
 from crosswire.wire.emqp.events import ScheduleReceived, UnscheduleReceived
 from crosswire.wire.emqp.headers import Headers
 from crosswire.wire.emqp.jobs import schedule_identity
@@ -283,6 +283,8 @@ class Broker:
         if known is not None:
             gateway.require("produce", known.envelope.destination)
         headers = Headers.parse(event.headers)
+        if event.interval_s is not None:
+            check_interval(event.interval_s)
         if self.settings.scheduler == "external" and _is_whole(event.interval_s):
             self._for_schedulers[identity] = event
             if len(self._for_schedulers) > _REMEMBERED:

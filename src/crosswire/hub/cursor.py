@@ -78,6 +78,8 @@ class Cursor:
 
     def __init__(self, store: Store, key: bytes) -> None:
         self.key = key
+        self.is_stored = False
+        """Was there a snapshot, readable or not?"""
         self.upto = 0
         self.open: list[Opened] = []
         self.later: set[int] = set()
@@ -94,6 +96,7 @@ class Cursor:
         store = self._store
         stored = store.get(_SNAPSHOTS, self.key)
         opened: dict[int, Opened] = {}
+        self.is_stored = stored is not None
         if stored is not None:
             try:
                 snapshot = _read_snapshot(stored)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 
+from crosswire.envelope import LARGEST_INTEGER
 from crosswire.errors import (
     HubError,
     InvalidDestination,
@@ -28,6 +29,8 @@ __all__ = ["AtId", "AtTime", "Start", "Subscriptions", "predicate"]
 _SPACE: Final = "subscription"
 _US: Final = 1_000_000
 _NAME_BYTES: Final = 200
+_LAST_S: Final = 253_402_300_800.0
+"""When the year 9999 ends."""
 
 
 class AtId(msgspec.Struct, frozen=True):
@@ -53,6 +56,14 @@ def predicate(text: str) -> Predicate | None:
     return Filter.parse(text).compile() if text else None
 
 
+def _check_start(start: Start | None) -> None:
+    """Raises InvalidDestination for what could be kept but not be read again."""
+    if isinstance(start, AtId) and not 0 <= start.id <= LARGEST_INTEGER:
+        raise InvalidDestination("a subscription starts at an id of 63 bits")
+    if isinstance(start, AtTime) and not 0 <= start.time_s <= _LAST_S:
+        raise InvalidDestination("a subscription starts at a time from 1970 to 9999")
+
+
 class Subscriptions:
     def __init__(self, hub: Hub) -> None:
         self.lagging: dict[Subscriber, None] = {}
@@ -72,7 +83,7 @@ class Subscriptions:
                     raise RecordDamaged("a subscription has the key of another")
                 subscription = self._keep(definition)
             except HubError as error:
-                # Its cursor stays: with the same name and pattern it goes on where it was.
+                # Its cursor stays: who subscribes with that name goes on where it was.
                 hub.set_aside_state(_SPACE, key, value, error)
                 continue
             subscription.recover(now)
@@ -91,6 +102,7 @@ class Subscriptions:
         """The one with this name, made if there is none. Raises SubscriptionConflict."""
         # All of it is checked before an older one is removed, or anything kept.
         predicate(filter_text)
+        _check_start(start)
         if len(name.encode(errors="replace")) > _NAME_BYTES or not name.isprintable():
             raise InvalidDestination(f"{name[:80]!r} can't be a subscription's name")
         pattern = pattern.removeprefix("topic/")
@@ -107,8 +119,12 @@ class Subscriptions:
         since_us = int(start.time_s * _US) if isinstance(start, AtTime) else 0
         definition = Definition(name, pattern, filter_text, since_us, int(now * _US))
         subscription = self._keep(definition)
-        subscription.begin(self._position(pattern, start))
-        self._beginning[subscription] = None
+        if subscription.cursor.is_stored:
+            # There was one of this name whose record was damaged: it goes on where it was.
+            subscription.recover(now)
+        else:
+            subscription.begin(self._position(pattern, start))
+            self._beginning[subscription] = None
         self._hub.store.save(_SPACE, name.encode(), _encode(definition))
         self._hub.store.request()
         return subscription
@@ -157,6 +173,7 @@ class Subscriptions:
             slow=slow,
             names=names,
         )
+        _check_start(start)
         self._subscribers.add(subscriber.pattern, subscriber)
         if start is not None and start != "latest":
             since_us = int(start.time_s * _US) if isinstance(start, AtTime) else 0
