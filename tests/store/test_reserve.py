@@ -43,10 +43,32 @@ def test_it_is_allocated_and_grows_with_the_log(tmp_path: Path) -> None:
     assert Reserve(tmp_path, 4 * MIB).size_bytes == reserve.size_bytes
 
 
+def test_it_is_there_before_the_log_is_longer(tmp_path: Path) -> None:
+    """Another process may fill the disk right after a write: nothing is left for later."""
+    reserve = Reserve(tmp_path, 4 * MIB)
+    reserve.keep()
+    log = tmp_path / "000004.log"
+    size = 0
+    for part in (1000, MIB, 3 * MIB, 10, 5 * MIB):
+        reserve.before_write(part)
+        size += part
+        log.write_bytes(bytes(size))
+        assert reserve.size_bytes >= reserve.needed_bytes()
+
+
 def test_it_stays_where_enough_else_is_free(tmp_path: Path) -> None:
     reserve = Reserve(tmp_path, MIB)
     reserve.keep()
     reserve.make_room()
+    assert reserve.path.exists()
+
+
+def test_it_comes_back_when_somebody_removed_it(tmp_path: Path) -> None:
+    reserve = Reserve(tmp_path, MIB)
+    reserve.keep()
+    reserve.path.unlink()
+    reserve.keep()
+    assert reserve.is_held
     assert reserve.path.exists()
 
 
@@ -167,6 +189,20 @@ def drained(api: Api) -> list[int]:
         if not page:
             return found
         found += [each["id"] for each in page]
+
+
+def test_a_second_hub_leaves_the_reserve_of_the_first(mount: Path) -> None:
+    mount_disk(mount, 64 * MIB)
+    settings = f"[store]\nbuffer_bytes = {MIB}\nspare_bytes = {flush_bytes(MIB)}\n"
+    hub = start(mount, settings)
+    fill(mount)
+    reserve = mount / "data" / "store" / "RESERVE"
+    before = reserve.stat().st_ino
+    config = mount.parent / "crosswire.toml"
+    done = crosswire("serve", "--config", str(config), "--data", str(mount / "data"))
+    assert done.returncode == 1
+    assert reserve.stat().st_ino == before
+    stop(hub, signal.SIGKILL)
 
 
 def test_without_room_to_open_it_says_so_in_one_line(mount: Path) -> None:

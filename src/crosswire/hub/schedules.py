@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from math import inf
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -217,6 +218,7 @@ def check_interval(interval_s: float) -> None:
         raise InvalidSchedule(f"an interval is 0.1 s to 10 years, not {interval_s} s")
 
 
+@lru_cache(maxsize=4096)
 def check_cron(expression: str) -> None:
     """Raises InvalidSchedule."""
     _next_of_cron(expression, 0.0)

@@ -10,6 +10,7 @@ log producers are refused, so that whatever fills the disk leaves the store able
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -67,15 +68,15 @@ class Reserve:
         self._store = store
         self._most_bytes = flush_bytes(buffer_bytes)
         self._can_allocate = True
-        try:
-            self._size_bytes = self.path.stat().st_size
-        except FileNotFoundError:
-            self._size_bytes = 0
+        self._slack_bytes = 0
 
     @property
     def size_bytes(self) -> int:
-        """How much is allocated."""
-        return self._size_bytes
+        """How much is allocated. Looked up each time: anybody may have removed the file."""
+        try:
+            return self.path.stat().st_size
+        except FileNotFoundError:
+            return 0
 
     def needed_bytes(self) -> int:
         """How much room opening the store takes, with the log that there is."""
@@ -93,24 +94,50 @@ class Reserve:
         return min(needed, self._most_bytes)
 
     def make_room(self) -> None:
-        """Before the store is opened: give up the reserve where too little else is free."""
-        if self._size_bytes and free_bytes(self._store) < self.needed_bytes():
+        """Before the store is opened: give up the reserve where too little else is free.
+
+        That of a store that another hub has open is not ours to give up.
+        """
+        if free_bytes(self._store) < self.needed_bytes() and not self._is_in_use():
             self.path.unlink(missing_ok=True)
-            self._size_bytes = 0
             self.is_held = False
 
-    def keep(self) -> None:
-        """Allocate what is needed, if there is room for it."""
-        needed = self.needed_bytes()
-        if needed > self._size_bytes:
+    def _is_in_use(self) -> bool:
+        try:
+            with (self._store / "LOCK").open("rb+") as lock:
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        return False
+
+    def before_write(self, size_bytes: int) -> None:
+        """So much is about to be added to the log: what opening takes has to be there before.
+
+        Another process may fill the disk the moment after.
+        """
+        self._slack_bytes -= size_bytes + size_bytes // 8
+        if self._slack_bytes < 0:
+            self.keep(size_bytes)
+
+    def keep(self, more_bytes: int = 0) -> None:
+        """Allocate what is needed, with so much more in the log, if there is room for it."""
+        needed = min(self.needed_bytes() + more_bytes + more_bytes // 8, self._most_bytes)
+        if self.size_bytes < min(needed + _STEP_BYTES, self._most_bytes):
             # Ahead of the log, so that this is rare while it grows.
-            ahead = min(2 * needed - _FIRST_BYTES, self._most_bytes)
-            if not self._allocate(_rounded(ahead)):
+            ahead = needed + max(needed - _FIRST_BYTES, _STEP_BYTES)
+            if not self._allocate(_rounded(min(ahead, self._most_bytes))):
                 self._allocate(_rounded(needed))
-        self.is_held = self._size_bytes >= needed or not self._can_allocate
+        size = self.size_bytes
+        self.is_held = size >= needed or not self._can_allocate
+        # With all that can ever be needed there is nothing to look at while the log grows.
+        is_final = size >= self._most_bytes or not self._can_allocate
+        self._slack_bytes = self._most_bytes if is_final else size - needed
 
     def _allocate(self, size: int) -> bool:
-        if not self._can_allocate or free_bytes(self._store) < size - self._size_bytes:
+        before = self.size_bytes
+        if not self._can_allocate or free_bytes(self._store) < size - before:
             return False
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -118,13 +145,12 @@ class Reserve:
             return False
         try:
             os.posix_fallocate(descriptor, 0, size)
-            self._size_bytes = size
         except OSError as error:
             if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
                 # This file system can't: better no reserve than no hub.
                 self._can_allocate = False
             # Others were quicker: what is not whole is given back.
-            os.ftruncate(descriptor, self._size_bytes)
+            os.ftruncate(descriptor, before)
             return False
         finally:
             os.close(descriptor)

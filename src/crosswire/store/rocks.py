@@ -65,9 +65,11 @@ class RocksStore(Store):
         return batch
 
     def _write(self, batch: Batch) -> None:
+        written = cast(rocksdict.WriteBatch, batch)
+        self._disk_reserve.before_write(written.size_in_bytes())
         # With `sync` it would keep the interpreter to itself until the disk is done.
         try:
-            self._db.write(cast(rocksdict.WriteBatch, batch), self._unsynced)
+            self._db.write(written, self._unsynced)
         except Exception as error:
             raise full_or_failed(error) from error
 
