@@ -6,13 +6,13 @@ import ipaddress
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from crosswire.access import User
-from crosswire.envelope import parse_destination
-from crosswire.errors import ConfigError, InvalidDestination, InvalidSchedule
+from crosswire.envelope import LARGEST_INTEGER, Property, check_properties, parse_destination
+from crosswire.errors import ConfigError, InvalidDestination, InvalidEnvelope, InvalidSchedule
 from crosswire.hub.queues import QueuePolicy
 from crosswire.hub.schedules import check_cron, check_interval
 from crosswire.hub.services import ServicePolicy
@@ -20,6 +20,7 @@ from crosswire.hub.staging import StagingLimits
 from crosswire.hub.topics import TopicPolicy
 from crosswire.listeners import LISTENERS, PLAIN_LISTENERS
 from crosswire.store.contract import StoreLimits
+from crosswire.store.reserve import flush_bytes
 from crosswire.toml import Lines, Mistake, dotted, read
 from crosswire.wire.emp.frames import EmpLimits
 from crosswire.wire.emqp.frames import EmqpLimits
@@ -47,6 +48,8 @@ __all__ = [
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+_LONGEST_S: Final = 300 * 365 * 86_400
+"""Added to the time of today it still has 63 bits in microseconds."""
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -174,7 +177,7 @@ class ScheduleEntry(msgspec.Struct, frozen=True, kw_only=True):
     run_count: int = 0
     missed: Literal["skip", "once", "all"] = "once"
     nohaste: bool = False
-    properties: dict[str, int | float | bool | str] = {}
+    properties: dict[str, Property] = {}
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -237,8 +240,9 @@ def load(path: Path) -> Config:
 
 def _contradictions(config: Config, lines: Lines) -> Iterator[Mistake]:
     """What each setting allows but all together do not."""
-    yield from _below_zero(config, (), lines)
+    yield from _wrong_numbers(config, (), lines)
     yield from _wrong_listeners(config, lines)
+    yield from _wrong_store(config, lines)
     yield from _wrong_users(config, lines)
     yield from _wrong_keys(config, lines)
     yield from _wrong_schedules(config, lines)
@@ -255,20 +259,37 @@ def _contradictions(config: Config, lines: Lines) -> Iterator[Mistake]:
                 yield Mistake(lines.of((f"{table}s", name)), f"{table}s.{name}", str(error))
 
 
-def _below_zero(value: object, path: tuple[str | int, ...], lines: Lines) -> Iterator[Mistake]:
-    """No setting means anything below 0; what messages hold is not a setting."""
-    if isinstance(value, int | float) and value < 0:
-        yield Mistake(lines.of(path), dotted(path), f"{value} is below 0")
+def _wrong_store(config: Config, lines: Lines) -> Iterator[Mistake]:
+    """Below that a full disk could keep the log from being sorted into tables."""
+    needed, given = flush_bytes(config.store.buffer_bytes), config.store.spare_bytes
+    if given < needed:
+        what = f"{given} is less than the {needed} bytes that the store's own work may take"
+        hint = f"set it to {needed} or more, or buffer_bytes to less"
+        yield Mistake(lines.of(("store", "spare_bytes")), "store.spare_bytes", what, hint)
+
+
+def _wrong_numbers(value: object, path: tuple[str | int, ...], lines: Lines) -> Iterator[Mistake]:
+    """No setting means anything below 0, beyond 64 bits or without end.
+
+    What messages hold is not a setting.
+    """
+    if isinstance(value, int | float):
+        if value < 0:
+            yield Mistake(lines.of(path), dotted(path), f"{value} is below 0")
+        elif not value <= LARGEST_INTEGER:
+            yield Mistake(lines.of(path), dotted(path), "is no number that can be used")
+        elif str(path[-1]).endswith("_s") and value > _LONGEST_S:
+            yield Mistake(lines.of(path), dotted(path), f"{value:g} s is more than 300 years")
     elif isinstance(value, msgspec.Struct):
         for field in msgspec.structs.fields(value):
             if field.name not in ("json", "properties"):
-                yield from _below_zero(getattr(value, field.name), (*path, field.name), lines)
+                yield from _wrong_numbers(getattr(value, field.name), (*path, field.name), lines)
     elif isinstance(value, dict):
         for name, each in value.items():
-            yield from _below_zero(each, (*path, name), lines)
+            yield from _wrong_numbers(each, (*path, name), lines)
     elif isinstance(value, tuple):
         for number, each in enumerate(value):
-            yield from _below_zero(each, (*path, number), lines)
+            yield from _wrong_numbers(each, (*path, number), lines)
 
 
 def _wrong_listeners(config: Config, lines: Lines) -> Iterator[Mistake]:
@@ -351,3 +372,7 @@ def _wrong_schedules(config: Config, lines: Lines) -> Iterator[Mistake]:
                 check_interval(entry.interval_s)
         except InvalidSchedule as error:
             yield wrong("interval_s", error)
+        try:
+            check_properties(entry.properties)
+        except InvalidEnvelope as error:
+            yield wrong("properties", error)

@@ -5,37 +5,46 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from functools import lru_cache
+from math import isfinite
 from struct import Struct as Layout
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
 from crosswire.errors import InvalidDestination, InvalidEnvelope, RecordDamaged
 
 __all__ = [
+    "LARGEST_INTEGER",
     "NAME_BYTES",
     "SCHEDULED",
     "Destination",
     "Envelope",
     "Kind",
     "Property",
+    "check_properties",
     "decode",
     "encode",
     "encode_run",
     "parse_destination",
     "parse_pattern",
+    "parse_stored_destination",
     "stamp",
     "stamp_run",
 ]
 
 NAME_BYTES: Final = 255
+LARGEST_INTEGER: Final = (1 << 63) - 1
+"""Ids, counts and integer properties have 63 bits and a sign."""
 SCHEDULED: Final = "crosswire.schedule"
 """In `native` of what a schedule sent: when it was due."""
 _VERSION: Final = 1
 _HEADER: Final = 5
 
 Kind: TypeAlias = Literal["send", "publish", "request", "response"]
-Property: TypeAlias = int | float | bool | str
+Property: TypeAlias = (
+    Annotated[int, msgspec.Meta(ge=-LARGEST_INTEGER - 1, le=LARGEST_INTEGER)] | float | bool | str
+)
+"""Of 64 bits, and finite: what is decoded with this type from JSON is checked by that."""
 
 _set = msgspec.structs.force_setattr
 
@@ -61,7 +70,8 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=T
     reply_to: str = ""
     durable: bool = True
     expires: int = 0
-    properties: dict[str, Property] = {}
+    # Wider than Property: a record that an earlier version accepted must stay readable.
+    properties: dict[str, int | float | bool | str] = {}
     native: dict[str, bytes] = {}
     content_type: str = "application/octet-stream"
     crc: int = 0
@@ -76,6 +86,20 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=T
     def intact(self) -> bool:
         """Is the payload the one that the edge took the checksum of?"""
         return zlib.crc32(self.payload) == self.crc
+
+
+def check_properties(properties: dict[str, Property]) -> dict[str, Property]:
+    """The same properties. Raises InvalidEnvelope for a number that is not finite or too large.
+
+    For properties that were not decoded as `dict[str, Property]` from JSON.
+    """
+    for name, value in properties.items():
+        if isinstance(value, float):
+            if not isfinite(value):
+                raise InvalidEnvelope(f"the property {name!r} is not a finite number")
+        elif isinstance(value, int) and not -LARGEST_INTEGER - 1 <= value <= LARGEST_INTEGER:
+            raise InvalidEnvelope(f"the property {name!r} has more than 64 bits")
+    return properties
 
 
 def stamp(envelope: Envelope, node: str, identifier: int, time_us: int) -> Envelope:
@@ -207,28 +231,56 @@ class Destination(msgspec.Struct, frozen=True, gc=False):
 
 @lru_cache(maxsize=8192)
 def parse_destination(text: str) -> Destination:
-    """Raises InvalidDestination. Wildcards are for subscriptions only: see `parse_pattern`."""
+    """A destination that a peer names. Raises InvalidDestination.
+
+    Wildcards are for subscriptions only: see `parse_pattern`. A first level that starts with `@`
+    is the hub's own.
+    """
     destination = _split(text)
     if destination.kind == "topic" and ("+" in text or "#" in text):
         raise InvalidDestination(f"{text!r}: wildcards are for subscriptions only")
+    _check_levels(text)
     return destination
 
 
 @lru_cache(maxsize=8192)
 def parse_pattern(text: str) -> Destination:
-    """A destination to subscribe to: in topics `+` stands for one level, a final `#` for any."""
+    """A destination to subscribe to: in topics `+` stands for one level, a final `#` for any.
+
+    Raises InvalidDestination.
+    """
     destination = _split(text)
     if destination.kind == "topic":
+        _check_levels(text)
         levels = destination.name.split("/")
-        for place, level in enumerate(levels):
-            if level == "#" and place == len(levels) - 1:
+        for index, level in enumerate(levels):
+            if level == "#" and index == len(levels) - 1:
                 continue
             if "#" in level or ("+" in level and level != "+"):
                 raise InvalidDestination(f"{text!r}: a wildcard fills a level, `#` the last one")
     return destination
 
 
-def _split(text: str) -> Destination:
+def parse_stored_destination(text: str) -> Destination:
+    """A destination that the store has, or that the hub names itself. Raises InvalidDestination.
+
+    It need not keep to the rules for new names, which came later than the first stores, and the
+    dead letters of a queue have a longer name than the queue.
+    """
+    return _split(text, own=True)
+
+
+def _check_levels(text: str) -> None:
+    kind, *levels = text.split("/")
+    if "" in levels:
+        raise InvalidDestination(f"{text!r} has an empty level")
+    if levels[0].startswith("@"):
+        raise InvalidDestination(f"{text!r}: names that start with @ are the hub's own")
+    if kind != "topic" and ("+" in levels or "#" in levels):
+        raise InvalidDestination(f"{text!r}: `+` and `#` stand for levels of topics only")
+
+
+def _split(text: str, *, own: bool = False) -> Destination:
     kind, _, name = text.partition("/")
     if kind not in ("queue", "topic", "service"):
         raise InvalidDestination(f"{text!r} does not start with queue/, topic/ or service/")
@@ -238,7 +290,7 @@ def _split(text: str) -> Destination:
         size_bytes = len(text.encode())
     except UnicodeEncodeError:
         raise InvalidDestination(f"{text!r} is not Unicode text") from None
-    if size_bytes > NAME_BYTES:
+    if size_bytes > NAME_BYTES and not own:
         raise InvalidDestination(f"a destination has at most {NAME_BYTES} bytes, not {size_bytes}")
     if any(character < " " or "\x7f" <= character <= "\x9f" for character in text):
         raise InvalidDestination(f"{text!r} holds control characters")

@@ -5,11 +5,18 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from crosswire.cli.hub import Api
+from crosswire.gateways.server import GATEWAYS
+from crosswire.store.rocks import RocksStore
+from crosswire.wire.emp.frames import Request, serialize, serialize_call
 from tests.cli.conftest import StartHub, answer, crosswire
 
 
@@ -119,7 +126,7 @@ def test_a_hangup_reloads_what_can_be_reloaded(start_hub: StartHub, tmp_path: Pa
     api = Api(hub.url)
     produce(api, "queue/q", "x")
     file.write_text(
-        "drain_s = 1\n[queues.q]\nmax_length = 2\n[store]\nspare_bytes = 1\n"
+        "drain_s = 1\n[queues.q]\nmax_length = 2\n[store]\nspare_bytes = 200000000\n"
         '[[schedules]]\nid = "tick"\ndestination = "queue/t"\ninterval_s = 3600\ntext = "t"\n'
     )
     hub.process.send_signal(signal.SIGHUP)
@@ -159,3 +166,161 @@ def test_a_schedule_that_left_the_file_is_gone_after_a_restart(
     hub.end()
     hub = start_hub()
     assert answer("schedule", "list", "--hub", hub.url)["schedules"] == []
+
+
+# --------------------------------------------------------------------- what keeps it from starting
+
+
+def fails(*arguments: str) -> str:
+    """Run `serve`, which must fail: gives the one line that it says about it."""
+    done = crosswire("serve", *arguments)
+    (line,) = done.stderr.decode().splitlines()
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert line.startswith("crosswire serve: ")
+    return line.removeprefix("crosswire serve: ")
+
+
+OFF = [f"--listen={name}=off" for name in GATEWAYS]
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.parametrize("listener", ["relink", "http"])
+def test_a_taken_port_is_one_line(tmp_path: Path, listener: str, options: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        listen = f"--listen={listener}={address}"
+        told = fails("--data", str(tmp_path), *OFF, listen, *options)
+    assert told == f"can't listen on {address} for {listener}: Address already in use"
+
+
+def test_folders_that_are_none_are_one_line(tmp_path: Path) -> None:
+    for name in ("data", "other/store"):
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("not a folder")
+        data = file.parent if file.name == "store" else file
+        assert fails("--data", str(data), *OFF) == (
+            f"can't keep data in {file}: it is not a folder"
+        )
+
+
+def test_a_lake_that_is_a_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "lake").write_text("not a folder")
+    assert fails("--data", str(tmp_path), *OFF) == (
+        f"can't keep the lake in {tmp_path / 'lake'}: Not a directory"
+    )
+
+
+def test_the_folder_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / "000001.sst").write_text("a table, but not ours")
+    (store / "notes.txt").write_text("not ours either")
+    told = fails("--data", str(tmp_path), *OFF, "--json")
+    assert "is no store of a hub, but has files of something else (notes.txt)" in told
+    assert sorted(each.name for each in store.iterdir()) == ["000001.sst", "notes.txt"]
+
+
+def test_a_store_that_is_in_use_or_of_another_version_is_one_line(
+    start_hub: StartHub, tmp_path: Path
+) -> None:
+    hub = start_hub()
+    assert str(tmp_path / "data" / "store") in fails("--data", str(tmp_path / "data"), *OFF)
+    hub.end(signal.SIGKILL)
+    store = RocksStore(tmp_path / "data" / "store")
+    store._db[b"!format"] = b"999"
+    store._db.close()
+    fails("--data", str(tmp_path / "data"), *OFF)
+
+
+def test_a_file_system_that_can_not_be_written_is_one_line(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a small file system")
+    try:
+        (disk / "store").mkdir()
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        told = fails("--data", str(disk), *OFF)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+    assert told == f"can't keep data in {disk / 'store'}: Read-only file system"
+
+
+# ----------------------------------------------------------------------------------------- signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_while_it_drains_ends_it_at_once(
+    start_hub: StartHub, tmp_path: Path, number: int
+) -> None:
+    file = tmp_path / "crosswire.toml"
+    file.write_text("drain_s = 60\n")
+    hub = start_hub("--config", str(file))
+    kept = produce(Api(hub.url), "queue/q", "keep me")
+    with socket.create_connection(("127.0.0.1", hub.port("emp")), timeout=10) as peer:
+        stream = peer.makefile("rwb")
+        stream.write(bytes.fromhex("000000080000000001000000"))
+        body = serialize_call("$subscribe", b'{"destination":"queue/q"}')
+        stream.write(serialize(Request(1, body)))
+        stream.flush()
+        # The hello, the answer, and a delivery that is never answered.
+        for _ in range(3):
+            stream.read(int.from_bytes(stream.read(4)))
+        hub.process.send_signal(number)
+        wait_until(lambda: Api(hub.url).get("/v1/state")["draining"])
+        hub.process.send_signal(number)
+        _, errors = hub.process.communicate(timeout=20)
+    assert errors.decode().splitlines() == ["crosswire serve: a second signal: it stops at once"]
+    assert hub.process.returncode == 1
+    found = Api(start_hub().url).get("/v1/queues/q", messages=10)["messages"]
+    assert [each["id"] for each in found] == [kept]
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_signals_while_it_starts(tmp_path: Path, signals: int, options: tuple[str, ...]) -> None:
+    """They come while the lake is opened."""
+    script = (
+        "import os, signal, sys\n"
+        "from crosswire.cli.main import main\n"
+        "from crosswire.gateways.server import Server\n"
+        "opened = Server._open_lake\n"
+        "async def slowly(self):\n"
+        f"    for _ in range({signals}):\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    import asyncio\n"
+        "    await asyncio.sleep(0.05)\n"
+        "    await opened(self)\n"
+        "Server._open_lake = slowly\n"
+        "sys.exit(main())\n"
+    )
+    arguments = ["serve", "--data", str(tmp_path), *OFF, "--listen=http=off", *options]
+    command = [sys.executable, "-c", script, *arguments]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    told = ("a signal: it stops before it was ready", "a second signal: it stops at once")
+    assert done.stderr.decode().splitlines() == [f"crosswire serve: {told[signals - 1]}"]
+    assert (done.returncode, done.stdout) == (signals - 1, b"")
+
+
+def test_an_interrupt_before_anything_is_loaded(tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "import crosswire.cli.main as program\n"
+        "def interrupted(name):\n"
+        "    raise KeyboardInterrupt\n"
+        "program.import_module = interrupted\n"
+        "sys.exit(program.main())\n"
+    )
+    command = [sys.executable, "-c", script, "serve", "--data", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    told = done.stderr.decode().splitlines()
+    assert told == ["crosswire serve: interrupted before it was ready"]
+    assert done.returncode == 130

@@ -127,9 +127,7 @@ async def test_a_hub_starts_with_schedules_that_can_t_fire(start_server: StartSe
     await server.stop()
     entry = ScheduleEntry(id="configured", destination="queue/q", cron=OVER, text="x")
     tick = ScheduleEntry(id="tick", destination="queue/q", interval_s=0.1, text="x")
-    server = await start_server(
-        store=StoreLimits(spare_bytes=1, destinations=1), schedules=(entry, tick)
-    )
+    server = await start_server(store=StoreLimits(destinations=1), schedules=(entry, tick))
     await ticks(server, 0.25)
     assert sorted(each.id for each in server.hub.schedules.all()) == ["new", "tick"]
     assert server.hub.queue("queue/q").length >= 3

@@ -701,11 +701,8 @@ async def stop_and_tamper(server: Server, tmp_path: Path, key: bytes, value: byt
     store._db.close()
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [(b"!running", b"another boot"), (b"srelink-link/12345678", b"damaged")]
-)
 async def test_links_that_cannot_be_trusted_are_of_another_epoch(
-    start_server: StartServer, tmp_path: Path, key: bytes, value: bytes
+    start_server: StartServer, tmp_path: Path
 ) -> None:
     server = await start_server()
     address = f"127.0.0.1:{port_of(server, 'relink')}"
@@ -713,12 +710,65 @@ async def test_links_that_cannot_be_trusted_are_of_another_epoch(
     async with client(server, "queue/q?consume") as consumer:
         (await take(consumer))
         epoch = consumer.link.epoch
-        await stop_and_tamper(server, tmp_path, key, value)
+        await stop_and_tamper(server, tmp_path, b"!running", b"another boot")
         server = await start_server(listen={"relink": address})
         with pytest.raises(LinkLost):
             await take(consumer)
         assert server.site.shared(Links).epoch > epoch
         assert await drain(server, "queue/q?consume", 1) == [b"m"]
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+async def test_a_damaged_link_is_forgotten_alone(
+    start_server: StartServer, tmp_path: Path, *, is_own: bool
+) -> None:
+    server = await start_server()
+    address = f"127.0.0.1:{port_of(server, 'relink')}"
+    await send(server, "queue/q", b"1")
+    async with client(server, "queue/q?consume") as consumer:
+        held = await take(consumer)
+        epoch = consumer.link.epoch
+        key = consumer.link.id.to_bytes(8) if is_own else b"12345678"
+        await stop_and_tamper(server, tmp_path, b"srelink-link/" + key, b"damaged")
+        server = await start_server(listen={"relink": address})
+        assert server.site.shared(Links).epoch == epoch
+        assert ("relink-link", key, b"damaged") in list(server.hub.damaged_state())
+        if is_own:
+            with pytest.raises(LinkLost):
+                await take(consumer)
+            assert await drain(server, "queue/q?consume", 1) == [b"1"]
+        else:
+            held.consume()
+            await send(server, "queue/q", b"2")
+            assert await take_parts(consumer) == (b"2",)
+
+
+def kept(server: Server) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
+    """Names of destinations and state, without the last known time, which goes on by itself."""
+    scan = server.hub.store._scan
+    state = {key: value for key, value in scan(b"s", b"t") if not key.startswith(b"sclock/")}
+    return dict(scan(b"d", b"e")), state
+
+
+@pytest.mark.parametrize(
+    "start",
+    ["1" * 30, "9223372036854775808", "-1", "0001-01-01", "1e400", "nan", "1" * 5000],
+)
+async def test_a_hello_that_is_refused_leaves_nothing_behind(
+    start_server: StartServer, start: str
+) -> None:
+    server = await start_server()
+    before = kept(server)
+    refused = client(server, f"topic/t?subscribe&from={start}&name=n")
+    with pytest.raises(ConnectFailed):
+        await refused.__aenter__()
+    await server.hub.committed()
+    after = kept(server)
+    assert after == before
+    await server.stop()
+    server = await start_server()
+    assert not server.hub.reports
+    await send(server, "queue/q", b"m")
 
 
 async def test_a_violation_costs_the_link(server: Server) -> None:

@@ -211,6 +211,25 @@ async def test_a_spool_that_can_not_be_opened_is_tried_again(tmp_path: Path) -> 
     assert wires.kinds() == [LOST, DATA]
 
 
+async def test_without_room_rows_are_lost_and_told(tmp_path: Path) -> None:
+    """What is left of the disk is the store's."""
+    looks = 0
+
+    def has_room() -> bool:
+        nonlocal looks
+        looks += 1
+        return looks > 3
+
+    wires = Wires(tmp_path, has_room=has_room)
+    await wires.feed.start()
+    wires.add(0, 10)
+    await until(lambda: looks > 3)
+    wires.add(10, 10)
+    await wires.feed.stop()
+    assert wires.kinds() == [LOST, DATA]
+    assert not list(verify(tmp_path))
+
+
 async def test_what_a_kill_left_is_sealed_even_if_the_tap_is_off(
     start_server: StartServer, tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from crosswire.envelope import NAME_BYTES
 from crosswire.errors import InvalidDestination, UnknownMessage
 from crosswire.hub.hub import HubConfig
 from crosswire.hub.queues import QueuePolicy
@@ -142,3 +143,50 @@ def test_a_full_disk_does_not_lose_the_dying() -> None:
     bench.kill(power=True)
     assert [each.envelope.payload for each in bench.hub.dead_letters.list(DEAD)] == [b"x"]
     assert bench.hub.queue("queue/q").length == 0
+
+
+@pytest.mark.parametrize("name", ["@audit", "a//b", "+", "#", "/", "n" * 200])
+def test_those_of_a_subscription_with_any_name(name: str) -> None:
+    """Names of subscriptions are no names of destinations: they need not keep to their rules."""
+    bench, taker = Bench(), Recorder()
+    consumer = bench.subscribe("topic/t", taker, name=name)
+    bench.produce(publish(b"x", "topic/t"))
+    for _ in range(5):
+        consumer.refuse([taker.ids[-1]], bench.now, delay_s=0)
+        bench.now += 1
+    bench.commit()
+    bench.kill()
+    (letter,) = bench.hub.dead_letters.list(f"queue/{name}/dead")
+    assert letter.origin == "topic/t"
+    assert len(bench.hub.queues()) == 1
+    consumer = bench.subscribe("topic/t", taker, name=name)
+    assert bench.hub.dead_letters.replay(f"queue/{name}/dead", [letter.id], bench.now)
+
+
+def test_those_of_a_queue_with_the_longest_name() -> None:
+    queue = "queue/" + "q" * (NAME_BYTES - 6)
+    bench, taker = Bench(), Recorder()
+    consumer = bench.consume(queue, taker)
+    bench.produce(send(b"x", queue))
+    for _ in range(5):
+        consumer.refuse([taker.ids[-1]], bench.now, delay_s=0)
+        bench.now += 1
+    bench.commit()
+    (letter,) = bench.hub.dead_letters.list(f"{queue}/dead")
+    assert letter.origin == queue
+
+
+def test_names_of_an_earlier_version_stay() -> None:
+    """Rules for names came later: what was made before can be used and listed."""
+    bench, taker = Bench(), Recorder(settles=True)
+    bench.hub.store.number("queue/a//b")
+    bench.consume("queue/a//b", taker)
+    bench.produce(send(b"x", "queue/a//b"))
+    bench.commit()
+    assert taker.payloads == [b"x"]
+    assert [queue.destination for queue in bench.hub.queues()] == ["queue/a//b"]
+    receipt = bench.hub.produce([send(b"x", "queue/@a")], bench.now)
+    assert isinstance(receipt.refused[0], InvalidDestination)
+    bench.hub.store.number("queue/@a/dead")
+    receipt = bench.hub.produce([send(b"x", "queue/@a/dead")], bench.now)
+    assert isinstance(receipt.refused[0], InvalidDestination)

@@ -39,11 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Exit codes: 0 done, 1 failed, 2 wrong usage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = _front_parser().parse_args(arguments[:1]).command
-    module = import_module(f"crosswire.cli.{name.replace('-', '_')}")
-    parser = argparse.ArgumentParser(prog=f"crosswire {name}", description=module.__doc__)
-    module.configure(parser, arguments[1:])
-    options = parser.parse_args(arguments[1:])
     try:
+        module = import_module(f"crosswire.cli.{name.replace('-', '_')}")
+        parser = argparse.ArgumentParser(prog=f"crosswire {name}", description=module.__doc__)
+        module.configure(parser, arguments[1:])
+        options = parser.parse_args(arguments[1:])
         code: int = module.run(options)
         sys.stdout.flush()
         return code
@@ -55,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
+        if name == "serve":
+            print("crosswire serve: interrupted before it was ready", file=sys.stderr)
         return 130
 
 

@@ -101,10 +101,14 @@ def merged(options: argparse.Namespace) -> Config:
 async def _serve(config: Config, options: argparse.Namespace) -> int:
     server = Server(config, http=HttpDoor)
     stopping = asyncio.Event()
+    hurried = False
 
     def stop() -> None:
-        if stopping.is_set():
+        nonlocal hurried
+        if stopping.is_set() and not hurried:
+            hurried = True
             server.hurry()
+            print("crosswire serve: a second signal: it stops at once", file=sys.stderr)
         stopping.set()
 
     loop = asyncio.get_running_loop()
@@ -114,13 +118,17 @@ async def _serve(config: Config, options: argparse.Namespace) -> int:
     listening = await server.start()
     _calm_collector()
     try:
-        _say_ready(listening, as_json=options.json)
+        if not stopping.is_set():
+            _say_ready(listening, as_json=options.json)
+        elif not hurried:
+            print("crosswire serve: a signal: it stops before it was ready", file=sys.stderr)
         await stopping.wait()
         log_event(_log, logging.INFO, "draining", connections=len(server.site.gateways))
     finally:
         await server.stop()
     log_event(_log, logging.INFO, "stopped")
-    return 0
+    # All that was acknowledged is on disk either way; in a hurry peers were not waited for.
+    return 1 if hurried else 0
 
 
 def _calm_collector() -> None:

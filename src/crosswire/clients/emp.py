@@ -80,7 +80,7 @@ class EmpPeer(FarEnd):
 
         `succeeded` is given the response before anything that came after it is looked at.
         """
-        if op == "$unsubscribe":
+        if op == "$unsubscribe" and self.numbers.differ:
             data = self._with_our_number(data)
         try:
             identifier = self.connection.send_request(op, data)
@@ -103,7 +103,7 @@ class EmpPeer(FarEnd):
     def _with_our_number(self, data: bytes) -> bytes:
         """What names a subscription by the program's number names it by this connection's."""
         asked = msgspec.json.decode(data)
-        number = asked.get("subscription")
+        number = asked.get("subscription") if isinstance(asked, dict) else None
         if not isinstance(number, int):
             return data
         return msgspec.json.encode(asked | {"subscription": self.numbers.for_connection(number)})
@@ -243,8 +243,11 @@ class EmpClient(StayingClient[EmpPeer]):
         kept: list[KeptSubscription] = []
 
         def keep(reply: bytes) -> None:
-            number = msgspec.json.decode(reply, type=_Subscribed).subscription
-            asked = msgspec.json.decode(data, type=_Asked)
+            try:
+                number = msgspec.json.decode(reply, type=_Subscribed).subscription
+                asked = msgspec.json.decode(data, type=_Asked)
+            except msgspec.MsgspecError:
+                return  # a server that is no hub, and means something else by it
             kept.append(
                 self._subscriptions.add(
                     number,
@@ -257,6 +260,8 @@ class EmpClient(StayingClient[EmpPeer]):
             peer.numbers.join(number, kept[0])
 
         reply = await peer.request_json("$subscribe", data, timeout_s=timeout_s, succeeded=keep)
+        if not kept:
+            return reply
         return msgspec.json.encode(msgspec.json.decode(reply) | {"subscription": kept[0].number})
 
     async def _connect(self) -> EmpPeer:

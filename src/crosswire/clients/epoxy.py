@@ -577,8 +577,11 @@ class EpoxyClient(StayingClient[EpoxyPeer]):
         kept: list[KeptSubscription] = []
 
         def keep(reply: bytes) -> None:
-            asked = marshal.unmarshal(payload, module.struct(_SUBSCRIPTION))
-            number = marshal.unmarshal(reply, subscribed).subscription
+            try:
+                asked = marshal.unmarshal(payload, module.struct(_SUBSCRIPTION))
+                number = marshal.unmarshal(reply, subscribed).subscription
+            except BondDecodeError:
+                return  # a server that is no hub, and means something else by it
             kept.append(
                 self._subscriptions.add(
                     number,
@@ -593,6 +596,8 @@ class EpoxyClient(StayingClient[EpoxyPeer]):
         reply = await peer.call_bytes(
             _HUB, "Subscribe", payload, layer_data=layer_data, timeout_s=timeout_s, succeeded=keep
         )
+        if not kept:
+            return reply
         answer = subscribed.python_class(subscription=kept[0].number)
         return Reply(marshal.marshal(answer, subscribed), reply.layer_data)
 

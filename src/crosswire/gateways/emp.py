@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
 
-from crosswire.envelope import Envelope, Property
+from crosswire.envelope import LARGEST_INTEGER, Envelope, Property
 from crosswire.errors import (
     CrosswireError,
     Forbidden,
@@ -25,7 +25,7 @@ from crosswire.errors import (
     UnknownMessage,
 )
 from crosswire.gateways.failures import code_of
-from crosswire.gateways.gateway import Gateway, parse_start
+from crosswire.gateways.gateway import LARGEST_WINDOW, Gateway, parse_start
 from crosswire.gateways.payloads import JSON, RawBody, from_raw_body, to_raw_body
 from crosswire.hub.attachment import Attachment, Delivery
 from crosswire.hub.receipt import Receipt
@@ -38,6 +38,8 @@ from crosswire.wire.emp.events import RequestReceived, ResponseReceived
 __all__ = ["EmpGateway"]
 
 _Properties = dict[str, Property]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_INTEGER)]
+_Window = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_WINDOW)]
 
 
 class _Publish(RawBody, frozen=True, gc=False, kw_only=True):
@@ -52,15 +54,15 @@ class _Subscribe(msgspec.Struct, frozen=True, rename={"start": "from"}):
     destination: str
     filter: str = ""
     name: str = ""
-    start: str | int = "latest"
-    window: int | None = None
+    start: str | _Count = "latest"
+    window: _Window | None = None
 
 
 class _Schedule(_Publish, frozen=True, kw_only=True):
     interval_s: float = 0.0
     cron: str = ""
     nohaste: bool = False
-    run_count: int = 0
+    run_count: _Count = 0
 
 
 class _Authenticate(msgspec.Struct, frozen=True):

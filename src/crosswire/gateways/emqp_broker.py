@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from crosswire.envelope import Envelope
-from crosswire.errors import UnknownMessage
+from crosswire.envelope import Envelope, parse_stored_destination
+from crosswire.errors import InvalidDestination, RecordDamaged, UnknownMessage
 from crosswire.gateways.emqp_messages import DONE, IDENTITY, MSGID, failure
 from crosswire.gateways.logs import log_event
 from crosswire.gateways.site import Leftover
 from crosswire.hub.attachment import Consumer
 from crosswire.hub.ledger import Step
 from crosswire.hub.queues import Queue
-from crosswire.hub.schedules import Schedule
+from crosswire.hub.schedules import Schedule, check_interval
 from crosswire.wire.emqp.events import ScheduleReceived, UnscheduleReceived
 from crosswire.wire.emqp.headers import Headers
 from crosswire.wire.emqp.jobs import schedule_identity
@@ -74,7 +74,14 @@ class Broker:
         self._numbers = count(1)
         self._prefix = f"{secrets.token_hex(6)}-"
         self._spellings: OrderedDict[tuple[str, bytes], str] = OrderedDict()
-        self._asked: set[str] = {key.decode() for key, _ in self.hub.store.load(_ASKED)}
+        self._asked: set[str] = set()
+        for key, value in self.hub.store.load(_ASKED):
+            try:
+                parse_stored_destination(key.decode())
+                self._asked.add(key.decode())
+            except (UnicodeDecodeError, InvalidDestination) as error:
+                damaged = RecordDamaged(f"a queue that was asked for has no name: {error}")
+                self.hub.set_aside_state(_ASKED, key, value, damaged)
         self._for_schedulers: OrderedDict[str, ScheduleReceived] = OrderedDict()
         self._returned: OrderedDict[str, Envelope] = OrderedDict()
         self._due: list[tuple[float, int, WorkerGateway, Job]] = []
@@ -277,6 +284,8 @@ class Broker:
         if known is not None:
             gateway.require("produce", known.envelope.destination)
         headers = Headers.parse(event.headers)
+        if event.interval_s is not None:
+            check_interval(event.interval_s)
         if self.settings.scheduler == "external" and _is_whole(event.interval_s):
             self._for_schedulers[identity] = event
             if len(self._for_schedulers) > _REMEMBERED:
@@ -295,8 +304,8 @@ class Broker:
             run_count=headers.run_count or 0,
             nohaste=headers.nohaste,
         )
-        self.expect(envelope.destination)
         self.hub.schedules.add(schedule, self.site.now())
+        self.expect(envelope.destination)
 
     def unschedule(self, gateway: ClientGateway, event: UnscheduleReceived) -> None:
         """Raises HubError."""

@@ -45,7 +45,7 @@ from crosswire.gateways.epoxy_terms import (
     from_values,
     is_error,
 )
-from crosswire.gateways.gateway import Gateway, parse_start
+from crosswire.gateways.gateway import LARGEST_WINDOW, Gateway, parse_start
 from crosswire.gateways.payloads import BYTES
 from crosswire.hub.attachment import Attachment, Consumer, Delivery, Ended, Notice
 from crosswire.hub.receipt import Receipt
@@ -65,7 +65,6 @@ __all__ = ["EpoxyGateway"]
 _LAYER_DATA: Final = "epoxy.layer_data"
 _OURS: Final = "crosswire."
 _SUBSCRIBER: Final = "crosswire.Subscriber"
-_MOST_WINDOW: Final = 65_536
 _UNSTORED_BYTES: Final = 16 * 1024 * 1024
 _MESSAGE_BYTES: Final = 512
 _DESCRIPTION: Final = 4096
@@ -372,11 +371,13 @@ class EpoxyGateway(Gateway):
         """The number leaves before the first delivery that bears it; a subscription with a name is
         on disk before it does."""
         asked = marshal.unmarshal(request.payload, SUBSCRIPTION)
+        if asked.window > LARGEST_WINDOW:
+            raise InvalidDestination(f"a window is 0 to {LARGEST_WINDOW}, not {asked.window}")
         self._is_subscribing = True
         try:
             attachment = self.consume(
                 asked.destination,
-                window=min(asked.window, _MOST_WINDOW) or None,
+                window=asked.window or None,
                 filter=asked.filter,
                 name=asked.name,
                 start=parse_start(asked.start),

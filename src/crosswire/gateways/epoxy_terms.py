@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from crosswire.bond import hub_module, marshal
 from crosswire.bond.schema import StructDef
-from crosswire.envelope import Property
+from crosswire.envelope import Property, check_properties
 from crosswire.errors import BondError, CrosswireError, InvalidEnvelope, ProviderFailed
 from crosswire.gateways import failures
 from crosswire.hub.attachment import Delivery
@@ -52,7 +52,7 @@ NOTHING: Final = marshal.marshal(_struct("Nothing").python_class(), _struct("Not
 
 
 def from_values(values: dict[str, Any]) -> dict[str, Property]:
-    """Raises InvalidEnvelope unless exactly one member of each is set."""
+    """Raises InvalidEnvelope unless exactly one member of each is set, and is finite."""
     properties: dict[str, Property] = {}
     for name, value in values.items():
         members = (value.text, value.integer, value.real, value.truth)
@@ -60,7 +60,7 @@ def from_values(values: dict[str, Any]) -> dict[str, Property]:
         if len(given) != 1:
             raise InvalidEnvelope(f"property {name!r} has {len(given)} values, not one")
         properties[name] = given[0]
-    return properties
+    return check_properties(properties)
 
 
 def _to_values(properties: dict[str, Property]) -> dict[str, Any]:

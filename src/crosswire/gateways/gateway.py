@@ -12,12 +12,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final, ParamSpec
 
 from crosswire.access import ANONYMOUS, Deed
-from crosswire.envelope import Envelope
+from crosswire.envelope import LARGEST_INTEGER, Envelope, Property
 from crosswire.errors import (
     DestinationFull,
     Forbidden,
     InternalError,
     InvalidDestination,
+    InvalidEnvelope,
     PeerTimeout,
     ServiceUnavailable,
 )
@@ -34,7 +35,7 @@ from crosswire.wire.contract import Connection, ConnectionClosed, ConnectionFail
 if TYPE_CHECKING:
     from crosswire.gateways.tap import TapFeed
 
-__all__ = ["Gateway", "guarded", "parse_start"]
+__all__ = ["LARGEST_WINDOW", "Gateway", "check_timeout", "guarded", "parse_start"]
 
 _log = logging.getLogger("crosswire.gateways")
 
@@ -42,6 +43,10 @@ P = ParamSpec("P")
 
 _KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
 _OURS: Final = "service/crosswire."
+LARGEST_WINDOW: Final = 65_535
+"""So many messages may be on their way to one consumer that says how many it wants."""
+_ID_DIGITS: Final = 19
+_LONGEST_CALL_S: Final = 10 * 365 * 86_400
 
 
 class Gateway(ABC):
@@ -448,21 +453,40 @@ def _common_name(certificate: dict[str, Any]) -> str:
 
 
 def parse_start(text: str) -> Start:
-    """`earliest`, `latest`, a message's id, or a time as ISO 8601. Raises InvalidDestination."""
+    """`earliest`, `latest`, a message's id, or a time as ISO 8601. Raises InvalidDestination.
+
+    An id has at most 63 bits, and no message is older than 1970: what is outside of that would be
+    kept with a subscription or a link and could not be read again.
+    """
     if text in ("", "latest"):
         return "latest"
     if text == "earliest":
         return "earliest"
-    if text.isdecimal():
-        return AtId(int(text))
-    return AtTime(_parse_time(text))
+    # Thousands of digits are not converted: Python refuses to, with an error of its own.
+    if text.isascii() and text.isdecimal() and len(text) <= _ID_DIGITS:
+        identifier = int(text)
+        if identifier <= LARGEST_INTEGER:
+            return AtId(identifier)
+    else:
+        try:
+            moment = datetime.fromisoformat(text)
+            time_s = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        except (ValueError, OverflowError):
+            time_s = -1.0
+        if time_s >= 0:
+            return AtTime(time_s)
+    raise InvalidDestination(
+        f"{text[:80]!r} is no start: earliest, latest, an id of 63 bits or a time since 1970"
+    )
 
 
-def _parse_time(text: str) -> float:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise InvalidDestination(
-            f"{text!r} is no place to start: earliest, latest, an id or a time"
-        ) from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+def check_timeout(timeout_s: Property | None) -> float | None:
+    """How long a call may take by its property `timeout`; None for the default, as for 0.
+
+    A property that is no number is the application's own. Raises InvalidEnvelope.
+    """
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s:
+        return None
+    if not 0 < timeout_s <= _LONGEST_CALL_S:
+        raise InvalidEnvelope(f"a timeout is 0 to {_LONGEST_CALL_S} s, not {timeout_s}")
+    return float(timeout_s)

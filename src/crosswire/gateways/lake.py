@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import time
 from collections import deque
@@ -66,17 +67,9 @@ class _Group(msgspec.Struct, frozen=True):
 
 async def note_absence(hub: Hub) -> None:
     """The hub runs without a lake: should it have one again, a gap will say so."""
-    seal = _last_seal(hub)
+    seal = hub.feed.last_seal()
     if seal is not None and seal.tables:
         await hub.feed.seal(msgspec.structs.replace(seal, tables=()))
-
-
-def _last_seal(hub: Hub) -> Seal | None:
-    try:
-        return hub.feed.last_seal()
-    except RecordDamaged as error:
-        hub.report(error)
-        return None
 
 
 class LakeFeed:
@@ -90,8 +83,10 @@ class LakeFeed:
         *,
         count: _Count,
         writer: Writer | None = None,
+        has_room: Callable[[], bool] = lambda: True,
     ) -> None:
         self._hub = hub
+        self._has_room = has_room
         self._settings = settings
         self._lake = lake
         self._count = count
@@ -138,7 +133,7 @@ class LakeFeed:
 
     async def start(self) -> None:
         """Raises StoreError."""
-        old = _last_seal(self._hub)
+        old = self._hub.feed.last_seal()
         if old is not None and old.tables and old.tables != self._tables and not old.skipped:
             # Other tables from now on, but what was promised of the old ones is kept.
             self._seal = old
@@ -326,6 +321,7 @@ class LakeFeed:
         if self._unsealed_bytes > self._settings.backlog_bytes:
             await self._give_up("the lake could not keep up")
             return
+        self._check_room()
         groups = await self._from_store() if self._behind else self._from_memory()
         if not groups:
             return
@@ -471,6 +467,7 @@ class LakeFeed:
     async def _redo(self) -> list[Part]:
         """The files of a seal of an earlier life, as far as they are not in place."""
         seal = self._seal
+        self._check_room()
         groups: list[_Group] = []
         if seal.last_row >= seal.first_row:
             self._read_row = seal.first_row - 1
@@ -500,6 +497,13 @@ class LakeFeed:
         return batch
 
     # When it can't be done.
+
+    def _check_room(self) -> None:
+        """What is left on a nearly full disk is the store's. Raises OSError, as writing would: what
+        is not sealed waits in the store."""
+        if not self._has_room():
+            self._fall_behind()
+            raise OSError(errno.ENOSPC, "the rest of the disk is left to the store")
 
     async def _give_up_seal(self, reason: str) -> None:
         """The last seal's files can't be put into place, and the store has kept enough."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import ssl
 from typing import Final
 
@@ -14,7 +15,7 @@ from crosswire.gateways.logs import log_event
 from crosswire.gateways.site import Site
 from crosswire.session import Session
 
-__all__ = ["HANDSHAKE_S", "Listener", "fill_context", "server_context"]
+__all__ = ["HANDSHAKE_S", "Listener", "cannot_listen", "fill_context", "server_context"]
 
 HANDSHAKE_S: Final = 5.0
 _LATER_S: Final = 0.5
@@ -40,6 +41,13 @@ def fill_context(context: ssl.SSLContext, files: TlsFiles) -> None:
             context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"[tls] can't be used: {error}") from error
+
+
+def cannot_listen(name: str, address: Address, error: OSError) -> ConfigError:
+    """Which listener, which address, and why; event loops have texts of their own for the last."""
+    code = error.errno or 0
+    reason = os.strerror(code) if code > 0 else error.strerror or str(error)
+    return ConfigError(f"can't listen on {address} for {name}: {reason}")
 
 
 class Listener:
@@ -73,8 +81,7 @@ class Listener:
                 backlog=1024,
             )
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise ConfigError(f"can't listen on {address} for {self.name}: {reason}") from error
+            raise cannot_listen(self.name, address, error) from error
         self.address = Address(address.host, self._server.sockets[0].getsockname()[1])
         return self.address
 

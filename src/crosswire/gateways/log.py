@@ -33,6 +33,7 @@ from crosswire.lake.columns import booleans
 from crosswire.lake.history import History
 from crosswire.lake.schemas import MESSAGES
 from crosswire.store.contract import MAX_ID
+from crosswire.store.records import Count
 
 if TYPE_CHECKING:
     from crosswire.gateways.lake import LakeFeed
@@ -74,12 +75,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     destinations: list[str]
     starts: dict[str, int] = {}
     ends: dict[str, int] = {}
-    first: int = 1
-    behind: int = MAX_ID
+    first: Count = 1
+    behind: Count = MAX_ID
     since: int | None = None
     until: int | None = None
-    limit: int = 0
-    parts: int = 0
+    limit: Count = 0
+    parts: Count = 0
 
 
 class LogRange(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,8 +106,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     destinations: list[str]
     starts: dict[str, int] = {}
     ends: dict[str, int] = {}
-    first: int
-    behind: int
+    first: Count
+    behind: Count
     columns: tuple[str, ...] = COLUMNS
     strict: bool = True
 

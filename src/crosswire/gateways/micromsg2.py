@@ -29,7 +29,7 @@ from crosswire.errors import (
     TooLargeToSend,
 )
 from crosswire.gateways.failures import read_failure, to_failure
-from crosswire.gateways.gateway import Gateway, parse_start
+from crosswire.gateways.gateway import Gateway, check_timeout, parse_start
 from crosswire.gateways.micromsg2_intake import Intake
 from crosswire.gateways.micromsg2_outbox import Letter, Outbox
 from crosswire.gateways.payloads import BYTES, JSON, is_json, to_raw_body
@@ -327,9 +327,8 @@ class MicroMsg2Gateway(Gateway):
             raise LimitExceeded(f"more than {_OPEN_CALLS} calls that wait for an answer")
         envelope = self._envelope(event, destination, "request")
         reply = self._reply_of(event.properties, envelope)
-        timeout = event.properties.get(_TIMEOUT)
-        timeout_s = float(timeout) if isinstance(timeout, int | float) and timeout > 0 else None
         try:
+            timeout_s = check_timeout(event.properties.get(_TIMEOUT))
             if reply is None or reply.destination.startswith(_REPLY):
                 self.call(envelope, lambda answer: self._answer(reply, answer), timeout_s=timeout_s)
             else:

@@ -88,7 +88,7 @@ def parse_endpoint(text: str) -> Endpoint:
         if not equals or name not in allowed or name in given:
             raise InvalidDestination(f"{option!r} is no option of {destination}?{word}")
         given[name] = unquote(value)
-    (parse_pattern if deed == "consume" else parse_destination)(destination)
+    (parse_pattern if word == "subscribe" else parse_destination)(destination)
     predicate(given.get("filter", ""))
     return Endpoint(
         deed,
@@ -113,7 +113,7 @@ class LinkEnd(ABC):
         self.head = head
         self.endpoint = endpoint
         self.limits = self.site.config.limits.relink
-        self.rows = Rows(self.hub.store, identifier)
+        self.rows = Rows(self.hub, identifier)
         self.gateway: RelinkGateway | None = None
         self.forgotten = False
         self.cuts = 0
@@ -369,7 +369,10 @@ class LinkEnd(ABC):
     def _require_link(self) -> Link:
         if self._link is None:
             loaded = self._loaded or self.load()
-            self._link = self._restore(loaded)
+            try:
+                self._link = self._restore(loaded)
+            except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+                raise LinkStateError(f"what is stored of the link does not fit: {error}") from error
             self._loaded = None
             self.restored(loaded)
         return self._link

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from crosswire.errors import HubError, LinkStateError
+from crosswire.errors import CrosswireError, HubError, LinkStateError, RecordDamaged
+from crosswire.gateways.logs import log_event
 from crosswire.gateways.relink_consume import ConsumeEnd
 from crosswire.gateways.relink_end import Endpoint, LinkEnd, parse_endpoint
 from crosswire.gateways.relink_produce import ProduceEnd, TransactEnd
-from crosswire.gateways.relink_rows import Head, heads, wipe
+from crosswire.gateways.relink_rows import Head, Rows, heads, wipe
 from crosswire.gateways.relink_services import CallEnd, ServeEnd
 from crosswire.gateways.site import Leftover, Site
 from crosswire.wire.relink.handshake import Terms
@@ -22,12 +24,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Links"]
 
+_log = logging.getLogger("crosswire.gateways")
+
 _EPOCH: Final = "relink-epoch"
 _KEY: Final = b"epoch"
 _US: Final = 1_000_000
 _IDS: Final = 1 << 63
 _OVERDUE_S: Final = 60.0
 """How much later than it should have been a link is forgotten by who looks for leftovers."""
+_EPOCH_BYTES: Final = 8
 
 
 class Links:
@@ -40,7 +45,7 @@ class Links:
         self._cut: dict[int, float] = {}
         """Since when links have no connection, by a clock that nobody sets."""
         store = site.hub.store
-        stored = int.from_bytes(store.get(_EPOCH, _KEY) or b"")
+        stored = self._stored_epoch()
         self.epoch = stored
         try:
             if not stored or store.power_lost:
@@ -49,27 +54,49 @@ class Links:
         except LinkStateError:
             self._renew(stored)
 
+    def _stored_epoch(self) -> int:
+        """0 if there is none."""
+        hub = self.site.hub
+        stored = hub.store.get(_EPOCH, _KEY)
+        if stored is None:
+            return 0
+        epoch = int.from_bytes(stored)
+        if len(stored) != _EPOCH_BYTES or epoch >= _IDS:
+            error = RecordDamaged("the epoch of links can't be read")
+            hub.set_aside_state(_EPOCH, _KEY, stored, error)
+            return 0
+        return epoch
+
     def _recover(self) -> None:
-        """Raises LinkStateError if anything of it can't be read."""
-        store = self.site.hub.store
-        damaged = len(store.damage)
+        """Take up every link that can be read.
+
+        A link with a record that can't is forgotten alone, as if it had been cut for too long:
+        what it held goes to others, and its peer gets a new one. Raises LinkStateError where the
+        store passed over a part of its files: nobody knows then which rows are missing.
+        """
+        hub = self.site.hub
+        damaged = len(hub.store.damage)
         ends = []
-        for identifier, head in heads(store).items():
+        for identifier, head in heads(hub).items():
             try:
-                endpoint = parse_endpoint(head.terms.endpoint)
-            except HubError as error:
-                raise LinkStateError(f"a link to nowhere: {error}") from None
-            end = self._make(identifier, head, endpoint)
-            end.load()
-            ends.append(end)
-        if len(store.damage) > damaged:
+                end = self._make(identifier, head, parse_endpoint(head.terms.endpoint))
+                end.load()
+            except CrosswireError as error:
+                hub.report(RecordDamaged(f"link {identifier:x} is forgotten: {error}"))
+                log_event(_log, logging.WARNING, "link forgotten", description=str(error))
+                Rows(hub, identifier).drop_all()
+            else:
+                ends.append(end)
+        if len(hub.store.damage) > damaged:
             raise LinkStateError("rows of links are damaged")
         for end in ends:
             try:
                 self._take_up(end)
-            except HubError as error:
+            except Exception as error:
                 # The configuration may have changed: what it held goes to others.
-                self.site.hub.report(error)
+                hub.report(RecordDamaged(f"link {end.id:x} is forgotten: {error}"))
+                _log.warning("link forgotten", exc_info=not isinstance(error, HubError))
+                self._ends.pop(end.id, None)
                 end.forget()
 
     def _take_up(self, end: LinkEnd) -> None:
@@ -84,7 +111,7 @@ class Links:
         store = self.site.hub.store
         wipe(store)
         self.epoch = max(int(self.site.now() * _US), stored + 1)
-        store.save(_EPOCH, _KEY, self.epoch.to_bytes(8))
+        store.save(_EPOCH, _KEY, self.epoch.to_bytes(_EPOCH_BYTES))
         store.request()
 
     @staticmethod
@@ -117,6 +144,7 @@ class Links:
         try:
             end.attach()
         except Exception:
+            # Whatever was wrong: a link that could not be made must not be there after a restart.
             end.forget()
             raise
         if len(self._ends) >= self.site.config.connections.connections and self._cut:

@@ -23,6 +23,7 @@ import msgspec
 from crosswire.envelope import Envelope, Kind, Property
 from crosswire.errors import CrosswireError, InvalidEnvelope, ProviderFailed
 from crosswire.gateways.failures import read_failure, to_failure
+from crosswire.gateways.gateway import check_timeout
 from crosswire.gateways.payloads import BYTES
 from crosswire.wire.relink.frames import Buffer
 
@@ -42,8 +43,6 @@ _CONTENT_TYPE: Final = "content-type"
 _CORRELATION: Final = "correlation-id"
 _REPLY_TO: Final = "reply-to"
 _TIMEOUT: Final = "timeout"
-_LARGEST: Final = (1 << 64) - 1
-_SMALLEST: Final = -(1 << 63)
 
 _Properties = dict[str, Property]
 
@@ -111,11 +110,8 @@ def to_parts(envelope: Envelope) -> tuple[bytes, ...]:
 
 
 def timeout_of(envelope: Envelope) -> float | None:
-    """How long the caller wants to wait, if it says so."""
-    timeout = envelope.properties.get(_TIMEOUT)
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
-        return None
-    return float(timeout)
+    """How long the caller wants to wait, if it says so. Raises InvalidEnvelope."""
+    return check_timeout(envelope.properties.get(_TIMEOUT))
 
 
 def failure_parts(error: CrosswireError) -> tuple[bytes, ...]:
@@ -136,9 +132,6 @@ def _properties(part: Buffer) -> _Properties:
         properties = _read_properties(part)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidEnvelope(f"the first of two parts holds no properties: {error}") from None
-    for name, value in properties.items():
-        if isinstance(value, int) and not _SMALLEST <= value <= _LARGEST:
-            raise InvalidEnvelope(f"the property {name!r} has more than 64 bits")
     return properties
 
 

@@ -12,14 +12,19 @@ Numbers of messages count from 0 in the life of a channel and do not wrap.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
+from collections.abc import Callable
 from struct import Struct as Layout
 from typing import Any, Final
 
 import msgspec
 
-from crosswire.errors import LinkStateError
+from crosswire.envelope import LARGEST_INTEGER
+from crosswire.errors import LinkStateError, RecordDamaged
+from crosswire.hub.hub import Hub
 from crosswire.store.contract import Store
+from crosswire.store.records import Count, reader
 from crosswire.wire.relink.channels import ReceivingChannel
 from crosswire.wire.relink.handshake import Terms
 
@@ -39,6 +44,8 @@ HEADS: Final = "relink-link"
 _ROWS: Final = "relink-row"
 _KEY: Final = Layout(">QcQQ")
 _BEHIND: Final = b"\xff"
+_LINK_BYTES: Final = 8
+_ID_BYTES: Final = 8
 
 Parts = tuple[bytes, ...]
 
@@ -51,10 +58,10 @@ class Head(msgspec.Struct, array_like=True, frozen=True):
 class Marks(msgspec.Struct, array_like=True, frozen=True):
     """`last_id` is the newest of the messages done with, `answered` how many requests were."""
 
-    next: int
-    done: int
-    last_id: int = 0
-    answered: int = 0
+    next: Count
+    done: Count
+    last_id: Count = 0
+    answered: Count = 0
     reopened: bool = False
     closing: bool = False
 
@@ -101,13 +108,32 @@ class Loaded:
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_read_head = msgspec.msgpack.Decoder(Head).decode
-_READERS: Final[dict[bytes, Any]] = {
-    b"r": msgspec.msgpack.Decoder(ReceivingChannel).decode,
-    b"m": msgspec.msgpack.Decoder(Marks).decode,
-    b"s": msgspec.msgpack.Decoder(list[Run]).decode,
-    b"u": msgspec.msgpack.Decoder(list[Parts]).decode,
+_read_head: Callable[[bytes], Head] = reader(Head, "a link's head")
+_READERS: Final[dict[bytes, Callable[[bytes], Any]]] = {
+    b"r": reader(ReceivingChannel, "a channel that is received on"),
+    b"m": reader(Marks, "a channel that is sent on"),
+    b"s": reader(list[Run], "what was sent"),
+    b"u": reader(list[Parts], "what is undecided"),
 }
+
+
+def _read_row(kind: bytes, value: bytes) -> Any:
+    """Raises RecordDamaged."""
+    read = _READERS.get(kind)
+    if read is None:
+        raise RecordDamaged(f"there is no row of kind {kind!r}")
+    row = read(value)
+    if kind == b"r":
+        numbers = [each for each in msgspec.structs.astuple(row) if isinstance(each, int)]
+        if min(numbers) < 0 or max(numbers) > LARGEST_INTEGER:
+            raise RecordDamaged("a channel that is received on has numbers out of range")
+    elif kind == b"s" and any(_has_bad_ids(run) for run in row):
+        raise RecordDamaged("what was sent has ids that are none")
+    return row
+
+
+def _has_bad_ids(run: Run) -> bool:
+    return len(run.ids) % _LINK_BYTES != 0 or min(array("q", run.ids), default=0) < 0
 
 
 def encode_runs(runs: list[Run]) -> msgspec.Raw:
@@ -115,14 +141,22 @@ def encode_runs(runs: list[Run]) -> msgspec.Raw:
     return msgspec.Raw(_encode(runs))
 
 
-def heads(store: Store) -> dict[int, Head]:
-    """Every link that is kept, by its id. Raises LinkStateError."""
+def heads(hub: Hub) -> dict[int, Head]:
+    """Every link that is kept, by its id. One that can't be read is set aside."""
     found = {}
-    for key, value in store.load(HEADS):
+    for key, value in hub.store.load(HEADS):
         try:
-            found[int.from_bytes(key)] = _read_head(value)
-        except msgspec.MsgspecError as error:
-            raise LinkStateError(f"a link's head can't be read: {error}") from None
+            if len(key) != _LINK_BYTES:
+                raise RecordDamaged("a link's id has 8 bytes")
+            head = _read_head(value)
+            sizes = (head.terms.connector_id_size, head.terms.listener_id_size)
+            if min(sizes) < 0 or max(sizes) > _ID_BYTES:
+                raise RecordDamaged("a link's channel ids have 0 to 8 bytes")
+            found[int.from_bytes(key)] = head
+        except RecordDamaged as error:
+            hub.set_aside_state(HEADS, key, value, error)
+            if len(key) == _LINK_BYTES:
+                Rows(hub, int.from_bytes(key)).drop_all()
     return found
 
 
@@ -135,8 +169,9 @@ def wipe(store: Store) -> None:
 class Rows:
     """The rows of one link. What is saved gets written with the group that is open."""
 
-    def __init__(self, store: Store, link: int) -> None:
-        self._store = store
+    def __init__(self, hub: Hub, link: int) -> None:
+        self._hub = hub
+        self._store = hub.store
         self._link = link
 
     def save_head(self, head: Head) -> None:
@@ -173,13 +208,16 @@ class Rows:
         self._store.request(sync=False, urgent=False)
 
     def load(self) -> Loaded:
-        """What is committed. Raises LinkStateError."""
+        """What is committed. Raises LinkStateError; the row that can't be read is set aside."""
         loaded = Loaded()
         for key, value in self._store.load(_ROWS, self._link.to_bytes(8)):
             try:
+                if len(key) != _KEY.size:
+                    raise RecordDamaged(f"the key of a row has {_KEY.size} bytes, not {len(key)}")
                 _, kind, channel, number = _KEY.unpack(key)
-                row = _READERS[kind](value)
-            except (msgspec.MsgspecError, KeyError, ValueError) as error:
+                row = _read_row(kind, value)
+            except RecordDamaged as error:
+                self._hub.set_aside_state(_ROWS, key, value, error)
                 raise LinkStateError(f"a link's row can't be read: {error}") from None
             if kind == b"r":
                 loaded.receiving[channel] = row

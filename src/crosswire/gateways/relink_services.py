@@ -139,8 +139,12 @@ class CallEnd(LinkEnd):
         for request in asked:
             if request.envelope is None:
                 continue
+            try:
+                timeout_s = timeout_of(request.envelope)
+            except InvalidEnvelope as error:
+                self._finish(request, failure_parts(error))
+                continue
             self._asked[id(request.envelope)] = request
-            timeout_s = timeout_of(request.envelope)
             if timeout_s is None:
                 plain.append(request.envelope)
             else:

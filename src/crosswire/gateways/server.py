@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
+import re
+import tempfile
 import zlib
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -16,7 +19,7 @@ import msgspec
 from crosswire.access import Access
 from crosswire.config import Address, Config, ScheduleEntry
 from crosswire.envelope import Envelope
-from crosswire.errors import BondError, ConfigError, HubError, InvalidSchedule
+from crosswire.errors import BondError, ConfigError, HubError, InvalidSchedule, RecordDamaged
 from crosswire.gateways.clock import Clock
 from crosswire.gateways.gateway import Gateway
 from crosswire.gateways.lake import LakeFeed, note_absence
@@ -31,6 +34,8 @@ from crosswire.gateways.tap import TapFeed, has_spool
 from crosswire.gateways.watchdog import Watchdog
 from crosswire.hub.hub import Hub, HubConfig
 from crosswire.hub.schedules import Schedule
+from crosswire.store.records import reader
+from crosswire.store.reserve import flush_bytes, room_for_others
 from crosswire.store.rocks import RocksStore
 
 __all__ = ["GATEWAYS", "Door", "Server"]
@@ -43,6 +48,12 @@ _AFTER_FAILURE_S: Final = 1.0
 _IDLE_LOOK_S: Final = 10.0
 _GOODBYE_S: Final = 2.0
 _CONFIGURED: Final = "configured"
+_STORE_FILES: Final = re.compile(
+    r"LOCK|LOG.*|IDENTITY|MANIFEST-\d+|OPTIONS-\d+(\.dbtmp)?|\d+\.(sst|log|dbtmp)|RESERVE"
+    r"|rocksdict-config\.json|crosswire\..*"
+)
+"""What can be there when a hub was killed while it made its store."""
+_read_names: Callable[[bytes], list[str]] = reader(list[str], "the configured schedules")
 _RESTART: Final = ("data", "emqp", "insecure", "lake", "listen", "store")
 """Settings that a running hub can't change."""
 
@@ -144,16 +155,25 @@ class Server:
         return {name: listener.address for name, listener in self.listeners.items()}
 
     async def _open_lake(self) -> None:
-        settings, hub, count = self.config.lake, self.hub, self.site.count
+        settings = self.config.lake
         path = Path(settings.directory or Path(self.config.data) / "lake")
+        least_bytes = flush_bytes(self.config.store.buffer_bytes)
+        has_room = room_for_others(path, Path(self.config.data) / "store", least_bytes)
+        try:
+            await self._start_lake(path, has_room)
+        except OSError as error:
+            raise ConfigError(f"can't keep the lake in {path}: {error.strerror}") from error
+
+    async def _start_lake(self, path: Path, has_room: Callable[[], bool]) -> None:
+        settings, hub, count = self.config.lake, self.hub, self.site.count
         if settings.messages or settings.ledger:
-            self._lake = LakeFeed(hub, settings, path, count=count)
+            self._lake = LakeFeed(hub, settings, path, count=count, has_room=has_room)
             await self._lake.start()
         else:
             await note_absence(hub)
         self.log = Log(hub, path, self._lake, count=count)
         if settings.tap.listeners or has_spool(path):
-            self.site.tap = TapFeed(settings, path, hub.node, count=count)
+            self.site.tap = TapFeed(settings, path, hub.node, count=count, has_room=has_room)
             await self.site.tap.start()
 
     async def _close_lake(self) -> None:
@@ -259,7 +279,12 @@ class Server:
         """
         schedules, store = self.hub.schedules, self.hub.store
         stored = store.get(_CONFIGURED, b"schedules")
-        before: list[str] = msgspec.msgpack.decode(stored) if stored is not None else []
+        before: list[str] = []
+        if stored is not None:
+            try:
+                before = _read_names(stored)
+            except RecordDamaged as error:
+                self.hub.set_aside_state(_CONFIGURED, b"schedules", stored, error)
         now = self.site.now()
         for entry in entries:
             schedule = _schedule(entry)
@@ -363,10 +388,41 @@ def _hub_config(config: Config) -> HubConfig:
 
 def _open_store(config: Config) -> RocksStore:
     path = Path(config.data) / "store"
+    needed = flush_bytes(config.store.buffer_bytes)
+    if config.store.spare_bytes < needed:
+        raise ConfigError(
+            f"store.spare_bytes = {config.store.spare_bytes} is less than the {needed} bytes that"
+            f" the store's own work may take with buffer_bytes = {config.store.buffer_bytes}"
+        )
     try:
+        _check_folder(path)
         return RocksStore(path, config.store)
     except OSError as error:
         raise ConfigError(f"can't keep data in {path}: {error.strerror}") from error
+
+
+def _check_folder(path: Path) -> None:
+    """Is this where a store is, or could be? Raises ConfigError and OSError.
+
+    The engine takes any folder for its own: where it finds no store it makes one, and removes what
+    has names like those of its files.
+    """
+    for folder in (path.parent, path):
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"can't keep data in {folder}: it is not a folder")
+    path.mkdir(parents=True, exist_ok=True)
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        # Whether that is about rights or about the file system, the system says best itself.
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    if not (path / "CURRENT").exists():
+        names = sorted(each.name for each in path.iterdir())
+        others = [name for name in names if not _STORE_FILES.fullmatch(name)]
+        if others:
+            raise ConfigError(
+                f"{path} is no store of a hub, but has files of something else"
+                f" ({', '.join(others[:3])}): choose another folder for the data"
+            )
 
 
 def _schemas(files: Sequence[str]) -> Schemas:

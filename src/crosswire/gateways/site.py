@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol, TypeVar
 
 from crosswire.access import Access
 from crosswire.config import Config, ConnectionLimits
+from crosswire.errors import RecordDamaged
 from crosswire.gateways.clock import Clock
 from crosswire.gateways.payloads import Schemas
 from crosswire.hub.hub import Hub
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Closable", "Leftover", "Occupant", "Rooms", "Site"]
 
-_BOOTS = "boot"
+_BOOTS: Final = "boot"
+_COUNT: Final = b"count"
+_COUNT_BYTES: Final = 4
 
 T = TypeVar("T")
 
@@ -121,10 +124,23 @@ class Site:
         self._clock = clock or Clock().now
         self._connections = 0
         self._shared: dict[Callable[[Site], Any], Any] = {}
-        boots = int.from_bytes(hub.store.get(_BOOTS, b"count") or b"") + 1
-        hub.store.save(_BOOTS, b"count", boots.to_bytes(4))
+        boots = self._count_boots()
+        hub.store.save(_BOOTS, _COUNT, boots.to_bytes(_COUNT_BYTES))
         hub.store.request()
         self._boot = f"{boots:x}"
+
+    def _count_boots(self) -> int:
+        """How often this hub was started, this time included: connections are named after it."""
+        stored = self.hub.store.get(_BOOTS, _COUNT)
+        if stored is None:
+            return 1
+        boots = int.from_bytes(stored) + 1
+        if len(stored) == _COUNT_BYTES and boots < 1 << 8 * _COUNT_BYTES:
+            return boots
+        error = RecordDamaged("how often the hub was started is unknown")
+        self.hub.set_aside_state(_BOOTS, _COUNT, stored, error)
+        # The time in seconds is above any count, so that no name comes twice.
+        return int(self._clock()) % (1 << 8 * _COUNT_BYTES - 1)
 
     def shared(self, make: Callable[[Site], T]) -> T:
         """What the gateways of one protocol share; made when it is first asked for."""

@@ -53,8 +53,10 @@ class TapFeed:
         *,
         count: Callable[..., None],
         spool: Callable[..., Spool] = Spool,
+        has_room: Callable[[], bool] = lambda: True,
     ) -> None:
         self._settings = settings
+        self._has_room = has_room
         self._lake = lake
         self._node = node
         self._count = count
@@ -160,6 +162,11 @@ class TapFeed:
         are lost that no spool knows of."""
         now_us = int(time.time() * _US)
         settings, spool = self._settings, self._spool
+        if not closing and not self._has_room():
+            self._fail("the rest of the disk is left to the store")
+            if spool is not None:
+                spool.forget(ended)
+            return True, lost + sum(row.length for row in rows)
         try:
             if spool is None:
                 memory = settings.memory_bytes

@@ -11,11 +11,13 @@ them. Reading them back therefore costs what is unsettled, never what there was.
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
 from crosswire.errors import RecordDamaged
+from crosswire.store.records import Count, reader
 
 if TYPE_CHECKING:
     from crosswire.store.contract import Store
@@ -25,12 +27,13 @@ __all__ = ["Attempt", "Cursor", "Opened"]
 _SNAPSHOTS: Final = "cursor"
 _CHANGES: Final = "change"
 LEAST_CHANGES: Final = 4096
+_ID_BYTES: Final = 8
 
 
 class Attempt(msgspec.Struct, array_like=True, frozen=True):
     """One delivery that did not end well: when, to whom, why."""
 
-    time: int
+    time: Count
     connection: str
     cause: str
 
@@ -38,25 +41,33 @@ class Attempt(msgspec.Struct, array_like=True, frozen=True):
 class Opened(msgspec.Struct, array_like=True):
     """A message that is not settled, with what happened to it so far."""
 
-    number: int
-    id: int
+    number: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+    id: Count
     attempts: list[Attempt] = []
 
 
 class _Snapshot(msgspec.Struct, array_like=True, frozen=True):
-    upto: int
+    upto: Count
     open: list[Opened]
 
 
 class _Change(msgspec.Struct, array_like=True, frozen=True):
-    head: int
+    head: Count
     settled: bytes
     refused: list[Opened]
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_read_snapshot = msgspec.msgpack.Decoder(_Snapshot).decode
-_read_change = msgspec.msgpack.Decoder(_Change).decode
+_read_snapshot: Callable[[bytes], _Snapshot] = reader(_Snapshot, "a cursor")
+_decode_change: Callable[[bytes], _Change] = reader(_Change, "a cursor")
+
+
+def _read_change(record: bytes) -> _Change:
+    """Raises RecordDamaged."""
+    change = _decode_change(record)
+    if len(change.settled) % _ID_BYTES or min(array("q", change.settled), default=0) < 0:
+        raise RecordDamaged("a cursor can't be read: what is settled are no ids")
+    return change
 
 
 class Cursor:
@@ -67,6 +78,8 @@ class Cursor:
 
     def __init__(self, store: Store, key: bytes) -> None:
         self.key = key
+        self.is_stored = False
+        """Was there a snapshot, readable or not?"""
         self.upto = 0
         self.open: list[Opened] = []
         self.later: set[int] = set()
@@ -83,11 +96,12 @@ class Cursor:
         store = self._store
         stored = store.get(_SNAPSHOTS, self.key)
         opened: dict[int, Opened] = {}
+        self.is_stored = stored is not None
         if stored is not None:
             try:
                 snapshot = _read_snapshot(stored)
-            except msgspec.MsgspecError as error:
-                self.damage.append(RecordDamaged(f"a cursor can't be read: {error}"))
+            except RecordDamaged as error:
+                self.damage.append(error)
                 snapshot = _Snapshot(0, [])
             self.upto = snapshot.upto
             opened = {each.id: each for each in snapshot.open}
@@ -96,8 +110,8 @@ class Cursor:
             self._next_change = int.from_bytes(key[-8:]) + 1
             try:
                 changes.append(_read_change(value))
-            except msgspec.MsgspecError as error:
-                self.damage.append(RecordDamaged(f"a cursor can't be read: {error}"))
+            except RecordDamaged as error:
+                self.damage.append(error)
         if changes and changes[-1].head > self.upto:
             self.upto = changes[-1].head - 1
         for change in changes:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
-from crosswire.envelope import Envelope, Property, encode, parse_destination
+from crosswire.envelope import Envelope, Property, encode
 from crosswire.errors import UnknownMessage
 from crosswire.hub.cursor import Attempt
 from crosswire.hub.ledger import Step
@@ -126,12 +126,15 @@ class DeadLetters:
         """Send these again, to where they came from unless told otherwise.
 
         Gives the ids of those that were there. Sent and removed in one group: never both or none.
+        Raises InvalidDestination, UnknownMessage.
         """
         hub = self._hub
         replayed = []
         for identifier in ids:
             letter = self.get(queue, identifier)
-            envelope = _revive(letter.envelope, destination or letter.origin)
+            target = destination or letter.origin
+            hub.parse(target)
+            envelope = _revive(letter.envelope, target)
             if refit is not None and letter.origin:
                 envelope = refit(envelope.replace(destination=letter.origin), envelope)
             if hub.queue(queue).remove([identifier], Step.REPLAYED, now):
@@ -182,8 +185,7 @@ def _read(envelope: Envelope) -> DeadLetter:
 
 
 def _revive(envelope: Envelope, destination: str) -> Envelope:
-    """The message as it was, still to be stamped. Raises InvalidDestination."""
-    parse_destination(destination)
+    """The message as it was, still to be stamped."""
     native = {key: value for key, value in envelope.native.items() if key != _NATIVE}
     return envelope.replace(
         destination=destination,

@@ -14,6 +14,7 @@ from crosswire.hub.items import Arrivals
 from crosswire.hub.ledger import Run, Step, parse_block
 from crosswire.hub.receipt import Receipt
 from crosswire.store.contract import MAX_ID, Page
+from crosswire.store.records import Count, reader
 
 if TYPE_CHECKING:
     from crosswire.hub.hub import Hub
@@ -60,15 +61,15 @@ class Seal(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     no file; `tables` are those that the lake had then, none while it was off.
     """
 
-    first_row: int
-    last_row: int
-    first_seq: int
-    last_seq: int
-    newest: int
-    after: int = 0
+    first_row: Count
+    last_row: Count
+    first_seq: Count
+    last_seq: Count
+    newest: Count
+    after: Count = 0
     tables: tuple[str, ...] = ()
     skipped: bool = False
-    first_gap: int = 1
+    first_gap: Count = 1
     gaps: tuple[Gap, ...] = ()
     version: int = _VERSION
 
@@ -101,9 +102,23 @@ class Feed:
         return self._hub.committed()
 
     def last_seal(self) -> Seal | None:
-        """After a restart, the one whose files may not be in place. Raises RecordDamaged."""
+        """After a restart, the one whose files may not be in place.
+
+        One that can't be used is set aside: the lake begins anew, behind a gap that says so.
+        """
         stored = self._store.get(_SPACE, b"last")
-        return None if stored is None else _parse(stored)
+        if stored is None:
+            return None
+        try:
+            seal = _read(stored)
+            if seal.version != _VERSION:
+                raise RecordDamaged(f"the last seal of the lake has version {seal.version}")
+            if seal.last_row >= self._store.next_row or seal.newest > self._store.newest_id:
+                raise RecordDamaged("the last seal of the lake is about what never was")
+        except RecordDamaged as error:
+            self._hub.set_aside_state(_SPACE, b"last", stored, error)
+            return None
+        return seal
 
     def release(self, seal: Seal) -> None:
         """Its files are in place: the lake needs nothing of the store up to here."""
@@ -158,14 +173,4 @@ class Feed:
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Seal).decode
-
-
-def _parse(data: bytes) -> Seal:
-    try:
-        seal = _decode(data)
-    except msgspec.MsgspecError as error:
-        raise RecordDamaged(f"the last seal of the lake can't be read: {error}") from None
-    if seal.version != _VERSION:
-        raise RecordDamaged(f"a seal of version {seal.version}")
-    return seal
+_read: Callable[[bytes], Seal] = reader(Seal, "the last seal of the lake")

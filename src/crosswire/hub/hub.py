@@ -7,6 +7,7 @@ became visible with it is handed out in lists.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
@@ -14,7 +15,14 @@ from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
-from crosswire.envelope import Envelope, decode, parse_destination, parse_pattern
+from crosswire.envelope import (
+    Destination,
+    Envelope,
+    decode,
+    parse_destination,
+    parse_pattern,
+    parse_stored_destination,
+)
 from crosswire.errors import (
     HubError,
     InvalidDestination,
@@ -50,10 +58,14 @@ from crosswire.store.contract import Store
 
 __all__ = ["Hub", "HubConfig"]
 
+_log = logging.getLogger("crosswire.hub")
+
 _US: Final = 1_000_000
 _HOUSEKEEPING_S: Final = 10.0
 _READ_AGAIN_S: Final = 1.0
 _DAMAGED: Final = "damaged"
+_STATE: Final = bytes(4)
+"""In place of a destination's number, which is never 0: what follows is a space and a key."""
 _REPORTS: Final = 1000
 
 
@@ -181,15 +193,18 @@ class Hub:
         """
         self._intake.take_over(envelopes, now)
 
-    def target(self, destination: str) -> Queue | Topic:
-        """The queue or topic of that name. Raises InvalidDestination."""
+    def target(self, destination: str, *, own: bool = False) -> Queue | Topic:
+        """The queue or topic of that name. Raises InvalidDestination.
+
+        `own`: the hub chose the name itself, which need not be one that a peer may choose.
+        """
         target = self._queues.get(destination) or self._topics.get(destination)
         if target is not None:
             return target
-        kind = parse_destination(destination).kind
+        kind = (parse_stored_destination if own else self.parse)(destination).kind
         if kind == "service":
             raise InvalidDestination(f"{destination!r} is called, nothing can be sent to it")
-        return self.queue(destination) if kind == "queue" else self.topic(destination)
+        return self._open_queue(destination) if kind == "queue" else self._open_topic(destination)
 
     # Consuming.
 
@@ -213,15 +228,17 @@ class Hub:
         `choice` leaves those to others that it is not true of.
         """
         self.now = now
-        if parse_destination(destination).kind != "queue":
+        if self.parse(destination).kind != "queue":
             raise InvalidDestination(f"{destination!r} is not a queue")
+        # Nothing is made before all of it is known to be right: a queue gets a number for good.
+        matches = predicate(filter)
         consumer = self.queue(destination).attach(
             receiver,
             now,
             peer=peer,
             window=_window(window),
             weight=weight,
-            matches=predicate(filter),
+            matches=matches,
             lease_s=lease_s,
             holding=holding,
             choice=choice,
@@ -321,22 +338,36 @@ class Hub:
         """Raises InvalidDestination."""
         queue = self._queues.get(destination)
         if queue is None:
-            parse_destination(destination)
-            queue = Queue(self, destination, self.queue_policy(destination))
-            self._queues[destination] = queue
-            queue.recover(self.now)
+            self.parse(destination)
+            queue = self._open_queue(destination)
+        return queue
+
+    def _open_queue(self, destination: str) -> Queue:
+        queue = Queue(self, destination, self.queue_policy(destination))
+        self._queues[destination] = queue
+        queue.recover(self.now)
         return queue
 
     def topic(self, destination: str) -> Topic:
         """Raises InvalidDestination."""
         topic = self._topics.get(destination)
         if topic is None:
-            parse_destination(destination)
-            topic = self._topics[destination] = self._make_topic(destination)
-            self.subscriptions.refresh(topic)
-            for subscription in topic.subscriptions:
-                subscription.add_topic(topic.number)
+            self.parse(destination)
+            topic = self._open_topic(destination)
         return topic
+
+    def _open_topic(self, destination: str) -> Topic:
+        topic = self._topics[destination] = self._make_topic(destination)
+        self.subscriptions.refresh(topic)
+        for subscription in topic.subscriptions:
+            subscription.add_topic(topic.number)
+        return topic
+
+    def parse(self, destination: str) -> Destination:
+        """Raises InvalidDestination: a new one has to keep to the rules that hold today."""
+        if destination in self.store.destinations():
+            return parse_stored_destination(destination)
+        return parse_destination(destination)
 
     def reconfigure(self, config: HubConfig) -> None:
         """Other policies from now on; what is accepted already stays."""
@@ -399,7 +430,10 @@ class Hub:
 
     def fetch(self, destination: str, ids: Sequence[int]) -> list[Envelope | None]:
         """Stored messages by id, None for those that are gone."""
-        records = self.store.fetch(self.store.number(destination), ids)
+        number = self.store.destinations().get(destination)
+        if number is None:
+            return [None] * len(ids)
+        records = self.store.fetch(number, ids)
         return [self._read(each) for each in records]
 
     def _read(self, record: bytes | None) -> Envelope | None:
@@ -701,17 +735,39 @@ class Hub:
 
     def set_aside(self, number: int, identifier: int, record: bytes, error: HubError) -> None:
         """A record that can't be read: out of the way, but not thrown away."""
-        destination = self.store.name(number)
+        destination = self._name_of(number)
         self.report(error)
+        _log.warning("message %d of %s set aside: %s", identifier, destination, error)
         self.store.save(_DAMAGED, number.to_bytes(4) + identifier.to_bytes(8), record)
         self.ledger.note(
             Step.DAMAGED, int(self.now * _US), destination, [identifier], detail=str(error)
         )
         self.store.request(urgent=False)
 
+    def set_aside_state(self, space: str, key: bytes, value: bytes, error: HubError) -> None:
+        """A record of a state space that can't be used: reported, and kept in `damaged`."""
+        self.report(error)
+        _log.warning("record of space %s, key %r, set aside: %s", space, key, error)
+        self.store.save(_DAMAGED, _STATE + space.encode() + b"/" + key, value)
+        self.store.drop(space, key)
+        self.store.request(urgent=False)
+
+    def damaged_state(self) -> Iterator[tuple[str, bytes, bytes]]:
+        """What was set aside of state spaces: space, key, bytes as they were found."""
+        for key, record in self.store.load(_DAMAGED, _STATE):
+            space, _, rest = key[len(_STATE) :].partition(b"/")
+            yield space.decode(errors="replace"), rest, record
+
+    def _name_of(self, number: int) -> str:
+        """Its destination; a damaged record may have a number that was never given out."""
+        try:
+            return self.store.name(number)
+        except KeyError:
+            return f"destination number {number}"
+
     def report_missing(self, number: int, identifier: int) -> None:
         """A cursor speaks of a message that is not there: retention took it, or it is lost."""
-        destination = self.store.name(number)
+        destination = self._name_of(number)
         topic = self._topics.get(destination)
         if topic is not None and identifier <= topic.reclaimed:
             self.ledger.note(
@@ -726,7 +782,8 @@ class Hub:
     def damaged(self) -> Iterator[tuple[str, int, bytes]]:
         """What was set aside: destination, id, bytes as they were found."""
         for key, record in self.store.load(_DAMAGED):
-            yield self.store.name(int.from_bytes(key[:4])), int.from_bytes(key[4:]), record
+            if not key.startswith(_STATE):
+                yield self._name_of(int.from_bytes(key[:4])), int.from_bytes(key[4:]), record
 
 
 def _window(window: Window | int) -> Window:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from crosswire.envelope import Envelope, encode, encode_run, stamp_run
-from crosswire.errors import HubError, InvalidEnvelope, StoreFull
+from crosswire.errors import HubError, InvalidDestination, InvalidEnvelope, StoreFull
 from crosswire.hub.items import Arrivals
 from crosswire.hub.ledger import Peer, Step
 from crosswire.hub.queues import Queue
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["Group", "Intake"]
 
 _US: Final = 1_000_000
+_FIRST_LEVEL: Final = slice(6, 7)
+"""Where the name begins in `queue/NAME` and `topic/NAME`."""
 
 
 class Group:
@@ -71,6 +73,8 @@ class Intake:
             end = _end_of_run(destinations, place)
             run = envelopes[place:end]
             try:
+                if destination[_FIRST_LEVEL] == "@":
+                    raise InvalidDestination(f"{destination!r} is the hub's own")
                 target = self._hub.target(destination)
                 if isinstance(target, Queue):
                     waits |= self._send(target, run, place, receipt, now)
@@ -245,7 +249,7 @@ class Intake:
 
     def inject(self, envelope: Envelope, now: float) -> None:
         """See `Hub.inject`."""
-        target = self._hub.target(envelope.destination)
+        target = self._hub.target(envelope.destination, own=True)
         self._keep(target, [envelope], self._hub.store.reserve(1), now)
         self._hub.store.request()
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from crosswire.errors import DestinationFull
+from crosswire.errors import DestinationFull, RecordDamaged
 from crosswire.hub.attachment import Consumer
 from crosswire.hub.backlog import Backlog
 from crosswire.hub.floors import floor_of, save_floor
 from crosswire.hub.items import Arrivals, Retry
+from crosswire.store.records import Count, reader
 
 if TYPE_CHECKING:
     from crosswire.hub.hub import Hub
+    from crosswire.store.contract import Page
 
 __all__ = ["Queue", "QueuePolicy"]
 
@@ -42,12 +44,12 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Depth(msgspec.Struct, array_like=True, frozen=True):
-    length: int
-    size_bytes: int
+    length: Count
+    size_bytes: Count
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_read_depth = msgspec.msgpack.Decoder(_Depth).decode
+_read_depth: Callable[[bytes], _Depth] = reader(_Depth, "the length of a queue")
 
 
 class Queue(Backlog):
@@ -67,11 +69,36 @@ class Queue(Backlog):
         self.numbers = [self.number]
         self.waiting = 0
         self._is_inexact = False
-        self._floor = floor_of(hub.store, self.number)
-        stored = hub.store.get(_DEPTHS, self.number.to_bytes(4))
+        self._floor = floor_of(hub, self.number)
+        key = self.number.to_bytes(4)
+        stored = hub.store.get(_DEPTHS, key)
         if stored is not None:
-            depth = _read_depth(stored)
+            try:
+                depth = _read_depth(stored)
+            except RecordDamaged as error:
+                hub.set_aside_state(_DEPTHS, key, stored, error)
+                depth = self._count_stored()
             self.length, self.size_bytes = depth.length, depth.size_bytes
+
+    def _count_stored(self) -> _Depth:
+        """What is not settled, counted one by one."""
+        cursor = self.cursor
+        opened = {each.id for each in cursor.open}
+        pages: list[Page] = []
+        sizes: list[int] = []
+        after = min(min(opened, default=cursor.upto + 1) - 1, cursor.upto)
+        while True:
+            self._hub.store.read([self.number], after=after, count=1024, done=pages.append)
+            page = pages.pop()
+            if not page.records:
+                return _Depth(len(sizes), sum(sizes))
+            after = page.last
+            sizes += [
+                len(record)
+                for _, identifier, record in page.records
+                if identifier in opened
+                or (identifier > cursor.upto and identifier not in cursor.later)
+            ]
 
     def adopt(self, policy: QueuePolicy) -> None:
         """Another policy from now on."""

@@ -9,14 +9,23 @@ from __future__ import annotations
 import heapq
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import lru_cache
+from math import inf
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from crosswire.envelope import SCHEDULED, Envelope, parse_destination
+from crosswire.envelope import (
+    LARGEST_INTEGER,
+    SCHEDULED,
+    Envelope,
+    parse_destination,
+    parse_stored_destination,
+)
 from crosswire.errors import HubError, InvalidSchedule, RecordDamaged, UnknownMessage
+from crosswire.store.records import reader
 
 if TYPE_CHECKING:
     from crosswire.hub.hub import Hub
@@ -42,6 +51,8 @@ _ROUNDING_S: Final = 1e-6
 _FAR_S: Final = 366 * 86_400.0
 _YEARS: Final = 100
 _YEAR_2000: Final = 946_684_800.0
+_LAST_DUE_S: Final = 253_402_300_800.0
+"""The year 10000, which no calendar of ours has."""
 
 
 class _NoFurtherTime(InvalidSchedule):
@@ -120,7 +131,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Schedule).decode
+_read: Callable[[bytes], Schedule] = reader(Schedule, "a schedule")
 
 
 class Schedules:
@@ -139,9 +150,10 @@ class Schedules:
         self._armed_offset = 0.0
         for key, value in hub.store.load(_SPACE):
             try:
-                schedule = _recovered(_decode(value))
-            except (msgspec.MsgspecError, InvalidSchedule) as error:
-                hub.report(RecordDamaged(f"schedule {key.decode(errors='replace')}: {error}"))
+                schedule = _recovered(_read(value))
+                _check_kept(schedule, key)
+            except HubError as error:
+                hub.set_aside_state(_SPACE, key, value, error)
                 continue
             self._schedules[schedule.id] = schedule
             self._arm(schedule.id, schedule.next_due)
@@ -154,8 +166,8 @@ class Schedules:
             raise InvalidSchedule("a schedule has an interval or a cron expression, one of them")
         if not schedule.cron:
             check_interval(schedule.interval_s)
-        if schedule.run_count < 0:
-            raise InvalidSchedule("a run count is not negative")
+        if not 0 <= schedule.run_count <= LARGEST_INTEGER:
+            raise InvalidSchedule("a run count is 0 to 2^63 - 1")
         if parse_destination(schedule.envelope.destination).kind == "service":
             raise InvalidSchedule("a schedule sends to a queue or a topic")
         kept: Schedule = msgspec.structs.replace(
@@ -397,12 +409,32 @@ def _text(wall: float) -> str:
         return f"{wall:.0f}"
 
 
+def _check_kept(schedule: Schedule, key: bytes) -> None:
+    """Can it go on? Raises RecordDamaged, or what is wrong with it.
+
+    An interval that an earlier version allowed is no damage: it only has to be one.
+    """
+    if schedule.id.encode() != key:
+        raise RecordDamaged(f"the schedule {schedule.id[:80]!r} has the key of another")
+    if not 0 <= schedule.next_due <= _LAST_DUE_S:
+        raise RecordDamaged(f"the schedule {schedule.id[:80]!r} is due at {schedule.next_due}")
+    if bool(schedule.cron) == bool(schedule.interval_s) or not 0 <= schedule.interval_s < inf:
+        raise RecordDamaged(f"the schedule {schedule.id[:80]!r} has no interval")
+    if min(schedule.run_count, schedule.fired) < 0:
+        raise RecordDamaged(f"the schedule {schedule.id[:80]!r} has a negative count")
+    if schedule.cron:
+        check_cron(schedule.cron)
+    if parse_stored_destination(schedule.envelope.destination).kind == "service":
+        raise RecordDamaged(f"the schedule {schedule.id[:80]!r} calls a service")
+
+
 def check_interval(interval_s: float) -> None:
     """Raises InvalidSchedule; one that is not a number is no interval either."""
     if not _LEAST_INTERVAL_S <= interval_s <= _MOST_INTERVAL_S:
         raise InvalidSchedule(f"an interval is 0.1 s to 10 years, not {interval_s} s")
 
 
+@lru_cache(maxsize=4096)
 def check_cron(expression: str) -> None:
     """Raises InvalidSchedule for what is no cron expression, or never comes in any year."""
     next(_times_of_cron(expression, _YEAR_2000, forward=True))

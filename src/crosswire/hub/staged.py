@@ -7,18 +7,21 @@ part       attempt number ‖ part         → what is in the part, and whose it
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
 from crosswire.envelope import Envelope, parse_destination
 from crosswire.errors import InvalidDestination, InvalidEnvelope, RecordDamaged
+from crosswire.store.records import Count, reader
 
 if TYPE_CHECKING:
+    from crosswire.hub.hub import Hub
     from crosswire.store.contract import Store
 
 __all__ = [
+    "CHUNKS",
     "Attempt",
     "Named",
     "Owner",
@@ -31,7 +34,7 @@ __all__ = [
     "unpack",
 ]
 
-_CHUNKS: Final = "staged"
+CHUNKS: Final = "staged"
 _PARTS: Final = "part"
 _CHUNK_MESSAGES: Final = 256
 _CHUNK_BYTES: Final = 512 * 1024
@@ -75,16 +78,16 @@ class _Record(msgspec.Struct, frozen=True, array_like=True):
     """What is kept of a part beside its chunks: their sizes, and the sums."""
 
     owner: Owner
-    batch: int
+    batch: Count
     attempt: str
-    chunks: list[int]
-    messages: int
-    totals: Totals
+    chunks: list[Count]
+    messages: Count
+    totals: dict[str, tuple[Count, Count]]
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_read_record = msgspec.msgpack.Decoder(_Record).decode
-_read_chunk = msgspec.msgpack.Decoder(list[Envelope]).decode
+_read_record: Callable[[bytes], _Record] = reader(_Record, "a staged part")
+_read_chunk: Callable[[bytes], list[Envelope]] = reader(list[Envelope], "staged messages")
 
 
 def pack(envelopes: Sequence[Envelope]) -> Part:
@@ -133,10 +136,7 @@ def unpack(chunk: bytes | None) -> list[Envelope]:
         raise RecordDamaged("staged messages of a committed batch are missing")
     if zlib.crc32(chunk[4:]) != int.from_bytes(chunk[:4]):
         raise RecordDamaged("staged messages of a committed batch: the checksum does not fit")
-    try:
-        return _read_chunk(chunk[4:])
-    except msgspec.MsgspecError as error:
-        raise RecordDamaged(f"staged messages can't be read: {error}") from None
+    return _read_chunk(chunk[4:])
 
 
 class Attempt:
@@ -161,7 +161,7 @@ class Attempt:
         """Save the next part."""
         number = len(self.parts)
         for place, chunk in enumerate(part.chunks):
-            self._store.save(_CHUNKS, self._key(number, place), chunk)
+            self._store.save(CHUNKS, self._key(number, place), chunk)
         sizes = [len(chunk) for chunk in part.chunks]
         record = _Record(owner, batch, name, sizes, part.messages, part.totals)
         self._store.save(_PARTS, self._key(number), _encode(record))
@@ -177,18 +177,30 @@ class Attempt:
         """The key and the size of each, in order."""
         for part, sizes in self.parts.items():
             for place, size in enumerate(sizes):
-                yield self._key(part, place), size
+                if size:
+                    yield self._key(part, place), size
 
-    def take(self, key: bytes) -> list[Envelope]:
-        """The messages of a chunk, which is dropped. Raises RecordDamaged."""
-        chunk = self._store.get(_CHUNKS, key)
-        self._store.drop(_CHUNKS, key)
-        return unpack(chunk)
+    def take(self, key: bytes) -> bytes | None:
+        """A chunk, to be unpacked, which is dropped here; None if there is none."""
+        chunk = self._store.get(CHUNKS, key)
+        self._store.drop(CHUNKS, key)
+        return chunk
+
+    def find_chunks(self) -> None:
+        """Go by the chunks themselves where a record of what they are was damaged."""
+        self.parts.clear()
+        self.size_bytes = 0
+        for key, chunk in self._store.load(CHUNKS, self._number.to_bytes(8)):
+            sizes = self.parts.setdefault(int.from_bytes(key[8:12]), [])
+            index = int.from_bytes(key[12:])
+            # Those before it may have been taken over already.
+            sizes += [0] * (index - len(sizes)) + [len(chunk)]
+            self.size_bytes += len(chunk)
 
     def drop(self) -> None:
         """Let go of all of it."""
         for key, _ in self.chunks():
-            self._store.drop(_CHUNKS, key)
+            self._store.drop(CHUNKS, key)
         self.forget()
 
     def forget(self) -> None:
@@ -200,15 +212,16 @@ class Attempt:
         return self._number.to_bytes(8) + b"".join(place.to_bytes(4) for place in places)
 
 
-def recover(store: Store) -> Iterator[tuple[Owner, int, str, Attempt] | RecordDamaged]:
-    """What was staged before a restart; of a damaged attempt, that it is."""
+def recover(hub: Hub) -> Iterator[tuple[Owner, int, str, Attempt]]:
+    """What was staged before a restart. A record that can't be used is set aside."""
+    store = hub.store
     attempts: dict[int, Attempt] = {}
     for key, value in store.load(_PARTS):
         number, part = int.from_bytes(key[:8]), int.from_bytes(key[8:])
         try:
             record = _read_record(value)
-        except msgspec.MsgspecError as error:
-            yield RecordDamaged(f"a staged part can't be read: {error}")
+        except RecordDamaged as error:
+            hub.set_aside_state(_PARTS, key, value, error)
             continue
         attempt = attempts.get(number)
         if attempt is None:

@@ -12,7 +12,8 @@ again is told that it is done.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
@@ -30,7 +31,18 @@ from crosswire.errors import (
 )
 from crosswire.hub import staged
 from crosswire.hub.receipt import Receipt
-from crosswire.hub.staged import Attempt, Named, Owner, Part, Totals, add_totals, sum_totals
+from crosswire.hub.staged import (
+    CHUNKS,
+    Attempt,
+    Named,
+    Owner,
+    Part,
+    Totals,
+    add_totals,
+    sum_totals,
+    unpack,
+)
+from crosswire.store.records import Count, reader
 
 if TYPE_CHECKING:
     from crosswire.hub.hub import Hub
@@ -44,6 +56,8 @@ _STEP_BYTES: Final = 1024 * 1024
 _RETRY_S: Final = 0.25
 _ONCE_S: Final = 3600.0
 _NAME_BYTES: Final = 200
+_CHUNK_KEY: Final = 16
+"""Attempt, part and chunk, as `staged` has them."""
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -65,16 +79,16 @@ class _Record(msgspec.Struct, frozen=True, array_like=True):
     """`attempts` are numbers, in order; none when the batch is done."""
 
     owner: Owner
-    batch: int
+    batch: Count
     run: str
     once: bool
-    messages: int
+    messages: Count
     time: float
-    attempts: list[int] = []
+    attempts: list[Count] = []
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_read_record = msgspec.msgpack.Decoder(_Record).decode
+_read_record: Callable[[bytes], _Record] = reader(_Record, "a producer")
 
 
 class _Batch:
@@ -337,13 +351,14 @@ class Staging:
             attempt, key, size = producer.chunks.pop()
             self.staged_bytes -= size
             size_bytes += size
+            chunk = attempt.take(key)
             try:
-                envelopes = attempt.take(key)
+                envelopes = unpack(chunk)
                 hub.take_over(envelopes, now)
                 messages += len(envelopes)
             except HubError as error:
                 # All was checked when it was staged: only a damaged disk gets here.
-                hub.report(error)
+                hub.set_aside_state(CHUNKS, key, chunk or b"", error)
         owner = _encode(producer.record.owner)
         if producer.chunks:
             store.save(_MOVED, owner, key)
@@ -436,22 +451,25 @@ class Staging:
     def recover(self, now: float) -> None:
         """Take up what was staged, and go on with what was decided."""
         attempts: dict[int, Attempt] = {}
-        for each in staged.recover(self._hub.store):
-            if isinstance(each, RecordDamaged):
-                self._hub.report(each)
-                continue
-            owner, batch, name, attempt = each
+        for owner, batch, name, attempt in staged.recover(self._hub):
             attempts[attempt.number] = attempt
             self._batches.setdefault((owner, batch), _Batch(now)).attempts[name] = attempt
         self.attempts = len(attempts)
         self.staged_bytes = sum(attempt.size_bytes for attempt in attempts.values())
-        for _, value in self._hub.store.load(_PRODUCERS):
+        for key, value in self._hub.store.load(_PRODUCERS):
             try:
                 record = _read_record(value)
-            except msgspec.MsgspecError as error:
-                self._hub.report(RecordDamaged(f"a producer can't be read: {error}"))
+                if _encode(record.owner) != key or not isfinite(record.time):
+                    raise RecordDamaged(f"the producer {record.owner.producer[:80]!r} is not one")
+            except RecordDamaged as error:
+                self._hub.set_aside_state(_PRODUCERS, key, value, error)
                 continue
             self._resume(record, attempts, now)
+
+    def _lost(self, number: int) -> Attempt:
+        """An attempt of a committed batch without a record of any of its parts."""
+        self.attempts += 1
+        return Attempt(self._hub.store, number)
 
     def _resume(self, record: _Record, attempts: dict[int, Attempt], now: float) -> None:
         producer = self._producers[record.owner] = Producer(record, now)
@@ -459,12 +477,29 @@ class Staging:
         if not record.attempts:
             producer.commit.receipt.finish()
             return
-        found = [attempts[number] for number in record.attempts if number in attempts]
-        moved = self._hub.store.get(_MOVED, _encode(record.owner)) or b""
-        producer.begin(found, moved)
+        found = [attempts.get(number) or self._lost(number) for number in record.attempts]
+        # Where the record of a part is damaged, what it was about is there all the same.
+        is_damaged = sum(attempt.messages for attempt in found) != record.messages
+        owner = _encode(record.owner)
+        moved = self._hub.store.get(_MOVED, owner)
+        if moved is not None and not _is_chunk_of(record.attempts, moved):
+            damaged = RecordDamaged(f"how far {record.owner.producer} was taken over is unknown")
+            self._hub.set_aside_state(_MOVED, owner, moved, damaged)
+            # What was taken over before is not there any more: the chunks tell how far it went.
+            moved, is_damaged = b"", True
+        if is_damaged:
+            for attempt in found:
+                self.staged_bytes -= attempt.size_bytes
+                attempt.find_chunks()
+                self.staged_bytes += attempt.size_bytes
+        producer.begin(found, moved or b"")
         left = sum(size for _, _, size in producer.chunks)
         self.staged_bytes += left - sum(attempt.size_bytes for attempt in found)
         self._hub.call_at(now, lambda at: self._step(producer, at))
+
+
+def _is_chunk_of(attempts: Sequence[int], key: bytes) -> bool:
+    return len(key) == _CHUNK_KEY and int.from_bytes(key[:8]) in attempts
 
 
 def _note_written(attempt: Attempt, parts: int, receipt: Receipt) -> None:

@@ -7,12 +7,20 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 
-from crosswire.errors import InvalidDestination, RecordDamaged, SubscriptionConflict, UnknownMessage
+from crosswire.envelope import LARGEST_INTEGER
+from crosswire.errors import (
+    HubError,
+    InvalidDestination,
+    RecordDamaged,
+    SubscriptionConflict,
+    UnknownMessage,
+)
 from crosswire.hub.attachment import Predicate, Receiver, Window
 from crosswire.hub.backlog import Backlog
 from crosswire.hub.filters import Filter
 from crosswire.hub.ledger import Peer
 from crosswire.hub.topics import Definition, Index, Subscriber, Subscription, Topic
+from crosswire.store.records import reader
 
 if TYPE_CHECKING:
     from crosswire.hub.hub import Hub
@@ -22,6 +30,8 @@ __all__ = ["AtId", "AtTime", "Start", "Subscriptions", "predicate"]
 _SPACE: Final = "subscription"
 _US: Final = 1_000_000
 _NAME_BYTES: Final = 200
+_LAST_S: Final = 253_402_300_800.0
+"""When the year 9999 ends."""
 
 
 class AtId(msgspec.Struct, frozen=True):
@@ -39,12 +49,20 @@ class AtTime(msgspec.Struct, frozen=True):
 Start: TypeAlias = Literal["earliest", "latest"] | AtId | AtTime
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Definition).decode
+_read: Callable[[bytes], Definition] = reader(Definition, "a subscription")
 
 
 def predicate(text: str) -> Predicate | None:
     """What a filter's text asks of properties, None for no filter. Raises InvalidFilter."""
     return Filter.parse(text).compile() if text else None
+
+
+def _check_start(start: Start | None) -> None:
+    """Raises InvalidDestination for what could be kept but not be read again."""
+    if isinstance(start, AtId) and not 0 <= start.id <= LARGEST_INTEGER:
+        raise InvalidDestination("a subscription starts at an id of 63 bits")
+    if isinstance(start, AtTime) and not 0 <= start.time_s <= _LAST_S:
+        raise InvalidDestination("a subscription starts at a time from 1970 to 9999")
 
 
 class Subscriptions:
@@ -59,13 +77,17 @@ class Subscriptions:
 
     def recover(self, now: float) -> None:
         hub = self._hub
-        for _, value in hub.store.load(_SPACE):
+        for key, value in hub.store.load(_SPACE):
             try:
-                definition = _decode(value)
-            except msgspec.MsgspecError as error:
-                hub.report(RecordDamaged(f"a subscription can't be read: {error}"))
+                definition = _read(value)
+                if definition.name.encode() != key:
+                    raise RecordDamaged("a subscription has the key of another")
+                subscription = self._keep(definition)
+            except HubError as error:
+                # Its cursor stays: who subscribes with that name goes on where it was.
+                hub.set_aside_state(_SPACE, key, value, error)
                 continue
-            self._keep(definition).recover(now)
+            subscription.recover(now)
 
     def all(self) -> list[Subscription]:
         return sorted(self._by_name.values(), key=lambda each: each.name)
@@ -83,6 +105,11 @@ class Subscriptions:
         self, name: str, pattern: str, filter_text: str, start: Start | None, now: float
     ) -> Subscription:
         """The one with this name, made if there is none. Raises SubscriptionConflict."""
+        # All of it is checked before an older one is removed, or anything kept.
+        predicate(filter_text)
+        _check_start(start)
+        if len(name.encode(errors="replace")) > _NAME_BYTES or not name.isprintable():
+            raise InvalidDestination(f"{name[:80]!r} can't be a subscription's name")
         pattern = pattern.removeprefix("topic/")
         existing = self._by_name.get(name)
         if existing is not None:
@@ -94,14 +121,16 @@ class Subscriptions:
                     f"{name!r} is in use for topic/{known.pattern} with filter {known.filter!r}"
                 )
             self.remove(name)
-        if len(name.encode()) > _NAME_BYTES or not name.isprintable():
-            raise InvalidDestination(f"{name!r} can't be a subscription's name")
         since_us = int(start.time_s * _US) if isinstance(start, AtTime) else 0
         created_us = self._hub.wall.stamp_us(int(now * _US))
         definition = Definition(name, pattern, filter_text, since_us, created_us)
         subscription = self._keep(definition)
-        subscription.begin(self._position(pattern, start))
-        self.await_commit(subscription)
+        if subscription.cursor.is_stored:
+            # There was one of this name whose record was damaged: it goes on where it was.
+            subscription.recover(now)
+        else:
+            subscription.begin(self._position(pattern, start))
+            self.await_commit(subscription)
         self._hub.store.save(_SPACE, name.encode(), _encode(definition))
         self._hub.store.request()
         return subscription
@@ -150,6 +179,7 @@ class Subscriptions:
             slow=slow,
             names=names,
         )
+        _check_start(start)
         self._subscribers.add(subscriber.pattern, subscriber)
         if start is not None and start != "latest":
             since_us = int(start.time_s * _US) if isinstance(start, AtTime) else 0

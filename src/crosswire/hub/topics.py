@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, Generic, Literal, TypeVar
 
 import msgspec
 
-from crosswire.envelope import Envelope, decode
+from crosswire.envelope import LARGEST_INTEGER, Envelope, decode
 from crosswire.errors import RecordDamaged
 from crosswire.hub.attachment import Attachment, Delivery, Ended, Gap, Predicate, Receiver, Window
 from crosswire.hub.backlog import Backlog
 from crosswire.hub.floors import floor_of, save_floor
 from crosswire.hub.items import Retry
 from crosswire.hub.ledger import Peer
+from crosswire.store.records import Count, reader
 
 if TYPE_CHECKING:
     from crosswire.hub.hub import Hub
@@ -134,13 +135,13 @@ class Index(Generic[T]):
 class _Mark(msgspec.Struct, array_like=True, frozen=True):
     """Up to this message, exclusive: how old, and how many bytes came before."""
 
-    id: int
-    time: int
-    bytes_before: int
+    id: Count
+    time: Count
+    bytes_before: Count
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_read_mark = msgspec.msgpack.Decoder(_Mark).decode
+_read_mark: Callable[[bytes], _Mark] = reader(_Mark, "a mark of a topic")
 
 
 class Topic:
@@ -151,18 +152,37 @@ class Topic:
         self.name = destination.removeprefix("topic/")
         self.policy = policy
         self.number = hub.store.number(destination)
-        self.reclaimed = floor_of(hub.store, self.number)
+        self.reclaimed = floor_of(hub, self.number)
         self.published = 0
         self.subscribers: list[Subscriber] = []
         self.subscriptions: list[Subscription] = []
         self._hub = hub
         self._version = -1
         self._key = self.number.to_bytes(4)
-        self._marks = [_read_mark(value) for _, value in hub.store.load(_MARKS, self._key)]
+        self._marks = self._load_marks()
         last = self._marks[-1] if self._marks else _Mark(0, 0, 0)
         self._bytes = last.bytes_before
         pairs = zip(self._marks, self._marks[1:], strict=False)
         self._went_back = any(before.time > after.time for before, after in pairs)
+
+    def _load_marks(self) -> list[_Mark]:
+        """Retention cuts at marks: one that does not fit the others is not used."""
+        marks: list[_Mark] = []
+        for key, value in self._hub.store.load(_MARKS, self._key):
+            try:
+                mark = _read_mark(value)
+                before = marks[-1] if marks else _Mark(0, 0, 0)
+                if (
+                    mark.id != int.from_bytes(key[len(self._key) :])
+                    # Times may go back: the clock may have been set.
+                    or mark.bytes_before < before.bytes_before
+                ):
+                    raise RecordDamaged(f"a mark of {self.destination} does not fit")
+            except RecordDamaged as error:
+                self._hub.set_aside_state(_MARKS, key, value, error)
+            else:
+                marks.append(mark)
+        return marks
 
     def refresh(self, subscribers: Index[Subscriber], subscriptions: Index[Subscription]) -> None:
         version = subscribers.version + subscriptions.version
@@ -449,8 +469,8 @@ class Definition(msgspec.Struct, array_like=True, frozen=True):
     name: str
     pattern: str
     filter: str
-    since_us: int
-    created_us: int
+    since_us: Annotated[int, msgspec.Meta(le=LARGEST_INTEGER)]
+    created_us: Count
 
 
 class Subscription(Backlog):

@@ -234,7 +234,8 @@ class WallClock:
             if not all(map(math.isfinite, (record.wall, record.lag_s, record.held_s))):
                 raise msgspec.ValidationError("a time is not finite")
         except msgspec.MsgspecError as error:
-            self._hub.report(RecordDamaged(f"the last known time can't be read: {error}"))
+            damage = RecordDamaged(f"the last known time can't be read: {error}")
+            self._hub.set_aside_state(_SPACE, _KEY, stored, damage)
             self.went_back = True
             return
         self._jumps = record.jumps

@@ -9,8 +9,9 @@ from typing import Any, Final, cast
 
 import rocksdict
 
-from crosswire.errors import StoreFailed
+from crosswire.errors import StoreFailed, StoreFull
 from crosswire.store.contract import Batch, Store, StoreLimits, View, full_or_failed
+from crosswire.store.reserve import WAL_BUFFERS, Reserve, free_bytes
 from crosswire.store.view import Damage
 
 __all__ = ["RocksStore"]
@@ -32,15 +33,23 @@ class RocksStore(Store):
         self.path.mkdir(parents=True, exist_ok=True)
         self.heal_complaint = ""
         self._unsynced = rocksdict.WriteOptions()
+        self._disk_reserve = Reserve(self.path, self.limits.buffer_bytes)
         self._open()
         self._recover()
         self._compare_boots()
 
     def _open(self) -> None:
+        self._disk_reserve.make_room()
         try:
             self._db = rocksdict.Rdict(str(self.path), _options(self.limits.buffer_bytes))
         except Exception as error:
+            if isinstance(full_or_failed(error), StoreFull):
+                raise StoreFull(
+                    f"{self.path}: there is no room on the disk to open the store: about"
+                    f" {self._disk_reserve.needed_bytes()} bytes are needed"
+                ) from error
             raise StoreFailed(f"{self.path}: {error}") from error
+        self._disk_reserve.keep()
 
     def _compare_boots(self) -> None:
         """Was the machine stopped under us? Then what was not synced may be gone."""
@@ -56,9 +65,11 @@ class RocksStore(Store):
         return batch
 
     def _write(self, batch: Batch) -> None:
+        written = cast(rocksdict.WriteBatch, batch)
+        self._disk_reserve.before_write(written.size_in_bytes())
         # With `sync` it would keep the interpreter to itself until the disk is done.
         try:
-            self._db.write(cast(rocksdict.WriteBatch, batch), self._unsynced)
+            self._db.write(written, self._unsynced)
         except Exception as error:
             raise full_or_failed(error) from error
 
@@ -157,8 +168,11 @@ class RocksStore(Store):
         return behind
 
     def _free_bytes(self) -> int:
-        room = os.statvfs(self.path)
-        return room.f_bavail * room.f_frsize
+        self._disk_reserve.keep()
+        return free_bytes(self.path)
+
+    def has_room(self, now: float) -> bool:
+        return super().has_room(now) and self._disk_reserve.is_held
 
     def _release(self) -> None:
         """A clean stop: nothing unsynced is left that a power cut could take."""
@@ -231,7 +245,7 @@ def _options(buffer_bytes: int) -> rocksdict.Options:
     options.create_if_missing(True)
     options.set_write_buffer_size(buffer_bytes)
     options.set_max_write_buffer_number(3)
-    options.set_max_total_wal_size(4 * buffer_bytes)
+    options.set_max_total_wal_size(WAL_BUFFERS * buffer_bytes)
     options.set_max_background_jobs(2)
     options.set_keep_log_file_num(4)
     options.set_compression_type(rocksdict.DBCompressionType.lz4())

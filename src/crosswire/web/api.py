@@ -120,7 +120,7 @@ OPERATIONS: Final = (
     Operation(
         name="trace",
         method="GET",
-        path="/v1/messages/{id:int}",
+        path="/v1/messages/{id:id}",
         summary="What happened to a message, step by step",
         handler=messages.trace,
         answer=messages.Trace,
@@ -145,7 +145,7 @@ OPERATIONS: Final = (
     Operation(
         name="stage",
         method="POST",
-        path="/v1/ingest/{producer}/{batch:int}/attempts/{attempt}",
+        path="/v1/ingest/{producer}/{batch:id}/attempts/{attempt}",
         summary="Stage a part of an attempt to write a batch; answered when it is on disk",
         handler=ingest.stage,
         query=ingest.PartQuery,
@@ -156,7 +156,7 @@ OPERATIONS: Final = (
     Operation(
         name="commit",
         method="POST",
-        path="/v1/ingest/{producer}/{batch:int}/commit",
+        path="/v1/ingest/{producer}/{batch:id}/commit",
         summary="These attempts count: send and publish what they staged, once",
         handler=ingest.commit,
         body=ingest.CommitRequest,
@@ -166,7 +166,7 @@ OPERATIONS: Final = (
     Operation(
         name="abort",
         method="POST",
-        path="/v1/ingest/{producer}/{batch:int}/abort",
+        path="/v1/ingest/{producer}/{batch:id}/abort",
         summary="Drop what was staged of a batch",
         handler=ingest.abort,
         body=ingest.AbortRequest,
@@ -224,7 +224,7 @@ OPERATIONS: Final = (
     Operation(
         name="show_letter",
         method="GET",
-        path="/v1/dead/letters/{id:int}",
+        path="/v1/dead/letters/{id:id}",
         summary="A dead letter, whole, with every attempt to deliver it",
         handler=dead.show_letter,
         query=dead.LetterQuery,
@@ -233,7 +233,7 @@ OPERATIONS: Final = (
     Operation(
         name="edit_letter",
         method="PATCH",
-        path="/v1/dead/letters/{id:int}",
+        path="/v1/dead/letters/{id:id}",
         summary="Change a dead letter's payload or properties",
         handler=dead.edit_letter,
         body=dead.Edit,
@@ -268,7 +268,7 @@ OPERATIONS: Final = (
     Operation(
         name="show_replay",
         method="GET",
-        path="/v1/dead/replays/{id:int}",
+        path="/v1/dead/replays/{id:id}",
         summary="How far a replay is",
         handler=dead.show_replay,
         answer=dead.ReplayRow,
@@ -276,7 +276,7 @@ OPERATIONS: Final = (
     Operation(
         name="cancel_replay",
         method="DELETE",
-        path="/v1/dead/replays/{id:int}",
+        path="/v1/dead/replays/{id:id}",
         summary="Stop a replay; what it has not sent again stays",
         handler=dead.cancel_replay,
         answer=dead.ReplayRow,
@@ -389,7 +389,7 @@ def _path_parameters(path: str) -> list[dict[str, Any]]:
             "name": name,
             "in": "path",
             "required": True,
-            "schema": {"type": "integer" if kind == ":int" else "string"},
+            "schema": {"type": "integer" if kind == ":id" else "string"},
         }
         for name, kind in re.findall(r"{(\w+)(:\w+)?}", path)
     ]

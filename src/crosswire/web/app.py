@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.convertors import IntegerConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
@@ -21,18 +22,29 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from crosswire.access import ANONYMOUS
+from crosswire.envelope import LARGEST_INTEGER
 from crosswire.errors import CrosswireError
 from crosswire.gateways.metrics import render
 from crosswire.gateways.server import Server
 from crosswire.gateways.watchdog import LATE_S
 from crosswire.web.api import OPERATIONS, openapi
-from crosswire.web.contract import ARROW, JSON, Ask, Chunks, Failure, Operation, failure_of
+from crosswire.web.contract import (
+    ARROW,
+    JSON,
+    Ask,
+    Chunks,
+    Failure,
+    Operation,
+    check_numbers,
+    failure_of,
+)
 from crosswire.web.dead import Replays
 
 __all__ = ["App"]
 
 _METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
 _BODY_S: Final = 10.0
+_DIGITS: Final = 19
 _ARROW_BODIES: Final = 4
 _ARROW_WAIT_S: Final = 5.0
 _LAG_S: Final = 1.0
@@ -43,6 +55,17 @@ _HEADERS: Final = {
 }
 
 _encode: Final = msgspec.json.Encoder(enc_hook=str).encode
+
+
+class _IdConvertor(IntegerConvertor):
+    """A number that is too long to be an id is converted to one that is too large to be one:
+    Python refuses to convert thousands of digits, with an error of its own."""
+
+    def convert(self, value: str) -> int:
+        return int(value) if len(value) <= _DIGITS else LARGEST_INTEGER + 1
+
+
+register_url_convertor("id", _IdConvertor())
 
 
 class App:
@@ -106,11 +129,14 @@ class App:
                 body = msgspec.json.decode(data, type=operation.body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return _failure(400, Failure("invalid_request", str(error)))
+        path = dict(request.path_params)
+        for given_in in (path, query, body):
+            check_numbers(given_in)
         ask = Ask(
             self.server,
             self.replays,
             principal=principal,
-            path=dict(request.path_params),
+            path=path,
             query=query,
             body=body,
         )
@@ -145,7 +171,7 @@ class App:
         if _content_type(request) != wanted:
             raise HTTPException(415, f"this body is {wanted}")
         announced = request.headers.get("content-length", "0")
-        if announced.isdecimal() and int(announced) > most:
+        if announced.isdecimal() and (len(announced) > _DIGITS or int(announced) > most):
             raise HTTPException(413, f"a body has at most {most} bytes")
         chunks, size = [], 0
         try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from math import isfinite
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
 from crosswire.access import Deed
+from crosswire.envelope import LARGEST_INTEGER
 from crosswire.errors import (
     AttemptLost,
     BatchConflict,
@@ -33,10 +35,47 @@ from crosswire.hub.hub import Hub
 if TYPE_CHECKING:
     from crosswire.web.dead import Replays
 
-__all__ = ["ARROW", "JSON", "Ask", "Chunks", "Failure", "Handler", "Operation", "failure_of"]
+__all__ = [
+    "ARROW",
+    "JSON",
+    "Ask",
+    "Chunks",
+    "Failure",
+    "Handler",
+    "Id",
+    "Operation",
+    "check_numbers",
+    "failure_of",
+]
 
 JSON: Final = "application/json"
 ARROW: Final = "application/vnd.apache.arrow.stream"
+
+
+Id: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_INTEGER)]
+"""Of a message; 0 is before all of them."""
+
+
+def check_numbers(value: object) -> None:
+    """Raises InvalidEnvelope for a number beyond 64 bits or not finite, however deep it is.
+
+    The payload of a message is no number of ours: it is kept as it came.
+    """
+    if isinstance(value, int):
+        if not -LARGEST_INTEGER - 1 <= value <= LARGEST_INTEGER:
+            raise InvalidEnvelope("a number has more than 64 bits")
+    elif isinstance(value, float):
+        if not isfinite(value):
+            raise InvalidEnvelope("a number is not finite")
+    elif isinstance(value, msgspec.Struct):
+        for name in value.__struct_fields__:
+            check_numbers(getattr(value, name))
+    elif isinstance(value, dict):
+        for each in value.values():
+            check_numbers(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            check_numbers(each)
 
 
 class Failure(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from crosswire.hub.cursor import Attempt
 from crosswire.hub.dead import DeadLetter
 from crosswire.hub.hub import Hub
 from crosswire.hub.subscriptions import predicate
-from crosswire.web.contract import Ask
+from crosswire.web.contract import Ask, Id
 from crosswire.web.messages import PREVIEW_BYTES, Message, show_message
 
 __all__ = [
@@ -63,7 +63,7 @@ class LettersQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     queue: str
     filter: str = ""
-    after: int = 0
+    after: Id = 0
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
 
 
@@ -208,7 +208,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     A `dry_run` only says which it would be."""
 
     queue: str
-    ids: list[int] = []
+    ids: list[Id] = []
     filter: str = ""
     all: bool = False
     dry_run: bool = False

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from crosswire.config import Address
-from crosswire.errors import ConfigError
+from crosswire.gateways.listener import cannot_listen
 from crosswire.gateways.logs import log_event
 from crosswire.gateways.server import Server
 from crosswire.web.app import App
@@ -68,8 +68,7 @@ class HttpDoor:
                 make, address.host, address.port, backlog=1024
             )
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise ConfigError(f"can't listen on {address} for http: {reason}") from error
+            raise cannot_listen("http", address, error) from error
         self.address = Address(address.host, self._listening.sockets[0].getsockname()[1])
         return self.address
 

@@ -162,6 +162,8 @@ def _envelopes(
         try:
             if not destination:
                 raise InvalidDestination("it has no destination")
+            if expires is not None and expires < 0:
+                raise InvalidEnvelope("it expires before 1970")
             found.append(
                 Envelope(
                     destination=destination,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from crosswire.envelope import Envelope, Property
+from crosswire.envelope import LARGEST_INTEGER, Envelope, Property
 from crosswire.errors import InvalidSchedule, UnknownMessage
 from crosswire.gateways.payloads import Body, from_body
 from crosswire.hub.schedules import Schedule, check_interval
@@ -24,6 +24,7 @@ __all__ = [
 ]
 
 Some = Annotated[int, msgspec.Meta(ge=1, le=1000)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_INTEGER)]
 
 
 class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +59,7 @@ class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None = None
     base64: str | None = None
     properties: dict[str, Property] = {}
-    run_count: int = 0
+    run_count: Count = 0
     missed: Literal["skip", "once", "all"] = "once"
     nohaste: bool = False
 

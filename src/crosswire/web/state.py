@@ -15,7 +15,7 @@ from crosswire.hub.attachment import Attachment, Consumer
 from crosswire.hub.queues import Queue, QueuePolicy
 from crosswire.hub.topics import Subscription, Topic, TopicPolicy
 from crosswire.store.contract import Page
-from crosswire.web.contract import Ask
+from crosswire.web.contract import Ask, Id
 from crosswire.web.messages import Message, show_message
 
 __all__ = [
@@ -121,7 +121,7 @@ class Peek(msgspec.Struct, frozen=True, kw_only=True):
     """How many of its messages to show, those with ids behind `after`."""
 
     messages: Few = 0
-    after: int = 0
+    after: Id = 0
 
 
 class QueueRow(msgspec.Struct, frozen=True, kw_only=True):

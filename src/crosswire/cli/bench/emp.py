@@ -15,6 +15,7 @@ from crosswire.wire.emp.events import RequestReceived, ResponseReceived
 __all__ = ["consumer", "producer"]
 
 _encode: Final = msgspec.json.encode
+_LARGEST_WINDOW: Final = 65_535
 
 
 class _Peer(Part):
@@ -69,7 +70,7 @@ class _Consumer(_Peer, Consumer):
             line,
             "$subscribe",
             destination=self.work.destination,
-            window=2 * self.work.window,
+            window=min(2 * self.work.window, _LARGEST_WINDOW),
         )
 
     def take(self, events: list[Event]) -> int:

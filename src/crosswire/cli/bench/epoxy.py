@@ -15,6 +15,7 @@ from crosswire.wire.epoxy.events import EventReceived, ResponseReceived
 __all__ = ["consumer", "producer"]
 
 _HUB = "crosswire.Hub"
+_LARGEST_WINDOW = 65_535
 
 
 class _Peer(Part):
@@ -73,7 +74,11 @@ class _Consumer(_Peer, Consumer):
         work = self.work
         self._ask(
             "Subscribe",
-            _marshalled("Subscription", destination=work.destination, window=2 * work.window),
+            _marshalled(
+                "Subscription",
+                destination=work.destination,
+                window=min(2 * work.window, _LARGEST_WINDOW),
+            ),
         )
         line.write()
         subscribed = hub_module().struct("crosswire.Subscribed")

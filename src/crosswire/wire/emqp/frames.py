@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
 
@@ -445,7 +445,8 @@ def serialize_receipts(msgids: Sequence[bytes], requests: Sequence[bytes]) -> by
 
 # ---------------------------------------------------------------------------------------- queues
 
-_QUEUES: Final = msgspec.json.Decoder(list[tuple[int, str]])
+_Weight = Annotated[int, msgspec.Meta(gt=-1_000_000_000, lt=1_000_000_000)]
+_QUEUES: Final = msgspec.json.Decoder(list[tuple[_Weight, str]])
 _PAIR: Final = r"\[\s*(-?[0-9]{1,9})\s*,\s*(?:'([^']*)'|\"([^\"]*)\")\s*\]"
 _ONE_PAIR: Final = re.compile(_PAIR)
 _PAIRS: Final = re.compile(rf"\s*{_PAIR}\s*(?:,\s*{_PAIR}\s*)*")

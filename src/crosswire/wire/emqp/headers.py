@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from functools import lru_cache
+from math import isfinite
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -262,8 +263,8 @@ def format_number(value: float) -> str:
 def _read(value: str) -> Property:
     if _INTEGER.fullmatch(value) and -_INT64 <= (number := int(value)) < _INT64:
         return number
-    if _DECIMAL.fullmatch(value):
-        return float(value)
+    if _DECIMAL.fullmatch(value) and isfinite(decimal := float(value)):
+        return decimal
     if value in ("true", "false"):
         return value == "true"
     return unquote(value)

@@ -88,8 +88,9 @@ from crosswire.wire.micromsg2.windows import ReceiveWindow, SendWindow
 __all__ = ["DOTNET_TYPE", "TRANSITIONS", "MicroMsg2Connection", "State"]
 
 DOTNET_TYPE: Final = "dotnet-type"
-_COLLECTED: Final = 4096
 """The property that a message's .NET type is kept as."""
+_COLLECTED: Final = 4096
+_LARGEST_WINDOW: Final = 65_535
 
 _DESCRIPTION_CHARACTERS = 1000
 
@@ -576,8 +577,10 @@ def _frames(said: dict[str, str]) -> int | None:
     text = said.get("window")
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
-        raise MalformedFrame("a window that is no number above 0")
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise MalformedFrame("a window that is no number")
+    if not 1 <= int(text) <= _LARGEST_WINDOW:
+        raise MalformedFrame(f"a window is 1 to {_LARGEST_WINDOW}")
     return int(text)
 
 

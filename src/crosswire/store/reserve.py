@@ -1,0 +1,157 @@
+"""Disk space that is kept for opening the store: a file of allocated blocks beside its tables.
+
+Opening the store sorts what is in the write-ahead log into new tables before the log goes away, so
+it takes as much room as the log has once more. A hub that was killed on a full disk would not start
+again without that room. The file is removed before opening where too little else is free, and
+allocated again as soon as there is room. It grows with the log, and while it is too small for the
+log producers are refused, so that whatever fills the disk leaves the store able to open.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+__all__ = ["WAL_BUFFERS", "Reserve", "flush_bytes", "free_bytes", "room_for_others"]
+
+WAL_BUFFERS: Final = 4
+"""The log holds at most so many buffers (and one more, while one is being sorted)."""
+_NAME: Final = "RESERVE"
+_OVERHEAD_BYTES: Final = 8 << 20
+"""Manifest, options, the engine's own log file, and the first writes after opening."""
+_FIRST_BYTES: Final = 2 << 20
+_STEP_BYTES: Final = 1 << 20
+
+
+def flush_bytes(buffer_bytes: int) -> int:
+    """How much room it takes at most to sort the whole log into tables."""
+    return (WAL_BUFFERS + 1) * buffer_bytes + _OVERHEAD_BYTES
+
+
+def free_bytes(path: Path) -> int:
+    """What an unprivileged process may still write to the file system of `path`."""
+    room = os.statvfs(path)
+    return room.f_bavail * room.f_frsize
+
+
+def room_for_others(beside: Path, store: Path, least_bytes: int) -> Callable[[], bool]:
+    """Tells whether the lake in the folder `beside` may write, so that the store always can.
+
+    Where it lies on another file system than the store there is nothing to leave.
+    """
+
+    def has_room() -> bool:
+        folder = beside
+        while not folder.exists():
+            folder = folder.parent
+        if folder.stat().st_dev != store.stat().st_dev:
+            return True
+        return free_bytes(folder) >= least_bytes
+
+    return has_room
+
+
+def _rounded(size_bytes: int) -> int:
+    return -(-size_bytes // _STEP_BYTES) * _STEP_BYTES
+
+
+class Reserve:
+    """`is_held`: there is as much as opening the store would take now."""
+
+    def __init__(self, store: Path, buffer_bytes: int) -> None:
+        self.path = store / _NAME
+        self.is_held = False
+        self._store = store
+        self._most_bytes = flush_bytes(buffer_bytes)
+        self._can_allocate = True
+        self._slack_bytes = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """How much is allocated. Looked up each time: anybody may have removed the file."""
+        try:
+            return self.path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def needed_bytes(self) -> int:
+        """How much room opening the store takes, with the log that there is."""
+        log_bytes = 0
+        with os.scandir(self._store) as entries:
+            for entry in entries:
+                if entry.name.endswith(".log"):
+                    try:
+                        log_bytes += entry.stat().st_size
+                    except FileNotFoundError:
+                        # The engine removes a log on a thread of its own when it is done with it.
+                        continue
+        # A table has an index beside what the log has.
+        needed = _FIRST_BYTES + log_bytes + log_bytes // 8
+        return min(needed, self._most_bytes)
+
+    def make_room(self) -> None:
+        """Before the store is opened: give up the reserve where too little else is free.
+
+        That of a store that another hub has open is not ours to give up.
+        """
+        if free_bytes(self._store) < self.needed_bytes() and not self._is_in_use():
+            self.path.unlink(missing_ok=True)
+            self.is_held = False
+
+    def _is_in_use(self) -> bool:
+        try:
+            with (self._store / "LOCK").open("rb+") as lock:
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        return False
+
+    def before_write(self, size_bytes: int) -> None:
+        """So much is about to be added to the log: what opening takes has to be there before.
+
+        Another process may fill the disk the moment after.
+        """
+        self._slack_bytes -= size_bytes + size_bytes // 8
+        if self._slack_bytes < 0:
+            self.keep(size_bytes)
+
+    def keep(self, more_bytes: int = 0) -> None:
+        """Allocate what is needed, with so much more in the log, if there is room for it."""
+        needed = min(self.needed_bytes() + more_bytes + more_bytes // 8, self._most_bytes)
+        if self.size_bytes < min(needed + _STEP_BYTES, self._most_bytes):
+            # Ahead of the log, so that this is rare while it grows.
+            ahead = needed + max(needed - _FIRST_BYTES, _STEP_BYTES)
+            if not self._allocate(_rounded(min(ahead, self._most_bytes))):
+                self._allocate(_rounded(needed))
+        size = self.size_bytes
+        self.is_held = size >= needed or not self._can_allocate
+        # With all that can ever be needed there is nothing to look at while the log grows.
+        is_final = size >= self._most_bytes or not self._can_allocate
+        self._slack_bytes = self._most_bytes if is_final else size - needed
+
+    def _allocate(self, size: int) -> bool:
+        before = self.size_bytes
+        if not self._can_allocate or free_bytes(self._store) < size - before:
+            return False
+        try:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return False
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+                # This file system can't: better no reserve than no hub.
+                self._can_allocate = False
+            # Others were quicker: what is not whole is given back.
+            os.ftruncate(descriptor, before)
+            return False
+        finally:
+            os.close(descriptor)
+        return True
