@@ -140,7 +140,8 @@ class Store(ABC):
         self.damage: list[Damage] = []
         """What was found since the start; `damages` has what nobody acknowledged."""
         self.damages = DamageList()
-        self.on_damage: Callable[[Damage], None] = _nothing_about
+        self.on_damage: Callable[[str, str], None] = _nothing_about
+        """Called with the part and the description of what is new on that list, on any thread."""
         self.before_commit: Callable[[], None] = _nothing
         self.after_write: Callable[[], None] = _nothing
         """Called when a group is with the operating system, and is on its way to the disk."""
@@ -531,6 +532,13 @@ class Store(ABC):
         return rows
 
     def get(self, space: str, key: bytes) -> bytes | None:
+        """None where nothing is committed, or it can't be read: that is in `damage` then.
+
+        For values that can be made up for; where that would be a guess, use `get_or_raise`.
+        """
+        return self._get_or_report(state_key(space, key))
+
+    def get_or_raise(self, space: str, key: bytes) -> bytes | None:
         """None where nothing is committed. Raises RecordUnreadable."""
         return self._get(state_key(space, key))
 
@@ -651,8 +659,9 @@ class Store(ABC):
 
     def _report(self, damage: Damage) -> None:
         self.damage.append(damage)
-        if self.damages.add(damage, self._describe(damage)):
-            self.on_damage(damage)
+        detail = self._describe(damage)
+        if self.damages.add(damage, detail):
+            self.on_damage(damage.part, detail)
 
     def _describe(self, damage: Damage) -> str:
         found = damage.messages()
@@ -924,7 +933,7 @@ def _nothing_after(_error: StoreError | None) -> None:
     pass
 
 
-def _nothing_about(_damage: Damage) -> None:
+def _nothing_about(_part: str, _detail: str) -> None:
     pass
 
 
