@@ -806,7 +806,7 @@ class Store(ABC):
 
         An engine that met damage while it sorted its tables takes no write until it is mended.
         """
-        for is_last in (False, True):
+        for is_last in (False, False, True):
             batch = self._batch()
             if dropped is not None:
                 batch.delete_range(*dropped)
