@@ -102,7 +102,7 @@ def _repair(options: argparse.Namespace) -> int:
         return 0
     _print_findings(result.findings)
     for name, count in result.restored.items():
-        print(f"{harmless(name)}: {count:,} messages restored from the lake", file=sys.stderr)
+        print(f"{harmless(name)}: {count:,} messages restored", file=sys.stderr)
     for name in result.rebuilt:
         print(f"{harmless(name)}: what is settled was found out anew", file=sys.stderr)
     for name, ids in result.lost.items():

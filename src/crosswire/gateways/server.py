@@ -310,7 +310,7 @@ def _hub_config(config: Config) -> HubConfig:
 
 def _open_store(config: Config) -> RocksStore:
     path = Path(config.data) / "store"
-    if is_new(path) and any(find(Path(config.data) / "lake", ("messages", "ledger"))):
+    if is_new(path) and _has_lake(Path(config.data)):
         raise StoreDamaged(
             f"there is no store in {path}, but a lake beside it: the store is missing. "
             f"`crosswire store repair {config.data}` makes one of what the lake has; "
@@ -320,6 +320,13 @@ def _open_store(config: Config) -> RocksStore:
         return RocksStore(path, config.store)
     except OSError as error:
         raise ConfigError(f"can't keep data in {path}: {error.strerror}") from error
+
+
+def _has_lake(data: Path) -> bool:
+    try:
+        return any(find(data / "lake", ("messages", "ledger")))
+    except OSError:
+        return False
 
 
 def _log_damage(store: RocksStore) -> None:

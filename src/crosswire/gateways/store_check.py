@@ -73,6 +73,8 @@ class Evidence:
         self.aside: dict[int, set[int]] = {}
         self.bad_records: dict[bytes, bytes] = {}
         self.in_lake: dict[str, set[int]] = {}
+        self.hidden: dict[bytes, bytes] = {}
+        self.hidden_ids: dict[int, set[int]] = {}
         self.queues: dict[str, Cursor] = {}
         self.subscriptions: list[Subscribed] = []
         self.newest_id = 0
@@ -159,8 +161,9 @@ class Evidence:
             if found is not None:
                 number, first, last = found
                 self.unreadable.setdefault(number, []).append((first, last))
+        self._read_hidden()
         seen: set[str] = set()
-        for each in damage:
+        for each in list(damage):
             detail = self.store._describe(each)
             if detail not in seen:
                 seen.add(detail)
@@ -181,6 +184,18 @@ class Evidence:
         return not any(each.part in ("ledger", "log") for each in self.findings) and not any(
             each.first[:1] == b"l" for each in self.store.damage
         )
+
+    def _read_hidden(self) -> None:
+        """Rows behind damage that are not damaged themselves."""
+        for key, value in self.store.hidden_rows():
+            if key[:1] == b"l":
+                self._read_block(key, value, 0)
+                self.hidden[key] = value
+                continue
+            number, identifier = int.from_bytes(key[1:5]), int.from_bytes(key[5:13])
+            if identifier not in self.sizes.get(number, {}):
+                self.hidden[key] = value
+                self.hidden_ids.setdefault(number, set()).add(identifier)
 
     def _read_message(self, key: bytes, value: bytes, names: dict[int, str]) -> None:
         number, identifier = int.from_bytes(key[1:5]), int.from_bytes(key[5:13])
@@ -345,6 +360,7 @@ class Evidence:
                 number = self.numbers.get(name, 0)
                 floor, there = self.floors.get(number, 0), self.sizes.get(number, {})
                 known = self.in_lake.get(name, set()) | self.accepted.get(name, set())
+                known |= self.hidden_ids.get(number, set())
                 lost = {each for each in known if each > floor and each not in there}
             else:
                 continue
@@ -355,7 +371,8 @@ class Evidence:
         number = self.numbers.get(name, 0)
         there, cursor = self.sizes.get(number, {}), self.queues.get(name)
         ended = self.ended.get(name, set())
-        known = self.accepted.get(name, set()) - there.keys() - ended
+        known = self.accepted.get(name, set()) | self.hidden_ids.get(number, set())
+        known = known - there.keys() - ended
         if cursor is not None and not cursor.damage:
             # What was passed over because it could not be read counts as settled in the cursor.
             opened = {each.id for each in cursor.open}
@@ -379,13 +396,14 @@ class Evidence:
     def check_messages(self) -> None:
         """Add what is missing to the findings."""
         for name, lost in self.missing():
-            kept = lost & self.in_lake.get(name, set())
+            hidden = self.hidden_ids.get(self.numbers.get(name, 0), set())
+            kept = lost & (self.in_lake.get(name, set()) | hidden)
             shown = ", ".join(map(str, sorted(lost)[:_SHOWN]))
             shown += ", …" if len(lost) > _SHOWN else ""
             self.find(
                 "messages",
                 f"{len(lost):,} can't be read or are missing (ids {shown}); "
-                f"the lake has {len(kept):,} of them",
+                f"{len(kept):,} of them can be restored",
                 name,
             )
 

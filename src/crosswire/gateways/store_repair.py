@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from crosswire.envelope import Envelope, decode, encode
-from crosswire.errors import StoreFailed
+from crosswire.envelope import Envelope, decode, decode_at, encode
+from crosswire.errors import RecordDamaged, StoreFailed
 from crosswire.gateways.store_check import Evidence, Finding, Subscribed
 from crosswire.hub.cursor import Cursor, Opened
 from crosswire.lake.files import find
@@ -46,9 +46,9 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Repaired(msgspec.Struct, frozen=True, kw_only=True):
-    """`restored` came from the lake, `lost` are gone, by destination; `rebuilt` are cursors; the
-    old files are now in `aside`. `unsure` messages may be delivered again: nothing tells whether
-    they were settled; without the whole ledger it may be others too."""
+    """`restored` came from the lake or from behind damage, `lost` are gone; `rebuilt` are cursors;
+    the old files are now in `aside`. `unsure` messages may be delivered again: nothing tells
+    whether they were settled; without the whole ledger it may be others too."""
 
     findings: list[Finding]
     restored: dict[str, int] = {}
@@ -184,7 +184,12 @@ class _Repair:
         missing = dict(evidence.missing())
         for name in missing:
             self._number(name)
-        wanted = {name: ids & evidence.in_lake.get(name, set()) for name, ids in missing.items()}
+        for name, ids in missing.items():
+            self._uncover(name, ids)
+        wanted = {
+            name: (ids - self.restored.get(name, set())) & evidence.in_lake.get(name, set())
+            for name, ids in missing.items()
+        }
         self._restore(wanted)
         for name, ids in missing.items():
             self.lost[name] = ids - self.restored.get(name, set())
@@ -202,6 +207,22 @@ class _Repair:
 
     # Messages.
 
+    def _uncover(self, name: str, ids: set[int]) -> None:
+        """Take those that damage only hides."""
+        number = self._number(name)
+        for identifier in ids & self._evidence.hidden_ids.get(number, set()):
+            record = self._evidence.hidden[message_key(number, identifier)]
+            try:
+                envelope = decode_at(record, name, identifier)
+            except RecordDamaged:
+                continue
+            self._keep(number, envelope, record)
+
+    def _keep(self, number: int, envelope: Envelope, record: bytes) -> None:
+        self._messages[message_key(number, envelope.id)] = record
+        self._envelopes[number, envelope.id] = envelope
+        self.restored.setdefault(envelope.destination, set()).add(envelope.id)
+
     def _restore(self, wanted: dict[str, set[int]]) -> None:
         """Read these from the lake, payloads included."""
         ids = {each for some in wanted.values() for each in some}
@@ -216,10 +237,7 @@ class _Repair:
                 name = envelope.destination
                 if envelope.id not in wanted.get(name, ()) or not envelope.intact():
                     continue
-                number = self._number(name)
-                self._messages[message_key(number, envelope.id)] = encode(envelope)
-                self._envelopes[number, envelope.id] = envelope
-                self.restored.setdefault(name, set()).add(envelope.id)
+                self._keep(self._number(name), envelope, encode(envelope))
 
     def _sizes(self, number: int) -> dict[int, int]:
         """What the new store has of a destination."""
@@ -357,6 +375,9 @@ class _Repair:
             yield key, value
         for key, value in evidence.bad_records.items():
             yield state_key("damaged", key[1:13]), value
+        for key, value in evidence.hidden.items():
+            if key[:1] == b"l":
+                yield key, value
         yield from self._messages.items()
         for key, saved in changes.items():
             if saved is not None:

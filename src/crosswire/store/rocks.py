@@ -255,13 +255,13 @@ class RocksStore(Store):
                     return
                 # It reads from here, and did not a moment ago: on from here, one row at least.
                 continue
-            begin = self._pass_over(iterator, begin, end, reason)
+            begin = self.pass_over(begin, end, reason)
 
-    def _pass_over(
-        self, iterator: rocksdict.RdictIter, begin: bytes, end: bytes, reason: str
-    ) -> bytes:
+    def pass_over(self, begin: bytes, end: bytes, reason: str) -> bytes:
         """A part of [begin, end) can't be read: report it; gives where reading works again."""
-        behind = first_readable(iterator, begin, end)
+        options = rocksdict.ReadOptions()
+        options.set_iterate_upper_bound(end)
+        behind = first_readable(lambda: self._db.iter(options), begin, end)
         self._report(Damage(begin, behind, reason))
         return behind
 
@@ -282,12 +282,6 @@ class RocksStore(Store):
 
     def view(self) -> View:
         return _RocksView(self, self._db.iter())
-
-    def passed_over(self, begin: bytes, end: bytes, reason: str) -> bytes:
-        """For a view, which has an iterator of its own: like `_pass_over`."""
-        options = rocksdict.ReadOptions()
-        options.set_iterate_upper_bound(end)
-        return self._pass_over(self._db.iter(options), begin, end, reason)
 
     def _free_bytes(self) -> int:
         room = os.statvfs(self.path)
@@ -344,7 +338,7 @@ class _RocksView(View):
             reason = complaint_of(iterator)
             if reason is None:
                 return
-            begin = self._store.passed_over(begin, end, reason)
+            begin = self._store.pass_over(begin, end, reason)
 
     def first(self, begin: bytes, end: bytes) -> bytes | None:
         return next(self.keys(begin, end), None)

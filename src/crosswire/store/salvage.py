@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
+from typing import Final, cast
 
 import rocksdict
 
@@ -15,10 +18,12 @@ from crosswire.store.copies import Copies, CopyFile
 from crosswire.store.damage import DamageList
 from crosswire.store.marks import Mark, MarkFile
 from crosswire.store.rocks import COPIES, MARK, RocksStore, is_new, table_options
+from crosswire.store.view import message_key
 
 __all__ = ["Salvage", "build"]
 
-_BATCH_BYTES = 4 << 20
+_BATCH_BYTES: Final = 4 << 20
+_TABLE: Final = re.compile(r"(\d+\.sst)")
 
 
 class Salvage(RocksStore):
@@ -79,8 +84,41 @@ class Salvage(RocksStore):
         return self._group.saves
 
     def rows(self, begin: bytes = b"\x00", end: bytes = b"\xff") -> Iterator[tuple[bytes, bytes]]:
-        """All that can be read, by the engine's keys; what can't goes to `damage`."""
-        return self._scan(begin, end)
+        """All that can be read, by the engine's keys; what can't goes to `damage`, apart for each
+        kind of rows and each destination."""
+        borders = [b"l", b"m", *(message_key(each, 0) for each in sorted(self._names)), b"n"]
+        borders = [begin, *(each for each in borders if begin < each < end), end]
+        for first, behind in pairwise(borders):
+            yield from self._scan(first, behind)
+
+    def hidden_rows(self) -> Iterator[tuple[bytes, bytes]]:
+        """Messages and blocks of the ledger that a damaged table hides: they are in other tables,
+        and reading them together with it fails. What it replaced or dropped may be among them."""
+        damaged = {name for each in self.damage for name in _TABLE.findall(each.reason)}
+        ranges = [
+            (each.first, each.behind)
+            for each in self.damage
+            if each.part == "tables" and each.first[:1] in (b"m", b"l")
+        ]
+        if not damaged or not ranges:
+            return
+        folder = self.path / "others"
+        folder.mkdir()
+        for file in self.path.glob("*.sst"):
+            if file.name not in damaged:
+                os.link(file, folder / file.name)
+        options = table_options(self.limits.buffer_bytes)
+        rocksdict.Rdict.repair(str(folder), options)
+        options = table_options(self.limits.buffer_bytes)
+        options.set_disable_auto_compactions(True)
+        others = rocksdict.Rdict(str(folder), options)
+        for first, behind in ranges:
+            rows = cast(Iterator[tuple[bytes, bytes]], others.items(False, first))
+            for key, value in rows:
+                if not key < behind or key[:1] != first[:1]:
+                    break
+                yield key, value
+        others.close()
 
     def know(self, numbers: Mapping[str, int]) -> None:
         """The names of destinations, for descriptions of what is damaged."""

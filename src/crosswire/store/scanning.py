@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ def complaint_of(iterator: rocksdict.RdictIter) -> str | None:
     return None
 
 
-def first_readable(iterator: rocksdict.RdictIter, begin: bytes, end: bytes) -> bytes:
+def first_readable(
+    make_iterator: Callable[[], rocksdict.RdictIter], begin: bytes, end: bytes
+) -> bytes:
     """A key behind `begin`, at most `end`, from which reading works again, and did not before it.
 
     A seek into a damaged block fails, one behind it does not. The distance from `begin` is doubled
@@ -36,6 +39,8 @@ def first_readable(iterator: rocksdict.RdictIter, begin: bytes, end: bytes) -> b
         return prefix + position.to_bytes(width)
 
     def is_readable(position: int) -> bool:
+        # Not one for all: after a seek that failed, others fail that would not.
+        iterator = make_iterator()
         iterator.seek(key_at(position))
         return complaint_of(iterator) is None
 
