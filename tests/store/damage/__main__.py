@@ -22,6 +22,7 @@ from tests.store.damage.judge import FAILURES, Verdict, judge
 from tests.store.damage.reference import REFERENCES, Reference, make
 
 _REFERENCE_SEED = 1
+_SHOWN = 40
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -93,8 +94,11 @@ def _replay(seed: int, references: list[Reference], base: Path) -> int:
         for kind, detail in getattr(verdict, heading).items():
             print(f"{heading}: {kind}: {detail}")
     for heading in ("reports", "notes"):
-        for text in getattr(verdict, heading):
+        texts = getattr(verdict, heading)
+        for text in texts[:_SHOWN]:
             print(f"{heading}: {text}")
+        if len(texts) > _SHOWN:
+            print(f"{heading}: … {len(texts) - _SHOWN} more")
     print(f"the files are in {folder}")
     return int(bool(verdict.failures))
 

@@ -1,0 +1,110 @@
+"""What a hub and its commands report about damage, and which messages that covers."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Final
+
+__all__ = ["Reports"]
+
+# Without a destination in it, such a report covers all of them: nobody knows what is missing.
+_GENERAL: Final = re.compile(
+    r"\blog\b.*\b(missing|lost|verif\w+|holes?|cut|short\w*|damaged|unreadable|can't be read)|"
+    r"\b(missing|lost|verif\w+)\b.*\blog\b|"
+    r"\b(tables?|manifest|current)\b.*\b(missing|lost|removed|older)|(any|every|all) destinations?",
+    re.IGNORECASE | re.DOTALL,
+)
+_STOPPED: Final = re.compile(r"\bstopped\b|was refused", re.IGNORECASE)
+_AGAIN: Final = re.compile(r"again|twice|repeat|redeliver|duplicate", re.IGNORECASE)
+_DESTINATION: Final = re.compile(r"\b(queue|topic)/[\w/-]+")
+_RANGES: Final = re.compile(r"\bids? (?:from )?(\d+) (?:to|-|and) (\d+|any)", re.IGNORECASE)
+_SINGLE: Final = re.compile(r"\b(?:message|id) (\d+)\b")
+
+
+class Reports:
+    """Single statements, without what differs when they are repeated."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.entries)
+
+    def add(self, text: str) -> None:
+        if text.strip():
+            self.entries[text.strip()] = None
+
+    def add_answer(self, answer: object, path: str = "") -> None:
+        """Members of an answer that are about damage and say that there is some."""
+        if isinstance(answer, dict):
+            for key, value in answer.items():
+                if "damage" in key.lower():
+                    if value not in (None, False, 0, "", [], {}, "ok", "none"):
+                        self._add_value(f"{path}{key}", value)
+                else:
+                    self.add_answer(value, f"{path}{key}.")
+        elif isinstance(answer, list):
+            for value in answer:
+                self.add_answer(value, path)
+        elif isinstance(answer, str) and "damage" in answer.lower():
+            self.add(f"{path.rstrip('.')}: {answer}")
+
+    def _add_value(self, path: str, value: object) -> None:
+        for each in value if isinstance(value, list) else [value]:
+            self.add(f"{path}: {each if isinstance(each, str) else json.dumps(each)}")
+
+    def add_log(self, log: str) -> None:
+        """Lines of the log at the level of a warning or above, and what is no line of the log."""
+        for line in log.splitlines():
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                self.add(f"stderr: {line}")
+                continue
+            if isinstance(entry, dict) and entry.get("level") in ("warning", "error", "critical"):
+                fields = {k: v for k, v in entry.items() if k not in ("time", "level", "logger")}
+                self.add(f"logged: {', '.join(f'{key} {fields[key]}' for key in fields)}")
+
+    def forget_stopped(self) -> None:
+        """After a repair nothing is stopped any more, whatever was."""
+        self.entries = {each: None for each in self.entries if not _STOPPED.search(each)}
+
+    def mentions(self, word: str) -> bool:
+        return any(word in each for each in self.entries)
+
+    def says_again(self) -> bool:
+        """Does any of them say that messages may be delivered again?"""
+        return any(_AGAIN.search(each) for each in self.entries)
+
+    def coverage(self, names: set[str], identifier: int) -> str:
+        """What is said about a message by names of its destination and by its id (0: unknown).
+
+        `named`, `general` (of the log, or of any destination), `stopped` (its queue is, until it is
+        repaired), `vague` (something is damaged), or nothing.
+        """
+        found = {"vague"} if self.entries else {""}
+        pattern = re.compile("|".join(rf"(?<![\w/-]){re.escape(each)}(?![\w-])" for each in names))
+        for entry in self.entries:
+            ranges = _ranges(entry)
+            is_among = any(low <= identifier <= high for low, high in ranges)
+            if pattern.search(entry):
+                if _STOPPED.search(entry):
+                    found.add("stopped")
+                elif is_among:
+                    return "named"
+                elif not ranges or not identifier:
+                    found.add("named")
+            elif not _DESTINATION.search(entry) and _GENERAL.search(entry):
+                if is_among or not ranges or not identifier:
+                    found.add("general")
+        # What is stopped must go on after a repair, whatever else is said.
+        return next(each for each in ("stopped", "named", "general", "vague", "") if each in found)
+
+
+def _ranges(entry: str) -> list[tuple[int, int]]:
+    """The ids that a report names."""
+    ranges = [
+        (int(low), 1 << 63 if high == "any" else int(high)) for low, high in _RANGES.findall(entry)
+    ]
+    return ranges + [(int(each), int(each)) for each in _SINGLE.findall(entry)]
