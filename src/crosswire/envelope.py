@@ -20,6 +20,7 @@ __all__ = [
     "Kind",
     "Property",
     "decode",
+    "decode_at",
     "encode",
     "encode_run",
     "parse_destination",
@@ -154,6 +155,22 @@ def decode(record: bytes) -> Envelope:
         return _decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise RecordDamaged(f"the record can't be read: {error}") from None
+
+
+def decode_at(record: bytes, destination: str, identifier: int) -> Envelope:
+    """The message that is stored under this id of a destination.
+
+    Raises RecordDamaged for bytes that are no message, or another one's.
+    """
+    envelope = decode(record)
+    if envelope.id != identifier:
+        raise RecordDamaged(f"message {envelope.id} is stored as message {identifier}")
+    # Calls and their answers are kept under the name that their provider gave.
+    if envelope.destination != destination and not destination.startswith("service/"):
+        raise RecordDamaged(
+            f"message {identifier} of {envelope.destination} is stored in {destination}"
+        )
+    return envelope
 
 
 # ----------------------------------------------------------------------------------- destinations

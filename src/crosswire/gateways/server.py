@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 import zlib
@@ -16,20 +17,24 @@ import msgspec
 from crosswire.access import Access
 from crosswire.config import Address, Config, ScheduleEntry
 from crosswire.envelope import Envelope
-from crosswire.errors import BondError, ConfigError
+from crosswire.errors import BondError, ConfigError, StoreDamaged
 from crosswire.gateways.gateway import Gateway
 from crosswire.gateways.lake import LakeFeed, note_absence
 from crosswire.gateways.listener import Listener, fill_context, server_context
 from crosswire.gateways.log import Log
+from crosswire.gateways.logs import log_event
 from crosswire.gateways.metrics import Metrics
 from crosswire.gateways.payloads import JSON, TEXT, Schemas
 from crosswire.gateways.site import Site
 from crosswire.gateways.tap import TapFeed, has_spool
 from crosswire.hub.hub import Hub, HubConfig
 from crosswire.hub.schedules import Schedule
-from crosswire.store.rocks import RocksStore
+from crosswire.lake.files import find
+from crosswire.store.rocks import RocksStore, is_new
 
 __all__ = ["GATEWAYS", "Door", "Server"]
+
+_log = logging.getLogger("crosswire.store")
 
 _LOOK_S: Final = 0.02
 _TICK_S: Final = 0.1
@@ -93,6 +98,7 @@ class Server:
         _refuse_strangers(config)
         schemas = _schemas(config.bond.files)
         store = _open_store(config)
+        _log_damage(store)
         try:
             now = time.time()
             self.hub = Hub(
@@ -304,10 +310,27 @@ def _hub_config(config: Config) -> HubConfig:
 
 def _open_store(config: Config) -> RocksStore:
     path = Path(config.data) / "store"
+    if is_new(path) and any(find(Path(config.data) / "lake", ("messages", "ledger"))):
+        raise StoreDamaged(
+            f"there is no store in {path}, but a lake beside it: the store is missing. "
+            f"`crosswire store repair {config.data}` makes one of what the lake has; "
+            "to begin anew, move the lake away"
+        )
     try:
         return RocksStore(path, config.store)
     except OSError as error:
         raise ConfigError(f"can't keep data in {path}: {error.strerror}") from error
+
+
+def _log_damage(store: RocksStore) -> None:
+    """What is damaged stands in the log, too: what was found so far, and what will be."""
+
+    def log(part: str, detail: str) -> None:
+        log_event(_log, logging.ERROR, "the store is damaged", part=part, detail=detail)
+
+    for entry in store.damages.entries:
+        log(entry.part, entry.detail)
+    store.on_damage = log
 
 
 def _schemas(files: Sequence[str]) -> Schemas:

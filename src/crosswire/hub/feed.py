@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from crosswire.envelope import Envelope, decode
+from crosswire.envelope import Envelope
 from crosswire.errors import RecordDamaged
 from crosswire.hub.intake import Group
 from crosswire.hub.items import Arrivals
@@ -102,7 +102,7 @@ class Feed:
 
     def last_seal(self) -> Seal | None:
         """After a restart, the one whose files may not be in place. Raises RecordDamaged."""
-        stored = self._store.get(_SPACE, b"last")
+        stored = self._store.get_or_raise(_SPACE, b"last")
         return None if stored is None else _parse(stored)
 
     def release(self, seal: Seal) -> None:
@@ -148,7 +148,7 @@ class Feed:
                     continue
                 del wanted[identifier]
                 try:
-                    yield decode(record)
+                    yield self._hub.decode(number, identifier, record)
                 except RecordDamaged as error:
                     self._hub.set_aside(number, identifier, record, error)
         for identifier in wanted:

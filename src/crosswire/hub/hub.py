@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from crosswire.envelope import Envelope, decode, parse_destination, parse_pattern
+from crosswire.envelope import Envelope, decode_at, parse_destination, parse_pattern
 from crosswire.errors import (
     HubError,
     InvalidDestination,
@@ -369,17 +369,25 @@ class Hub:
 
     def fetch(self, destination: str, ids: Sequence[int]) -> list[Envelope | None]:
         """Stored messages by id, None for those that are gone."""
-        records = self.store.fetch(self.store.number(destination), ids)
-        return [self._read(each) for each in records]
+        number = self.store.number(destination)
+        records = self.store.fetch(number, ids)
+        return [self._read(number, *each) for each in zip(ids, records, strict=True)]
 
-    def _read(self, record: bytes | None) -> Envelope | None:
+    def _read(self, number: int, identifier: int, record: bytes | None) -> Envelope | None:
         if record is None:
             return None
         try:
-            return decode(record)
+            return self.decode(number, identifier, record)
         except RecordDamaged as error:
             self.report(error)
             return None
+
+    def decode(self, number: int, identifier: int, record: bytes) -> Envelope:
+        """The message that is stored under this id of a destination.
+
+        Raises RecordDamaged for bytes that are no message, or another one's.
+        """
+        return decode_at(record, self.store.name(number), identifier)
 
     def trace(self, identifier: int) -> list[Row]:
         """What happened to a message, as far as the recent ledger goes."""
@@ -581,6 +589,9 @@ class Hub:
         """A record that can't be read: out of the way, but not thrown away."""
         destination = self.store.name(number)
         self.report(error)
+        self.store.report_damage(
+            "record", f"message {identifier} of {destination} is damaged and set aside: {error}"
+        )
         self.store.save(_DAMAGED, number.to_bytes(4) + identifier.to_bytes(8), record)
         self.ledger.note(
             Step.DAMAGED, int(self.now * _US), destination, [identifier], detail=str(error)
@@ -596,10 +607,26 @@ class Hub:
                 Step.EXPIRED, int(self.now * _US), destination, [identifier], detail="retention"
             )
             return
-        self.report(RecordDamaged(f"message {identifier} of {destination} is missing"))
+        error = RecordDamaged(f"message {identifier} of {destination} is missing")
+        self.report(error)
+        self.store.report_damage("record", str(error))
         self.ledger.note(
             Step.DAMAGED, int(self.now * _US), destination, [identifier], detail="missing"
         )
+
+    def report_stopped(self, backlog: Backlog) -> None:
+        """A queue or subscription stands still, and only that."""
+        error = RecordDamaged(
+            f"{backlog.title} is stopped until `crosswire store repair`: {backlog.stopped}"
+        )
+        self.report(error)
+        self.store.report_damage("cursor", str(error))
+
+    def stopped(self) -> list[Backlog]:
+        """Queues and subscriptions that deliver nothing because their cursor is damaged."""
+        return [
+            each for each in (*self._queues.values(), *self.subscriptions.all()) if each.stopped
+        ]
 
     def damaged(self) -> Iterator[tuple[str, int, bytes]]:
         """What was set aside: destination, id, bytes as they were found."""

@@ -64,7 +64,10 @@ class Subscriptions:
             except msgspec.MsgspecError as error:
                 hub.report(RecordDamaged(f"a subscription can't be read: {error}"))
                 continue
-            self._keep(definition).recover(now)
+            subscription = self._keep(definition)
+            if not subscription.cursor.is_begun and not subscription.cursor.damage:
+                subscription.stop("its cursor is missing")
+            subscription.recover(now)
 
     def all(self) -> list[Subscription]:
         return sorted(self._by_name.values(), key=lambda each: each.name)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
 
 import msgspec
 
-from crosswire.envelope import Envelope, decode
+from crosswire.envelope import Envelope
 from crosswire.errors import RecordDamaged
 from crosswire.hub.attachment import Attachment, Delivery, Ended, Gap, Predicate, Receiver, Window
 from crosswire.hub.backlog import Backlog
@@ -341,7 +341,7 @@ class Subscriber(Attachment):
         deliveries = []
         for number, identifier, record in page.records:
             try:
-                envelope = decode(record)
+                envelope = self._hub.decode(number, identifier, record)
             except RecordDamaged as error:
                 self._hub.set_aside(number, identifier, record, error)
                 continue
@@ -443,6 +443,10 @@ class Subscription(Backlog):
     @property
     def name(self) -> str:
         return self.definition.name
+
+    @property
+    def title(self) -> str:
+        return f"subscription {self.definition.name!r} to {self.destination}"
 
     @property
     def dead_letters(self) -> str:

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import rocksdict
 
-from crosswire.errors import StoreFailed
+from crosswire.errors import RecordUnreadable, StoreDamaged, StoreFailed, StoreFull
 from crosswire.store.contract import Batch, Store, StoreLimits, View, full_or_failed
-from crosswire.store.view import Damage
+from crosswire.store.copies import Copies, CopyFile
+from crosswire.store.damage import Damage, DamageFile
+from crosswire.store.marks import Mark, MarkFile
+from crosswire.store.scanning import complaint_of, first_readable
 
-__all__ = ["RocksStore"]
+__all__ = ["COPIES", "DAMAGES", "MARK", "RocksStore", "is_new", "table_options"]
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-_SUFFIX: Final = 8
+COPIES: Final = "crosswire.copies"
+MARK: Final = "crosswire.mark"
+DAMAGES: Final = "crosswire.damage"
+_ENGINE_FILES: Final = ("CURRENT", "MANIFEST-*", "*.sst", "*.log", COPIES, MARK)
 
 
 class RocksStore(Store):
     """A data directory. Opening it replays the write-ahead log, nothing else.
 
     A damaged part of the log is left out, not everything behind it; damaged blocks of tables are
-    found by their checksums when they are read, passed over and reported in `damage`.
+    found by their checksums when they are read, passed over and reported in `damage`. Opening
+    raises StoreDamaged where going on would be a guess.
     """
 
     def __init__(self, path: str | os.PathLike[str], limits: StoreLimits | None = None) -> None:
@@ -32,24 +41,131 @@ class RocksStore(Store):
         self.path.mkdir(parents=True, exist_ok=True)
         self.heal_complaint = ""
         self._unsynced = rocksdict.WriteOptions()
-        self._open()
-        self._recover()
-        self._compare_boots()
-
-    def _open(self) -> None:
+        self._copies = CopyFile(self.path / COPIES)
+        self._mark = MarkFile(self.path / MARK)
+        self._manifest = Path()
+        self._compacts = True
+        self._log_complaint = ""
+        new = is_new(self.path)
+        self.damages = DamageFile(self.path / DAMAGES, self._list_failed)
+        if not new:
+            self._check_manifest()
+        self._open(create=new)
         try:
-            self._db = rocksdict.Rdict(str(self.path), _options(self.limits.buffer_bytes))
-        except Exception as error:
-            raise StoreFailed(f"{self.path}: {error}") from error
+            self._recover(is_new=new)
+        except BaseException:
+            self._db.close()
+            raise
+        self._log_complaint = ""
 
-    def _compare_boots(self) -> None:
-        """Was the machine stopped under us? Then what was not synced may be gone."""
-        boot = _BOOT_ID.read_bytes().strip() if _BOOT_ID.exists() else b"unknown"
-        running = self._get(b"!running")
-        self.power_lost = running is not None and running != boot
-        batch = self._batch()
-        batch.put(b"!running", boot)
-        self._store_now(batch)
+    # Opening.
+
+    def _open(self, *, create: bool = False) -> None:
+        """First with a log that must be intact but for a torn end; then with what is left of it.
+
+        What a damaged log has lost is seen by the numbers of its groups.
+        """
+        modes = rocksdict.DBRecoveryMode
+        try:
+            self._open_with(modes.tolerate_corrupted_tail_records(), create=create)
+        except Exception as error:
+            if "lock" in str(error).lower():
+                raise StoreFailed(f"{self.path} is in use by another process") from error
+            if "No space left" in str(error):
+                raise StoreFull(f"{self.path}: {error}") from error
+            try:
+                self._open_with(modes.skip_any_corrupted_record(), create=False)
+            except Exception as again:
+                raise StoreDamaged(self._explain(_plain(str(again)))) from again
+            self._log_complaint = str(error)
+        self._find_manifest()
+
+    def _open_with(self, mode: rocksdict.DBRecoveryMode, *, create: bool) -> None:
+        options = table_options(self.limits.buffer_bytes)
+        options.create_if_missing(create)
+        options.set_wal_recovery_mode(mode)
+        options.set_disable_auto_compactions(not self._compacts)
+        self._db = rocksdict.Rdict(str(self.path), options)
+
+    def _check_manifest(self) -> None:
+        """A list of tables that is shorter than it was has lost tables, and the engine would
+        delete their files: so this is looked at before it opens them. Raises StoreDamaged."""
+        if not (self.path / "CURRENT").exists():
+            raise StoreDamaged(self._explain("the file CURRENT is missing"))
+        mark = self._mark.load()
+        if mark is None or not mark.manifest:
+            return
+        manifest = self.path / f"MANIFEST-{mark.manifest:06}"
+        with suppress(OSError):
+            if (self.path / "CURRENT").read_text(errors="replace").strip() != manifest.name:
+                return
+            size_bytes = manifest.stat().st_size
+            if size_bytes < mark.manifest_bytes:
+                raise StoreDamaged(
+                    self._explain(
+                        f"{manifest.name} has {size_bytes} bytes, and had {mark.manifest_bytes}"
+                    )
+                )
+
+    def _find_manifest(self) -> None:
+        name = (self.path / "CURRENT").read_text().strip()
+        self._manifest = self.path / name
+
+    def _explain(self, what: str) -> str:
+        folder = self.path.parent
+        return (
+            f"the store in {self.path} is damaged: {what}. Nothing was changed. "
+            f"`crosswire store verify {folder}` tells what is damaged, "
+            f"`crosswire store repair {folder}` restores what can be restored"
+        )
+
+    def _running(self) -> bytes:
+        return _BOOT_ID.read_bytes().strip() if _BOOT_ID.exists() else b"unknown"
+
+    # Second copies and the mark.
+
+    def _load_copies(self) -> Copies:
+        try:
+            return self._copies.load()
+        except OSError as error:
+            detail = f"{self._copies.path.name} can't be read: {error.strerror}"
+            self._report(Damage(b"", b"", detail, "copies"))
+            return Copies({}, True, False)
+
+    def _save_copies(self, changes: Mapping[bytes, bytes | None]) -> None:
+        try:
+            self._copies.save(changes)
+        except OSError as error:
+            raise full_or_failed(error) from error
+
+    def _replace_copies(self, values: Mapping[bytes, bytes]) -> None:
+        try:
+            self._copies.rewrite(values)
+        except OSError as error:
+            raise full_or_failed(error) from error
+
+    def _load_mark(self) -> Mark | None:
+        return self._mark.load()
+
+    def _save_mark(self, mark: Mark) -> None:
+        # Without it a start can't verify the end of the log, and says so: no reason to stop now.
+        with suppress(OSError):
+            self._mark.save(
+                Mark(
+                    mark.written,
+                    mark.durable,
+                    mark.newest_id,
+                    mark.next_row,
+                    int(self._manifest.name.partition("-")[2]),
+                    self._manifest.stat().st_size,
+                )
+            )
+
+    def _size_of(self, batch: Batch) -> int:
+        return cast(rocksdict.WriteBatch, batch).size_in_bytes()
+
+    def _list_failed(self, error: OSError) -> None:
+        self.heal_complaint = f"{DAMAGES} can't be written: {error}"
 
     def _batch(self) -> Batch:
         batch: Batch = rocksdict.WriteBatch(raw_mode=True)
@@ -75,20 +191,27 @@ class RocksStore(Store):
         except Exception as error:
             # It repeats what was reported when the write failed; the files are let go of anyway.
             self.heal_complaint = str(error)
+        if "Corruption" in str(self.last_error):
+            # Sorting tables into one another would fail there again, and stop all writes with it.
+            self._compacts = False
+            detail = f"tables can't be merged until they are repaired: {self.last_error}"
+            self._report(Damage(b"", b"", detail, "engine"))
         self._open()
+
+    # Reading: every value and every key comes through here, and what can't be read is reported.
 
     def _get(self, key: bytes) -> bytes | None:
         try:
             value: bytes | None = self._db.get(key)
         except Exception as error:
-            self._report(key, key + b"\x00", str(error))
-            return None
+            self._report(Damage(key, key + b"\x00", str(error)))
+            raise RecordUnreadable(str(error)) from error
         return value
 
     def _scan(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         options = rocksdict.ReadOptions()
         options.set_iterate_upper_bound(end)
-        while True:
+        while begin < end:
             key = b""
             rows = cast(Iterator[tuple[bytes, bytes]], self._db.items(False, begin, options))
             for row in rows:
@@ -97,51 +220,36 @@ class RocksStore(Store):
             # The iterator ends alike where the rows end and where a block can't be read.
             if key:
                 begin = key + b"\x00"
-            reason = self._complaint(begin, options)
+            iterator = self._db.iter(options)
+            iterator.seek(begin)
+            reason = complaint_of(iterator)
             if reason is None:
-                return
-            behind = self._first_readable(begin, end, options)
-            self._report(begin, behind, reason)
-            begin = behind
+                if not iterator.valid():
+                    return
+                # It reads from here, and did not a moment ago: on from here, one row at least.
+                continue
+            begin = self._pass_over(iterator, begin, end, reason)
 
-    def _complaint(self, begin: bytes, options: Any) -> str | None:
-        iterator = self._db.iter(options)
-        iterator.seek(begin)
-        if iterator.valid():
-            return None
-        try:
-            iterator.status()
-        except Exception as error:
-            return str(error)
-        return None
-
-    def _first_readable(self, begin: bytes, end: bytes, options: Any) -> bytes:
-        """The least key from which reading works again.
-
-        A seek into a damaged block fails, one behind it does not: halving the distance finds the
-        border, in as many steps as the part of the key behind the common prefix has bits.
-        """
-        shared = _shared(begin, end)
-        low = int.from_bytes(begin[shared : shared + _SUFFIX].ljust(_SUFFIX, b"\x00"))
-        high = int.from_bytes(end[shared : shared + _SUFFIX].ljust(_SUFFIX, b"\x00"))
-        prefix = begin[:shared]
-        while low < high:
-            middle = (low + high) // 2
-            if self._complaint(prefix + middle.to_bytes(_SUFFIX), options) is None:
-                high = middle
-            else:
-                low = middle + 1
-        return prefix + low.to_bytes(_SUFFIX)
-
-    def _report(self, first: bytes, behind: bytes, reason: str) -> None:
-        self.damage.append(Damage(first, behind, reason))
+    def _pass_over(
+        self, iterator: rocksdict.RdictIter, begin: bytes, end: bytes, reason: str
+    ) -> bytes:
+        """A part of [begin, end) can't be read: report it; gives where reading works again."""
+        behind = first_readable(iterator, begin, end)
+        self._report(Damage(begin, behind, reason))
+        return behind
 
     def _last(self, begin: bytes, end: bytes) -> tuple[bytes, bytes] | None:
         options = rocksdict.ReadOptions()
         options.set_iterate_upper_bound(end)
         iterator = self._db.iter(options)
         iterator.seek_to_last()
-        if not iterator.valid() or iterator.key() < begin:
+        if not iterator.valid():
+            reason = complaint_of(iterator)
+            if reason is not None:
+                self._report(Damage(begin, end, reason))
+                raise RecordUnreadable(reason)
+            return None
+        if iterator.key() < begin:
             return None
         return iterator.key(), iterator.value()
 
@@ -149,12 +257,10 @@ class RocksStore(Store):
         return _RocksView(self, self._db.iter())
 
     def passed_over(self, begin: bytes, end: bytes, reason: str) -> bytes:
-        """A part of [begin, end) can't be read: report it; gives where reading works again."""
+        """For a view, which has an iterator of its own: like `_pass_over`."""
         options = rocksdict.ReadOptions()
         options.set_iterate_upper_bound(end)
-        behind = self._first_readable(begin, end, options)
-        self._report(begin, behind, reason)
-        return behind
+        return self._pass_over(self._db.iter(options), begin, end, reason)
 
     def _free_bytes(self) -> int:
         room = os.statvfs(self.path)
@@ -165,7 +271,14 @@ class RocksStore(Store):
         self._db.flush_wal(sync=True)
         self._db.delete(b"!running", self._unsynced)
         self._db.flush_wal(sync=True)
+        with suppress(OSError):
+            # After a clean stop the end of the log is known even without the mark.
+            self._copies.save({b"!running": None, b"!stopped": self._last_group.to_bytes(8)})
         self._db.close()
+        self._durable_group = self._last_group
+        self._note_mark()
+        with suppress(OSError):
+            self._mark.close(sync=True)
 
 
 class _RocksView(View):
@@ -192,7 +305,7 @@ class _RocksView(View):
                 yield key
                 begin = key + b"\x00"
                 next_one()
-            reason = self._complaint()
+            reason = complaint_of(iterator)
             if reason is None:
                 return
             begin = self._store.passed_over(begin, end, reason)
@@ -205,37 +318,40 @@ class _RocksView(View):
         if self._iterator.valid() and self._iterator.key() == end:
             self._iterator.prev()
         if not self._iterator.valid():
-            return None
+            if complaint_of(self._iterator) is None:
+                return None
+            # What can't be read at the end must not hide what is before it.
+            newest = deque(self.keys(begin, end), maxlen=1)
+            return newest[0] if newest else None
         key: bytes = self._iterator.key()
         return key if key >= begin else None
 
-    def _complaint(self) -> str | None:
-        try:
-            self._iterator.status()
-        except Exception as error:
-            return str(error)
-        return None
+
+def is_new(path: Path) -> bool:
+    """Is there nothing of a store? A directory that has lost some of its files is not new."""
+    return not any(True for pattern in _ENGINE_FILES for _ in path.glob(pattern))
 
 
-def _shared(one: bytes, other: bytes) -> int:
-    """How many bytes two keys have in common at their start."""
-    for place, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left != right:
-            return place
-    return min(len(one), len(other))
+def _plain(reason: str) -> str:
+    """What the engine's own words mean."""
+    if ".sst" in reason:
+        return f"a table is missing or unreadable ({reason})"
+    if "MANIFEST" in reason:
+        return f"the list of tables is missing or unreadable ({reason})"
+    if "CURRENT" in reason:
+        return f"the file CURRENT is missing or unreadable ({reason})"
+    return f"it can't be opened ({reason})"
 
 
-def _options(buffer_bytes: int) -> rocksdict.Options:
+def table_options(buffer_bytes: int) -> rocksdict.Options:
     """Small buffers: the tail of a queue lives on disk, not in here."""
     options = rocksdict.Options(raw_mode=True)
-    options.create_if_missing(True)
     options.set_write_buffer_size(buffer_bytes)
     options.set_max_write_buffer_number(3)
     options.set_max_total_wal_size(4 * buffer_bytes)
     options.set_max_background_jobs(2)
     options.set_keep_log_file_num(4)
     options.set_compression_type(rocksdict.DBCompressionType.lz4())
-    options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.skip_any_corrupted_record())
     table = rocksdict.BlockBasedOptions()
     table.set_block_cache(rocksdict.Cache(32 << 20))
     table.set_block_size(16 << 10)
