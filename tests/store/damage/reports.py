@@ -95,9 +95,10 @@ class Reports:
                     return "named"
                 elif not ranges or not identifier:
                     found.add("named")
-            elif not _DESTINATION.search(entry) and _GENERAL.search(entry):
-                if is_among or not ranges or not identifier:
-                    found.add("general")
+            elif _DESTINATION.search(entry) or not _GENERAL.search(entry):
+                continue
+            elif is_among or not ranges or not identifier:
+                found.add("general")
         # What is stopped must go on after a repair, whatever else is said.
         return next(each for each in ("stopped", "named", "general", "vague", "") if each in found)
 
