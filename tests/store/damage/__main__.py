@@ -40,7 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(_summary(verdicts, seconds)))
     else:
         _print_table(verdicts, seconds)
-    return int(any(each.failures for each in verdicts))
+    failed = any(each.failures for each in verdicts)
+    if not failed and not options.directory and not list(base.glob("run-*")):
+        # Nothing to replay: references are made again in a second or two.
+        shutil.rmtree(base, ignore_errors=True)
+    return int(failed)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -44,7 +44,7 @@ UNDETECTABLE: Final[tuple[tuple[str, str, str], ...]] = ()
 
 _READY_WALL_S: Final = 40.0
 _READY_CPU_S: Final = 5.0
-_QUIET_S: Final = 0.3
+_QUIET_S: Final = 0.15
 _LONG_QUIET_S: Final = 2.0
 _COMMAND_S: Final = 60.0
 
