@@ -285,7 +285,10 @@ class Store(ABC):
         elif stopped is not None:
             expected = int.from_bytes(stopped)
         elif not knows_end:
-            detail = "the end of the log can't be verified: its mark is missing or damaged"
+            detail = (
+                "the end of the log can't be verified, its mark is missing or damaged: if groups "
+                "are missing there, so are their messages, and what they settled is delivered again"
+            )
             self._report(Damage(b"", b"", detail, "log"))
         if expected > last and len(self.damage) == found:
             ends = (newest, rows) if mark is None else (mark.newest_id, mark.next_row)

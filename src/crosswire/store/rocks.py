@@ -15,6 +15,7 @@ from crosswire.errors import RecordUnreadable, StoreDamaged, StoreFailed, StoreF
 from crosswire.store.contract import Batch, Store, StoreLimits, View, full_or_failed
 from crosswire.store.copies import Copies, CopyFile
 from crosswire.store.damage import Damage, DamageFile
+from crosswire.store.manifest import fault_of
 from crosswire.store.marks import Mark, MarkFile
 from crosswire.store.scanning import complaint_of, first_readable
 
@@ -69,7 +70,7 @@ class RocksStore(Store):
         try:
             self._open_with(modes.tolerate_corrupted_tail_records(), create=create)
         except Exception as error:
-            if "lock" in str(error).lower():
+            if "lock file" in str(error) or "/LOCK" in str(error):
                 raise StoreFailed(f"{self.path} is in use by another process") from error
             if "No space left" in str(error):
                 raise StoreFull(f"{self.path}: {error}") from error
@@ -88,24 +89,22 @@ class RocksStore(Store):
         self._db = rocksdict.Rdict(str(self.path), options)
 
     def _check_manifest(self) -> None:
-        """A list of tables that is shorter than it was has lost tables, and the engine would
-        delete their files: so this is looked at before it opens them. Raises StoreDamaged."""
-        if not (self.path / "CURRENT").exists():
+        """Raises StoreDamaged for a list of tables that the engine must not open."""
+        current = self.path / "CURRENT"
+        if not current.exists():
             raise StoreDamaged(self._explain("the file CURRENT is missing"))
+        name = current.read_text(errors="replace").strip()
+        try:
+            data = (self.path / name).read_bytes()
+        except (OSError, ValueError) as error:
+            raise StoreDamaged(
+                self._explain(f"the list of tables, {name!r}, can't be read: {error}")
+            ) from error
         mark = self._mark.load()
-        if mark is None or not mark.manifest:
-            return
-        manifest = self.path / f"MANIFEST-{mark.manifest:06}"
-        with suppress(OSError):
-            if (self.path / "CURRENT").read_text(errors="replace").strip() != manifest.name:
-                return
-            size_bytes = manifest.stat().st_size
-            if size_bytes < mark.manifest_bytes:
-                raise StoreDamaged(
-                    self._explain(
-                        f"{manifest.name} has {size_bytes} bytes, and had {mark.manifest_bytes}"
-                    )
-                )
+        is_known = mark is not None and name == f"MANIFEST-{mark.manifest:06}"
+        fault = fault_of(data, mark.manifest_bytes if mark is not None and is_known else 0)
+        if fault:
+            raise StoreDamaged(self._explain(f"the list of tables, {name}: {fault}"))
 
     def _find_manifest(self) -> None:
         name = (self.path / "CURRENT").read_text().strip()
@@ -149,7 +148,13 @@ class RocksStore(Store):
 
     def _save_mark(self, mark: Mark) -> None:
         # Without it a start can't verify the end of the log, and says so: no reason to stop now.
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
+            try:
+                size_bytes = self._manifest.stat().st_size
+            except FileNotFoundError:
+                # The engine has begun another one.
+                self._find_manifest()
+                size_bytes = self._manifest.stat().st_size
             self._mark.save(
                 Mark(
                     mark.written,
@@ -157,7 +162,7 @@ class RocksStore(Store):
                     mark.newest_id,
                     mark.next_row,
                     int(self._manifest.name.partition("-")[2]),
-                    self._manifest.stat().st_size,
+                    size_bytes,
                 )
             )
 
@@ -268,13 +273,22 @@ class RocksStore(Store):
 
     def _release(self) -> None:
         """A clean stop: nothing unsynced is left that a power cut could take."""
-        self._db.flush_wal(sync=True)
-        self._db.delete(b"!running", self._unsynced)
-        self._db.flush_wal(sync=True)
+        try:
+            self._db.flush_wal(sync=True)
+            self._db.delete(b"!running", self._unsynced)
+            self._db.flush_wal(sync=True)
+        except Exception as error:
+            # An engine that met damage takes no more writes. What was to be kept is on disk by
+            # now; without this the next start takes the stop for an unclean one.
+            self.heal_complaint = str(error)
         with suppress(OSError):
             # After a clean stop the end of the log is known even without the mark.
             self._copies.save({b"!running": None, b"!stopped": self._last_group.to_bytes(8)})
-        self._db.close()
+        try:
+            self._db.close()
+        except Exception as error:
+            # It repeats what was reported before; the files are closed all the same.
+            self.heal_complaint = str(error)
         self._durable_group = self._last_group
         self._note_mark()
         with suppress(OSError):
@@ -334,6 +348,7 @@ def is_new(path: Path) -> bool:
 
 def _plain(reason: str) -> str:
     """What the engine's own words mean."""
+    reason = " ".join(reason.split())
     if ".sst" in reason:
         return f"a table is missing or unreadable ({reason})"
     if "MANIFEST" in reason:
@@ -351,6 +366,8 @@ def table_options(buffer_bytes: int) -> rocksdict.Options:
     options.set_max_total_wal_size(4 * buffer_bytes)
     options.set_max_background_jobs(2)
     options.set_keep_log_file_num(4)
+    # It is read as a whole, and checked, at every start.
+    options.set_max_manifest_file_size(4 << 20)
     options.set_compression_type(rocksdict.DBCompressionType.lz4())
     table = rocksdict.BlockBasedOptions()
     table.set_block_cache(rocksdict.Cache(32 << 20))
