@@ -17,9 +17,31 @@ _GENERAL: Final = re.compile(
 )
 _STOPPED: Final = re.compile(r"\bstopped\b|was refused", re.IGNORECASE)
 _AGAIN: Final = re.compile(r"again|twice|repeat|redeliver|duplicate", re.IGNORECASE)
+_WORD: Final = re.compile(r"[\w/-]+")
 _DESTINATION: Final = re.compile(r"\b(queue|topic)/[\w/-]+")
 _RANGES: Final = re.compile(r"\bids? (?:from )?(\d+) (?:to|-|and) (\d+|any)", re.IGNORECASE)
 _SINGLE: Final = re.compile(r"\b(?:message|id) (\d+)\b")
+
+
+class _Statement:
+    """A report, taken apart once: some stores have a thousand of them."""
+
+    __slots__ = ("is_general", "is_stop", "ranges", "words")
+
+    def __init__(self, entry: str) -> None:
+        self.words = set(_WORD.findall(entry))
+        self.ranges = _ranges(entry)
+        self.is_stop = _STOPPED.search(entry) is not None
+        self.is_general = not _DESTINATION.search(entry) and _GENERAL.search(entry) is not None
+
+    def is_about(self, identifier: int) -> bool:
+        """Is an id (0: unknown) one of those that it names, if it names any?"""
+        if not self.ranges or not identifier:
+            return True
+        return self.names_id(identifier)
+
+    def names_id(self, identifier: int) -> bool:
+        return any(low <= identifier <= high for low, high in self.ranges)
 
 
 class Reports:
@@ -27,13 +49,24 @@ class Reports:
 
     def __init__(self) -> None:
         self.entries: dict[str, None] = {}
+        self._by_word: dict[str, list[_Statement]] = {}
+        self._general: list[_Statement] = []
 
     def __bool__(self) -> bool:
         return bool(self.entries)
 
     def add(self, text: str) -> None:
-        if text.strip():
-            self.entries[text.strip()] = None
+        text = text.strip()
+        if text and text not in self.entries:
+            self.entries[text] = None
+            self._index(text)
+
+    def _index(self, text: str) -> None:
+        statement = _Statement(text)
+        for word in statement.words:
+            self._by_word.setdefault(word, []).append(statement)
+        if statement.is_general:
+            self._general.append(statement)
 
     def add_answer(self, answer: object, path: str = "") -> None:
         """Members of an answer that are about damage and say that there is some."""
@@ -68,7 +101,10 @@ class Reports:
 
     def forget_stopped(self) -> None:
         """After a repair nothing is stopped any more, whatever was."""
-        self.entries = {each: None for each in self.entries if not _STOPPED.search(each)}
+        kept = [each for each in self.entries if not _STOPPED.search(each)]
+        self.entries, self._by_word, self._general = {}, {}, []
+        for each in kept:
+            self.add(each)
 
     def mentions(self, word: str) -> bool:
         return any(word in each for each in self.entries)
@@ -84,21 +120,15 @@ class Reports:
         repaired), `vague` (something is damaged), or nothing.
         """
         found = {"vague"} if self.entries else {""}
-        pattern = re.compile("|".join(rf"(?<![\w/-]){re.escape(each)}(?![\w-])" for each in names))
-        for entry in self.entries:
-            ranges = _ranges(entry)
-            is_among = any(low <= identifier <= high for low, high in ranges)
-            if pattern.search(entry):
-                if _STOPPED.search(entry):
-                    found.add("stopped")
-                elif is_among:
-                    return "named"
-                elif not ranges or not identifier:
-                    found.add("named")
-            elif _DESTINATION.search(entry) or not _GENERAL.search(entry):
-                continue
-            elif is_among or not ranges or not identifier:
-                found.add("general")
+        for statement in [each for name in names for each in self._by_word.get(name, ())]:
+            if statement.is_stop:
+                found.add("stopped")
+            elif statement.names_id(identifier):
+                return "named"
+            elif statement.is_about(identifier):
+                found.add("named")
+        if any(statement.is_about(identifier) for statement in self._general):
+            found.add("general")
         # What is stopped must go on after a repair, whatever else is said.
         return next(each for each in ("stopped", "named", "general", "vague", "") if each in found)
 
