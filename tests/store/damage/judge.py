@@ -64,6 +64,8 @@ class Verdict(msgspec.Struct):
     """Failures that the documentation says can't be avoided."""
     reports: list[str] = []
     notes: list[str] = []
+    missing: int = 0
+    """Acknowledged messages that never came, by the end."""
     seconds: float = 0.0
 
     @property
@@ -100,6 +102,8 @@ class _Case:
         self.verdict = verdict
         self.random = random
         self.reports = Reports()
+        self.all_reports: list[str] = []
+        self.missing: set[tuple[str, str]] = set()
         self.newest = self.truth.newest_id
         self.lives = 0
         self.fresh = 0
@@ -225,6 +229,7 @@ class _Case:
         for each in delivered:
             key = key_of(each.text)
             seen.setdefault(each.target, Counter())[key] += 1
+            self.missing.discard((each.target, key))
             if truth.digests.get(key) != digest(each.text):
                 verdict.fail("wrong", f"{each.target} delivered what was never sent: {each}")
                 continue
@@ -250,6 +255,7 @@ class _Case:
     def judge_missing(self, target: str, missing: set[str]) -> list[str]:
         """Gives those that must come when their queue goes on, after a repair."""
         by_coverage: dict[str, list[str]] = {}
+        self.missing |= {(target, key) for key in missing}
         for key in sorted(missing):
             by_coverage.setdefault(self.coverage(target, key), []).append(key)
         for covered, keys in by_coverage.items():
@@ -315,6 +321,8 @@ class _Case:
         """Verify and repair; gives whether the hub may be started now."""
         if not has_store_command():
             return False
+        self.all_reports += self.reports.entries
+        self.reports.forget()
         store = str(self.data)
         for word in ("verify", "repair"):
             try:
@@ -332,7 +340,6 @@ class _Case:
             if word == "repair" and exited.code:
                 self.verdict.fail("repair", f"exit code {exited.code}: {exited.stderr[-500:]}")
                 return False
-        self.reports.forget_stopped()
         return True
 
     # All of it.
@@ -385,7 +392,8 @@ def judge(seed: int, references: list[Reference], folder: Path) -> Verdict:
     verdict = Verdict(seed, reference.truth.name, damages)
     case = _Case(reference, folder, verdict, random)
     case.run()
-    verdict.reports = list(case.reports.entries)
+    verdict.reports = [*case.all_reports, *case.reports.entries]
+    verdict.missing = len(case.missing)
     if verdict.outcome == "unnoticed" and verdict.reports:
         verdict.outcome = "reported"
     if not damages and verdict.outcome != "unnoticed":

@@ -38,9 +38,6 @@ class _Statement:
         """Is an id (0: unknown) one of those that it names, if it names any?"""
         if not self.ranges or not identifier:
             return True
-        return self.names_id(identifier)
-
-    def names_id(self, identifier: int) -> bool:
         return any(low <= identifier <= high for low, high in self.ranges)
 
 
@@ -99,12 +96,9 @@ class Reports:
                 fields = {k: v for k, v in entry.items() if k not in ("time", "level", "logger")}
                 self.add(f"logged: {', '.join(f'{key} {fields[key]}' for key in fields)}")
 
-    def forget_stopped(self) -> None:
-        """After a repair nothing is stopped any more, whatever was."""
-        kept = [each for each in self.entries if not _STOPPED.search(each)]
+    def forget(self) -> None:
+        """Start anew: a repair has to say itself what it could not repair."""
         self.entries, self._by_word, self._general = {}, {}, []
-        for each in kept:
-            self.add(each)
 
     def mentions(self, word: str) -> bool:
         return any(word in each for each in self.entries)
@@ -123,8 +117,6 @@ class Reports:
         for statement in [each for name in names for each in self._by_word.get(name, ())]:
             if statement.is_stop:
                 found.add("stopped")
-            elif statement.names_id(identifier):
-                return "named"
             elif statement.is_about(identifier):
                 found.add("named")
         if any(statement.is_about(identifier) for statement in self._general):
