@@ -145,6 +145,8 @@ class _Case:
                     self.verdict.fail("hang", f"did not stop well: {_last_line(exited)}")
         except Stuck as error:
             raise Stuck(f"{error}\n{hub.stack()}") from None
+        except HubLost as error:
+            raise HubLost(f"{error}\n{hub.log()[-3000:]}") from None
         finally:
             hub.kill()
             self.reports.add_log(hub.log())
