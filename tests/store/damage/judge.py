@@ -325,23 +325,22 @@ class _Case:
             return False
         self.all_reports += self.reports.entries
         self.reports.forget()
-        store = str(self.data)
         for word in ("verify", "repair"):
+            arguments = ["store", word, str(self.data), "--json"]
             try:
-                exited = run_command(
-                    ["store", word, store], self.folder / word, timeout_s=_COMMAND_S
-                )
+                exited = run_command(arguments, self.folder / word, timeout_s=_COMMAND_S)
             except Stuck as error:
                 self.verdict.fail("hang", f"store {word}: {error}")
                 return False
-            for line in f"{exited.stdout}\n{exited.stderr}".splitlines():
-                self.reports.add(f"{word}: {line}")
-            if "Traceback" in exited.stderr or exited.code < 0:
+            if "Traceback" in exited.stderr or exited.code not in (0, 1):
                 self.verdict.fail("repair", f"store {word}: {exited.stderr[-2000:]}")
                 return False
             if word == "repair" and exited.code:
                 self.verdict.fail("repair", f"exit code {exited.code}: {exited.stderr[-500:]}")
                 return False
+            if word == "verify" and exited.code and not self.verdict.damages:
+                self.verdict.fail("alarm", f"store verify: {exited.stdout}{exited.stderr}")
+            self.reports.add_result(word, exited.stdout)
         return True
 
     # All of it.
@@ -351,28 +350,34 @@ class _Case:
         verdict = self.verdict
         lives, repairs = 0, 0
         while lives < 2:
+            # Nothing is started while an exception is handled: its fork would have it as context.
+            refusal = None
             try:
                 self.live()
-                lives += 1
             except _Refused as refused:
-                self.judge_refusal(refused.exited)
-                if repairs:
-                    verdict.fail("repair", "the hub does not start after a repair")
-                    return
-                repairs += 1
-                if not self.repair():
-                    return
+                refusal = refused.exited
             except Stuck as error:
                 verdict.fail("hang", str(error))
                 return
             except HubLost as error:
                 verdict.fail("hang", f"in life {self.lives}: {error}")
                 return
-            if lives == 2 and self.reports and not repairs and has_store_command():
-                # Damage that a hub works with can be repaired as well; then it works on.
-                repairs += 1
-                if self.repair():
-                    lives -= 1
+            if refusal is None:
+                lives += 1
+                worth_repair = self.reports or not verdict.damages
+                if lives < 2 or repairs or not worth_repair or not has_store_command():
+                    continue
+                # Damage that a hub works with can be repaired as well; then it works on. So does a
+                # hub with nothing to repair.
+                lives -= 1
+            else:
+                self.judge_refusal(refusal)
+                if repairs:
+                    verdict.fail("repair", "the hub does not start after a repair")
+                    return
+            repairs += 1
+            if not self.repair():
+                return
 
 
 def _is_json(line: str) -> bool:

@@ -96,6 +96,17 @@ class Reports:
                 fields = {k: v for k, v in entry.items() if k not in ("time", "level", "logger")}
                 self.add(f"logged: {', '.join(f'{key} {fields[key]}' for key in fields)}")
 
+    def add_result(self, command: str, output: str) -> None:
+        """What `crosswire store verify --json` or `repair --json` found and could not restore."""
+        result = json.loads(output)
+        for finding in result.get("findings", []):
+            self.add(f"{command}: {', '.join(str(each) for each in finding.values() if each)}")
+        for destination, ids in result.get("lost", {}).items():
+            for identifier in ids:
+                self.add(f"{command}: message {identifier} of {destination} is lost")
+        if result.get("unsure"):
+            self.add(f"{command}: {result['unsure']} messages may be delivered again")
+
     def forget(self) -> None:
         """Start anew: a repair has to say itself what it could not repair."""
         self.entries, self._by_word, self._general = {}, {}, []
