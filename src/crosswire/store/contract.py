@@ -329,18 +329,11 @@ class Store(ABC):
                 what = f"is shorter than it was: {len(missing)} entries are missing"
             detail = f"the second copy of the store's own keys {what}; it was written anew"
             self._report(Damage(b"", b"", detail, "copies"))
-        batch = self._batch()
-        for key, value in mended.items():
-            batch.put(key, value)
-        running = self._running()
-        values[b"!running"] = running
-        batch.put(b"!running", running)
-        batch.delete_range(b"g", _BLOCK.pack(b"g", self._last_group))
-        batch.put(
-            _BLOCK.pack(b"g", self._last_group), _GROUP.pack(self._next_row, self._next_id - 1)
-        )
+        values[b"!running"] = mended[b"!running"] = self._running()
+        group = _BLOCK.pack(b"g", self._last_group)
+        mended[group] = _GROUP.pack(self._next_row, self._next_id - 1)
         self._replace_copies(values)
-        self._store_now(batch)
+        self._store_now(mended, (b"g", group))
         self._note_mark()
 
     def _recover_copied(
@@ -395,10 +388,9 @@ class Store(ABC):
     def _reserve(self, at_least: int) -> None:
         """Rare: a block is renewed with a group's commit when half of it is gone."""
         reserved = at_least + _ID_BLOCK
-        batch = self._batch()
-        batch.put(b"!ids", reserved.to_bytes(8))
-        self._save_copies({b"!ids": reserved.to_bytes(8)})
-        self._store_now(batch)
+        own = {b"!ids": reserved.to_bytes(8)}
+        self._save_copies(own)
+        self._store_now(own)
         self._reserved = reserved
 
     def number(self, destination: str) -> int:
@@ -795,10 +787,29 @@ class Store(ABC):
             return error
         return None
 
-    def _store_now(self, batch: Batch) -> None:
-        """Outside of any group: it is on disk when this returns."""
-        self._write(batch)
-        self._sync()
+    def _store_now(
+        self, rows: Mapping[bytes, bytes], dropped: tuple[bytes, bytes] | None = None
+    ) -> None:
+        """Outside of any group: it is on disk when this returns.
+
+        An engine that met damage while it sorted its tables takes no write until it is mended.
+        """
+        for is_last in (False, True):
+            batch = self._batch()
+            if dropped is not None:
+                batch.delete_range(*dropped)
+            for key, value in rows.items():
+                batch.put(key, value)
+            try:
+                self._write(batch)
+                self._sync()
+                return
+            except StoreFailed as error:
+                if is_last:
+                    raise
+                self.last_error = error
+                self._heal()
+                self.last_error = None
 
     def _finish(self, error: StoreError | None) -> None:
         group, self._flight = self._flight, None

@@ -76,6 +76,21 @@ class DamageList:
     def entries(self) -> list[DamageEntry]:
         return list(self._stored.open)
 
+    @property
+    def known(self) -> list[DamageEntry]:
+        """Those too that were acknowledged."""
+        return [*self._stored.open, *self._stored.acknowledged]
+
+    def close(self) -> None:
+        """All of it is repaired; who did not acknowledge it still has to."""
+        with self._lock:
+            self._stored.open = [
+                msgspec.structs.replace(each, part="repaired", first="", behind="")
+                for each in self._stored.open
+            ]
+            self._stored.acknowledged = []
+            self._save(self._stored)
+
     def add(self, damage: Damage, detail: str) -> bool:
         """False for what is listed already."""
         entry = DamageEntry(

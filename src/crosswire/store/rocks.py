@@ -49,6 +49,7 @@ class RocksStore(Store):
         self._log_complaint = ""
         new = is_new(self.path)
         self.damages = DamageFile(self.path / DAMAGES, self._list_failed)
+        self._compacts = all(each.part != "tables" for each in self.damages.known)
         if not new:
             self._check_manifest()
         self._open(create=new)
@@ -168,6 +169,13 @@ class RocksStore(Store):
 
     def _size_of(self, batch: Batch) -> int:
         return cast(rocksdict.WriteBatch, batch).size_in_bytes()
+
+    def _report(self, damage: Damage) -> None:
+        super()._report(damage)
+        if damage.part == "tables" and self._compacts:
+            # To sort a damaged table into another fails, and stops all writes with it.
+            self._compacts = False
+            self._db.set_options({"disable_auto_compactions": "true"})
 
     def _list_failed(self, error: OSError) -> None:
         self.heal_complaint = f"{DAMAGES} can't be written: {error}"

@@ -1,0 +1,135 @@
+"""All that can still be read of a stopped hub's store, without changing one of its files."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import rocksdict
+
+from crosswire.errors import StoreDamaged, StoreFailed
+from crosswire.store.contract import Damage, Store
+from crosswire.store.copies import Copies, CopyFile
+from crosswire.store.damage import DamageList
+from crosswire.store.marks import Mark, MarkFile
+from crosswire.store.rocks import COPIES, MARK, RocksStore, is_new, table_options
+
+__all__ = ["Salvage", "build", "check_unused"]
+
+_BATCH_BYTES = 4 << 20
+
+
+def check_unused(path: Path) -> None:
+    """Raises StoreFailed while a hub uses the store."""
+    try:
+        descriptor = os.open(path / "LOCK", os.O_RDWR)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise StoreFailed(f"{path} is in use: stop the hub first") from None
+    finally:
+        os.close(descriptor)
+
+
+class Salvage(RocksStore):
+    """The store in `path`, opened through links and copies of its files in the new folder `work`.
+
+    Nothing is recovered or written; what is saved here stays in `changes`. What can't be read of
+    its files is in `damage`. Where the engine can't open them, it makes a new list of its tables.
+    """
+
+    def __init__(self, path: Path, work: Path) -> None:
+        Store.__init__(self)
+        self.path = work
+        self.source = path
+        self.is_empty = is_new(path)
+        self.heal_complaint = ""
+        self.damages = DamageList()
+        self._compacts = False
+        self._log_complaint = ""
+        self._manifest = Path()
+        self._copies = CopyFile(work / COPIES)
+        self._mark = MarkFile(work / MARK)
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+        for file in path.iterdir() if path.is_dir() else ():
+            if file.suffix == ".sst":
+                # The engine never writes to a table again.
+                os.link(file, work / file.name)
+            elif file.is_file() and not file.name.startswith("LOG") and file.name != "LOCK":
+                shutil.copyfile(file, work / file.name)
+        self.copies = Copies({}, False, False)
+        self.mark: Mark | None = None
+        if not self.is_empty:
+            self._open_somehow()
+            self.copies, self.mark = self._copies.load(), self._mark.load()
+        else:
+            self._open_with(rocksdict.DBRecoveryMode.point_in_time(), create=True)
+
+    def _open_somehow(self) -> None:
+        try:
+            self._check_manifest()
+            self._open()
+        except StoreDamaged as error:
+            cause = str(error).partition("is damaged: ")[2].partition(". Nothing was changed")[0]
+            self._report(Damage(b"", b"", cause, "engine"))
+            for file in (*self.path.glob("MANIFEST-*"), self.path / "CURRENT"):
+                file.unlink(missing_ok=True)
+            try:
+                rocksdict.Rdict.repair(str(self.path), table_options(self.limits.buffer_bytes))
+                self._open()
+            except Exception as again:
+                raise StoreFailed(f"{self.source}: nothing can be read: {again}") from again
+        if self._log_complaint:
+            detail = f"the log is damaged: {' '.join(self._log_complaint.split())}"
+            self._report(Damage(b"", b"", detail, "log"))
+
+    @property
+    def changes(self) -> Mapping[bytes, bytes | None]:
+        """What was saved and dropped here."""
+        return self._group.saves
+
+    def rows(self, begin: bytes = b"\x00", end: bytes = b"\xff") -> Iterator[tuple[bytes, bytes]]:
+        """All that can be read, by the engine's keys; what can't goes to `damage`."""
+        return self._scan(begin, end)
+
+    def know(self, numbers: Mapping[str, int]) -> None:
+        """The names of destinations, for descriptions of what is damaged."""
+        self._numbers = dict(numbers)
+        self._names = {number: name for name, number in numbers.items()}
+
+    def discard(self) -> None:
+        """Close it and remove the links and copies."""
+        self._syncer.stop()
+        self._closed = True
+        try:
+            self._db.close()
+        except Exception as error:
+            self.heal_complaint = str(error)
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def build(path: Path, rows: Iterator[tuple[bytes, bytes]], own: Mapping[bytes, bytes]) -> None:
+    """A new store of these rows, in no order; `own` are those that have a second copy, and are
+    among the rows too."""
+    options = table_options(32 << 20)
+    options.create_if_missing(True)
+    db = rocksdict.Rdict(str(path), options)
+    unlogged = rocksdict.WriteOptions()
+    unlogged.disable_wal(True)
+    batch, size = rocksdict.WriteBatch(raw_mode=True), 0
+    for key, value in rows:
+        batch.put(key, value)
+        size += len(key) + len(value)
+        if size >= _BATCH_BYTES:
+            db.write(batch, unlogged)
+            batch, size = rocksdict.WriteBatch(raw_mode=True), 0
+    db.write(batch, unlogged)
+    db.flush()
+    db.close()
+    CopyFile(path / COPIES).rewrite(own)
