@@ -109,6 +109,9 @@ def _repair(options: argparse.Namespace) -> int:
         print(f"{harmless(name)}: {len(ids):,} messages are lost", file=sys.stderr)
     if result.unsure:
         print(f"{result.unsure:,} messages may be delivered again", file=sys.stderr)
+    if not result.is_ledger_whole:
+        text = "Some of the ledger is missing: what was settled there may be delivered again."
+        print(text, file=sys.stderr)
     if not result.findings:
         print("Nothing is damaged.", file=sys.stderr)
         return 0

@@ -146,15 +146,13 @@ class Evidence:
                 case b"g":
                     number = int.from_bytes(key[1:])
                     if last_group and number != last_group + 1:
-                        self.find("log", f"commit groups {last_group + 1} to {number - 1} are lost")
+                        self._lose_groups(last_group + 1, number - 1)
                     last_group = number
                 case b"s":
                     self._read_state(key[1:], value)
         mark = self.store.mark
         if mark is not None and mark.durable > last_group:
-            self.find(
-                "log", f"commit groups {last_group + 1} to {mark.durable} are missing from the log"
-            )
+            self._lose_groups(last_group + 1, mark.durable)
         self.last_group = max(last_group, 0 if mark is None else mark.written)
         for each in damage:
             found = each.messages()
@@ -169,6 +167,20 @@ class Evidence:
                 found = each.messages()
                 name = names.get(found[0], "") if found is not None else ""
                 self.find(each.part, detail, name)
+
+    def _lose_groups(self, first: int, last: int) -> None:
+        self.find(
+            "log",
+            f"commit groups {first} to {last} are missing: so are messages that came with them, "
+            "and what was settled in them may be delivered again",
+        )
+
+    @property
+    def is_ledger_whole(self) -> bool:
+        """Does the ledger tell of everything that was settled, as far as it goes back?"""
+        return not any(each.part in ("ledger", "log") for each in self.findings) and not any(
+            each.first[:1] == b"l" for each in self.store.damage
+        )
 
     def _read_message(self, key: bytes, value: bytes, names: dict[int, str]) -> None:
         number, identifier = int.from_bytes(key[1:5]), int.from_bytes(key[5:13])

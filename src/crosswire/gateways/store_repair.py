@@ -48,14 +48,15 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
 class Repaired(msgspec.Struct, frozen=True, kw_only=True):
     """`restored` came from the lake, `lost` are gone, by destination; `rebuilt` are cursors; the
     old files are now in `aside`. `unsure` messages may be delivered again: nothing tells whether
-    they were settled."""
+    they were settled; without the whole ledger it may be others too."""
 
     findings: list[Finding]
-    restored: dict[str, int]
-    lost: dict[str, list[int]]
-    rebuilt: list[str]
-    unsure: int
-    aside: str
+    restored: dict[str, int] = {}
+    lost: dict[str, list[int]] = {}
+    rebuilt: list[str] = []
+    unsure: int = 0
+    is_ledger_whole: bool = True
+    aside: str = ""
 
 
 def verify(data: Path, lake: Path, progress: Callable[[str], None]) -> Verified:
@@ -84,7 +85,7 @@ def repair(data: Path, lake: Path, progress: Callable[[str], None]) -> Repaired:
         evidence = Evidence(store, lake, progress)
         evidence.check_messages()
         if not evidence.findings and not store.is_empty:
-            return Repaired(findings=[], restored={}, lost={}, rebuilt=[], unsure=0, aside="")
+            return Repaired(findings=[])
         work = _Repair(evidence, progress)
         work.plan()
         new = data / _NEW
@@ -109,6 +110,7 @@ def repair(data: Path, lake: Path, progress: Callable[[str], None]) -> Repaired:
         lost={name: sorted(ids) for name, ids in work.lost.items() if ids},
         rebuilt=work.rebuilt,
         unsure=work.unsure,
+        is_ledger_whole=evidence.is_ledger_whole,
         aside=str(folder) if folder.exists() else "",
     )
     if folder.exists():

@@ -660,6 +660,12 @@ class Store(ABC):
 
     def _describe(self, damage: Damage) -> str:
         found = damage.messages()
+        if damage.part == "tables" and damage.first[:1] == b"l":
+            first = int.from_bytes(damage.first[1:9]) if len(damage.first) >= 9 else 1
+            return (
+                f"rows of the ledger from {first} on can't be read, and what was settled there may "
+                f"be delivered again after a repair: {damage.reason}"
+            )
         if found is None:
             kind = f"keys from {damage.first!r}" if damage.first[:1] in b"!dgls" else ""
             return f"{damage.reason} ({kind})" if damage.first and kind else damage.reason

@@ -121,7 +121,7 @@ def build(path: Path, rows: Iterator[tuple[bytes, bytes]], own: Mapping[bytes, b
     options.create_if_missing(True)
     db = rocksdict.Rdict(str(path), options)
     unlogged = rocksdict.WriteOptions()
-    unlogged.disable_wal(True)
+    unlogged.disable_wal = True  # type: ignore[assignment,method-assign]
     batch, size = rocksdict.WriteBatch(raw_mode=True), 0
     for key, value in rows:
         batch.put(key, value)
