@@ -133,7 +133,7 @@ class Evidence:
     def _read_rows(self) -> None:
         """Every row that there is, in order of keys."""
         names = {number: name for name, number in self.numbers.items()}
-        last_group = due_row = 0
+        last_group, due_row = -1, 0
         damage = self.store.damage
         for count, (key, value) in enumerate(self.store.rows(), 1):
             if count % _EVERY == 0:
@@ -145,12 +145,12 @@ class Evidence:
                     due_row = self._read_block(key, value, due_row)
                 case b"g":
                     number = int.from_bytes(key[1:])
-                    if last_group and number != last_group + 1:
+                    if last_group >= 0 and number != last_group + 1:
                         self._lose_groups(last_group + 1, number - 1)
                     last_group = number
                 case b"s":
                     self._read_state(key[1:], value)
-        mark = self.store.mark
+        mark, last_group = self.store.mark, max(last_group, 0)
         if mark is not None and mark.durable > last_group:
             self._lose_groups(last_group + 1, mark.durable)
         self.last_group = max(last_group, 0 if mark is None else mark.written)

@@ -21,8 +21,8 @@ from crosswire.lake.files import find
 from crosswire.store.contract import StoreLimits
 from crosswire.store.copies import sync_folder
 from crosswire.store.damage import DamageFile
-from crosswire.store.rocks import DAMAGES, RocksStore
-from crosswire.store.salvage import Salvage, build, check_unused
+from crosswire.store.rocks import DAMAGES, RocksStore, check_unused
+from crosswire.store.salvage import Salvage, build
 from crosswire.store.view import message_key, state_key
 
 __all__ = ["Repaired", "Verified", "repair", "verify"]

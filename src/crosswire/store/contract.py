@@ -162,6 +162,7 @@ class Store(ABC):
         self._next_id = 1
         self._reserved = 1
         self._next_row = 1
+        self._log_complaint = ""
         self._last_group = 0
         self._durable_group = 0
         self._log_bytes = 0
@@ -270,14 +271,15 @@ class Store(ABC):
     def _recover_groups(self, copies: Copies, *, knows_end: bool) -> None:
         """Look for groups that are missing, and take up everything behind all that was seen."""
         mark, found = self._load_mark(), len(self.damage)
-        last, rows, newest = 0, 1, 0
+        last, rows, newest = -1, 1, 0
         for key, value in self._scan(b"g", b"h"):
             number = int.from_bytes(key[1:])
             next_row, id_then = _GROUP.unpack(value)
-            if last and number != last + 1 and len(self.damage) == found:
+            if last >= 0 and number != last + 1 and len(self.damage) == found:
                 detail = _describe_groups(last + 1, number - 1, newest, id_then, rows, next_row)
-                self._report(Damage(b"", b"", detail, "log"))
+                self._report_log(detail)
             last, rows, newest = number, max(rows, next_row), max(newest, id_then)
+        last = max(last, 0)
         expected = last
         stopped = copies.values.get(b"!stopped")
         if mark is not None:
@@ -293,13 +295,17 @@ class Store(ABC):
         if expected > last and len(self.damage) == found:
             ends = (newest, rows) if mark is None else (mark.newest_id, mark.next_row)
             detail = _describe_groups(last + 1, expected, newest, ends[0], rows, ends[1])
-            self._report(Damage(b"", b"", detail, "log"))
+            self._report_log(detail)
         if mark is not None:
             rows, newest = max(rows, mark.next_row), max(newest, mark.newest_id)
         self._last_group = self._durable_group = max(last, expected)
         self._next_row = max(self._next_row, rows)
         if newest >= self._next_id or self.damage:
             self._next_id = max(self._next_id, newest + 1, self._highest_id() + 1)
+
+    def _report_log(self, detail: str) -> None:
+        complaint = f" ({self._log_complaint})" if self._log_complaint else ""
+        self._report(Damage(b"", b"", detail + complaint, "log"))
 
     def _highest_id(self) -> int:
         """The highest id of any message that can be read: looked for where something is damaged."""

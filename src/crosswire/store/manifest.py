@@ -1,18 +1,20 @@
-"""Is the engine's list of tables intact? Looked at before the engine opens it.
+"""Can the engine open its list of tables and its logs? Looked at before it does.
 
 From a list that was cut the engine takes what is left, and deletes the tables that are no longer in
-it; from some damaged ones it reads without end. The list is a log: blocks of 32 KiB, records with a
-header of a masked CRC-32C, a length and a type.
+it; some damaged headers it reads again and again without end. Lists and logs are alike: blocks of
+32 KiB, records with a header of a masked CRC-32C, a length and a type, none across a border.
 """
 
 from __future__ import annotations
 
+from mmap import mmap
 from typing import Final
 
-__all__ = ["crc32c", "fault_of"]
+__all__ = ["HEADER_BYTES", "crc32c", "fault_of", "strange_headers"]
 
 _BLOCK: Final = 32 << 10
-_HEADER: Final = 7
+HEADER_BYTES: Final = 7
+_HEADER: Final = HEADER_BYTES
 _TYPES: Final = range(1, 5)
 """Whole, first, middle and last part of a record."""
 
@@ -66,3 +68,23 @@ def fault_of(data: bytes, known_bytes: int) -> str:
             return f"its record at byte {at} has the wrong checksum"
         at = end
     return ""
+
+
+def strange_headers(data: bytes | mmap) -> list[int]:
+    """Where in a log there are headers of a type that is never written: their blocks are damaged,
+    and the engine would not get past them."""
+    found, at, size = [], 0, len(data)
+    while at + _HEADER <= size:
+        border = at - at % _BLOCK + _BLOCK
+        if border - at < _HEADER:
+            at = border
+            continue
+        kind = data[at + 6]
+        if kind > 4:
+            found.append(at)
+            at = border
+            continue
+        end = at + _HEADER + data[at + 4] + (data[at + 5] << 8)
+        # Zeros, or a length that can't be: the engine goes on with the next block.
+        at = border if not kind or end > border else end
+    return found

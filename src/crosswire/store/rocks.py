@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from mmap import mmap
 from pathlib import Path
 from typing import Final, cast
 
@@ -15,11 +17,11 @@ from crosswire.errors import RecordUnreadable, StoreDamaged, StoreFailed, StoreF
 from crosswire.store.contract import Batch, Store, StoreLimits, View, full_or_failed
 from crosswire.store.copies import Copies, CopyFile
 from crosswire.store.damage import Damage, DamageFile
-from crosswire.store.manifest import fault_of
+from crosswire.store.manifest import HEADER_BYTES, fault_of, strange_headers
 from crosswire.store.marks import Mark, MarkFile
 from crosswire.store.scanning import complaint_of, first_readable
 
-__all__ = ["COPIES", "DAMAGES", "MARK", "RocksStore", "is_new", "table_options"]
+__all__ = ["COPIES", "DAMAGES", "MARK", "RocksStore", "check_unused", "is_new", "table_options"]
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 COPIES: Final = "crosswire.copies"
@@ -46,7 +48,6 @@ class RocksStore(Store):
         self._mark = MarkFile(self.path / MARK)
         self._manifest = Path()
         self._compacts = True
-        self._log_complaint = ""
         new = is_new(self.path)
         self.damages = DamageFile(self.path / DAMAGES, self._list_failed)
         self._compacts = all(each.part != "tables" for each in self.damages.known)
@@ -58,7 +59,6 @@ class RocksStore(Store):
         except BaseException:
             self._db.close()
             raise
-        self._log_complaint = ""
 
     # Opening.
 
@@ -68,6 +68,9 @@ class RocksStore(Store):
         What a damaged log has lost is seen by the numbers of its groups.
         """
         modes = rocksdict.DBRecoveryMode
+        check_unused(self.path)
+        for log in self.path.glob("*.log"):
+            self._take_out_headers(log)
         try:
             self._open_with(modes.tolerate_corrupted_tail_records(), create=create)
         except Exception as error:
@@ -79,8 +82,19 @@ class RocksStore(Store):
                 self._open_with(modes.skip_any_corrupted_record(), create=False)
             except Exception as again:
                 raise StoreDamaged(self._explain(_plain(str(again)))) from again
-            self._log_complaint = str(error)
+            self._log_complaint = self._log_complaint or " ".join(str(error).split())
         self._find_manifest()
+
+    def _take_out_headers(self, log: Path) -> None:
+        """What the engine would not get past is made zeros: it leaves out the rest of that block,
+        as it does with all that is damaged. Whether that matters the numbers of groups tell."""
+        if not log.stat().st_size:
+            return
+        with log.open("r+b") as file, mmap(file.fileno(), 0) as data:
+            for at in strange_headers(data):
+                header = data[at : at + HEADER_BYTES]
+                data[at : at + HEADER_BYTES] = bytes(HEADER_BYTES)
+                self._log_complaint = f"{log.name} had the header {header.hex()} at byte {at}"
 
     def _open_with(self, mode: rocksdict.DBRecoveryMode, *, create: bool) -> None:
         options = table_options(self.limits.buffer_bytes)
@@ -347,6 +361,20 @@ class _RocksView(View):
             return newest[0] if newest else None
         key: bytes = self._iterator.key()
         return key if key >= begin else None
+
+
+def check_unused(path: Path) -> None:
+    """Raises StoreFailed while another process uses the store."""
+    try:
+        descriptor = os.open(path / "LOCK", os.O_RDWR)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise StoreFailed(f"{path} is in use by another process: stop the hub first") from None
+    finally:
+        os.close(descriptor)
 
 
 def is_new(path: Path) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -17,23 +16,9 @@ from crosswire.store.damage import DamageList
 from crosswire.store.marks import Mark, MarkFile
 from crosswire.store.rocks import COPIES, MARK, RocksStore, is_new, table_options
 
-__all__ = ["Salvage", "build", "check_unused"]
+__all__ = ["Salvage", "build"]
 
 _BATCH_BYTES = 4 << 20
-
-
-def check_unused(path: Path) -> None:
-    """Raises StoreFailed while a hub uses the store."""
-    try:
-        descriptor = os.open(path / "LOCK", os.O_RDWR)
-    except FileNotFoundError:
-        return
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise StoreFailed(f"{path} is in use: stop the hub first") from None
-    finally:
-        os.close(descriptor)
 
 
 class Salvage(RocksStore):
@@ -51,7 +36,6 @@ class Salvage(RocksStore):
         self.heal_complaint = ""
         self.damages = DamageList()
         self._compacts = False
-        self._log_complaint = ""
         self._manifest = Path()
         self._copies = CopyFile(work / COPIES)
         self._mark = MarkFile(work / MARK)
