@@ -293,8 +293,10 @@ class Evidence:
         for name, number in sorted(self.numbers.items()):
             if name.startswith("queue/"):
                 cursor = self.queues[name] = Cursor(self.store, b"q" + number.to_bytes(4))
+                if not cursor.damage:
+                    _compare(cursor, self.ended.get(name, set()))
                 if cursor.damage:
-                    self.find("cursor", f"{cursor.damage[0]}: it is stopped", name)
+                    self.find("cursor", str(cursor.damage[0]), name)
         topics: Index[str] = Index()
         for definition in self._definitions.values():
             topics.add(definition.pattern, definition.name)
@@ -309,9 +311,28 @@ class Evidence:
                 cursor.damage.append(RecordDamaged("it is missing"))
             subscribed = Subscribed(definition, cursor, matching.get(name, set()))
             self.subscriptions.append(subscribed)
+        for subscribed in self.subscriptions:
+            cursor = subscribed.cursor
+            if not cursor.damage:
+                _compare(cursor, self.ended_of(subscribed))
             if cursor.damage:
-                what = f"the cursor of subscription {name!r}: {cursor.damage[0]}: it is stopped"
+                what = f"the cursor of {subscribed.definition.name!r}: {cursor.damage[0]}"
                 self.find("cursor", what, subscribed.destination)
+
+    def sharing(self, subscribed: Subscribed) -> int:
+        """How many subscriptions have the same pattern."""
+        pattern = subscribed.definition.pattern
+        return sum(each.definition.pattern == pattern for each in self.subscriptions)
+
+    def ended_of(self, subscribed: Subscribed) -> set[int]:
+        """What the ledger says that a subscription has settled. It tells the pattern, not which of
+        the subscriptions to it: what all of them settled."""
+        least = self.sharing(subscribed)
+        return {
+            identifier
+            for (destination, identifier), count in self.endings.items()
+            if destination == subscribed.destination and count >= least
+        }
 
     # Messages.
 
@@ -379,6 +400,13 @@ class Evidence:
             envelope.time >= definition.since_us
             and (matches is None or matches(envelope.properties))
         )
+
+
+def _compare(cursor: Cursor, ended: set[int]) -> None:
+    """With a table or a part of the log some of its changes may be gone: the ledger knows more."""
+    opened = {each.id for each in cursor.open}
+    if any(each in opened or (each > cursor.upto and each not in cursor.later) for each in ended):
+        cursor.damage.append(RecordDamaged("a cursor is older than the ledger"))
 
 
 def _batches(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:

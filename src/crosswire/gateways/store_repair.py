@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from crosswire.envelope import Envelope, decode, encode
-from crosswire.errors import RecordDamaged, StoreFailed
+from crosswire.errors import StoreFailed
 from crosswire.gateways.store_check import Evidence, Finding, Subscribed
 from crosswire.hub.cursor import Cursor, Opened
 from crosswire.lake.files import find
@@ -240,10 +240,7 @@ class _Repair:
             opened = {each.id for each in cursor.open} | {
                 each for each in sizes if each > cursor.upto and each not in cursor.later
             }
-            if opened & ended:
-                # With a table or a part of the log some of its changes are gone.
-                cursor.damage.append(RecordDamaged("it is older than the ledger"))
-            elif not restored:
+            if not restored:
                 return
         if cursor.damage or self._store.is_empty:
             known = evidence.accepted.get(name, set())
@@ -261,20 +258,7 @@ class _Repair:
     def _mend_subscription(self, subscribed: Subscribed) -> None:
         evidence, cursor = self._evidence, subscribed.cursor
         definition, wants = subscribed.definition, evidence.wants(subscribed)
-        sharing = sum(
-            each.definition.pattern == definition.pattern for each in evidence.subscriptions
-        )
-        # The ledger tells the pattern, not which of the subscriptions to it settled a message.
-        ended = {
-            identifier
-            for (destination, identifier), count in evidence.endings.items()
-            if destination == subscribed.destination and count >= sharing
-        }
-        opened = {each.id for each in cursor.open}
-        if any(
-            each in opened or (each > cursor.upto and each not in cursor.later) for each in ended
-        ):
-            cursor.damage.append(RecordDamaged("it is older than the ledger"))
+        sharing, ended = evidence.sharing(subscribed), evidence.ended_of(subscribed)
         if not cursor.damage:
             # What it passed over since it began, and can be read again.
             again = [

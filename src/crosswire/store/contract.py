@@ -339,7 +339,7 @@ class Store(ABC):
         group = _BLOCK.pack(b"g", self._last_group)
         mended[group] = _GROUP.pack(self._next_row, self._next_id - 1)
         self._replace_copies(values)
-        self._store_now(mended, (b"g", group))
+        self._store_now(mended, (b"g", group) if self._last_group else None)
         self._note_mark()
 
     def _recover_copied(
@@ -806,7 +806,7 @@ class Store(ABC):
 
         An engine that met damage while it sorted its tables takes no write until it is mended.
         """
-        for is_last in (False, True):
+        for is_last in (False, False, True):
             batch = self._batch()
             if dropped is not None:
                 batch.delete_range(*dropped)
