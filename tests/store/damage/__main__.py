@@ -22,6 +22,7 @@ from tests.store.damage.judge import FAILURES, Verdict, judge
 from tests.store.damage.reference import REFERENCES, Reference, make
 
 _REFERENCE_SEED = 1
+_SHOWN = 40
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,7 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(_summary(verdicts, seconds)))
     else:
         _print_table(verdicts, seconds)
-    return int(any(each.failures for each in verdicts))
+    failed = any(each.failures for each in verdicts)
+    if not failed and not options.directory and not list(base.glob("run-*")):
+        # Nothing to replay: references are made again in a second or two.
+        shutil.rmtree(base, ignore_errors=True)
+    return int(failed)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -88,13 +93,16 @@ def _replay(seed: int, references: list[Reference], base: Path) -> int:
     shutil.rmtree(folder, ignore_errors=True)
     verdict = judge(seed, references, folder)
     print(f"{verdict.reference}: {_damages(verdict)}")
-    print(f"outcome: {verdict.outcome}, {verdict.seconds:.1f} s")
+    print(f"outcome: {verdict.outcome}, {verdict.missing} missing, {verdict.seconds:.1f} s")
     for heading in ("failures", "excused"):
         for kind, detail in getattr(verdict, heading).items():
             print(f"{heading}: {kind}: {detail}")
     for heading in ("reports", "notes"):
-        for text in getattr(verdict, heading):
+        texts = getattr(verdict, heading)
+        for text in texts[:_SHOWN]:
             print(f"{heading}: {text}")
+        if len(texts) > _SHOWN:
+            print(f"{heading}: … {len(texts) - _SHOWN} more")
     print(f"the files are in {folder}")
     return int(bool(verdict.failures))
 
@@ -159,6 +167,7 @@ def _summary(verdicts: list[Verdict], seconds: float) -> dict[str, object]:
         "failures": {
             kind: [each.seed for each in failing if kind in each.failures] for kind in FAILURES
         },
+        "missing": sum(each.missing for each in verdicts),
         "undetectable": [each.seed for each in verdicts if each.excused],
         "failing": [_line(each) for each in failing],
     }
@@ -174,7 +183,9 @@ def _print_table(verdicts: list[Verdict], seconds: float) -> None:
         counts = [_count(row, column) for column in columns]
         numbers = "".join(f"{count or '':>11}" for count in counts)
         print(f"{kind:8}{file:16}{len(row):>6}{numbers}")
+    missing = [each.missing for each in verdicts if each.missing]
     print(f"{len(verdicts)} cases in {seconds:.0f} s")
+    print(f"{sum(missing)} acknowledged messages missing at the end, in {len(missing)} cases")
     for verdict in verdicts:
         if verdict.failures:
             print(_line(verdict))

@@ -8,6 +8,7 @@ event loop, and must never open a store itself.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import http.client
 import io
 import json
@@ -173,6 +174,8 @@ def _run(arguments: Sequence[str], stdout: Path, stderr: Path) -> NoReturn:
         sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), write_through=True)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
+        # Where it is stuck, should it be.
+        faulthandler.register(signal.SIGUSR2, file=2)
         code = crosswire_main(list(arguments))
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 1
@@ -212,8 +215,7 @@ class Hub:
                 return exited
             used_s = self._child.cpu_s()
             if used_s > cpu_s or time.monotonic() > ends:
-                exited = self.kill()
-                raise Stuck(f"not ready after {used_s:.1f} s of processor time: {exited.stderr}")
+                raise Stuck(f"not ready after {used_s:.1f} s of processor time: {self.stack()}")
             time.sleep(delay_s)
             delay_s = min(delay_s * 1.3, 0.05)
         listen = json.loads(line.splitlines()[0])["listen"]
@@ -222,6 +224,18 @@ class Hub:
 
     def port(self, listener: str) -> int:
         return self._ports[listener]
+
+    def stack(self) -> str:
+        """What all its threads are doing."""
+        before = len(self.log())
+        if self.exited is not None:
+            return self.log()
+        os.kill(self._child.pid, signal.SIGUSR2)
+        for _ in range(50):
+            time.sleep(0.01)
+            if len(self.log()) > before:
+                break
+        return self.log()[before:]
 
     def stop(self, timeout_s: float) -> Exited:
         """A clean stop. Raises Stuck."""

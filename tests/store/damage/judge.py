@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -25,6 +25,7 @@ from tests.store.damage.hubs import (
 )
 from tests.store.damage.kinds import Damaged, damage
 from tests.store.damage.reference import Reference, Truth, copy_tree, digest, key_of
+from tests.store.damage.reports import Reports
 
 __all__ = ["FAILURES", "UNDETECTABLE", "Verdict", "judge"]
 
@@ -39,22 +40,21 @@ FAILURES: Final = {
     "repair": "`crosswire store repair` failed, or the hub did not start after it",
 }
 
-UNDETECTABLE: Final[tuple[tuple[str, str, str], ...]] = ()
-"""Kind of damage, kind of file, and why nobody can notice it; as the documentation has it."""
+UNDETECTABLE: Final[dict[str, Callable[[list[Damaged]], bool]]] = {
+    "the log lost its end, and so did the file that tells where it ended": lambda damages: (
+        {each.file_kind for each in damages} == {"log", "own"}
+        and any((each.kind, each.file_kind) == ("stale", "own") for each in damages)
+    ),
+}
+"""Damage that nobody can notice, as the documentation has it: why, and what it is."""
 
 _READY_WALL_S: Final = 40.0
 _READY_CPU_S: Final = 5.0
-_QUIET_S: Final = 0.3
+_QUIET_S: Final = 0.15
 _LONG_QUIET_S: Final = 2.0
 _COMMAND_S: Final = 60.0
 
-# What makes a report of damage one that covers every destination.
-_GENERAL: Final = re.compile(
-    r"\b(log|manifest|tables?|current)\b.*\b(missing|lost|verif|hole|gap|cut|short|damaged|removed|"
-    r"unreadable|incomplete)|(any|every|all) destinations?|end of the log",
-    re.IGNORECASE | re.DOTALL,
-)
-_AGAIN: Final = re.compile(r"again|twice|repeat|redeliver|duplicate|settle", re.IGNORECASE)
+_COVERED: Final = ("named", "general", "stopped")
 
 
 class Verdict(msgspec.Struct):
@@ -70,6 +70,8 @@ class Verdict(msgspec.Struct):
     """Failures that the documentation says can't be avoided."""
     reports: list[str] = []
     notes: list[str] = []
+    missing: int = 0
+    """Acknowledged messages that never came, by the end."""
     seconds: float = 0.0
 
     @property
@@ -82,8 +84,8 @@ class Verdict(msgspec.Struct):
         return "+".join(sorted(each.file_kind for each in self.damages))
 
     def fail(self, kind: str, detail: str) -> None:
-        for damage_kind, file_kind, reason in UNDETECTABLE:
-            if (self.kind, self.file_kind) == (damage_kind, file_kind):
+        for reason, is_that in UNDETECTABLE.items():
+            if kind in ("wrong", "lost") and is_that(self.damages):
                 self.excused.setdefault(kind, f"{reason}: {detail}")
                 return
         self.failures.setdefault(kind, detail)
@@ -105,56 +107,28 @@ class _Case:
         self.folder = folder
         self.verdict = verdict
         self.random = random
+        self.reports = Reports()
+        self.all_reports: list[str] = []
+        self.missing: set[tuple[str, str]] = set()
         self.newest = self.truth.newest_id
         self.lives = 0
         self.fresh = 0
 
     # Reports.
 
-    def report(self, text: str) -> None:
-        if text and text not in self.verdict.reports:
-            self.verdict.reports.append(text)
-
     def note(self, text: str) -> None:
         self.verdict.notes.append(text)
 
     def learn_reports(self, hub: Hub) -> None:
         """What the hub tells its administrator about damage."""
-        ready = hub.get("/readyz")
-        if "damage" in json.dumps(ready).lower():
-            self.report(f"readyz: {json.dumps(ready)}")
-        for text in _about_damage(hub.get("/v1/state")):
-            self.report(f"state: {text}")
-        self.learn_log(hub.log())
+        self.reports.add_answer(hub.get("/readyz"))
+        self.reports.add_answer(hub.get("/v1/state"))
+        self.reports.add_log(hub.log())
 
-    def learn_log(self, log: str) -> None:
-        for line in log.splitlines():
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                self.report(f"log: {line}")
-                continue
-            if isinstance(entry, dict) and entry.get("level") in ("warning", "error", "critical"):
-                self.report(f"log: {line}")
-
-    def coverage(self, target: str) -> str:
-        """`named`, `general`, `vague` or nothing: what the reports say about a target."""
-        if not self.verdict.reports:
-            return ""
-        names = {target, target.removeprefix("queue/"), target.removesuffix("/dead")}
-        pattern = self.truth.subscriptions.get(target)
-        if pattern is not None:
-            names |= {
-                each
-                for each in {*self.truth.sent.values()}
-                if each.startswith(pattern.rstrip("#+").rstrip("/"))
-            }
-        for text in self.verdict.reports:
-            if any(re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text) for name in names):
-                return "named"
-        if any(_GENERAL.search(text) for text in self.verdict.reports):
-            return "general"
-        return "vague"
+    def coverage(self, target: str, key: str) -> str:
+        names = {target, target.removeprefix("queue/"), self.truth.sent[key]}
+        is_dead = target.endswith("/dead")
+        return self.reports.coverage(names, 0 if is_dead else self.truth.ids.get(key, 0))
 
     # A life of the hub.
 
@@ -175,9 +149,13 @@ class _Case:
                 exited = hub.stop(20.0)
                 if exited.code:
                     self.verdict.fail("hang", f"did not stop well: {_last_line(exited)}")
+        except Stuck as error:
+            raise Stuck(f"{error}\n{hub.stack()}") from None
+        except HubLost as error:
+            raise HubLost(f"{error}\n{hub.log()[-3000:]}") from None
         finally:
             hub.kill()
-            self.learn_log(hub.log())
+            self.reports.add_log(hub.log())
 
     def work(self, hub: Hub) -> None:
         emp = Emp(hub.port("emp"), lambda _delivered: True)
@@ -205,19 +183,21 @@ class _Case:
             named = {} if pattern is None else {"name": target}
             asked[target] = {"destination": pattern or target, "window": 64, **named}
         for target, reason in emp.subscribe(asked).items():
-            self.report(f"subscribing to {target} was refused: {reason}")
+            self.reports.add(f"subscribing to {target} was refused: {reason}")
 
     def check_schedules(self, emp: Emp) -> None:
         response = emp.request("$list_schedules", {})
         if not response.succeeded:
-            self.report(f"listing schedules was refused: {response.description}")
+            self.reports.add(f"listing schedules was refused: {response.description}")
             return
         found = {each["schedule"] for each in json.loads(response.data)["schedules"]}
         missing = set(self.truth.schedules) - found
-        if missing and not any("schedule" in text for text in self.verdict.reports):
-            covered = self.coverage("schedules")
+        if missing and not self.reports.mentions("schedule"):
+            covered = self.reports.coverage({"schedules"}, 0)
             if covered != "general":
                 self.verdict.fail("vague" if covered else "lost", f"schedules {sorted(missing)}")
+        # Said once, for this life and those after it.
+        self.truth.schedules = sorted(found & set(self.truth.schedules))
 
     def drain(self, hub: Hub, emp: Emp) -> None:
         """Take deliveries until all came that must, or none comes any more.
@@ -235,7 +215,7 @@ class _Case:
             for delivered in emp.delivered[looked:]:
                 expected.get(delivered.target, set()).discard(key_of(delivered.text))
             looked = len(emp.delivered)
-            missing = [target for target, keys in expected.items() if keys]
+            missing = [(target, key) for target, keys in expected.items() for key in keys]
             if hub.exited is not None:
                 raise HubLost(f"the hub died: {_last_line(hub.exited)}")
             quiet_s = time.monotonic() - quiet_since
@@ -248,7 +228,7 @@ class _Case:
                 return
             elif quiet_s > _QUIET_S:
                 self.learn_reports(hub)
-                if all(self.coverage(target) in ("named", "general") for target in missing):
+                if all(self.coverage(*each) in _COVERED for each in missing):
                     return
 
     def compare(self, delivered: list[Delivered]) -> None:
@@ -257,6 +237,7 @@ class _Case:
         for each in delivered:
             key = key_of(each.text)
             seen.setdefault(each.target, Counter())[key] += 1
+            self.missing.discard((each.target, key))
             if truth.digests.get(key) != digest(each.text):
                 verdict.fail("wrong", f"{each.target} delivered what was never sent: {each}")
                 continue
@@ -266,7 +247,7 @@ class _Case:
             if truth.sent[key] != home:
                 verdict.fail("wrong", f"{key} of {truth.sent[key]} came from {each.destination}")
             elif key in truth.settled.get(each.target, []):
-                if not self.says_again(each.target):
+                if not self.reports.says_again():
                     verdict.fail("wrong", f"{key} was settled in {each.target}, and came again")
             elif key not in wanted and key not in truth.uncertain.get(each.target, []):
                 verdict.fail("wrong", f"{key} of {truth.sent[key]} came from {each.target}")
@@ -276,25 +257,26 @@ class _Case:
             twice = [key for key, count in heard.items() if count > 1]
             if twice:
                 verdict.fail("wrong", f"{target} delivered {twice} more than once")
-            if missing:
-                self.judge_missing(target, missing)
             truth.settled.setdefault(target, []).extend(set(keys) & set(heard))
-            # Reported once, they may turn up later: after a repair.
-            truth.uncertain.setdefault(target, []).extend(missing)
-            truth.unsettled[target] = []
+            truth.unsettled[target] = self.judge_missing(target, missing)
 
-    def says_again(self, target: str) -> bool:
-        return bool(self.coverage(target)) and any(
-            _AGAIN.search(text) for text in self.verdict.reports
-        )
-
-    def judge_missing(self, target: str, missing: set[str]) -> None:
-        covered = self.coverage(target)
-        detail = f"{len(missing)} of {target}: {sorted(missing)[:5]}"
-        if covered in ("named", "general"):
-            self.note(f"missing, {covered}: {detail}")
-        else:
-            self.verdict.fail("vague" if covered else "lost", detail)
+    def judge_missing(self, target: str, missing: set[str]) -> list[str]:
+        """Gives those that must come when their queue goes on, after a repair."""
+        by_coverage: dict[str, list[str]] = {}
+        self.missing |= {(target, key) for key in missing}
+        for key in sorted(missing):
+            by_coverage.setdefault(self.coverage(target, key), []).append(key)
+        for covered, keys in by_coverage.items():
+            ids = [self.truth.ids.get(key) for key in keys[:5]]
+            detail = f"{len(keys)} of {target}: {keys[:5]}, ids {ids}"
+            if covered in _COVERED:
+                self.note(f"missing, {covered}: {detail}")
+            else:
+                self.verdict.fail(covered or "lost", detail)
+            if covered != "stopped":
+                # Said once to be missing, they may turn up later: after a repair.
+                self.truth.uncertain.setdefault(target, []).extend(keys)
+        return by_coverage.get("stopped", [])
 
     def send(self, emp: Emp) -> list[str]:
         """New messages to known and new destinations, with new ids; gives the new destinations."""
@@ -309,12 +291,13 @@ class _Case:
         responses = emp.requests("$publish", bodies)
         for (key, destination, text), response in zip(texts, responses, strict=True):
             if not response.succeeded:
-                self.report(f"publishing to {destination} was refused: {response.description}")
+                self.reports.add(f"publishing to {destination} was refused: {response.description}")
                 continue
             identifier = json.loads(response.data)["id"]
             if identifier <= self.newest:
                 self.verdict.fail("reuse", f"id {identifier} after {self.newest} was used")
             self.newest = max(self.newest, identifier)
+            self.truth.ids[key] = identifier
             self.truth.digests[key] = digest(text)
             self.truth.sent[key] = destination
             for target in self.targets_of(destination):
@@ -338,7 +321,7 @@ class _Case:
         self.verdict.outcome = "refused"
         lines = [line for line in exited.stderr.splitlines() if line and not _is_json(line)]
         if exited.code == 1 and len(lines) == 1 and "crosswire store" in lines[0]:
-            self.report(f"refused: {lines[0]}")
+            self.reports.add(f"refused: {lines[0]}")
         else:
             self.verdict.fail("unclear", f"exit code {exited.code}: {exited.stderr[-2000:]}")
 
@@ -346,22 +329,24 @@ class _Case:
         """Verify and repair; gives whether the hub may be started now."""
         if not has_store_command():
             return False
-        store = str(self.data)
+        self.all_reports += self.reports.entries
+        self.reports.forget()
         for word in ("verify", "repair"):
+            arguments = ["store", word, str(self.data), "--json"]
             try:
-                exited = run_command(
-                    ["store", word, store], self.folder / word, timeout_s=_COMMAND_S
-                )
+                exited = run_command(arguments, self.folder / word, timeout_s=_COMMAND_S)
             except Stuck as error:
                 self.verdict.fail("hang", f"store {word}: {error}")
                 return False
-            self.report(f"{word}: {exited.stdout}{exited.stderr}")
-            if "Traceback" in exited.stderr or exited.code < 0:
+            if "Traceback" in exited.stderr or exited.code not in (0, 1):
                 self.verdict.fail("repair", f"store {word}: {exited.stderr[-2000:]}")
                 return False
             if word == "repair" and exited.code:
                 self.verdict.fail("repair", f"exit code {exited.code}: {exited.stderr[-500:]}")
                 return False
+            if word == "verify" and exited.code and not self.verdict.damages:
+                self.verdict.fail("alarm", f"store verify: {exited.stdout}{exited.stderr}")
+            self.reports.add_result(word, exited.stdout)
         return True
 
     # All of it.
@@ -371,46 +356,34 @@ class _Case:
         verdict = self.verdict
         lives, repairs = 0, 0
         while lives < 2:
+            # Nothing is started while an exception is handled: its fork would have it as context.
+            refusal = None
             try:
                 self.live()
-                lives += 1
             except _Refused as refused:
-                self.judge_refusal(refused.exited)
-                if repairs:
-                    verdict.fail("repair", "the hub does not start after a repair")
-                    return
-                repairs += 1
-                if not self.repair():
-                    return
+                refusal = refused.exited
             except Stuck as error:
                 verdict.fail("hang", str(error))
                 return
             except HubLost as error:
                 verdict.fail("hang", f"in life {self.lives}: {error}")
                 return
-            if lives == 2 and verdict.reports and not repairs and has_store_command():
-                # Damage that a hub works with can be repaired as well; then it works on.
-                repairs += 1
-                if self.repair():
-                    lives -= 1
-
-
-def _about_damage(value: object, path: str = "") -> list[str]:
-    """Members of an answer that are about damage and say that there is some."""
-    found: list[str] = []
-    if isinstance(value, dict):
-        for key, each in value.items():
-            if "damage" in key.lower():
-                if each not in (None, False, 0, "", [], {}, "ok", "none"):
-                    found.append(f"{path}{key}: {json.dumps(each)}")
+            if refusal is None:
+                lives += 1
+                worth_repair = self.reports or not verdict.damages
+                if lives < 2 or repairs or not worth_repair or not has_store_command():
+                    continue
+                # Damage that a hub works with can be repaired as well; then it works on. So does a
+                # hub with nothing to repair.
+                lives -= 1
             else:
-                found += _about_damage(each, f"{path}{key}.")
-    elif isinstance(value, list):
-        for each in value:
-            found += _about_damage(each, path)
-    elif isinstance(value, str) and "damage" in value.lower():
-        found.append(f"{path.rstrip('.')}: {value}")
-    return found
+                self.judge_refusal(refusal)
+                if repairs:
+                    verdict.fail("repair", "the hub does not start after a repair")
+                    return
+            repairs += 1
+            if not self.repair():
+                return
 
 
 def _is_json(line: str) -> bool:
@@ -432,6 +405,8 @@ def judge(seed: int, references: list[Reference], folder: Path) -> Verdict:
     verdict = Verdict(seed, reference.truth.name, damages)
     case = _Case(reference, folder, verdict, random)
     case.run()
+    verdict.reports = [*case.all_reports, *case.reports.entries]
+    verdict.missing = len(case.missing)
     if verdict.outcome == "unnoticed" and verdict.reports:
         verdict.outcome = "reported"
     if not damages and verdict.outcome != "unnoticed":

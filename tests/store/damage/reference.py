@@ -63,6 +63,8 @@ class Truth(msgspec.Struct):
     """Of the payload of every message that was sent, by its key."""
     sent: dict[str, str] = {}
     """The destination of every message that was sent."""
+    ids: dict[str, int] = {}
+    """Of every message that was acknowledged. A dead letter has another one, which nobody knows."""
     unsettled: dict[str, list[str]] = {}
     """Keys that a target must still have."""
     settled: dict[str, list[str]] = {}
@@ -209,7 +211,7 @@ class _Maker:
             responses = self.emp.requests("$publish", bodies)
             for (key, destination, _), response in zip(part, responses, strict=True):
                 assert response.succeeded, response
-                identifier = json.loads(response.data)["id"]
+                identifier = self.truth.ids[key] = json.loads(response.data)["id"]
                 self.truth.newest_id = max(self.truth.newest_id, identifier)
                 for target in self.targets_of(destination):
                     self.waiting.setdefault(target, set()).add(key)
