@@ -20,6 +20,7 @@ from crosswire.hub.ledger import Peer
 from crosswire.lake import files
 from crosswire.lake.writer import messages_table
 from crosswire.store.contract import StoreLimits
+from crosswire.store.memory import MemoryDisk, MemoryStore
 from crosswire.store.rocks import COPIES, MARK, RocksStore, table_options
 from crosswire.store.view import message_key
 from tests.hub.parties import Recorder
@@ -279,3 +280,23 @@ def test_the_command_says_what_it_did(data: Data, capsys: pytest.CaptureFixture[
     assert "messages restored" in capsys.readouterr().err
     assert main(["store", "verify", str(data.path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ok"]
+
+
+def test_a_start_after_a_kill_counts_messages_against_the_ledger() -> None:
+    disk = MemoryDisk()
+    store = MemoryStore(disk, LIMITS)
+    hub = Hub(store, now=1.0, random=Random(1))
+    taker = Recorder()
+    consumer = hub.consume("queue/a", taker, 1.0, peer=PEER, window=5)
+    sent = [Envelope(destination="queue/a", kind="send", payload=b"x") for _ in range(10)]
+    ids = hub.produce(sent, 1.0).ids
+    store.commit_now()
+    consumer.settle(ids[:2], 1.0)
+    store.commit_now()
+    assert not Hub(MemoryStore(disk, LIMITS), now=2.0, random=Random(1)).store.damage
+    for lost in (ids[0], ids[7]):
+        del disk.rows[message_key(store.number("queue/a"), lost)]
+    disk.keys = sorted(disk.rows)
+    again = Hub(MemoryStore(disk, LIMITS), now=3.0, random=Random(1)).store
+    (entry,) = again.damages.entries
+    assert entry.detail == f"1 messages of queue/a that were accepted are missing: ids {ids[7]}"

@@ -21,6 +21,7 @@ from crosswire.errors import (
     StoreError,
 )
 from crosswire.hub.attachment import Attachment, Choice, Consumer, Delivery, Receiver, Window
+from crosswire.hub.audit import count_messages
 from crosswire.hub.backlog import Backlog
 from crosswire.hub.callbacks import Callbacks
 from crosswire.hub.dead import DeadLetters, bury
@@ -130,6 +131,8 @@ class Hub:
                 self.ledger.remember(row, block)
             except StoreError as error:
                 self.report(error)
+        if self.store.damage or not self.store.was_stopped:
+            count_messages(self)
 
     # Producing.
 

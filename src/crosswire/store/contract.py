@@ -137,6 +137,8 @@ class Store(ABC):
         self.limits = limits or StoreLimits()
         self.node = ""
         self.power_lost = False
+        self.was_stopped = False
+        """Did the last one that had these data close them?"""
         self.damage: list[Damage] = []
         """What was found since the start; `damages` has what nobody acknowledged."""
         self.damages = DamageList()
@@ -182,6 +184,7 @@ class Store(ABC):
         mended: dict[bytes, bytes] = {}
         copies = self._load_copies()
         self.power_lost = self._has_lost_power(copies)
+        self.was_stopped = is_new or b"!stopped" in copies.values
         if is_new:
             mended = {b"!format": _FORMAT, b"!node": secrets.token_hex(8).encode()}
             own = mended
