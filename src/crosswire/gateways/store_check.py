@@ -181,7 +181,8 @@ class Evidence:
     @property
     def is_ledger_whole(self) -> bool:
         """Does the ledger tell of everything that was settled, as far as it goes back?"""
-        return not any(each.part in ("ledger", "log", "engine") for each in self.findings) and not any(
+        parts = {each.part for each in self.findings}
+        return parts.isdisjoint({"ledger", "log", "engine"}) and not any(
             each.first[:1] == b"l" for each in self.store.damage
         )
 
