@@ -161,6 +161,12 @@ class Evidence:
             if found is not None:
                 number, first, last = found
                 self.unreadable.setdefault(number, []).append((first, last))
+        if any(each.part == "engine" for each in damage):
+            self.find(
+                "ledger",
+                "rows may be missing with a table that is lost: what was settled in them may be "
+                "delivered again",
+            )
         self._read_hidden()
         seen: set[str] = set()
         for each in list(damage):
