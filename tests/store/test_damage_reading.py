@@ -138,6 +138,21 @@ def test_missing_groups_show_in_every_store(which: str) -> None:
     assert log_reports(MemoryStore(disk, LIMITS)) == []
 
 
+def test_every_hole_is_reported() -> None:
+    disk = MemoryDisk()
+    write_groups(MemoryStore(disk, LIMITS), 9)
+    groups = [key for key in disk.keys if key.startswith(b"g")]
+    for each in (2, 5, 9):
+        del disk.rows[groups[each]]
+    disk.keys = sorted(disk.rows)
+    reports = log_reports(MemoryStore(disk, LIMITS))
+    assert [report.split(" is")[0] for report in reports] == [
+        "commit group 2",
+        "commit group 5",
+        "commit group 9",
+    ]
+
+
 def test_old_rows_of_groups_are_dropped() -> None:
     disk = MemoryDisk()
     write_groups(MemoryStore(disk, LIMITS), 800, size=1)

@@ -281,6 +281,8 @@ class Store(ABC):
             if last >= 0 and number != last + 1 and len(self.damage) == found:
                 detail = _describe_groups(last + 1, number - 1, newest, id_then, rows, next_row)
                 self._report_log(detail)
+                # Only rows of groups that can't be read explain what follows; a hole does not.
+                found += 1
             last, rows, newest = number, max(rows, next_row), max(newest, id_then)
         last = max(last, 0)
         expected = last
@@ -290,6 +292,7 @@ class Store(ABC):
         elif stopped is not None:
             expected = int.from_bytes(stopped)
         elif not knows_end:
+            found += 1
             detail = (
                 "the end of the log can't be verified, its mark is missing or damaged: if groups "
                 "are missing there, so are their messages, and what they settled is delivered again"
