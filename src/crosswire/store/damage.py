@@ -17,6 +17,7 @@ __all__ = ["Damage", "DamageEntry", "DamageFile", "DamageList"]
 
 _MAX_ID: Final = (1 << 63) - 1
 _MOST: Final = 1000
+_EACH: Final = 32
 
 
 class Damage(msgspec.Struct, frozen=True):
@@ -104,7 +105,10 @@ class DamageList:
             if len(stored.open) >= _MOST:
                 return False
             stored.open.append(entry)
-            self._save(stored)
+            # To save takes a sync, on the event loop's time: where there is much, not each time.
+            # That something is damaged is on disk by then, and the rest is found again.
+            if len(stored.open) <= _EACH or len(stored.open) % _EACH == 0:
+                self._save(stored)
         return True
 
     def acknowledge(self) -> list[DamageEntry]:
