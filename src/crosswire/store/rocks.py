@@ -281,7 +281,7 @@ class RocksStore(Store):
         return iterator.key(), iterator.value()
 
     def view(self) -> View:
-        return _RocksView(self, self._db.iter())
+        return _RocksView(self, self._db.snapshot())
 
     def _free_bytes(self) -> int:
         room = os.statvfs(self.path)
@@ -312,21 +312,21 @@ class RocksStore(Store):
 
 
 class _RocksView(View):
-    """An iterator sees what was there when it was made, and so do all its scans."""
+    """A snapshot: all its scans see what was there when it was made."""
 
-    def __init__(self, store: RocksStore, iterator: rocksdict.RdictIter) -> None:
+    def __init__(self, store: RocksStore, snapshot: rocksdict.Snapshot) -> None:
         self._store = store
-        self._iterator = iterator
+        self._snapshot = snapshot
+        self._iterator = snapshot.iter()
 
     def scan(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        value = self._iterator.value
         for key in self.keys(begin, end):
-            yield key, value()
+            yield key, self._iterator.value()
 
     def keys(self, begin: bytes, end: bytes) -> Iterator[bytes]:
-        iterator = self._iterator
-        valid, key_of, next_one = iterator.valid, iterator.key, iterator.next
         while begin < end:
+            iterator = self._iterator
+            valid, key_of, next_one = iterator.valid, iterator.key, iterator.next
             iterator.seek(begin)
             while valid():
                 key: bytes = key_of()
@@ -338,6 +338,8 @@ class _RocksView(View):
             reason = complaint_of(iterator)
             if reason is None:
                 return
+            # One that failed goes on failing.
+            self._iterator = self._snapshot.iter()
             begin = self._store.pass_over(begin, end, reason)
 
     def first(self, begin: bytes, end: bytes) -> bytes | None:
