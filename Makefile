@@ -6,9 +6,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SECONDS_OF_FUZZING ?= 300
+DAMAGED_STORES ?= 1000
+DAMAGE_SEED ?= 1
 TEST_PROCESSES ?= 2
 
-.PHONY: install demo test check fuzz bench lock clean
+.PHONY: install demo test check fuzz campaign bench lock clean
 
 install: $(READY)
 
@@ -34,6 +36,10 @@ check: $(READY)
 
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS_OF_FUZZING)
+
+# Damages files of stopped hubs and judges what the next start makes of them.
+campaign: $(READY)
+	$(BIN)/python -m tests.store.damage --cases $(DAMAGED_STORES) --seed $(DAMAGE_SEED)
 
 # What the scripts share is not run.
 BENCHMARKS = $(filter-out %/measure.py %/repeated.py %/traffic.py,$(wildcard benchmarks/*.py))

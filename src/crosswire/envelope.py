@@ -23,6 +23,7 @@ __all__ = [
     "Property",
     "check_properties",
     "decode",
+    "decode_at",
     "encode",
     "encode_run",
     "parse_destination",
@@ -208,6 +209,22 @@ def decode(record: bytes) -> Envelope:
 def _behind_header(record: bytes) -> memoryview:
     """Without a copy: small records are quicker with one."""
     return memoryview(record)[_HEADER:]
+
+
+def decode_at(record: bytes, destination: str, identifier: int) -> Envelope:
+    """The message that is stored under this id of a destination.
+
+    Raises RecordDamaged for bytes that are no message, or another one's.
+    """
+    envelope = decode(record)
+    if envelope.id != identifier:
+        raise RecordDamaged(f"message {envelope.id} is stored as message {identifier}")
+    # Calls and their answers are kept under the name that their provider gave.
+    if envelope.destination != destination and not destination.startswith("service/"):
+        raise RecordDamaged(
+            f"message {identifier} of {envelope.destination} is stored in {destination}"
+        )
+    return envelope
 
 
 # ----------------------------------------------------------------------------------- destinations

@@ -121,11 +121,13 @@ __all__ = [
     "ProviderFailed",
     "ProviderLost",
     "RecordDamaged",
+    "RecordUnreadable",
     "RemoteProtocolError",
     "RequestFailed",
     "RequestTimeout",
     "ServiceUnavailable",
     "StagingFull",
+    "StoreDamaged",
     "StoreError",
     "StoreFailed",
     "StoreFull",
@@ -446,6 +448,14 @@ class StoreFailed(StoreError):
 
 class RecordDamaged(StoreError):
     """Bytes on disk that are not what was written."""
+
+
+class RecordUnreadable(RecordDamaged):
+    """Something is stored under a key, or may be, and can't be read: not the same as no record."""
+
+
+class StoreDamaged(StoreFailed):
+    """Files of the store are missing or unreadable, and to go on would be a guess."""
 
 
 class LakeError(CrosswireError):

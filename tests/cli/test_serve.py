@@ -69,7 +69,7 @@ def test_connections_are_logged_when_asked_for(start_hub: StartHub) -> None:
 
 def test_two_hubs_do_not_share_a_directory(start_hub: StartHub) -> None:
     start_hub()
-    with pytest.raises(AssertionError, match=r"crosswire serve: .*LOCK"):
+    with pytest.raises(AssertionError, match=r"crosswire serve: .*in use"):
         start_hub()
 
 

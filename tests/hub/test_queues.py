@@ -511,7 +511,7 @@ def test_only_queues_are_consumed(destination: str) -> None:
         Bench().consume(destination, Recorder())
 
 
-def test_a_damaged_cursor_repeats_and_does_not_lose() -> None:
+def test_a_damaged_cursor_stops_its_own_queue_alone() -> None:
     bench, taker = Bench(), Recorder()
     consumer = bench.consume("queue/q", taker, window=10)
     bench.produce(*numbered(5))
@@ -522,8 +522,16 @@ def test_a_damaged_cursor_repeats_and_does_not_lose() -> None:
     bench.kill()
     again = Recorder()
     bench.consume("queue/q", again, window=10)
-    assert again.payloads == payloads(5)
+    assert again.payloads == [], "nobody knows what is settled"
     assert len(bench.hub.reports) == 1
+    assert [each.title for each in bench.hub.stopped()] == ["queue/q"]
+    bench.produce(*numbered(3))
+    bench.produce(*numbered(1, queue="queue/other"))
+    bench.consume("queue/other", again, window=10)
+    bench.commit()
+    assert again.payloads == payloads(1)
+    bench.kill()
+    assert len(bench.hub.queue("queue/q").stopped) > 0, "nothing of it was written"
 
 
 def test_a_snapshot_remembers_what_is_settled_behind_it() -> None:

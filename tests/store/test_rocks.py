@@ -40,6 +40,7 @@ def damage_table(path: Path, place: float) -> None:
 
 def test_a_damaged_block_is_passed_over_and_reported(tmp_path: Path) -> None:
     store = RocksStore(tmp_path)
+    assert store.number("queue/a") == 1
     for identifier in range(1, 2001):
         store.append(1, identifier, Random(identifier).randbytes(200))
     store.commit_now()

@@ -8,7 +8,7 @@ import pytest
 
 from crosswire.access import User
 from crosswire.config import ConnectionLimits, HttpSettings
-from crosswire.errors import RequestFailed
+from crosswire.errors import RequestFailed, StoreFailed
 from tests.web.conftest import StartWeb, WebHub
 
 ROOT = User(name="root", token="the-secret-of-root", administer=True)
@@ -168,3 +168,30 @@ async def test_what_was_asked_before_a_stop_is_answered(start_web: StartWeb) -> 
         await asyncio.sleep(0)
     await web.server.stop()
     assert await asking == [1]
+
+
+async def test_damage_is_shown_until_it_is_acknowledged(start_web: StartWeb) -> None:
+    web = await start_web(users=(ROOT, ANNA))
+    web.server.hub.store.report_damage("record", "message 7 of queue/a is damaged")
+    status, body = await web.ask("GET /readyz HTTP/1.1\nhost: localhost")
+    assert status == 200, "all that is intact is served"
+    assert b'"damaged"' in body and b"message 7 of queue/a" in body
+    state = await web.get("/v1/state", token=ROOT.token)
+    assert state["damaged"] and state["damage"] == ["message 7 of queue/a is damaged"]
+    (entry,) = (await web.get("/v1/damage", token=ROOT.token))["damage"]
+    assert entry["part"] == "record"
+    with pytest.raises(RequestFailed):
+        await web.post("/v1/damage/acknowledge", {}, token=ANNA.token)
+    answer = await web.post("/v1/damage/acknowledge", {}, token=ROOT.token)
+    assert answer == {"acknowledged": 1}
+    status, body = await web.ask("GET /readyz HTTP/1.1\nhost: localhost")
+    assert status == 200 and b'"ready"' in body
+    web.server.hub.store.report_damage("record", "message 7 of queue/a is damaged")
+    assert not (await web.get("/v1/state", token=ROOT.token))["damaged"], "it is known"
+
+
+async def test_a_failing_disk_is_not_called_full(web: WebHub) -> None:
+    web.server.hub.store.last_error = StoreFailed("IO error: Input/output error")
+    status, body = await web.ask("GET /readyz HTTP/1.1\nhost: localhost")
+    assert status == 503 and b"Input/output error" in body and b"no room" not in body
+    web.server.hub.store.last_error = None

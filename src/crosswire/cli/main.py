@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "bench": "measure how fast messages go through a hub",
     "decode": "print the frames in a file of raw bytes",
     "demo": "five protocols on one hub, killed in the middle: what got lost?",
+    "store": "verify and repair the store of a hub that is stopped",
     "lake": "list, verify and compact the files of a hub's lake",
     "pipeline": "make tables of captured traffic, on Spark",
     "report": "make one HTML page of what the tables say",

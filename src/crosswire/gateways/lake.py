@@ -376,6 +376,10 @@ class LakeFeed:
         while size < self._settings.seal_bytes:
             blocks = store.blocks(self._read_row, _PAGE)
             if not blocks:
+                if upto is None and self._read_row < store.next_row - 1:
+                    # Rows that the store could not read were the last: nothing else is to come.
+                    self._miss_rows(store.next_row)
+                    self._read_row = store.next_row - 1
                 break
             for first_row, rows, block in blocks:
                 if upto is not None and first_row > upto:

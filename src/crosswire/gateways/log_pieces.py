@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from crosswire.envelope import Envelope, decode
+from crosswire.envelope import Envelope, decode_at
 from crosswire.errors import RecordDamaged
 from crosswire.gateways.log_choice import Choice
 from crosswire.hub.floors import floors
@@ -77,6 +77,7 @@ class Pieces:
         self.history = history
         self.segments: list[Segment] = history.segments(moment.kept)
         self._numbers = sorted(logs.values())
+        self._names = {number: name for name, number in logs.items()}
         self._report = report
         self._breathe = breathe
 
@@ -165,7 +166,7 @@ class Pieces:
         while position < last:
             page = view.page([number], after=position, upto=last, count=_SLICE)
             for _, identifier, record in page.records:
-                envelope = self._decode(record)
+                envelope = self._decode(number, identifier, record)
                 if envelope is not None and choice.takes(envelope.destination, identifier):
                     yield identifier
             position = page.last
@@ -189,7 +190,7 @@ class Pieces:
         while low <= high:
             middle = (low + high) // 2
             page = self.moment.view.page([number], after=middle - 1, upto=high, count=1)
-            envelope = self._decode(page.records[0][2]) if page.records else None
+            envelope = self._decode(*page.records[0]) if page.records else None
             if envelope is None:
                 high = middle - 1
             elif envelope.time >= time_us:
@@ -269,14 +270,14 @@ class Pieces:
 
     def _tables(self, page: Page, names: Sequence[str], node: str) -> Iterator[pa.Table]:
         for start in range(0, len(page.records), _SLICE):
-            some = [self._decode(each[2]) for each in page.records[start : start + _SLICE]]
+            some = [self._decode(*each) for each in page.records[start : start + _SLICE]]
             envelopes = [each for each in some if each is not None]
             if envelopes:
                 yield messages_table(node, 0, envelopes, names=names, breathe=self._breathe)
 
-    def _decode(self, record: bytes) -> Envelope | None:
+    def _decode(self, number: int, identifier: int, record: bytes) -> Envelope | None:
         try:
-            return decode(record)
+            return decode_at(record, self._names[number], identifier)
         except RecordDamaged as error:
             self._report(error)
             return None

@@ -75,7 +75,7 @@ class Links:
         store passed over a part of its files: nobody knows then which rows are missing.
         """
         hub = self.site.hub
-        damaged = len(hub.store.damage)
+        passed_over = hub.store.ranges_passed_over
         ends = []
         for identifier, head in heads(hub).items():
             try:
@@ -87,7 +87,7 @@ class Links:
                 Rows(hub, identifier).drop_all()
             else:
                 ends.append(end)
-        if len(hub.store.damage) > damaged:
+        if hub.store.ranges_passed_over > passed_over:
             raise LinkStateError("rows of links are damaged")
         for end in ends:
             try:

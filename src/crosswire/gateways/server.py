@@ -19,7 +19,14 @@ import msgspec
 from crosswire.access import Access
 from crosswire.config import Address, Config, ScheduleEntry
 from crosswire.envelope import Envelope
-from crosswire.errors import BondError, ConfigError, HubError, InvalidSchedule, RecordDamaged
+from crosswire.errors import (
+    BondError,
+    ConfigError,
+    HubError,
+    InvalidSchedule,
+    RecordDamaged,
+    StoreDamaged,
+)
 from crosswire.gateways.clock import Clock
 from crosswire.gateways.gateway import Gateway
 from crosswire.gateways.lake import LakeFeed, note_absence
@@ -34,9 +41,10 @@ from crosswire.gateways.tap import TapFeed, has_spool
 from crosswire.gateways.watchdog import Watchdog
 from crosswire.hub.hub import Hub, HubConfig
 from crosswire.hub.schedules import Schedule
+from crosswire.lake.files import find
 from crosswire.store.records import reader
 from crosswire.store.reserve import flush_bytes, room_for_others
-from crosswire.store.rocks import RocksStore
+from crosswire.store.rocks import RocksStore, is_new
 
 __all__ = ["GATEWAYS", "Door", "Server"]
 
@@ -119,6 +127,7 @@ class Server:
         _refuse_strangers(config)
         schemas = _schemas(config.bond.files)
         store = _open_store(config)
+        _log_damage(store)
         try:
             clock = self.clock.now
             now = clock()
@@ -394,6 +403,12 @@ def _open_store(config: Config) -> RocksStore:
             f"store.spare_bytes = {config.store.spare_bytes} is less than the {needed} bytes that"
             f" the store's own work may take with buffer_bytes = {config.store.buffer_bytes}"
         )
+    if is_new(path) and _has_lake(Path(config.data)):
+        raise StoreDamaged(
+            f"there is no store in {path}, but a lake beside it: the store is missing. "
+            f"`crosswire store repair {config.data}` makes one of what the lake has; "
+            "to begin anew, move the lake away"
+        )
     try:
         _check_folder(path)
         return RocksStore(path, config.store)
@@ -423,6 +438,24 @@ def _check_folder(path: Path) -> None:
                 f"{path} is no store of a hub, but has files of something else"
                 f" ({', '.join(others[:3])}): choose another folder for the data"
             )
+
+
+def _has_lake(data: Path) -> bool:
+    try:
+        return any(find(data / "lake", ("messages", "ledger")))
+    except OSError:
+        return False
+
+
+def _log_damage(store: RocksStore) -> None:
+    """What is damaged stands in the log, too: what was found so far, and what will be."""
+
+    def log(part: str, detail: str) -> None:
+        log_event(_log, logging.ERROR, "the store is damaged", part=part, detail=detail)
+
+    for entry in store.damages.entries:
+        log(entry.part, entry.detail)
+    store.on_damage = log
 
 
 def _schemas(files: Sequence[str]) -> Schemas:

@@ -39,7 +39,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from crosswire.envelope import Envelope, decode
+from crosswire.envelope import Envelope
 from crosswire.errors import RecordDamaged
 from crosswire.hub.attachment import Choice, Consumer, Delivery, Predicate, Receiver, Window
 from crosswire.hub.cursor import Attempt, Cursor, Opened
@@ -77,8 +77,8 @@ class Backlog(ABC):
         self.size_bytes = 0
         self.consumers: list[Consumer] = []
         self.cursor = Cursor(hub.store, key)
-        for error in self.cursor.damage:
-            hub.report(error)
+        self.stopped = ""
+        """Why nothing is delivered: nobody knows what is settled. What arrives is kept on disk."""
         self.loaded = self.cursor.upto
         self.visible = 0
         self.in_memory_bytes = 0
@@ -100,6 +100,12 @@ class Backlog(ABC):
         self._reclaimed_between = 0
         self._settled_since = 0
 
+    def stop(self, reason: str) -> None:
+        """Its cursor can't be used: nothing is delivered, and nothing of it is written, until it
+        is repaired."""
+        self.stopped = reason
+        self._hub.report_stopped(self)
+
     # Coming in.
 
     is_choosy: ClassVar[bool] = False
@@ -114,6 +120,11 @@ class Backlog(ABC):
     def dead_letters(self) -> str:
         """The queue of those that nobody could take."""
 
+    @property
+    def title(self) -> str:
+        """What reports call it."""
+        return self.destination
+
     def has_space_for(self, count: int) -> bool:
         """Could this many be taken at once?"""
         return self.takes_at_once and len(self._ready) + count <= self._window_messages
@@ -122,7 +133,8 @@ class Backlog(ABC):
     def takes_at_once(self) -> bool:
         """Is there room in memory, and nothing on disk that comes first?"""
         return (
-            self.loaded >= self.visible
+            not self.stopped
+            and self.loaded >= self.visible
             and len(self._ready) < self._window_messages
             and self._waiting_bytes < self._window_bytes
         )
@@ -134,6 +146,8 @@ class Backlog(ABC):
 
     def arrive(self, runs: Iterable[Arrivals], now: float) -> None:
         """These are committed, or need not be; in order of ids."""
+        if self.stopped:
+            return
         for run in runs:
             if not self.has_space_for(1):
                 self.visible = run.envelopes[-1].id
@@ -205,6 +219,8 @@ class Backlog(ABC):
 
     def _fill(self) -> None:
         """Bring in some of the tail when there is room for it."""
+        if self.stopped:
+            return
         while self._needs_read():
             self._reading = True
             try:
@@ -250,7 +266,7 @@ class Backlog(ABC):
 
     def _decode(self, number: int, identifier: int, record: bytes) -> Envelope | None:
         try:
-            return decode(record)
+            return self._hub.decode(number, identifier, record)
         except RecordDamaged as error:
             self._hub.set_aside(number, identifier, record, error)
             self.cursor.settle(identifier)
@@ -259,6 +275,10 @@ class Backlog(ABC):
     def recover(self, now: float) -> None:
         """Take up what was left unsettled: first what had been given out, then the tail."""
         hub = self._hub
+        if self.cursor.damage:
+            self.stop(str(self.cursor.damage[0]))
+        if self.stopped:
+            return
         by_number: dict[int, list[Opened]] = {}
         for opened in self.cursor.open:
             by_number.setdefault(opened.number, []).append(opened)
@@ -819,6 +839,9 @@ class Backlog(ABC):
 
     def write(self) -> None:
         """Before a group is written: what was settled and refused since the last."""
+        if self.stopped:
+            self._write_counters()
+            return
         cursor = self.cursor
         if cursor.due_for_snapshot(len(self._items)):
             cursor.write_snapshot(self._snapshot_upto(), self._opened())
@@ -831,6 +854,8 @@ class Backlog(ABC):
 
     def snapshot(self) -> None:
         """Write down the whole position, as a new subscription and a clean stop do."""
+        if self.stopped:
+            return
         self.cursor.write_snapshot(self._snapshot_upto(), self._opened())
         self._write_counters()
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
-from crosswire.errors import RecordDamaged
+from crosswire.errors import RecordDamaged, RecordUnreadable
 from crosswire.store.records import Count, reader
 
 if TYPE_CHECKING:
@@ -47,14 +47,18 @@ class Opened(msgspec.Struct, array_like=True):
 
 
 class _Snapshot(msgspec.Struct, array_like=True, frozen=True):
+    """`generation` counts snapshots: changes belong to one of them."""
+
     upto: Count
     open: list[Opened]
+    generation: int | None = None
 
 
 class _Change(msgspec.Struct, array_like=True, frozen=True):
     head: Count
     settled: bytes
     refused: list[Opened]
+    generation: int | None = None
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -73,14 +77,15 @@ def _read_change(record: bytes) -> _Change:
 class Cursor:
     """`upto` and `open` are what was recovered; `later` are ids behind `upto` that are settled.
 
-    What can't be read of it is in `damage`: its messages are delivered again, not lost.
+    What can't be read of it, or is missing, is in `damage`: then nobody knows what is settled, and
+    it must not be used.
     """
 
     def __init__(self, store: Store, key: bytes) -> None:
         self.key = key
-        self.is_stored = False
-        """Was there a snapshot, readable or not?"""
         self.upto = 0
+        self.is_begun = False
+        """Was there a snapshot, whether it could be used or not?"""
         self.open: list[Opened] = []
         self.later: set[int] = set()
         self.refused_later: dict[int, list[Attempt]] = {}
@@ -90,28 +95,40 @@ class Cursor:
         self._refused: list[Opened] = []
         self._changes = 0
         self._next_change = 0
+        self._generation: int | None = 0
         self._recover()
 
     def _recover(self) -> None:
         store = self._store
-        stored = store.get(_SNAPSHOTS, self.key)
+        try:
+            stored = store.get_or_raise(_SNAPSHOTS, self.key)
+            rows = store.load_all(_CHANGES, self._prefix())
+        except RecordUnreadable as error:
+            self.damage.append(error)
+            return
         opened: dict[int, Opened] = {}
-        self.is_stored = stored is not None
         if stored is not None:
+            self.is_begun = True
             try:
                 snapshot = _read_snapshot(stored)
             except RecordDamaged as error:
                 self.damage.append(error)
                 snapshot = _Snapshot(0, [])
             self.upto = snapshot.upto
+            self._generation = snapshot.generation
             opened = {each.id: each for each in snapshot.open}
         changes: list[_Change] = []
-        for key, value in store.load(_CHANGES, self._prefix()):
+        for key, value in rows:
+            if int.from_bytes(key[-8:]) != self._next_change:
+                self.damage.append(RecordDamaged("some of a cursor's changes are missing"))
             self._next_change = int.from_bytes(key[-8:]) + 1
             try:
                 changes.append(_read_change(value))
             except RecordDamaged as error:
                 self.damage.append(error)
+        generations = {each.generation for each in changes} - {self._generation, None}
+        if generations and self._generation is not None:
+            self.damage.append(RecordDamaged("the snapshot before a cursor's changes is lost"))
         if changes and changes[-1].head > self.upto:
             self.upto = changes[-1].head - 1
         for change in changes:
@@ -151,7 +168,7 @@ class Cursor:
         """`head` is the least id that is open, or the next to come."""
         if not self.is_dirty:
             return
-        change = _Change(head, self._settled.tobytes(), self._refused)
+        change = _Change(head, self._settled.tobytes(), self._refused, self._generation)
         key = self._prefix() + self._next_change.to_bytes(8)
         self._store.save(_CHANGES, key, _encode(change))
         self._changes += len(self._settled) + len(self._refused)
@@ -161,7 +178,9 @@ class Cursor:
 
     def write_snapshot(self, upto: int, opened: list[Opened]) -> None:
         """Everything up to `upto` is settled except `opened`; earlier changes are in there."""
-        self._store.save(_SNAPSHOTS, self.key, _encode(_Snapshot(upto, opened)))
+        self._generation = (self._generation or 0) + 1
+        snapshot = _Snapshot(upto, opened, self._generation)
+        self._store.save(_SNAPSHOTS, self.key, _encode(snapshot))
         self._drop_changes()
         self._changes = 0
         self._settled = array("q", sorted(each for each in self.later if each > upto))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from crosswire.envelope import Envelope, decode
-from crosswire.errors import RecordDamaged
+from crosswire.envelope import Envelope
+from crosswire.errors import RecordDamaged, RecordUnreadable
 from crosswire.hub.intake import Group
 from crosswire.hub.items import Arrivals
 from crosswire.hub.ledger import Run, Step, parse_block
@@ -106,7 +106,11 @@ class Feed:
 
         One that can't be used is set aside: the lake begins anew, behind a gap that says so.
         """
-        stored = self._store.get(_SPACE, b"last")
+        try:
+            stored = self._store.get_or_raise(_SPACE, b"last")
+        except RecordUnreadable as error:
+            self._hub.report(error)
+            return None
         if stored is None:
             return None
         try:
@@ -163,7 +167,7 @@ class Feed:
                     continue
                 del wanted[identifier]
                 try:
-                    yield decode(record)
+                    yield self._hub.decode(number, identifier, record)
                 except RecordDamaged as error:
                     self._hub.set_aside(number, identifier, record, error)
         for identifier in wanted:

@@ -18,7 +18,7 @@ import msgspec
 from crosswire.envelope import (
     Destination,
     Envelope,
-    decode,
+    decode_at,
     parse_destination,
     parse_pattern,
     parse_stored_destination,
@@ -38,6 +38,7 @@ from crosswire.hub.attachment import (
     Receiver,
     Window,
 )
+from crosswire.hub.audit import count_messages
 from crosswire.hub.backlog import Backlog
 from crosswire.hub.callbacks import Callbacks
 from crosswire.hub.dead import DeadLetters, bury
@@ -166,6 +167,8 @@ class Hub:
                 self.ledger.remember(row, block)
             except StoreError as error:
                 self.report(error)
+        if self.store.damage or not self.store.was_stopped:
+            count_messages(self)
 
     # Producing.
 
@@ -434,16 +437,23 @@ class Hub:
         if number is None:
             return [None] * len(ids)
         records = self.store.fetch(number, ids)
-        return [self._read(each) for each in records]
+        return [self._read(number, *each) for each in zip(ids, records, strict=True)]
 
-    def _read(self, record: bytes | None) -> Envelope | None:
+    def _read(self, number: int, identifier: int, record: bytes | None) -> Envelope | None:
         if record is None:
             return None
         try:
-            return decode(record)
+            return self.decode(number, identifier, record)
         except RecordDamaged as error:
             self.report(error)
             return None
+
+    def decode(self, number: int, identifier: int, record: bytes) -> Envelope:
+        """The message that is stored under this id of a destination.
+
+        Raises RecordDamaged for bytes that are no message, or another one's.
+        """
+        return decode_at(record, self.store.name(number), identifier)
 
     def trace(self, identifier: int) -> list[Row]:
         """What happened to a message, as far as the recent ledger goes."""
@@ -737,7 +747,9 @@ class Hub:
         """A record that can't be read: out of the way, but not thrown away."""
         destination = self._name_of(number)
         self.report(error)
-        _log.warning("message %d of %s set aside: %s", identifier, destination, error)
+        self.store.report_damage(
+            "record", f"message {identifier} of {destination} is damaged and set aside: {error}"
+        )
         self.store.save(_DAMAGED, number.to_bytes(4) + identifier.to_bytes(8), record)
         self.ledger.note(
             Step.DAMAGED, int(self.now * _US), destination, [identifier], detail=str(error)
@@ -747,7 +759,9 @@ class Hub:
     def set_aside_state(self, space: str, key: bytes, value: bytes, error: HubError) -> None:
         """A record of a state space that can't be used: reported, and kept in `damaged`."""
         self.report(error)
-        _log.warning("record of space %s, key %r, set aside: %s", space, key, error)
+        self.store.report_damage(
+            "record", f"a record of {space} can't be used and is set aside ({key!r}): {error}"
+        )
         self.store.save(_DAMAGED, _STATE + space.encode() + b"/" + key, value)
         self.store.drop(space, key)
         self.store.request(urgent=False)
@@ -774,10 +788,26 @@ class Hub:
                 Step.EXPIRED, int(self.now * _US), destination, [identifier], detail="retention"
             )
             return
-        self.report(RecordDamaged(f"message {identifier} of {destination} is missing"))
+        error = RecordDamaged(f"message {identifier} of {destination} is missing")
+        self.report(error)
+        self.store.report_damage("record", str(error))
         self.ledger.note(
             Step.DAMAGED, int(self.now * _US), destination, [identifier], detail="missing"
         )
+
+    def report_stopped(self, backlog: Backlog) -> None:
+        """A queue or subscription stands still, and only that."""
+        error = RecordDamaged(
+            f"{backlog.title} is stopped until `crosswire store repair`: {backlog.stopped}"
+        )
+        self.report(error)
+        self.store.report_damage("cursor", str(error))
+
+    def stopped(self) -> list[Backlog]:
+        """Queues and subscriptions that deliver nothing because their cursor is damaged."""
+        return [
+            each for each in (*self._queues.values(), *self.subscriptions.all()) if each.stopped
+        ]
 
     def damaged(self) -> Iterator[tuple[str, int, bytes]]:
         """What was set aside: destination, id, bytes as they were found."""

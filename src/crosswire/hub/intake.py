@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from crosswire.envelope import Envelope, encode, encode_run, stamp_run
-from crosswire.errors import HubError, InvalidDestination, InvalidEnvelope, StoreFull
+from crosswire.errors import HubError, InvalidDestination, InvalidEnvelope
 from crosswire.hub.items import Arrivals
 from crosswire.hub.ledger import Peer, Step
 from crosswire.hub.queues import Queue
@@ -100,8 +100,9 @@ class Intake:
         self, queue: Queue, run: Sequence[Envelope], place: int, receipt: Receipt, now: float
     ) -> bool:
         """Append to a queue; True if somebody has to wait for the disk."""
-        if not self._hub.store.has_room(now):
-            raise StoreFull("there is no room on the disk")
+        obstacle = self._hub.store.obstacle(now)
+        if obstacle is not None:
+            raise obstacle
         now_us = int(now * _US)
         run = stamp_run(run, self._hub.node, receipt.ids[place], self._hub.wall.stamp_us(now_us))
         self._limit_life(queue, run, now)
@@ -167,8 +168,9 @@ class Intake:
             topic.published += len(accepted)
             published.append((topic, accepted))
             return False
-        if not self._hub.store.has_room(now):
-            raise StoreFull("there is no room on the disk")
+        obstacle = self._hub.store.obstacle(now)
+        if obstacle is not None:
+            raise obstacle
         arrivals = self._append_published(topic, run, place, receipt, time_us)
         count = len(arrivals.sizes)
         if not count:

@@ -199,6 +199,8 @@ class Queue(Backlog):
 
     def reclaim(self) -> None:
         """Everything below the head; if the head is stuck, what is settled between those held."""
+        if self.stopped:
+            return
         limit = self._hub.feed.reclaim_limit
         upto = min(self.head() - 1, limit)
         store = self._hub.store

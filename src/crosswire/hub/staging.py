@@ -26,7 +26,6 @@ from crosswire.errors import (
     InvalidEnvelope,
     RecordDamaged,
     StagingFull,
-    StoreFull,
     UnknownMessage,
 )
 from crosswire.hub import staged
@@ -203,8 +202,9 @@ class Staging:
 
     def _check_room(self, owner: Owner, attempt: Attempt | None, part: Part, now: float) -> None:
         limits = self.limits
-        if not self._hub.store.has_room(now):
-            raise StoreFull("there is no room on the disk")
+        obstacle = self._hub.store.obstacle(now)
+        if obstacle is not None:
+            raise obstacle
         if self.staged_bytes + part.size_bytes > limits.staged_bytes:
             raise StagingFull(
                 f"{self.staged_bytes} bytes wait for their commit, and no more than"
@@ -291,8 +291,9 @@ class Staging:
         self._check_producers(owner)
         attempts = self._find(owner, batch, named)
         totals = sum_totals(attempts)
-        if attempts and not self._hub.store.has_room(now):
-            raise StoreFull("there is no room on the disk")
+        obstacle = self._hub.store.obstacle(now) if attempts else None
+        if obstacle is not None:
+            raise obstacle
         self._check_destinations(totals)
         for name in totals:
             self._hub.store.number(name)

@@ -87,6 +87,8 @@ class Subscriptions:
                 # Its cursor stays: who subscribes with that name goes on where it was.
                 hub.set_aside_state(_SPACE, key, value, error)
                 continue
+            if not subscription.cursor.is_begun and not subscription.cursor.damage:
+                subscription.stop("its cursor is missing")
             subscription.recover(now)
 
     def all(self) -> list[Subscription]:
@@ -125,7 +127,7 @@ class Subscriptions:
         created_us = self._hub.wall.stamp_us(int(now * _US))
         definition = Definition(name, pattern, filter_text, since_us, created_us)
         subscription = self._keep(definition)
-        if subscription.cursor.is_stored:
+        if subscription.cursor.is_begun or subscription.cursor.damage:
             # There was one of this name whose record was damaged: it goes on where it was.
             subscription.recover(now)
         else:

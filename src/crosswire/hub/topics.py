@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Generic, Literal, TypeVar
 
 import msgspec
 
-from crosswire.envelope import LARGEST_INTEGER, Envelope, decode
+from crosswire.envelope import LARGEST_INTEGER, Envelope
 from crosswire.errors import RecordDamaged
 from crosswire.hub.attachment import Attachment, Delivery, Ended, Gap, Predicate, Receiver, Window
 from crosswire.hub.backlog import Backlog
@@ -399,7 +399,7 @@ class Subscriber(Attachment):
         deliveries = []
         for number, identifier, record in page.records:
             try:
-                envelope = decode(record)
+                envelope = self._hub.decode(number, identifier, record)
             except RecordDamaged as error:
                 self._hub.set_aside(number, identifier, record, error)
                 continue
@@ -506,6 +506,10 @@ class Subscription(Backlog):
     @property
     def name(self) -> str:
         return self.definition.name
+
+    @property
+    def title(self) -> str:
+        return f"subscription {self.definition.name!r} to {self.destination}"
 
     @property
     def dead_letters(self) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from crosswire.errors import StoreFull
-from crosswire.store.contract import Batch, Store, StoreLimits, View
+from crosswire.errors import RecordUnreadable, StoreFull
+from crosswire.store.contract import Batch, Damage, Store, StoreLimits, View
+from crosswire.store.copies import Copies
+from crosswire.store.damage import DamageList
+from crosswire.store.marks import Mark
 
 __all__ = ["MemoryDisk", "MemoryStore"]
 
@@ -16,7 +19,8 @@ _Operation = tuple[bytes, bytes | None, bytes | None]
 class MemoryDisk:
     """What outlives a store: open another on it, and the hub has been restarted.
 
-    `cut_power` first, and it forgets what was written but not synced, as a machine does.
+    `cut_power` first, and it forgets what was written but not synced, as a machine does. Keys in
+    `unreadable` are there, and reading them fails; `copies` and `mark` may be None: lost.
     """
 
     def __init__(self) -> None:
@@ -25,6 +29,10 @@ class MemoryDisk:
         self.keys: list[bytes] = []
         self.unsynced: list[list[_Operation]] = []
         self.was_cut = False
+        self.unreadable: set[bytes] = set()
+        self.copies: dict[bytes, bytes] | None = {}
+        self.mark: Mark | None = None
+        self.damages = DamageList()
         self._synced: dict[bytes, bytes] = {}
 
     def write(self, operations: list[_Operation]) -> None:
@@ -78,8 +86,8 @@ class MemoryStore(Store):
     def __init__(self, disk: MemoryDisk | None = None, limits: StoreLimits | None = None) -> None:
         super().__init__(limits or StoreLimits(spare_bytes=1))
         self.disk = disk or MemoryDisk()
-        self.power_lost, self.disk.was_cut = self.disk.was_cut, False
-        self._recover()
+        self.damages = self.disk.damages
+        self._recover(is_new=not self.disk.rows and not self.disk.copies)
 
     def _batch(self) -> Batch:
         return _MemoryBatch()
@@ -91,18 +99,56 @@ class MemoryStore(Store):
     def _sync(self) -> None:
         self.disk.sync()
 
+    def _size_of(self, batch: Batch) -> int:  # noqa: ARG002
+        return 1 << 20
+
+    def _running(self) -> bytes:
+        return b"memory"
+
+    def _has_lost_power(self, copies: Copies) -> bool:  # noqa: ARG002
+        was_cut, self.disk.was_cut = self.disk.was_cut, False
+        return was_cut
+
+    def _load_copies(self) -> Copies:
+        values = self.disk.copies
+        return Copies(dict(values or {}), values is not None, values is not None)
+
+    def _save_copies(self, changes: Mapping[bytes, bytes | None]) -> None:
+        kept = {**(self.disk.copies or {}), **changes}
+        self.disk.copies = {key: value for key, value in kept.items() if value is not None}
+
+    def _replace_copies(self, values: Mapping[bytes, bytes]) -> None:
+        self.disk.copies = dict(values)
+
+    def _load_mark(self) -> Mark | None:
+        return self.disk.mark
+
+    def _save_mark(self, mark: Mark) -> None:
+        self.disk.mark = mark
+
     def _get(self, key: bytes) -> bytes | None:
+        self._check(key)
         return self.disk.rows.get(key)
+
+    def _check(self, key: bytes) -> None:
+        if key in self.disk.unreadable:
+            self._report(Damage(key, key + b"\x00", "made unreadable"))
+            raise RecordUnreadable("made unreadable")
 
     def _scan(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         keys, rows = self.disk.keys, self.disk.rows
         for place in range(bisect_left(keys, begin), bisect_left(keys, end)):
-            yield keys[place], rows[keys[place]]
+            key = keys[place]
+            if key in self.disk.unreadable:
+                self._report(Damage(key, key + b"\x00", "made unreadable"))
+                continue
+            yield key, rows[key]
 
     def _last(self, begin: bytes, end: bytes) -> tuple[bytes, bytes] | None:
         keys = self.disk.keys
         place = bisect_left(keys, end)
         if place and keys[place - 1] >= begin:
+            self._check(keys[place - 1])
             return keys[place - 1], self.disk.rows[keys[place - 1]]
         return None
 

@@ -16,11 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-__all__ = ["WAL_BUFFERS", "Reserve", "flush_bytes", "free_bytes", "room_for_others"]
+__all__ = ["RESERVE", "WAL_BUFFERS", "Reserve", "flush_bytes", "free_bytes", "room_for_others"]
 
 WAL_BUFFERS: Final = 4
 """The log holds at most so many buffers (and one more, while one is being sorted)."""
-_NAME: Final = "RESERVE"
+RESERVE: Final = "RESERVE"
 _OVERHEAD_BYTES: Final = 8 << 20
 """Manifest, options, the engine's own log file, and the first writes after opening."""
 _FIRST_BYTES: Final = 2 << 20
@@ -63,7 +63,7 @@ class Reserve:
     """`is_held`: there is as much as opening the store would take now."""
 
     def __init__(self, store: Path, buffer_bytes: int) -> None:
-        self.path = store / _NAME
+        self.path = store / RESERVE
         self.is_held = False
         self._store = store
         self._most_bytes = flush_bytes(buffer_bytes)

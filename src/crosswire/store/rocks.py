@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from mmap import mmap
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import rocksdict
 
-from crosswire.errors import StoreFailed, StoreFull
+from crosswire.errors import RecordUnreadable, StoreDamaged, StoreFailed, StoreFull
 from crosswire.store.contract import Batch, Store, StoreLimits, View, full_or_failed
+from crosswire.store.copies import Copies, CopyFile
+from crosswire.store.damage import Damage, DamageFile
+from crosswire.store.manifest import HEADER_BYTES, fault_of, strange_headers
+from crosswire.store.marks import Mark, MarkFile
 from crosswire.store.reserve import WAL_BUFFERS, Reserve, free_bytes
-from crosswire.store.view import Damage
+from crosswire.store.scanning import complaint_of, first_readable
 
-__all__ = ["RocksStore"]
+__all__ = ["COPIES", "DAMAGES", "MARK", "RocksStore", "check_unused", "is_new", "table_options"]
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-_SUFFIX: Final = 8
+COPIES: Final = "crosswire.copies"
+MARK: Final = "crosswire.mark"
+DAMAGES: Final = "crosswire.damage"
+_ENGINE_FILES: Final = ("CURRENT", "MANIFEST-*", "*.sst", "*.log", COPIES, MARK)
 
 
 class RocksStore(Store):
     """A data directory. Opening it replays the write-ahead log, nothing else.
 
     A damaged part of the log is left out, not everything behind it; damaged blocks of tables are
-    found by their checksums when they are read, passed over and reported in `damage`.
+    found by their checksums when they are read, passed over and reported in `damage`. Opening
+    raises StoreDamaged where going on would be a guess.
     """
 
     def __init__(self, path: str | os.PathLike[str], limits: StoreLimits | None = None) -> None:
@@ -34,31 +46,160 @@ class RocksStore(Store):
         self.heal_complaint = ""
         self._unsynced = rocksdict.WriteOptions()
         self._disk_reserve = Reserve(self.path, self.limits.buffer_bytes)
-        self._open()
-        self._recover()
-        self._compare_boots()
-
-    def _open(self) -> None:
-        self._disk_reserve.make_room()
+        self._copies = CopyFile(self.path / COPIES)
+        self._mark = MarkFile(self.path / MARK)
+        self._manifest = Path()
+        self._compacts = True
+        new = is_new(self.path)
+        self.damages = DamageFile(self.path / DAMAGES, self._list_failed)
+        self._compacts = all(each.part != "tables" for each in self.damages.known)
+        if not new:
+            self._check_manifest()
+        self._open(create=new)
         try:
-            self._db = rocksdict.Rdict(str(self.path), _options(self.limits.buffer_bytes))
+            self._recover(is_new=new)
+        except BaseException:
+            self._db.close()
+            raise
+
+    # Opening.
+
+    def _open(self, *, create: bool = False) -> None:
+        """First with a log that must be intact but for a torn end; then with what is left of it.
+
+        What a damaged log has lost is seen by the numbers of its groups.
+        """
+        modes = rocksdict.DBRecoveryMode
+        check_unused(self.path)
+        self._disk_reserve.make_room()
+        for log in self.path.glob("*.log"):
+            self._take_out_headers(log)
+        try:
+            self._open_with(modes.tolerate_corrupted_tail_records(), create=create)
         except Exception as error:
+            if "lock file" in str(error) or "/LOCK" in str(error):
+                raise StoreFailed(f"{self.path} is in use by another process") from error
             if isinstance(full_or_failed(error), StoreFull):
                 raise StoreFull(
                     f"{self.path}: there is no room on the disk to open the store: about"
                     f" {self._disk_reserve.needed_bytes()} bytes are needed"
                 ) from error
-            raise StoreFailed(f"{self.path}: {error}") from error
+            try:
+                self._open_with(modes.skip_any_corrupted_record(), create=False)
+            except Exception as again:
+                raise StoreDamaged(self._explain(_plain(str(again)))) from again
+            self._log_complaint = self._log_complaint or " ".join(str(error).split())
         self._disk_reserve.keep()
+        self._find_manifest()
 
-    def _compare_boots(self) -> None:
-        """Was the machine stopped under us? Then what was not synced may be gone."""
-        boot = _BOOT_ID.read_bytes().strip() if _BOOT_ID.exists() else b"unknown"
-        running = self._get(b"!running")
-        self.power_lost = running is not None and running != boot
-        batch = self._batch()
-        batch.put(b"!running", boot)
-        self._store_now(batch)
+    def _take_out_headers(self, log: Path) -> None:
+        """What the engine would not get past is made zeros: it leaves out the rest of that block,
+        as it does with all that is damaged. Whether that matters the numbers of groups tell."""
+        if not log.stat().st_size:
+            return
+        with log.open("r+b") as file, mmap(file.fileno(), 0) as data:
+            for at in strange_headers(data):
+                header = data[at : at + HEADER_BYTES]
+                data[at : at + HEADER_BYTES] = bytes(HEADER_BYTES)
+                self._log_complaint = f"{log.name} had the header {header.hex()} at byte {at}"
+
+    def _open_with(self, mode: rocksdict.DBRecoveryMode, *, create: bool) -> None:
+        options = table_options(self.limits.buffer_bytes)
+        options.create_if_missing(create)
+        options.set_wal_recovery_mode(mode)
+        options.set_disable_auto_compactions(not self._compacts)
+        self._db = rocksdict.Rdict(str(self.path), options)
+
+    def _check_manifest(self) -> None:
+        """Raises StoreDamaged for a list of tables that the engine must not open."""
+        current = self.path / "CURRENT"
+        if not current.exists():
+            raise StoreDamaged(self._explain("the file CURRENT is missing"))
+        name = current.read_text(errors="replace").strip()
+        try:
+            data = (self.path / name).read_bytes()
+        except (OSError, ValueError) as error:
+            raise StoreDamaged(
+                self._explain(f"the list of tables, {name!r}, can't be read: {error}")
+            ) from error
+        mark = self._mark.load()
+        is_known = mark is not None and name == f"MANIFEST-{mark.manifest:06}"
+        fault = fault_of(data, mark.manifest_bytes if mark is not None and is_known else 0)
+        if fault:
+            raise StoreDamaged(self._explain(f"the list of tables, {name}: {fault}"))
+
+    def _find_manifest(self) -> None:
+        name = (self.path / "CURRENT").read_text().strip()
+        self._manifest = self.path / name
+
+    def _explain(self, what: str) -> str:
+        folder = self.path.parent
+        return (
+            f"the store in {self.path} is damaged: {what}. Nothing was changed. "
+            f"`crosswire store verify {folder}` tells what is damaged, "
+            f"`crosswire store repair {folder}` restores what can be restored"
+        )
+
+    def _running(self) -> bytes:
+        return _BOOT_ID.read_bytes().strip() if _BOOT_ID.exists() else b"unknown"
+
+    # Second copies and the mark.
+
+    def _load_copies(self) -> Copies:
+        try:
+            return self._copies.load()
+        except OSError as error:
+            detail = f"{self._copies.path.name} can't be read: {error.strerror}"
+            self._report(Damage(b"", b"", detail, "copies"))
+            return Copies({}, True, False)
+
+    def _save_copies(self, changes: Mapping[bytes, bytes | None]) -> None:
+        try:
+            self._copies.save(changes)
+        except OSError as error:
+            raise full_or_failed(error) from error
+
+    def _replace_copies(self, values: Mapping[bytes, bytes]) -> None:
+        try:
+            self._copies.rewrite(values)
+        except OSError as error:
+            raise full_or_failed(error) from error
+
+    def _load_mark(self) -> Mark | None:
+        return self._mark.load()
+
+    def _save_mark(self, mark: Mark) -> None:
+        # Without it a start can't verify the end of the log, and says so: no reason to stop now.
+        with suppress(OSError, ValueError):
+            try:
+                size_bytes = self._manifest.stat().st_size
+            except FileNotFoundError:
+                # The engine has begun another one.
+                self._find_manifest()
+                size_bytes = self._manifest.stat().st_size
+            self._mark.save(
+                Mark(
+                    mark.written,
+                    mark.durable,
+                    mark.newest_id,
+                    mark.next_row,
+                    int(self._manifest.name.partition("-")[2]),
+                    size_bytes,
+                )
+            )
+
+    def _size_of(self, batch: Batch) -> int:
+        return cast(rocksdict.WriteBatch, batch).size_in_bytes()
+
+    def _report(self, damage: Damage) -> None:
+        super()._report(damage)
+        if damage.part == "tables" and self._compacts:
+            # To sort a damaged table into another fails, and stops all writes with it.
+            self._compacts = False
+            self._db.set_options({"disable_auto_compactions": "true"})
+
+    def _list_failed(self, error: OSError) -> None:
+        self.heal_complaint = f"{DAMAGES} can't be written: {error}"
 
     def _batch(self) -> Batch:
         batch: Batch = rocksdict.WriteBatch(raw_mode=True)
@@ -86,20 +227,27 @@ class RocksStore(Store):
         except Exception as error:
             # It repeats what was reported when the write failed; the files are let go of anyway.
             self.heal_complaint = str(error)
+        if "Corruption" in str(self.last_error):
+            # Sorting tables into one another would fail there again, and stop all writes with it.
+            self._compacts = False
+            detail = f"tables can't be merged until they are repaired: {self.last_error}"
+            self._report(Damage(b"", b"", detail, "engine"))
         self._open()
+
+    # Reading: every value and every key comes through here, and what can't be read is reported.
 
     def _get(self, key: bytes) -> bytes | None:
         try:
             value: bytes | None = self._db.get(key)
         except Exception as error:
-            self._report(key, key + b"\x00", str(error))
-            return None
+            self._report(Damage(key, key + b"\x00", str(error)))
+            raise RecordUnreadable(str(error)) from error
         return value
 
     def _scan(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         options = rocksdict.ReadOptions()
         options.set_iterate_upper_bound(end)
-        while True:
+        while begin < end:
             key = b""
             rows = cast(Iterator[tuple[bytes, bytes]], self._db.items(False, begin, options))
             for row in rows:
@@ -108,64 +256,41 @@ class RocksStore(Store):
             # The iterator ends alike where the rows end and where a block can't be read.
             if key:
                 begin = key + b"\x00"
-            reason = self._complaint(begin, options)
+            iterator = self._db.iter(options)
+            iterator.seek(begin)
+            reason = complaint_of(iterator)
             if reason is None:
-                return
-            behind = self._first_readable(begin, end, options)
-            self._report(begin, behind, reason)
-            begin = behind
+                if not iterator.valid():
+                    return
+                # It reads from here, and did not a moment ago: on from here, one row at least.
+                continue
+            begin = self.pass_over(begin, end, reason)
 
-    def _complaint(self, begin: bytes, options: Any) -> str | None:
-        iterator = self._db.iter(options)
-        iterator.seek(begin)
-        if iterator.valid():
-            return None
-        try:
-            iterator.status()
-        except Exception as error:
-            return str(error)
-        return None
-
-    def _first_readable(self, begin: bytes, end: bytes, options: Any) -> bytes:
-        """The least key from which reading works again.
-
-        A seek into a damaged block fails, one behind it does not: halving the distance finds the
-        border, in as many steps as the part of the key behind the common prefix has bits.
-        """
-        shared = _shared(begin, end)
-        low = int.from_bytes(begin[shared : shared + _SUFFIX].ljust(_SUFFIX, b"\x00"))
-        high = int.from_bytes(end[shared : shared + _SUFFIX].ljust(_SUFFIX, b"\x00"))
-        prefix = begin[:shared]
-        while low < high:
-            middle = (low + high) // 2
-            if self._complaint(prefix + middle.to_bytes(_SUFFIX), options) is None:
-                high = middle
-            else:
-                low = middle + 1
-        return prefix + low.to_bytes(_SUFFIX)
-
-    def _report(self, first: bytes, behind: bytes, reason: str) -> None:
-        self.damage.append(Damage(first, behind, reason))
+    def pass_over(self, begin: bytes, end: bytes, reason: str) -> bytes:
+        """A part of [begin, end) can't be read: report it; gives where reading works again."""
+        options = rocksdict.ReadOptions()
+        options.set_iterate_upper_bound(end)
+        behind = first_readable(lambda: self._db.iter(options), begin, end)
+        self._report(Damage(begin, behind, reason))
+        return behind
 
     def _last(self, begin: bytes, end: bytes) -> tuple[bytes, bytes] | None:
         options = rocksdict.ReadOptions()
         options.set_iterate_upper_bound(end)
         iterator = self._db.iter(options)
         iterator.seek_to_last()
-        if not iterator.valid() or iterator.key() < begin:
+        if not iterator.valid():
+            reason = complaint_of(iterator)
+            if reason is not None:
+                self._report(Damage(begin, end, reason))
+                raise RecordUnreadable(reason)
+            return None
+        if iterator.key() < begin:
             return None
         return iterator.key(), iterator.value()
 
     def view(self) -> View:
-        return _RocksView(self, self._db.iter())
-
-    def passed_over(self, begin: bytes, end: bytes, reason: str) -> bytes:
-        """A part of [begin, end) can't be read: report it; gives where reading works again."""
-        options = rocksdict.ReadOptions()
-        options.set_iterate_upper_bound(end)
-        behind = self._first_readable(begin, end, options)
-        self._report(begin, behind, reason)
-        return behind
+        return _RocksView(self, self._db.snapshot())
 
     def _free_bytes(self) -> int:
         self._disk_reserve.keep()
@@ -176,28 +301,44 @@ class RocksStore(Store):
 
     def _release(self) -> None:
         """A clean stop: nothing unsynced is left that a power cut could take."""
-        self._db.flush_wal(sync=True)
-        self._db.delete(b"!running", self._unsynced)
-        self._db.flush_wal(sync=True)
-        self._db.close()
+        try:
+            self._db.flush_wal(sync=True)
+            self._db.delete(b"!running", self._unsynced)
+            self._db.flush_wal(sync=True)
+        except Exception as error:
+            # An engine that met damage takes no more writes. What was to be kept is on disk by
+            # now; without this the next start takes the stop for an unclean one.
+            self.heal_complaint = str(error)
+        with suppress(OSError):
+            # After a clean stop the end of the log is known even without the mark.
+            self._copies.save({b"!running": None, b"!stopped": self._last_group.to_bytes(8)})
+        try:
+            self._db.close()
+        except Exception as error:
+            # It repeats what was reported before; the files are closed all the same.
+            self.heal_complaint = str(error)
+        self._durable_group = self._last_group
+        self._note_mark()
+        with suppress(OSError):
+            self._mark.close(sync=True)
 
 
 class _RocksView(View):
-    """An iterator sees what was there when it was made, and so do all its scans."""
+    """A snapshot: all its scans see what was there when it was made."""
 
-    def __init__(self, store: RocksStore, iterator: rocksdict.RdictIter) -> None:
+    def __init__(self, store: RocksStore, snapshot: rocksdict.Snapshot) -> None:
         self._store = store
-        self._iterator = iterator
+        self._snapshot = snapshot
+        self._iterator = snapshot.iter()
 
     def scan(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        value = self._iterator.value
         for key in self.keys(begin, end):
-            yield key, value()
+            yield key, self._iterator.value()
 
     def keys(self, begin: bytes, end: bytes) -> Iterator[bytes]:
-        iterator = self._iterator
-        valid, key_of, next_one = iterator.valid, iterator.key, iterator.next
         while begin < end:
+            iterator = self._iterator
+            valid, key_of, next_one = iterator.valid, iterator.key, iterator.next
             iterator.seek(begin)
             while valid():
                 key: bytes = key_of()
@@ -206,10 +347,12 @@ class _RocksView(View):
                 yield key
                 begin = key + b"\x00"
                 next_one()
-            reason = self._complaint()
+            reason = complaint_of(iterator)
             if reason is None:
                 return
-            begin = self._store.passed_over(begin, end, reason)
+            # One that failed goes on failing.
+            self._iterator = self._snapshot.iter()
+            begin = self._store.pass_over(begin, end, reason)
 
     def first(self, begin: bytes, end: bytes) -> bytes | None:
         return next(self.keys(begin, end), None)
@@ -219,37 +362,57 @@ class _RocksView(View):
         if self._iterator.valid() and self._iterator.key() == end:
             self._iterator.prev()
         if not self._iterator.valid():
-            return None
+            if complaint_of(self._iterator) is None:
+                return None
+            # What can't be read at the end must not hide what is before it.
+            newest = deque(self.keys(begin, end), maxlen=1)
+            return newest[0] if newest else None
         key: bytes = self._iterator.key()
         return key if key >= begin else None
 
-    def _complaint(self) -> str | None:
-        try:
-            self._iterator.status()
-        except Exception as error:
-            return str(error)
-        return None
+
+def check_unused(path: Path) -> None:
+    """Raises StoreFailed while another process uses the store."""
+    try:
+        descriptor = os.open(path / "LOCK", os.O_RDWR)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise StoreFailed(f"{path} is in use by another process: stop the hub first") from None
+    finally:
+        os.close(descriptor)
 
 
-def _shared(one: bytes, other: bytes) -> int:
-    """How many bytes two keys have in common at their start."""
-    for place, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left != right:
-            return place
-    return min(len(one), len(other))
+def is_new(path: Path) -> bool:
+    """Is there nothing of a store? A directory that has lost some of its files is not new."""
+    return not any(True for pattern in _ENGINE_FILES for _ in path.glob(pattern))
 
 
-def _options(buffer_bytes: int) -> rocksdict.Options:
+def _plain(reason: str) -> str:
+    """What the engine's own words mean."""
+    reason = " ".join(reason.split())
+    if ".sst" in reason:
+        return f"a table is missing or unreadable ({reason})"
+    if "MANIFEST" in reason:
+        return f"the list of tables is missing or unreadable ({reason})"
+    if "CURRENT" in reason:
+        return f"the file CURRENT is missing or unreadable ({reason})"
+    return f"it can't be opened ({reason})"
+
+
+def table_options(buffer_bytes: int) -> rocksdict.Options:
     """Small buffers: the tail of a queue lives on disk, not in here."""
     options = rocksdict.Options(raw_mode=True)
-    options.create_if_missing(True)
     options.set_write_buffer_size(buffer_bytes)
     options.set_max_write_buffer_number(3)
     options.set_max_total_wal_size(WAL_BUFFERS * buffer_bytes)
     options.set_max_background_jobs(2)
     options.set_keep_log_file_num(4)
+    # It is read as a whole, and checked, at every start.
+    options.set_max_manifest_file_size(4 << 20)
     options.set_compression_type(rocksdict.DBCompressionType.lz4())
-    options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.skip_any_corrupted_record())
     table = rocksdict.BlockBasedOptions()
     table.set_block_cache(rocksdict.Cache(32 << 20))
     table.set_block_size(16 << 10)

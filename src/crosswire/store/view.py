@@ -14,7 +14,6 @@ import msgspec
 
 __all__ = [
     "MAX_ID",
-    "Damage",
     "Page",
     "View",
     "behind",
@@ -49,24 +48,6 @@ def state_key(space: str, key: bytes) -> bytes:
 def behind(prefix: bytes) -> bytes:
     """The first key that does not start with `prefix`."""
     return (int.from_bytes(prefix) + 1).to_bytes(len(prefix))
-
-
-class Damage(msgspec.Struct, frozen=True):
-    """Keys in [first, behind) whose values can't be read: they are passed over and reported."""
-
-    first: bytes
-    behind: bytes
-    reason: str
-
-    def messages(self) -> tuple[int, int, int] | None:
-        """Destination number, first and last id, where it is messages that are damaged."""
-        if self.first[:1] != b"m" or len(self.first) < 5:
-            return None
-        number = int.from_bytes(self.first[1:5])
-        first = int.from_bytes(self.first[5:13].ljust(8, b"\x00")) + (len(self.first) > 13)
-        if self.behind[:5] != self.first[:5]:
-            return number, first, MAX_ID
-        return number, first, max(int.from_bytes(self.behind[5:13].ljust(8, b"\x00")) - 1, first)
 
 
 class Page(msgspec.Struct, gc=False):

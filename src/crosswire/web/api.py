@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from crosswire import __version__
-from crosswire.web import dead, ingest, log, messages, schedules, state
+from crosswire.web import damage, dead, ingest, log, messages, schedules, state
 from crosswire.web.contract import ARROW, JSON, Failure, Operation
 
 __all__ = ["OPERATIONS", "openapi"]
@@ -21,6 +21,22 @@ OPERATIONS: Final = (
         summary="The hub at a glance",
         handler=state.show_state,
         answer=state.State,
+    ),
+    Operation(
+        name="show_damage",
+        method="GET",
+        path="/v1/damage",
+        summary="What of the store is damaged and not acknowledged, and what is stopped by it",
+        handler=damage.show_damage,
+        answer=damage.DamageReport,
+    ),
+    Operation(
+        name="acknowledge_damage",
+        method="POST",
+        path="/v1/damage/acknowledge",
+        summary="Take what is damaged from the list; the hub is no longer shown as damaged",
+        handler=damage.acknowledge_damage,
+        answer=damage.Acknowledged,
     ),
     Operation(
         name="list_queues",

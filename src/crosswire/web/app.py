@@ -43,6 +43,7 @@ from crosswire.web.dead import Replays
 __all__ = ["App"]
 
 _METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
+_DAMAGE: Final = 20
 _BODY_S: Final = 10.0
 _DIGITS: Final = 19
 _ARROW_BODIES: Final = 4
@@ -201,15 +202,18 @@ class App:
         reasons = []
         if site.draining:
             reasons.append("draining")
-        if store.last_error is not None:
-            reasons.append(f"the store failed: {store.last_error}")
-        elif not store.has_room(site.now()):
-            reasons.append("there is no room on the disk")
+        obstacle = store.obstacle(site.now())
+        if obstacle is not None:
+            reasons.append(str(obstacle))
         if not self.server.started_at:
             reasons.append("starting")
         reasons += self._late()
-        status = "not ready" if reasons else "ready"
+        # Damage is no reason to send traffic elsewhere: all that is intact is served.
+        damage = [each.detail for each in store.damages.entries[-_DAMAGE:]]
+        status = "not ready" if reasons else "damaged" if damage else "ready"
         answer = {"status": status, "reasons": reasons, "notes": self._notes()}
+        if damage:
+            answer["damage"] = damage
         return _json(503 if reasons else 200, answer)
 
     def _late(self) -> list[str]:
@@ -276,6 +280,10 @@ class App:
             ),
             "crosswire_staged_bytes": ("Their size.", hub.staging.staged_bytes),
             "crosswire_newest_id": ("The last message id handed out.", hub.store.newest_id),
+            "crosswire_store_damaged": (
+                "What is damaged and not acknowledged.",
+                len(hub.store.damages.entries),
+            ),
             "crosswire_store_healthy": ("1 unless writing fails.", hub.store.last_error is None),
             "crosswire_draining": ("1 while the hub stops.", site.draining),
             "crosswire_uptime_seconds": ("Since the start.", site.now() - self.server.started_at),

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from crosswire import __version__
-from crosswire.envelope import Envelope, decode
+from crosswire.envelope import Envelope
 from crosswire.errors import HubError, RecordDamaged, UnknownMessage
 from crosswire.gateways.gateway import Gateway
 from crosswire.hub.attachment import Attachment, Consumer
@@ -68,6 +68,10 @@ class State(msgspec.Struct, frozen=True):
     store: StoreState
     leftovers: dict[str, int]
     reports: list[str]
+    damaged: bool
+    """Until it is acknowledged: see `/v1/damage`."""
+    damage: list[str]
+    stopped: list[str]
 
 
 def show_state(ask: Ask) -> State:
@@ -95,10 +99,13 @@ def show_state(ask: Ask) -> State:
             ledger_rows=store.next_row - 1,
             has_room=store.has_room(ask.now()),
             error="" if store.last_error is None else str(store.last_error),
-            damaged_ranges=len(store.damage),
+            damaged_ranges=store.ranges_passed_over,
         ),
         leftovers=dict(server.leftovers.healed),
         reports=[_report(error) for error in hub.reports[-_REPORTS:]],
+        damaged=bool(store.damages.entries),
+        damage=[each.detail for each in store.damages.entries[-_REPORTS:]],
+        stopped=[each.title for each in hub.stopped()],
     )
 
 
@@ -133,6 +140,8 @@ class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
     held: int
     consumers: int
     dead_letters: int
+    stopped: str = ""
+    """Why nothing is delivered from it: its cursor is damaged."""
 
 
 class Queues(msgspec.Struct, frozen=True):
@@ -171,6 +180,7 @@ def list_queues(ask: Ask) -> Queues:
                 held=sum(len(each.held) for each in queue.consumers),
                 consumers=len(queue.consumers),
                 dead_letters=_dead_letters(ask, queue.dead_letters),
+                stopped=queue.stopped,
             )
             for queue in queues[: names.limit]
         ]
@@ -277,6 +287,7 @@ class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
     held: int
     consumers: list[ConsumerRow]
     dead_letters: int
+    stopped: str = ""
 
 
 class SubscriptionList(msgspec.Struct, frozen=True):
@@ -315,7 +326,7 @@ def show_topic(ask: Ask) -> TopicDetail:
     def look(page: Page) -> None:
         for number, identifier, record in page.records:
             try:
-                found.append(decode(record))
+                found.append(hub.decode(number, identifier, record))
             except RecordDamaged as error:
                 hub.set_aside(number, identifier, record, error)
 
@@ -349,6 +360,7 @@ def _subscription(ask: Ask, subscription: Subscription) -> SubscriptionRow:
         held=sum(len(each.held) for each in subscription.consumers),
         consumers=[_consumer(each) for each in subscription.consumers],
         dead_letters=_dead_letters(ask, subscription.dead_letters),
+        stopped=subscription.stopped,
     )
 
 

@@ -1,0 +1,129 @@
+"""Check a stopped hub's store, repair it, and acknowledge what a running hub reports as damaged.
+
+crosswire store verify /var/lib/crosswire        what is damaged or missing (exit code 1)
+crosswire store repair /var/lib/crosswire        restore what the store and the lake still have
+crosswire store acknowledge                      /readyz says "ready" again
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from crosswire.cli.hub import add_hub_options, api_of, print_json
+from crosswire.cli.table import harmless, print_table
+
+__all__ = ["configure", "run"]
+
+
+def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    checking = actions.add_parser(
+        "verify",
+        help="read everything and tell what is damaged (exit code 1); changes nothing",
+        epilog="example: crosswire store verify /var/lib/crosswire --json",
+    )
+    mending = actions.add_parser(
+        "repair",
+        help="make a new store of what is left, with what the lake has; the old one is kept",
+        epilog="example: crosswire store repair /var/lib/crosswire. The old files are in "
+        "DIR/damaged-DATE afterwards: remove that folder when you don't need it any more",
+    )
+    for each in (checking, mending):
+        each.add_argument("data", metavar="DIR", help="the data directory of a hub that is stopped")
+        each.add_argument(
+            "--lake", metavar="DIR", help="where the lake is, if not in the data directory"
+        )
+        each.add_argument("--json", action="store_true", help="one JSON object")
+    acknowledging = actions.add_parser(
+        "acknowledge", help="a running hub is no longer shown as damaged"
+    )
+    add_hub_options(acknowledging)
+
+
+def run(options: argparse.Namespace) -> int:
+    return {"verify": _verify, "repair": _repair, "acknowledge": _acknowledge}[options.action](
+        options
+    )
+
+
+def _progress() -> Callable[[str], None]:
+    """A line now and then, on standard error."""
+    shown_at = time.monotonic()
+
+    def show(text: str) -> None:
+        nonlocal shown_at
+        if time.monotonic() - shown_at >= 1.0:
+            shown_at = time.monotonic()
+            print(text, file=sys.stderr)
+
+    return show
+
+
+def _lake(options: argparse.Namespace) -> Path:
+    return Path(options.lake) if options.lake else Path(options.data) / "lake"
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from crosswire.gateways.store_repair import verify
+
+    result = verify(Path(options.data), _lake(options), _progress())
+    if options.json:
+        print_json({"ok": result.is_intact, **msgspec.to_builtins(result)})
+        return 0 if result.is_intact else 1
+    _print_findings(result.findings)
+    counted = f"{result.destinations:,} destinations, {result.messages:,} messages"
+    verdict = "nothing is damaged" if result.is_intact else f"{len(result.findings):,} faults"
+    print(f"{counted}: {verdict}.", file=sys.stderr)
+    return 0 if result.is_intact else 1
+
+
+def _print_findings(findings: Sequence[object]) -> None:
+    if findings:
+        rows = [
+            (each["part"], harmless(each["destination"]) or "-", harmless(each["detail"]))
+            for each in msgspec.to_builtins(findings)
+        ]
+        print_table(("part", "destination", "what"), rows)
+
+
+def _repair(options: argparse.Namespace) -> int:
+    from crosswire.gateways.store_repair import repair
+
+    result = repair(Path(options.data), _lake(options), _progress())
+    if options.json:
+        print_json(msgspec.to_builtins(result))
+        return 0
+    _print_findings(result.findings)
+    for name, count in result.restored.items():
+        print(f"{harmless(name)}: {count:,} messages restored", file=sys.stderr)
+    for name in result.rebuilt:
+        print(f"{harmless(name)}: what is settled was found out anew", file=sys.stderr)
+    for name, ids in result.lost.items():
+        print(f"{harmless(name)}: {len(ids):,} messages are lost", file=sys.stderr)
+    if result.unsure:
+        print(f"{result.unsure:,} messages may be delivered again", file=sys.stderr)
+    if not result.is_ledger_whole:
+        text = "Some of the ledger is missing: what was settled there may be delivered again."
+        print(text, file=sys.stderr)
+    if not result.findings:
+        print("Nothing is damaged.", file=sys.stderr)
+        return 0
+    kept = f"; the old files are in {result.aside}" if result.aside else ""
+    print(f"The store is repaired{kept}.", file=sys.stderr)
+    return 0
+
+
+def _acknowledge(options: argparse.Namespace) -> int:
+    answer = api_of(options).post("/v1/damage/acknowledge")
+    if options.json:
+        print_json(answer)
+    else:
+        print(f"{answer['acknowledged']} entries acknowledged", file=sys.stderr)
+    return 0

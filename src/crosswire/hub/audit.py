@@ -1,0 +1,56 @@
+"""After an unclean stop: are the messages there that the recent ledger says were accepted?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from crosswire.hub.cursor import Cursor
+from crosswire.hub.ledger import Step
+
+if TYPE_CHECKING:
+    from crosswire.hub.hub import Hub
+
+__all__ = ["count_messages"]
+
+_ENDED: Final = frozenset({Step.SETTLED, Step.EXPIRED, Step.DEAD, Step.DROPPED, Step.REPLAYED})
+_SHOWN: Final = 5
+
+
+def count_messages(hub: Hub) -> None:
+    """Report accepted messages that are neither there nor settled. Costs what is remembered of the
+    ledger, not what is stored."""
+    accepted: dict[str, set[int]] = {}
+    ended: dict[str, set[int]] = {}
+    for run in hub.ledger.runs():
+        if run.step is Step.ACCEPTED and run.counts is None:
+            accepted.setdefault(run.destination, set()).update(run.ids)
+        elif run.step in _ENDED or run.step is Step.DAMAGED:
+            ended.setdefault(run.destination, set()).update(run.ids)
+    numbers, view = hub.store.destinations(), hub.store.view()
+    for name, ids in sorted(accepted.items()):
+        number = numbers.get(name)
+        ids -= ended.get(name, set())
+        if number is None or not ids or name.startswith("service/"):
+            continue
+        ids -= set(view.ids(number, after=min(ids) - 1, upto=max(ids)))
+        missing = sorted(_unsettled(hub, name, number, ids)) if ids else []
+        if missing:
+            shown = ", ".join(map(str, missing[:_SHOWN])) + (", …" if missing[_SHOWN:] else "")
+            hub.store.report_damage(
+                "messages",
+                f"{len(missing)} messages of {name} that were accepted are missing: ids {shown}",
+            )
+
+
+def _unsettled(hub: Hub, name: str, number: int, ids: set[int]) -> set[int]:
+    """Those that nobody has let go of: a purge is not in the ledger, retention is not either."""
+    if name.startswith("topic/"):
+        floor = hub.topic(name).reclaimed
+        return {each for each in ids if each > floor}
+    cursor = Cursor(hub.store, b"q" + number.to_bytes(4))
+    if cursor.damage:
+        return set()
+    opened = {each.id for each in cursor.open}
+    return {
+        each for each in ids if each in opened or (each > cursor.upto and each not in cursor.later)
+    }

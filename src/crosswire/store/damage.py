@@ -1,0 +1,152 @@
+"""What of a store can't be read or is missing, and the list of it that outlives a restart."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+import msgspec
+
+from crosswire.store.copies import replace_file
+
+__all__ = ["Damage", "DamageEntry", "DamageFile", "DamageList"]
+
+_MAX_ID: Final = (1 << 63) - 1
+_MOST: Final = 1000
+_EACH: Final = 32
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """Something that can't be read or is missing.
+
+    `part` is where: `tables` (keys in [first, behind) are passed over), `log`, `copies` (one of the
+    two copies of the store's own keys), `cursor`, `record`, `engine`.
+    """
+
+    first: bytes
+    behind: bytes
+    reason: str
+    part: str = "tables"
+
+    def messages(self) -> tuple[int, int, int] | None:
+        """Destination number, first and last id, where it is messages that are damaged."""
+        if self.part != "tables" or self.first[:1] != b"m" or len(self.first) < 5:
+            return None
+        number = int.from_bytes(self.first[1:5])
+        first = int.from_bytes(self.first[5:13].ljust(8, b"\x00")) + (len(self.first) > 13)
+        if self.behind[:5] != self.first[:5]:
+            return number, first, _MAX_ID
+        last = int.from_bytes(self.behind[5:13].ljust(8, b"\x00"))
+        # A longer key is behind the one with this id.
+        return number, first, max(last - (len(self.behind) <= 13), first)
+
+
+class DamageEntry(msgspec.Struct, frozen=True):
+    """A damage as administrators see it; `time` is in seconds since 1970, keys are in hex."""
+
+    time: float
+    part: str
+    detail: str
+    first: str = ""
+    behind: str = ""
+
+    def is_about_the_same(self, other: DamageEntry) -> bool:
+        if self.first or other.first:
+            return (self.part, self.first) == (other.part, other.first)
+        return (self.part, self.detail) == (other.part, other.detail)
+
+
+class _Stored(msgspec.Struct):
+    open: list[DamageEntry] = []
+    acknowledged: list[DamageEntry] = []
+
+
+class DamageList:
+    """What nobody acknowledged yet; what was acknowledged is not listed again when it is found
+    again. May be used by several threads."""
+
+    def __init__(self, stored: _Stored | None = None) -> None:
+        self._stored = stored or _Stored([], [])
+        self._lock = Lock()
+
+    @property
+    def entries(self) -> list[DamageEntry]:
+        return list(self._stored.open)
+
+    @property
+    def known(self) -> list[DamageEntry]:
+        """Those too that were acknowledged."""
+        return [*self._stored.open, *self._stored.acknowledged]
+
+    def close(self) -> None:
+        """All of it is repaired; who did not acknowledge it still has to."""
+        with self._lock:
+            self._stored.open = [
+                msgspec.structs.replace(each, part="repaired", first="", behind="")
+                for each in self._stored.open
+            ]
+            self._stored.acknowledged = []
+            self._save(self._stored)
+
+    def add(self, damage: Damage, detail: str) -> bool:
+        """False for what is listed already."""
+        entry = DamageEntry(
+            time.time(), damage.part, detail, damage.first.hex(), damage.behind.hex()
+        )
+        with self._lock:
+            stored = self._stored
+            for known in (*stored.open, *stored.acknowledged):
+                if known.is_about_the_same(entry):
+                    return False
+            if len(stored.open) >= _MOST:
+                return False
+            stored.open.append(entry)
+            # To save takes a sync, on the event loop's time: where there is much, not each time.
+            # That something is damaged is on disk by then, and the rest is found again.
+            if len(stored.open) <= _EACH or len(stored.open) % _EACH == 0:
+                self._save(stored)
+        return True
+
+    def acknowledge(self) -> list[DamageEntry]:
+        """Gives those that were open."""
+        with self._lock:
+            entries, self._stored.open = self._stored.open, []
+            self._stored.acknowledged = [*self._stored.acknowledged, *entries][-_MOST:]
+            self._save(self._stored)
+        return entries
+
+    def _save(self, stored: _Stored) -> None:
+        """In memory only."""
+
+
+class DamageFile(DamageList):
+    """Kept in a file of its own: the engine's may be what is damaged."""
+
+    def __init__(self, path: Path, failed: Callable[[OSError], None]) -> None:
+        self.path = path
+        self._failed = failed
+        super().__init__(self._load())
+
+    def _load(self) -> _Stored:
+        try:
+            checksum, _, body = self.path.read_bytes().partition(b"\n")
+            if int(checksum, 16) != zlib.crc32(body):
+                raise ValueError("the checksum does not fit")
+            return msgspec.json.decode(body, type=_Stored)
+        except FileNotFoundError:
+            return _Stored([], [])
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            detail = f"{self.path.name}, the list of what is damaged, can't be read: {error}"
+            return _Stored([DamageEntry(time.time(), "list", detail)], [])
+
+    def _save(self, stored: _Stored) -> None:
+        body = msgspec.json.format(msgspec.json.encode(stored))
+        try:
+            replace_file(self.path, b"%08x\n" % zlib.crc32(body) + body)
+        except OSError as error:
+            # It stays listed until the hub stops; what is damaged is found again after that.
+            self._failed(error)

@@ -1,0 +1,34 @@
+"""What of the store is damaged, until an administrator acknowledges it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from crosswire.store.contract import DamageEntry
+from crosswire.web.contract import Ask
+
+__all__ = ["Acknowledged", "DamageReport", "acknowledge_damage", "show_damage"]
+
+
+class DamageReport(msgspec.Struct, frozen=True):
+    """`damage` is what nobody acknowledged yet; `stopped` are queues and subscriptions that deliver
+    nothing until `crosswire store repair`, acknowledged or not."""
+
+    damage: list[DamageEntry]
+    stopped: list[str]
+
+
+class Acknowledged(msgspec.Struct, frozen=True):
+    """How many entries were taken from the list."""
+
+    acknowledged: int
+
+
+def show_damage(ask: Ask) -> DamageReport:
+    hub = ask.hub
+    hub.queues()
+    return DamageReport(hub.store.damages.entries, [each.title for each in hub.stopped()])
+
+
+def acknowledge_damage(ask: Ask) -> Acknowledged:
+    return Acknowledged(len(ask.hub.store.damages.acknowledge()))
