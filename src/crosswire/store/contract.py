@@ -60,6 +60,7 @@ _log = logging.getLogger("crosswire.store")
 
 P = ParamSpec("P")
 
+_DAMAGES: Final = 1000
 _ID_BLOCK: Final = 1 << 20
 _LAZY_S: Final = 0.005
 _FEW: Final = 4
@@ -145,6 +146,7 @@ class Store(ABC):
         self.was_stopped = False
         """Did the last one that had these data close them?"""
         self.damage: list[Damage] = []
+        self._passed_over = 0
         """What was found since the start; `damages` has what nobody acknowledged."""
         self.damages = DamageList()
         self.on_damage: Callable[[str, str], None] = _nothing_about
@@ -672,10 +674,13 @@ class Store(ABC):
     @property
     def ranges_passed_over(self) -> int:
         """How many ranges of keys could not be read so far; nobody knows what was in them."""
-        return sum(each.part != "record" for each in self.damage)
+        return self._passed_over
 
     def _report(self, damage: Damage) -> None:
         self.damage.append(damage)
+        # Whoever reads a damaged range again finds it again.
+        del self.damage[:-_DAMAGES]
+        self._passed_over += damage.part != "record"
         detail = self._describe(damage)
         if self.damages.add(damage, detail):
             self.on_damage(damage.part, detail)

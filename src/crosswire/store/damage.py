@@ -54,9 +54,11 @@ class DamageEntry(msgspec.Struct, frozen=True):
     first: str = ""
     behind: str = ""
 
-    def is_about_the_same(self, other: DamageEntry) -> bool:
+    def covers(self, other: DamageEntry) -> bool:
+        """Does this one report all that the other does? A larger range is another report."""
         if self.first or other.first:
-            return (self.part, self.first) == (other.part, other.first)
+            is_within = self.first == other.first and other.behind <= self.behind
+            return self.part == other.part and is_within
         return (self.part, self.detail) == (other.part, other.detail)
 
 
@@ -100,7 +102,7 @@ class DamageList:
         with self._lock:
             stored = self._stored
             for known in (*stored.open, *stored.acknowledged):
-                if known.is_about_the_same(entry):
+                if known.covers(entry):
                     return False
             if len(stored.open) >= _MOST:
                 return False

@@ -330,12 +330,14 @@ class _RocksView(View):
         self._store = store
         self._snapshot = snapshot
         self._iterator = snapshot.iter()
+        self._is_bounded = False
 
     def scan(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         for key in self.keys(begin, end):
             yield key, self._iterator.value()
 
     def keys(self, begin: bytes, end: bytes) -> Iterator[bytes]:
+        self._remove_bound()
         while begin < end:
             iterator = self._iterator
             valid, key_of, next_one = iterator.valid, iterator.key, iterator.next
@@ -350,14 +352,25 @@ class _RocksView(View):
             reason = complaint_of(iterator)
             if reason is None:
                 return
-            # One that failed goes on failing.
-            self._iterator = self._snapshot.iter()
-            begin = self._store.pass_over(begin, end, reason)
+            # One that failed goes on failing. And it has no end: what it could not read may be the
+            # first block after the last key, which is none of this scan's business. Without the
+            # bound it would fail there again and again, one key further each time.
+            options = rocksdict.ReadOptions()
+            options.set_iterate_upper_bound(end)
+            if self._is_bounded:
+                begin = self._store.pass_over(begin, end, reason)
+            self._iterator, self._is_bounded = self._snapshot.iter(options), True
 
     def first(self, begin: bytes, end: bytes) -> bytes | None:
         return next(self.keys(begin, end), None)
 
+    def _remove_bound(self) -> None:
+        """The bound of an earlier scan that met damage."""
+        if self._is_bounded:
+            self._iterator, self._is_bounded = self._snapshot.iter(), False
+
     def last(self, begin: bytes, end: bytes) -> bytes | None:
+        self._remove_bound()
         self._iterator.seek_for_prev(end)
         if self._iterator.valid() and self._iterator.key() == end:
             self._iterator.prev()
