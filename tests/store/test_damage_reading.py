@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from random import Random
 
@@ -18,6 +19,7 @@ from crosswire.store.manifest import crc32c, fault_of, strange_headers
 from crosswire.store.marks import Mark, MarkFile
 from crosswire.store.memory import MemoryDisk, MemoryStore
 from crosswire.store.rocks import MARK, RocksStore
+from crosswire.store.view import MAX_ID, message_key
 
 LIMITS = StoreLimits(spare_bytes=0)
 
@@ -201,6 +203,37 @@ def test_scans_end_whatever_block_is_damaged(tmp_path: Path) -> None:
         assert list(view.keys(b"\x00", b"\xff")) == seen
         assert store.damage and store.damages.entries
         assert store.last_id(number) >= 600
+        del view
+        asyncio.run(store.close())
+        shutil.rmtree(copy)
+
+
+def test_a_view_ends_before_damage_that_is_after_its_range(tmp_path: Path) -> None:
+    """Whatever block of another destination can't be read, and whichever range is asked for."""
+    store = RocksStore(tmp_path / "data", LIMITS)
+    numbers = [store.number(f"queue/{name}") for name in "abcd"]
+    for number in numbers:
+        for identifier in range(1, 101):
+            store.append(number, identifier, Random(identifier).randbytes(400))
+    store.commit_now()
+    store._db.flush()
+    asyncio.run(store.close())
+    (table,) = sorted((tmp_path / "data").glob("*.sst"))[-1:]
+    whole = table.read_bytes()
+    for at in range(0, len(whole) - 4000, 15_000):
+        data = bytearray(whole)
+        data[at] ^= 0x20
+        copy = tmp_path / f"copy-{at}"
+        shutil.copytree(tmp_path / "data", copy)
+        (copy / table.name).write_bytes(data)
+        store = RocksStore(copy, LIMITS)
+        view = store.view()
+        for number, upto in product(numbers, (100, 101, 1 << 40, MAX_ID)):
+            # What follows the last id is the block of the next destination.
+            found = list(view.ids(number, after=0, upto=upto))
+            assert found == sorted(set(found)) and len(found) <= 100
+            assert view.last(message_key(number, 0), message_key(number + 1, 0)) or not found
+        assert len(store.damage) < 200
         del view
         asyncio.run(store.close())
         shutil.rmtree(copy)
