@@ -190,8 +190,20 @@ async def test_damage_is_shown_until_it_is_acknowledged(start_web: StartWeb) -> 
     assert not (await web.get("/v1/state", token=ROOT.token))["damaged"], "it is known"
 
 
-async def test_a_failing_disk_is_not_called_full(web: WebHub) -> None:
-    web.server.hub.store.last_error = StoreFailed("IO error: Input/output error")
+async def test_a_failing_disk_is_not_called_full(
+    web: WebHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = web.server.hub.store
+
+    def fail(_batch: object) -> None:
+        raise StoreFailed("IO error: Input/output error")
+
+    monkeypatch.setattr(store, "_write", fail)
+    store.request()
+    with pytest.raises(StoreFailed):
+        await store.flush()
     status, body = await web.ask("GET /readyz HTTP/1.1\nhost: localhost")
     assert status == 503 and b"Input/output error" in body and b"no room" not in body
-    web.server.hub.store.last_error = None
+    monkeypatch.undo()
+    await store.flush()
+    assert (await web.ask("GET /readyz HTTP/1.1\nhost: localhost"))[0] == 200

@@ -55,7 +55,7 @@ from crosswire.hub.subscriptions import Start, Subscriptions, predicate
 from crosswire.hub.timers import Timers
 from crosswire.hub.topics import Topic, TopicPolicy
 from crosswire.hub.wall import WallClock
-from crosswire.store.contract import Store
+from crosswire.store.contract import Store, refusal
 
 __all__ = ["Hub", "HubConfig"]
 
@@ -271,7 +271,7 @@ class Hub:
         Without one, `names` may choose among the topics of the pattern.
 
         `start` counts when the subscription is new: `latest` unless it says otherwise. Raises
-        SubscriptionConflict if others use the name with another pattern or filter.
+        SubscriptionConflict if there is one of the name with another pattern or filter.
         """
         self.now = now
         if parse_pattern(pattern).kind != "topic":
@@ -525,8 +525,9 @@ class Hub:
             self.committed_id = group.newest
             self._release(group, now)
         self.pump(now)
+        refused = None if error is None else refusal(error)
         for receipt in (*group.receipts, *group.written):
-            self.finish(receipt, error)
+            self.finish(receipt, refused)
         if error is None:
             self.callbacks.run("commit listener", self.feed.committed, group)
         self.pump(now)

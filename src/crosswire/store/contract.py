@@ -54,7 +54,17 @@ from crosswire.store.view import (
     state_key,
 )
 
-__all__ = ["MAX_ID", "Batch", "Damage", "DamageEntry", "Page", "Store", "StoreLimits", "View"]
+__all__ = [
+    "MAX_ID",
+    "Batch",
+    "Damage",
+    "DamageEntry",
+    "Page",
+    "Store",
+    "StoreLimits",
+    "View",
+    "refusal",
+]
 
 _log = logging.getLogger("crosswire.store")
 
@@ -660,10 +670,7 @@ class Store(ABC):
         """Why producers can't go on: the disk is full, or it fails. None if they can."""
         if self.has_room(now):
             return None
-        error = self.last_error
-        if error is None or isinstance(error, StoreFull):
-            return StoreFull("there is no room on the disk")
-        return StoreFailed(f"the disk can't be written: {error}")
+        return refusal(self.last_error or StoreFull())
 
     # Damage.
 
@@ -847,6 +854,8 @@ class Store(ABC):
     def _finish(self, error: StoreError | None) -> None:
         group, self._flight = self._flight, None
         assert group is not None
+        if error is not None and type(error) is not type(self.last_error):
+            _log.error("what was accepted can't be written, it is tried again: %s", error)
         self.last_error = error
         if error is None:
             self.groups += 1
@@ -1003,6 +1012,14 @@ def _describe_groups(
     if rows_then > rows:
         text += f"; rows {rows} to {rows_then - 1} of the ledger are missing"
     return f"{text}; what was settled in them may be delivered again"
+
+
+def refusal(error: StoreError) -> StoreError:
+    """A failed write as peers are told of it: the engine's own words, which name files of the
+    server, are for the log."""
+    if isinstance(error, StoreFull):
+        return StoreFull("there is no room on the disk")
+    return StoreFailed("the disk can't be written")
 
 
 def full_or_failed(error: Exception) -> StoreError:

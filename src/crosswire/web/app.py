@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from crosswire.access import ANONYMOUS
 from crosswire.envelope import LARGEST_INTEGER
-from crosswire.errors import CrosswireError
+from crosswire.errors import CrosswireError, StoreFailed
 from crosswire.gateways.metrics import render
 from crosswire.gateways.server import Server
 from crosswire.gateways.watchdog import LATE_S
@@ -204,7 +204,10 @@ class App:
             reasons.append("draining")
         obstacle = store.obstacle(site.now())
         if obstacle is not None:
-            reasons.append(str(obstacle))
+            reason = str(obstacle)
+            if isinstance(obstacle, StoreFailed):
+                reason = f"{obstacle}: {store.last_error}"
+            reasons.append(reason)
         if not self.server.started_at:
             reasons.append("starting")
         reasons += self._late()
