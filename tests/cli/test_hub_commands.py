@@ -107,6 +107,13 @@ def test_schedules(hub: RunningHub) -> None:
     assert answer("schedule", "remove", "s/1", "--hub", hub.url) == {"removed": "s/1"}
 
 
+def test_subscriptions(hub: RunningHub) -> None:
+    listed = answer("subscription", "list", "--hub", hub.url)
+    assert listed == {"subscriptions": []}
+    done = crosswire("subscription", "delete", "a/b", "--hub", hub.url)
+    assert done.returncode == 1 and b"there is no subscription 'a/b'" in done.stderr
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -661,6 +661,15 @@ async def test_what_can_not_be_done_is_said_and_the_connection_kept(
         assert await publish(client, "queue/q")
 
 
+async def test_a_name_that_is_taken_is_an_error(server: Server) -> None:
+    server.hub.subscriptions.named("n", "topic/secret", "", None, server.site.now())
+    async with epoxy(server) as client:
+        request = make("Subscription", destination="topic/x", name="n")
+        assert await code_of(client.call(HUB, "Subscribe", request)) == "invalid-invocation"
+        assert await publish(client, "queue/q")
+    assert server.hub.subscriptions.all()[0].definition.pattern == "secret"
+
+
 @pytest.mark.parametrize(
     ("service", "method", "payload", "code"),
     [

@@ -748,6 +748,16 @@ async def test_a_command_that_can_not_be_obeyed(
         assert await error_of(client) == error
 
 
+async def test_a_name_that_is_taken_is_forbidden(server: Server) -> None:
+    server.hub.subscriptions.named("n", "topic/secret", "", None, server.site.now())
+    async with micro(server) as client:
+        peer = await client.peer()
+        peer.connection.send_subscribe(destination="topic/x", name="n")
+        peer.session.wake()
+        assert await error_of(client) == "forbidden"
+    assert server.hub.subscriptions.all()[0].definition.pattern == "secret"
+
+
 @pytest.mark.parametrize(
     ("destination", "properties"),
     [

@@ -771,6 +771,14 @@ async def test_a_hello_that_is_refused_leaves_nothing_behind(
     await send(server, "queue/q", b"m")
 
 
+async def test_a_name_that_is_taken_is_refused(server: Server) -> None:
+    server.hub.subscriptions.named("n", "topic/secret", "", None, server.site.now())
+    await server.hub.committed()
+    with pytest.raises(ConnectFailed):
+        await client(server, "topic/t?subscribe&name=n").__aenter__()
+    assert server.hub.subscriptions.all()[0].definition.pattern == "secret"
+
+
 async def test_a_violation_costs_the_link(server: Server) -> None:
     await send(server, "queue/q", b"m")
     async with client(server, "queue/q?consume") as consumer:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosswire.errors import InvalidDestination, InvalidFilter, SubscriptionConflict, UnknownMessage
+from crosswire.errors import (
+    InvalidDestination,
+    InvalidFilter,
+    StoreFull,
+    SubscriptionConflict,
+    UnknownMessage,
+)
 from crosswire.hub.attachment import Ended, Gap
 from crosswire.hub.hub import HubConfig
 from crosswire.hub.subscriptions import AtId, AtTime
@@ -238,18 +246,71 @@ def test_where_to_start(name: str) -> None:
         bench.disk.keys = sorted(bench.disk.rows)
 
 
-def test_a_name_has_one_pattern_while_it_is_used() -> None:
+def test_a_name_has_one_pattern_and_filter_until_it_is_removed() -> None:
     bench = Bench()
-    consumer = bench.subscribe("topic/t", Recorder(), name="n")
-    with pytest.raises(SubscriptionConflict):
-        bench.subscribe("topic/u", Recorder(), name="n")
+    consumer = bench.subscribe("topic/secret", Recorder(), name="n", filter="a=N1")
+    bench.produce(publish(b"t", topic="topic/secret", properties={"a": 1}))
     with pytest.raises(SubscriptionConflict):
         bench.hub.subscriptions.remove("n")
     consumer.close(bench.now)
-    taker = Recorder()
+    for options in ({"pattern": "topic/u", "filter": "a=N1"}, {"pattern": "topic/secret"}):
+        with pytest.raises(SubscriptionConflict) as caught:
+            bench.subscribe(receiver=Recorder(), name="n", **options)  # type: ignore[arg-type]
+        assert "secret" not in str(caught.value) and "N1" not in str(caught.value)
+    taker = Recorder(settles=True)
+    consumer = bench.subscribe("topic/secret", taker, name="n", filter="a=N1")
+    assert taker.payloads == [b"t"], "what waited for it is still there"
+    consumer.close(bench.now)
+    bench.hub.subscriptions.remove("n")
     bench.subscribe("topic/u", taker, name="n")
     bench.produce(publish(b"t"), publish(b"u", topic="topic/u"))
-    assert taker.payloads == [b"u"]
+    assert taker.payloads == [b"t", b"u"]
+
+
+def fail_next_commit(bench: Bench, meanwhile: Callable[[], object] = list) -> None:
+    write = bench.disk.write
+
+    def fail(_operations: object) -> None:
+        bench.disk.write = write  # type: ignore[method-assign]
+        meanwhile()
+        raise StoreFull("IO error: No space left on device: /data/000123.log")
+
+    bench.disk.write = fail  # type: ignore[method-assign]
+
+
+def test_a_subscription_that_is_refused_is_not_there() -> None:
+    bench = Bench()
+    bench.disk.room_bytes = 0
+    with pytest.raises(StoreFull, match=r"^there is no room on the disk$"):
+        bench.subscribe("topic/t", Recorder(), name="n")
+    assert bench.hub.subscriptions.all() == []
+    bench.disk.room_bytes = 1 << 40
+    bench.now += 1
+    fail_next_commit(bench)
+    taker = Recorder()
+    bench.subscribe("topic/t", taker, name="n")
+    receipt = bench.hub.committed()
+    bench.commit()
+    assert str(receipt.error) == "there is no room on the disk"
+    assert [type(each) for each in taker.notices] == [Ended]
+    assert bench.hub.subscriptions.all() == []
+    bench.commit()
+    bench.produce(publish(b"x"))
+    bench.kill(power=True)
+    assert bench.hub.subscriptions.all() == [] and not taker.payloads
+
+
+def test_a_subscription_that_another_call_got_onto_the_disk_stays() -> None:
+    bench, taker = Bench(), Recorder(settles=True)
+    fail_next_commit(bench, lambda: bench.subscribe("topic/t", taker, name="n"))
+    consumer = bench.subscribe("topic/t", Recorder(), name="n")
+    bench.commit()
+    consumer.close(bench.now)
+    bench.commit()
+    bench.produce(publish(b"x"))
+    assert taker.payloads == [b"x"] and not taker.notices
+    bench.kill(power=True)
+    assert [each.name for each in bench.hub.subscriptions.all()] == ["n"]
 
 
 def test_an_ended_subscription_leaves_nothing_behind() -> None:

@@ -102,6 +102,7 @@ _CODES: Final = {
     "provider_lost": ErrorCode.CONNECTION_SHUT_DOWN,
     "refused": ErrorCode.TRANSPORT_ERROR,
     "forbidden": ErrorCode.INVALID_INVOCATION,
+    "conflict": ErrorCode.INVALID_INVOCATION,
     "invalid_request": ErrorCode.INVALID_INVOCATION,
 }
 """The hub's own failures; a payload that can't be read is an internal error (RULINGS)."""

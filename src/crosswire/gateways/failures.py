@@ -36,7 +36,6 @@ _INVALID: Final = (
     InvalidEnvelope,
     InvalidFilter,
     InvalidSchedule,
-    SubscriptionConflict,
     UnknownMessage,
 )
 
@@ -49,6 +48,8 @@ def code_of(error: CrosswireError) -> str:
         return "refused"
     if isinstance(error, Forbidden):
         return "forbidden"
+    if isinstance(error, SubscriptionConflict):
+        return "conflict"
     return "invalid_request" if isinstance(error, _INVALID) else "internal"
 
 

@@ -15,10 +15,11 @@ from crosswire.errors import (
     SubscriptionConflict,
     UnknownMessage,
 )
-from crosswire.hub.attachment import Predicate, Receiver, Window
+from crosswire.hub.attachment import Ended, Predicate, Receiver, Window
 from crosswire.hub.backlog import Backlog
 from crosswire.hub.filters import Filter
 from crosswire.hub.ledger import Peer
+from crosswire.hub.receipt import Receipt
 from crosswire.hub.topics import Definition, Index, Subscriber, Subscription, Topic
 from crosswire.store.records import reader
 
@@ -73,6 +74,8 @@ class Subscriptions:
         self._named: Index[Subscription] = Index()
         self._by_name: dict[str, Subscription] = {}
         self._awaiting_commit: dict[Backlog, None] = {}
+        self._unsure: dict[Subscription, int] = {}
+        """Those that are not on disk yet, and how many calls count on it."""
         self._numbers: dict[str, tuple[int, list[int], list[Topic]]] = {}
 
     def recover(self, now: float) -> None:
@@ -106,8 +109,12 @@ class Subscriptions:
     def named(
         self, name: str, pattern: str, filter_text: str, start: Start | None, now: float
     ) -> Subscription:
-        """The one with this name, made if there is none. Raises SubscriptionConflict."""
-        # All of it is checked before an older one is removed, or anything kept.
+        """The one with this name, made if there is none; nothing is ever removed by this.
+
+        Raises SubscriptionConflict if it has another pattern or filter, and StoreError if a new one
+        can't be kept. One whose commit fails later is removed again.
+        """
+        # All of it is checked before anything is kept.
         predicate(filter_text)
         _check_start(start)
         if len(name.encode(errors="replace")) > _NAME_BYTES or not name.isprintable():
@@ -116,13 +123,18 @@ class Subscriptions:
         existing = self._by_name.get(name)
         if existing is not None:
             known = existing.definition
-            if (known.pattern, known.filter) == (pattern, filter_text):
-                return existing
-            if existing.consumers:
+            if (known.pattern, known.filter) != (pattern, filter_text):
+                # What the other one is belongs to whoever made it.
                 raise SubscriptionConflict(
-                    f"{name!r} is in use for topic/{known.pattern} with filter {known.filter!r}"
+                    f"there is a subscription {name!r} with another pattern or filter: take another"
+                    " name, or have it deleted"
                 )
-            self.remove(name)
+            if existing in self._unsure:
+                self._await_outcome(existing)
+            return existing
+        obstacle = self._hub.store.obstacle(now)
+        if obstacle is not None:
+            raise obstacle
         since_us = int(start.time_s * _US) if isinstance(start, AtTime) else 0
         created_us = self._hub.wall.stamp_us(int(now * _US))
         definition = Definition(name, pattern, filter_text, since_us, created_us)
@@ -133,9 +145,39 @@ class Subscriptions:
         else:
             subscription.begin(self._position(pattern, start))
             self.await_commit(subscription)
+            self._await_outcome(subscription)
         self._hub.store.save(_SPACE, name.encode(), _encode(definition))
         self._hub.store.request()
         return subscription
+
+    def _await_outcome(self, subscription: Subscription) -> None:
+        """Each call counts on the commit of its own group: the last one to fail takes it back."""
+        self._unsure[subscription] = self._unsure.get(subscription, 0) + 1
+
+        def decide(receipt: Receipt) -> None:
+            left = self._unsure.get(subscription, 0) - 1
+            if left < 0:
+                return
+            if receipt.error is None:
+                del self._unsure[subscription]
+            elif left:
+                self._unsure[subscription] = left
+            else:
+                del self._unsure[subscription]
+                # After those who wait for the same commit: they detach what they attached.
+                self._hub.defer("subscription", self._take_back, subscription)
+
+        self._hub.committed().add_done_callback(decide)
+
+    def _take_back(self, subscription: Subscription) -> None:
+        """It could not be written: nobody has it, and nothing of it is written later."""
+        name = subscription.name
+        if self._by_name.get(name) is not subscription or subscription in self._unsure:
+            return
+        for consumer in list(subscription.consumers):
+            consumer.close(self._hub.now)
+            self._hub.notice(consumer, Ended("the subscription could not be stored"))
+        self._drop(subscription)
 
     def _keep(self, definition: Definition) -> Subscription:
         subscription = Subscription(
@@ -152,7 +194,15 @@ class Subscriptions:
             raise UnknownMessage(f"there is no subscription {name!r}")
         if subscription.consumers:
             raise SubscriptionConflict(f"{name!r} is in use")
+        obstacle = self._hub.store.obstacle(self._hub.now)
+        if obstacle is not None and self._hub.store.last_error is not None:
+            raise obstacle
+        self._drop(subscription)
+
+    def _drop(self, subscription: Subscription) -> None:
+        name = subscription.name
         del self._by_name[name]
+        self._unsure.pop(subscription, None)
         self._awaiting_commit.pop(subscription, None)
         self._named.remove(subscription.definition.pattern, subscription)
         subscription.forget()
