@@ -81,12 +81,21 @@ def test_a_file_that_can_not_be_read(tmp_path: Path) -> None:
         ("interval_s = 0.1", ""),
         ('cron = "0 0 30 2 *"', "has no time after"),
         ('cron = "0 0 1 1 * 0 2031"', ""),
+        (f'cron = "{"1," * 100_000}1 * * * *"', "at most 256 bytes"),
+        ('cron = "\u0661 * * * *"', "other than ASCII"),
     ],
 )
 def test_when_a_schedule_may_fire(when: str, mistake: str) -> None:
     text = f'[[schedules]]\nid = "s"\ndestination = "queue/q"\ntext = "x"\n{when}\n'
     _, mistakes = check(text)
     assert any(mistake in str(each) for each in mistakes) == bool(mistake)
+
+
+@pytest.mark.parametrize("name", ["", r"a\nb", r"a\u0000", "x" * 256])
+def test_a_schedule_s_id_is_short_and_printable(name: str) -> None:
+    text = f'[[schedules]]\nid = "{name}"\ndestination = "queue/q"\ntext = "x"\ninterval_s = 1\n'
+    _, mistakes = check(text)
+    assert any("printable" in str(each) for each in mistakes)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from crosswire.access import User
 from crosswire.envelope import LARGEST_INTEGER, Property, check_properties, parse_destination
 from crosswire.errors import ConfigError, InvalidDestination, InvalidEnvelope, InvalidSchedule
 from crosswire.hub.queues import QueuePolicy
-from crosswire.hub.schedules import check_cron, check_interval
+from crosswire.hub.schedules import check_cron, check_id, check_interval
 from crosswire.hub.services import ServicePolicy
 from crosswire.hub.staging import StagingLimits
 from crosswire.hub.topics import TopicPolicy
@@ -354,6 +354,10 @@ def _wrong_schedules(config: Config, lines: Lines) -> Iterator[Mistake]:
         if bool(entry.interval_s) == bool(entry.cron):
             line = lines.of(("schedules", number))
             yield Mistake(line, where, "needs interval_s or cron, one of them")
+        try:
+            check_id(entry.id)
+        except InvalidSchedule as error:
+            yield wrong("id", error)
         if entry.id in twice:
             yield wrong("id", f"{entry.id} is there more than once")
         try:

@@ -10,7 +10,7 @@ import pytest
 from crosswire.access import User
 from crosswire.clients.dial import Backoff
 from crosswire.clients.emp import EmpClient, Json
-from crosswire.errors import RequestFailed
+from crosswire.errors import RequestFailed, StoreFull
 from crosswire.gateways.server import Server
 from crosswire.hub.queues import QueuePolicy
 from crosswire.wire.emp.decoder import EmpDecoder
@@ -244,6 +244,55 @@ async def test_what_can_not_be_done_is_said_and_the_connection_kept(
     async with emp(server) as client:
         assert await code_of(client, op, data) == code
         assert await client.request("$echo", {"still": "here"}) == {"still": "here"}
+
+
+async def test_a_name_that_is_taken_is_a_conflict_and_keeps_what_waits(server: Server) -> None:
+    inbox = Inbox()
+    async with emp(server) as client:
+        await client.request("$subscribe", {"destination": "topic/secret", "name": "n"})
+    async with emp(server, inbox) as client:
+        await client.request("$publish", {"destination": "topic/secret", "text": "kept"})
+        with pytest.raises(RequestFailed) as caught:
+            await client.request("$subscribe", {"destination": "topic/other", "name": "n"})
+        assert caught.value.code == "conflict" and "secret" not in str(caught.value)
+        await client.request("$subscribe", {"destination": "topic/secret", "name": "n"})
+        assert (await inbox.next())["text"] == "kept"
+
+
+@pytest.mark.parametrize("when", ["before", "commit"])
+@pytest.mark.parametrize(
+    ("op", "data"),
+    [
+        ("$schedule", {"destination": "queue/q", "text": "x", "interval_s": 0.1}),
+        ("$subscribe", {"destination": "topic/t", "name": "n"}),
+    ],
+)
+async def test_what_is_refused_on_a_full_disk_is_not_there(
+    server: Server, op: str, data: Json, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = server.hub.store
+
+    def fail(_batch: object) -> None:
+        monkeypatch.undo()
+        raise StoreFull("IO error: No space left on device: /srv/data/store/000123.log")
+
+    async with emp(server) as client:
+        await server.hub.committed()
+        if when == "before":
+            store._room_until = 0.0
+            monkeypatch.setattr(store, "_free_bytes", lambda: 0)
+        else:
+            monkeypatch.setattr(store, "_write", fail)
+        with pytest.raises(RequestFailed) as caught:
+            await client.request(op, data)
+        assert caught.value.code == "refused"
+        assert "no room on the disk" in str(caught.value) and "srv" not in str(caught.value)
+        monkeypatch.undo()
+        store._room_until = 0.0
+        await store.flush()
+        assert server.hub.schedules.all() == [] and server.hub.subscriptions.all() == []
+        await client.request(op, data)
+        assert len(server.hub.schedules.all()) + len(server.hub.subscriptions.all()) == 1
 
 
 async def test_rights(start_server: StartServer) -> None:

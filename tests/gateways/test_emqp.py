@@ -726,6 +726,25 @@ class TestSchedules:
             await until(lambda: not server.hub.schedules.all())
             assert raw.all(RequestReceived) == []
 
+    @pytest.mark.parametrize("count", ["-1", "9" * 30, str(2**63), "nan", "1.5", "", "x", "1e3"])
+    async def test_a_run_count_that_is_none_is_ignored(self, server: Server, count: str) -> None:
+        async with peer(server, "client") as client:
+            headers = b"run_count:" + count.encode()
+            parts = [b"", b"eMQP/1.0", b"SCHEDULE", b"1", b"q", headers, b"0.5", JOB, b""]
+            client.connection._zmtp.send_message(parts)
+            client.session.wake()
+            await until(lambda: server.site.counters["ignored", "emqp", "InvalidSchedule"])
+            assert server.hub.schedules.all() == []
+
+    async def test_a_cron_that_is_too_long_is_ignored(self, start_server: StartServer) -> None:
+        for settings in (EmqpSettings(), EmqpSettings(scheduler="external")):
+            server = await start_server(emqp=settings)
+            async with emqp(server) as client:
+                await client.schedule(JOB, cron="1," * 100_000 + "1 * * * *")
+                await until(lambda: server.site.counters["ignored", "emqp", "InvalidSchedule"])  # noqa: B023
+                assert not server.hub.schedules.all() and not broker(server)._for_schedulers
+            await server.stop()
+
     async def test_seven_frames(self, server: Server) -> None:
         async with peer(server, "client") as client:
             for name, headers in ((b"SCHEDULE", b"cron:0%200%20*%20*%20*"), (b"UNSCHEDULE", b"")):

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
 
-from crosswire.errors import InvalidDestination, InvalidSchedule, UnknownMessage
+from crosswire.errors import (
+    InvalidDestination,
+    InvalidSchedule,
+    StoreFailed,
+    StoreFull,
+    UnknownMessage,
+)
 from crosswire.hub.schedules import Schedule
 from crosswire.store.contract import StoreLimits
 from tests.hub.parties import Bench, Recorder, publish, send
@@ -21,6 +29,7 @@ def ticking(**options: object) -> tuple[Bench, Recorder]:
     bench, taker = Bench(now=START), Recorder(settles=True)
     bench.consume("queue/q", taker, window=100)
     bench.hub.schedules.add(scheduled(**options), bench.now)
+    bench.commit()
     return bench, taker
 
 
@@ -68,6 +77,7 @@ def test_topics_are_scheduled_too() -> None:
     bench, taker = Bench(now=START), Recorder()
     bench.subscribe("topic/t", taker)
     bench.hub.schedules.add(Schedule(id="s", envelope=publish(b"x"), interval_s=5.0), bench.now)
+    bench.commit()
     pass_time(bench, 6)
     assert len(taker.deliveries) == 2
 
@@ -178,6 +188,9 @@ def test_the_same_id_replaces_and_removal_ends() -> None:
         {"cron": "0 0 1 1 * 0 2020"},
         {"cron": "nonsense"},
         {"cron": "0 0 30 2 *"},
+        {"cron": "* * * * " + "1," * 126},
+        {"cron": "1," * 500_000 + "1 * * * *"},
+        {"cron": "\u0661 * * * *"},
         {"interval_s": 5.0, "run_count": -1},
     ],
 )
@@ -214,6 +227,7 @@ def test_a_cron_expression_without_a_further_time_ends() -> None:
     bench, taker = ticking(cron=LAST)
     other = Schedule(id="other", envelope=send(b"x", "queue/o"), interval_s=600.0)
     bench.hub.schedules.add(other, bench.now)
+    bench.commit()
     pass_time(bench, 3600)
     assert times_of(taker) == [START + 1000.0]
     assert [each.id for each in bench.hub.schedules.all()] == ["other"]
@@ -253,6 +267,7 @@ def test_one_for_a_queue_too_many_is_tried_again_and_the_others_go_on() -> None:
     schedules.add(scheduled(interval_s=60.0), bench.now)
     refused = Schedule(id="new", envelope=send(b"x", "queue/new"), interval_s=600.0)
     schedules.add(refused, bench.now)
+    bench.commit()
     pass_time(bench, 300)
     assert len(taker.deliveries) == 6
     assert schedules.failed > 3
@@ -272,12 +287,13 @@ def test_one_for_a_queue_too_many_is_tried_again_and_the_others_go_on() -> None:
 def test_retries_of_a_fire_slow_down() -> None:
     bench = Bench(now=START, limits=StoreLimits(spare_bytes=1, destinations=0))
     bench.hub.schedules.add(scheduled(interval_s=1.0), bench.now)
+    bench.commit()
     pass_time(bench, 3600)
     assert 60 <= bench.hub.schedules.failed <= 80
 
 
 def test_a_fire_that_raises_anything_else_is_tried_again_too() -> None:
-    bench, taker = ticking(interval_s=10.0)
+    bench, taker = ticking(interval_s=10.0, nohaste=True)
     inject, calls = bench.hub.inject, []
 
     def fail(envelope: object, now: float) -> None:
@@ -285,12 +301,12 @@ def test_a_fire_that_raises_anything_else_is_tried_again_too() -> None:
         raise RuntimeError("a mistake in the hub")
 
     bench.hub.inject = fail  # type: ignore[method-assign, assignment]
-    pass_time(bench, 2)
+    pass_time(bench, 12)
     bench.hub.inject = inject  # type: ignore[method-assign]
     pass_time(bench, 25)
     assert len(calls) == 2
     assert bench.hub.callbacks.failed["schedule"] == 2
-    assert times_of(taker) == [START, START + 10.0, START + 20.0]
+    assert times_of(taker) == [START + 10.0, START + 20.0, START + 30.0]
 
 
 @pytest.mark.parametrize(
@@ -304,12 +320,14 @@ def test_a_fire_that_raises_anything_else_is_tried_again_too() -> None:
         {"next_due": 1e300, "cron": "* * * * *"},
         {"cron": "this is no expression"},
         {"cron": "0 0 1 1 * 0 2020"},
+        {"cron": "* * * * " + "1," * 100_000 + "1"},
     ],
 )
 def test_a_hub_starts_with_whatever_is_stored_as_a_schedule(fields: dict[str, object]) -> None:
     bench, _ = ticking(interval_s=10.0, nohaste=True)
     stored = msgspec.structs.replace(scheduled(), id="odd", **fields)
     bench.store.save("schedule", b"odd", msgspec.msgpack.encode(stored))
+    bench.store.request()
     bench.commit()
     bench.kill(power=True)
     taker = Recorder(settles=True)
@@ -386,3 +404,105 @@ def test_one_that_fired_too_often_ends() -> None:
     pass_time(bench, 1)
     assert bench.hub.schedules.all() == []
     assert bench.hub.queue("queue/q").length == 0
+
+
+# --------------------------------------------------------------------- what is refused is not there
+
+
+def test_nothing_is_scheduled_on_a_full_disk() -> None:
+    bench = Bench(now=START)
+    bench.disk.room_bytes = 0
+    with pytest.raises(StoreFull, match="there is no room on the disk"):
+        bench.hub.schedules.add(scheduled(interval_s=1.0), bench.now)
+    bench.disk.room_bytes = 1 << 40
+    pass_time(bench, 60)
+    bench.kill()
+    assert bench.hub.schedules.all() == [] and not bench.hub.queue("queue/q").length
+
+
+def failing(bench: Bench, meanwhile: Callable[[], object] = list) -> None:
+    """Let the next commit fail."""
+    write = bench.disk.write
+
+    def fail(_operations: object) -> None:
+        bench.disk.write = write  # type: ignore[method-assign]
+        meanwhile()
+        raise StoreFailed("IO error: /data/000123.log: No such device")
+
+    bench.disk.write = fail  # type: ignore[method-assign]
+
+
+def test_one_whose_commit_fails_never_fires_and_the_one_before_it_goes_on() -> None:
+    bench = Bench(now=START)
+    schedules = bench.hub.schedules
+    schedules.add(scheduled(interval_s=100.0, nohaste=True), bench.now)
+    bench.commit()
+    failing(bench)
+    schedules.add(scheduled(interval_s=1.0), bench.now)
+    new = Schedule(id="new", envelope=send(b"x", "queue/n"), interval_s=1.0)
+    schedules.add(new, bench.now)
+    receipt = bench.hub.committed()
+    bench.commit()
+    assert str(receipt.error) == "the disk can't be written"
+    for _ in range(2):
+        (kept,) = bench.hub.schedules.all()
+        assert kept.interval_s == 100.0 and kept.next_due == START + 100
+        bench.commit()
+        bench.kill(power=True)
+    pass_time(bench, 150)
+    assert bench.hub.queue("queue/q").length == 1
+    assert not bench.hub.queue("queue/n").length
+
+
+def test_a_removal_that_can_t_be_written_is_undone() -> None:
+    bench, taker = ticking(interval_s=10.0, nohaste=True)
+    failing(bench)
+    bench.hub.schedules.remove("s")
+    bench.commit()
+    with pytest.raises(StoreFailed, match=r"^the disk can't be written$"):
+        bench.hub.schedules.remove("s")
+    bench.commit()
+    pass_time(bench, 15)
+    assert len(taker.deliveries) == 1
+    bench.hub.schedules.remove("s")
+    bench.commit()
+    bench.kill(power=True)
+    assert bench.hub.schedules.all() == []
+
+
+def test_a_later_change_that_is_written_counts() -> None:
+    bench, _ = ticking(interval_s=10.0, nohaste=True)
+    schedules = bench.hub.schedules
+    failing(bench, lambda: schedules.add(scheduled(interval_s=30.0), bench.now))
+    schedules.add(scheduled(interval_s=20.0), bench.now)
+    bench.commit()
+    bench.commit()
+    bench.kill(power=True)
+    (kept,) = bench.hub.schedules.all()
+    assert kept.interval_s == 30.0
+    schedules = bench.hub.schedules
+    schedules.add(scheduled(interval_s=40.0), bench.now)
+    failing(bench, lambda: schedules.add(scheduled(interval_s=50.0), bench.now))
+    bench.commit()
+    failing(bench)
+    bench.commit()
+    bench.commit()
+    (kept,) = schedules.all()
+    assert kept.interval_s == 30.0, "neither of the two was written"
+
+
+def test_none_fires_before_it_is_on_disk() -> None:
+    bench = Bench(now=START)
+    bench.hub.schedules.add(scheduled(interval_s=1.0), bench.now)
+    bench.wait(5)
+    assert not bench.hub.queue("queue/q").waiting and not bench.hub.queue("queue/q").length
+    pass_time(bench, 0)
+    assert bench.hub.queue("queue/q").length == 1
+
+
+@pytest.mark.parametrize("identifier", ["", "a\nb", "a\0", "x" * 256, "\ud800"])
+def test_an_id_is_short_and_printable(identifier: str) -> None:
+    bench = Bench(now=START)
+    schedule = Schedule(id=identifier, envelope=send(), interval_s=1.0)
+    with pytest.raises(InvalidSchedule, match="printable"):
+        bench.hub.schedules.add(schedule, bench.now)

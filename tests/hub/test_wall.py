@@ -228,6 +228,7 @@ def ticking(**options: object) -> tuple[Bench, Recorder]:
     bench.consume("queue/q", taker, window=5000)
     schedule = Schedule(id="s", envelope=send(b"tick"), **options)  # type: ignore[arg-type]
     bench.hub.schedules.add(schedule, bench.now)
+    bench.commit()
     return bench, taker
 
 
@@ -286,6 +287,85 @@ def test_a_cron_expression_means_the_wall_clock_after_days_of_drift() -> None:
     assert len(taker.deliveries) == 1
     fired = next(step for step in bench.hub.trace(taker.ids[0]) if step.step == "accepted").time
     assert fired / 1e6 == pytest.approx(times_of(taker)[0], abs=0.5)
+
+
+@pytest.mark.parametrize("nohaste", [False, True])
+@pytest.mark.parametrize("back", [3.0, HOUR, DAY - 60, DAY + 3, 3 * DAY + 3, 4000 * DAY])
+@pytest.mark.parametrize("restart", [False, True])
+def test_an_interval_is_never_shortened_by_a_clock_that_is_set_back(
+    nohaste: bool, back: float, restart: bool
+) -> None:
+    bench, taker = ticking(interval_s=DAY, nohaste=nohaste)
+    pass_time(bench, 1)
+    fired = len(taker.deliveries)
+    assert fired == (0 if nohaste else 1)
+    if restart:
+        bench.ahead -= back
+        bench.kill()
+        bench.consume("queue/q", taker, window=100)
+    else:
+        bench.set_clock(-back)
+    pass_time(bench, DAY - 2)
+    assert len(taker.deliveries) == fired
+    pass_time(bench, 10)
+    assert len(taker.deliveries) == fired + 1
+
+
+def test_many_expressions_are_brought_nearer_in_turns() -> None:
+    bench = Bench(now=START)
+    for number in range(200):
+        cron = f"{number % 60} {number % 24} * * *"
+        schedule = Schedule(id=f"s{number}", envelope=send(b"x"), cron=cron)
+        bench.hub.schedules.add(schedule, bench.now)
+    bench.set_clock(40 * DAY)
+    bench.commit()
+    bench.wait(1)
+
+    def far() -> int:
+        wall = bench.now + bench.ahead
+        return sum(each.next_due > wall + 3 * DAY for each in bench.hub.schedules.all())
+
+    bench.set_clock(-40 * DAY)
+    assert 100 < far() < 200, "one turn does not do all"
+    bench.wait(5)
+    assert far() == 0
+
+
+YEAR = "30 22 14 11 * 0 2023"
+"""Its only time is 1,000 s after the start."""
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("cron", [YEAR, "* * * * * 0 2023"])
+def test_a_schedule_with_a_year_outlives_a_clock_that_is_wrong_for_a_while(
+    cron: str, restart: bool
+) -> None:
+    bench, taker = ticking(cron=cron, missed="skip")
+    pass_time(bench, 1)
+    bench.set_clock(3 * 366 * DAY)
+    pass_time(bench, 2 * HOUR if restart else 10)
+    (dormant,) = bench.hub.schedules.all()
+    assert dormant.preview(3, bench.now + bench.ahead) == []
+    if restart:
+        bench.kill()
+        pass_time(bench, 10)
+        bench.kill()
+        bench.consume("queue/q", taker, window=100)
+        bench.set_clock(-3 * 366 * DAY - 2 * HOUR)
+    else:
+        bench.set_clock(-3 * 366 * DAY)
+    before = len(taker.deliveries)
+    pass_time(bench, 1100)
+    assert START + 1000.0 in times_of(taker)[before:]
+
+
+def test_a_schedule_with_a_year_that_is_over_ends_after_a_day() -> None:
+    bench, _ = ticking(cron=YEAR, missed="skip")
+    bench.set_clock(3 * 366 * DAY)
+    pass_time(bench, 23 * HOUR)
+    assert bench.hub.schedules.all()
+    pass_time(bench, 2 * HOUR)
+    assert bench.hub.schedules.all() == []
 
 
 def test_a_retry_of_a_fire_does_not_wait_for_a_clock_that_was_set_back() -> None:

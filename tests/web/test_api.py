@@ -283,11 +283,19 @@ async def test_schedules_are_added_listed_previewed_and_removed(web: WebHub) -> 
         {"cron": "never"},
         {"interval_s": -1},
         {"interval_s": 1, "destination": "service/x"},
+        {"interval_s": 1, "id": "a\nb"},
+        {"interval_s": 1, "id": "a\0"},
+        {"interval_s": 1, "id": "x" * 256},
+        {"cron": "1," * 100_000 + "1 * * * *"},
+        {"cron": "\u0661 * * * *"},
     ],
 )
 async def test_a_schedule_that_can_not_be_kept(web: WebHub, wrong: dict[str, Any]) -> None:
     asked = {"destination": "queue/t", "text": "", **wrong}
     assert await code_of(web.post("/v1/schedules", asked)) == "invalid_request"
+    assert (await web.get("/v1/schedules"))["schedules"] == []
+    if len(wrong.get("cron", "")) > 256:
+        assert await code_of(web.post("/v1/schedules/preview", wrong)) == "invalid_request"
 
 
 # The document.

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from crosswire.envelope import Envelope, parse_stored_destination
-from crosswire.errors import InvalidDestination, RecordDamaged, UnknownMessage
+from crosswire.errors import InvalidDestination, InvalidSchedule, RecordDamaged, UnknownMessage
 from crosswire.gateways.emqp_messages import DONE, IDENTITY, MSGID, failure
 from crosswire.gateways.logs import log_event
 from crosswire.gateways.site import Leftover
 from crosswire.hub.attachment import Consumer
 from crosswire.hub.ledger import Step
 from crosswire.hub.queues import Queue
-from crosswire.hub.schedules import Schedule, check_interval
+from crosswire.hub.schedules import Schedule, check_cron, check_interval
 from crosswire.wire.emqp.events import ScheduleReceived, UnscheduleReceived
 from crosswire.wire.emqp.headers import Headers
 from crosswire.wire.emqp.jobs import schedule_identity
@@ -284,8 +284,12 @@ class Broker:
         if known is not None:
             gateway.require("produce", known.envelope.destination)
         headers = Headers.parse(event.headers)
+        if "run_count" in headers and headers.run_count is None:
+            raise InvalidSchedule("a run count is a whole number from 0 to 2^63 - 1")
         if event.interval_s is not None:
             check_interval(event.interval_s)
+        elif event.cron is not None:
+            check_cron(event.cron)
         if self.settings.scheduler == "external" and _is_whole(event.interval_s):
             self._for_schedulers[identity] = event
             if len(self._for_schedulers) > _REMEMBERED:

@@ -314,7 +314,18 @@ class Server:
         names = [entry.id for entry in entries]
         for name in before:
             if name not in names and schedules.get(name) is not None:
-                schedules.remove(name)
+                try:
+                    schedules.remove(name)
+                except HubError as error:
+                    # It is removed when the configuration is applied again.
+                    names.append(name)
+                    log_event(
+                        _log,
+                        logging.WARNING,
+                        "a schedule that is no longer configured is not removed yet",
+                        schedule=name,
+                        reason=str(error),
+                    )
         if names != before:
             store.save(_CONFIGURED, b"schedules", msgspec.msgpack.encode(names))
             store.request()

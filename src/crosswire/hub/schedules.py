@@ -25,12 +25,13 @@ from crosswire.envelope import (
     parse_stored_destination,
 )
 from crosswire.errors import HubError, InvalidSchedule, RecordDamaged, UnknownMessage
+from crosswire.hub.receipt import Receipt
 from crosswire.store.records import reader
 
 if TYPE_CHECKING:
     from crosswire.hub.hub import Hub
 
-__all__ = ["Schedule", "Schedules", "check_cron", "check_interval"]
+__all__ = ["Schedule", "Schedules", "check_cron", "check_id", "check_interval"]
 
 _log = logging.getLogger("crosswire.hub")
 
@@ -53,6 +54,12 @@ _YEARS: Final = 100
 _YEAR_2000: Final = 946_684_800.0
 _LAST_DUE_S: Final = 253_402_300_800.0
 """The year 10000, which no calendar of ours has."""
+_DORMANT_S: Final = _LAST_DUE_S - 1.0
+"""The due time of a cron expression without a further time while the clock may be wrong."""
+_CRON_BYTES: Final = 256
+_ID_CHARACTERS: Final = 255
+_CRON_COST: Final = 20
+"""Finding the next time of an expression takes as long as firing so many."""
 
 
 class _NoFurtherTime(InvalidSchedule):
@@ -91,6 +98,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         left = count if not self.run_count else min(count, self.run_count - self.fired)
         due = self.next_due or self.first_due(wall)
         times: list[float] = []
+        if self.is_dormant:
+            return times
         while len(times) < left:
             times.append(due)
             try:
@@ -116,22 +125,24 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
             return self.next_due + count * self.interval_s
         return max(_previous_of_cron(self.cron, wall), self.next_due)
 
-    def is_too_far(self, wall: float) -> bool:
-        """Would it be silent for longer than it ever is? Then its next time is a wrong clock's.
-
-        For a cron expression one time more is allowed: a clock that is set back by less than that
-        must not repeat what was sent already.
-        """
-        if not self.cron:
-            return self.next_due > wall + self.interval_s + _GRACE_S
-        try:
-            return self.next_due > self.following(self.following(wall))
-        except InvalidSchedule:
-            return False
+    @property
+    def is_dormant(self) -> bool:
+        """Has it no further time, if the clock is right?"""
+        return bool(self.cron) and self.next_due >= _DORMANT_S
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _read: Callable[[bytes], Schedule] = reader(Schedule, "a schedule")
+
+
+class _Unsure:
+    """Changes of a schedule that are not on disk yet, and what was there before them."""
+
+    __slots__ = ("before", "changes")
+
+    def __init__(self, before: Schedule | None) -> None:
+        self.before = before
+        self.changes = 0
 
 
 class Schedules:
@@ -147,6 +158,12 @@ class Schedules:
         """When each is looked at next, by the wall clock; other entries of the heap are stale."""
         self._failures: dict[str, int] = {}
         self._catching_up: set[str] = set()
+        self._unsure: dict[str, _Unsure] = {}
+        """Those of which the latest change is not on disk yet: they don't fire."""
+        self._to_check: dict[str, None] = {}
+        """Those with a cron expression that are still to be brought nearer."""
+        self._nearer: dict[str, tuple[float | None, float | None]] = {}
+        """Of expressions: the next two times, as of the latest time the clock went back."""
         self._armed_offset = 0.0
         for key, value in hub.store.load(_SPACE):
             try:
@@ -156,12 +173,18 @@ class Schedules:
                 hub.set_aside_state(_SPACE, key, value, error)
                 continue
             self._schedules[schedule.id] = schedule
-            self._arm(schedule.id, schedule.next_due)
-        self._bring_nearer(hub.wall.at(hub.now), may_trust_cron=not hub.wall.went_back)
+            self._arm(schedule.id, 0.0 if schedule.is_dormant else schedule.next_due)
+        schedules = list(self._schedules.values())
+        self._bring_nearer(schedules, hub.now, may_trust_cron=not hub.wall.went_back)
         self._wake()
 
     def add(self, schedule: Schedule, now: float) -> Schedule:
-        """Keep it, in place of one with the same id. Raises InvalidSchedule."""
+        """Keep it, in place of one with the same id. Raises InvalidSchedule, and StoreError while
+        nothing can be kept.
+
+        It fires once it is on disk. If it can't be written, the one before it goes on.
+        """
+        check_id(schedule.id)
         if bool(schedule.cron) == bool(schedule.interval_s):
             raise InvalidSchedule("a schedule has an interval or a cron expression, one of them")
         if not schedule.cron:
@@ -173,22 +196,64 @@ class Schedules:
         kept: Schedule = msgspec.structs.replace(
             schedule, next_due=schedule.first_due(self._hub.wall.at(now)), fired=0
         )
-        self._forget(kept.id)
-        self._schedules[kept.id] = kept
-        self._save(kept)
-        self._arm(kept.id, kept.next_due)
-        self._wake()
+        obstacle = self._hub.store.obstacle(now)
+        if obstacle is not None:
+            raise obstacle
+        self._change(kept.id, kept)
         return kept
 
     def remove(self, identifier: str) -> Schedule:
-        """Raises UnknownMessage."""
+        """Raises UnknownMessage, and StoreError while nothing can be written.
+
+        If the removal can't be written, the schedule goes on.
+        """
         schedule = self._schedules.get(identifier)
         if schedule is None:
             raise UnknownMessage(f"there is no schedule {identifier!r}")
-        self._forget(identifier)
-        self._hub.store.drop(_SPACE, identifier.encode())
-        self._hub.store.request()
+        store = self._hub.store
+        obstacle = store.obstacle(self._hub.now)
+        # On a disk that is merely short of room it is tried: it may be what fills the disk.
+        if obstacle is not None and store.last_error is not None:
+            raise obstacle
+        self._change(identifier, None)
         return schedule
+
+    def _change(self, identifier: str, schedule: Schedule | None) -> None:
+        """Have it from now on, or none; what was there comes back if this can't be written."""
+        unsure = self._unsure.get(identifier)
+        if unsure is None:
+            unsure = self._unsure[identifier] = _Unsure(self._schedules.get(identifier))
+        unsure.changes += 1
+        self._replace(identifier, schedule)
+
+        def decide(receipt: Receipt) -> None:
+            # Groups are written in their order: the last change that was written counts.
+            unsure.changes -= 1
+            if receipt.error is None:
+                unsure.before = schedule
+            if unsure.changes:
+                return
+            del self._unsure[identifier]
+            if receipt.error is not None:
+                self._replace(identifier, unsure.before)
+            current = self._schedules.get(identifier)
+            if current is not None:
+                self._arm(identifier, 0.0 if current.is_dormant else current.next_due)
+                if receipt.error is not None:
+                    # The clock may have gone back meanwhile.
+                    self._bring_nearer([current], self._hub.now)
+                self._on_time(self._hub.now)
+
+        self._hub.committed().add_done_callback(decide)
+
+    def _replace(self, identifier: str, schedule: Schedule | None) -> None:
+        self._forget(identifier)
+        if schedule is not None:
+            self._schedules[identifier] = schedule
+            self._save(schedule)
+        else:
+            self._hub.store.drop(_SPACE, identifier.encode())
+            self._hub.store.request()
 
     def all(self) -> list[Schedule]:
         return sorted(self._schedules.values(), key=lambda each: each.id)
@@ -200,7 +265,8 @@ class Schedules:
         """The wall clock is elsewhere than it was expected to be."""
         wall = self._hub.wall
         if went_back:
-            self._bring_nearer(wall.at(now))
+            self._nearer = {}
+            self._bring_nearer(list(self._schedules.values()), now)
         # Ordinary adjustments add up, too, while a schedule waits for weeks.
         if went_back or abs(wall.at(0.0) - self._armed_offset) > _DRIFT_S:
             self._wake()
@@ -218,6 +284,8 @@ class Schedules:
         self._catching_up.discard(identifier)
 
     def _arm(self, identifier: str, wake: float) -> None:
+        if identifier in self._unsure:
+            return
         self._wakes[identifier] = wake
         heapq.heappush(self._due, (wake, identifier))
         if len(self._due) > 1024 + 2 * len(self._wakes):
@@ -230,22 +298,51 @@ class Schedules:
             self._armed_offset = wall.at(0.0)
             self._hub.call_at_least(self, wall.steady(self._due[0][0]), self._on_time)
 
-    def _bring_nearer(self, wall: float, *, may_trust_cron: bool = False) -> None:
+    def _bring_nearer(
+        self, schedules: list[Schedule], now: float, *, may_trust_cron: bool = False
+    ) -> None:
         """Due times that a wrong clock put far into the future are found anew."""
-        for schedule in list(self._schedules.values()):
-            # Asking thousands of expressions would hold up the start.
-            if may_trust_cron and schedule.cron and schedule.next_due < wall + _FAR_S:
+        wall = self._hub.wall.at(now)
+        for schedule in schedules:
+            if schedule.cron:
+                # Asking thousands of expressions would hold up the start.
+                if not may_trust_cron or schedule.next_due >= wall + _FAR_S:
+                    self._to_check[schedule.id] = None
+            elif schedule.next_due > wall + schedule.interval_s + _GRACE_S:
+                # Never less than an interval after the last time, however far the clock went back.
+                self._move(schedule, wall + schedule.interval_s)
+        self._check_some(now)
+
+    def _check_some(self, now: float) -> None:
+        """Bring those with an expression nearer, as many as one turn of the event loop may take.
+
+        One time more than the next is allowed: a clock that is set back by less than that must not
+        repeat what was sent already.
+        """
+        wall, left = self._hub.wall.at(now), _TURN
+        while self._to_check and left > 0:
+            schedule = self._schedules.get(self._to_check.popitem()[0])
+            left -= 1
+            if schedule is None or not schedule.cron:
                 continue
-            if schedule.is_too_far(wall):
-                if schedule.cron:
-                    next_due = schedule.following(wall)
-                else:
-                    # The same beat, less than an interval away.
-                    next_due = wall + (schedule.next_due - wall) % schedule.interval_s
-                kept: Schedule = msgspec.structs.replace(schedule, next_due=next_due)
-                self._schedules[kept.id] = kept
-                self._save(kept)
-                self._arm(kept.id, next_due)
+            found = self._nearer.get(schedule.cron)
+            if found is None:
+                left -= _CRON_COST
+                found = self._nearer[schedule.cron] = _next_two(schedule, wall)
+            following, farthest = found
+            if following is not None and schedule.next_due > (farthest or following):
+                self._move(schedule, following)
+        if self._to_check:
+            self._hub.call_at_least(self._to_check, now + _PAUSE_S, self._check_some)
+        else:
+            self._nearer = {}
+        self._wake()
+
+    def _move(self, schedule: Schedule, next_due: float) -> None:
+        kept: Schedule = msgspec.structs.replace(schedule, next_due=next_due)
+        self._schedules[kept.id] = kept
+        self._save(kept)
+        self._arm(kept.id, next_due)
 
     # Firing.
 
@@ -262,7 +359,7 @@ class Schedules:
             wake, identifier = heapq.heappop(self._due)
             if self._wakes.get(identifier) != wake:
                 continue
-            left -= 1
+            left -= _CRON_COST if self._schedules[identifier].cron else 1
             fired = self._schedules[identifier].fired
             error = self._hub.callbacks.run(
                 "schedule", self._advance, self._schedules[identifier], now
@@ -275,6 +372,9 @@ class Schedules:
 
     def _advance(self, schedule: Schedule, now: float) -> None:
         """Fire what is due, and remember in the same group that it was."""
+        if schedule.is_dormant:
+            self._go_on(schedule, 0, _following(schedule, self._wall(now)), now)
+            return
         try:
             times, next_due = self._plan(schedule, self._wall(now))
         except InvalidSchedule as error:
@@ -294,26 +394,31 @@ class Schedules:
             # Whatever raised: what was sent is not sent again.
             if fired < len(times):
                 next_due = times[fired]
-            self._go_on(schedule, fired, next_due)
+            self._go_on(schedule, fired, next_due, now)
         if refused is not None:
             self._postpone(schedule.id, refused, now)
         else:
             self._failures.pop(schedule.id, None)
 
-    def _go_on(self, schedule: Schedule, fired: int, next_due: float | None) -> None:
+    def _go_on(self, schedule: Schedule, fired: int, next_due: float | None, now: float) -> None:
         total = schedule.fired + fired
         if schedule.run_count and total >= schedule.run_count:
-            self.remove(schedule.id)
+            self._replace(schedule.id, None)
             return
+        wake = next_due
         if next_due is None:
-            self.remove(schedule.id)
-            self._tell(f"schedule {schedule.id} has no further time ({schedule.cron}): removed")
-            return
+            held_s = self._hub.wall.held_s(now)
+            if not held_s:
+                self._replace(schedule.id, None)
+                self._tell(f"schedule {schedule.id} has no further time ({schedule.cron}): removed")
+                return
+            # As with retention: a clock that is wrong for a while must not end anything.
+            next_due, wake = _DORMANT_S, self._wall(now) + held_s + 1.0
         kept: Schedule = msgspec.structs.replace(schedule, next_due=next_due, fired=total)
         self._schedules[kept.id] = kept
         if kept != schedule:
             self._save(kept)
-        self._arm(kept.id, next_due)
+        self._arm(kept.id, next_due if wake is None else wake)
 
     def _postpone(self, identifier: str, error: Exception, now: float) -> None:
         """It could not fire: the same due time is tried again, ever more slowly."""
@@ -379,6 +484,14 @@ def _recovered(schedule: Schedule) -> Schedule:
     return schedule
 
 
+def _next_two(schedule: Schedule, wall: float) -> tuple[float | None, float | None]:
+    try:
+        following = _following(schedule, wall)
+        return following, None if following is None else _following(schedule, following)
+    except InvalidSchedule:
+        return None, None
+
+
 def _following(schedule: Schedule, due: float) -> float | None:
     """None after the last one."""
     try:
@@ -434,9 +547,33 @@ def check_interval(interval_s: float) -> None:
         raise InvalidSchedule(f"an interval is 0.1 s to 10 years, not {interval_s} s")
 
 
-@lru_cache(maxsize=4096)
+def check_id(identifier: str) -> None:
+    """Raises InvalidSchedule."""
+    if not 1 <= len(identifier) <= _ID_CHARACTERS or not identifier.isprintable():
+        raise InvalidSchedule(
+            f"a schedule's id has 1 to {_ID_CHARACTERS} printable characters, not"
+            f" {identifier[:80]!r}"
+        )
+
+
 def check_cron(expression: str) -> None:
     """Raises InvalidSchedule for what is no cron expression, or never comes in any year."""
+    _check_characters(expression)
+    _check_times(expression)
+
+
+def _check_characters(expression: str) -> None:
+    """What reads expressions takes seconds for long ones, and any script's digits for digits."""
+    if len(expression) > _CRON_BYTES:
+        raise InvalidSchedule(
+            f"a cron expression has at most {_CRON_BYTES} bytes, not {len(expression)}"
+        )
+    if not expression.isascii():
+        raise InvalidSchedule(f"{expression!r} is no cron expression: it has other than ASCII")
+
+
+@lru_cache(maxsize=4096)
+def _check_times(expression: str) -> None:
     next(_times_of_cron(expression, _YEAR_2000, forward=True))
 
 
@@ -451,6 +588,7 @@ def _previous_of_cron(expression: str, at: float) -> float:
 
 def _times_of_cron(expression: str, start: float, *, forward: bool) -> Iterator[float]:
     """At most `_CATCH_UP` of them. Raises InvalidSchedule for what is no expression or has none."""
+    _check_characters(expression)
     # Half of a command's start-up time would go into this import.
     from croniter import CroniterBadDateError, CroniterError, croniter
 

@@ -40,6 +40,14 @@ def test_a_senseless_number_is_as_good_as_absent(value: str) -> None:
     assert (headers.retry_count, headers.timeout_s, headers.run_count) == (0, None, None)
 
 
+@pytest.mark.parametrize("value", ["1.5", str(2**63), "1e3", "\u0661"])
+def test_counts_are_whole_and_fit_into_63_bits(value: str) -> None:
+    headers = Headers.parse(f"retry-count:{value},run_count:{value}")
+    assert (headers.retry_count, headers.run_count) == (0, None)
+    largest = Headers.parse(f"retry-count:{2**63 - 1},timeout:999999999999")
+    assert (largest.retry_count, largest.timeout_s) == (2**63 - 1, None)
+
+
 def test_a_timeout_of_nothing_is_none() -> None:
     assert Headers.parse("timeout:0").timeout_s is None
 

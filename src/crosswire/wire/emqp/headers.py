@@ -38,6 +38,8 @@ _CACHED_CHARACTERS = 256
 _INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
 _DECIMAL: Final = re.compile(r"-?[0-9]+\.[0-9]+")
 _NUMBER: Final = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{0,15})?)\s*")
+_WHOLE: Final = re.compile(r"\s*([0-9]{1,19})(?:\.0*)?\s*")
+_MOST_TIMEOUT_S: Final = 10 * 365 * 86_400
 _INT64 = 1 << 63
 _ESCAPED: Final = re.compile(r"^\w|t(?=imeout$)|r(?=eply-requested)")
 _JSON: Final = msgspec.json.Decoder(dict[str, bool | int | float | str | None])
@@ -145,18 +147,18 @@ class Headers:
 
     @property
     def retry_count(self) -> int:
-        return int(self._number("retry-count") or 0)
+        return self._whole("retry-count") or 0
 
     @property
     def timeout_s(self) -> float | None:
-        """None if the job may take as long as it likes."""
-        return self._number("timeout") or None
+        """None if the job may take as long as it likes; more than 10 years are as good as that."""
+        timeout_s = self._number("timeout")
+        return timeout_s if timeout_s and timeout_s <= _MOST_TIMEOUT_S else None
 
     @property
     def run_count(self) -> int | None:
-        """How often a schedule fires in all; None for ever."""
-        number = self._number("run_count")
-        return None if number is None else int(number)
+        """How often a schedule fires in all; None for ever, or if it is there and is no count."""
+        return self._whole("run_count")
 
     @property
     def interval_s(self) -> float | None:
@@ -178,6 +180,12 @@ class Headers:
         value = self._values.get(name)
         match = _NUMBER.fullmatch(value) if value is not None else None
         return float(match[1]) if match else None
+
+    def _whole(self, name: str) -> int | None:
+        value = self._values.get(name)
+        match = _WHOLE.fullmatch(value) if value is not None else None
+        number = int(match[1]) if match else _INT64
+        return number if number < _INT64 else None
 
     # What it only carries.
 
