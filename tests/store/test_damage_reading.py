@@ -288,7 +288,7 @@ def test_a_failing_disk_is_not_a_full_one() -> None:
     assert store.obstacle(0.0) is None
     store.last_error = failed
     obstacle = store.obstacle(1.0)
-    assert isinstance(obstacle, StoreFailed) and "Input/output error" in str(obstacle)
+    assert isinstance(obstacle, StoreFailed) and str(obstacle) == "the disk can't be written"
     store.last_error = full
     assert isinstance(store.obstacle(2.0), StoreFull)
 
