@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import select
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, cast
+from contextlib import suppress
+from typing import Final, ParamSpec, cast
 from typing import Protocol as Shape
 
 from crosswire.errors import ConnectionLost, InternalError
@@ -17,6 +19,11 @@ LINGER_S = 1.0
 LINGER_ROUNDS = 10
 CLOSE_S = 10.0
 JOINED_BYTES = 256 * 1024
+LOOK_S = 1.0
+"""How often the socket of a peer that is not read from is looked at."""
+
+_BROKEN: Final = select.POLLERR | select.POLLNVAL
+_FINISHED: Final = select.POLLHUP | getattr(select, "POLLRDHUP", 0)  # elsewhere POLLHUP says both
 
 P = ParamSpec("P")
 
@@ -59,6 +66,11 @@ class Session(asyncio.Protocol):
     what the peer sends is read and dropped for a moment: closing at once could make the kernel
     throw our goodbye away.
 
+    The event loop does not tell of the end of a peer that is not read from, so the socket is looked
+    at meanwhile: a connection that broke ends at once. One whose peer has closed its side ends if
+    nothing was read from it for a while (`Connection.unread_end_s`): what it sent last may be
+    unread, but its owner may have no room for it for ever.
+
     The owner is told of the end exactly once, whatever happens before: an exception in the
     connection or in its owner fails the connection, with its protocol's goodbye for an internal
     error, and goes no further. `callbacks` logs and counts it.
@@ -84,6 +96,8 @@ class Session(asyncio.Protocol):
         self._timer_at = 0.0
         self._flush_planned = False
         self._reading_paused = False
+        self._look_timer: asyncio.TimerHandle | None = None
+        self._end_seen_at: float | None = None
         self._leaving = False
         self._peer_finished = False
         self._held = False
@@ -166,6 +180,9 @@ class Session(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._cancel_timer()
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+            self._look_timer = None
         self.gone.set_result(None)
         if self.tap is not None:
             self._show(self.tap.closed, error)
@@ -287,6 +304,31 @@ class Session(asyncio.Protocol):
                 self.transport.resume_reading()
             else:
                 self.transport.pause_reading()
+                # Reading may stop and go on for every batch, so a look that is planned stays so.
+                self._end_seen_at = None
+                if self._look_timer is None:
+                    self._look_timer = self._loop.call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        """Is the peer still there? Only while it is not read from: else the event loop tells."""
+        self._look_timer = None
+        if not self._reading_paused or self._leaving or self.transport.is_closing():
+            return
+        self._look_timer = self._loop.call_later(LOOK_S, self._look)
+        state = _poll(self.transport)
+        if state & _BROKEN:
+            self._run("fail", self.connection.fail, ConnectionLost("the socket was reset"))
+            self._tell()
+            self.transport.abort()
+        elif state & _FINISHED:
+            now = self._loop.time()
+            if self._end_seen_at is None:
+                # A pause that is short is no reason to lose what it sent before it closed.
+                self._end_seen_at = now
+            elif now - self._end_seen_at >= self.connection.unread_end_s:
+                lost = ConnectionLost("the peer closed its side while it was not read from")
+                self._run("fail", self.connection.fail, lost)
+                self._turn()
 
     def _leave(self, *, said_something: bool) -> None:
         self._leaving = True
@@ -306,7 +348,8 @@ class Session(asyncio.Protocol):
             return
         if self.tap is not None:
             self._show(self.tap.finished)
-        self.transport.write_eof()
+        with suppress(OSError):  # reset since the last write: reading tells, or time does
+            self.transport.write_eof()
 
     def _linger(self, rounds: int) -> None:
         """The last words of a connection may be long and the peer slow, but not for ever."""
@@ -334,6 +377,17 @@ class Session(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _poll(transport: asyncio.Transport) -> int:
+    """What poll(2) tells about the socket, other than that it can be read and written."""
+    sock = transport.get_extra_info("socket")
+    number = -1 if sock is None else sock.fileno()
+    if number < 0:
+        return 0
+    poll = select.poll()
+    poll.register(number, _FINISHED)
+    return next((state for _, state in poll.poll(0)), 0)
 
 
 def _raise(error: Exception) -> None:

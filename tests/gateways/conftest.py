@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from crosswire.config import PLAIN_LISTENERS, Config
 from crosswire.gateways.server import GATEWAYS, Server
 
 StartServer = Callable[..., Awaitable[Server]]
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, LoopFactory]:
+    """Tests with the marker `loops` run on the product's event loop as well."""
+    loops: dict[str, LoopFactory] = {"asyncio": asyncio.new_event_loop}
+    if item.get_closest_marker("loops") is not None:
+        loops["uvloop"] = uvloop.new_event_loop
+    return loops
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -99,10 +100,12 @@ class WirePeer:
         self.received = 0
         self.events: list[Any] = []
 
-    async def connect(self, connection: Connection | None = None) -> None:
+    async def connect(
+        self, connection: Connection | None = None, *, tls: ssl.SSLContext | None = None
+    ) -> None:
         known = set(self._server.site.gateways)
         self.reader, self.writer = await asyncio.open_connection(
-            "127.0.0.1", port_of(self._server, self._listener)
+            "127.0.0.1", port_of(self._server, self._listener), ssl=tls
         )
         await until(lambda: set(self._server.site.gateways) - known)
         self.gateway: Gateway = self._server.site.gateways[
@@ -111,8 +114,8 @@ class WirePeer:
         if connection is not None:
             self.connection = connection
 
-    async def open(self, opening: Opening) -> None:
-        await self.connect(opening.make(asyncio.get_running_loop().time()))
+    async def open(self, opening: Opening, *, tls: ssl.SSLContext | None = None) -> None:
+        await self.connect(opening.make(asyncio.get_running_loop().time()), tls=tls)
         is_open = opening.is_open or (lambda _: bool(self.events))
         await self.pump(lambda: is_open(self.connection))
 
@@ -155,6 +158,8 @@ class WirePeer:
     def abort(self) -> None:
         """With a RST."""
         sock = self.writer.get_extra_info("socket")
+        if sock is None or sock.fileno() < 0:  # closed
+            return
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()

@@ -399,6 +399,13 @@ class Connection(ABC):
         """False while the peer is owed so much that reading on would only pile it up."""
         return True
 
+    @property
+    def unread_end_s(self) -> float:
+        """How long what a peer sent before it closed its side may stay unread until that ends the
+        connection. No time where the end of the stream is the end of the connection anyway: nothing
+        that was not read has been acknowledged."""
+        return 0.0
+
     def receive_data(self, data: bytes, now: float) -> None:
         if self.closed:
             return

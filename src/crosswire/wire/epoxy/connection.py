@@ -169,6 +169,11 @@ class EpoxyConnection(Connection):
     def wants_data(self) -> bool:
         return self._owed_count < self.limits.pending_requests
 
+    @property
+    def unread_end_s(self) -> float:
+        """A peer may close its side and wait for the answers to what it sent before."""
+        return self.limits.drain_s
+
     def next_deadline(self) -> float | None:
         return None if self.closed else self._deadline
 
