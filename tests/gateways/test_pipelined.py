@@ -68,6 +68,15 @@ async def test_emp_ping_is_answered_while_calls_wait(server: Server) -> None:
         assert (peer.end, peer.wire.pending) == (None, _NUMBER)
 
 
+async def test_emp_requests_that_fail_at_once_leave_others_their_turn(server: Server) -> None:
+    async with emp(server) as peer:
+        call(peer, "nobody")
+        await peer.until(lambda: bool(peer.all(ResponseReceived)))
+        assert len(peer.all(ResponseReceived)) < _NUMBER
+        answers = await peer.several(ResponseReceived, _NUMBER)
+        assert [each.code for each in answers] == ["unknown_op"] * _NUMBER
+
+
 def struct(name: str, **values: object) -> bytes:
     form = hub_module().struct(f"crosswire.{name}")
     return marshal.marshal(form.python_class(**values), form)
