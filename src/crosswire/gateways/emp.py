@@ -7,6 +7,7 @@ those before it. What an operation stores is on disk before it is answered.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Final
@@ -112,6 +113,9 @@ class _Stored(msgspec.Struct, frozen=True):
 _TOO_DEEP: Final = "the data is nested too deeply"
 """What the connection could read may be too deep for a reader that is called from further down."""
 
+_AT_ONCE: Final = 256
+"""Requests that are processed before others have their turn of the loop; publishes are a batch."""
+
 _read_publish: Final = msgspec.json.Decoder(_Publish).decode
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -125,6 +129,7 @@ class EmpGateway(Gateway):
         self._published: deque[tuple[list[int | tuple[int, HubError]], Receipt]] = deque()
         self._calling = False
         self._advancing = False
+        self._resuming = False
         self._asked: dict[int, tuple[Attachment | Provider, int]] = {}
         self._subscriptions: dict[int, Attachment] = {}
         self._numbers: dict[Attachment, int] = {}
@@ -154,20 +159,37 @@ class EmpGateway(Gateway):
         """Process requests up to the first that must wait.
 
         What is answered at once gets here again: the loop that is running goes on with the next.
+        Thousands may have waited for one: the rest of them waits for the next turn.
         """
         if self._advancing:
             return
         self._advancing = True
+        room = _AT_ONCE
         try:
             while self._todo and not self._calling and not self._connection.closed:
                 if self._todo[0].op == "$publish":
                     self._publish()
                 elif self._published:
                     return
-                else:
+                elif room:
+                    room -= 1
                     self._perform(self._todo.popleft())
+                else:
+                    self._resume_later()
+                    return
         finally:
             self._advancing = False
+
+    def _resume_later(self) -> None:
+        def resume() -> None:
+            self._resuming = False
+            if not self.left:
+                self._advance()
+                self.session.wake()
+
+        if not self._resuming:
+            self._resuming = True
+            asyncio.get_running_loop().call_soon(self.owned(resume))
 
     def _publish(self) -> None:
         """All `$publish` requests at the head, as one batch."""

@@ -30,7 +30,7 @@ from crosswire.errors import (
 )
 from crosswire.gateways.failures import read_failure, to_failure
 from crosswire.gateways.gateway import Gateway, check_timeout, parse_start
-from crosswire.gateways.micromsg2_intake import Intake
+from crosswire.gateways.micromsg2_intake import ANSWER, Intake
 from crosswire.gateways.micromsg2_outbox import Letter, Outbox
 from crosswire.gateways.payloads import BYTES, JSON, is_json, to_raw_body
 from crosswire.hub.attachment import Attachment, Delivery, Ended, Notice
@@ -104,7 +104,7 @@ class MicroMsg2Gateway(Gateway):
     def _furnish(self) -> None:
         """Both ways as they were agreed; before that nothing goes either way."""
         self._outbox = Outbox(self, self._connection, self._to_wire)
-        self._intake = Intake(self, self._connection, self._give_up)
+        self._intake = Intake(self, self._connection, self._give_up, self._answers_stored)
 
     def leave(self) -> None:
         self._intake.stop()
@@ -416,9 +416,7 @@ class MicroMsg2Gateway(Gateway):
         self.require("call", envelope.destination)
 
         def answered(_call: Call, answer: Answer) -> None:
-            self._answers_elsewhere -= 1
             self._produce_answer(reply, answer)
-            self._acknowledge_calls()
 
         self._answers_elsewhere += 1
         self.hub.call(
@@ -428,6 +426,11 @@ class MicroMsg2Gateway(Gateway):
             peer=self.peer,
             timeout_s=timeout_s,
         )
+
+    def _answers_stored(self, count: int) -> None:
+        """A call is open until then: answers that wait for room must not pile up."""
+        self._answers_elsewhere -= count
+        self._acknowledge_calls()
 
     def _produce_answer(self, reply: _Reply, answer: Answer) -> None:
         kind: Kind = "publish" if reply.destination.startswith("topic/") else "send"
@@ -456,7 +459,7 @@ class MicroMsg2Gateway(Gateway):
             reply_to="",
         )
         if not self.left:
-            self._intake.take([envelope], [0])
+            self._intake.take([envelope], [ANSWER])
         elif (refused := self.produce([envelope]).refused) and 0 in refused:
             self.site.count("unanswered", self.protocol)
             self.log(logging.WARNING, "answer lost", to=reply.destination, reason=str(refused[0]))

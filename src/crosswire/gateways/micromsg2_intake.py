@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from crosswire.envelope import Envelope
@@ -19,25 +20,39 @@ from crosswire.wire.micromsg2.connection import MicroMsg2Connection
 if TYPE_CHECKING:
     from crosswire.gateways.gateway import Gateway
 
-__all__ = ["Intake"]
+__all__ = ["ANSWER", "Intake"]
+
+ANSWER: Final = -1
+"""Instead of a sequence number: the answer to a call, which no acknowledgement waits for."""
 
 _RETRY_FIRST_S: Final = 0.01
 _RETRY_LONGEST_S: Final = 0.5
+_RETRY_MESSAGES: Final = 16
+_RETRY_DESTINATIONS: Final = 64
+"""What one retry may take of the loop's time, however much is held."""
+_OVERHEAD_BYTES: Final = 64
+_HELD_OVERHEAD_BYTES: Final = 512
+"""What a message takes in memory beside its payload: on its way to the disk, and for long."""
 _FULL: Final = (DestinationFull, StoreFull)
 
 
 class Intake:
-    """Messages come with their sequence numbers; 0 is one that nobody waits for."""
+    """Messages come with their sequence numbers, answers with `ANSWER`.
+
+    `answers_stored` is called with the number of answers that are on disk now.
+    """
 
     def __init__(
         self,
         gateway: Gateway,
         connection: MicroMsg2Connection,
         give_up: Callable[[CrosswireError], None],
+        answers_stored: Callable[[int], None],
     ) -> None:
         self._gateway = gateway
         self._connection = connection
         self._give_up = give_up
+        self._answers_stored = answers_stored
         self._has_acks = connection.agreement.window is not None
         self._most_bytes = gateway.site.config.connections.congested_bytes
         self._uncommitted_bytes = 0
@@ -52,7 +67,7 @@ class Intake:
             envelopes, sequences = self._behind_held(envelopes, sequences)
         if not envelopes:
             return
-        size = sum([len(each.payload) for each in envelopes])
+        size = sum([len(each.payload) for each in envelopes]) + _OVERHEAD_BYTES * len(envelopes)
         receipt = self._gateway.produce(envelopes)
         if receipt.refused:
             self._on_refused(receipt, envelopes, sequences)
@@ -85,11 +100,16 @@ class Intake:
     def _finish(self, receipt: Receipt, envelopes: list[Envelope], sequences: list[int]) -> None:
         if receipt.error is not None:
             self._on_lost(receipt, envelopes, sequences, receipt.error)
-        elif self._has_acks:
-            if receipt.refused or not all(sequences):
+        else:
+            if receipt.refused:
                 accepted = zip(receipt.ids, sequences, strict=True)
-                sequences = [sequence for id_, sequence in accepted if id_ and sequence]
-            self._connection.acknowledge(*sequences)
+                sequences = [sequence for id_, sequence in accepted if id_]
+            answers = sequences.count(ANSWER)
+            if answers:
+                sequences = [sequence for sequence in sequences if sequence != ANSWER]
+                self._answers_stored(answers)
+            if self._has_acks:
+                self._connection.acknowledge(*sequences)
         self._gateway.session.wake()
 
     def _on_refused(
@@ -97,7 +117,7 @@ class Intake:
     ) -> None:
         self._gateway.site.count("refused", self._gateway.protocol, by=len(receipt.refused))
         for place, error in receipt.refused.items():
-            if not isinstance(error, _FULL) or (sequences[place] and not self._has_acks):
+            if not isinstance(error, _FULL) or (sequences[place] != ANSWER and not self._has_acks):
                 self._give_up(error)
                 return
             self._hold(envelopes[place], sequences[place])
@@ -132,45 +152,65 @@ class Intake:
         return [each[0] for each in passed], [each[1] for each in passed]
 
     def _hold(self, envelope: Envelope, sequence: int) -> None:
-        self._held.setdefault(envelope.destination, deque()).append((envelope, sequence))
-        self._held_bytes += len(envelope.payload)
-        if self._held_bytes > self._connection.limits.message_bytes:
+        """One message may be as large as the limit: what comes after it finds no room."""
+        if self._held_bytes >= self._connection.limits.message_bytes:
             self._give_up(LimitExceeded("too much was sent to queues that are full"))
-        elif self._timer is None:
+            return
+        self._held.setdefault(envelope.destination, deque()).append((envelope, sequence))
+        self._held_bytes += _held_size(envelope)
+        if self._timer is None:
             self._plan_retry()
 
-    def _plan_retry(self) -> None:
+    def _plan_retry(self, *, at_once: bool = False) -> None:
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._retry_s, self._gateway.owned(self._retry))
-        self._retry_s = min(2 * self._retry_s, _RETRY_LONGEST_S)
+        delay_s = 0.0 if at_once else self._retry_s
+        self._timer = loop.call_later(delay_s, self._gateway.owned(self._retry))
+        if not at_once:
+            self._retry_s = min(2 * self._retry_s, _RETRY_LONGEST_S)
 
     def _retry(self) -> None:
+        """Some of what is held, the queues in turn: others want the loop, too."""
         self._timer = None
-        for destination, held in list(self._held.items()):
+        has_room = False
+        for destination in list(islice(self._held, _RETRY_DESTINATIONS)):
             if self._gateway.left or self._connection.closed:
                 return
-            self._retry_one(destination, held)
+            held = self._held.pop(destination, None)
+            if held is not None:
+                self._held[destination] = held
+                has_room = self._retry_one(destination, held) or has_room
         if self._held and self._timer is None:
-            self._plan_retry()
+            self._plan_retry(at_once=has_room)
 
-    def _retry_one(self, destination: str, held: deque[tuple[Envelope, int]]) -> None:
-        envelopes = [each[0] for each in held]
-        sequences = [each[1] for each in held]
+    def _retry_one(self, destination: str, held: deque[tuple[Envelope, int]]) -> bool:
+        """Try the first ones; gives whether all of them were accepted. Where one is refused, those
+        after it would be, too."""
+        tried = list(islice(held, _RETRY_MESSAGES))
+        envelopes = [each[0] for each in tried]
+        sequences = [each[1] for each in tried]
         receipt = self._gateway.produce(envelopes)
         for error in receipt.refused.values():
             if not isinstance(error, _FULL):
                 self._give_up(error)
-                return
+                return False
         if len(receipt.refused) == len(envelopes):
-            return
+            return False
         self._retry_s = _RETRY_FIRST_S
-        refused = [(envelopes[place], sequences[place]) for place in sorted(receipt.refused)]
-        for _ in envelopes:
+        refused = [tried[place] for place in sorted(receipt.refused)]
+        for _ in tried:
             held.popleft()
         held.extendleft(reversed(refused))
         if not held:
             del self._held[destination]
-        size = sum(len(each.payload) for each in envelopes)
-        size -= sum(len(each.payload) for each, _ in refused)
+        size = sum(map(_held_size, envelopes)) - sum(_held_size(each) for each, _ in refused)
         self._held_bytes -= size
         self._await(receipt, envelopes, sequences, size)
+        return not refused
+
+
+def _held_size(envelope: Envelope) -> int:
+    """What it takes in memory, nearly: properties may be larger than the payload."""
+    size = _HELD_OVERHEAD_BYTES + len(envelope.payload)
+    for key, value in envelope.properties.items():
+        size += len(key) + (len(value) if isinstance(value, str) else 8)
+    return size

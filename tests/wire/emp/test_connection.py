@@ -230,6 +230,28 @@ class TestRequests:
         connection.send_success(1)
         assert connection.wants_data
 
+    def test_reading_pauses_while_what_is_owed_is_too_large(self) -> None:
+        connection = opened(EmpLimits(pending_bytes=4096))
+        large = serialize_call("x", b'{"a":"%s"}' % bytes(3000).replace(b"\0", b"x"))
+        receive(connection, Request(1, large))
+        assert connection.wants_data
+        receive(connection, Request(2, serialize_call("x")), Request(3, serialize_call("x")))
+        assert not connection.wants_data
+        connection.send_success(1)
+        assert connection.wants_data
+        for identifier in (2, 3):
+            connection.send_success(identifier)
+        assert connection._owed_bytes == 0
+
+    def test_thousands_of_requests_keep_neither_pings_nor_responses_waiting(self) -> None:
+        connection = opened()
+        connection.send_request("x")
+        sent(connection)
+        receive(connection, *[Request(each, serialize_call("x")) for each in range(1, 5001)])
+        assert connection.wants_data
+        assert len(receive(connection, Ping(), Response(1, SUCCESS))) == 1
+        assert sent(connection) == [Pong()]
+
 
 class TestPing:
     def test_every_ping_gets_its_pong(self) -> None:

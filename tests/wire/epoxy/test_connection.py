@@ -317,6 +317,22 @@ class TestConversations:
         connection.send_response(1, PAYLOAD)
         assert connection.wants_data
 
+    def test_reading_pauses_while_what_is_owed_is_too_large(self) -> None:
+        """A conversation that is asked twice counts until both are answered."""
+        connection = opened(EpoxyLimits(pending_bytes=4096))
+        receive(connection, Message(1, MessageType.REQUEST, "s", "m", payload=bytes(3000)))
+        assert connection.wants_data
+        for conversation in (3, 3):
+            receive(
+                connection, Message(conversation, MessageType.REQUEST, "s", "m", payload=PAYLOAD)
+            )
+        assert not connection.wants_data
+        connection.send_response(1, PAYLOAD)
+        assert connection.wants_data
+        for _ in range(2):
+            connection.send_response(3, PAYLOAD)
+        assert connection._owed_bytes == 0
+
     def test_the_last_id_is_used_and_then_they_are_exhausted(self) -> None:
         connection = EpoxyConnection("client", 0.0)
         receive(connection, Config())

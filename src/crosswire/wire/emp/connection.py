@@ -90,6 +90,8 @@ _LARGE: Final = 1 << 16
 _PREFIX_BYTES: Final = 4
 _HEAD_BYTES: Final = 12
 """Of a request or response: what its length counts beside the body."""
+_PENDING_BYTES: Final = 512
+"""What a request that waits takes in memory beside its body."""
 
 
 class EmpConnection(Connection):
@@ -109,7 +111,8 @@ class EmpConnection(Connection):
         self._last_id = 0
         self._asked: deque[int] = deque()
         self._owed: deque[int] = deque()
-        self._owed_ids: set[int] = set()
+        self._owed_sizes: dict[int, int] = {}
+        self._owed_bytes = 0
         self._refused: dict[int, bytes] = {}
         self._handlers: dict[type[Frame], Callable[..., None]] = {
             Hello: self._on_hello,
@@ -175,7 +178,8 @@ class EmpConnection(Connection):
 
     @property
     def wants_data(self) -> bool:
-        return len(self._owed) < self.limits.pending_requests
+        limits = self.limits
+        return len(self._owed) < limits.pending_requests and self._owed_bytes < limits.pending_bytes
 
     def next_deadline(self) -> float | None:
         return None if self.closed else self._deadline
@@ -220,10 +224,11 @@ class EmpConnection(Connection):
 
     def _on_request(self, frame: Request, _now: float) -> None:
         identifier = frame.id
-        if not identifier or identifier in self._owed_ids:
+        if not identifier or identifier in self._owed_sizes:
             raise InvalidRequest(f"invalid request: identifier {identifier} can't be used")
         self._owed.append(identifier)
-        self._owed_ids.add(identifier)
+        size = self._owed_sizes[identifier] = _PENDING_BYTES + len(frame.body)
+        self._owed_bytes += size
         try:
             call = frame.call()
         except MalformedFrame as error:
@@ -313,7 +318,7 @@ class EmpConnection(Connection):
 
     def _respond(self, body: bytes) -> None:
         identifier = self._owed.popleft()
-        self._owed_ids.remove(identifier)
+        self._owed_bytes -= self._owed_sizes.pop(identifier)
         self._outgoing.append(serialize_response(identifier, body))
 
     def _send(self, frame: Frame) -> None:

@@ -54,11 +54,17 @@ VERSION: Final = 1
 
 
 class EmpLimits(Limits, frozen=True, kw_only=True):
-    """`pending_requests` is how many requests a peer may have waiting before we stop reading."""
+    """`pending_requests` is how many requests a peer may have waiting before we stop reading, and
+    `pending_bytes` how large they may be together, each with 512 bytes for itself.
+
+    A peer's pings and responses can't be read either once we stop: both are far beyond what peers
+    pipeline.
+    """
 
     ping_interval_s: float = 10.0
     ping_timeout_s: float = 10.0
-    pending_requests: int = 1024
+    pending_requests: int = 32_768
+    pending_bytes: int = 64 * 1024 * 1024
 
 
 DEFAULTS: Final = EmpLimits()

@@ -55,6 +55,8 @@ __all__ = ["TRANSITIONS", "EpoxyConnection", "State"]
 
 _LAST_ID: Final = 2**64 - 1
 _AT_ONCE: Final = float("-inf")
+_PENDING_BYTES: Final = 512
+"""What a request that waits takes in memory beside what it carries."""
 
 
 class State(Enum):
@@ -104,6 +106,8 @@ class EpoxyConnection(Connection):
         self._asked: set[int] = set()
         self._owed: dict[int, int] = {}
         self._owed_count = 0
+        self._owed_sizes: dict[int, int] = {}
+        self._owed_bytes = 0
         self._peer_closed = False
         if role == "client":
             self._send(Config())
@@ -167,7 +171,10 @@ class EpoxyConnection(Connection):
 
     @property
     def wants_data(self) -> bool:
-        return self._owed_count < self.limits.pending_requests
+        limits = self.limits
+        return (
+            self._owed_count < limits.pending_requests and self._owed_bytes < limits.pending_bytes
+        )
 
     @property
     def unread_end_s(self) -> float:
@@ -243,6 +250,9 @@ class EpoxyConnection(Connection):
                 return
             self._owed[conversation] = self._owed.get(conversation, 0) + 1
             self._owed_count += 1
+            size = _size(frame)
+            self._owed_sizes[conversation] = self._owed_sizes.get(conversation, 0) + size
+            self._owed_bytes += size
             told: type[RequestReceived | EventReceived] = RequestReceived
             if frame.payload is None:
                 self.send_error(conversation, _REQUEST_WITH_ERROR)
@@ -371,6 +381,7 @@ class EpoxyConnection(Connection):
         self._owed[conversation] -= 1
         if not self._owed[conversation]:
             del self._owed[conversation]
+            self._owed_bytes -= self._owed_sizes.pop(conversation)
         self._owed_count -= 1
         if self.state is State.ANSWERING:
             self._finish_answering()
@@ -395,6 +406,12 @@ class EpoxyConnection(Connection):
     def _send(self, frame: Frame) -> None:
         if not self.send_closed:
             self._outgoing.append(serialize(frame))
+
+
+def _size(request: Message) -> int:
+    """What it takes in memory while it waits for its answer, nearly."""
+    size = _PENDING_BYTES + len(request.service_name) + len(request.method_name)
+    return size + len(request.payload or b"") + len(request.layer_data or b"")
 
 
 _REQUEST_WITH_ERROR: Final = Error(

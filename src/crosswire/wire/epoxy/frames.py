@@ -65,8 +65,11 @@ class EpoxyLimits(Limits, frozen=True, kw_only=True):
     """What a peer may ask of us; `framelets`, `framelet_bytes` and `frame_bytes` can't go below
     what the specification demands of everybody.
 
-    `pending_requests` is how many requests a peer may have waiting before we stop reading,
-    `drain_s` how long they may take once one side is closing, `goodbye_s` how long the peer may
+    `pending_requests` is how many requests a peer may have waiting before we stop reading, and
+    `pending_bytes` how large they may be together, each with 512 bytes for itself: both are far
+    beyond what peers pipeline, because responses can't be read either once we stop.
+
+    `drain_s` is how long they may take once one side is closing, `goodbye_s` how long the peer may
     take to close its half. `strict` checks that a client's conversation ids are odd and a server's
     even.
     """
@@ -74,7 +77,8 @@ class EpoxyLimits(Limits, frozen=True, kw_only=True):
     frame_bytes: int = 32 * _MIB
     framelet_bytes: int = 32 * _MIB
     framelets: int = 16
-    pending_requests: int = 1024
+    pending_requests: int = 32_768
+    pending_bytes: int = 64 * _MIB
     drain_s: float = 30.0
     goodbye_s: float = 5.0
     strict: bool = False
