@@ -128,9 +128,11 @@ class Reserve:
     def give(self, size_bytes: int) -> bool:
         """Make room for a small write of the store's own; False where nothing was to be had."""
         lacking = size_bytes + _MARGIN_BYTES - free_bytes(self._store)
+        if lacking <= 0 or size_bytes > _SMALL_BYTES:
+            return False
         size = self.size_bytes
         given = min(lacking, size - self._least_bytes())
-        if size_bytes > _SMALL_BYTES or given <= 0:
+        if given <= 0:
             return False
         self._shrink(size - given)
         return True
