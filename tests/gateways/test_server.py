@@ -211,7 +211,7 @@ async def test_a_stop_that_can_not_write_says_so_and_closes_all(tmp_path: Path) 
 
     store._write = fails  # type: ignore[method-assign]
     store.save("test", b"key", b"value")
-    with pytest.raises(StoreFull, match="it has stopped, but .*: there is no room on the disk"):
+    with pytest.raises(StoreFull, match=r"it has stopped, but .*: there is no room on the disk"):
         await server.stop()
     assert door.calls[-1] == "finish"
     again = Server(Config(data=str(tmp_path), listen=off))
