@@ -19,7 +19,7 @@ from crosswire.hub.services import ServicePolicy
 from crosswire.hub.staging import StagingLimits
 from crosswire.hub.topics import TopicPolicy
 from crosswire.listeners import LISTENERS, PLAIN_LISTENERS
-from crosswire.store.contract import StoreLimits
+from crosswire.store.contract import LEAST_BUFFER_BYTES, StoreLimits
 from crosswire.store.reserve import flush_bytes
 from crosswire.toml import Lines, Mistake, dotted, read
 from crosswire.wire.emp.frames import EmpLimits
@@ -261,6 +261,14 @@ def _contradictions(config: Config, lines: Lines) -> Iterator[Mistake]:
 
 def _wrong_store(config: Config, lines: Lines) -> Iterator[Mistake]:
     """Below that a full disk could keep the log from being sorted into tables."""
+    store = config.store
+    for name, value, least in (
+        ("buffer_bytes", store.buffer_bytes, LEAST_BUFFER_BYTES),
+        ("destinations", store.destinations, 1),
+    ):
+        if 0 <= value < least:
+            hint = f"set it to {least} or more"
+            yield Mistake(lines.of(("store", name)), f"store.{name}", f"{value} is too few", hint)
     needed, given = flush_bytes(config.store.buffer_bytes), config.store.spare_bytes
     if given < needed:
         what = f"{given} is less than the {needed} bytes that the store's own work may take"

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import rocksdict
 
 from crosswire.cli.hub import Api
 from crosswire.gateways.server import GATEWAYS
@@ -202,6 +203,25 @@ def test_folders_that_are_none_are_one_line(tmp_path: Path) -> None:
         assert fails("--data", str(data), *OFF) == (
             f"can't keep data in {file}: it is not a folder"
         )
+
+
+def test_links_to_nothing_are_one_line(tmp_path: Path) -> None:
+    for name in ("data", "other/store"):
+        link = tmp_path / name
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(tmp_path / "gone")
+        data = link.parent if link.name == "store" else link
+        assert fails("--data", str(data), *OFF) == (
+            f"can't keep data in {link}: it is a link to {tmp_path / 'gone'}, which does not exist"
+        )
+    assert not (tmp_path / "gone").exists()
+
+
+def test_the_database_of_another_program_is_one_line(tmp_path: Path) -> None:
+    database = rocksdict.Rdict(str(tmp_path / "store"), rocksdict.Options(raw_mode=True))
+    database[b"user"] = b"1"
+    database.close()
+    assert "has the database of another program" in fails("--data", str(tmp_path), *OFF)
 
 
 def test_a_lake_that_is_a_file_is_one_line(tmp_path: Path) -> None:

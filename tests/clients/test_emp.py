@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -62,6 +63,33 @@ async def test_json_crosses_unchanged_to_the_last_digit(server: EmpServer) -> No
     async with client_of(server) as client:
         big = b'{"n":123456789012345678901234567890}'
         assert await client.request_json("echo", big) == big
+
+
+@pytest.mark.parametrize(
+    ("number", "becomes"),
+    [
+        ("1e400", math.inf),
+        ("-1e999", -math.inf),
+        ("9" * 400, int("9" * 400)),
+        ("9" * 5000, math.inf),
+    ],
+    ids=["large", "small", "long", "longest"],
+)
+async def test_numbers_of_any_size_reach_the_handler(number: str, becomes: float) -> None:
+    """The hub lets them pass: a handler that is not called would make dead letters of them."""
+    got: list[Json] = []
+
+    async def keep(data: Json) -> None:
+        got.append(data)
+
+    server_of_one = EmpServer({"keep": keep})
+    await server_of_one.listen()
+    try:
+        async with client_of(server_of_one) as client:
+            assert await client.request_json("keep", f'{{"n":{number}}}'.encode()) == b"{}"
+    finally:
+        await server_of_one.close()
+    assert got == [{"n": becomes}]
 
 
 async def test_many_requests_in_flight_are_answered_each_its_own(server: EmpServer) -> None:

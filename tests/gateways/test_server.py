@@ -13,10 +13,11 @@ import pytest
 from crosswire.access import User
 from crosswire.clients.emp import EmpClient
 from crosswire.config import Config, ConnectionLimits, ScheduleEntry, TlsFiles
-from crosswire.errors import ConfigError, RequestFailed
+from crosswire.errors import ConfigError, RequestFailed, StoreFull
 from crosswire.gateways import listener
 from crosswire.gateways.server import Server
 from crosswire.hub.queues import QueuePolicy
+from crosswire.listeners import PLAIN_LISTENERS
 from tests.gateways.conftest import StartServer, port_of
 
 ANNA = User(name="anna", token="a-secret-of-anna", produce=("queue/#",))
@@ -184,3 +185,35 @@ async def test_a_client_certificate_says_who_a_peer_is(
     trust.load_cert_chain(anna.certificate, anna.key)
     async with EmpClient("127.0.0.1", port_of(server, "emp-tls"), tls=trust) as client:
         assert "id" in await client.request("$publish", asked)
+
+
+class _Door:
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    async def finish(self) -> None:
+        self.calls.append("finish")
+
+
+async def test_a_stop_that_can_not_write_says_so_and_closes_all(tmp_path: Path) -> None:
+    off = dict.fromkeys(PLAIN_LISTENERS, "off")
+    server = Server(Config(data=str(tmp_path), listen=off))
+    await server.start()
+    door = _Door()
+    server.listeners["http"] = door  # type: ignore[assignment]
+    store = server.hub.store
+
+    def fails(_batch: object) -> None:
+        raise StoreFull("there is no room on the disk")
+
+    store._write = fails  # type: ignore[method-assign]
+    store.save("test", b"key", b"value")
+    with pytest.raises(StoreFull, match=r"it has stopped, but .*: there is no room on the disk"):
+        await server.stop()
+    assert door.calls[-1] == "finish"
+    again = Server(Config(data=str(tmp_path), listen=off))
+    await again.start()
+    await again.stop()

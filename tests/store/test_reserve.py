@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -179,6 +180,91 @@ def test_a_hub_killed_on_a_full_disk_starts_again(
     assert api.post("/v1/messages", again)["ids"][0] > acknowledged[-1]
     stop(hub, signal.SIGTERM)
     assert hub.process.returncode == 0
+
+
+_OPEN_AND_DIE = """
+import os, sys
+from pathlib import Path
+from crosswire.errors import CrosswireError
+from crosswire.store.contract import StoreLimits
+from crosswire.store.rocks import RocksStore
+try:
+    RocksStore(Path(sys.argv[1]), StoreLimits(buffer_bytes=1 << 20))
+except CrosswireError as error:
+    sys.exit(f"not opened: {error}")
+os._exit(0)
+"""
+
+
+def open_and_die(store: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _OPEN_AND_DIE, str(store)], capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_however_often_it_is_killed_on_a_full_disk_it_opens(mount: Path) -> None:
+    """Others take each byte that is free, after each start: the reserve must not dwindle."""
+    mount_disk(mount, 32 * MIB)
+    store = mount / "store"
+    open_and_die(store)
+    reserve = store / "RESERVE"
+    assert reserve.stat().st_size >= 4 * MIB
+    # What is left after some dozens of starts: no more than opening takes at least.
+    os.truncate(reserve, 2 * MIB + 128 * 1024)
+    for _ in range(9):
+        fill(mount)
+        open_and_die(store)
+    assert reserve.stat().st_size >= 2 * MIB - 512 * 1024
+
+
+def test_small_writes_use_the_reserve_of_a_full_disk(mount: Path) -> None:
+    mount_disk(mount, 32 * MIB)
+    reserve = Reserve(mount, MIB)
+    reserve.keep()
+    fill(mount)
+    before = reserve.size_bytes
+    reserve.before_write(100)
+    assert 0 < free_bytes(mount) < MIB
+    fill(mount)
+    reserve.before_write(10 * MIB)
+    assert free_bytes(mount) == 0, "large writes are those of producers"
+    while True:
+        fill(mount)
+        reserve.before_write(50_000)
+        if not free_bytes(mount):
+            break
+    assert 2 * MIB <= reserve.size_bytes < before
+
+
+def test_before_opening_only_what_is_lacking_is_given_up(mount: Path) -> None:
+    mount_disk(mount, 32 * MIB)
+    reserve = Reserve(mount, MIB)
+    reserve.keep()
+    filler = fill(mount)
+    os.truncate(filler, filler.stat().st_size - MIB)
+    before = reserve.size_bytes
+    reserve.make_room()
+    assert free_bytes(mount) >= reserve.needed_bytes()
+    assert reserve.size_bytes >= before - reserve.needed_bytes() + MIB - 4096
+    reserve.keep()
+    assert reserve.size_bytes >= reserve.needed_bytes() - 128 * 1024
+
+
+def test_consumers_go_on_and_it_stops_well_on_a_full_disk(mount: Path) -> None:
+    mount_disk(mount, 64 * MIB)
+    settings = f"[store]\nbuffer_bytes = {MIB}\nspare_bytes = {flush_bytes(MIB)}\n"
+    hub = start(mount, settings)
+    messages = [{"destination": "queue/q", "text": "x"}] * 100
+    Api(hub.url).post("/v1/messages", {"messages": messages})
+    fill(mount)
+    taken = crosswire("sub", "queue/q", "--count", "60", "--port", str(hub.port("emp")))
+    assert taken.returncode == 0, taken.stderr
+    log = stop(hub, signal.SIGTERM)
+    assert hub.process.returncode == 0, log
+    hub = start(mount, settings)
+    assert Api(hub.url).get("/v1/queues/q")["length"] == 40
+    stop(hub, signal.SIGKILL)
 
 
 def drained(api: Api) -> list[int]:

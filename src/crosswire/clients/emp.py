@@ -7,6 +7,7 @@ async with EmpClient("127.0.0.1", 5040) as client:
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import ssl
 from collections import deque
@@ -65,8 +66,7 @@ class EmpPeer(FarEnd):
         whether it was carried out, and it is not repeated.
         """
         reply = await self.request_json(op, msgspec.json.encode(data or {}), timeout_s=timeout_s)
-        answer: Json = msgspec.json.decode(reply)
-        return answer
+        return _decode(reply)
 
     async def request_json(
         self,
@@ -149,7 +149,7 @@ class EmpPeer(FarEnd):
                 handler = self._handlers.get(asked.op)
                 if handler is None:
                     raise RequestFailed("unknown_op", f"nobody answers {asked.op}")
-                data = msgspec.json.decode(asked.data)
+                data = _decode(asked.data)
                 if asked.op == "$deliver" and {"subscription", "id"} <= data.keys():
                     data["subscription"] = self.numbers.for_program(
                         data["subscription"], data["id"]
@@ -165,6 +165,23 @@ class EmpPeer(FarEnd):
                 self.connection.send_failure(asked.id, "internal", "the handler failed")
             self.session.wake()
         self._answering = None
+
+
+def _decode(data: bytes) -> Json:
+    """Any JSON object. Numbers that the fast decoder has no room for are JSON all the same."""
+    try:
+        decoded: Json = msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        decoded = json.loads(data, parse_int=_integer)
+    return decoded
+
+
+def _integer(digits: str) -> int | float:
+    try:
+        return int(digits)
+    except ValueError:
+        # Longer than Python converts: as large as 1e400 is.
+        return float(digits)
 
 
 class _Asked(msgspec.Struct, frozen=True):
@@ -219,8 +236,7 @@ class EmpClient(StayingClient[EmpPeer]):
     ) -> Json:
         """As `EmpPeer.request`."""
         reply = await self.request_json(op, msgspec.json.encode(data or {}), timeout_s=timeout_s)
-        answer: Json = msgspec.json.decode(reply)
-        return answer
+        return _decode(reply)
 
     async def request_json(self, op: str, data: bytes, *, timeout_s: float | None = 30.0) -> bytes:
         """As `EmpPeer.request_json`."""

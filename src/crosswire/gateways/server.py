@@ -26,6 +26,7 @@ from crosswire.errors import (
     InvalidSchedule,
     RecordDamaged,
     StoreDamaged,
+    StoreError,
 )
 from crosswire.gateways.clock import Clock
 from crosswire.gateways.gateway import Gateway
@@ -241,10 +242,22 @@ class Server:
         try:
             await self._close_lake()
         finally:
+            try:
+                await self._close_store()
+            finally:
+                for listener in self.listeners.values():
+                    if not isinstance(listener, Listener):
+                        await listener.finish()
+
+    async def _close_store(self) -> None:
+        """The files are closed in any case. Raises StoreError."""
+        try:
             await self.hub.store.close()
-        for listener in self.listeners.values():
-            if not isinstance(listener, Listener):
-                await listener.finish()
+        except StoreError as error:
+            raise type(error)(
+                f"it has stopped, but its last changes are not on the disk: {error}. All that was"
+                " acknowledged is; what was settled last is delivered again after the next start"
+            ) from error
 
     def hurry(self) -> None:
         """No more grace."""
@@ -434,6 +447,11 @@ def _check_folder(path: Path) -> None:
     has names like those of its files.
     """
     for folder in (path.parent, path):
+        if folder.is_symlink() and not folder.exists():
+            raise ConfigError(
+                f"can't keep data in {folder}: it is a link to {folder.readlink()}, which does not"
+                " exist"
+            )
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"can't keep data in {folder}: it is not a folder")
     path.mkdir(parents=True, exist_ok=True)

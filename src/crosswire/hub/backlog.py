@@ -36,7 +36,7 @@ from __future__ import annotations
 import heapq
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from crosswire.envelope import Envelope
@@ -728,18 +728,36 @@ class Backlog(ABC):
         self._hub.touch(self)
         self._hub.pump(self._hub.now)
 
-    def drop_oldest(self, now: float) -> bool:
-        """Make room for another by letting the oldest go that nobody holds."""
+    def drop_oldest(self, is_too_full: Callable[[], bool], now: float) -> None:
+        """Let the oldest go that nobody holds, as long as this says so."""
+        gone: list[int] = []
+        try:
+            while is_too_full():
+                item = self._take_oldest()
+                if item is None:
+                    break
+                self._forget(item)
+                gone.append(item.id)
+        finally:
+            # Also when the disk can't be read: those are gone.
+            if gone:
+                self._note(Step.DROPPED, now, gone, detail="the queue is full")
+                self._hub.changed(self)
+                self._schedule_expiry(now)
+                self._check()
+
+    def _take_oldest(self) -> Item | None:
+        """The oldest of those with nobody, out of what is ready or delayed."""
         self._fill()
-        if not self._ready:
-            return False
-        item = self._ready.popleft()
-        self._forget(item)
-        self._note(Step.DROPPED, now, [item.id], detail="the queue is full")
-        self._hub.changed(self)
-        self._schedule_expiry(now)
-        self._check()
-        return True
+        if self._ready:
+            return self._ready.popleft()
+        if not self._delayed:
+            return None
+        # What is delayed may take all the memory that the tail would be read into.
+        entry = min(self._delayed, key=lambda each: each[1])
+        self._delayed.remove(entry)
+        heapq.heapify(self._delayed)
+        return entry[2]
 
     def _note(
         self,

@@ -544,7 +544,7 @@ class Hub:
             group.arrivals[backlog].sort(key=lambda run: run.envelopes[0].id)
         for backlog, runs in group.arrivals.items():
             if isinstance(backlog, Queue):
-                backlog.waiting -= sum(len(run.sizes) for run in runs)
+                backlog.end_wait(runs)
             self.callbacks.run("release", backlog.arrive, runs, now)
         self.subscriptions.catch_up()
 
@@ -554,9 +554,7 @@ class Hub:
         self.ledger.failed({each for ids in group.accepted for each in ids})
         for backlog, runs in group.arrivals.items():
             if isinstance(backlog, Queue):
-                count = sum(len(run.sizes) for run in runs)
-                backlog.waiting -= count
-                backlog.withdraw(count, sum(sum(run.sizes) for run in runs))
+                backlog.withdraw(*backlog.end_wait(runs))
                 self.changed(backlog, request=False)
         for backlog, kept in group.kept.items():
             self.group.kept[backlog] = kept + self.group.kept.get(backlog, [])

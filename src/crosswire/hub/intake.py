@@ -107,7 +107,7 @@ class Intake:
         run = stamp_run(run, self._hub.node, receipt.ids[place], self._hub.wall.stamp_us(now_us))
         self._limit_life(queue, run, now)
         direct = not queue.waiting and queue.has_space_for(len(run))
-        arrivals = self._append(queue, run, place, receipt, now)
+        arrivals = self._append(queue, run, place, receipt)
         count = len(arrivals.sizes)
         if not count:
             return False
@@ -116,8 +116,8 @@ class Intake:
         if not direct:
             cut = 0
         if cut < count:
-            queue.waiting += count - cut
             later = arrivals.part(cut, count) if cut else arrivals
+            queue.await_commit(later.sizes)
             self._hub.group.arrivals.setdefault(queue, []).append(later)
         ids = receipt.ids[place : place + len(run)]
         self._note_accepted(queue.destination, arrivals, ids, now_us)
@@ -127,7 +127,7 @@ class Intake:
         return first_durable < count
 
     def _append(
-        self, queue: Queue, run: Sequence[Envelope], place: int, receipt: Receipt, now: float
+        self, queue: Queue, run: Sequence[Envelope], place: int, receipt: Receipt
     ) -> Arrivals:
         """Those that have a form and a place in the queue: nearly always all of them."""
         store, number = self._hub.store, queue.number
@@ -141,7 +141,7 @@ class Intake:
         for place_of, envelope in enumerate(run, place):
             try:
                 record = encode(envelope)
-                queue.admit(len(record), now)
+                queue.admit(len(record))
             except HubError as error:
                 _refuse(receipt, place_of, error)
             else:
@@ -263,7 +263,7 @@ class Intake:
             target = self._hub.target(destination)
             if isinstance(target, Queue):
                 self._limit_life(target, run, now)
-            self._keep(target, run, first, now, drops=True)
+            self._keep(target, run, first, now)
             first += len(run)
 
     def _limit_life(self, queue: Queue, run: Sequence[Envelope], now: float) -> None:
@@ -280,12 +280,10 @@ class Intake:
         run: Sequence[Envelope],
         first: int,
         now: float,
-        *,
-        drops: bool = False,
     ) -> None:
-        """Retain what must not get lost, whatever the limits, even if the group can't be written.
+        """Retain what must not get lost, even if the group can't be written.
 
-        With `drops` a queue that lets its oldest go does so.
+        No limit refuses it; a queue that lets its oldest go does so for these as well.
         """
         now_us = int(now * _US)
         time_us = self._hub.wall.stamp_us(now_us)
@@ -303,11 +301,9 @@ class Intake:
         arrivals = Arrivals(number, run, sizes)
         self._hub.group.retained.append(arrivals)
         if isinstance(target, Queue):
-            if drops:
-                target.make_room(len(sizes), sum(sizes), now)
             target.length += len(sizes)
             target.size_bytes += sum(sizes)
-            target.waiting += len(sizes)
+            target.await_commit(sizes)
             self._hub.group.kept.setdefault(target, []).append(arrivals)
             self._hub.changed(target, request=False)
         else:

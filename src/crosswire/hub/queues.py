@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -25,7 +25,12 @@ _STUCK_AFTER: Final = 65_536
 
 
 class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """What a queue allows. `window_*` bound what it keeps in memory; the rest is on disk only."""
+    """What a queue allows. `window_*` bound what it keeps in memory; the rest is on disk only.
+
+    With `drop-oldest` whatever comes is taken, and as soon as it is committed the oldest go that
+    nobody holds, until the bounds are kept: of a batch that is longer than `max_length` the newest
+    stay. What consumers hold counts, and is never dropped.
+    """
 
     max_length: int = 0
     max_bytes: int = 0
@@ -53,7 +58,10 @@ _read_depth: Callable[[bytes], _Depth] = reader(_Depth, "the length of a queue")
 
 
 class Queue(Backlog):
-    """`length` and `size_bytes` count what is accepted and not settled, wherever it is."""
+    """`length` and `size_bytes` count what is accepted and not settled, wherever it is.
+
+    `waiting` and `waiting_bytes` are those of it that are not committed yet.
+    """
 
     def __init__(self, hub: Hub, destination: str, policy: QueuePolicy) -> None:
         self.number = hub.store.number(destination)
@@ -68,6 +76,7 @@ class Queue(Backlog):
         self.policy = policy
         self.numbers = [self.number]
         self.waiting = 0
+        self.waiting_bytes = 0
         self._is_inexact = False
         self._floor = floor_of(hub, self.number)
         key = self.number.to_bytes(4)
@@ -132,44 +141,71 @@ class Queue(Backlog):
         # then take what it left to them.
         super().detach(consumer, now)
 
-    def admit(self, size: int, now: float) -> None:
+    def admit(self, size: int) -> None:
         """Count a message in. Raises DestinationFull where the policy refuses it."""
         policy = self.policy
-        if (policy.max_length and self.length >= policy.max_length) or (
-            policy.max_bytes and self.size_bytes + size > policy.max_bytes
+        length = self.length if policy.overflow == "refuse" else 0
+        size_bytes = self.size_bytes if policy.overflow == "refuse" else 0
+        if (policy.max_length and length >= policy.max_length) or (
+            policy.max_bytes and size_bytes + size > policy.max_bytes
         ):
-            self._overflow(size, now)
+            raise DestinationFull(
+                f"{self.destination} is full: {self.length} messages, {self.size_bytes} bytes"
+            )
         self.length += 1
         self.size_bytes += size
 
     def admit_run(self, count: int, size: int) -> bool:
         """Count so many in, of this size together; False, and none, where not all have room."""
         policy = self.policy
-        if (policy.max_length and self.length + count > policy.max_length) or (
-            policy.max_bytes and self.size_bytes + size > policy.max_bytes
+        length = self.length + count if policy.overflow == "refuse" else 0
+        size_bytes = self.size_bytes + size if policy.overflow == "refuse" else size
+        if (policy.max_length and length > policy.max_length) or (
+            policy.max_bytes and size_bytes > policy.max_bytes
         ):
             return False
         self.length += count
         self.size_bytes += size
         return True
 
-    def _overflow(self, size: int, now: float) -> None:
-        policy = self.policy
-        if policy.overflow == "refuse" or (policy.max_bytes and size > policy.max_bytes):
-            raise DestinationFull(
-                f"{self.destination} is full: {self.length} messages, {self.size_bytes} bytes"
-            )
-        self.make_room(1, size, now)
+    def recover(self, now: float) -> None:
+        super().recover(now)
+        # The hub may have been killed between a batch and what was to go for it.
+        self._keep_bounds(now)
 
-    def make_room(self, count: int, size: int, now: float) -> None:
-        """Let the oldest go for so many more, of this size together, if the policy says so."""
-        policy = self.policy
-        while policy.overflow == "drop-oldest" and (
-            (policy.max_length and self.length + count > policy.max_length)
-            or (policy.max_bytes and self.size_bytes + size > policy.max_bytes)
-        ):
-            if not self.drop_oldest(now):
-                return
+    def dispatch(self, now: float) -> None:
+        # Here, and not where they are admitted: what was not committed yet can't be let go of, and
+        # nothing is let go of for what may never be.
+        self._keep_bounds(now)
+        super().dispatch(now)
+
+    def _keep_bounds(self, now: float) -> None:
+        if self.policy.overflow == "drop-oldest" and not self.stopped and self._is_too_full():
+            self.drop_oldest(self._is_too_full, now)
+
+    def _is_too_full(self) -> bool:
+        """Is more there than the policy allows, of what is committed?"""
+        policy, length = self.policy, self.length - self.waiting
+        size_bytes = self.size_bytes - self.waiting_bytes
+        return bool(
+            (policy.max_length and length > policy.max_length)
+            or (policy.max_bytes and size_bytes > policy.max_bytes)
+        )
+
+    def await_commit(self, sizes: Sequence[int]) -> None:
+        """Messages of these sizes are counted in, and seen when they are committed."""
+        self.waiting += len(sizes)
+        self.waiting_bytes += sum(sizes)
+
+    def end_wait(self, runs: Iterable[Arrivals]) -> tuple[int, int]:
+        """These are committed, or could not be; gives their number, and their size together."""
+        count = size = 0
+        for run in runs:
+            count += len(run.sizes)
+            size += sum(run.sizes)
+        self.waiting -= count
+        self.waiting_bytes -= size
+        return count, size
 
     def withdraw(self, count: int, size: int) -> None:
         """Count messages out that were admitted but could not be stored."""

@@ -91,6 +91,10 @@ _GROUP: Final = Layout(">QQ")
 """Of a group's row: the next row of the journal, and the newest id, after the group."""
 
 
+LEAST_BUFFER_BYTES: Final = 64 << 10
+"""No engine works with less."""
+
+
 class StoreLimits(msgspec.Struct, frozen=True, kw_only=True):
     """`spare_bytes` of the disk are left to consumers: below that, producers are refused.
 
@@ -758,13 +762,17 @@ class Store(ABC):
 
     def _is_well(self) -> bool:
         """May a write be tried? After a failed one, the engine may have to be mended first."""
-        if self.last_error is not None and self._free_bytes() >= _HEALING_BYTES:
+        if self.last_error is not None and self._has_room_to_heal():
             try:
                 self._heal()
             except StoreError as error:
                 self.last_error = error
                 return False
         return True
+
+    def _has_room_to_heal(self) -> bool:
+        """Without it the engine stays as it is: it can still read."""
+        return self._free_bytes() >= _HEALING_BYTES
 
     def _seal(self) -> _Group | None:
         _run(self.before_commit)
@@ -844,7 +852,7 @@ class Store(ABC):
                 self._write(batch)
                 self._sync()
                 return
-            except StoreFailed as error:
+            except (StoreFailed, StoreFull) as error:
                 if is_last:
                     raise
                 self.last_error = error
@@ -1024,7 +1032,9 @@ def refusal(error: StoreError) -> StoreError:
 
 def full_or_failed(error: Exception) -> StoreError:
     """What an engine's own complaint about a write means to us."""
-    text = str(error)
-    if "No space left" in text or "NoSpace" in text or "too large" in text:
-        return StoreFull(text)
+    text = " ".join(str(error).split())
+    if "No space left" in text or "NoSpace" in text:
+        return StoreFull("there is no room on the disk")
+    if "too large" in text:
+        return StoreFull("a file of the store is as large as the system allows")
     return StoreFailed(text)

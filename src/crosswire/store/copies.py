@@ -52,6 +52,14 @@ class CopyFile:
         self._records = 0
         self._must_rewrite = True
 
+    @property
+    def size_bytes(self) -> int:
+        """How long the file is."""
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return 0
+
     def load(self) -> Copies:
         """All that can be read; a damaged record costs itself, not those that follow."""
         try:

@@ -2,9 +2,11 @@
 
 Opening the store sorts what is in the write-ahead log into new tables before the log goes away, so
 it takes as much room as the log has once more. A hub that was killed on a full disk would not start
-again without that room. The file is removed before opening where too little else is free, and
-allocated again as soon as there is room. It grows with the log, and while it is too small for the
-log producers are refused, so that whatever fills the disk leaves the store able to open.
+again without that room. The file is made smaller before opening where too little else is free, and
+takes back what is left when the store has done its first writes. It grows with the log, and while
+it is too small for the log producers are refused, so that whatever fills the disk leaves the store
+able to open. What it has beyond the room that opening takes at least is for the store's own small
+writes on a full disk, such as what consumers settle.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -23,8 +26,15 @@ WAL_BUFFERS: Final = 4
 RESERVE: Final = "RESERVE"
 _OVERHEAD_BYTES: Final = 8 << 20
 """Manifest, options, the engine's own log file, and the first writes after opening."""
-_FIRST_BYTES: Final = 2 << 20
+_FIRST_BYTES: Final = 4 << 20
+"""What is kept beside the room for the log."""
+_LEAST_BYTES: Final = 2 << 20
+"""What stays of that for the next start: small writes get no more of it."""
+_MARGIN_BYTES: Final = 64 << 10
+"""Left free beside the reserve, for what the engine writes on threads of its own."""
+_SMALL_BYTES: Final = 256 << 10
 _STEP_BYTES: Final = 1 << 20
+_PAGE_BYTES: Final = 4096
 
 
 def flush_bytes(buffer_bytes: int) -> int:
@@ -55,8 +65,8 @@ def room_for_others(beside: Path, store: Path, least_bytes: int) -> Callable[[],
     return has_room
 
 
-def _rounded(size_bytes: int) -> int:
-    return -(-size_bytes // _STEP_BYTES) * _STEP_BYTES
+def _rounded(size_bytes: int, step_bytes: int = _STEP_BYTES) -> int:
+    return -(-size_bytes // step_bytes) * step_bytes
 
 
 class Reserve:
@@ -79,7 +89,14 @@ class Reserve:
             return 0
 
     def needed_bytes(self) -> int:
-        """How much room opening the store takes, with the log that there is."""
+        """How much room is kept for opening the store, with the log that there is."""
+        return min(_FIRST_BYTES + self._table_bytes(), self._most_bytes)
+
+    def _least_bytes(self) -> int:
+        return min(_LEAST_BYTES + self._table_bytes(), self._most_bytes)
+
+    def _table_bytes(self) -> int:
+        """What the log takes once it is sorted."""
         log_bytes = 0
         with os.scandir(self._store) as entries:
             for entry in entries:
@@ -90,17 +107,40 @@ class Reserve:
                         # The engine removes a log on a thread of its own when it is done with it.
                         continue
         # A table has an index beside what the log has.
-        needed = _FIRST_BYTES + log_bytes + log_bytes // 8
-        return min(needed, self._most_bytes)
+        return log_bytes + log_bytes // 8
 
     def make_room(self) -> None:
-        """Before the store is opened: give up the reserve where too little else is free.
+        """Before the store is opened: give up of the reserve what is not free otherwise.
 
-        That of a store that another hub has open is not ours to give up.
+        That of a store that another hub has open is not ours to give up. Nothing is taken back
+        before `keep` is called: the first writes need the room too.
         """
-        if free_bytes(self._store) < self.needed_bytes() and not self._is_in_use():
-            self.path.unlink(missing_ok=True)
+        lacking = self.needed_bytes() - free_bytes(self._store)
+        if lacking > 0 and self.size_bytes and not self._is_in_use():
+            self._shrink(self.size_bytes - lacking)
             self.is_held = False
+        self._slack_bytes = self._most_bytes
+
+    def can_open(self) -> bool:
+        """Is there room to open the store once more, with what the reserve has?"""
+        return free_bytes(self._store) + self.size_bytes >= self._least_bytes()
+
+    def give(self, size_bytes: int) -> bool:
+        """Make room for a small write of the store's own; False where nothing was to be had."""
+        lacking = size_bytes + _MARGIN_BYTES - free_bytes(self._store)
+        if lacking <= 0 or size_bytes > _SMALL_BYTES:
+            return False
+        size = self.size_bytes
+        given = min(lacking, size - self._least_bytes())
+        if given <= 0:
+            return False
+        self._shrink(size - given)
+        return True
+
+    def _shrink(self, size: int) -> None:
+        # Whole pages: the rest of one would not be free.
+        with suppress(OSError):
+            os.truncate(self.path, max(size, 0) // _PAGE_BYTES * _PAGE_BYTES)
 
     def _is_in_use(self) -> bool:
         try:
@@ -120,6 +160,7 @@ class Reserve:
         self._slack_bytes -= size_bytes + size_bytes // 8
         if self._slack_bytes < 0:
             self.keep(size_bytes)
+        self.give(size_bytes)
 
     def keep(self, more_bytes: int = 0) -> None:
         """Allocate what is needed, with so much more in the log, if there is room for it."""
@@ -128,15 +169,23 @@ class Reserve:
             # Ahead of the log, so that this is rare while it grows.
             ahead = needed + max(needed - _FIRST_BYTES, _STEP_BYTES)
             if not self._allocate(_rounded(min(ahead, self._most_bytes))):
-                self._allocate(_rounded(needed))
+                self._allocate(min(_rounded(needed, _PAGE_BYTES), self._obtainable_bytes()))
         size = self.size_bytes
         self.is_held = size >= needed or not self._can_allocate
         # With all that can ever be needed there is nothing to look at while the log grows.
         is_final = size >= self._most_bytes or not self._can_allocate
         self._slack_bytes = self._most_bytes if is_final else size - needed
 
+    def _obtainable_bytes(self) -> int:
+        """How large it can be made. Some is left free, as far as the next start can do without."""
+        most = self.size_bytes + free_bytes(self._store)
+        least = min(self._least_bytes(), most)
+        return max(most - _MARGIN_BYTES, least) // _PAGE_BYTES * _PAGE_BYTES
+
     def _allocate(self, size: int) -> bool:
         before = self.size_bytes
+        if size <= before:
+            return True
         if not self._can_allocate or free_bytes(self._store) < size - before:
             return False
         try:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import re
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from mmap import mmap
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final, cast
 
 import rocksdict
@@ -25,9 +28,11 @@ from crosswire.store.scanning import complaint_of, first_readable
 __all__ = ["COPIES", "DAMAGES", "MARK", "RocksStore", "check_unused", "is_new", "table_options"]
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_COPY_BYTES: Final = 64 << 10
 COPIES: Final = "crosswire.copies"
 MARK: Final = "crosswire.mark"
 DAMAGES: Final = "crosswire.damage"
+_MANIFEST: Final = re.compile(r"MANIFEST-\d+")
 _ENGINE_FILES: Final = ("CURRENT", "MANIFEST-*", "*.sst", "*.log", COPIES, MARK)
 
 
@@ -51,6 +56,8 @@ class RocksStore(Store):
         self._manifest = Path()
         self._compacts = True
         new = is_new(self.path)
+        if not new and not any(self.path.glob("crosswire.*")):
+            new = self._is_blank()
         self.damages = DamageFile(self.path / DAMAGES, self._list_failed)
         self._compacts = all(each.part != "tables" for each in self.damages.known)
         if not new:
@@ -61,6 +68,9 @@ class RocksStore(Store):
         except BaseException:
             self._db.close()
             raise
+        finally:
+            # Not before the first writes: on a full disk they need what was given up for them.
+            self._disk_reserve.keep()
 
     # Opening.
 
@@ -89,8 +99,31 @@ class RocksStore(Store):
             except Exception as again:
                 raise StoreDamaged(self._explain(_plain(str(again)))) from again
             self._log_complaint = self._log_complaint or " ".join(str(error).split())
-        self._disk_reserve.keep()
         self._find_manifest()
+
+    def _is_blank(self) -> bool:
+        """A database without any of the hub's own files: is there nothing in it yet?
+
+        A hub that was killed at its very first start leaves one, and an older hub kept no such
+        files. Raises StoreFailed for that of another program. Nothing is written here.
+        """
+        check_unused(self.path)
+        with TemporaryDirectory() as folder, suppress(RecordUnreadable):
+            # Even to read only, the engine writes files of its own beside those it reads.
+            for file in self.path.resolve().glob("[CMI0-9]*"):
+                (Path(folder) / file.name).symlink_to(file)
+            options = rocksdict.Options(raw_mode=True)
+            try:
+                access = rocksdict.AccessType.read_only()
+                database = rocksdict.Rdict(folder, options, access_type=access)
+            except Exception:
+                # What is wrong with it is found out, and reported, when it is opened.
+                return False
+            try:
+                return not _has_own_keys(database, self.path)
+            finally:
+                database.close()
+        return False
 
     def _take_out_headers(self, log: Path) -> None:
         """What the engine would not get past is made zeros: it leaves out the rest of that block,
@@ -116,11 +149,15 @@ class RocksStore(Store):
         if not current.exists():
             raise StoreDamaged(self._explain("the file CURRENT is missing"))
         name = current.read_text(errors="replace").strip()
+        if not _MANIFEST.fullmatch(name):
+            raise StoreDamaged(
+                self._explain("the file CURRENT does not have the name of a list of tables")
+            )
         try:
             data = (self.path / name).read_bytes()
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise StoreDamaged(
-                self._explain(f"the list of tables, {name!r}, can't be read: {error}")
+                self._explain(f"the list of tables, {name}, can't be read: {error.strerror}")
             ) from error
         mark = self._mark.load()
         is_known = mark is not None and name == f"MANIFEST-{mark.manifest:06}"
@@ -154,14 +191,22 @@ class RocksStore(Store):
             return Copies({}, True, False)
 
     def _save_copies(self, changes: Mapping[bytes, bytes | None]) -> None:
-        try:
-            self._copies.save(changes)
-        except OSError as error:
-            raise full_or_failed(error) from error
+        self._write_copies(lambda: self._copies.save(changes))
 
     def _replace_copies(self, values: Mapping[bytes, bytes]) -> None:
+        self._write_copies(lambda: self._copies.rewrite(values))
+
+    def _write_copies(self, write: Callable[[], None]) -> None:
         try:
-            self._copies.rewrite(values)
+            try:
+                write()
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                # A new file beside the old one.
+                if not self._disk_reserve.give(2 * self._copies.size_bytes + _COPY_BYTES):
+                    raise
+                write()
         except OSError as error:
             raise full_or_failed(error) from error
 
@@ -232,7 +277,10 @@ class RocksStore(Store):
             self._compacts = False
             detail = f"tables can't be merged until they are repaired: {self.last_error}"
             self._report(Damage(b"", b"", detail, "engine"))
-        self._open()
+        try:
+            self._open()
+        finally:
+            self._disk_reserve.keep()
 
     # Reading: every value and every key comes through here, and what can't be read is reported.
 
@@ -295,6 +343,9 @@ class RocksStore(Store):
     def _free_bytes(self) -> int:
         self._disk_reserve.keep()
         return free_bytes(self.path)
+
+    def _has_room_to_heal(self) -> bool:
+        return super()._has_room_to_heal() or self._disk_reserve.can_open()
 
     def has_room(self, now: float) -> bool:
         return super().has_room(now) and self._disk_reserve.is_held
@@ -382,6 +433,27 @@ class _RocksView(View):
             return newest[0] if newest else None
         key: bytes = self._iterator.key()
         return key if key >= begin else None
+
+
+def _has_own_keys(database: rocksdict.Rdict, path: Path) -> bool:
+    """Raises StoreFailed where there are others only, RecordUnreadable where nobody knows."""
+    try:
+        if any(database.get(key) is not None for key in (b"!format", b"!node", b"!ids")):
+            return True
+    except Exception as error:
+        raise RecordUnreadable(str(error)) from error
+    iterator = database.iter()
+    iterator.seek_to_first()
+    is_empty = not iterator.valid()
+    reason = complaint_of(iterator)
+    if reason is not None:
+        raise RecordUnreadable(reason)
+    if not is_empty:
+        raise StoreFailed(
+            f"{path} has the database of another program, not a hub's store: nothing was changed;"
+            " choose another folder for the data"
+        )
+    return False
 
 
 def check_unused(path: Path) -> None:
