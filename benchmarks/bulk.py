@@ -15,19 +15,19 @@ from functools import partial
 import numpy as np
 from measure import line
 
+from crosswire.pipeline.decode.scanners.emp import EmpScanner
+from crosswire.pipeline.decode.scanners.emqp import EmqpScanner
+from crosswire.pipeline.decode.scanners.epoxy import EpoxyScanner
+from crosswire.pipeline.decode.scanners.micromsg2 import MicroMsg2Scanner
+from crosswire.pipeline.decode.scanners.relink import RelinkScanner
+from crosswire.pipeline.decode.scanners.scanner import END, STOP, BulkScanner
 from crosswire.wire import PROTOCOL_NAMES, protocol
-from crosswire.wire.bulk import END, STOP, BulkScanner
 from crosswire.wire.emp import frames as emp
-from crosswire.wire.emp.bulk import EmpScanner
 from crosswire.wire.emqp import frames as emqp
-from crosswire.wire.emqp.bulk import EmqpScanner
 from crosswire.wire.epoxy import frames as epoxy
-from crosswire.wire.epoxy.bulk import EpoxyScanner
 from crosswire.wire.micromsg2 import frames as micromsg2
-from crosswire.wire.micromsg2.bulk import MicroMsg2Scanner
 from crosswire.wire.relink import frames as relink
 from crosswire.wire.relink import handshake as relink_handshake
-from crosswire.wire.relink.bulk import RelinkScanner
 from crosswire.wire.zmtp import frames as zmtp
 
 BYTES = 512
@@ -76,7 +76,7 @@ def of_epoxy() -> tuple[bytes, Message]:
             epoxy.Message(2 * number + 1, kind, "shop.Orders", "Place", payload=PAYLOAD)
         )
 
-    return epoxy.serialize(epoxy.Config()), message
+    return epoxy.serialize(epoxy.ConfigFrame()), message
 
 
 def of_micromsg2() -> tuple[bytes, Message]:

@@ -12,11 +12,11 @@ from __future__ import annotations
 import numpy as np
 from bulk import CASES, rate
 
-from crosswire.pipeline.columns import describe_of
-from crosswire.pipeline.columns.contract import FrameRows, Readings
-from crosswire.pipeline.protocols import reading_of
+from crosswire.pipeline.decode import describe_of
+from crosswire.pipeline.decode.contract import FrameRows, Readings
+from crosswire.pipeline.decode.readings import reading_of
+from crosswire.pipeline.decode.scanners.scanner import BulkScanner, Columns
 from crosswire.wire import PROTOCOL_NAMES, protocol
-from crosswire.wire.bulk import BulkScanner, Columns
 from crosswire.wire.contract import Frame
 
 MESSAGES = 20_000

@@ -14,7 +14,7 @@ from measure import line, rate
 
 from crosswire.wire.epoxy.connection import EpoxyConnection
 from crosswire.wire.epoxy.decoder import EpoxyDecoder
-from crosswire.wire.epoxy.frames import Config, Message, MessageType, serialize
+from crosswire.wire.epoxy.frames import ConfigFrame, Message, MessageType, serialize
 
 READ_BYTES = 256 * 1024
 SIZES = {"128 B": 128, "4 KiB": 4096}
@@ -85,7 +85,7 @@ def conversation(label: str, size: int) -> None:
         for number in range(count)
     )
     connection = EpoxyConnection("server", 0.0)
-    connection.receive_data(serialize(Config()), 0.0)
+    connection.receive_data(serialize(ConfigFrame()), 0.0)
     connection.events()
     connection.data_to_send()
 

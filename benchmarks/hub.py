@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from crosswire.cli.bench.contract import Line, Part, Work, producer_of
+from crosswire.cli.bench.contract import BenchEnd, Line, Work, producer_of
 from crosswire.cli.bench.hub import StartedHub, started_hub
 from crosswire.cli.bench.run import Figures as Loaded
 from crosswire.cli.bench.run import load, one_at_a_time
@@ -360,7 +360,7 @@ def latency(options: argparse.Namespace) -> None:
         )
 
 
-class _Emp(Part):
+class _Emp(BenchEnd):
     listener = "emp"
 
     def connect(self, now: float) -> Connection:
@@ -385,7 +385,7 @@ class _Emp(Part):
         assert line.wait_for(ResponseReceived).succeeded
 
 
-class _MicroMsg2(Part):
+class _MicroMsg2(BenchEnd):
     listener = "micromsg2"
 
     def connect(self, now: float) -> Connection:

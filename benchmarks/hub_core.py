@@ -27,10 +27,10 @@ import uvloop
 from crosswire.envelope import Envelope
 from crosswire.hub.attachment import Attachment, Delivery, Notice, Window
 from crosswire.hub.hub import Hub, HubConfig
-from crosswire.hub.ledger import Peer
+from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.receipt import Receipt
 from crosswire.hub.topics import TopicPolicy
-from crosswire.store.contract import Batch
+from crosswire.store.contract import WriteBatch
 from crosswire.store.memory import MemoryStore
 from crosswire.store.rocks import RocksStore
 
@@ -38,7 +38,7 @@ GROUP = 1000
 ROUNDS = 5
 PAYLOAD = bytes(range(128))
 CRC = zlib.crc32(PAYLOAD)
-PEER = Peer("bench", "bench-1")
+PEER = LedgerPeer("bench", "bench-1")
 
 Rows: TypeAlias = tuple[list[bytes], list[bytes]]
 """Keys and values of one group."""
@@ -83,7 +83,7 @@ class Remembering(MemoryStore):
         self.rows: list[Rows] = []
         super().__init__()
 
-    def _write(self, batch: Batch) -> None:
+    def _write(self, batch: WriteBatch) -> None:
         operations = batch.operations  # type: ignore[attr-defined]
         # Rows of groups that the log no longer holds are dropped now and then: not a message's.
         operations = [each for each in operations if each[1] is not None or each[0][:1] != b"g"]
@@ -172,8 +172,8 @@ def beside_bare(path: Path, messages: int) -> tuple[float, float]:
     """Medians of bare batches and of the hub's sends, in turns: what else runs hits both."""
     groups = hub_rows(messages)
     bare, ours = [], []
-    for place in range(ROUNDS):
-        here = path / f"round-{place}"
+    for index in range(ROUNDS):
+        here = path / f"round-{index}"
         bare.append(bare_rocks(here, groups))
         ours.append(uvloop.run(durable_sends(here, messages)))
         shutil.rmtree(here)

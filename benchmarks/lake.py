@@ -18,13 +18,13 @@ from random import Random
 
 import uvloop
 
-from crosswire.clients.dial import dial
-from crosswire.clients.emp import EmpPeer
+from crosswire.client.native.dial import dial
+from crosswire.client.native.emp import EmpPeer
 from crosswire.config import PLAIN_LISTENERS, Config, LakeSettings, TapSettings
 from crosswire.envelope import Envelope
-from crosswire.gateways.lake import LakeFeed
-from crosswire.gateways.server import Server
 from crosswire.hub.hub import Hub, HubConfig
+from crosswire.server.lake_feed import LakeFeed
+from crosswire.server.server import Server
 from crosswire.store.rocks import RocksStore
 from crosswire.wire.emp.connection import EmpConnection
 

@@ -40,8 +40,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from repeated import Counted, Repeated, long_connections, many_connections
 from traffic import Traffic
 
-from crosswire.pipeline.decode import decode_tap
-from crosswire.pipeline.session import start
+from crosswire.pipeline.decode.frames import decode_tap
+from crosswire.pipeline.spark import start
 from crosswire.pipeline.tables.decoded import DIRECTIONS, FRAMES, TABLE, VIOLATIONS
 from crosswire.pipeline.tables.frames import frames
 from crosswire.wire import PROTOCOL_NAMES

@@ -20,8 +20,8 @@ from pyspark.sql import SparkSession
 
 from crosswire.cli.bench.hub import started_hub
 from crosswire.pipeline import register
-from crosswire.pipeline.live.address import HubAddress
-from crosswire.pipeline.session import start
+from crosswire.pipeline.connector.address import HubAddress
+from crosswire.pipeline.spark import start
 
 _BATCH = 2000
 

@@ -38,12 +38,12 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import ArrayType, StructType
 from traffic import Traffic, packets, write_pcap
 
-from crosswire.pipeline.batches import Batches
-from crosswire.pipeline.connection import WANTED, ConnectionRows
-from crosswire.pipeline.decode import decode_captures, decode_tap
-from crosswire.pipeline.session import start
+from crosswire.pipeline.decode.arrow_batches import Batches
+from crosswire.pipeline.decode.connection_rows import WANTED, ConnectionRows
+from crosswire.pipeline.decode.frames import decode_captures, decode_tap
 from crosswire.pipeline.sources.pcap import Captures
 from crosswire.pipeline.sources.tap import from_tap
+from crosswire.pipeline.spark import start
 from crosswire.pipeline.tables.decoded import ARROW, COLUMNS, FRAME_COLUMNS
 from crosswire.pipeline.tables.frames import frames
 from crosswire.wire import PROTOCOL_NAMES

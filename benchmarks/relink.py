@@ -16,7 +16,7 @@ from crosswire.wire.relink.frames import Message, RelinkLimits, layout, serializ
 from crosswire.wire.relink.handshake import (
     ConnectorHello,
     ConnectorVersion,
-    Terms,
+    LinkTerms,
     serialize_handshake,
 )
 from crosswire.wire.relink.link import Link
@@ -69,7 +69,7 @@ def converse(reads: list[bytes]) -> int:
     connection.receive_data(HELLO, 0.0)
     (asked,) = connection.events()
     assert isinstance(asked, HandshakeReceived)
-    connection.accept(Link("listener", Terms.of(asked.hello), epoch=1, id=1, limits=limits))
+    connection.accept(Link("listener", LinkTerms.of(asked.hello), epoch=1, id=1, limits=limits))
     got = 0
     for read in reads:
         connection.receive_data(read, 0.0)

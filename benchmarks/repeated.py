@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from crosswire.lake.files import write
 from crosswire.lake.schemas import BACKWARD, DATA, FORWARD
-from crosswire.pipeline.batches import Batches
-from crosswire.pipeline.connection import WANTED, ConnectionRows
+from crosswire.pipeline.decode.arrow_batches import Batches
+from crosswire.pipeline.decode.connection_rows import WANTED, ConnectionRows
 from crosswire.pipeline.tables.decoded import ARROW, DIRECTIONS, FRAMES, VIOLATIONS
 from crosswire.wire import protocol
 
@@ -177,23 +177,23 @@ def long_connections(traffic: Traffic) -> Repeated:
     bare = pa.concat_tables(dataclasses.replace(traffic, messages=0).wire())
     names = rows["connection"].to_numpy(zero_copy_only=False)
     bare_names = bare["connection"].to_numpy(zero_copy_only=False)
-    place = np.zeros(len(rows), np.int64)
+    index = np.zeros(len(rows), np.int64)
     for name in dict.fromkeys(names):
         mine = np.flatnonzero(names == name)
         without = bare["data"].take(pa.array(np.flatnonzero(bare_names == name))).to_pylist()
         start = _same(rows["data"].take(pa.array(mine[: len(without)])).to_pylist(), without)
         end = len(mine) - (len(without) - start)
-        place[mine[start:end]] = 1
-        place[mine[end:]] = 2
+        index[mine[start:end]] = 1
+        index[mine[end:]] = 2
     lanes = pc.binary_join_element_wise(rows["connection"], rows["direction"], " ").to_pylist()
     sizes: Counter[str] = Counter()
-    for lane, size, where in zip(lanes, rows["length"].to_pylist(), place.tolist(), strict=True):
+    for lane, size, where in zip(lanes, rows["length"].to_pylist(), index.tolist(), strict=True):
         sizes[lane] += size if where == 1 else 0
     strides = np.array([sizes[lane] for lane in lanes], np.int64)
     order = np.argsort(rows["time"].to_numpy(), kind="stable")
     before, block, after = (
         Part(rows.take(pa.array(chosen)).combine_chunks(), strides[chosen])
-        for chosen in (order[place[order] == which] for which in range(3))
+        for chosen in (order[index[order] == which] for which in range(3))
     )
     return Repeated(before, block, after, tuple(_sequence_numbers(before.rows, block.rows)))
 
@@ -238,9 +238,9 @@ def _with(rows: pa.Table, **changed: Any) -> pa.Table:
 
 def _same(one: list[Any], other: list[Any]) -> int:
     """How many are the same from the beginning on."""
-    for place, (a, b) in enumerate(zip(one, other, strict=False)):
+    for index, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
-            return place
+            return index
     return min(len(one), len(other))
 
 
@@ -269,13 +269,13 @@ def _sequence_numbers(before: pa.Table, block: pa.Table) -> Iterator[Numbers]:
     for name, form in forms.items():
         found: list[tuple[int, tuple[Any, ...]]] = []
         steps: Counter[tuple[Any, ...]] = Counter()
-        for row, counts, place, counter in _counters(name, before, block):
+        for row, counts, index, counter in _counters(name, before, block):
             if counts:
                 steps[counter] += 1
-            if place is not None:
-                found.append((int(starts[row]) + place, counter))
+            if index is not None:
+                found.append((int(starts[row]) + index, counter))
         if found:
-            places = np.array([place for place, _ in found])
+            places = np.array([position for position, _ in found])
             yield Numbers(*form, places, np.array([steps[counter] for _, counter in found]))
 
 
@@ -307,13 +307,13 @@ def _counters(
             role = entry.roles[0 if forward else -1]
             decoders[connection, forward] = entry.decoder(role, peer=peer)
         for at, length, frame in decoders[connection, forward].feed(data):
-            place = at - offset
+            index = at - offset
             match frame:
                 case MicroMsg2Message():
-                    yield row, True, place + 1, (connection, forward)
+                    yield row, True, index + 1, (connection, forward)
                 case ExtensionFrame():
-                    yield row, False, place + length - 2, (connection, not forward)
+                    yield row, False, index + length - 2, (connection, not forward)
                 case RelinkMessage():
                     yield row, True, None, (connection, forward, frame.channels)
                 case SequenceAcknowledgement():
-                    yield row, False, place + 4, (connection, not forward, frame.channels)
+                    yield row, False, index + 4, (connection, not forward, frame.channels)

@@ -252,7 +252,7 @@ def _relink(random: Random, messages: int, mean: int) -> Iterator[Said]:
 
 
 def _epoxy(random: Random, messages: int, mean: int) -> Iterator[Said]:
-    from crosswire.wire.epoxy.frames import Config, Message, MessageType, serialize
+    from crosswire.wire.epoxy.frames import ConfigFrame, Message, MessageType, serialize
 
     def payload() -> bytes:
         # A struct with one blob, in Compact Binary.
@@ -260,8 +260,8 @@ def _epoxy(random: Random, messages: int, mean: int) -> Iterator[Said]:
         size = bytes((len(blob) & 127 | 128, len(blob) >> 7))
         return b"CB\x01\x00\x0b\x0e" + size + blob + b"\x00"
 
-    yield True, serialize(Config())
-    yield False, serialize(Config())
+    yield True, serialize(ConfigFrame())
+    yield False, serialize(ConfigFrame())
     for number in range(messages):
         conversation = 2 * number + 1
         if random.random() < 0.2:

@@ -25,11 +25,11 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
 
 from crosswire.cli.bench.hub import started_hub
-from crosswire.clients.emp import EmpClient
-from crosswire.clients.emqp_worker import Worker
+from crosswire.client.native.emp import EmpClient
+from crosswire.client.native.emqp_worker import Worker
 from crosswire.listeners import PLAIN_LISTENERS
 from crosswire.pipeline import register
-from crosswire.pipeline.session import FOR_LITTLE, start
+from crosswire.pipeline.spark import FOR_LITTLE, start
 
 WINDOW = "2 seconds"
 TOO_OFTEN = 10

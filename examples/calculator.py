@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from crosswire.bond import idl
-from crosswire.clients.epoxy import EpoxyClient, EpoxyServer, offer
+from crosswire.client.native.epoxy import EpoxyClient, EpoxyServer, offer
 from crosswire.errors import CallFailed
 
 module = idl.load(Path(__file__).with_name("calc.bond"))
@@ -47,7 +47,7 @@ async def main() -> None:
     async with EpoxyClient("127.0.0.1", port) as client:
         result = await client.call(Calc, "Calculate", Params(x=67, y=87, operation=Operation.Mul))
         print(f"67 × 87 = {result.z}")
-        await client.tell(Calc, "Note", Params(x=67, y=87))
+        await client.send_event(Calc, "Note", Params(x=67, y=87))
         try:
             await client.call(Calc, "Calculate", Params(x=1, operation=Operation.Div))
         except CallFailed as failure:

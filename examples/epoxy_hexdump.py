@@ -12,7 +12,7 @@ from typing import Any
 from crosswire.bond import epoxy_module, idl, marshal
 from crosswire.bond.dialect import Dialect
 from crosswire.bond.schema import DataType, StructDef
-from crosswire.wire.epoxy.frames import Config, Message, MessageType, serialize
+from crosswire.wire.epoxy.frames import ConfigFrame, Message, MessageType, serialize
 
 module = idl.load(Path(__file__).with_name("calc.bond"))
 PARAMS = module.struct("examples.calc.Params")
@@ -39,7 +39,7 @@ def frames() -> Iterator[tuple[str, bytes, StructDef]]:
     )
     result = marshal.marshal(RESULT.python_class(z=5829), RESULT)
     response = Message(3, MessageType.RESPONSE, payload=result)
-    yield "The config frame, from both sides", serialize(Config()), CONFIG
+    yield "The config frame, from both sides", serialize(ConfigFrame()), CONFIG
     yield "The request frame", serialize(request), PARAMS
     yield "The response frame", serialize(response), RESULT
 

@@ -25,8 +25,8 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.bond import hub_module, idl
 from crosswire.cli.bench.hub import started_hub
-from crosswire.clients.epoxy import EpoxyClient, offer
-from crosswire.pipeline.session import FOR_LITTLE, start
+from crosswire.client.native.epoxy import EpoxyClient, offer
+from crosswire.pipeline.spark import FOR_LITTLE, start
 
 HOST = "127.0.0.1"
 

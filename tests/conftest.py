@@ -19,8 +19,8 @@ settings.register_profile(
 settings.load_profile("suite")
 
 WITH_SPARK: Final = frozenset(
-    f"tests/pipeline/{path.name}"
-    for path in (Path(__file__).parent / "pipeline").glob("test_*.py")
+    path.relative_to(Path(__file__).parent.parent).as_posix()
+    for path in (Path(__file__).parent / "pipeline").rglob("test_*.py")
     if "SparkSession" in path.read_text()
 )
 """Files whose tests share the session of tests/pipeline/conftest.py."""

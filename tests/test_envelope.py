@@ -57,8 +57,8 @@ def test_what_is_encoded_is_decoded_with_its_types(envelope: Envelope) -> None:
 @given(ENVELOPES, st.data())
 def test_a_changed_byte_is_noticed(envelope: Envelope, data: st.DataObject) -> None:
     record = bytearray(encode(envelope))
-    place = data.draw(st.integers(0, len(record) - 1))
-    record[place] ^= data.draw(st.integers(1, 255))
+    index = data.draw(st.integers(0, len(record) - 1))
+    record[index] ^= data.draw(st.integers(1, 255))
     with pytest.raises(RecordDamaged):
         decode(bytes(record))
 

@@ -9,9 +9,9 @@ from typing import Final, Literal
 
 import msgspec
 
-__all__ = ["ANONYMOUS", "Access", "Deed", "User", "covers"]
+__all__ = ["ANONYMOUS", "Access", "Right", "User", "covers"]
 
-Deed = Literal["produce", "consume", "call", "serve"]
+Right = Literal["produce", "consume", "call", "serve"]
 
 ANONYMOUS: Final = ""
 
@@ -73,18 +73,18 @@ class Access:
     def by_curve_key(self, key: str) -> str | None:
         return self._curve_keys.get(key)
 
-    def may(self, principal: str, deed: Deed, destination: str) -> bool:
+    def may(self, principal: str, right: Right, destination: str) -> bool:
         """May this principal do this with this destination, or subscribe to this pattern?"""
-        return not self._users or self._decide(principal, deed, destination)
+        return not self._users or self._decide(principal, right, destination)
 
     def may_administer(self, principal: str) -> bool:
         user = self._users.get(principal)
         return not self._users or (user is not None and user.administer)
 
-    def _may(self, principal: str, deed: Deed, destination: str) -> bool:
+    def _may(self, principal: str, right: Right, destination: str) -> bool:
         user = self._users.get(principal)
         return user is not None and any(
-            covers(pattern, destination) for pattern in getattr(user, deed)
+            covers(pattern, destination) for pattern in getattr(user, right)
         )
 
 

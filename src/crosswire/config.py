@@ -13,10 +13,10 @@ import msgspec
 from crosswire.access import User
 from crosswire.envelope import LARGEST_INTEGER, Property, check_properties, parse_destination
 from crosswire.errors import ConfigError, InvalidDestination, InvalidEnvelope, InvalidSchedule
+from crosswire.hub.ingest.staging import StagingLimits
 from crosswire.hub.queues import QueuePolicy
 from crosswire.hub.schedules import check_cron, check_id, check_interval
 from crosswire.hub.services import ServicePolicy
-from crosswire.hub.staging import StagingLimits
 from crosswire.hub.topics import TopicPolicy
 from crosswire.listeners import LISTENERS, PLAIN_LISTENERS
 from crosswire.store.contract import LEAST_BUFFER_BYTES, StoreLimits
@@ -206,8 +206,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     def addresses(self) -> dict[str, Address]:
         """Every listener that is to be opened. `"off"` leaves one out. Raises ConfigError."""
         names = LISTENERS if self.tls is not None else PLAIN_LISTENERS
-        told = {name: self.listen.get(name, f"127.0.0.1:{port}") for name, port in names.items()}
-        return {name: Address.parse(text) for name, text in told.items() if text != "off"}
+        addresses = {
+            name: self.listen.get(name, f"127.0.0.1:{port}") for name, port in names.items()
+        }
+        return {name: Address.parse(text) for name, text in addresses.items() if text != "off"}
 
     def exposed(self) -> dict[str, Address]:
         """The listeners that other machines reach, if anybody there could do anything."""

@@ -118,9 +118,9 @@ def stamp_run(
     identifier = first
     for envelope in envelopes:
         if envelope.id:
-            place = identifier - first
-            copies = [_unstamped(each) for each in envelopes[place:]]
-            return [*envelopes[:place], *stamp_run(copies, node, identifier, time_us)]
+            index = identifier - first
+            copies = [_unstamped(each) for each in envelopes[index:]]
+            return [*envelopes[:index], *stamp_run(copies, node, identifier, time_us)]
         _set(envelope, "node", node)
         _set(envelope, "id", identifier)
         _set(envelope, "time", time_us)

@@ -60,7 +60,7 @@ CrosswireError
 ├── PipelineError               what `crosswire pipeline` can't do
 │   ├── InvalidInput            … with this input: none, unreadable, not what it should be
 │   └── BytesMissing            … because the tables don't account for every byte
-└── ClientError                 what a caller of `crosswire.clients` sees
+└── ClientError                 what a caller of `crosswire.client.native` sees
     ├── ConnectFailed           nobody answered, or the handshake failed
     ├── ConnectionLost          the connection ended while something was under way
     │   └── LinkLost            … and so did the Relink link, with what was not acknowledged
@@ -479,7 +479,7 @@ class ConfigError(CrosswireError):
 
 
 class ClientError(CrosswireError):
-    """What a caller of `crosswire.clients` has to expect."""
+    """What a caller of `crosswire.client.native` has to expect."""
 
 
 class ConnectFailed(ClientError):

@@ -13,7 +13,7 @@ from crosswire.errors import ConnectionLost, InternalError
 from crosswire.hub.callbacks import Callbacks
 from crosswire.wire.contract import Connection, ConnectionClosed, ConnectionFailed, Event
 
-__all__ = ["Owner", "Session", "Tap"]
+__all__ = ["Session", "SessionOwner", "Tap"]
 
 LINGER_S = 1.0
 LINGER_ROUNDS = 10
@@ -28,7 +28,7 @@ _FINISHED: Final = select.POLLHUP | getattr(select, "POLLRDHUP", 0)  # elsewhere
 P = ParamSpec("P")
 
 
-class Owner(Shape):
+class SessionOwner(Shape):
     """Who a session works for. The session makes itself known in `session`."""
 
     session: Session
@@ -82,14 +82,14 @@ class Session(asyncio.Protocol):
     def __init__(
         self,
         connect: Callable[[float], Connection],
-        owner: Owner,
+        owner: SessionOwner,
         *,
         callbacks: Callbacks | None = None,
     ) -> None:
         self._connect = connect
         self._owner = owner
         self._callbacks = callbacks or Callbacks()
-        self._end_told = False
+        self._end_reported = False
         owner.session = self
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -148,7 +148,7 @@ class Session(asyncio.Protocol):
         failed = self._callbacks.run("connect", self._open)
         if failed is not None:
             # There is no connection that could fail: the owner has cleaned up already.
-            self._leaving = self._end_told = True
+            self._leaving = self._end_reported = True
             self.transport.abort()
             return
         self._turn()
@@ -187,13 +187,13 @@ class Session(asyncio.Protocol):
         if self.tap is not None:
             self._show(self.tap.closed, error)
         self._leaving = True
-        if self._end_told:
+        if self._end_reported:
             return
         self._run("receive_eof", self.connection.receive_eof)
         lost = ConnectionLost("the socket was closed")
         self._run("fail", self.connection.fail, lost)
-        self._tell()
-        if not self._end_told:
+        self._dispatch_events()
+        if not self._end_reported:
             # The connection itself is broken, and can't even end.
             self._hand_over([ConnectionFailed(lost)])
 
@@ -221,7 +221,7 @@ class Session(asyncio.Protocol):
             return
         # Whatever the owner sends meanwhile is written below: it need not wake us for it.
         self._flush_planned = True
-        self._tell()
+        self._dispatch_events()
         self._flush_planned = False
         outgoing: list[bytes | memoryview] = []
         try:
@@ -238,9 +238,9 @@ class Session(asyncio.Protocol):
             else:
                 # TLS can't close one half: the end of ours is the end of both.
                 self._run("receive_eof", self.connection.receive_eof)
-                self._tell()
+                self._dispatch_events()
         if self.connection.closed:
-            self._leave(said_something=bool(outgoing))
+            self._leave(has_output=bool(outgoing))
             return
         self._steer_reading()
         self._arm_timer()
@@ -256,7 +256,7 @@ class Session(asyncio.Protocol):
         else:
             self.transport.writelines(chunks)
 
-    def _tell(self) -> None:
+    def _dispatch_events(self) -> None:
         """Hand events over until the owner's reaction brings no more of them."""
         while events := self._take_events():
             self._hand_over(events)
@@ -270,7 +270,7 @@ class Session(asyncio.Protocol):
 
     def _hand_over(self, events: list[Event]) -> None:
         if isinstance(events[-1], ConnectionClosed | ConnectionFailed):
-            self._end_told = True
+            self._end_reported = True
         try:
             self._owner.handle_events(events)
         except Exception as error:
@@ -318,7 +318,7 @@ class Session(asyncio.Protocol):
         state = _poll(self.transport)
         if state & _BROKEN:
             self._run("fail", self.connection.fail, ConnectionLost("the socket was reset"))
-            self._tell()
+            self._dispatch_events()
             self.transport.abort()
         elif state & _FINISHED:
             now = self._loop.time()
@@ -330,10 +330,10 @@ class Session(asyncio.Protocol):
                 self._run("fail", self.connection.fail, lost)
                 self._turn()
 
-    def _leave(self, *, said_something: bool) -> None:
+    def _leave(self, *, has_output: bool) -> None:
         self._leaving = True
         self._cancel_timer()
-        if said_something and not self._peer_finished and self.transport.can_write_eof():
+        if has_output and not self._peer_finished and self.transport.can_write_eof():
             self._finish()
             self._steer_reading()
         else:

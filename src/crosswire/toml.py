@@ -24,10 +24,10 @@ class Mistake(msgspec.Struct, frozen=True, order=True):
     hint: str = ""
 
     def __str__(self) -> str:
-        place = f"line {self.line}: " if self.line else ""
+        prefix = f"line {self.line}: " if self.line else ""
         where = f"{self.where}: " if self.where else ""
         hint = f" ({self.hint})" if self.hint else ""
-        return f"{place}{where}{self.what}{hint}"
+        return f"{prefix}{where}{self.what}{hint}"
 
 
 def read(text: str, kind: type[T]) -> tuple[T | None, list[Mistake]]:

@@ -10,7 +10,7 @@ import pytest
 
 from crosswire.bond import binary, compact, fast, idl
 from crosswire.bond.dialect import Dialect
-from crosswire.bond.schema import DEFAULT_LIMITS, DataType, Limits, StructDef
+from crosswire.bond.schema import DEFAULT_LIMITS, DataType, DecodeLimits, StructDef
 from crosswire.bond.tree import Nan, TreeField, TreeStruct
 from crosswire.bond.values import Bonded, OrderedSet
 from crosswire.errors import BondDecodeError, BondEncodeError
@@ -28,7 +28,9 @@ def through(dialect: Dialect, value: Any, written: StructDef, read: StructDef) -
     return decode(dialect, binary.encode(dialect, value, written), read)
 
 
-def decode(dialect: Dialect, data: bytes, read: StructDef, limits: Limits = DEFAULT_LIMITS) -> Any:
+def decode(
+    dialect: Dialect, data: bytes, read: StructDef, limits: DecodeLimits = DEFAULT_LIMITS
+) -> Any:
     return binary.decode(dialect, data, read, limits)[0]
 
 
@@ -359,9 +361,9 @@ def test_small_structs_that_become_large_objects_are_counted(dialect: Dialect) -
     wire = binary.encode(dialect, kind.python_class(x=[item] * 1000), kind)
     assert len(decode(dialect, wire, kind).x) == 1000
     with pytest.raises(BondDecodeError, match="more values"):
-        decode(dialect, wire, kind, Limits(values=20_000))
+        decode(dialect, wire, kind, DecodeLimits(values=20_000))
     with pytest.raises(BondDecodeError, match="more values"):
-        binary.decode_tree(dialect, wire, Limits(values=2000))
+        binary.decode_tree(dialect, wire, DecodeLimits(values=2000))
 
 
 @EACH

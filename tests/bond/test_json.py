@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from crosswire.bond import idl, json
-from crosswire.bond.schema import Limits, StructDef
+from crosswire.bond.schema import DecodeLimits, StructDef
 from crosswire.bond.values import Bonded, OrderedSet
 from crosswire.errors import BondDecodeError, BondEncodeError, BondSchemaError
 
@@ -155,7 +155,7 @@ def test_values_are_counted() -> None:
     text = '{"x":[' + ",".join(["{}"] * 100) + "]}"
     assert len(json.decode(text, kind).x) == 100
     with pytest.raises(BondDecodeError, match="more values"):
-        json.decode(text, kind, limits=Limits(values=299))
+        json.decode(text, kind, limits=DecodeLimits(values=299))
 
 
 @pytest.mark.parametrize(

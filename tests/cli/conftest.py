@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from crosswire.gateways.server import GATEWAYS
+from crosswire.server.server import GATEWAYS
 
 PROGRAM = str(Path(sys.executable).parent / "crosswire")
 

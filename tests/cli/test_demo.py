@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from crosswire.cli.demo.place import prepare
+from crosswire.cli.demo.folder import prepare
 from crosswire.errors import CrosswireError
 from tests.cli.conftest import PROGRAM, RunningHub, StartHub
 
@@ -56,53 +56,55 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, done.stdout
 
 
-def table(said: str, title: str) -> list[list[str]]:
+def table(output: str, title: str) -> list[list[str]]:
     """The words of each line of a table; columns are two spaces apart."""
-    lines = said[said.index(f"\n{title}:") + 1 :].split("\n\n")[0].splitlines()[1:]
+    lines = output[output.index(f"\n{title}:") + 1 :].split("\n\n")[0].splitlines()[1:]
     return [re.split(r" {2,}", line.strip()) for line in lines]
 
 
 def test_nothing_acknowledged_is_lost(whole: tuple[Path, str]) -> None:
-    said = whole[1]
-    (proof,) = re.findall(r"^Nothing acknowledged was lost: of ([\d,]+) messages .+", said, re.M)
+    output = whole[1]
+    (proof,) = re.findall(r"^Nothing acknowledged was lost: of ([\d,]+) messages .+", output, re.M)
     assert int(proof.replace(",", "")) > 100
-    assert re.search(r"kill -9 \d+: [\d,]+ messages acknowledged, [1-9]\d* under way", said)
-    assert said.count("the chat's links are cut") == 2
+    assert re.search(r"kill -9 \d+: [\d,]+ messages acknowledged, [1-9]\d* under way", output)
+    assert output.count("the chat's links are cut") == 2
 
 
 def test_the_main_tables_are_printed(whole: tuple[Path, str]) -> None:
-    said = whole[1]
-    assert {row[0] for row in table(said, "Traffic")[1:]} == PROTOCOLS
-    assert "service/orders/place" in {row[1] for row in table(said, "Latency")[1:]}
-    assert {row[0] for row in table(said, "Sessions")[1:]} >= PROTOCOLS
-    delivered = {row[1] for row in table(said, "Deliveries")[1:] if len(row) > 1}
+    output = whole[1]
+    assert {row[0] for row in table(output, "Traffic")[1:]} == PROTOCOLS
+    assert "service/orders/place" in {row[1] for row in table(output, "Latency")[1:]}
+    assert {row[0] for row in table(output, "Sessions")[1:]} >= PROTOCOLS
+    delivered = {row[1] for row in table(output, "Deliveries")[1:] if len(row) > 1}
     assert {"queue/orders", "queue/thumbnails", "topic/chat", "topic/ticks"} <= delivered
     assert "queue/orders/dead" in delivered
 
 
 def test_the_wire_and_the_ledger_agree(whole: tuple[Path, str]) -> None:
-    said = whole[1]
-    head, *rows = table(said, "Reconciliation")
+    output = whole[1]
+    head, *rows = table(output, "Reconciliation")
     assert not [name for name in head if name.startswith("missing")]
     assert {row[0] for row in rows} >= PROTOCOLS
-    assert "nothing is missing on the wire, and nothing in the hub's ledger" in said
+    assert "nothing is missing on the wire, and nothing in the hub's ledger" in output
 
 
 def test_what_is_printed_fits_a_terminal(whole: tuple[Path, str]) -> None:
-    folder, said = whole
-    own = [line for line in said.splitlines() if PROGRAM not in line and str(folder) not in line]
+    folder, output = whole
+    own = [line for line in output.splitlines() if PROGRAM not in line and str(folder) not in line]
     assert [line for line in own if len(line) > WIDTH] == []
 
 
 def test_the_report_is_where_it_says(whole: tuple[Path, str]) -> None:
-    folder, said = whole
-    (report,) = re.findall(r"^ +(\S+report\.html)$", said, re.M)
+    folder, output = whole
+    (report,) = re.findall(r"^ +(\S+report\.html)$", output, re.M)
     assert "<html" in (folder / report).read_text()
 
 
 def test_one_can_go_on_by_hand(whole: tuple[Path, str]) -> None:
-    folder, said = whole
-    commands = re.findall(r"^ +\S*crosswire (.+?) +# ", said[said.index("Go on by hand:") :], re.M)
+    folder, output = whole
+    commands = re.findall(
+        r"^ +\S*crosswire (.+?) +# ", output[output.index("Go on by hand:") :], re.M
+    )
     serve, *others = (command.split() for command in commands)
     assert (serve[0], serve[-1]) == ("serve", "&")
     assert [command[0] for command in others] == ["dead", "trace", "lake"]
@@ -164,10 +166,10 @@ def test_without_java_nothing_is_begun(tmp_path: Path) -> None:
 
 
 def test_what_a_demo_made_is_replaced(tmp_path: Path) -> None:
-    place = prepare(tmp_path / "d")
-    (place.folder / "left over").touch()
-    prepare(place.folder)
-    assert not (place.folder / "left over").exists()
+    index = prepare(tmp_path / "d")
+    (index.folder / "left over").touch()
+    prepare(index.folder)
+    assert not (index.folder / "left over").exists()
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "crosswire.toml"])
@@ -190,8 +192,8 @@ def test_a_file_or_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_a_hub_runs_on_is_left_alone(tmp_path: Path, start_hub: StartHub) -> None:
-    place = prepare(tmp_path / "data")
-    start_hub("--config", str(place.config))
+    index = prepare(tmp_path / "data")
+    start_hub("--config", str(index.config))
     with pytest.raises(CrosswireError, match="a hub is running on"):
-        prepare(place.folder)
-    assert place.config.exists()
+        prepare(index.folder)
+    assert index.config.exists()

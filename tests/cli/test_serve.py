@@ -15,7 +15,7 @@ import pytest
 import rocksdict
 
 from crosswire.cli.hub import Api
-from crosswire.gateways.server import GATEWAYS
+from crosswire.server.server import GATEWAYS
 from crosswire.store.rocks import RocksStore
 from crosswire.wire.emp.frames import Request, serialize, serialize_call
 from tests.cli.conftest import StartHub, answer, crosswire
@@ -311,7 +311,7 @@ def test_signals_while_it_starts(tmp_path: Path, signals: int, options: tuple[st
     script = (
         "import os, signal, sys\n"
         "from crosswire.cli.main import main\n"
-        "from crosswire.gateways.server import Server\n"
+        "from crosswire.server.server import Server\n"
         "opened = Server._open_lake\n"
         "async def slowly(self):\n"
         f"    for _ in range({signals}):\n"

@@ -14,7 +14,7 @@ import pytest
 
 from crosswire.cli.body import content_type_of
 from crosswire.cli.via.contract import VIAS
-from crosswire.gateways.server import GATEWAYS
+from crosswire.server.server import GATEWAYS
 from crosswire.wire.zmtp.curve import encode_key, public_key_of
 from tests.cli.conftest import PROGRAM, RunningHub, StartHub, answer, crosswire
 

@@ -46,8 +46,8 @@ def decoder_of(name: str, sender: str, stream: Stream) -> Decoder:
     return entry.decoder(sender, hints=stream.hints or None, peer=peer)
 
 
-def cut(data: bytes, places: list[int]) -> list[bytes]:
-    marks = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
+def cut(data: bytes, indexes: list[int]) -> list[bytes]:
+    marks = sorted({0, len(data), *(index % (len(data) + 1) for index in indexes)})
     return [data[start:end] for start, end in pairwise(marks)]
 
 

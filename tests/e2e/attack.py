@@ -69,12 +69,12 @@ async def slow(ports: Ports, seconds: float) -> int:
         writers.append((writer, HELLO[name]))
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
-    place = 0
+    index = 0
     while loop.time() < end:
         for writer, hello in writers:
-            if place < len(hello) - 1:
-                writer.write(hello[place : place + 1])
-        place += 1
+            if index < len(hello) - 1:
+                writer.write(hello[index : index + 1])
+        index += 1
         await asyncio.sleep(0.2)
     return len(writers)
 

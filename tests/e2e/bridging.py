@@ -22,8 +22,8 @@ import uvloop
 from crosswire.config import PLAIN_LISTENERS, BondFiles, Config
 from crosswire.errors import CallFailed, RequestFailed
 from crosswire.gateways.payloads import BYTES, JSON, TEXT
-from crosswire.gateways.server import GATEWAYS, Server
 from crosswire.hub.services import ServicePolicy
+from crosswire.server.server import GATEWAYS, Server
 from tests.e2e.parties import PARTIES, Answer, Inbox, Party, Property, Received
 
 ROOT: Final = Path(__file__).parents[2]
@@ -51,30 +51,30 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     columns: dict[str, Judge]
 
 
-def payload(letter: Letter, got: Received) -> str:
-    if got.payload == letter.payload:
+def payload(message: Letter, got: Received) -> str:
+    if got.payload == message.payload:
         return YES
     try:
-        same = json.loads(got.payload) == json.loads(letter.payload)
+        same = json.loads(got.payload) == json.loads(message.payload)
     except ValueError:
         return "**changed**"
     return "value" if same else "**changed**"
 
 
-def content_type(letter: Letter, got: Received) -> str:
+def content_type(message: Letter, got: Received) -> str:
     if got.content_type is None:
         return NOTHING
-    return YES if got.content_type == letter.content_type else _TYPES[got.content_type]
+    return YES if got.content_type == message.content_type else _TYPES[got.content_type]
 
 
 def properties(*names: str) -> Judge:
     """Do they have the same values, of the same types?"""
 
-    def judge(letter: Letter, got: Received) -> str:
+    def judge(message: Letter, got: Received) -> str:
         if got.properties is None:
             return NOTHING
         for name in names:
-            sent, came = letter.properties[name], got.properties.get(name)
+            sent, came = message.properties[name], got.properties.get(name)
             if came is None:
                 return "lost"
             if type(came) is not type(sent):
@@ -86,19 +86,19 @@ def properties(*names: str) -> Judge:
     return judge
 
 
-def names(letter: Letter, got: Received) -> str:
+def names(message: Letter, got: Received) -> str:
     if got.properties is None:
         return NOTHING
-    if got.properties == letter.properties:
+    if got.properties == message.properties:
         return YES
     return "→ " + " ".join(f"`{name}`" for name in sorted(got.properties))
 
 
-def correlation(letter: Letter, got: Received) -> str:
-    return YES if got.correlation == letter.correlation else NOTHING
+def correlation(message: Letter, got: Received) -> str:
+    return YES if got.correlation == message.correlation else NOTHING
 
 
-def mark(letter: Letter, got: Received) -> str:
+def mark(message: Letter, got: Received) -> str:
     return got.mark or NOTHING
 
 
@@ -223,24 +223,24 @@ async def cross_all(server: Server, kind: str) -> list[Row]:
 
 def _attached(server: Server) -> int:
     """Not all protocols tell a subscriber that it is one."""
-    return sum(len(gateway.attachments) for gateway in server.site.gateways.values())
+    return sum(len(gateway.attachments) for gateway in server.context.gateways.values())
 
 
 async def _cross(producer: Party, destination: str, inbox: Inbox) -> dict[str, str]:
     cells: dict[str, str] = {}
-    for letter in LETTERS:
+    for message in LETTERS:
         await producer.produce(
             destination,
-            letter.payload,
-            letter.content_type,
-            letter.properties,
-            correlation=letter.correlation,
-            marked=letter.marked,
+            message.payload,
+            message.content_type,
+            message.properties,
+            correlation=message.correlation,
+            marked=message.marked,
         )
         async with asyncio.timeout(_WAIT_S):
             got = await inbox.get()
-        for column, judge in letter.columns.items():
-            cells[column] = judge(letter, got)
+        for column, judge in message.columns.items():
+            cells[column] = judge(message, got)
     return cells
 
 

@@ -17,13 +17,13 @@ from typing import Any, ClassVar, Self
 import msgspec
 
 from crosswire.bond import hub_module, marshal
-from crosswire.clients.dial import Backoff, Redialler
-from crosswire.clients.emp import EmpClient, EmpPeer
-from crosswire.clients.emqp import EmqpClient, EmqpPeer, EmqpSubscriber, connect_peer
-from crosswire.clients.epoxy import Call, EpoxyClient, EpoxyPeer, Handler
-from crosswire.clients.micromsg2 import Delivery, MicroMsg2Client
-from crosswire.clients.relink import Received as RelinkMessage
-from crosswire.clients.relink import Receiver, RelinkClient
+from crosswire.client.native.dial import Backoff, Redialler
+from crosswire.client.native.emp import EmpClient, EmpPeer
+from crosswire.client.native.emqp import EmqpClient, EmqpPeer, EmqpSubscriber, connect_peer
+from crosswire.client.native.epoxy import EpoxyClient, EpoxyPeer, Handler, IncomingCall
+from crosswire.client.native.micromsg2 import MicroMsg2Client, MicroMsg2Delivery
+from crosswire.client.native.relink import Received as RelinkMessage
+from crosswire.client.native.relink import Receiver, RelinkClient
 from crosswire.errors import CallFailed, ConnectionLost, RequestFailed
 from crosswire.gateways.payloads import BYTES, JSON, TEXT, unwrap, wrap
 from crosswire.wire.contract import Event
@@ -126,10 +126,10 @@ class Party(ABC):
 
 def typed(properties: Properties | None, content_type: str) -> dict[str, Property]:
     """Protocols without content types carry them as a property."""
-    told = dict(properties or {})
+    typed_properties = dict(properties or {})
     if content_type != BYTES:
-        told["content-type"] = content_type
-    return told
+        typed_properties["content-type"] = content_type
+    return typed_properties
 
 
 # ------------------------------------------------------------------------------------------- EMP
@@ -274,22 +274,26 @@ class EmqpParty(Party):
         marked: bool = False,
     ) -> None:
         kind, _, name = destination.partition("/")
-        told = typed(properties, content_type)
+        typed_properties = typed(properties, content_type)
         if kind == "topic":
-            await self._client.publish(name, payload, properties=told)
+            await self._client.publish(name, payload, properties=typed_properties)
         else:
             retries = 3 if marked else 0
             await self._client.request(
-                payload, queue=name, guarantee=True, retry_count=retries, properties=told
+                payload,
+                queue=name,
+                guarantee=True,
+                retry_count=retries,
+                properties=typed_properties,
             )
 
     async def consume(self, destination: str, *, name: str = "") -> Inbox:
         assert not name, "eMQP has no named subscriptions"
-        kind, _, place = destination.partition("/")
+        kind, _, index = destination.partition("/")
         inbox: Inbox = asyncio.Queue()
         if kind == "topic":
             subscriber = EmqpSubscriber(
-                self.host, self.ports["emqp-subscribers"], [place], backoff=soon()
+                self.host, self.ports["emqp-subscribers"], [index], backoff=soon()
             )
             await self._stack.enter_async_context(subscriber)
             self.keep(self._listen(subscriber, inbox))
@@ -299,7 +303,7 @@ class EmqpParty(Party):
                 inbox.put_nowait(_from_job(job))
                 worker.answer(job, b'{"value": true}')
 
-            await self._work(place, take)
+            await self._work(index, take)
         return inbox
 
     async def _listen(self, subscriber: EmqpSubscriber, inbox: Inbox) -> None:
@@ -380,10 +384,10 @@ class RelinkParty(Party):
         marked: bool = False,
     ) -> None:
         sender = (await self._client(destination)).sender()
-        told = typed(properties, content_type)
+        typed_properties = typed(properties, content_type)
         if correlation is not None:
-            told["correlation-id"] = correlation
-        parts = _to_parts(payload, told)
+            typed_properties["correlation-id"] = correlation
+        parts = _to_parts(payload, typed_properties)
         await sender.send(*([b"", *parts, b""] if marked else parts))
         await sender.consumed(timeout_s=10.0)
 
@@ -422,8 +426,8 @@ class RelinkParty(Party):
                     payload, content_type = await answerer(_from_parts(message))
                     parts = _to_parts(payload, typed(None, content_type))
                 except RequestFailed as failure:
-                    told = {"error": failure.code, "description": failure.description}
-                    parts = _to_parts(failure.data, told)
+                    typed_properties = {"error": failure.code, "description": failure.description}
+                    parts = _to_parts(failure.data, typed_properties)
                 await client.sender(receiver.channel).send(*parts)
                 message.consume()
 
@@ -540,21 +544,23 @@ class EpoxyParty(Party):
                 subscribed = await peer.call(self._hub, "Subscribe", asked)
                 self._inboxes[subscribed.subscription] = inbox
 
-    async def _deliver(self, call: Call) -> None:
-        told = marshal.unmarshal(call.payload, _HUB.struct("crosswire.Delivery"))
+    async def _deliver(self, call: IncomingCall) -> None:
+        typed_properties = marshal.unmarshal(call.payload, _HUB.struct("crosswire.Delivery"))
         properties: dict[str, Property] = {}
-        for name, value in told.properties.items():
+        for name, value in typed_properties.properties.items():
             members = (value.text, value.integer, value.real, value.truth)
             properties[name] = next(each for each in members if each is not None)
-        self._inboxes[told.subscription].put_nowait(
+        self._inboxes[typed_properties.subscription].put_nowait(
             Received(
-                payload=told.payload,
-                content_type=told.content_type,
+                payload=typed_properties.payload,
+                content_type=typed_properties.content_type,
                 properties=properties,
                 mark="layer data" if call.layer_data == self._LAYER_DATA else None,
             )
         )
-        settlement = self._make("Settlement", subscription=told.subscription, ids=[told.id])
+        settlement = self._make(
+            "Settlement", subscription=typed_properties.subscription, ids=[typed_properties.id]
+        )
         with suppress(ConnectionLost):
             await call.peer.call(self._hub, "Settle", settlement)
 
@@ -564,7 +570,7 @@ class EpoxyParty(Party):
         return _from_bond(reply.payload)
 
     async def serve(self, service: str, answerer: Answerer) -> None:
-        async def answer(call: Call) -> bytes:
+        async def answer(call: IncomingCall) -> bytes:
             try:
                 return wrap(*await answerer(_from_bond(call.payload)))
             except CallFailed:
@@ -606,10 +612,10 @@ class MicroMsg2Party(Party):
         correlation: str | None = None,
         marked: bool = False,
     ) -> None:
-        told = typed(properties, content_type)
+        typed_properties = typed(properties, content_type)
         if correlation is not None:
-            told["correlation-id"] = correlation
-        await self._client.send(destination, payload, told)
+            typed_properties["correlation-id"] = correlation
+        await self._client.send(destination, payload, typed_properties)
 
     async def consume(self, destination: str, *, name: str = "") -> Inbox:
         subscription = self._client.subscribe(destination, name=name or None)
@@ -629,14 +635,14 @@ class MicroMsg2Party(Party):
         )
 
     async def serve(self, service: str, answerer: Answerer) -> None:
-        async def respond(delivery: Delivery) -> tuple[bytes, Properties]:
+        async def respond(delivery: MicroMsg2Delivery) -> tuple[bytes, Properties]:
             payload, content_type = await answerer(_from_delivery(delivery))
             return payload, typed(None, content_type)
 
         await self._client.serve(service, respond)
 
 
-def _from_delivery(delivery: Delivery) -> Received:
+def _from_delivery(delivery: MicroMsg2Delivery) -> Received:
     properties: dict[str, Property] = {}
     for name, value in delivery.properties.items():
         # The protocol has no booleans: they are these two texts (DESIGN, section 4).

@@ -34,7 +34,7 @@ async def test_a_backlog_beyond_its_window_reaches_a_consumer(
     """The hub has it all before the consumer comes; nothing is sent after that."""
     policy = QueuePolicy(window_bytes=100_000, window_messages=16)
     server = await start_server(queues={"q": policy})
-    await server.hub.produce(sent(60, 20_000, "queue/q"), server.site.now())
+    await server.hub.produce(sent(60, 20_000, "queue/q"), server.context.now())
     async with party(ports_of(server)) as consumer:
         inbox = await consumer.consume("queue/q")
         assert sorted(await numbers(inbox, 60)) == list(range(60))
@@ -49,6 +49,6 @@ async def test_a_backlog_above_16_mib_reaches_a_queue_and_a_subscription(
         inbox = await consumer.consume("queue/q")
         named = await consumer.consume("topic/t", name="n")
         for destination in ("queue/q", "topic/t"):
-            await server.hub.produce(sent(24, MIB, destination), server.site.now())
+            await server.hub.produce(sent(24, MIB, destination), server.context.now())
         for each in (inbox, named):
             assert sorted(await numbers(each, 24)) == list(range(24))

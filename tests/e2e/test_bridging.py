@@ -12,14 +12,14 @@ import uvloop
 from examples.calculator import Calc, Calculator, Operation, Params, Result
 
 from crosswire.bond import hub_module
-from crosswire.clients.emp import EmpClient
-from crosswire.clients.emqp_worker import Worker
-from crosswire.clients.epoxy import EpoxyClient, Handlers, offer
-from crosswire.clients.micromsg2 import MicroMsg2Client
-from crosswire.clients.relink import RelinkClient
+from crosswire.client.native.emp import EmpClient
+from crosswire.client.native.emqp_worker import Worker
+from crosswire.client.native.epoxy import EpoxyClient, Handlers, offer
+from crosswire.client.native.micromsg2 import MicroMsg2Client
+from crosswire.client.native.relink import RelinkClient
 from crosswire.config import BondFiles
 from crosswire.errors import CallFailed, RequestFailed
-from crosswire.gateways.server import Server
+from crosswire.server.server import Server
 from crosswire.wire.emqp.jobs import serialize_job
 from tests.e2e.bridging import NOTHING, PAGE, ROOT, YES, Results, filled, measure
 from tests.e2e.parties import PARTIES
@@ -193,7 +193,7 @@ class TestOtherWays:
 
         async with emp(hub, **{"$deliver": deliver}) as subscriber, epoxy(hub) as teller:
             await subscriber.request("$subscribe", {"destination": f"topic/{CALC}/+"})
-            await teller.tell(Calc, "Note", Params(x=1, y=2))
+            await teller.send_event(Calc, "Note", Params(x=1, y=2))
             while not heard:
                 await subscriber.request("$echo", {})
             assert heard[0]["json"] == {"x": 1, "y": 2, "operation": "Add"}

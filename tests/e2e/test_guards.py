@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 import pytest
 
 from crosswire.access import User
-from crosswire.clients.dial import Backoff
-from crosswire.clients.emp import EmpClient
-from crosswire.clients.emqp import EmqpPeer, EmqpSubscriber, connect_peer
-from crosswire.clients.relink import RelinkClient
+from crosswire.client.native.dial import Backoff
+from crosswire.client.native.emp import EmpClient
+from crosswire.client.native.emqp import EmqpPeer, EmqpSubscriber, connect_peer
+from crosswire.client.native.relink import RelinkClient
 from crosswire.config import Config, ConnectionLimits, ProtocolLimits, TlsFiles
 from crosswire.errors import ClientError, ConfigError, RequestFailed
 from crosswire.gateways.payloads import BYTES
-from crosswire.gateways.server import GATEWAYS, Server
 from crosswire.listeners import LISTENERS, PLAIN_LISTENERS
+from crosswire.server.server import GATEWAYS, Server
 from crosswire.wire import protocol
 from crosswire.wire.contract import Row
 from crosswire.wire.emp.frames import EmpLimits
@@ -209,7 +209,7 @@ class TestTls:
         server = await start_secure(start_server, authority.files)
         with pytest.raises(ClientError):
             await publish_securely(name, server, authority.anna, "queue/b")
-        assert server.site.counters["forbidden", name] == 1
+        assert server.context.counters["forbidden", name] == 1
 
     async def test_without_one_it_is_nobody(
         self, start_server: StartServer, authority: Authority, name: str
@@ -230,7 +230,7 @@ class TestTls:
         server = await start_secure(start_server, files)
         with pytest.raises(ClientError):
             await publish_securely(name, server, authority.nobody)
-        assert server.site.counters["connections", name] == 0
+        assert server.context.counters["connections", name] == 0
 
     async def test_bytes_that_are_no_tls_end_there(
         self, start_server: StartServer, authority: Authority, name: str
@@ -243,7 +243,7 @@ class TestTls:
         raw.writer.close()
         # TLS's own goodbye, if any: an alert record.
         assert answer[:1] in (b"", b"\x15")
-        assert server.site.counters["connections", name] == 0
+        assert server.context.counters["connections", name] == 0
         await publish_securely(name, server, authority.anna)
         assert server.hub.queue("queue/a").length == 1
 
@@ -275,19 +275,19 @@ class TestConnections:
     ) -> None:
         server = await start_server(connections=ConnectionLimits(**{limit: 1}))
         first = await Raw.connect(server, LISTENER[name])
-        await until(lambda: len(server.site.gateways) == 1)
+        await until(lambda: len(server.context.gateways) == 1)
         second = await Raw.connect(server, LISTENER[name])
         assert shown(await second.goodbye(name)) == ROOM[name]
-        assert server.site.counters["rejected", name] == 1
+        assert server.context.counters["rejected", name] == 1
         assert [line["error"] for line in log.lines("failed")] == ["ServiceUnavailable"]
         first.writer.close()
 
     async def test_who_leaves_makes_room(self, start_server: StartServer, name: str) -> None:
         server = await start_server(connections=ConnectionLimits(connections=1))
         first = await Raw.connect(server, LISTENER[name])
-        await until(lambda: len(server.site.gateways) == 1)
+        await until(lambda: len(server.context.gateways) == 1)
         first.writer.close()
-        await until(lambda: not server.site.gateways)
+        await until(lambda: not server.context.gateways)
         async with PARTY[name](ports_of(server)) as party:
             await party.produce("queue/q", b"x")
         assert server.hub.queue("queue/q").length == 1
@@ -298,7 +298,7 @@ class TestConnections:
         server = await start_server(limits=limits(handshake_s=0.1))
         raw = await Raw.connect(server, LISTENER[name])
         assert shown(await raw.goodbye(name)) == TIME[name]
-        assert server.site.counters["failed", name, "PeerTimeout"] == 1
+        assert server.context.counters["failed", name, "PeerTimeout"] == 1
         assert [line["error"] for line in log.lines("failed")] == ["PeerTimeout"]
 
     async def test_a_slow_handshake_gets_no_more_of_it(
@@ -310,14 +310,14 @@ class TestConnections:
         hello = HELLO[name]
 
         async def drip() -> None:
-            for place in range(len(hello) - 1):
-                raw.writer.write(hello[place : place + 1])
+            for index in range(len(hello) - 1):
+                raw.writer.write(hello[index : index + 1])
                 await asyncio.sleep(0.02)
 
         dripping = asyncio.create_task(drip())
         await raw.goodbye(name)
         dripping.cancel()
-        assert server.site.counters["failed", name, "PeerTimeout"] == 1
+        assert server.context.counters["failed", name, "PeerTimeout"] == 1
 
     async def test_who_neither_speaks_nor_waits_is_sent_away(
         self, start_server: StartServer, log: Log, name: str
@@ -325,7 +325,7 @@ class TestConnections:
         server = await start_server(connections=ConnectionLimits(idle_s=0.2))
         async with PARTY[name](ports_of(server)) as party:
             await party.produce("queue/q", b"x")
-            await until(lambda: server.site.counters["failed", name, "PeerTimeout"] > 0)
+            await until(lambda: server.context.counters["failed", name, "PeerTimeout"] > 0)
         assert log.lines("failed")[0]["description"] == "idle for 0.2 s"
 
     async def test_who_waits_for_messages_may_be_silent(
@@ -363,7 +363,7 @@ class TestSizes:
         with pytest.raises(TOO_LARGE):
             async with asyncio.timeout(2.0), PARTY[name](ports_of(server)) as party:
                 await party.produce("queue/q", bytes(200_000))
-        assert server.site.counters["failed", name, "FrameTooLarge"] >= 1
+        assert server.context.counters["failed", name, "FrameTooLarge"] >= 1
         assert log.lines("failed")[0]["error"] == "FrameTooLarge"
 
     async def test_the_largest_that_fits_passes(self, start_server: StartServer, name: str) -> None:
@@ -390,7 +390,7 @@ class TestSubscriptions:
             for number in range(2):
                 await party.consume(f"topic/t{number}")
             await refused(party.consume("topic/t2"), server, name)
-        assert server.site.counters["limited", name, "subscriptions"] == 1
+        assert server.context.counters["limited", name, "subscriptions"] == 1
         assert [line["limit"] for line in log.lines("limited")] == ["subscriptions"]
 
     async def test_and_one_service_too_many(
@@ -404,7 +404,7 @@ class TestSubscriptions:
             for number in range(2):
                 await party.serve(f"service/s{number}", answer)
             await refused(party.serve("service/s2", answer), server, name)
-        assert server.site.counters["limited", name, "services"] == 1
+        assert server.context.counters["limited", name, "services"] == 1
         assert [line["limit"] for line in log.lines("limited")] == ["services"]
 
 
@@ -412,7 +412,7 @@ async def refused(work: Awaitable[Any], server: Server, name: str) -> None:
     """MicroMsg2 says no by hanging up, and its client would try again; the others answer."""
     if name == "micromsg2":
         await work
-        await until(lambda: server.site.counters["failed", name, "DestinationFull"] == 1)
+        await until(lambda: server.context.counters["failed", name, "DestinationFull"] == 1)
     else:
         with pytest.raises(RequestFailed):
             await work
@@ -424,7 +424,7 @@ async def test_a_worker_gets_as_many_queues_as_it_may(start_server: StartServer,
     queues = [(10, f"q{number}") for number in range(4)]
     port = port_of(server, "emqp-workers")
     await connect_peer(worker, "worker", "127.0.0.1", port, queues=queues)
-    await until(lambda: server.site.counters["limited", "emqp", "subscriptions"] == 2)
+    await until(lambda: server.context.counters["limited", "emqp", "subscriptions"] == 2)
     assert len(log.lines("limited")) == 1
     await worker.close()
 
@@ -481,7 +481,7 @@ async def test_a_peer_that_does_not_read_holds_up_nobody_and_gets_it_later(
             await producer.produce("topic/t", payload)
             waiting = [
                 each.session.transport.get_write_buffer_size()
-                for each in server.site.gateways.values()
+                for each in server.context.gateways.values()
             ]
             most_waiting = max(most_waiting, *waiting)
             async with asyncio.timeout(10):
@@ -494,4 +494,4 @@ async def test_a_peer_that_does_not_read_holds_up_nobody_and_gets_it_later(
 
 
 def attached(server: Server) -> int:
-    return sum(len(each.attachments) for each in server.site.gateways.values())
+    return sum(len(each.attachments) for each in server.context.gateways.values())

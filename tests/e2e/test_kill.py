@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, suppress
 import msgspec
 
 from crosswire.errors import ClientError
-from crosswire.gateways.server import GATEWAYS
+from crosswire.server.server import GATEWAYS
 from tests.cli.conftest import RunningHub, StartHub
 from tests.e2e.bridging import until
 from tests.e2e.parties import PARTIES, EmqpParty, Inbox, Party
@@ -44,10 +44,10 @@ class Traffic:
     async def produce(self, party: Party, number: int) -> None:
         """One message after the other; what was not acknowledged is not sent again."""
         # eMQP publishes without a receipt: nobody could say what was acknowledged.
-        places = self._queues if isinstance(party, EmqpParty) else [*self._queues, TOPIC]
+        indexes = self._queues if isinstance(party, EmqpParty) else [*self._queues, TOPIC]
         count = 0
         while self.running:
-            destination = places[count % len(places)]
+            destination = indexes[count % len(indexes)]
             payload = f"{party.name} {number} {count}".encode()
             count += 1
             try:

@@ -14,9 +14,9 @@ from crosswire.config import ProtocolLimits
 from crosswire.envelope import Envelope
 from crosswire.errors import RequestFailed
 from crosswire.gateways.payloads import BYTES, JSON
-from crosswire.gateways.server import Server
 from crosswire.hub.items import Retry
 from crosswire.hub.queues import QueuePolicy
+from crosswire.server.server import Server
 from crosswire.wire.emp.frames import EmpLimits
 from crosswire.wire.emqp.frames import EmqpLimits
 from crosswire.wire.epoxy.frames import EpoxyLimits
@@ -62,7 +62,7 @@ def message(destination: str, payload: bytes, content_type: str = BYTES) -> Enve
 
 
 def failed_connections(server: Server) -> int:
-    return sum(count for key, count in server.site.counters.items() if key[0] == "failed")
+    return sum(count for key, count in server.context.counters.items() if key[0] == "failed")
 
 
 @pytest.mark.parametrize("name", LIMITS)
@@ -111,7 +111,7 @@ async def test_a_subscriber_goes_on_without_it(start_server: StartServer, name: 
     server = await start_server(limits=LIMITS[name])
     async with party_of(server, name) as subscriber:
         inbox = await subscriber.consume("topic/t")
-        await until(lambda: any(each.attachments for each in server.site.gateways.values()))
+        await until(lambda: any(each.attachments for each in server.context.gateways.values()))
         for _ in range(3):
             payloads = [bytes(3 * LIMIT), SMALL]
             await server.hub.produce([message("topic/t", each) for each in payloads], 1.0)

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from crosswire.config import PLAIN_LISTENERS, Config
-from crosswire.gateways.server import GATEWAYS, Server
+from crosswire.server.server import GATEWAYS, Server
 
 StartServer = Callable[..., Awaitable[Server]]
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
@@ -53,7 +53,7 @@ async def start_server(tmp_path: Path) -> AsyncIterator[StartServer]:
 
 async def nothing_left_over(server: Server) -> None:
     """The hub holds nothing for peers that are gone, and nothing had to be given back before."""
-    if server.site.draining:
+    if server.context.draining:
         return
     server.leftovers.look()
     await asyncio.sleep(0.001)  # who was just about to leave has left

@@ -12,9 +12,9 @@ import pytest
 from crosswire.bond import hub_module, marshal
 from crosswire.envelope import Envelope
 from crosswire.errors import ProviderLost
-from crosswire.gateways.server import Server
-from crosswire.hub.ledger import Peer as LedgerPeer
+from crosswire.hub.ledger import LedgerPeer as LedgerPeer
 from crosswire.hub.services import Answer
+from crosswire.server.server import Server
 from crosswire.wire.contract import ConnectionClosed, ConnectionFailed
 from crosswire.wire.emp.events import RequestReceived, ResponseReceived
 from crosswire.wire.emqp.events import Registered
@@ -85,12 +85,12 @@ async def test_a_delivery_that_raises_ends_the_connection(server: Server, protoc
         (consumer,) = hub.queue("queue/q").consumers
         consumer.receiver.deliver = raising  # type: ignore[method-assign]
         envelope = Envelope(destination="queue/q", kind="send", payload=b"x", protocol="test")
-        await hub.produce([envelope], server.site.now())
+        await hub.produce([envelope], server.context.now())
         await until(lambda: peer.end is not None)
         assert isinstance(peer.end, ConnectionClosed | ConnectionFailed)
-        await until(lambda: not server.site.gateways)
+        await until(lambda: not server.context.gateways)
         assert not hub.queue("queue/q").consumers and not hub.services.providers()
-        hub.consume("queue/q", other, server.site.now(), peer=PEER)
+        hub.consume("queue/q", other, server.context.now(), peer=PEER)
         assert [(each.envelope.payload, each.attempt) for each in other.deliveries] == [(b"x", 2)]
     assert hub.callbacks.failed == {"delivery": 1}
 
@@ -108,10 +108,13 @@ async def test_a_request_that_raises_ends_the_connection(server: Server, protoco
         provider.receiver.request = raising  # type: ignore[method-assign]
         request = Envelope(destination="service/s", kind="request")
         hub.call(
-            [request], server.site.now(), answered=lambda _, each: answers.append(each), peer=PEER
+            [request],
+            server.context.now(),
+            answered=lambda _, each: answers.append(each),
+            peer=PEER,
         )
         await until(lambda: peer.end is not None)
-        await until(lambda: not server.site.gateways)
+        await until(lambda: not server.context.gateways)
         assert [type(each) for each in answers] == [ProviderLost]
         assert not hub.services.providers()
     assert hub.callbacks.failed == {"request": 1}
@@ -123,7 +126,7 @@ async def test_an_answer_that_raises_ends_the_callers_connection(server: Server)
         provider.react = lambda event: (
             provider.wire.send_success(event.id) if isinstance(event, RequestReceived) else None
         )
-        (gateway,) = [each for each in server.site.gateways.values() if each is not None][:1]
+        (gateway,) = [each for each in server.context.gateways.values() if each is not None][:1]
         gateway._as_object = raising  # type: ignore[attr-defined]
         caller.wire.send_request("s")
         caller.session.wake()
@@ -137,7 +140,7 @@ async def test_an_answer_that_raises_ends_the_callers_connection(server: Server)
 async def test_a_receipt_that_raises_ends_the_producers_connection(server: Server) -> None:
     data = b'{"destination":"queue/q","text":"x"}'
     async with emp(server) as broken, emp(server) as other:
-        next(iter(server.site.gateways.values()))._fail = raising  # type: ignore[attr-defined]
+        next(iter(server.context.gateways.values()))._fail = raising  # type: ignore[attr-defined]
         for peer in (broken, other):
             peer.wire.send_request("$publish", data)
             peer.wire.send_request("$publish", b"{}")

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from crosswire.clients.emp import EmpClient
+from crosswire.client.native.emp import EmpClient
 from crosswire.config import (
     PLAIN_LISTENERS,
     Config,
@@ -25,10 +25,10 @@ from crosswire.config import (
     LakeSettings,
     ProtocolLimits,
 )
-from crosswire.gateways.server import GATEWAYS, Server
-from crosswire.hub.attachment import Gap
+from crosswire.hub.attachment import DeliveryGap
 from crosswire.hub.services import ServicePolicy
-from crosswire.web.door import HttpDoor
+from crosswire.server.server import GATEWAYS, Server
+from crosswire.web.listener import WebListener
 from crosswire.wire.contract import ConnectionFailed
 from crosswire.wire.emp.connection import EmpConnection
 from crosswire.wire.emqp.events import PeerLeaving
@@ -125,7 +125,7 @@ async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
         services=ServicePolicy(deadline_s=0.2),
         lake=LakeSettings(messages=False, ledger=False),
     )
-    server = Server(config, http=HttpDoor)
+    server = Server(config, http=WebListener)
     await server.start()
     taken: asyncio.Queue[Any] = asyncio.Queue()
 
@@ -293,7 +293,7 @@ async def test_an_exception_in_what_the_hub_calls(
             case "deliver":
                 hub.deliver(held[0], [])
             case "notice":
-                hub.notice(held[0], Gap(1, 2, "for the test"))
+                hub.notice(held[0], DeliveryGap(1, 2, "for the test"))
             case "request":
                 hub.request(held[0], [])
             case _:
@@ -478,7 +478,7 @@ async def test_garbage_on_the_relink_port_locks_nobody_out(start_server: StartSe
         await peer.end("eof")
         await until(lambda peer=peer: peer.gateway.left)
         await peer.close()
-    assert len(server.site.rooms) == 0
+    assert len(server.context.connection_slots) == 0
     async with EmpClient("127.0.0.1", port_of(server, "emp")) as client:
         assert await client.request("$echo", {"a": 1}) == {"a": 1}
 

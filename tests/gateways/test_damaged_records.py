@@ -13,24 +13,24 @@ import pytest
 from crosswire.config import Config, ScheduleEntry
 from crosswire.envelope import Envelope
 from crosswire.errors import ClockJumped, HubError
-from crosswire.gateways.emqp_broker import Broker
-from crosswire.gateways.relink_links import Links
-from crosswire.gateways.server import Server
-from crosswire.gateways.site import Site
+from crosswire.gateways.context import GatewayContext
+from crosswire.gateways.emqp.broker import Broker
+from crosswire.gateways.relink.links import Links
 from crosswire.hub.floors import save_floor
 from crosswire.hub.hub import Hub, HubConfig
-from crosswire.hub.ledger import Peer
+from crosswire.hub.ingest.records import NamedAttempt, ProducerKey, StagedAttempt, pack
+from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.schedules import Schedule
-from crosswire.hub.staged import Attempt, Named, Owner, pack
+from crosswire.server.server import Server
 from crosswire.store.memory import MemoryDisk, MemoryStore
 from tests.gateways.conftest import StartServer
 from tests.gateways.test_relink import abandon, client, send, take, until
 from tests.hub.parties import Recorder
 
 NOW = 2e9
-PEER = Peer("test", "test-1")
+PEER = LedgerPeer("test", "test-1")
 CONFIGURED = ScheduleEntry(id="configured", destination="queue/ticks", interval_s=3600.0, text="x")
-OWNER = Owner("", "producer")
+OWNER = ProducerKey("", "producer")
 BATCH = 7
 CONFIG = Config()
 
@@ -51,7 +51,7 @@ def envelope(destination: str, payload: bytes = b"x", **options: Any) -> Envelop
 async def busy_rows(start_server: StartServer) -> Rows:
     """All that the store of a hub has that was killed while it did a bit of everything."""
     server = await start_server(schedules=(CONFIGURED,))
-    hub, now = server.hub, server.site.now()
+    hub, now = server.hub, server.context.now()
     hub.subscribe("topic/t/#", Recorder(), now, peer=PEER, name="named", window=2)
     hub.produce([envelope("topic/t/a", b"%d" % number) for number in range(6)], now)
     await hub.produce([envelope("queue/q", b"%d" % number) for number in range(6)], now)
@@ -62,7 +62,7 @@ async def busy_rows(start_server: StartServer) -> Rows:
     schedule = Schedule(id="every", envelope=envelope("queue/ticks"), cron="0 0 * * *")
     hub.schedules.add(schedule, now)
     save_floor(hub.store, hub.topic("topic/t/a").number, 1)
-    server.site.shared(Broker).expect("queue/jobs")
+    server.context.shared(Broker).expect("queue/jobs")
     await stage(hub, now)
     await send(server, "queue/links", b"one", b"two", b"three")
     holder = client(server, "queue/links?consume")
@@ -91,7 +91,7 @@ async def stage(hub: Hub, now: float) -> None:
 def decide(server: Server, rows: Rows) -> None:
     """The producer's record as it is when the hub is killed between two steps of a commit."""
     staging = server.hub.staging
-    (attempt,) = staging._find(OWNER, BATCH, [Named("attempt", 1, 600)])
+    (attempt,) = staging._find(OWNER, BATCH, [NamedAttempt("attempt", 1, 600)])
     key = msgspec.msgpack.encode(OWNER)
     record = (OWNER, BATCH, "run", False, 600, NOW, [attempt.number])
     rows[b"sproducer/" + key] = msgspec.msgpack.encode(record)
@@ -168,10 +168,10 @@ def restart(rows: Rows) -> Hub:
     hub = Hub(MemoryStore(disk), HubConfig(lake=True), now=NOW, random=Random(1))
     hub.feed.last_seal()
     server = Server(CONFIG)
-    server.hub, server.site = hub, Site(hub, CONFIG, clock=lambda: NOW)
+    server.hub, server.context = hub, GatewayContext(hub, CONFIG, clock=lambda: NOW)
     server._follow_schedules([CONFIGURED])
-    server.site.shared(Broker)
-    server.site.shared(Links)
+    server.context.shared(Broker)
+    server.context.shared(Links)
     hub.queues()
     for _ in range(20):
         hub.handle_deadline(NOW)
@@ -271,11 +271,11 @@ async def test_a_damaged_link_gives_back_what_it_held(rows: Rows) -> None:
 def test_attempts_skip_chunks_that_were_taken() -> None:
     disk = MemoryDisk()
     store = MemoryStore(disk)
-    attempt = Attempt(store, 5)
+    attempt = StagedAttempt(store, 5)
     attempt.stage(OWNER, 1, "a", pack([envelope("queue/q")] * 600))
     store.drop("staged", next(iter(attempt.chunks()))[0])
     assert store.commit_now() is None
-    found = Attempt(store, 5)
+    found = StagedAttempt(store, 5)
     found.find_chunks()
     assert list(found.chunks()) == list(attempt.chunks())[1:]
 

@@ -22,10 +22,10 @@ import pytest
 
 from crosswire.bond import hub_module, marshal
 from crosswire.config import BondFiles
-from crosswire.gateways.server import Server
 from crosswire.hub.items import Retry
 from crosswire.hub.queues import QueuePolicy
 from crosswire.hub.topics import TopicPolicy
+from crosswire.server.server import Server
 from crosswire.wire.emp import events as emp_events
 from crosswire.wire.emqp import events as emqp_events
 from crosswire.wire.epoxy import events as epoxy_events

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from crosswire.access import User
-from crosswire.clients.dial import Backoff
-from crosswire.clients.emp import EmpClient, Json
+from crosswire.client.native.dial import Backoff
+from crosswire.client.native.emp import EmpClient, Json
 from crosswire.errors import RequestFailed, StoreFull
-from crosswire.gateways.server import Server
 from crosswire.hub.queues import QueuePolicy
+from crosswire.server.server import Server
 from crosswire.wire.emp.decoder import EmpDecoder
 from crosswire.wire.emp.frames import Hello, Request, serialize, serialize_call
 from tests.gateways.conftest import StartServer, port_of

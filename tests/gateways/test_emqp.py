@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 import pytest
 
 from crosswire.access import User
-from crosswire.clients.dial import Backoff
-from crosswire.clients.emp import EmpClient
-from crosswire.clients.emqp import EmqpClient, EmqpPeer, EmqpSubscriber, connect_peer
+from crosswire.client.native.dial import Backoff
+from crosswire.client.native.emp import EmpClient
+from crosswire.client.native.emqp import EmqpClient, EmqpPeer, EmqpSubscriber, connect_peer
 from crosswire.config import ConnectionLimits, EmqpSettings
 from crosswire.errors import ClientError, RequestFailed
-from crosswire.gateways.server import Server
 from crosswire.hub.items import Retry
 from crosswire.hub.queues import QueuePolicy
+from crosswire.server.server import Server
 from crosswire.wire.contract import Event
 from crosswire.wire.emqp.events import (
     Acknowledged,
@@ -218,7 +218,7 @@ class TestRequests:
             client.ask("x" * 300)
             good = client.ask("fine")
             assert await client.receipt() == good
-        assert server.site.counters["ignored", "emqp", "InvalidDestination"] == 2
+        assert server.context.counters["ignored", "emqp", "InvalidDestination"] == 2
 
     async def test_requests_with_one_id_are_answered_in_turn(self, server: Server) -> None:
         async with peer(server, "client") as client, worker(server) as raw:
@@ -236,7 +236,7 @@ class TestRequests:
 def wires(server: Server) -> list[Any]:
     return [
         each.session.connection
-        for each in server.site.gateways.values()
+        for each in server.context.gateways.values()
         if each.listener == "emqp-workers"
     ]
 
@@ -298,15 +298,15 @@ class TestResults:
 
 
 def broker(server: Server) -> Any:
-    from crosswire.gateways.emqp_broker import Broker
+    from crosswire.gateways.emqp.broker import Broker
 
-    return server.site.shared(Broker)
+    return server.context.shared(Broker)
 
 
 @asynccontextmanager
 async def named_client(server: Server, identity: bytes) -> AsyncIterator[Raw]:
     """A client that calls itself by this name."""
-    from crosswire.clients.dial import dial
+    from crosswire.client.native.dial import dial
     from crosswire.wire.emqp.connection import EmqpConnection
 
     raw = Raw()
@@ -387,7 +387,7 @@ class TestFailures:
             await client.receipt()
             gateway = next(iter(broker(server).workers))
             (job_there,) = gateway.jobs()
-            now = server.site.now()
+            now = server.context.now()
             broker(server)._on_time(job_there.since + 6.9)
             assert list(gateway.jobs()) == [job_there]
             broker(server)._on_time(max(now, job_there.since + 7.1))
@@ -431,7 +431,7 @@ class TestUnknownQueues:
             async with worker(server) as second:
                 second.offer()
                 for _ in range(2):
-                    server.hub.inject(schedule.envelope.replace(), server.site.now())
+                    server.hub.inject(schedule.envelope.replace(), server.context.now())
                 assert (await raw.job()).queue == (await second.job()).queue == "nobodys"
 
     async def test_but_not_what_somebody_consumes(self, server: Server) -> None:
@@ -694,7 +694,7 @@ class TestTopics:
 
 
 def subscribers(server: Server) -> list[Any]:
-    return [g for g in server.site.gateways.values() if g.listener == "emqp-subscribers"]
+    return [g for g in server.context.gateways.values() if g.listener == "emqp-subscribers"]
 
 
 class TestSchedules:
@@ -733,7 +733,7 @@ class TestSchedules:
             parts = [b"", b"eMQP/1.0", b"SCHEDULE", b"1", b"q", headers, b"0.5", JOB, b""]
             client.connection._zmtp.send_message(parts)
             client.session.wake()
-            await until(lambda: server.site.counters["ignored", "emqp", "InvalidSchedule"])
+            await until(lambda: server.context.counters["ignored", "emqp", "InvalidSchedule"])
             assert server.hub.schedules.all() == []
 
     async def test_a_cron_that_is_too_long_is_ignored(self, start_server: StartServer) -> None:
@@ -741,7 +741,7 @@ class TestSchedules:
             server = await start_server(emqp=settings)
             async with emqp(server) as client:
                 await client.schedule(JOB, cron="1," * 100_000 + "1 * * * *")
-                await until(lambda: server.site.counters["ignored", "emqp", "InvalidSchedule"])  # noqa: B023
+                await until(lambda: server.context.counters["ignored", "emqp", "InvalidSchedule"])  # noqa: B023
                 assert not server.hub.schedules.all() and not broker(server)._for_schedulers
             await server.stop()
 
@@ -759,7 +759,7 @@ class TestSchedules:
     async def test_a_cron_that_is_none_is_ignored(self, server: Server) -> None:
         async with emqp(server) as client:
             await client.schedule(JOB, cron="when it suits")
-            await until(lambda: server.site.counters["ignored", "emqp", "InvalidSchedule"])
+            await until(lambda: server.context.counters["ignored", "emqp", "InvalidSchedule"])
             assert server.hub.schedules.all() == []
 
     async def test_an_external_scheduler_is_handed_them(self, start_server: StartServer) -> None:
@@ -796,7 +796,7 @@ class TestWorkers:
             pass
 
         raw = Stranger()
-        from crosswire.clients.dial import dial
+        from crosswire.client.native.dial import dial
 
         await dial(
             "127.0.0.1",
@@ -884,7 +884,7 @@ class TestFullQueues:
 def client_wire(server: Server) -> Any:
     (wire,) = [
         each.session.connection
-        for each in server.site.gateways.values()
+        for each in server.context.gateways.values()
         if each.listener == "emqp-clients"
     ]
     return wire
@@ -895,7 +895,7 @@ async def test_a_client_that_never_reads_can_go_on_asking(start_server: StartSer
     count = 5_000
     async with peer(server, "client") as client:
         client.session.transport.pause_reading()
-        (gateway,) = server.site.gateways.values()
+        (gateway,) = server.context.gateways.values()
         for session, option in (
             (client.session, socket.SO_RCVBUF),
             (gateway.session, socket.SO_SNDBUF),
@@ -907,7 +907,7 @@ async def test_a_client_that_never_reads_can_go_on_asking(start_server: StartSer
             client.connection.send_request("q", "", b"", msgid=f"{number:0250}")
         client.session.wake()
         await until(lambda: length(server, "q") == count)
-        assert server.site.counters["dropped", "emqp", "receipt"] > 0
+        assert server.context.counters["dropped", "emqp", "receipt"] > 0
         client.session.transport.abort()
 
 
@@ -1004,7 +1004,7 @@ class TestRights:
             assert await client.receipt() == allowed
             assert (await raw.job()).queue == "a"
             assert [each.principal for each in broker(server).workers] == ["anna"]
-        assert server.site.counters["forbidden", "emqp"] == 2
+        assert server.context.counters["forbidden", "emqp"] == 2
 
     async def test_topics(self, start_server: StartServer) -> None:
         server = await self.start(start_server)
@@ -1015,7 +1015,7 @@ class TestRights:
             emqp(server, mechanism=anna) as client,
         ):
             await until(lambda: any(each.attachments for each in subscribers(server)))
-            now = server.site.now()
+            now = server.context.now()
             from crosswire.envelope import Envelope
 
             for topic in ("topic/b", "topic/a"):
@@ -1030,7 +1030,7 @@ class TestRights:
         async with peer(server, "admin", mechanism=self.mechanism("anna")) as admin:
             admin.connection.send_disconnect()
             admin.session.wake()
-            await until(lambda: server.site.counters["forbidden", "emqp"])
+            await until(lambda: server.context.counters["forbidden", "emqp"])
         assert not broker(server).stopping
         async with peer(server, "admin", mechanism=self.mechanism("boss")) as admin:
             admin.connection.send_disconnect()
@@ -1058,7 +1058,7 @@ class TestRights:
         router = broker(server).routers["emqp-clients"]
         async with peer(server, "client", mechanism=self.mechanism("anna")) as first:
             (name,) = list(router)
-            from crosswire.clients.dial import dial
+            from crosswire.client.native.dial import dial
             from crosswire.wire.emqp.connection import EmqpConnection
 
             thief = Raw()
@@ -1107,7 +1107,7 @@ async def test_a_publication_behind_a_goodbye_is_published(server: Server) -> No
     hears = EmqpSubscriber("127.0.0.1", port, ["news"], backoff=SOON)
     async with peer(server, "publisher") as publisher, hears as subscriber:
         async with asyncio.timeout(10):
-            while not any(each.attachments for each in server.site.gateways.values()):
+            while not any(each.attachments for each in server.context.gateways.values()):
                 await asyncio.sleep(0)
         say_goodbye(publisher, "KBYE")
         publisher.connection.send_publish("news", b"x")

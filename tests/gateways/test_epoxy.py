@@ -15,18 +15,18 @@ import pytest
 from crosswire.access import User
 from crosswire.bond import hub_module, idl, marshal
 from crosswire.bond.dialect import Dialect
-from crosswire.clients.dial import Backoff
-from crosswire.clients.emp import EmpClient, Json
-from crosswire.clients.epoxy import Call, EpoxyClient, Handlers, Reply, offer
+from crosswire.client.native.dial import Backoff
+from crosswire.client.native.emp import EmpClient, Json
+from crosswire.client.native.epoxy import CallReply, EpoxyClient, Handlers, IncomingCall, offer
 from crosswire.config import LISTENERS, BondFiles, ConnectionLimits, ProtocolLimits, TlsFiles
 from crosswire.envelope import Envelope
 from crosswire.errors import CallFailed, ConnectionLost, RequestFailed
 from crosswire.gateways.payloads import BOND, BYTES, JSON, TEXT, unwrap, wrap
-from crosswire.gateways.server import Server
 from crosswire.hub.items import Retry
 from crosswire.hub.queues import QueuePolicy
 from crosswire.hub.services import ServicePolicy
 from crosswire.hub.topics import TopicPolicy
+from crosswire.server.server import Server
 from crosswire.wire.epoxy.comm import Error, ErrorCode, marshal_credentials, marshal_error
 from crosswire.wire.epoxy.frames import EpoxyLimits
 from tests.conftest import TlsPair
@@ -64,15 +64,15 @@ class Inbox:
     """Takes deliveries; a test settles them."""
 
     def __init__(self) -> None:
-        self.got: asyncio.Queue[tuple[Any, Call]] = asyncio.Queue()
+        self.got: asyncio.Queue[tuple[Any, IncomingCall]] = asyncio.Queue()
 
-    async def deliver(self, delivery: Any, call: Call) -> None:
+    async def deliver(self, delivery: Any, call: IncomingCall) -> None:
         self.got.put_nowait((delivery, call))
 
     async def next(self) -> Any:
         return (await self.next_call())[0]
 
-    async def next_call(self) -> tuple[Any, Call]:
+    async def next_call(self) -> tuple[Any, IncomingCall]:
         return await asyncio.wait_for(self.got.get(), 10)
 
 
@@ -134,17 +134,17 @@ async def code_of(called: Awaitable[object]) -> str:
     return caught.value.code
 
 
-def answering(reply: Callable[[Call], bytes | Reply]) -> dict[tuple[str, str], Any]:
+def answering(reply: Callable[[IncomingCall], bytes | CallReply]) -> dict[tuple[str, str], Any]:
     """Handlers of the method `svc.M`."""
 
-    async def handle(call: Call) -> bytes | Reply:
+    async def handle(call: IncomingCall) -> bytes | CallReply:
         return reply(call)
 
     return {("svc", "M"): handle}
 
 
 def stuck(entered: asyncio.Event) -> dict[tuple[str, str], Any]:
-    async def handle(_call: Call) -> bytes:
+    async def handle(_call: IncomingCall) -> bytes:
         entered.set()
         await asyncio.Event().wait()
         return b""
@@ -340,7 +340,7 @@ async def test_an_event_is_published(server: Server) -> None:
     inbox = Inbox()
     async with epoxy(server, inbox) as client:
         await subscribe(client, "topic/examples.calc.Calc/+")
-        await client.tell(CALC, "Note", Params(x=5))
+        await client.send_event(CALC, "Note", Params(x=5))
         delivery = await inbox.next()
         assert delivery.destination == "topic/examples.calc.Calc/Note"
         assert delivery.content_type == BOND
@@ -353,7 +353,7 @@ async def test_other_encodings_arrive_as_they_are(server: Server, protocol: Dial
     inbox = Inbox()
     async with epoxy(server, inbox) as client:
         await subscribe(client, "topic/svc/E")
-        await client.tell_bytes("svc", "E", payload)
+        await client.send_event_bytes("svc", "E", payload)
         assert (await inbox.next()).payload == payload
 
 
@@ -361,10 +361,10 @@ async def test_events_and_publishes_keep_their_order(server: Server) -> None:
     inbox = Inbox()
     async with epoxy(server, inbox) as client:
         await subscribe(client, "topic/svc/E")
-        await client.tell_bytes("svc", "E", LAYER)
+        await client.send_event_bytes("svc", "E", LAYER)
         asked = asyncio.create_task(publish(client, "topic/svc/E", b"second"))
         await asyncio.sleep(0)
-        await client.tell_bytes("svc", "E", wrap(b"third", TEXT))
+        await client.send_event_bytes("svc", "E", wrap(b"third", TEXT))
         await asked
         assert [(await inbox.next()).payload for _ in range(3)] == [LAYER, b"second", b"third"]
 
@@ -373,7 +373,7 @@ async def test_layer_data_is_forwarded(server: Server) -> None:
     inbox = Inbox()
     async with epoxy(server, inbox) as client:
         await subscribe(client, "topic/#")
-        await client.tell(CALC, "Note", Params(), layer_data=LAYER)
+        await client.send_event(CALC, "Note", Params(), layer_data=LAYER)
         publication = make("Publication", destination="topic/t")
         await client.call(HUB, "Publish", publication, layer_data=b"any bytes")
         layers = [(await inbox.next_call())[1].layer_data for _ in range(2)]
@@ -386,7 +386,7 @@ async def test_what_an_integer_of_epoxy_can_not_hold_keeps_its_digits(server: Se
     async with epoxy(server, inbox) as client:
         await subscribe(client, "queue/q")
         stored = Envelope(destination="queue/q", kind="send", properties={"n": 2**63})
-        server.hub.produce([stored], server.site.now())
+        server.hub.produce([stored], server.context.now())
         assert (await inbox.next()).properties["n"].text == str(2**63)
 
 
@@ -420,7 +420,7 @@ async def test_a_service_answers(server: Server) -> None:
 async def test_answers_come_in_any_order(server: Server) -> None:
     release = asyncio.Event()
 
-    async def slow(_call: Call) -> bytes:
+    async def slow(_call: IncomingCall) -> bytes:
         await release.wait()
         return LAYER
 
@@ -435,17 +435,17 @@ async def test_answers_come_in_any_order(server: Server) -> None:
 
 
 async def test_payloads_and_layer_data_pass_between_epoxy_peers_unchanged(server: Server) -> None:
-    seen: list[Call] = []
+    seen: list[IncomingCall] = []
 
-    def reply(call: Call) -> Reply:
+    def reply(call: IncomingCall) -> CallReply:
         seen.append(call)
-        return Reply(call.payload, layer_data=b"back")
+        return CallReply(call.payload, layer_data=b"back")
 
     payload = marshal.marshal(Params(x=5), PARAMS, protocol=marshal.FAST_V1)
     async with epoxy(server, handlers=answering(reply)) as provider, epoxy(server) as caller:
         await serve(provider, "svc")
         got = await caller.call_bytes("svc", "M", payload, layer_data=b"there")
-    assert got == Reply(payload, b"back")
+    assert got == CallReply(payload, b"back")
     assert (seen[0].payload, seen[0].layer_data) == (payload, b"there")
 
 
@@ -460,7 +460,7 @@ async def test_a_blob_is_opened_and_closed_on_the_way(server: Server) -> None:
 async def test_an_error_reaches_the_caller_as_it_is(server: Server) -> None:
     error = Error(17, "no", Error(3, "inside"))
 
-    def reply(_call: Call) -> bytes:
+    def reply(_call: IncomingCall) -> bytes:
         raise CallFailed(17, data=marshal_error(error))
 
     async with epoxy(server, handlers=answering(reply)) as provider, epoxy(server) as caller:
@@ -478,7 +478,7 @@ async def test_a_provider_that_leaves_is_told_apart_from_none(server: Server) ->
             await serve(provider, "svc")
             waiting = asyncio.create_task(code_of(caller.call_bytes("svc", "M", LAYER)))
             await entered.wait()
-            for gateway in list(server.site.gateways.values()):
+            for gateway in list(server.context.gateways.values()):
                 if gateway.providers:
                     gateway.session.transport.abort()
             assert await waiting == "connection-shut-down"
@@ -497,7 +497,7 @@ async def test_serving_twice_is_serving_once(server: Server) -> None:
         await serve(provider, "svc", "svc")
         await serve(provider, "svc")
         assert [len(peers) for peers in server.hub.services.providers().values()] == [1]
-    while server.site.gateways:
+    while server.context.gateways:
         await asyncio.sleep(0.01)
     assert server.hub.services.providers() == {}
 
@@ -564,7 +564,7 @@ async def test_epoxy_calls_an_emp_provider_without_a_schema(server: Server) -> N
 
 
 async def test_emp_calls_an_epoxy_provider_without_a_schema(server: Server) -> None:
-    def reply(call: Call) -> bytes:
+    def reply(call: IncomingCall) -> bytes:
         assert unwrap(call.payload) == (b'{"a":1}', JSON)
         return wrap(b'{"b":2}', JSON)
 
@@ -617,7 +617,7 @@ async def test_an_event_reaches_emp_as_json(start_server: StartServer) -> None:
     server = await start_server(bond=BOND_FILES)
     async with emp(server, **{"$deliver": deliver}) as consumer, epoxy(server) as teller:
         await consumer.request("$subscribe", {"destination": "topic/examples.calc.Calc/Note"})
-        await teller.tell(CALC, "Note", Params(x=1, y=2))
+        await teller.send_event(CALC, "Note", Params(x=1, y=2))
         delivery = await asyncio.wait_for(got.get(), 10)
     assert delivery["json"] == {"x": 1, "y": 2, "operation": "Add"}
 
@@ -662,7 +662,7 @@ async def test_what_can_not_be_done_is_said_and_the_connection_kept(
 
 
 async def test_a_name_that_is_taken_is_an_error(server: Server) -> None:
-    server.hub.subscriptions.named("n", "topic/secret", "", None, server.site.now())
+    server.hub.subscriptions.named("n", "topic/secret", "", None, server.context.now())
     async with epoxy(server) as client:
         request = make("Subscription", destination="topic/x", name="n")
         assert await code_of(client.call(HUB, "Subscribe", request)) == "invalid-invocation"
@@ -697,7 +697,7 @@ async def test_an_internal_error_has_an_id_that_leads_to_the_connection(server: 
     async with epoxy(server) as client:
         with pytest.raises(CallFailed) as caught:
             await client.call_bytes("svc", "M", b"garbage")
-        (name,) = server.site.gateways
+        (name,) = server.context.gateways
         assert re.search(rb"epoxy-[0-9a-f]+-[0-9a-f]+/1", caught.value.data)
         assert name.encode() in caught.value.data
 
@@ -715,9 +715,9 @@ async def test_events_that_can_not_be_published_are_counted(
     server: Server, service: str, method: str, payload: bytes
 ) -> None:
     async with epoxy(server) as client:
-        await client.tell_bytes(service, method, payload)
+        await client.send_event_bytes(service, method, payload)
         await publish(client, "queue/q")
-    dropped = {key: n for key, n in server.site.counters.items() if key[0] == "dropped"}
+    dropped = {key: n for key, n in server.context.counters.items() if key[0] == "dropped"}
     assert sum(dropped.values()) == 1
 
 
@@ -760,9 +760,9 @@ async def test_who_says_nothing_may_nothing(start_server: StartServer) -> None:
         assert await code_of(subscribe(client, "queue/q")) == "invalid-invocation"
         assert await code_of(serve(client, "svc")) == "invalid-invocation"
         assert await code_of(client.call_bytes("svc", "M", LAYER)) == "invalid-invocation"
-        await client.tell_bytes("svc", "E", LAYER)
+        await client.send_event_bytes("svc", "E", LAYER)
         await code_of(publish(client, "queue/q"))
-    assert server.site.counters["dropped", "epoxy", "Forbidden"] == 1
+    assert server.context.counters["dropped", "epoxy", "Forbidden"] == 1
 
 
 async def test_a_token_in_the_layer_data_says_who_it_is(start_server: StartServer) -> None:
@@ -781,7 +781,7 @@ async def test_credentials_are_not_kept(start_server: StartServer, users: dict[s
     server = await start_server(**users)
     async with epoxy(server, token=TOKEN) as client:
         identifier = await publish(client, "queue/q")
-        await client.tell_bytes("svc", "E", LAYER)
+        await client.send_event_bytes("svc", "E", LAYER)
         later = await publish(client, "topic/svc/E")
         stored = server.hub.fetch("queue/q", [identifier])
         stored += server.hub.fetch("topic/svc/E", [later - 1, later])
@@ -793,7 +793,7 @@ async def test_a_wrong_token_is_rejected(start_server: StartServer) -> None:
     async with epoxy(server, token="nobody's-token-at-all") as client:
         with pytest.raises(ConnectionLost, match=r"connection-rejected: nobody has this token"):
             await publish(client, "queue/q")
-    assert server.site.counters["unauthenticated", "epoxy"] == 1
+    assert server.context.counters["unauthenticated", "epoxy"] == 1
 
 
 async def test_a_peer_stays_who_it_is(start_server: StartServer) -> None:
@@ -853,9 +853,9 @@ async def test_a_client_that_reconnects_goes_on(server: Server) -> None:
         await subscribe(client, "topic/t", **named)
         await publish(client, "topic/t", b"a")
         held = await inbox.next()
-        (gateway,) = server.site.gateways.values()
+        (gateway,) = server.context.gateways.values()
         gateway.session.transport.abort()
-        while gateway.id in server.site.gateways:
+        while gateway.id in server.context.gateways:
             await asyncio.sleep(0.01)
         await subscribe(client, "topic/t", **named)
         again = await inbox.next()
@@ -867,7 +867,7 @@ async def test_who_has_closed_its_half_holds_nothing_more(server: Server) -> Non
     first, second = Inbox(), Inbox()
     entered, release = asyncio.Event(), asyncio.Event()
 
-    async def slow(call: Call) -> bytes:
+    async def slow(call: IncomingCall) -> bytes:
         entered.set()
         await release.wait()
         return call.payload
@@ -907,7 +907,7 @@ async def test_an_answer_that_comes_too_late_is_dropped(start_server: StartServe
     server = await start_server(services=ServicePolicy(deadline_s=0.05))
     release = asyncio.Event()
 
-    async def slow(call: Call) -> bytes:
+    async def slow(call: IncomingCall) -> bytes:
         await release.wait()
         return call.payload
 
@@ -933,11 +933,11 @@ async def test_stopping_answers_and_closes(start_server: StartServer) -> None:
 async def test_too_much_on_its_way_to_the_disk_holds_the_peer_up(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("crosswire.gateways.epoxy._UNSTORED_BYTES", 1000)
+    monkeypatch.setattr("crosswire.gateways.epoxy.gateway._UNSTORED_BYTES", 1000)
     async with epoxy(server) as client:
         for _ in range(50):
-            await client.tell_bytes("svc", "E", LAYER)
+            await client.send_event_bytes("svc", "E", LAYER)
         await asyncio.gather(*(publish(client, "topic/svc/E") for _ in range(50)))
-        (gateway,) = server.site.gateways.values()
+        (gateway,) = server.context.gateways.values()
         assert gateway._unstored_bytes == 0  # type: ignore[attr-defined]
         assert await publish(client, "queue/q")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from crosswire.config import ProtocolLimits
-from crosswire.gateways.server import Server
 from crosswire.hub.queues import QueuePolicy
+from crosswire.server.server import Server
 from crosswire.wire.contract import Event
 from crosswire.wire.micromsg2.events import MessageReceived, MessagesAcknowledged
 from crosswire.wire.micromsg2.frames import MicroMsg2Limits
@@ -31,7 +31,7 @@ def acknowledged(peer: Peer) -> int:
 
 
 def produced(server: Server) -> int:
-    return server.site.counters["produced", "micromsg2"]
+    return server.context.counters["produced", "micromsg2"]
 
 
 def send(peer: Peer, number: int, destination: str, **properties: str) -> None:
@@ -82,7 +82,7 @@ async def test_a_retry_takes_a_few_of_what_is_held(
     async with micromsg2(server, acks=5000) as peer:
         send(peer, number, destination, **{"reply-to": "queue/full"})
         gateway: Any
-        (gateway,) = server.site.gateways.values()
+        (gateway,) = server.context.gateways.values()
         await until(lambda: sum(map(len, gateway._intake._held.values())) == number - 1)
         for _ in range(3):
             before = produced(server)

@@ -16,7 +16,7 @@ import pytest
 from crosswire.config import PLAIN_LISTENERS, Config
 from crosswire.envelope import Envelope, decode, encode, encode_run
 from crosswire.gateways.payloads import BYTES, JSON
-from crosswire.gateways.server import GATEWAYS, Server
+from crosswire.server.server import GATEWAYS, Server
 from crosswire.wire.emp.connection import EmpConnection
 from crosswire.wire.emp.decoder import EmpDecoder
 from crosswire.wire.emp.frames import Request

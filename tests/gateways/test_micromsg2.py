@@ -11,15 +11,20 @@ from typing import Any
 import pytest
 
 from crosswire.access import User
-from crosswire.clients.dial import Backoff, dial
-from crosswire.clients.emp import EmpClient, Json
-from crosswire.clients.micromsg2 import Delivery, MicroMsg2Client, Subscription, client_offer
+from crosswire.client.native.dial import Backoff, dial
+from crosswire.client.native.emp import EmpClient, Json
+from crosswire.client.native.micromsg2 import (
+    MicroMsg2Client,
+    MicroMsg2Delivery,
+    MicroMsg2Subscription,
+    client_offer,
+)
 from crosswire.config import ProtocolLimits
 from crosswire.errors import ConnectionLost, RequestFailed
-from crosswire.gateways.server import Server
 from crosswire.hub.items import Retry
 from crosswire.hub.queues import QueuePolicy
 from crosswire.hub.topics import TopicPolicy
+from crosswire.server.server import Server
 from crosswire.session import Session
 from crosswire.wire.contract import Event
 from crosswire.wire.micromsg2.connection import MicroMsg2Connection
@@ -54,7 +59,7 @@ def offer(*extensions: Extension, acks: int | None = 10) -> Offer:
     return Offer(required=given, supported=frozenset(each.name for each in given))
 
 
-async def following(subscription: Subscription) -> Delivery:
+async def following(subscription: MicroMsg2Subscription) -> MicroMsg2Delivery:
     return await asyncio.wait_for(anext(subscription), 10)
 
 
@@ -65,10 +70,10 @@ async def until(condition: Any) -> None:
 
 
 def attached(server: Server) -> int:
-    return sum(len(gateway.attachments) for gateway in server.site.gateways.values())
+    return sum(len(gateway.attachments) for gateway in server.context.gateways.values())
 
 
-async def echo(asked: Delivery) -> tuple[bytes, dict[str, Any]]:
+async def echo(asked: MicroMsg2Delivery) -> tuple[bytes, dict[str, Any]]:
     return asked.payload[::-1], {"echoed": len(asked.payload)}
 
 
@@ -278,7 +283,7 @@ async def test_a_client_that_sends_and_closes_is_heard(server: Server) -> None:
         peer = await client.peer()
         for _ in range(10):
             peer.send("queue/q", b"x")
-    await until(lambda: not server.site.gateways)
+    await until(lambda: not server.context.gateways)
     assert server.hub.queue("queue/q").length == 10
 
 
@@ -286,7 +291,7 @@ async def test_a_lost_connection_is_made_again(start_server: StartServer) -> Non
     server = await start_server()
     async with micro(server) as client, client.subscribe("queue/q") as got:
         peer = await client.peer()
-        (gateway,) = server.site.gateways.values()
+        (gateway,) = server.context.gateways.values()
         gateway.session.transport.abort()
         await asyncio.wait([peer.ended])
         await client.send("queue/q", b"again")
@@ -404,7 +409,7 @@ async def test_many_calls_at_once(server: Server) -> None:
 
 async def test_a_correlation_comes_back_as_it_was_said(server: Server) -> None:
     """Text or number; the client's own calls have text."""
-    answers: list[Delivery] = []
+    answers: list[MicroMsg2Delivery] = []
     async with serving(server, "service/echo", echo), micro(server) as caller:
         peer = await caller.peer()
         peer._route = answers.append
@@ -433,7 +438,7 @@ async def test_an_answer_may_go_to_a_queue(server: Server) -> None:
 async def test_an_answer_reaches_a_queue_when_the_caller_has_left(server: Server) -> None:
     entered, go_on = asyncio.Event(), asyncio.Event()
 
-    async def slow(asked: Delivery) -> bytes:
+    async def slow(asked: MicroMsg2Delivery) -> bytes:
         entered.set()
         await go_on.wait()
         return asked.payload
@@ -442,14 +447,14 @@ async def test_an_answer_reaches_a_queue_when_the_caller_has_left(server: Server
         async with micro(server) as caller:
             await caller.send("service/slow", b"x", {"reply-to": "queue/answers"})
             await entered.wait()
-        await until(lambda: len(server.site.gateways) == 1)
+        await until(lambda: len(server.context.gateways) == 1)
         go_on.set()
         async with micro(server) as client, client.subscribe("queue/answers") as got:
             assert (await following(got)).payload == b"x"
 
 
 async def test_a_providers_failure_reaches_the_caller(server: Server) -> None:
-    async def fail(_asked: Delivery) -> bytes:
+    async def fail(_asked: MicroMsg2Delivery) -> bytes:
         raise RequestFailed("unknown_job", "no such job", data=b"details")
 
     async with serving(server, "service/fail", fail), micro(server) as caller:
@@ -461,7 +466,7 @@ async def test_a_providers_failure_reaches_the_caller(server: Server) -> None:
 async def test_ways_of_getting_no_answer_are_told_apart(server: Server) -> None:
     entered = asyncio.Event()
 
-    async def stuck(_asked: Delivery) -> bytes:
+    async def stuck(_asked: MicroMsg2Delivery) -> bytes:
         entered.set()
         await asyncio.Event().wait()
         return b""
@@ -486,7 +491,7 @@ async def test_a_json_peer_is_told_of_failures_in_json(server: Server) -> None:
 async def test_a_late_answer_harms_nobody(server: Server) -> None:
     go_on = asyncio.Event()
 
-    async def slow(asked: Delivery) -> bytes:
+    async def slow(asked: MicroMsg2Delivery) -> bytes:
         await go_on.wait()
         return asked.payload
 
@@ -494,7 +499,7 @@ async def test_a_late_answer_harms_nobody(server: Server) -> None:
         assert (await answer_of(caller, "service/slow", timeout=0.01)).code == "timeout"
         go_on.set()
         assert (await caller.call("service/slow", b"x")).payload == b"x"
-        assert server.site.counters["late", "micromsg2"] == 1
+        assert server.context.counters["late", "micromsg2"] == 1
 
 
 async def test_ending_a_service(server: Server) -> None:
@@ -522,7 +527,7 @@ async def test_calls_cross_protocols(server: Server) -> None:
             "application/json",
         )
 
-        async def upper(asked: Delivery) -> tuple[bytes, dict[str, Any]]:
+        async def upper(asked: MicroMsg2Delivery) -> tuple[bytes, dict[str, Any]]:
             return asked.payload.upper(), {"content-type": "application/json"}
 
         await client.serve("service/upper", upper)
@@ -539,7 +544,7 @@ async def test_a_full_queue_withholds_acknowledgements(start_server: StartServer
         peer = await producer.peer()
         sent = [peer.send("queue/q", b"%d" % number) for number in range(6)]
         await asyncio.gather(*sent[:2])
-        await until(lambda: server.site.counters["refused", "micromsg2"] == 4)
+        await until(lambda: server.context.counters["refused", "micromsg2"] == 4)
         assert not any(each.done() for each in sent[2:])
         async with consumer.subscribe("queue/q") as got:
             numbers = [int((await following(got)).payload) for _ in range(6)]
@@ -584,7 +589,7 @@ async def test_a_peer_that_does_not_read_gets_no_more_than_it_may(
             await subscription.__aenter__()
             await producer.send("queue/other", b"others go on")
             queue = server.hub.queue("queue/q")
-            (gateway,) = [each for each in server.site.gateways.values() if each.attachments]
+            (gateway,) = [each for each in server.context.gateways.values() if each.attachments]
             (attachment,) = gateway.attachments
             await until(lambda: gateway.session.congested)
             await producer.send("queue/other", b"and on")
@@ -628,7 +633,7 @@ async def test_what_waits_for_a_full_queue_is_bounded(start_server: StartServer)
         assert peer.error.code == "limit"
 
 
-async def never(_asked: Delivery) -> bytes:
+async def never(_asked: MicroMsg2Delivery) -> bytes:
     await asyncio.Event().wait()
     return b""
 
@@ -638,7 +643,9 @@ async def test_open_calls_are_bounded_by_withheld_acknowledgements(server: Serve
         peer = await caller.peer()
         sent = [peer.send("service/stuck", b"", {"reply-to": "reply/x"}) for _ in range(1100)]
         await asyncio.wait_for(sent[1023], 10)
-        await until(lambda: any(len(each.calls) == 1100 for each in server.site.gateways.values()))
+        await until(
+            lambda: any(len(each.calls) == 1100 for each in server.context.gateways.values())
+        )
         assert sum(each.done() for each in sent) == 1024
         for each in sent:
             each.cancel()
@@ -681,7 +688,7 @@ async def test_a_token_says_who_it_is(start_server: StartServer) -> None:
     server = await start_server(users=(ANNA,))
     async with micro(server, auth=TOKEN) as client:
         await client.send("queue/orders", b"x")
-        (gateway,) = server.site.gateways.values()
+        (gateway,) = server.context.gateways.values()
         assert gateway.principal == "anna"
 
 
@@ -690,7 +697,7 @@ async def test_a_wrong_token_is_rejected(start_server: StartServer) -> None:
     client = micro(server, auth="not-the-secret-of-anna")
     async with client:
         assert await error_of(client) == "forbidden"
-    assert server.site.counters["unauthenticated", "micromsg2"] > 0
+    assert server.context.counters["unauthenticated", "micromsg2"] > 0
 
 
 @pytest.mark.parametrize(
@@ -749,7 +756,7 @@ async def test_a_command_that_can_not_be_obeyed(
 
 
 async def test_a_name_that_is_taken_is_forbidden(server: Server) -> None:
-    server.hub.subscriptions.named("n", "topic/secret", "", None, server.site.now())
+    server.hub.subscriptions.named("n", "topic/secret", "", None, server.context.now())
     async with micro(server) as client:
         peer = await client.peer()
         peer.connection.send_subscribe(destination="topic/x", name="n")

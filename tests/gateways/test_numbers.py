@@ -19,8 +19,8 @@ import pytest
 
 from crosswire.config import PLAIN_LISTENERS, Config
 from crosswire.errors import CallFailed, ConnectFailed, LinkLost, RequestFailed
-from crosswire.gateways.server import Server
-from crosswire.web.door import HttpDoor
+from crosswire.server.server import Server
+from crosswire.web.listener import WebListener
 from tests.gateways.test_emp import emp
 from tests.gateways.test_emqp import peer as emqp_peer
 from tests.gateways.test_epoxy import epoxy, make, publish, serve, subscribe
@@ -57,7 +57,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
 async def running(folder: Path) -> AsyncIterator[Server]:
     listen = dict.fromkeys(PLAIN_LISTENERS, "127.0.0.1:0")
     config = Config(data=str(folder / "data"), listen=listen, drain_s=0.1)
-    server = Server(config, http=HttpDoor)
+    server = Server(config, http=WebListener)
     await server.start()
     try:
         yield server
@@ -85,7 +85,7 @@ async def state_of(server: Server) -> Any:
         [each.name for each in hub.subscriptions.all()],
         hub.services.providers(),
         sum(len(queue.consumers) for queue in hub.queues()),
-        sum(len(gateway.attachments) for gateway in server.site.gateways.values()),
+        sum(len(gateway.attachments) for gateway in server.context.gateways.values()),
     )
 
 
@@ -104,7 +104,7 @@ async def check_others(server: Server) -> None:
 
 
 def ignored(server: Server) -> int:
-    counters = server.site.counters
+    counters = server.context.counters
     return sum(count for what, count in counters.items() if what[:2] == ("ignored", "emqp"))
 
 

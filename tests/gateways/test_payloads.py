@@ -17,7 +17,7 @@ from crosswire.gateways.payloads import (
     BYTES,
     JSON,
     TEXT,
-    Body,
+    JsonPayload,
     Schemas,
     from_body,
     to_body,
@@ -187,4 +187,4 @@ def test_a_body_gives_back_what_it_was_made_from(payload: bytes, content_type: s
 
 @pytest.mark.parametrize("content_type", [JSON, TEXT])
 def test_a_content_type_that_lies_leads_to_base64(content_type: str) -> None:
-    assert to_body(request(b"\xff", content_type)) == Body(base64="/w==")
+    assert to_body(request(b"\xff", content_type)) == JsonPayload(base64="/w==")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from crosswire.bond import hub_module, marshal
-from crosswire.gateways.server import Server
+from crosswire.server.server import Server
 from crosswire.wire.contract import Event
 from crosswire.wire.emp.events import RequestReceived, ResponseReceived
 from crosswire.wire.epoxy import events as epoxy_events

@@ -11,14 +11,14 @@ import msgspec
 import pytest
 
 from crosswire.bond import hub_module, marshal
-from crosswire.clients.dial import Backoff
-from crosswire.clients.emqp import EmqpSubscriber
+from crosswire.client.native.dial import Backoff
+from crosswire.client.native.emqp import EmqpSubscriber
 from crosswire.config import BondFiles, ConnectionLimits, ProtocolLimits
 from crosswire.envelope import Envelope
 from crosswire.gateways.payloads import JSON
-from crosswire.gateways.server import Server
-from crosswire.hub.ledger import Peer as LedgerPeer
+from crosswire.hub.ledger import LedgerPeer as LedgerPeer
 from crosswire.hub.services import Answer, Call
+from crosswire.server.server import Server
 from crosswire.wire.emp.events import RequestReceived, ResponseReceived
 from crosswire.wire.emqp.events import ReplyReceived
 from crosswire.wire.epoxy import events as epoxy_events
@@ -137,7 +137,7 @@ async def test_a_provider_that_leaves_while_many_wait(server: Server) -> None:
         errors = await third.several(epoxy_events.ResponseReceived, 300)
         assert all(each.error is not None for each in errors)
         await until(lambda: not server.hub.services.providers())
-        await until(lambda: len(server.site.gateways) == 3)
+        await until(lambda: len(server.context.gateways) == 3)
     assert_whole(server)
 
 
@@ -157,7 +157,7 @@ def call(server: Server, number: int, **fields: Any) -> Answers:
     answers = Answers()
     requests = [Envelope(kind="request", protocol="test", **fields) for _ in range(number)]
     peer = LedgerPeer("test", "caller")
-    server.hub.call(requests, server.site.now(), answered=answers, peer=peer)
+    server.hub.call(requests, server.context.now(), answered=answers, peer=peer)
     return answers
 
 
@@ -237,7 +237,7 @@ async def test_an_emqp_call_of_a_provider_that_is_leaving_ends(server: Server) -
         provider.wire.send_request("crosswire.Hub", "Serve", asked)
         provider.session.wake()
         await provider.several(epoxy_events.ResponseReceived, 1)
-        gateway = next(each for each in server.site.gateways.values() if each.providers)
+        gateway = next(each for each in server.context.gateways.values() if each.providers)
         # Its goodbye is on its way: it takes no call, and is still listed.
         gateway.session.connection.close()
         client.wire.send_request("s", "reply-requested,retry-count:100000000", b"{}")
@@ -263,14 +263,14 @@ async def test_an_emqp_subscriber_that_catches_up(start_server: StartServer) -> 
         window=10,
         backoff=Backoff(0.01, 0.02),
     ) as subscriber:
-        gateway = next(iter(server.site.gateways.values()))
+        gateway = next(iter(server.context.gateways.values()))
         await until(lambda: bool(gateway.attachments))
         for batch in range(batches):
             envelopes = [
                 Envelope(destination="topic/t", kind="publish", payload=b"%0*d" % (size, each))
                 for each in range(batch * 1000, batch * 1000 + 1000)
             ]
-            await server.hub.produce(envelopes, server.site.now())
+            await server.hub.produce(envelopes, server.context.now())
         # It doesn't read: what its socket doesn't take is on disk only.
         assert server.hub.subscriptions.lagging
         async with asyncio.timeout(30):

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from crosswire.access import User
-from crosswire.clients.dial import Backoff
-from crosswire.clients.emp import EmpClient
-from crosswire.clients.relink import Received, RelinkClient
+from crosswire.client.native.dial import Backoff
+from crosswire.client.native.emp import EmpClient
+from crosswire.client.native.relink import Received, RelinkClient
 from crosswire.config import ProtocolLimits
 from crosswire.errors import (
     ConnectFailed,
@@ -23,15 +23,15 @@ from crosswire.errors import (
     RequestFailed,
     StoreFailed,
 )
-from crosswire.gateways.relink_end import Endpoint, parse_endpoint
-from crosswire.gateways.relink_links import Links
-from crosswire.gateways.server import Server
+from crosswire.gateways.relink.link_end import Endpoint, parse_endpoint
+from crosswire.gateways.relink.links import Links
 from crosswire.hub.queues import QueuePolicy
 from crosswire.hub.subscriptions import AtId
-from crosswire.store.contract import Batch, StoreLimits
+from crosswire.server.server import Server
+from crosswire.store.contract import StoreLimits, WriteBatch
 from crosswire.store.rocks import RocksStore
 from crosswire.wire.relink.frames import RelinkLimits
-from crosswire.wire.relink.handshake import Terms
+from crosswire.wire.relink.handshake import LinkTerms
 from crosswire.wire.relink.link import Link
 from tests.gateways.conftest import StartServer, port_of
 
@@ -89,7 +89,7 @@ def abandon(peer: RelinkClient) -> None:
 
 
 def link_of(server: Server, peer: RelinkClient) -> Any:
-    return server.site.shared(Links).find(peer.link.epoch, peer.link.id)
+    return server.context.shared(Links).find(peer.link.epoch, peer.link.id)
 
 
 # -------------------------------------------------------------------------------------- endpoints
@@ -363,7 +363,7 @@ async def test_a_full_queue_stops_its_producer(start_server: StartServer) -> Non
 
 
 def producer_of(server: Server) -> Any:
-    return next(iter(server.site.gateways.values()))
+    return next(iter(server.context.gateways.values()))
 
 
 async def test_bytes_are_limited_too(start_server: StartServer) -> None:
@@ -380,7 +380,7 @@ def fail_writes(server: Server, count: int) -> None:
     store = server.hub.store
     write = store._write
 
-    def failing(batch: Batch) -> None:
+    def failing(batch: WriteBatch) -> None:
         nonlocal count
         count -= 1
         if count >= 0:
@@ -425,7 +425,7 @@ async def test_who_may_not_is_disconnected(start_server: StartServer) -> None:
     with pytest.raises(ConnectFailed):
         async with client(server, "queue/q"):
             pass
-    assert server.site.counters["forbidden", "relink"] == 1
+    assert server.context.counters["forbidden", "relink"] == 1
 
 
 async def test_a_malformed_peer_harms_nobody(server: Server) -> None:
@@ -587,7 +587,7 @@ async def test_what_a_cut_link_holds_goes_to_nobody_else(server: Server) -> None
 async def test_a_cut_subscriber_gets_what_was_published_meanwhile(server: Server) -> None:
     async with client(server, "topic/t?subscribe", backoff=Backoff(0.3, 0.3)) as subscriber:
         cut(subscriber)
-        await until(server, lambda: not server.site.gateways)
+        await until(server, lambda: not server.context.gateways)
         await send(server, "topic/t", b"1", b"2")
         assert [await take_parts(subscriber) for _ in range(2)] == [(b"1",), (b"2",)]
 
@@ -649,7 +649,7 @@ async def test_a_link_is_taken_over(server: Server) -> None:
         second.link = Link.restore(first.link.save())
         async with second:
             await until(server, lambda: not first.connected)
-            assert len(server.site.gateways) == 1
+            assert len(server.context.gateways) == 1
             second.link.consume(0, 0)
             second.wake()
             await until(server, lambda: server.hub.queue("queue/q").length == 0)
@@ -659,7 +659,7 @@ async def test_a_link_is_taken_over(server: Server) -> None:
 async def test_a_link_to_elsewhere_is_refused(server: Server) -> None:
     async with client(server, "queue/q") as first:
         second = client(server, "queue/other")
-        second.link = Link("connector", Terms(endpoint="queue/other"))
+        second.link = Link("connector", LinkTerms(endpoint="queue/other"))
         second.link.epoch, second.link.id = first.link.epoch, first.link.id
         with pytest.raises(ConnectFailed):
             await second._connect()
@@ -714,7 +714,7 @@ async def test_links_that_cannot_be_trusted_are_of_another_epoch(
         server = await start_server(listen={"relink": address})
         with pytest.raises(LinkLost):
             await take(consumer)
-        assert server.site.shared(Links).epoch > epoch
+        assert server.context.shared(Links).epoch > epoch
         assert await drain(server, "queue/q?consume", 1) == [b"m"]
 
 
@@ -731,7 +731,7 @@ async def test_a_damaged_link_is_forgotten_alone(
         key = consumer.link.id.to_bytes(8) if is_own else b"12345678"
         await stop_and_tamper(server, tmp_path, b"srelink-link/" + key, b"damaged")
         server = await start_server(listen={"relink": address})
-        assert server.site.shared(Links).epoch == epoch
+        assert server.context.shared(Links).epoch == epoch
         assert ("relink-link", key, b"damaged") in list(server.hub.damaged_state())
         if is_own:
             with pytest.raises(LinkLost):
@@ -772,7 +772,7 @@ async def test_a_hello_that_is_refused_leaves_nothing_behind(
 
 
 async def test_a_name_that_is_taken_is_refused(server: Server) -> None:
-    server.hub.subscriptions.named("n", "topic/secret", "", None, server.site.now())
+    server.hub.subscriptions.named("n", "topic/secret", "", None, server.context.now())
     await server.hub.committed()
     with pytest.raises(ConnectFailed):
         await client(server, "topic/t?subscribe&name=n").__aenter__()

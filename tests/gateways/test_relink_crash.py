@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from crosswire.clients.dial import Backoff
-from crosswire.clients.relink import Receiver, RelinkClient
+from crosswire.client.native.dial import Backoff
+from crosswire.client.native.relink import Receiver, RelinkClient
 
 MESSAGES = 3000
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from crosswire import session
-from crosswire.clients.emp import EmpClient
+from crosswire.client.native.emp import EmpClient
 from crosswire.config import PLAIN_LISTENERS, ConnectionLimits, ProtocolLimits, TlsFiles
-from crosswire.gateways.server import GATEWAYS, Server
 from crosswire.hub.queues import QueuePolicy
+from crosswire.server.server import GATEWAYS, Server
 from crosswire.wire.emp.events import RequestReceived
 from crosswire.wire.emp.frames import EmpLimits
 from crosswire.wire.epoxy.events import ResponseReceived as EpoxyResponse
@@ -75,8 +75,8 @@ async def end(peer: WirePeer, how: str) -> None:
 async def is_noticed(server: Server, peer: WirePeer) -> None:
     """It is gone, with its socket and all that it held."""
     await until(lambda: peer.gateway.left)
-    assert peer.gateway not in server.site.rooms
-    assert peer.gateway.id not in server.site.gateways
+    assert peer.gateway not in server.context.connection_slots
+    assert peer.gateway.id not in server.context.gateways
     peer.abort()
     await until(peer.gateway.session.gone.done)
 
@@ -171,10 +171,10 @@ async def test_producers_for_a_full_queue_lock_nobody_out(
     async with emp(server) as first:
         await first.ask("$publish", destination="queue/full", text="x")
     for _ in range(5):
-        await until(lambda: len(server.site.rooms) < 3)
+        await until(lambda: len(server.context.connection_slots) < 3)
         dialled = relink(server, "queue/full") if protocol == "relink" else emqp(server, "client")
         async with dialled as peer:
-            gateway = list(server.site.gateways.values())[-1]
+            gateway = list(server.context.gateways.values())[-1]
             for _ in range(5):
                 if protocol == "relink":
                     peer.wire.send_message(0, b"x")
@@ -183,7 +183,7 @@ async def test_producers_for_a_full_queue_lock_nobody_out(
             peer.session.wake()
             await until(lambda: gateway.session._reading_paused)  # noqa: B023
             peer.session.transport.close()
-    await until(lambda: len(server.site.rooms) == 0)
+    await until(lambda: len(server.context.connection_slots) == 0)
     async with emp(server) as last:
         assert (await last.ask("$echo")).succeeded
 

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from crosswire.bond import marshal
-from crosswire.gateways.emqp_broker import Broker
-from crosswire.gateways.epoxy_terms import PUBLICATION, SERVICES, SUBSCRIPTION
+from crosswire.gateways.emqp.broker import Broker
+from crosswire.gateways.epoxy.structs import PUBLICATION, SERVICES, SUBSCRIPTION
 from crosswire.gateways.gateway import Gateway
-from crosswire.gateways.relink_links import Links
-from crosswire.gateways.server import Server
+from crosswire.gateways.relink.links import Links
+from crosswire.server.server import Server
 from crosswire.wire.contract import Connection
 from crosswire.wire.emp.connection import EmpConnection
 from crosswire.wire.emqp.connection import EmqpConnection
@@ -29,7 +29,7 @@ from crosswire.wire.micromsg2.connection import MicroMsg2Connection
 from crosswire.wire.micromsg2.extensions import Offer, batch_ack
 from crosswire.wire.micromsg2.values import Extension
 from crosswire.wire.relink.connection import RelinkConnection
-from crosswire.wire.relink.handshake import Terms
+from crosswire.wire.relink.handshake import LinkTerms
 from crosswire.wire.relink.link import Link
 from tests.gateways.conftest import port_of
 
@@ -62,14 +62,14 @@ class Held(NamedTuple):
 
     @classmethod
     def by(cls, server: Server) -> Held:
-        hub, site = server.hub, server.site
-        broker, links = site.shared(Broker), site.shared(Links)
+        hub, context = server.hub, server.context
+        broker, links = context.shared(Broker), context.shared(Links)
         consumers = {each.destination: len(each.consumers) for each in hub.queues()}
         for each in hub.subscriptions.all():
             consumers[each.destination] = len(each.consumers)
         return cls(
-            slots=dict(site.rooms._by_host),
-            gateways=frozenset(site.gateways),
+            slots=dict(context.connection_slots._by_host),
+            gateways=frozenset(context.gateways),
             consumers={name: count for name, count in consumers.items() if count},
             subscribers=len(list(hub.subscriptions._subscribers)),
             providers={name: len(each) for name, each in hub.services.providers().items()},
@@ -103,13 +103,13 @@ class WirePeer:
     async def connect(
         self, connection: Connection | None = None, *, tls: ssl.SSLContext | None = None
     ) -> None:
-        known = set(self._server.site.gateways)
+        known = set(self._server.context.gateways)
         self.reader, self.writer = await asyncio.open_connection(
             "127.0.0.1", port_of(self._server, self._listener), ssl=tls
         )
-        await until(lambda: set(self._server.site.gateways) - known)
-        self.gateway: Gateway = self._server.site.gateways[
-            (set(self._server.site.gateways) - known).pop()
+        await until(lambda: set(self._server.context.gateways) - known)
+        self.gateway: Gateway = self._server.context.gateways[
+            (set(self._server.context.gateways) - known).pop()
         ]
         if connection is not None:
             self.connection = connection
@@ -191,7 +191,7 @@ def _micromsg2(now: float) -> MicroMsg2Connection:
 
 def _relink(endpoint: str, **terms: Any) -> Callable[[float], RelinkConnection]:
     return lambda now: RelinkConnection(
-        "connector", now, link=Link("connector", Terms(endpoint=endpoint, **terms))
+        "connector", now, link=Link("connector", LinkTerms(endpoint=endpoint, **terms))
     )
 
 

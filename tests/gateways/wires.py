@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from crosswire.clients.dial import dial
-from crosswire.gateways.server import Server
+from crosswire.client.native.dial import dial
+from crosswire.server.server import Server
 from crosswire.session import Session
 from crosswire.wire.contract import Connection, ConnectionClosed, ConnectionFailed, Event
 from crosswire.wire.emp.connection import EmpConnection
@@ -23,7 +23,7 @@ from crosswire.wire.micromsg2.extensions import PUB_SUB, Offer, batch_ack
 from crosswire.wire.micromsg2.frames import Extension
 from crosswire.wire.relink.connection import RelinkConnection
 from crosswire.wire.relink.frames import RelinkLimits
-from crosswire.wire.relink.handshake import Terms
+from crosswire.wire.relink.handshake import LinkTerms
 from crosswire.wire.relink.link import Link
 from tests.gateways.conftest import port_of
 
@@ -119,7 +119,7 @@ def micromsg2(server: Server, *, acks: int | None = None) -> Any:
 
 def relink(server: Server, endpoint: str, *, id_size: int = 1) -> Any:
     limits = RelinkLimits()
-    terms = Terms(endpoint=endpoint, connector_id_size=id_size, listener_id_size=id_size)
+    terms = LinkTerms(endpoint=endpoint, connector_id_size=id_size, listener_id_size=id_size)
     link = Link("connector", terms, limits=limits)
     return dialled(
         server, "relink", lambda now: RelinkConnection("connector", now, limits=limits, link=link)

@@ -7,7 +7,7 @@ from random import Random
 from crosswire.envelope import Envelope
 from crosswire.hub.attachment import Attachment, Delivery, Notice
 from crosswire.hub.hub import Hub, HubConfig
-from crosswire.hub.ledger import Peer
+from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.services import Answer, Call, Provider
 from crosswire.store.contract import StoreLimits
 from crosswire.store.memory import MemoryDisk, MemoryStore
@@ -144,7 +144,7 @@ class Bench:
             queue,
             receiver,
             self.now,
-            peer=Peer("test", who),
+            peer=LedgerPeer("test", who),
             **options,  # type: ignore[arg-type]
         )
 
@@ -153,7 +153,7 @@ class Bench:
             pattern,
             receiver,
             self.now,
-            peer=Peer("test", who),
+            peer=LedgerPeer("test", who),
             **options,  # type: ignore[arg-type]
         )
 

@@ -10,20 +10,20 @@ import pytest
 
 from crosswire.envelope import Envelope
 from crosswire.errors import DestinationFull, NoProvider, ProviderFailed, ProviderLost, StoreError
-from crosswire.gateways.metrics import Metrics, render
 from crosswire.hub.attachment import Attachment, Delivery, Ended, Notice, Window
-from crosswire.hub.feed import Committed
+from crosswire.hub.feed import CommittedGroup
 from crosswire.hub.hub import HubConfig
 from crosswire.hub.items import Retry
-from crosswire.hub.ledger import Peer
+from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.queues import QueuePolicy
 from crosswire.hub.receipt import Receipt
 from crosswire.hub.services import Answer, Call, Provider
 from crosswire.hub.topics import TopicPolicy
+from crosswire.server.metrics import Metrics, render
 from crosswire.store.contract import StoreLimits
 from tests.hub.parties import Bench, Caller, Recorder, Server, publish, send
 
-PEER = Peer("test", "callbacks")
+PEER = LedgerPeer("test", "callbacks")
 
 
 class Breaking(Recorder):
@@ -65,7 +65,7 @@ def call(bench: Bench, answered: Callable[[Call, Answer], None], *envelopes: Env
 
 @pytest.mark.failing_callbacks
 def test_what_one_receipt_raises_is_kept_from_the_others() -> None:
-    bench, taker, feed = Bench(), Recorder(), list[Committed]()
+    bench, taker, feed = Bench(), Recorder(), list[CommittedGroup]()
     bench.hub.feed.taker = feed.append
     bench.consume("queue/q", taker, window=10)
     done: list[Receipt] = []

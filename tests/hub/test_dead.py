@@ -31,11 +31,15 @@ def test_after_five_attempts_it_is_dead_and_tells_why() -> None:
     bench = Bench()
     origin = kill_message(bench, properties={"mine": 1})
     assert bench.hub.queue("queue/q").length == 0
-    (letter,) = bench.hub.dead_letters.list(DEAD)
-    assert (letter.origin, letter.origin_id, letter.cause) == ("queue/q", origin, "cause 5")
-    assert [each.cause for each in letter.attempts] == [f"cause {n}" for n in range(1, 6)]
-    assert {each.connection for each in letter.attempts} == {"bad"}
-    properties = letter.envelope.properties
+    (dead_letter,) = bench.hub.dead_letters.list(DEAD)
+    assert (dead_letter.origin, dead_letter.origin_id, dead_letter.cause) == (
+        "queue/q",
+        origin,
+        "cause 5",
+    )
+    assert [each.cause for each in dead_letter.attempts] == [f"cause {n}" for n in range(1, 6)]
+    assert {each.connection for each in dead_letter.attempts} == {"bad"}
+    properties = dead_letter.envelope.properties
     assert properties["dead-cause"] == "cause 5" and properties["dead-attempts"] == 5
     assert properties["dead-origin"] == "queue/q" and properties["mine"] == 1
     steps = [row.step for row in bench.hub.trace(origin)]
@@ -46,8 +50,8 @@ def test_they_survive_a_restart_with_their_history() -> None:
     bench = Bench()
     origin = kill_message(bench)
     bench.kill(power=True)
-    (letter,) = bench.hub.dead_letters.list(DEAD)
-    assert letter.origin_id == origin and len(letter.attempts) == 5
+    (dead_letter,) = bench.hub.dead_letters.list(DEAD)
+    assert dead_letter.origin_id == origin and len(dead_letter.attempts) == 5
     assert bench.hub.queue("queue/q").length == 0
 
 
@@ -65,8 +69,8 @@ def test_a_dead_letter_queue_can_be_consumed_and_never_buries_again() -> None:
 def test_replayed_it_is_as_it_was() -> None:
     bench, taker = Bench(), Recorder()
     kill_message(bench, b"again", properties={"mine": True})
-    (letter,) = bench.hub.dead_letters.list(DEAD)
-    assert bench.hub.dead_letters.replay(DEAD, [letter.id], bench.now) == [letter.id]
+    (dead_letter,) = bench.hub.dead_letters.list(DEAD)
+    assert bench.hub.dead_letters.replay(DEAD, [dead_letter.id], bench.now) == [dead_letter.id]
     bench.commit()
     bench.kill(power=True)
     bench.consume("queue/q", taker)
@@ -79,14 +83,14 @@ def test_replayed_it_is_as_it_was() -> None:
 def test_edited_and_replayed_to_somewhere_else() -> None:
     bench, taker = Bench(), Recorder()
     kill_message(bench, b"wrong")
-    (letter,) = bench.hub.dead_letters.list(DEAD)
+    (dead_letter,) = bench.hub.dead_letters.list(DEAD)
     edited = bench.hub.dead_letters.edit(
-        DEAD, letter.id, payload=b"right", properties={"fixed": True}
+        DEAD, dead_letter.id, payload=b"right", properties={"fixed": True}
     )
     assert edited.envelope.intact() and edited.cause == "cause 5"
     bench.commit()
     bench.kill(power=True)
-    bench.hub.dead_letters.replay(DEAD, [letter.id], bench.now, destination="queue/other")
+    bench.hub.dead_letters.replay(DEAD, [dead_letter.id], bench.now, destination="queue/other")
     bench.commit()
     bench.consume("queue/other", taker)
     assert taker.payloads == [b"right"]
@@ -96,22 +100,22 @@ def test_edited_and_replayed_to_somewhere_else() -> None:
 def test_a_wrong_destination_leaves_it_where_it_is() -> None:
     bench = Bench()
     kill_message(bench)
-    (letter,) = bench.hub.dead_letters.list(DEAD)
+    (dead_letter,) = bench.hub.dead_letters.list(DEAD)
     with pytest.raises(InvalidDestination):
-        bench.hub.dead_letters.replay(DEAD, [letter.id], bench.now, destination="nowhere")
+        bench.hub.dead_letters.replay(DEAD, [dead_letter.id], bench.now, destination="nowhere")
     assert len(bench.hub.dead_letters.list(DEAD)) == 1
     with pytest.raises(UnknownMessage):
-        bench.hub.dead_letters.get(DEAD, letter.id + 1)
+        bench.hub.dead_letters.get(DEAD, dead_letter.id + 1)
 
 
 def test_lists_go_beyond_what_is_in_memory() -> None:
     bench = Bench(HubConfig(queue=QueuePolicy(window_messages=4)))
     queue = "queue/other"
     ids = bench.produce(*(send(b"%d" % each, queue=queue) for each in range(40)))
-    letters = bench.hub.dead_letters
-    assert [each.id for each in letters.list(queue, count=15)] == ids[:15]
-    assert [each.id for each in letters.list(queue, after=ids[14], count=100)] == ids[15:]
-    assert letters.purge(queue, [ids[0], ids[30]], bench.now) == [ids[0], ids[30]]
+    dead_letters = bench.hub.dead_letters
+    assert [each.id for each in dead_letters.list(queue, count=15)] == ids[:15]
+    assert [each.id for each in dead_letters.list(queue, after=ids[14], count=100)] == ids[15:]
+    assert dead_letters.purge(queue, [ids[0], ids[30]], bench.now) == [ids[0], ids[30]]
     taker = Recorder(settles=True)
     bench.commit()
     bench.kill(power=True)
@@ -126,8 +130,8 @@ def test_a_subscriptions_dead_letters_have_its_name() -> None:
     for _ in range(5):
         consumer.refuse([taker.ids[-1]], bench.now, delay_s=0)
     bench.commit()
-    (letter,) = bench.hub.dead_letters.list("queue/audit/dead")
-    assert letter.origin == "topic/t" and letter.cause == "refused"
+    (dead_letter,) = bench.hub.dead_letters.list("queue/audit/dead")
+    assert dead_letter.origin == "topic/t" and dead_letter.cause == "refused"
 
 
 def test_a_full_disk_does_not_lose_the_dying() -> None:
@@ -156,11 +160,11 @@ def test_those_of_a_subscription_with_any_name(name: str) -> None:
         bench.now += 1
     bench.commit()
     bench.kill()
-    (letter,) = bench.hub.dead_letters.list(f"queue/{name}/dead")
-    assert letter.origin == "topic/t"
+    (dead_letter,) = bench.hub.dead_letters.list(f"queue/{name}/dead")
+    assert dead_letter.origin == "topic/t"
     assert len(bench.hub.queues()) == 1
     consumer = bench.subscribe("topic/t", taker, name=name)
-    assert bench.hub.dead_letters.replay(f"queue/{name}/dead", [letter.id], bench.now)
+    assert bench.hub.dead_letters.replay(f"queue/{name}/dead", [dead_letter.id], bench.now)
 
 
 def test_those_of_a_queue_with_the_longest_name() -> None:
@@ -172,8 +176,8 @@ def test_those_of_a_queue_with_the_longest_name() -> None:
         consumer.refuse([taker.ids[-1]], bench.now, delay_s=0)
         bench.now += 1
     bench.commit()
-    (letter,) = bench.hub.dead_letters.list(f"{queue}/dead")
-    assert letter.origin == queue
+    (dead_letter,) = bench.hub.dead_letters.list(f"{queue}/dead")
+    assert dead_letter.origin == queue
 
 
 def test_names_of_an_earlier_version_stay() -> None:

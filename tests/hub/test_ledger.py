@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from crosswire.envelope import Envelope
 from crosswire.errors import RecordDamaged
 from crosswire.hub.hub import HubConfig
-from crosswire.hub.ledger import Ledger, Peer, Run, Step, parse_block, serialize_block
+from crosswire.hub.ledger import Ledger, LedgerPeer, LedgerRun, Step, parse_block, serialize_block
 from crosswire.hub.topics import TopicPolicy
 from tests.hub.parties import Bench, Caller, Recorder, Server, publish, send
 
 IDS = st.lists(st.integers(1, 2**62), max_size=5)
 RUNS = st.lists(
     st.builds(
-        lambda time, step, name, peer, attempt, ids, counted: Run(
-            1, time, step, name, Peer(*peer), attempt, name, array("q", ids), counted(ids)
+        lambda time, step, name, peer, attempt, ids, counted: LedgerRun(
+            1, time, step, name, LedgerPeer(*peer), attempt, name, array("q", ids), counted(ids)
         ),
         st.integers(0, 2**60),
         st.sampled_from(Step),
@@ -34,7 +34,7 @@ RUNS = st.lists(
 
 
 @given(RUNS)
-def test_a_block_reads_back(runs: list[Run]) -> None:
+def test_a_block_reads_back(runs: list[LedgerRun]) -> None:
     again = parse_block(100, serialize_block(runs))
     without_rows = [(*[getattr(run, n) for n in run.__struct_fields__[1:]],) for run in runs]
     assert [(*[getattr(run, n) for n in run.__struct_fields__[1:]],) for run in again] == (
@@ -155,7 +155,7 @@ def test_the_lake_gets_every_stored_message_by_way_of_the_ledger() -> None:
     bench = Bench()
     ids = bench.produce(send(b"1"), publish(b"2"), send(b"3"))
     server, caller = Server(), Caller()
-    peer = Peer("test", "s")
+    peer = LedgerPeer("test", "s")
     bench.hub.provide(["service/s"], server, bench.now, peer=peer)
     request = Envelope(destination="service/s/m", kind="request", payload=b"4")
     bench.hub.call([request], bench.now, answered=caller, peer=peer)

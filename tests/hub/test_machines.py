@@ -65,7 +65,7 @@ class Delivering(RuleBasedStateMachine):
     def prepare(self) -> None:
         raise NotImplementedError
 
-    def envelope(self, key: bytes, place: int, durable: bool):  # type: ignore[no-untyped-def]
+    def envelope(self, key: bytes, index: int, durable: bool):  # type: ignore[no-untyped-def]
         raise NotImplementedError
 
     def attach(self, taker: Taker, window: int) -> Consumer:
@@ -90,7 +90,7 @@ class Delivering(RuleBasedStateMachine):
         self.perhaps.update(keys)
 
         def done(receipt: Receipt) -> None:
-            accepted = {k for place, k in enumerate(keys) if place not in receipt.refused}
+            accepted = {k for index, k in enumerate(keys) if index not in receipt.refused}
             if receipt.error is not None:
                 accepted = set()
             self.perhaps -= set(keys) - accepted
@@ -237,7 +237,7 @@ class Queueing(Delivering):
     def prepare(self) -> None:
         self.bench.hub.queue("queue/q")
 
-    def envelope(self, key: bytes, place: int, durable: bool):  # type: ignore[no-untyped-def]
+    def envelope(self, key: bytes, index: int, durable: bool):  # type: ignore[no-untyped-def]
         return send(key, durable=durable)
 
     def attach(self, taker: Taker, window: int) -> Consumer:
@@ -259,8 +259,8 @@ class Subscribing(Delivering):
         self.attach(Taker(self), 1).close(self.bench.now)
         self.bench.commit()
 
-    def envelope(self, key: bytes, place: int, durable: bool):  # type: ignore[no-untyped-def]
-        return publish(key, topic=f"topic/t/{place}", durable=durable)
+    def envelope(self, key: bytes, index: int, durable: bool):  # type: ignore[no-untyped-def]
+        return publish(key, topic=f"topic/t/{index}", durable=durable)
 
     def attach(self, taker: Taker, window: int) -> Consumer:
         return self.bench.subscribe("topic/t/+", taker, name="n", window=window)  # type: ignore[arg-type,no-any-return]

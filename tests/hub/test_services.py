@@ -15,7 +15,7 @@ from crosswire.errors import (
     ProviderLost,
 )
 from crosswire.hub.hub import HubConfig
-from crosswire.hub.ledger import Peer
+from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.services import Call, Provider, ServicePolicy
 from tests.hub.parties import Bench, Caller, Server
 
@@ -33,14 +33,14 @@ def call(bench: Bench, caller: Caller, *envelopes: Envelope, **options: float) -
         envelopes or [request()],
         bench.now,
         answered=caller,
-        peer=Peer("test", "caller"),
+        peer=LedgerPeer("test", "caller"),
         **options,  # type: ignore[arg-type]
     )
 
 
 def provide(bench: Bench, server: Server, *names: str, window: int = 256) -> Provider:
     return bench.hub.provide(
-        names or ["service/s"], server, bench.now, peer=Peer("test", "server"), window=window
+        names or ["service/s"], server, bench.now, peer=LedgerPeer("test", "server"), window=window
     )
 
 

@@ -19,13 +19,13 @@ from crosswire.errors import (
     UnknownMessage,
 )
 from crosswire.hub.hub import HubConfig
+from crosswire.hub.ingest.records import NamedAttempt, ProducerKey, pack
+from crosswire.hub.ingest.staging import StagingLimits
 from crosswire.hub.queues import QueuePolicy
-from crosswire.hub.staged import Named, Owner, pack
-from crosswire.hub.staging import StagingLimits
 from crosswire.hub.topics import TopicPolicy
 from tests.hub.parties import Bench, Recorder, publish, send
 
-OWNER = Owner("anna", "job")
+OWNER = ProducerKey("anna", "job")
 
 
 def numbered(count: int, first: int = 0, queue: str = "queue/q") -> list[Envelope]:
@@ -39,14 +39,16 @@ def stage(
     attempt: str = "a",
     batch: int = 0,
     part: int = 0,
-    owner: Owner = OWNER,
+    owner: ProducerKey = OWNER,
 ) -> None:
     receipt = bench.hub.staging.stage(owner, batch, attempt, part, pack(envelopes), bench.now)
     bench.commit()
     assert receipt.done and receipt.error is None
 
 
-def commit(bench: Bench, *named: Named, batch: int = 0, run: str = "", once: bool = False) -> int:
+def commit(
+    bench: Bench, *named: NamedAttempt, batch: int = 0, run: str = "", once: bool = False
+) -> int:
     """Committed, with all groups that it takes; how many."""
     done = bench.hub.staging.commit(OWNER, batch, named, bench.now, run=run, once=once)
     groups = 0
@@ -70,20 +72,20 @@ def test_nothing_of_a_staged_attempt_is_seen_before_its_commit() -> None:
     bench.consume("queue/q", taker, window=10)
     stage(bench, numbered(3))
     assert (taker.payloads, bench.hub.queue("queue/q").length) == ([], 0)
-    commit(bench, Named("a", 1, 3))
+    commit(bench, NamedAttempt("a", 1, 3))
     assert (taker.payloads, bench.hub.queue("queue/q").length) == (texts(3), 3)
 
 
 def test_a_small_batch_is_one_group_with_the_producers_record() -> None:
     bench = Bench()
     stage(bench, numbered(3))
-    bench.hub.staging.commit(OWNER, 0, [Named("a", 1, 3)], bench.now)
+    bench.hub.staging.commit(OWNER, 0, [NamedAttempt("a", 1, 3)], bench.now)
     bench.kill()
     assert payloads(bench) == []
-    assert commit(bench, Named("a", 1, 3)) == 1
+    assert commit(bench, NamedAttempt("a", 1, 3)) == 1
     bench.kill()
     assert payloads(bench) == texts(3)
-    assert commit(bench, Named("a", 1, 3)) == 0
+    assert commit(bench, NamedAttempt("a", 1, 3)) == 0
 
 
 def test_only_the_named_attempts_count_in_their_order() -> None:
@@ -91,7 +93,7 @@ def test_only_the_named_attempts_count_in_their_order() -> None:
     stage(bench, numbered(2, 10), attempt="b")
     stage(bench, numbered(2), attempt="a")
     stage(bench, numbered(2), attempt="a-speculative")
-    commit(bench, Named("a", 1, 2), Named("b", 1, 2))
+    commit(bench, NamedAttempt("a", 1, 2), NamedAttempt("b", 1, 2))
     assert payloads(bench) == [*texts(2), *texts(2, 10)]
     assert (bench.hub.staging.attempts, bench.hub.staging.staged_bytes) == (0, 0)
     assert not [key for key in bench.disk.keys if key.startswith((b"sstaged", b"spart"))]
@@ -104,7 +106,7 @@ def test_parts_follow_each_other_and_a_repeated_one_is_not_kept_twice() -> None:
     stage(bench, numbered(2, 2), part=1)
     with pytest.raises(AttemptLost, match="part 3 is not the next"):
         stage(bench, numbered(1), part=3)
-    commit(bench, Named("a", 2, 4))
+    commit(bench, NamedAttempt("a", 2, 4))
     assert payloads(bench) == texts(4)
 
 
@@ -113,7 +115,7 @@ def test_a_large_batch_survives_a_kill_after_every_group() -> None:
     count = 5000
     stage(bench, numbered(count // 2), part=0)
     stage(bench, numbered(count - count // 2, count // 2), part=1)
-    named = Named("a", 2, count)
+    named = NamedAttempt("a", 2, count)
     bench.hub.staging.commit(OWNER, 0, [named], bench.now)
     bench.commit()
     kills = 0
@@ -133,13 +135,13 @@ def test_a_large_batch_survives_a_kill_after_every_group() -> None:
 def test_a_kill_between_a_groups_writing_and_the_next_step_repeats_nothing() -> None:
     bench = Bench()
     stage(bench, numbered(5000))
-    bench.hub.staging.commit(OWNER, 0, [Named("a", 1, 5000)], bench.now)
+    bench.hub.staging.commit(OWNER, 0, [NamedAttempt("a", 1, 5000)], bench.now)
     for _ in range(3):
         bench.commit()
         # Taken over in memory, not on disk: the power goes.
         bench.kill(power=True)
         bench.wait(0)
-    commit(bench, Named("a", 1, 5000))
+    commit(bench, NamedAttempt("a", 1, 5000))
     assert payloads(bench) == texts(5000)
 
 
@@ -149,9 +151,9 @@ def test_staged_attempts_survive_a_restart_and_unfinished_ones_are_not_whole() -
     bench.hub.staging.stage(OWNER, 0, "a", 1, pack(numbered(2, 2)), bench.now)
     bench.kill()
     with pytest.raises(AttemptLost, match="written again"):
-        commit(bench, Named("a", 2, 4))
+        commit(bench, NamedAttempt("a", 2, 4))
     stage(bench, numbered(2, 2), part=1)
-    commit(bench, Named("a", 2, 4))
+    commit(bench, NamedAttempt("a", 2, 4))
     assert payloads(bench) == texts(4)
 
 
@@ -159,13 +161,19 @@ def test_what_is_not_on_disk_can_t_be_committed() -> None:
     bench = Bench()
     bench.hub.staging.stage(OWNER, 0, "a", 0, pack(numbered(2)), bench.now)
     with pytest.raises(AttemptLost):
-        bench.hub.staging.commit(OWNER, 0, [Named("a", 1, 2)], bench.now)
+        bench.hub.staging.commit(OWNER, 0, [NamedAttempt("a", 1, 2)], bench.now)
 
 
 @pytest.mark.parametrize(
-    "named", [Named("b", 1, 2), Named("a", 2, 2), Named("a", 1, 3), Named("a", 0, 0)]
+    "named",
+    [
+        NamedAttempt("b", 1, 2),
+        NamedAttempt("a", 2, 2),
+        NamedAttempt("a", 1, 3),
+        NamedAttempt("a", 0, 0),
+    ],
 )
-def test_an_attempt_that_is_not_what_the_commit_counts_on_is_lost(named: Named) -> None:
+def test_an_attempt_that_is_not_what_the_commit_counts_on_is_lost(named: NamedAttempt) -> None:
     bench = Bench()
     stage(bench, numbered(2))
     with pytest.raises(AttemptLost):
@@ -177,8 +185,8 @@ def test_a_batch_is_committed_once_and_then_the_next() -> None:
     bench = Bench()
     for batch in range(3):
         stage(bench, numbered(2, batch * 2), batch=batch)
-        commit(bench, Named("a", 1, 2), batch=batch)
-        commit(bench, Named("never staged", 1, 2), batch=batch)
+        commit(bench, NamedAttempt("a", 1, 2), batch=batch)
+        commit(bench, NamedAttempt("never staged", 1, 2), batch=batch)
     assert payloads(bench) == texts(6)
     with pytest.raises(BatchConflict, match="committed is 2, and now it writes 1"):
         commit(bench, batch=1)
@@ -205,16 +213,16 @@ def test_an_attempt_can_t_be_named_twice() -> None:
     bench = Bench()
     stage(bench, numbered(2))
     with pytest.raises(BatchConflict, match="twice"):
-        commit(bench, Named("a", 1, 2), Named("a", 1, 2))
+        commit(bench, NamedAttempt("a", 1, 2), NamedAttempt("a", 1, 2))
 
 
 def test_a_commit_waits_for_the_one_before_it() -> None:
     bench = Bench()
     stage(bench, numbered(5000))
     stage(bench, numbered(1), batch=1)
-    bench.hub.staging.commit(OWNER, 0, [Named("a", 1, 5000)], bench.now)
+    bench.hub.staging.commit(OWNER, 0, [NamedAttempt("a", 1, 5000)], bench.now)
     with pytest.raises(StagingFull, match="batch 0 of job is still being taken over"):
-        commit(bench, Named("a", 1, 1), batch=1)
+        commit(bench, NamedAttempt("a", 1, 1), batch=1)
     with pytest.raises(StagingFull):
         bench.hub.staging.forget(OWNER)
 
@@ -229,13 +237,13 @@ def test_an_aborted_batch_leaves_nothing() -> None:
     bench.kill()
     assert not [key for key in bench.disk.keys if key.startswith((b"sstaged", b"spart"))]
     with pytest.raises(AttemptLost):
-        commit(bench, Named("a", 1, 2))
+        commit(bench, NamedAttempt("a", 1, 2))
 
 
 def test_aborting_a_committed_batch_changes_nothing() -> None:
     bench = Bench()
     stage(bench, numbered(2))
-    commit(bench, Named("a", 1, 2))
+    commit(bench, NamedAttempt("a", 1, 2))
     assert bench.hub.staging.abort(OWNER, 0) == 0
     assert payloads(bench) == texts(2)
 
@@ -250,13 +258,13 @@ def test_attempts_that_nobody_comes_back_for_are_dropped() -> None:
     bench.wait(40)
     assert (bench.hub.staging.attempts, bench.hub.staging.staged_bytes) == (0, 0)
     with pytest.raises(AttemptLost):
-        commit(bench, Named("a", 1, 2))
+        commit(bench, NamedAttempt("a", 1, 2))
 
 
 def test_a_producer_that_commits_once_is_forgotten_and_others_are_not() -> None:
     bench = Bench()
     commit(bench, once=True)
-    other = Owner("anna", "stream")
+    other = ProducerKey("anna", "stream")
     bench.hub.staging.commit(other, 7, [], bench.now)
     bench.commit()
     bench.wait(3700)
@@ -279,11 +287,11 @@ def test_a_producer_is_forgotten_on_request() -> None:
 def test_nobody_speaks_for_the_producer_of_another_principal() -> None:
     bench = Bench()
     stage(bench, numbered(2))
-    stranger = Owner("bert", "job")
+    stranger = ProducerKey("bert", "job")
     assert bench.hub.staging.abort(stranger, 0) == 0
     with pytest.raises(AttemptLost):
-        bench.hub.staging.commit(stranger, 0, [Named("a", 1, 2)], bench.now)
-    commit(bench, Named("a", 1, 2))
+        bench.hub.staging.commit(stranger, 0, [NamedAttempt("a", 1, 2)], bench.now)
+    commit(bench, NamedAttempt("a", 1, 2))
 
 
 @pytest.mark.parametrize(
@@ -297,7 +305,7 @@ def test_nobody_speaks_for_the_producer_of_another_principal() -> None:
 def test_there_is_only_so_much_room(limits: StagingLimits, what: str) -> None:
     bench = Bench(HubConfig(staging=limits))
     if what == "producers":
-        bench.hub.staging.commit(Owner("bert", "x"), 0, [], bench.now)
+        bench.hub.staging.commit(ProducerKey("bert", "x"), 0, [], bench.now)
     else:
         stage(bench, numbered(1))
     before = bench.hub.staging.staged_bytes
@@ -314,17 +322,17 @@ def test_a_full_disk_refuses_and_keeps_what_is_there() -> None:
     with pytest.raises(StoreFull):
         stage(bench, numbered(2), attempt="b")
     with pytest.raises(StoreFull):
-        commit(bench, Named("a", 1, 2))
+        commit(bench, NamedAttempt("a", 1, 2))
     bench.disk.room_bytes = 1 << 30
     bench.now += 1
-    commit(bench, Named("a", 1, 2))
+    commit(bench, NamedAttempt("a", 1, 2))
     assert payloads(bench) == texts(2)
 
 
 def test_a_group_that_can_t_be_written_delays_a_commit_and_repeats_nothing() -> None:
     bench = Bench()
     stage(bench, numbered(5000))
-    done = bench.hub.staging.commit(OWNER, 0, [Named("a", 1, 5000)], bench.now)
+    done = bench.hub.staging.commit(OWNER, 0, [NamedAttempt("a", 1, 5000)], bench.now)
     bench.commit()
     bench.disk.room_bytes = 0
     for _ in range(3):
@@ -347,9 +355,9 @@ def test_a_full_queue_refuses_the_whole_batch(policy: QueuePolicy) -> None:
     stage(bench, numbered(2, 2), attempt="b")
     stage(bench, [send(b"x" * 150)], attempt="c")
     with pytest.raises(DestinationFull, match="queue/q has no room"):
-        commit(bench, Named("a", 1, 2), Named("b", 1, 2), Named("c", 1, 1))
+        commit(bench, NamedAttempt("a", 1, 2), NamedAttempt("b", 1, 2), NamedAttempt("c", 1, 1))
     assert bench.hub.queue("queue/q").length == 0
-    commit(bench, Named("a", 1, 2))
+    commit(bench, NamedAttempt("a", 1, 2))
     assert payloads(bench) == texts(2)
 
 
@@ -364,7 +372,7 @@ def test_a_queue_that_drops_its_oldest_does_so() -> None:
     bench = Bench(HubConfig(queues={"q": QueuePolicy(max_length=3, overflow="drop-oldest")}))
     bench.produce(*numbered(3, 100))
     stage(bench, numbered(2))
-    commit(bench, Named("a", 1, 2))
+    commit(bench, NamedAttempt("a", 1, 2))
     assert payloads(bench) == [b"102", *texts(2)]
 
 
@@ -375,7 +383,7 @@ def test_queues_topics_and_those_that_are_not_durable_get_theirs() -> None:
     bench.subscribe("topic/t", named, name="n", window=10)
     mixed = [send(b"1"), publish(b"2"), publish(b"3", "topic/passing"), send(b"4"), publish(b"5")]
     stage(bench, mixed)
-    commit(bench, Named("a", 1, 5))
+    commit(bench, NamedAttempt("a", 1, 5))
     assert payloads(bench) == [b"1", b"4"]
     assert everybody.payloads == [b"2", b"3", b"5"]
     assert named.payloads == [b"2", b"5"]
@@ -387,7 +395,7 @@ def test_queues_topics_and_those_that_are_not_durable_get_theirs() -> None:
 def test_a_queues_time_to_live_holds() -> None:
     bench = Bench(HubConfig(queues={"q": QueuePolicy(ttl_s=10)}))
     stage(bench, [send(b"1"), send(b"2", expires=5)])
-    commit(bench, Named("a", 1, 2))
+    commit(bench, NamedAttempt("a", 1, 2))
     expires = [envelope.expires for envelope in bench.hub.queue("queue/q").browse(0, 10)]
     assert expires == [int((bench.now + 10) * 1e6), 5]
 
@@ -395,7 +403,7 @@ def test_a_queues_time_to_live_holds() -> None:
 def test_the_ledger_knows_who_wrote() -> None:
     bench = Bench()
     stage(bench, numbered(2))
-    commit(bench, Named("a", 1, 2))
+    commit(bench, NamedAttempt("a", 1, 2))
     rows = bench.hub.ledger.of_destination("queue/q")
     assert [(row.step, row.protocol, row.connection) for row in rows] == [
         ("accepted", "test", "p"),
@@ -407,7 +415,7 @@ def test_the_ledger_knows_who_wrote() -> None:
 def test_names_are_printable_and_short(name: str) -> None:
     bench = Bench()
     with pytest.raises(InvalidEnvelope):
-        stage(bench, numbered(1), owner=Owner("anna", name))
+        stage(bench, numbered(1), owner=ProducerKey("anna", name))
     with pytest.raises(InvalidEnvelope):
         stage(bench, numbered(1), attempt=name)
 
@@ -432,7 +440,7 @@ def test_damaged_chunks_are_reported_and_the_rest_is_taken_over() -> None:
     stage(bench, numbered(300))
     (first, *_) = [key for key in bench.disk.keys if key.startswith(b"sstaged/")]
     bench.disk.rows[first] = b"\x00" * 10
-    commit(bench, Named("a", 1, 300))
+    commit(bench, NamedAttempt("a", 1, 300))
     assert payloads(bench) == texts(44, 256)
     assert "checksum" in str(bench.hub.reports[-1])
 
@@ -448,7 +456,7 @@ def test_records_that_can_t_be_read_are_reported() -> None:
     bench.kill()
     assert len(bench.hub.reports) == 2
     with pytest.raises(AttemptLost):
-        commit(bench, Named("a", 1, 2), batch=1)
+        commit(bench, NamedAttempt("a", 1, 2), batch=1)
 
 
 @settings(deadline=None, max_examples=60)
@@ -463,7 +471,7 @@ def test_whatever_is_killed_when_each_batch_is_there_once(data: st.DataObject) -
         while True:
             attempts += 1
             name = f"try-{attempts}"
-            named = [Named(name, 1, len(rows))] if rows else []
+            named = [NamedAttempt(name, 1, len(rows))] if rows else []
             if data.draw(st.booleans()):
                 bench.kill(power=data.draw(st.booleans()))
                 bench.wait(0)

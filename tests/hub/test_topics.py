@@ -15,7 +15,7 @@ from crosswire.errors import (
     SubscriptionConflict,
     UnknownMessage,
 )
-from crosswire.hub.attachment import Ended, Gap
+from crosswire.hub.attachment import DeliveryGap, Ended
 from crosswire.hub.hub import HubConfig
 from crosswire.hub.subscriptions import AtId, AtTime
 from crosswire.hub.topics import Index, TopicPolicy
@@ -160,7 +160,7 @@ def test_the_slow_are_told_what_they_missed_where_nothing_is_stored() -> None:
     receipt = bench.hub.produce([publish(b"%d" % each) for each in range(5)], bench.now)
     subscriber.settle(slow.ids, bench.now)
     assert slow.payloads == [b"0", b"1"]
-    assert slow.notices == [Gap(receipt.ids[2], receipt.ids[4], "too slow")]
+    assert slow.notices == [DeliveryGap(receipt.ids[2], receipt.ids[4], "too slow")]
 
 
 # -------------------------------------------------------------------------------------- with a name
@@ -236,9 +236,9 @@ def test_where_to_start(name: str) -> None:
         AtId(ids[2]): b"234",
         AtTime(bench.now - 20): b"34",
     }
-    for place, (start, expected) in enumerate(starts.items()):
+    for index, (start, expected) in enumerate(starts.items()):
         taker = Recorder(settles=True)
-        bench.subscribe("topic/t", taker, name=name and f"{name}{place}", start=start)
+        bench.subscribe("topic/t", taker, name=name and f"{name}{index}", start=start)
         assert b"".join(taker.payloads) == expected, start
         bench.produce(publish(b"x"))
         assert taker.payloads[-1] == b"x"
@@ -353,7 +353,7 @@ def test_retention_takes_the_old_and_tells_who_missed_it() -> None:
     assert 300 <= kept < 1200
     bench.kill()
     bench.subscribe("topic/t", late, name="n", window=5000)
-    assert [type(each) for each in late.notices] == [Gap]
+    assert [type(each) for each in late.notices] == [DeliveryGap]
     lagging.settle(unnamed.ids, bench.now)
     assert bench.hub.topic("topic/t").reclaimed > ids[0]
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from crosswire.envelope import Envelope
 from crosswire.errors import CallTimeout, ClockJumped
 from crosswire.hub.hub import HubConfig
+from crosswire.hub.ingest.records import NamedAttempt, ProducerKey, pack
+from crosswire.hub.ingest.staging import StagingLimits
 from crosswire.hub.items import Retry
-from crosswire.hub.ledger import Peer
+from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.queues import QueuePolicy
 from crosswire.hub.schedules import Schedule
-from crosswire.hub.staged import Named, Owner, pack
-from crosswire.hub.staging import StagingLimits
 from crosswire.hub.topics import TopicPolicy
 from tests.hub.parties import Bench, Caller, Recorder, Server, publish, send
 
@@ -44,9 +44,11 @@ def pass_time(bench: Bench, seconds: float) -> None:
 @jumps
 def test_a_call_ends_at_its_deadline(jump: float) -> None:
     bench, caller = Bench(now=START), Caller()
-    bench.hub.provide(["service/s"], Server(), bench.now, peer=Peer("test", "p"))
+    bench.hub.provide(["service/s"], Server(), bench.now, peer=LedgerPeer("test", "p"))
     request = Envelope(destination="service/s", kind="request")
-    bench.hub.call([request], bench.now, answered=caller, peer=Peer("test", "c"), timeout_s=30.0)
+    bench.hub.call(
+        [request], bench.now, answered=caller, peer=LedgerPeer("test", "c"), timeout_s=30.0
+    )
     bench.wait(10)
     bench.set_clock(jump)
     bench.wait(19)
@@ -135,7 +137,7 @@ def test_many_jumps_are_remembered_in_bounded_space() -> None:
 @jumps
 def test_staged_attempts_wait_as_long_as_they_may(jump: float) -> None:
     bench = Bench(HubConfig(staging=StagingLimits(staged_s=HOUR)), now=START)
-    owner = Owner("anna", "job")
+    owner = ProducerKey("anna", "job")
     bench.hub.staging.stage(owner, 1, "a", 0, pack([send(b"x")]), bench.now)
     bench.commit()
     bench.wait(HOUR / 2)
@@ -152,10 +154,10 @@ def test_staged_attempts_wait_as_long_as_they_may(jump: float) -> None:
 
 @jumps
 def test_a_producer_that_commits_once_is_known_for_an_hour(jump: float) -> None:
-    bench, owner = Bench(now=START), Owner("anna", "job")
+    bench, owner = Bench(now=START), ProducerKey("anna", "job")
     bench.hub.staging.stage(owner, 1, "a", 0, pack([send(b"x")]), bench.now)
     bench.commit()
-    bench.hub.staging.commit(owner, 1, [Named("a", 1, 1)], bench.now, once=True)
+    bench.hub.staging.commit(owner, 1, [NamedAttempt("a", 1, 1)], bench.now, once=True)
     pass_time(bench, 1)
     bench.ahead += jump
     bench.kill()

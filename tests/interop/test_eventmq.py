@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 
-from crosswire.clients.dial import Backoff
-from crosswire.clients.emqp import EmqpClient, EmqpSubscriber
-from crosswire.clients.emqp_worker import Worker
+from crosswire.client.native.dial import Backoff
+from crosswire.client.native.emqp import EmqpClient, EmqpSubscriber
+from crosswire.client.native.emqp_worker import Worker
 from crosswire.errors import RequestTimeout
 from crosswire.wire.emqp.events import (
     CommandIgnored,

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from crosswire.clients.emqp import EmqpSubscriber
-from crosswire.clients.emqp_worker import Worker
+from crosswire.client.native.emqp import EmqpSubscriber
+from crosswire.client.native.emqp_worker import Worker
 from crosswire.config import EmqpSettings
-from crosswire.gateways.emqp_broker import Broker
-from crosswire.gateways.server import Server
+from crosswire.gateways.emqp.broker import Broker
+from crosswire.server.server import Server
 from crosswire.wire.emqp.jobs import serialize_job
 from tests.gateways.conftest import StartServer, port_of, server, start_server
 from tests.interop.test_eventmq import CLIENT, STAY, answer_of, at, client_of, eventmq, run
@@ -36,7 +36,7 @@ async def until(true: Callable[[], Any], timeout_s: float = 40.0) -> None:
 
 
 def slots(server: Server) -> int:
-    return sum(worker.wire.free_slots for worker in server.site.shared(Broker).workers)
+    return sum(worker.wire.free_slots for worker in server.context.shared(Broker).workers)
 
 
 async def test_its_client_and_its_job_manager(run: Any, server: Server, tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ messages.send_publish_request(socket, "topic", ["update", "1"])
 {STAY}"""
 
     def subscribed() -> int:
-        gateways = server.site.gateways.values()
+        gateways = server.context.gateways.values()
         return sum(bool(g.attachments) for g in gateways if g.listener == "emqp-subscribers")
 
     async with (
@@ -195,5 +195,5 @@ async def test_its_shell_stops_the_emqp_side(run: Any, server: Server) -> None:
     async with run("emq-cli", "--addr", where(server, "admin")) as process:
         output, _ = await asyncio.wait_for(process.communicate(b"shutdown\nquit\n"), 30)
     assert "'ACK'" in output.decode()
-    assert server.site.shared(Broker).stopping
+    assert server.context.shared(Broker).stopping
     assert server.listeners["emp"].address.port

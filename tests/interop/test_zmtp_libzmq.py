@@ -34,7 +34,7 @@ from crosswire.wire.zmtp import (
     ZmtpLimits,
 )
 from crosswire.wire.zmtp.curve import CurveClient, CurveServer, decode_key
-from crosswire.wire.zmtp.routing import Router, Subscriptions
+from crosswire.wire.zmtp.routing import PrefixSubscriptions, Router
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:zmq")
 
@@ -606,7 +606,7 @@ async def test_libzmq_answers_our_heartbeats(context: Any, security: str) -> Non
 
 
 async def test_a_publisher_serves_each_subscriber_its_topics(context: Any) -> None:
-    wanted: Subscriptions[Peer] = Subscriptions()
+    wanted: PrefixSubscriptions[Peer] = PrefixSubscriptions()
     subscribed: asyncio.Queue[Subscribed] = asyncio.Queue()
 
     def note(peer: Peer, events: list[Event]) -> None:

@@ -25,13 +25,13 @@ from typing import Any
 import msgspec
 import pyarrow.parquet as pq
 
-from crosswire.clients.emp import EmpClient, Json
+from crosswire.client.native.emp import EmpClient, Json
 from crosswire.config import PLAIN_LISTENERS, Config, LakeSettings, TapSettings
 from crosswire.errors import RequestFailed
-from crosswire.gateways.server import Server
 from crosswire.hub.topics import TopicPolicy
-from crosswire.lake.catalog import Fault, verify
+from crosswire.lake.catalog import LakeFault, verify
 from crosswire.lake.files import find
+from crosswire.server.server import Server
 
 __all__ = ["Outcome", "crash", "read_lake"]
 
@@ -49,7 +49,7 @@ class Outcome(msgspec.Struct):
     ledger_rows: int = 0
     wire_rows: int = 0
     lost_rows: int = 0
-    faults: list[Fault] = []
+    faults: list[LakeFault] = []
 
     @property
     def kept_promise(self) -> bool:

@@ -18,11 +18,11 @@ def wire(*times: int, node: str = "n1", first: int = 0) -> pa.Table:
     rows = [
         {
             "node": node,
-            "seq": first + place,
+            "seq": first + index,
             "connection": "c",
             "direction": "forward",
             "kind": "data",
-            "offset": place,
+            "offset": index,
             "length": 1,
             "time": time,
             "data": b"x",
@@ -34,7 +34,7 @@ def wire(*times: int, node: str = "n1", first: int = 0) -> pa.Table:
             "acceptor_address": "b",
             "acceptor_port": 2,
         }
-        for place, time in enumerate(times)
+        for index, time in enumerate(times)
     ]
     return pa.Table.from_pylist(rows, schema=WIRE)
 

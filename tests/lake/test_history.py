@@ -11,7 +11,7 @@ from crosswire.envelope import Envelope
 from crosswire.errors import LakeError
 from crosswire.lake import history as module
 from crosswire.lake.files import find, write
-from crosswire.lake.history import History, Kept
+from crosswire.lake.history import History, LakeExtent
 from crosswire.lake.schemas import GAPS
 from crosswire.lake.writer import messages_table
 
@@ -49,7 +49,7 @@ def test_files_in_a_row_answer_for_what_is_between_them(tmp_path: Path) -> None:
     fill(tmp_path, 4, 20, 30)
     history = History(tmp_path, "n1")
     assert history.segments(None) == [(1, 30)]
-    assert history.segments(Kept(40, 5)) == [(1, 40)]
+    assert history.segments(LakeExtent(40, 5)) == [(1, 40)]
     assert read(history, 6, 25) == [6, 9, 20]
     assert read(history, 31, 40) == []
 
@@ -58,30 +58,30 @@ def test_a_file_that_is_gone_leaves_a_hole(tmp_path: Path) -> None:
     for first_seq, ids in ((1, (5, 6)), (3, (10, 11)), (5, (20, 21))):
         fill(tmp_path, first_seq, *ids)
     history = History(tmp_path, "n1")
-    assert history.segments(Kept(25, 6)) == [(1, 25)]
+    assert history.segments(LakeExtent(25, 6)) == [(1, 25)]
     paths = [file.path for file in find(tmp_path, ("messages",))]
     paths[1].unlink()
-    assert history.segments(Kept(25, 6)) == [(1, 6), (20, 25)]
+    assert history.segments(LakeExtent(25, 6)) == [(1, 6), (20, 25)]
     paths[0].unlink()
-    assert history.segments(Kept(25, 6)) == [(20, 25)]
+    assert history.segments(LakeExtent(25, 6)) == [(20, 25)]
     paths[2].unlink()
-    assert history.segments(Kept(25, 6)) == []
+    assert history.segments(LakeExtent(25, 6)) == []
 
 
 def test_nothing_is_said_of_what_is_not_in_place(tmp_path: Path) -> None:
     fill(tmp_path, 1, 5, 6)
     history = History(tmp_path, "n1")
-    assert history.segments(Kept(8, 4)) == [(1, 6)]
-    assert history.segments(Kept(5, 1)) == [(1, 5)]
+    assert history.segments(LakeExtent(8, 4)) == [(1, 6)]
+    assert history.segments(LakeExtent(5, 1)) == [(1, 5)]
     fill(tmp_path, 3, 7, 8)
-    assert history.segments(Kept(8, 4)) == [(1, 8)]
+    assert history.segments(LakeExtent(8, 4)) == [(1, 8)]
 
 
 def test_a_lake_without_messages_yet_answers_for_what_it_saw(tmp_path: Path) -> None:
     history = History(tmp_path / "nothing", "n1")
     assert history.segments(None) == []
-    assert history.segments(Kept(7, 0)) == [(1, 7)]
-    assert history.segments(Kept(7, 3)) == []
+    assert history.segments(LakeExtent(7, 0)) == [(1, 7)]
+    assert history.segments(LakeExtent(7, 3)) == []
     assert read(history, 1, 7) == []
 
 
@@ -90,7 +90,7 @@ def test_gaps_are_not_answered_for(tmp_path: Path) -> None:
     note_gap(tmp_path, 10, 12)
     note_gap(tmp_path, 20, 22, table="ledger")
     history = History(tmp_path, "n1")
-    assert history.segments(Kept(40, 2, ((35, 36),))) == [(1, 9), (13, 34), (37, 40)]
+    assert history.segments(LakeExtent(40, 2, ((35, 36),))) == [(1, 9), (13, 34), (37, 40)]
 
 
 def test_other_nodes_are_others(tmp_path: Path) -> None:

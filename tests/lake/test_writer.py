@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosswire.envelope import Envelope
-from crosswire.hub.ledger import Peer, Run, Step, parse_columns, serialize_block
+from crosswire.hub.ledger import LedgerPeer, LedgerRun, Step, parse_columns, serialize_block
 from crosswire.lake.schemas import LEDGER, MESSAGES
-from crosswire.lake.writer import Batch, Missing, Writer, ledger_table, messages_table
+from crosswire.lake.writer import LakeBatch, LakeWriter, MissingRows, ledger_table, messages_table
 
 STEPS = {int(step): step.name.lower() for step in Step}
 
@@ -33,8 +33,8 @@ def envelope(number: int, **fields: object) -> Envelope:
     )
 
 
-def writer(lake: Path) -> Writer:
-    return Writer(lake, "n1", STEPS, breathe=lambda _: None)
+def writer(lake: Path) -> LakeWriter:
+    return LakeWriter(lake, "n1", STEPS, breathe=lambda _: None)
 
 
 def test_a_message_keeps_every_field() -> None:
@@ -75,12 +75,12 @@ def test_a_time_too_far_away_is_as_far_as_can_be() -> None:
 
 
 runs = st.builds(
-    Run,
+    LedgerRun,
     st.just(0),
     st.integers(0, 1 << 60),
     st.sampled_from(Step),
     st.sampled_from(("queue/a", "topic/b", "queue/é")),
-    st.builds(Peer, st.sampled_from(("emp", "")), st.text(max_size=3), st.text(max_size=3)),
+    st.builds(LedgerPeer, st.sampled_from(("emp", "")), st.text(max_size=3), st.text(max_size=3)),
     st.integers(0, 9),
     st.text(max_size=3),
     st.lists(st.integers(1, 1 << 62), max_size=5).map(lambda ids: array("q", ids)),
@@ -90,7 +90,7 @@ runs = st.builds(
 
 @settings(max_examples=100)
 @given(st.lists(runs, min_size=1, max_size=6))
-def test_a_block_spread_over_columns_has_the_rows_of_its_runs(made: list[Run]) -> None:
+def test_a_block_spread_over_columns_has_the_rows_of_its_runs(made: list[LedgerRun]) -> None:
     made = [
         run
         if run.counts is None
@@ -104,7 +104,7 @@ def test_a_block_spread_over_columns_has_the_rows_of_its_runs(made: list[Run]) -
     assert table.to_pylist() == [
         {
             "node": "n1",
-            "seq": 10 + place,
+            "seq": 10 + index,
             "id": row.id,
             "time": row.time,
             "step": row.step,
@@ -116,15 +116,15 @@ def test_a_block_spread_over_columns_has_the_rows_of_its_runs(made: list[Run]) -
             "detail": row.detail,
             "count": row.count,
         }
-        for place, (run, row) in enumerate(rows)
+        for index, (run, row) in enumerate(rows)
     ]
 
 
 def test_prepared_files_are_seen_when_they_are_published(tmp_path: Path) -> None:
     one = writer(tmp_path)
-    gap = Missing("ledger", 5, 6, 1_790_000_000_000_000, "full")
+    gap = MissingRows("ledger", 5, 6, 1_790_000_000_000_000, "full")
     parts = one.prepare(
-        Batch(first_seq=4, messages=[envelope(1), envelope(2)], first_gap=2, gaps=[gap])
+        LakeBatch(first_seq=4, messages=[envelope(1), envelope(2)], first_gap=2, gaps=[gap])
     )
     assert not list(tmp_path.rglob("*.parquet"))
     one.publish(parts)
@@ -137,14 +137,14 @@ def test_prepared_files_are_seen_when_they_are_published(tmp_path: Path) -> None
 
 
 def test_what_an_earlier_life_prepared_is_thrown_away(tmp_path: Path) -> None:
-    writer(tmp_path).prepare(Batch(messages=[envelope(1)]))
+    writer(tmp_path).prepare(LakeBatch(messages=[envelope(1)]))
     writer(tmp_path).clear()
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_a_prepared_file_that_is_gone_is_not_passed_over(tmp_path: Path) -> None:
     one = writer(tmp_path)
-    parts = one.prepare(Batch(messages=[envelope(1)]))
+    parts = one.prepare(LakeBatch(messages=[envelope(1)]))
     one.discard(parts)
     with pytest.raises(FileNotFoundError):
         one.publish(parts)
@@ -166,7 +166,7 @@ def test_a_failed_preparation_leaves_nothing(
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space"):
-        writer(tmp_path).prepare(Batch(messages=[envelope(1)]))
+        writer(tmp_path).prepare(LakeBatch(messages=[envelope(1)]))
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
@@ -177,11 +177,11 @@ def test_writing_needs_no_pandas(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from crosswire.envelope import Envelope\n"
         "from crosswire.lake.tap import Peers, Spool, WireRow\n"
-        "from crosswire.lake.writer import Batch, Missing, Writer\n"
+        "from crosswire.lake.writer import LakeBatch, LakeWriter, MissingRows\n"
         f"lake = Path({str(tmp_path)!r})\n"
         "message = Envelope(destination='queue/q', kind='send', native={'a': b'b'})\n"
-        "batch = Batch(messages=[message], gaps=[Missing('wire', 1, 2, 3, 'why')])\n"
-        "writer = Writer(lake, 'n1', {})\n"
+        "batch = LakeBatch(messages=[message], gaps=[MissingRows('wire', 1, 2, 3, 'why')])\n"
+        "writer = LakeWriter(lake, 'n1', {})\n"
         "writer.publish(writer.prepare(batch))\n"
         "spool = Spool(lake, 'n1', memory_bytes=1000)\n"
         "spool.add([WireRow(Peers('c', '', ''), 'forward', 'open', 0, 0, 1)], 1)\n"

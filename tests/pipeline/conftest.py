@@ -11,9 +11,9 @@ import pytest
 from benchmarks.traffic import Traffic
 from pyspark.sql import SparkSession
 
-from crosswire.pipeline.inputs import find_inputs
-from crosswire.pipeline.run import Batch, Summary, run_batch
-from crosswire.pipeline.session import FOR_LITTLE, start
+from crosswire.pipeline.batch import BatchJob, Summary, run_batch
+from crosswire.pipeline.sources.inputs import find_inputs
+from crosswire.pipeline.spark import FOR_LITTLE, start
 from tests.pipeline.captures import write_captures
 
 TRAFFIC = Traffic(seed=5, connections=10, messages=12, payload_bytes=64)
@@ -55,5 +55,5 @@ def from_pcap(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def make(spark: SparkSession, folder: Path, given: Path, **more: Any) -> Made:
-    batch = Batch(inputs=find_inputs([str(given)]), output=str(folder / "out"), **more)
+    batch = BatchJob(inputs=find_inputs([str(given)]), output=str(folder / "out"), **more)
     return Made(folder / "out", run_batch(spark, batch, quiet=True))

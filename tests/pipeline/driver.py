@@ -15,9 +15,9 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from crosswire.pipeline.inputs import find_inputs
-from crosswire.pipeline.run import Batch, run_batch
-from crosswire.pipeline.stream import BatchDone, Stream, run_stream
+from crosswire.pipeline.batch import BatchJob, run_batch
+from crosswire.pipeline.sources.inputs import find_inputs
+from crosswire.pipeline.stream.run import BatchDone, Stream, run_stream
 
 FEW = frozenset({"frames", "directions", "sessions", "accounting"})
 
@@ -40,6 +40,6 @@ if __name__ == "__main__":
     spark = attach()
     print("attached", flush=True)
     if how == "stream":
-        run_stream(spark, Stream(tuple(paths), output, batch_bytes=1), tell=tell)
+        run_stream(spark, Stream(tuple(paths), output, batch_bytes=1), notify=tell)
     else:
-        run_batch(spark, Batch(find_inputs(paths), output, FEW), quiet=True)
+        run_batch(spark, BatchJob(find_inputs(paths), output, FEW), quiet=True)

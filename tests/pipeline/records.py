@@ -74,9 +74,9 @@ class Records:
         """A message; with a status, the hub's answer to it too."""
         now, name = self._tick(), self._connection
         way, back = ("backward", "forward") if out else ("forward", "backward")
-        place = (now, now, message_id, kind, destination)
+        index = (now, now, message_id, kind, destination)
         own = (identifier, None, sequence, crc32(payload))
-        self._messages.append(("n", name, way, self._protocol, *place, *own))
+        self._messages.append(("n", name, way, self._protocol, *index, *own))
         if status is not None:
             answer = (self._tick(), identifier, "acknowledgement", status, None)
             self._frames.append(("n", name, back, self._protocol, *answer))

@@ -44,10 +44,10 @@ def until(rows: pa.Table, time_us: int) -> int:
 
 
 def _slowly(rows: pa.Table, start: int, end: int) -> pa.Table:
-    place = rows.schema.get_field_index("time")
+    index = rows.schema.get_field_index("time")
     share = pc.divide(pc.cast(pc.subtract(rows["time"], start), pa.float64()), end - start)
     time = pc.add(pc.cast(pc.multiply(share, DURATION), pa.int64(), safe=False), START)
-    return rows.set_column(place, rows.schema.field(place), time)
+    return rows.set_column(index, rows.schema.field(index), time)
 
 
 def _with_late_reader(ledger: pa.Table) -> pa.Table:

@@ -15,7 +15,7 @@ import pyspark
 import pytest
 from benchmarks.traffic import Traffic
 
-from crosswire.pipeline.session import java_home
+from crosswire.pipeline.spark import java_home
 
 CROSSWIRE = Path(sys.executable).parent / "crosswire"
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
@@ -39,10 +39,10 @@ class Node:
         }
         # What Python compiles shows where it found it.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        place = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+        index = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [SPARK_CLASS, f"{DEPLOY}.{what}", *place, *arguments],
+                [SPARK_CLASS, f"{DEPLOY}.{what}", *index, *arguments],
                 stdout=log,
                 stderr=log,
                 env=environment,

@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from crosswire.clients.emp import EmpClient
+from crosswire.client.native.emp import EmpClient
 from crosswire.config import PLAIN_LISTENERS, Config, LakeSettings, TapSettings
 from crosswire.errors import RequestFailed
-from crosswire.gateways.server import GATEWAYS, Server
 from crosswire.hub.items import Retry
 from crosswire.hub.queues import QueuePolicy
 from crosswire.hub.topics import TopicPolicy
+from crosswire.server.server import GATEWAYS, Server
 from tests.e2e.parties import (
     Answer,
     EmpParty,
@@ -168,9 +168,9 @@ def spoil(lake: Path) -> None:
         payloads = table["payload"].to_pylist()
         if SPOILED in payloads:
             payloads[payloads.index(SPOILED)] = b"\x5b" + SPOILED[1:]
-            place = table.schema.get_field_index("payload")
+            index = table.schema.get_field_index("payload")
             column = pa.array(payloads, pa.binary())
-            pq.write_table(table.set_column(place, table.schema.field(place), column), file)
+            pq.write_table(table.set_column(index, table.schema.field(index), column), file)
             return
     raise AssertionError("the message is not in the lake")
 

@@ -15,13 +15,13 @@ from pyspark.sql import SparkSession
 
 from crosswire.errors import InvalidInput
 from crosswire.lake.files import write
+from crosswire.pipeline.batch import BatchJob, run_batch
 from crosswire.pipeline.files import Files
-from crosswire.pipeline.inputs import find_inputs
-from crosswire.pipeline.output import LAYERS, Output, _Linked, _Moved
-from crosswire.pipeline.run import Batch, run_batch
+from crosswire.pipeline.output import LAYERS, Output, _LinkedTarget, _MovedTarget
+from crosswire.pipeline.sources.inputs import find_inputs
 from tests.pipeline.driver import FEW
-from tests.pipeline.test_run import ODD, tap_rows
-from tests.pipeline.test_stream import killed_after, tables
+from tests.pipeline.stream.test_run import killed_after, tables
+from tests.pipeline.test_batch import ODD, tap_rows
 
 WRITTEN = ("silver/frames", "gold/sessions", "gold/traffic")
 UNWRITTEN = "open/sessions"
@@ -31,12 +31,12 @@ CHANGES = ("link", "symlink", "replace", "unlink", "mkdir", "rename")
 
 
 def commit(root: Path, text: str, *tables: str) -> None:
-    place = _Linked(root)
+    index = _LinkedTarget(root)
     for table in tables:
-        (Path(place.new) / table).mkdir(parents=True)
-        (Path(place.new) / table / "x").write_text(text)
-    place.commit(tables)
-    place.clear()
+        (Path(index.new) / table).mkdir(parents=True)
+        (Path(index.new) / table / "x").write_text(text)
+    index.commit(tables)
+    index.clear()
 
 
 def seen(root: Path) -> dict[str, str]:
@@ -111,7 +111,7 @@ def test_what_is_not_written_stays(root: Path) -> None:
 def test_what_others_put_there_is_not_touched(root: Path) -> None:
     (root / "gold").mkdir()
     with pytest.raises(InvalidInput, match="gold is in the way"):
-        _Linked(root)
+        _LinkedTarget(root)
     assert (root / "gold").is_dir()
 
 
@@ -129,16 +129,16 @@ def test_where_there_are_no_links_the_next_run_finishes(
     root = f"file://{tmp_path}/out"
     files = Files(spark, root)
 
-    def put(text: str) -> _Moved:
-        place = _Moved(files, root)
+    def put(text: str) -> _MovedTarget:
+        position = _MovedTarget(files, root)
         for table in WRITTEN:
             folder = tmp_path / "out" / ".tables" / "new" / table
             folder.mkdir(parents=True)
             (folder / "x").write_text(text)
-        return place
+        return position
 
     put("old").commit(WRITTEN)
-    place = put("new")
+    index = put("new")
     move, moved = Files.move, list[str]()
 
     def dies(files: Files, source: str, target: str) -> None:
@@ -150,9 +150,9 @@ def test_where_there_are_no_links_the_next_run_finishes(
     with monkeypatch.context() as patched:
         patched.setattr(Files, "move", dies)
         with pytest.raises(KeyboardInterrupt):
-            place.commit(WRITTEN)
+            index.commit(WRITTEN)
     assert len(moved) > 1
-    _Moved(files, root)
+    _MovedTarget(files, root)
     assert seen(tmp_path / "out") == dict.fromkeys(WRITTEN, "new")
     files.close()
 
@@ -160,7 +160,7 @@ def test_where_there_are_no_links_the_next_run_finishes(
 def test_a_run_that_is_killed_leaves_what_was_there(spark: SparkSession, tmp_path: Path) -> None:
     for name, connections in (("old", {"gap": ODD["gap"]}), ("new", ODD)):
         write(tmp_path / name, "wire", tap_rows(connections))
-        batch = Batch(find_inputs([str(tmp_path / name)]), str(tmp_path / f"{name} out"), FEW)
+        batch = BatchJob(find_inputs([str(tmp_path / name)]), str(tmp_path / f"{name} out"), FEW)
         run_batch(spark, batch, quiet=True)
     before, after = (tables(tmp_path / name) for name in ("old out", "new out"))
     assert before.keys() == after.keys() and before != after

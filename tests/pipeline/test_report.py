@@ -32,7 +32,7 @@ from crosswire.pipeline.report.histogram import (
     percentiles,
 )
 from crosswire.pipeline.report.plots import _decades, _scale
-from crosswire.pipeline.report.source import Highest, Tables, Tally
+from crosswire.pipeline.report.source import Highest, ReportTables, Tally
 from crosswire.pipeline.report.words import amount, duration, moment, share, size, text
 from crosswire.pipeline.tables import accounting, histogram, reconciliation
 from tests.pipeline.conftest import Made
@@ -127,7 +127,7 @@ def traffic_rows(minutes: int) -> Rows:
             "bytes": number * 300,
             "errors": 1 if minute % 7 == 0 else 0,
             "latency_max_us": 40_000,
-            "histogram": [{"bucket": 120 + place, "count": 9 - place} for place in range(9)],
+            "histogram": [{"bucket": 120 + index, "count": 9 - index} for index in range(9)],
         }
         for minute in range(minutes)
         for protocol in PEERS
@@ -306,7 +306,7 @@ def page(tables: Path) -> Path:
 
 
 def test_facts_of_known_tables(tables: Path) -> None:
-    facts = gather(Tables(str(tables)))
+    facts = gather(ReportTables(str(tables)))
     rows = traffic_rows(90)
     assert facts.traffic is not None and facts.calls is not None and facts.sessions is not None
     assert facts.traffic.total_messages == sum(row["messages"] for row in rows)
@@ -325,7 +325,7 @@ def test_facts_of_known_tables(tables: Path) -> None:
 
 
 def test_latencies_add_up_over_rows(tables: Path) -> None:
-    found = gather(Tables(str(tables))).latencies
+    found = gather(ReportTables(str(tables))).latencies
     assert found is not None
     rows = traffic_rows(90)
     assert found.all.count == 45 * len(rows)
@@ -337,7 +337,7 @@ def test_latencies_add_up_over_rows(tables: Path) -> None:
 
 
 def test_blame_goes_to_who_sent_it(tables: Path) -> None:
-    suspects = gather(Tables(str(tables))).suspects
+    suspects = gather(ReportTables(str(tables))).suspects
     found = [(each.party, each.charge, each.count) for each in suspects]
     assert found[0] == (EVIL, "lost deliveries", 1)
     assert ("10.9.9.9", "broke the protocol", 2) in found
@@ -347,7 +347,7 @@ def test_blame_goes_to_who_sent_it(tables: Path) -> None:
 
 
 def test_doors_are_told_from_hosts(tables: Path) -> None:
-    topology = gather(Tables(str(tables))).topology
+    topology = gather(ReportTables(str(tables))).topology
     assert topology is not None
     doors = {row["door"] for row in topology.links}
     assert doors == {f"10.1.0.1:{port}" for port in PEERS.values()} | {"fd00::2:5040"}
@@ -371,7 +371,7 @@ def test_a_short_recording_is_counted_by_its_messages(tmp_path: Path) -> None:
     said = {"protocol": "emp", "destination": "queue/a", "kind": "send", "payload_length": 5}
     rows = [{**said, "time": START + n * 1000, "status": None, "intact": n > 1} for n in range(90)]
     put(tmp_path, "silver/messages", rows)
-    facts = gather(Tables(str(tmp_path)))
+    facts = gather(ReportTables(str(tmp_path)))
     assert facts.clock is not None and facts.traffic is not None
     assert (facts.clock.width_us, facts.clock.count) == (1000, 90)
     assert facts.traffic.messages == {"emp": [1] * 90}
@@ -541,8 +541,8 @@ def test_an_axis_holds_what_is_on_it(highest: float) -> None:
     top, marks = _scale(highest)
     assert top >= highest * 0.999 and marks[0] == 0 and marks[-1] == pytest.approx(top)
     assert 2 <= len(marks) <= 6
-    place, marks = _decades(highest, highest * 30)
-    assert 0 <= place(highest) <= place(highest * 30) <= 1 and 1 < len(marks) <= 8
+    index, marks = _decades(highest, highest * 30)
+    assert 0 <= index(highest) <= index(highest * 30) <= 1 and 1 < len(marks) <= 8
 
 
 # ---------------------------------------------------------------------------------- errors

@@ -29,13 +29,13 @@ import msgspec
 from crosswire.envelope import Envelope
 from crosswire.hub.attachment import Attachment, Delivery, Notice, Window
 from crosswire.hub.hub import Hub
-from crosswire.hub.ledger import Peer
+from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.receipt import Receipt
 from crosswire.store.contract import StoreLimits
 from crosswire.store.rocks import RocksStore
 
 LIMITS = StoreLimits(buffer_bytes=256 * 1024, spare_bytes=0)
-PEER = Peer("crash", "crash-1")
+PEER = LedgerPeer("crash", "crash-1")
 QUEUE, TOPIC, NAME = "queue/crash", "topic/crash/a", "crash"
 
 

@@ -86,8 +86,8 @@ def test_numbers_of_destinations_stay(reopen: Opener) -> None:
 
 
 def test_there_is_an_end_to_destinations(store: Store) -> None:
-    for place in range(LIMITS.destinations):
-        store.number(f"queue/{place}")
+    for index in range(LIMITS.destinations):
+        store.number(f"queue/{index}")
     with pytest.raises(DestinationFull):
         store.number("queue/more")
 

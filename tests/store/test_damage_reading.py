@@ -13,10 +13,10 @@ from random import Random
 import pytest
 
 from crosswire.errors import RecordUnreadable, StoreFailed, StoreFull
-from crosswire.gateways.store_repair import verify
+from crosswire.server.store_repair import verify
 from crosswire.store.contract import Store, StoreLimits, full_or_failed
 from crosswire.store.manifest import crc32c, fault_of, strange_headers
-from crosswire.store.marks import Mark, MarkFile
+from crosswire.store.marks import LogMark, MarkFile
 from crosswire.store.memory import MemoryDisk, MemoryStore
 from crosswire.store.rocks import MARK, RocksStore
 from crosswire.store.view import MAX_ID, message_key
@@ -164,7 +164,7 @@ def test_old_rows_of_groups_are_dropped() -> None:
 def test_a_mark_is_read_back_whole_or_not_at_all(tmp_path: Path) -> None:
     file = MarkFile(tmp_path / "mark")
     assert file.load() is None
-    mark = Mark(7, 6, 100, 42, 5, 1000)
+    mark = LogMark(7, 6, 100, 42, 5, 1000)
     file.save(mark)
     assert file.load() == mark
     whole = file.path.read_bytes()
@@ -190,10 +190,10 @@ def test_scans_end_whatever_block_is_damaged(tmp_path: Path) -> None:
     asyncio.run(store.close())
     (table,) = sorted((tmp_path / "data").glob("*.sst"))[-1:]
     whole = table.read_bytes()
-    for place in range(0, len(whole) - 2000, 9000):
+    for index in range(0, len(whole) - 2000, 9000):
         data = bytearray(whole)
-        data[place] ^= 0x20
-        copy = tmp_path / f"copy-{place}"
+        data[index] ^= 0x20
+        copy = tmp_path / f"copy-{index}"
         shutil.copytree(tmp_path / "data", copy)
         (copy / table.name).write_bytes(data)
         store = RocksStore(copy, LIMITS)

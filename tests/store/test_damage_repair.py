@@ -14,11 +14,11 @@ import pytest
 from crosswire.cli.main import main
 from crosswire.envelope import Envelope
 from crosswire.errors import StoreDamaged
-from crosswire.gateways.store_repair import Repaired, repair, verify
 from crosswire.hub.hub import Hub
-from crosswire.hub.ledger import Peer
+from crosswire.hub.ledger import LedgerPeer
 from crosswire.lake import files
 from crosswire.lake.writer import messages_table
+from crosswire.server.store_repair import Repaired, repair, verify
 from crosswire.store.contract import StoreLimits
 from crosswire.store.memory import MemoryDisk, MemoryStore
 from crosswire.store.rocks import COPIES, MARK, RocksStore, table_options
@@ -26,7 +26,7 @@ from crosswire.store.view import message_key
 from tests.hub.parties import Recorder
 
 LIMITS = StoreLimits(spare_bytes=0)
-PEER = Peer("test", "test-1")
+PEER = LedgerPeer("test", "test-1")
 COUNT = 200
 
 

@@ -15,26 +15,26 @@ import pytest
 from crosswire.envelope import Envelope
 from crosswire.errors import StoreFailed, StoreFull
 from crosswire.hub.hub import Hub
-from crosswire.hub.ledger import Peer
+from crosswire.hub.ledger import LedgerPeer
 from crosswire.store.contract import Page, StoreLimits
 from crosswire.store.rocks import RocksStore
 from tests.hub.parties import Recorder
 
-PEER = Peer("test", "test-1")
+PEER = LedgerPeer("test", "test-1")
 
 
 def sends(count: int, size: int = 200, queue: str = "queue/a") -> list[Envelope]:
-    payloads = [bytes([place % 256]) * size for place in range(count)]
+    payloads = [bytes([index % 256]) * size for index in range(count)]
     return [
         Envelope(destination=queue, kind="send", payload=each, crc=zlib.crc32(each))
         for each in payloads
     ]
 
 
-def damage_table(path: Path, place: float) -> None:
+def damage_table(path: Path, index: float) -> None:
     table = max(path.glob("*.sst"), key=lambda each: each.stat().st_size)
     with table.open("r+b") as file:
-        file.seek(int(table.stat().st_size * place))
+        file.seek(int(table.stat().st_size * index))
         file.write(b"\xff" * 40)
 
 

@@ -11,12 +11,12 @@ import pytest
 
 from crosswire.cli.hub import Api
 from crosswire.config import PLAIN_LISTENERS, Config
-from crosswire.gateways.server import Server
 from crosswire.hub.attachment import Attachment, Consumer, Delivery, Notice
 from crosswire.hub.items import Retry
-from crosswire.hub.ledger import Peer
+from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.queues import QueuePolicy
-from crosswire.web.door import HttpDoor
+from crosswire.server.server import Server
+from crosswire.web.listener import WebListener
 
 
 class WebHub:
@@ -78,7 +78,7 @@ async def start_web(tmp_path: Path) -> AsyncIterator[StartWeb]:
         options.setdefault("drain_s", 0.2)
         clock = options.pop("clock", None)
         config = Config(data=str(tmp_path / "data"), listen=listen, **options)
-        server = Server(config, http=HttpDoor, clock=clock)
+        server = Server(config, http=WebListener, clock=clock)
         await server.start()
         servers.append(server)
         return WebHub(server)
@@ -102,15 +102,15 @@ class Taker:
         self.does = does
         self.given: list[int] = []
         self._web = web
-        peer = Peer("test", "taker-1", "anna")
+        peer = LedgerPeer("test", "taker-1", "anna")
         self.consumer: Consumer = web.hub.consume(
-            destination, self, web.server.site.now(), peer=peer, window=window
+            destination, self, web.server.context.now(), peer=peer, window=window
         )
 
     def deliver(self, attachment: Attachment, deliveries: list[Delivery]) -> None:
         ids = [delivery.id for delivery in deliveries]
         self.given += ids
-        now = self._web.server.site.now()
+        now = self._web.server.context.now()
         if self.does == "settle":
             attachment.settle(ids, now)
         elif self.does == "refuse":
@@ -123,7 +123,7 @@ class Taker:
         raise AssertionError(error)
 
     def leave(self) -> None:
-        self.consumer.close(self._web.server.site.now())
+        self.consumer.close(self._web.server.context.now())
 
 
 async def bury(web: WebHub, *texts: str, **more: Any) -> list[int]:
@@ -133,4 +133,4 @@ async def bury(web: WebHub, *texts: str, **more: Any) -> list[int]:
     await web.hub.committed()
     await web.hub.committed()
     taker.leave()
-    return [letter.id for letter in web.hub.dead_letters.list("queue/q/dead")]
+    return [dead_letter.id for dead_letter in web.hub.dead_letters.list("queue/q/dead")]

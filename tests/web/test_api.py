@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from crosswire.clients.emp import EmpClient
+from crosswire.client.native.emp import EmpClient
 from crosswire.errors import RequestFailed
 from crosswire.hub.queues import QueuePolicy
 from crosswire.hub.topics import TopicPolicy
@@ -95,7 +95,7 @@ async def test_asking_for_a_queue_does_not_make_it(web: WebHub) -> None:
 async def test_topics_and_named_subscriptions(start_web: StartWeb) -> None:
     web = await start_web(topics={"light": TopicPolicy(durable=False)})
     peer = Taker(web, "queue/other", does="hold")
-    now = web.server.site.now()
+    now = web.server.context.now()
     attached = web.hub.subscribe("topic/+", peer, now, peer=peer.consumer.peer, name="mine")
     await web.produce("topic/news", "1")
     await web.produce("topic/light", "1")
@@ -185,11 +185,11 @@ async def test_dead_letters_are_listed_and_shown(web: WebHub) -> None:
 
 
 async def test_a_dead_letter_is_edited_and_replayed(web: WebHub) -> None:
-    (letter,) = await bury(web, "wrong", properties={"n": 1})
+    (dead_letter,) = await bury(web, "wrong", properties={"n": 1})
     edit = {"queue": "q", "json": {"right": True}, "properties": {"n": 2}}
-    edited = await web.patch(f"/v1/dead/letters/{letter}", edit)
+    edited = await web.patch(f"/v1/dead/letters/{dead_letter}", edit)
     assert edited["message"]["content_type"] == "application/json"
-    replay = await web.post("/v1/dead/replays", {"queue": "q", "ids": [letter]})
+    replay = await web.post("/v1/dead/replays", {"queue": "q", "ids": [dead_letter]})
     assert (replay["state"], replay["replayed"], replay["skipped"]) == ("done", 1, 0)
     (message,) = (await web.get("/v1/queues/q", messages=5))["messages"]
     assert (message["json"], message["properties"]) == ({"right": True}, {"n": 2})
@@ -197,18 +197,18 @@ async def test_a_dead_letter_is_edited_and_replayed(web: WebHub) -> None:
 
 
 async def test_a_dry_run_only_tells(web: WebHub) -> None:
-    letters = await bury(web, "1", "2")
+    dead_letters = await bury(web, "1", "2")
     for path in ("/v1/dead/replays", "/v1/dead/purge"):
         answer = await web.post(path, {"queue": "q", "all": True, "dry_run": True})
-        assert (answer["matched"], answer["ids"]) == (2, letters)
+        assert (answer["matched"], answer["ids"]) == (2, dead_letters)
     assert (await web.get("/v1/dead"))["queues"][0]["length"] == 2
 
 
 async def test_a_filter_chooses(web: WebHub) -> None:
     await bury(web, "a", properties={"n": 1})
-    letters = await bury(web, "b", properties={"n": 2})
+    dead_letters = await bury(web, "b", properties={"n": 2})
     listed = await web.get("/v1/dead/letters", queue="q", filter="n>N1")
-    assert [each["id"] for each in listed["letters"]] == letters[1:]
+    assert [each["id"] for each in listed["letters"]] == dead_letters[1:]
     asked = {"queue": "q", "filter": "n>N1"}
     assert (await web.post("/v1/dead/replays", asked))["replayed"] == 1
     assert (await web.get("/v1/dead"))["queues"][0]["length"] == 1

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from crosswire.bond import hub_module
-from crosswire.clients.emp import EmpClient, Json
-from crosswire.clients.epoxy import EpoxyClient
-from crosswire.clients.relink import RelinkClient
+from crosswire.client.native.emp import EmpClient, Json
+from crosswire.client.native.epoxy import EpoxyClient
+from crosswire.client.native.relink import RelinkClient
 from crosswire.errors import RequestFailed
-from crosswire.gateways.server import Server
 from crosswire.hub.items import Retry
 from crosswire.hub.queues import QueuePolicy
+from crosswire.server.server import Server
 from tests.cli.conftest import StartHub, start_hub
 from tests.gateways.conftest import port_of
 from tests.web.conftest import StartWeb, Taker, WebHub
@@ -107,12 +107,12 @@ async def subscription(web: WebHub) -> None:
 async def dead_letter(web: WebHub) -> None:
     taker = Taker(web, "queue/q", does="refuse")
     await web.produce("queue/q", "x")
-    taker.consumer.close(web.server.site.now())
+    taker.consumer.close(web.server.context.now())
 
 
 async def edit(web: WebHub) -> Any:
-    (letter,) = (await web.get("/v1/dead/letters", queue="q"))["letters"]
-    return await web.patch(f"/v1/dead/letters/{letter['id']}", {"queue": "q", "text": "y"})
+    (dead_letter,) = (await web.get("/v1/dead/letters", queue="q"))["letters"]
+    return await web.patch(f"/v1/dead/letters/{dead_letter['id']}", {"queue": "q", "text": "y"})
 
 
 OPERATIONS: dict[str, Step] = {

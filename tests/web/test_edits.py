@@ -9,10 +9,10 @@ import pytest
 
 from crosswire.envelope import Envelope, encode
 from crosswire.gateways.edits import refit
-from crosswire.gateways.emqp_messages import HEADERS, MSGID, QUEUE
+from crosswire.gateways.emqp.messages import HEADERS, MSGID, QUEUE
 from crosswire.gateways.payloads import BYTES, JSON, TEXT
-from crosswire.gateways.relink_parts import Origin, from_parts, to_parts
-from crosswire.gateways.server import GATEWAYS
+from crosswire.gateways.relink.parts import Origin, from_parts, to_parts
+from crosswire.server.server import GATEWAYS
 from tests.e2e.bridging import everybody
 from tests.e2e.parties import Party, RelinkParty
 from tests.web.conftest import StartWeb, WebHub, bury
@@ -44,8 +44,8 @@ async def edit_and_replay(
         old = OLD if content_type == JSON else b"\0" + OLD
         await producer.produce("queue/q/dead", old, content_type, properties, marked=marked)
         await web.hub.committed()
-        (letter,) = (await web.get("/v1/dead/letters", queue="q"))["letters"]
-        await web.patch(f"/v1/dead/letters/{letter['id']}", {"queue": "q", **edit})
+        (dead_letter,) = (await web.get("/v1/dead/letters", queue="q"))["letters"]
+        await web.patch(f"/v1/dead/letters/{dead_letter['id']}", {"queue": "q", **edit})
         asked = {"queue": "q", "all": True, "destination": destination}
         assert (await web.post("/v1/dead/replays", asked))["replayed"] == 1
 
@@ -81,20 +81,20 @@ async def test_what_was_edited_arrives_whole(start_web: StartWeb, kind: str) -> 
 async def test_parts_that_were_not_edited_arrive_as_they_came(web: WebHub) -> None:
     parts = (b"1", b"", b"22", b"333")
     await web.hub.produce([from_parts(parts, ORIGIN).replace(destination="queue/q/dead")], 1.0)
-    (letter,) = (await web.get("/v1/dead/letters", queue="q"))["letters"]
+    (dead_letter,) = (await web.get("/v1/dead/letters", queue="q"))["letters"]
     edit = {"queue": "q", "properties": {"n": 1}}
-    await web.patch(f"/v1/dead/letters/{letter['id']}", edit)
-    edited = web.hub.dead_letters.get("queue/q/dead", letter["id"]).envelope
+    await web.patch(f"/v1/dead/letters/{dead_letter['id']}", edit)
+    edited = web.hub.dead_letters.get("queue/q/dead", dead_letter["id"]).envelope
     assert to_parts(edited) == parts
 
 
 async def test_why_it_died_does_not_get_into_the_headers(web: WebHub) -> None:
-    (letter,) = await bury(web, "x")
-    envelope = web.hub.dead_letters.get("queue/q/dead", letter).envelope
+    (dead_letter,) = await bury(web, "x")
+    envelope = web.hub.dead_letters.get("queue/q/dead", dead_letter).envelope
     headers = envelope.replace(native={**envelope.native, HEADERS: b"guarantee,old:1"})
     web.hub.dead_letters._hub.queue("queue/q/dead").exchange(headers, encode(headers))
-    await web.patch(f"/v1/dead/letters/{letter}", {"queue": "q", "properties": {"new": 2}})
-    edited = web.hub.dead_letters.get("queue/q/dead", letter).envelope
+    await web.patch(f"/v1/dead/letters/{dead_letter}", {"queue": "q", "properties": {"new": 2}})
+    edited = web.hub.dead_letters.get("queue/q/dead", dead_letter).envelope
     assert edited.native[HEADERS] == b"guarantee,new:2"
     assert edited.properties["dead-cause"] == "can't"
 

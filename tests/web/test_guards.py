@@ -110,11 +110,11 @@ async def test_producing_needs_its_own_right(start_web: StartWeb) -> None:
         with pytest.raises(RequestFailed) as caught:
             await web.post("/v1/messages", body, token=token)
         assert caught.value.code == "forbidden"
-    assert web.server.site.counters["forbidden", "http"] == 2
+    assert web.server.context.counters["forbidden", "http"] == 2
 
 
 async def test_a_draining_hub_is_not_ready(web: WebHub) -> None:
-    web.server.site.draining = True
+    web.server.context.draining = True
     status, body = await web.ask("GET /readyz HTTP/1.1\nhost: localhost")
     assert (status, b'"draining"' in body) == (503, True)
     assert (await web.ask("GET /healthz HTTP/1.1\nhost: localhost"))[0] == 200
@@ -123,30 +123,30 @@ async def test_a_draining_hub_is_not_ready(web: WebHub) -> None:
 async def test_a_head_that_does_not_end_is_cut_off(
     web: WebHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("crosswire.web.door._HEAD_S", 0.05)
+    monkeypatch.setattr("crosswire.web.listener._HEAD_S", 0.05)
     reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
     writer.write(b"GET / HTTP/1.1\r\n")
     assert await asyncio.wait_for(reader.read(), 10) == b""
     writer.close()
-    assert web.server.site.counters["failed", "http", "PeerTimeout"] == 1
+    assert web.server.context.counters["failed", "http", "PeerTimeout"] == 1
 
 
 async def test_a_head_that_is_too_long_is_refused(web: WebHub) -> None:
     status, _ = await web.raw(b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000)
     assert status == 400
-    assert web.server.site.counters["failed", "http", "MalformedFrame"] == 1
+    assert web.server.context.counters["failed", "http", "MalformedFrame"] == 1
 
 
 async def test_connections_are_counted(start_web: StartWeb) -> None:
     web = await start_web(connections=ConnectionLimits(connections_per_address=1))
     _, first = await asyncio.open_connection("127.0.0.1", web.port)
-    while not web.server.site.counters["connections", "http"]:
+    while not web.server.context.counters["connections", "http"]:
         await asyncio.sleep(0)
     reader, second = await asyncio.open_connection("127.0.0.1", web.port)
     assert await asyncio.wait_for(reader.read(), 10) == b""
     for writer in (first, second):
         writer.close()
-    assert web.server.site.counters["rejected", "http"] == 1
+    assert web.server.context.counters["rejected", "http"] == 1
 
 
 async def test_a_mistake_of_ours_is_told_and_logged(
@@ -164,7 +164,7 @@ async def test_a_mistake_of_ours_is_told_and_logged(
 async def test_what_was_asked_before_a_stop_is_answered(start_web: StartWeb) -> None:
     web = await start_web()
     asking = asyncio.create_task(web.produce("queue/q", "x"))
-    while not web.server.site.counters["produced", "http"]:
+    while not web.server.context.counters["produced", "http"]:
         await asyncio.sleep(0)
     await web.server.stop()
     assert await asking == [1]

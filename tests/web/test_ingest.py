@@ -14,12 +14,12 @@ import pytest
 from crosswire.access import User
 from crosswire.config import PLAIN_LISTENERS, Config
 from crosswire.errors import RequestFailed
-from crosswire.gateways.server import Server
+from crosswire.hub.ingest.staging import StagingLimits
 from crosswire.hub.queues import QueuePolicy
-from crosswire.hub.staging import StagingLimits
-from crosswire.pipeline.live.address import HubAddress
+from crosswire.pipeline.connector.address import HubAddress
+from crosswire.server.server import Server
 from crosswire.web.contract import ARROW
-from crosswire.web.door import HttpDoor
+from crosswire.web.listener import WebListener
 from tests.web.conftest import StartWeb, Taker, WebHub
 
 WRITER = User(name="writer", token="a token for the writer", produce=("queue/#",))
@@ -95,7 +95,7 @@ async def test_every_column_reaches_its_field(web: WebHub) -> None:
     expires = datetime(2040, 1, 1, tzinfo=UTC)
     header = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     values = [b"1", b"1.5", b"true", b"01", b"x", None, b"1e5", b"-3"]
-    headers = [{"key": f"h{place}", "value": value} for place, value in enumerate(values)]
+    headers = [{"key": f"h{index}", "value": value} for index, value in enumerate(values)]
     rows = {
         "destination": ["queue/q", "queue/q"],
         "value": pa.array([b"\x00\xff", None], pa.binary()),
@@ -222,13 +222,13 @@ async def test_producers_are_listed_and_forgotten(web: WebHub) -> None:
 async def test_a_restarted_hub_knows_what_was_staged(tmp_path: Path) -> None:
     listen = dict.fromkeys(PLAIN_LISTENERS, "off") | {"http": "127.0.0.1:0"}
     config = Config(data=str(tmp_path), listen=listen, drain_s=0.1)
-    first = Server(config, http=HttpDoor)
+    first = Server(config, http=WebListener)
     await first.start()
     try:
         await Writer(WebHub(first)).stage(texts(*map(str, range(3000))))
     finally:
         await first.stop()
-    second = Server(config, http=HttpDoor)
+    second = Server(config, http=WebListener)
     await second.start()
     try:
         web = WebHub(second)
@@ -296,8 +296,8 @@ async def test_bodies_that_can_t_be_staged(web: WebHub, data: bytes, words: str 
 
 async def test_offsets_that_lie_are_found(web: WebHub) -> None:
     data = texts("abcdefgh")
-    place = data.index(struct.pack("<ii", 0, 8))
-    lying = data[:place] + struct.pack("<ii", 0, 1 << 30) + data[place + 8 :]
+    index = data.index(struct.pack("<ii", 0, 8))
+    lying = data[:index] + struct.pack("<ii", 0, 1 << 30) + data[index + 8 :]
     assert (await failure_of(Writer(web).stage(lying)))[0] == "invalid_request"
 
 

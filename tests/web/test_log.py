@@ -15,16 +15,16 @@ from crosswire.access import User
 from crosswire.config import LakeSettings
 from crosswire.envelope import Envelope
 from crosswire.errors import RequestFailed
-from crosswire.gateways import log as log_module
-from crosswire.gateways import log_pieces
 from crosswire.hub.attachment import Delivery
-from crosswire.hub.ledger import Peer
+from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.services import Provider
 from crosswire.hub.topics import TopicPolicy
 from crosswire.lake import history
 from crosswire.lake.catalog import compact
 from crosswire.lake.files import find
-from crosswire.pipeline.live.address import HubAddress
+from crosswire.pipeline.connector.address import HubAddress
+from crosswire.server import log_reader as log_module
+from crosswire.server import log_snapshot as log_pieces
 from tests.web.conftest import StartWeb, Taker, WebHub
 
 NO_LAKE = LakeSettings(messages=False, ledger=False)
@@ -142,7 +142,7 @@ class Answering:
     def request(self, provider: Provider, requests: list[Delivery]) -> None:
         for each in requests:
             answer = Envelope(destination=each.envelope.destination, kind="response", payload=b"y")
-            provider.answer(each.id, answer, self._web.server.site.now())
+            provider.answer(each.id, answer, self._web.server.context.now())
 
     def cancel(self, provider: Provider, ids: list[int]) -> None:
         raise AssertionError
@@ -160,7 +160,7 @@ async def test_calls_are_read_by_service_or_method(
     start_web: StartWeb, wanted: str, methods: list[str], lake: LakeSettings
 ) -> None:
     web = await start_web(lake=lake)
-    now, peer = web.server.site.now(), Peer("test", "caller")
+    now, peer = web.server.context.now(), LedgerPeer("test", "caller")
     web.hub.provide(["service/s"], Answering(web), now, peer=peer)
     calls = [Envelope(destination=f"service/s/{each}", kind="request") for each in ("add", "sub")]
     web.hub.call(calls, now, answered=lambda *_: None, peer=peer)
@@ -366,7 +366,7 @@ async def test_what_retention_took_is_missing(start_web: StartWeb) -> None:
     for _ in range(14):
         produced += await web.produce("topic/big", "x" * 1_000_000)
     planned = await plan(web, "topic/big", starts={"*": produced[0]})
-    web.hub.topic("topic/big").retain(web.server.site.now())
+    web.hub.topic("topic/big").retain(web.server.context.now())
     await web.hub.committed()
     left = in_store(web, "topic/big")
     assert 0 < len(left) < 14

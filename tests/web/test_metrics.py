@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from crosswire.gateways.metrics import Histogram
+from crosswire.server.metrics import Histogram
 from tests.web.conftest import Taker, WebHub, bury
 
 _LINE = re.compile(r'[a-z_]+(\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\})? \S+')

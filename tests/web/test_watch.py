@@ -24,7 +24,7 @@ async def test_a_clock_that_stands_still_is_not_ready(web: WebHub) -> None:
     server._timer = None
     server._timer_at -= 60
     server.watchdog._beat_at -= 60
-    server.hub.call_at(server.site.now() - 30, lambda _now: None)
+    server.hub.call_at(server.context.now() - 30, lambda _now: None)
     status, reasons, _ = await readiness(web)
     assert status == 503
     assert reasons[0].startswith("the hub's clock has not had a turn for 6")

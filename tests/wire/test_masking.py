@@ -72,7 +72,7 @@ STREAMS: dict[str, tuple[type[Mask], bytes]] = {
         EpoxyMask,
         b"".join(
             [
-                epoxy.serialize(epoxy.Config()),
+                epoxy.serialize(epoxy.ConfigFrame()),
                 call("a", marshal_credentials(SECRET.decode()), b"shown"),
                 call("b", None, b"shown" * 20),
                 call("c", b"FM\x01\x00other layer data", b"shown"),
@@ -98,8 +98,8 @@ STREAMS: dict[str, tuple[type[Mask], bytes]] = {
 
 def masked(kind: type[Mask], stream: bytes, cuts: list[int]) -> bytes:
     mask = kind()
-    places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
-    pieces = [mask.feed(stream[a:b]) for a, b in pairwise(places)]
+    indexes = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    pieces = [mask.feed(stream[a:b]) for a, b in pairwise(indexes)]
     return b"".join(pieces) + mask.rest()
 
 

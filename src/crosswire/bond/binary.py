@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 from crosswire.bond import codegen
 from crosswire.bond.dialect import Dialect
 from crosswire.bond.explain import explain
-from crosswire.bond.schema import DEFAULT_LIMITS, Limits, StructDef
+from crosswire.bond.schema import DEFAULT_LIMITS, DecodeLimits, StructDef
 from crosswire.bond.tree import TreeStruct, read_tree, write_tree
 from crosswire.bond.values import Bonded
 from crosswire.errors import BondDecodeError, BondEncodeError
@@ -66,7 +66,9 @@ def encode(
     return bytes(out)
 
 
-def decode(dialect: Dialect, data: Buffer, struct: StructDef, limits: Limits) -> tuple[Any, int]:
+def decode(
+    dialect: Dialect, data: Buffer, struct: StructDef, limits: DecodeLimits
+) -> tuple[Any, int]:
     decoder = codegen.decoder(dialect, struct)
     if not isinstance(data, bytes):
         data = bytes(data)
@@ -87,7 +89,7 @@ def encode_tree(dialect: Dialect, tree: TreeStruct, depth: int = DEFAULT_LIMITS.
     return bytes(out)
 
 
-def decode_tree(dialect: Dialect, data: Buffer, limits: Limits) -> tuple[TreeStruct, int]:
+def decode_tree(dialect: Dialect, data: Buffer, limits: DecodeLimits) -> tuple[TreeStruct, int]:
     if not isinstance(data, bytes):
         data = bytes(data)
     try:

@@ -10,8 +10,8 @@ takes them one after the other without a loop or a look-up:
         f0 = d0                             # left out: its default
 
 At the first thing that is not so — a field that the schema does not know, another order, a narrower
-type, fewer or more levels of inheritance — it hands over to `_Resume`, which goes on from there
-field by field. Nothing is read twice, so a peer gains nothing by provoking it.
+type, fewer or more levels of inheritance — it hands over to `_DecoderFallback`, which goes on from
+there field by field. Nothing is read twice, so a peer gains nothing by provoking it.
 
 The source is built from numbers and from `FieldDef.python_name`s, which are ASCII identifiers by
 construction (`classes.python_names`); everything else reaches it as objects in its namespace.
@@ -52,7 +52,7 @@ __all__ = ["decoder", "encoder"]
 
 _MISSING: Final = object()
 
-_SIZES: Final = {tag: Struct(f"<{letter}").size for tag, letter in scalars.FORMATS.items()}
+_SIZES: Final = {tag: Struct(f"<{code}").size for tag, code in scalars.FORMATS.items()}
 _VARIABLE: Final = {
     DataType.UINT16: 16,
     DataType.UINT32: 32,
@@ -137,7 +137,7 @@ def _codec_of(
 
 
 def _write_decoder(dialect: Dialect, struct: StructDef, source: _Source) -> None:
-    resume = _Resume(dialect, struct)
+    resume = _DecoderFallback(dialect, struct)
     source.names |= {
         "new": struct.python_class,
         "resume": resume.finish,
@@ -155,14 +155,14 @@ def _write_decoder(dialect: Dialect, struct: StructDef, source: _Source) -> None
         source.add(1, "if length > 127:", "    length, pos = varint(data, pos - 1, 32)")
         source.add(1, "stop = pos + length")
         source.add(1, "if stop > end:", "    raise too_short(pos)")
-    place = 0
+    index = 0
     levels = struct.levels
     for number, level in enumerate(levels):
         for field in level.fields:
-            _write_field_decoder(dialect, field, place, resume.readers[place], source)
-            place += 1
+            _write_field_decoder(dialect, field, index, resume.readers[index], source)
+            index += 1
         stop_tag = DataType.STOP if number == len(levels) - 1 else DataType.STOP_BASE
-        so_far = "".join(f"f{each}, " for each in range(place))
+        so_far = "".join(f"f{each}, " for each in range(index))
         source.add(1, f"if data[pos] != {int(stop_tag)}:")
         source.add(2, f"value, pos = resume({number}, [{so_far}], data, pos, end, depth, budget)")
         if dialect.has_struct_length:
@@ -175,7 +175,7 @@ def _write_decoder(dialect: Dialect, struct: StructDef, source: _Source) -> None
         if field.is_required:
             text = source.name(f"t{number}", f"{struct.full_name}.{field.name}")
             source.add(1, f"if f{number} is MISSING:", f"    raise missing({text}, pos)")
-    values = ", ".join(f"f{each}" for each in range(place))
+    values = ", ".join(f"f{each}" for each in range(index))
     source.add(1, f"return new({values}), pos")
 
 
@@ -188,7 +188,7 @@ def _missing(name: str, pos: int) -> BondDecodeError:
 
 
 def _write_field_decoder(
-    dialect: Dialect, field: FieldDef, place: int, readers: dict[int, Reader], source: _Source
+    dialect: Dialect, field: FieldDef, index: int, readers: dict[int, Reader], source: _Source
 ) -> None:
     head = dialect.field_head(field.type.wire, field.id)
     if len(head) == 1:
@@ -196,23 +196,23 @@ def _write_field_decoder(
     elif len(head) == 2:
         test = f"data[pos] == {head[0]} and data[pos + 1] == {head[1]}"
     else:
-        test = f"data[pos:pos + 3] == {source.name(f'h{place}', head)}"
+        test = f"data[pos:pos + 3] == {source.name(f'h{index}', head)}"
     source.add(1, f"if {test}:")
     value_at = len(head)
     kind = field.type
     if isinstance(kind, PrimitiveType | EnumDef):
-        _write_scalar_decoder(dialect, kind.wire, place, value_at, source)
+        _write_scalar_decoder(dialect, kind.wire, index, value_at, source)
         if isinstance(kind, EnumDef):
-            member = source.name(f"e{place}", kind.members.get)
-            source.add(2, f"f{place} = {member}(f{place}, f{place})")
+            member = source.name(f"e{index}", kind.members.get)
+            source.add(2, f"f{index} = {member}(f{index}, f{index})")
     else:
-        read = source.name(f"r{place}", readers[int(kind.wire)])
-        source.add(2, f"f{place}, pos = {read}(data, pos + {value_at}, end, depth, budget)")
+        read = source.name(f"r{index}", readers[int(kind.wire)])
+        source.add(2, f"f{index}, pos = {read}(data, pos + {value_at}, end, depth, budget)")
     source.add(1, "else:")
-    source.add(2, f"f{place} = {_default_expression(field, place, source)}")
+    source.add(2, f"f{index} = {_default_expression(field, index, source)}")
 
 
-def _default_expression(field: FieldDef, place: int, source: _Source) -> str:
+def _default_expression(field: FieldDef, index: int, source: _Source) -> str:
     if field.is_required:
         return "MISSING"
     if field.default is NOTHING or isinstance(field.type, NullableType):
@@ -223,16 +223,16 @@ def _default_expression(field: FieldDef, place: int, source: _Source) -> str:
         case MapType():
             return "{}"
         case PrimitiveType() | EnumDef() | BlobType():
-            return source.name(f"d{place}", field.initial())
+            return source.name(f"d{index}", field.initial())
         case _:
-            return source.name(f"d{place}", field.type.initial) + "()"
+            return source.name(f"d{index}", field.type.initial) + "()"
 
 
 def _write_scalar_decoder(
-    dialect: Dialect, tag: DataType, place: int, at: int, source: _Source
+    dialect: Dialect, tag: DataType, index: int, at: int, source: _Source
 ) -> None:
     """Lines that read a scalar at `pos + at` into its variable and step behind it."""
-    var = f"f{place}"
+    var = f"f{index}"
     if tag is DataType.BOOL:
         source.add(2, f"{var} = data[pos + {at}] != 0", f"pos += {at + 1}")
     elif tag is DataType.UINT8:
@@ -251,15 +251,15 @@ def _write_scalar_decoder(
         if tag in _ZIGZAGGED:
             source.add(2, f"{var} = {var} >> 1 ^ -({var} & 1)")
     else:
-        letter = scalars.FORMATS[tag]
-        unpack = source.name(f"unpack_{letter}", Struct(f"<{letter}").unpack_from)
+        code = scalars.FORMATS[tag]
+        unpack = source.name(f"unpack_{code}", Struct(f"<{code}").unpack_from)
         source.add(2, f"{var}, = {unpack}(data, pos + {at})", f"pos += {at + _SIZES[tag]}")
 
 
 _UTF16: Final = "'utf-16-le', 'surrogatepass'"
 
 
-class _Resume:
+class _DecoderFallback:
     """Goes on where a compiled decoder met something it did not expect."""
 
     def __init__(self, dialect: Dialect, struct: StructDef) -> None:
@@ -268,13 +268,13 @@ class _Resume:
         codec_of = _codec_of(decoder, dialect)
         # By place among all fields, then by tag on the wire.
         self.readers = [dialect.readers_of(field.type, codec_of) for field in struct.all_fields]
-        self.places: list[dict[int, int]] = []
-        place = 0
+        self.indexes: list[dict[int, int]] = []
+        index = 0
         for level in struct.levels:
-            self.places.append({})
+            self.indexes.append({})
             for field in level.fields:
-                self.places[-1][field.id] = place
-                place += 1
+                self.indexes[-1][field.id] = index
+                index += 1
 
     def finish(
         self,
@@ -299,17 +299,17 @@ class _Resume:
                 level += 1
                 continue
             # Levels beyond ours belong to a struct that derives from this one.
-            place = self.places[level].get(field_id) if level < len(self.places) else None
-            if place is None:
+            index = self.indexes[level].get(field_id) if level < len(self.indexes) else None
+            if index is None:
                 check_room(1, 0, 1, pos, end, budget)
                 pos = dialect.skip(data, pos, end, tag, depth, budget)
                 continue
-            read = self.readers[place].get(tag)
+            read = self.readers[index].get(tag)
             if read is None:
-                field = fields[place]
+                field = fields[index]
                 expected = f"{field.type.text} {self.struct.full_name}.{field.name}"
                 raise wrong_type(tag, expected, pos)
-            values[place], pos = read(data, pos, end, depth, budget)
+            values[index], pos = read(data, pos, end, depth, budget)
         for field, value in zip(fields, values, strict=True):
             if value is _MISSING:
                 raise _missing(f"{self.struct.full_name}.{field.name}", pos)
@@ -333,12 +333,12 @@ def _write_encoder(dialect: Dialect, struct: StructDef, source: _Source) -> None
     if dialect.has_struct_length:
         source.names["bytearray"] = bytearray
         source.add(1, "outer = out", "out = bytearray()")
-    place = 0
+    index = 0
     levels = struct.levels
     for number, level in enumerate(levels):
         for field in level.fields:
-            _write_field_encoder(dialect, field, place, codec_of, source)
-            place += 1
+            _write_field_encoder(dialect, field, index, codec_of, source)
+            index += 1
         stop = DataType.STOP if number == len(levels) - 1 else DataType.STOP_BASE
         source.add(1, f"out.append({int(stop)})")
     if dialect.has_struct_length:
@@ -356,12 +356,12 @@ def _is_nothing(name: str) -> BondEncodeError:
 def _write_field_encoder(
     dialect: Dialect,
     field: FieldDef,
-    place: int,
+    index: int,
     codec_of: Callable[[StructDef], Writer],
     source: _Source,
 ) -> None:
     source.add(1, f"v = value.{field.python_name}")
-    condition = _presence(field, place, source)
+    condition = _presence(field, index, source)
     indent = 1
     if condition:
         source.add(1, f"if {condition}:")
@@ -369,16 +369,16 @@ def _write_field_encoder(
     head = dialect.field_head(field.type.wire, field.id)
     kind = field.type
     if isinstance(kind, PrimitiveType | EnumDef):
-        _write_scalar_encoder(dialect, kind.wire, head, place, indent, source)
+        _write_scalar_encoder(dialect, kind.wire, head, index, indent, source)
     else:
-        write = source.name(f"w{place}", dialect.writer_of(kind, codec_of))
-        source.add(indent, *_head_lines(head, place, source), f"{write}(out, v, depth)")
+        write = source.name(f"w{index}", dialect.writer_of(kind, codec_of))
+        source.add(indent, *_head_lines(head, index, source), f"{write}(out, v, depth)")
     if field.default is NOTHING and field.modifier is not Modifier.OPTIONAL:
-        text = source.name(f"t{place}", field.name)
+        text = source.name(f"t{index}", field.name)
         source.add(1, "else:", f"    raise is_nothing({text})")
 
 
-def _presence(field: FieldDef, place: int, source: _Source) -> str:
+def _presence(field: FieldDef, index: int, source: _Source) -> str:
     """The condition under which a field is written; empty if it always is."""
     if field.default is NOTHING:
         return "v is not None"
@@ -386,30 +386,30 @@ def _presence(field: FieldDef, place: int, source: _Source) -> str:
         return ""
     match field.type:
         case PrimitiveType() | EnumDef():
-            return f"v != {source.name(f'd{place}', field.default)}"
+            return f"v != {source.name(f'd{index}', field.default)}"
         case NullableType():
             return "v is not None"
         case _:
             return "len(v)"
 
 
-def _head_lines(head: bytes, place: int, source: _Source) -> list[str]:
+def _head_lines(head: bytes, index: int, source: _Source) -> list[str]:
     if len(head) == 1:
         return [f"out.append({head[0]})"]
-    return [f"out += {source.name(f'h{place}', head)}"]
+    return [f"out += {source.name(f'h{index}', head)}"]
 
 
 def _write_scalar_encoder(
-    dialect: Dialect, tag: DataType, head: bytes, place: int, indent: int, source: _Source
+    dialect: Dialect, tag: DataType, head: bytes, index: int, indent: int, source: _Source
 ) -> None:
     """Lines that append the head and the value `v`."""
     fixed = dialect.name == "fast" or tag not in _VARIABLE
     if tag in scalars.FORMATS and fixed:
         layout = Struct(f"<{len(head)}s{scalars.FORMATS[tag]}")
-        pack = source.name(f"p{place}", layout.pack)
-        source.add(indent, f"out += {pack}({source.name(f'h{place}', head)}, v)")
+        pack = source.name(f"p{index}", layout.pack)
+        source.add(indent, f"out += {pack}({source.name(f'h{index}', head)}, v)")
         return
-    source.add(indent, *_head_lines(head, place, source))
+    source.add(indent, *_head_lines(head, index, source))
     if tag is DataType.BOOL:
         source.add(indent, "out.append(BOOLS[v])")
     elif tag in (DataType.STRING, DataType.WSTRING):

@@ -22,7 +22,7 @@ from typing import Any, Final
 from crosswire.bond import binary, scalars
 from crosswire.bond.binary import Buffer
 from crosswire.bond.dialect import Dialect, Reader, Writer, type_name
-from crosswire.bond.schema import DEFAULT_LIMITS, DataType, Limits, StructDef
+from crosswire.bond.schema import DEFAULT_LIMITS, DataType, DecodeLimits, StructDef
 from crosswire.bond.tree import TreeStruct
 from crosswire.errors import BondDecodeError
 
@@ -261,14 +261,14 @@ def encode(value: Any, struct: StructDef, *, version: int = 1) -> bytes:
 
 
 def decode(
-    data: Buffer, struct: StructDef, *, version: int = 1, limits: Limits = DEFAULT_LIMITS
+    data: Buffer, struct: StructDef, *, version: int = 1, limits: DecodeLimits = DEFAULT_LIMITS
 ) -> Any:
     """A `struct.python_class`. Bytes behind the struct are ignored. Raises BondDecodeError."""
     return binary.decode(_version(version), data, struct, limits)[0]
 
 
 def decode_prefix(
-    data: Buffer, struct: StructDef, *, version: int = 1, limits: Limits = DEFAULT_LIMITS
+    data: Buffer, struct: StructDef, *, version: int = 1, limits: DecodeLimits = DEFAULT_LIMITS
 ) -> tuple[Any, int]:
     """As `decode`, with the number of bytes that the struct took."""
     return binary.decode(_version(version), data, struct, limits)
@@ -279,6 +279,8 @@ def encode_tree(tree: TreeStruct, *, version: int = 1) -> bytes:
     return binary.encode_tree(_version(version), tree)
 
 
-def decode_tree(data: Buffer, *, version: int = 1, limits: Limits = DEFAULT_LIMITS) -> TreeStruct:
+def decode_tree(
+    data: Buffer, *, version: int = 1, limits: DecodeLimits = DEFAULT_LIMITS
+) -> TreeStruct:
     """What can be known without a schema. Raises BondDecodeError."""
     return binary.decode_tree(_version(version), data, limits)[0]

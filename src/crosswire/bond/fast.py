@@ -16,7 +16,7 @@ from typing import Any, Final
 from crosswire.bond import binary, scalars
 from crosswire.bond.binary import Buffer
 from crosswire.bond.dialect import Dialect, type_name
-from crosswire.bond.schema import DEFAULT_LIMITS, DataType, Limits, StructDef
+from crosswire.bond.schema import DEFAULT_LIMITS, DataType, DecodeLimits, StructDef
 from crosswire.bond.tree import TreeStruct
 from crosswire.errors import BondDecodeError
 
@@ -30,21 +30,21 @@ class FastBinary(Dialect):
     magic = b"\x4d\x46\x01\x00"
 
     def __init__(self) -> None:
-        letters = scalars.FORMATS
+        formats = scalars.FORMATS
         self.readers = {
-            **{tag: scalars.fixed_reader(letter) for tag, letter in letters.items()},
+            **{tag: scalars.fixed_reader(code) for tag, code in formats.items()},
             **scalars.READERS,
         }
         self.writers = {
-            **{tag: scalars.fixed_writer(letter) for tag, letter in letters.items()},
+            **{tag: scalars.fixed_writer(code) for tag, code in formats.items()},
             **scalars.WRITERS,
         }
         self.run_readers = {
-            **{tag: scalars.fixed_run_reader(letter) for tag, letter in letters.items()},
+            **{tag: scalars.fixed_run_reader(code) for tag, code in formats.items()},
             **scalars.RUN_READERS,
         }
         self.run_writers = {
-            **{tag: scalars.fixed_run_writer(letter) for tag, letter in letters.items()},
+            **{tag: scalars.fixed_run_writer(code) for tag, code in formats.items()},
             **scalars.RUN_WRITERS,
         }
         self.exact_bytes = {
@@ -112,13 +112,13 @@ def encode(value: Any, struct: StructDef) -> bytes:
     return binary.encode(FAST, value, struct)
 
 
-def decode(data: Buffer, struct: StructDef, *, limits: Limits = DEFAULT_LIMITS) -> Any:
+def decode(data: Buffer, struct: StructDef, *, limits: DecodeLimits = DEFAULT_LIMITS) -> Any:
     """A `struct.python_class`. Bytes behind the struct are ignored. Raises BondDecodeError."""
     return binary.decode(FAST, data, struct, limits)[0]
 
 
 def decode_prefix(
-    data: Buffer, struct: StructDef, *, limits: Limits = DEFAULT_LIMITS
+    data: Buffer, struct: StructDef, *, limits: DecodeLimits = DEFAULT_LIMITS
 ) -> tuple[Any, int]:
     """As `decode`, with the number of bytes that the struct took."""
     return binary.decode(FAST, data, struct, limits)
@@ -129,6 +129,6 @@ def encode_tree(tree: TreeStruct) -> bytes:
     return binary.encode_tree(FAST, tree)
 
 
-def decode_tree(data: Buffer, *, limits: Limits = DEFAULT_LIMITS) -> TreeStruct:
+def decode_tree(data: Buffer, *, limits: DecodeLimits = DEFAULT_LIMITS) -> TreeStruct:
     """What can be known without a schema. Raises BondDecodeError."""
     return binary.decode_tree(FAST, data, limits)[0]

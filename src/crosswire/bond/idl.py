@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from crosswire.bond import syntax
-from crosswire.bond.lexer import Position
+from crosswire.bond.lexer import SourcePosition
 from crosswire.bond.schema import (
     BLOB,
     NOTHING,
@@ -91,7 +91,7 @@ def _build(text: str, name: str, directory: Path | None, search: Iterable[str | 
 
 
 def _find_import(
-    wanted: str, folder: Path | None, search: Iterable[str | Path], at: Position
+    wanted: str, folder: Path | None, search: Iterable[str | Path], at: SourcePosition
 ) -> tuple[str, str, Path | None]:
     """The text, the name and the folder of an imported file."""
     wanted = wanted.replace("\\", "/")
@@ -187,7 +187,9 @@ class _Resolver:
             raise BondSchemaError(f"{text}: {error.reason}") from error
         return found
 
-    def _find(self, name: str, namespaces: tuple[str, ...], at: Position) -> syntax.Declaration:
+    def _find(
+        self, name: str, namespaces: tuple[str, ...], at: SourcePosition
+    ) -> syntax.Declaration:
         candidates = [name] if "." in name else [f"{each}.{name}" for each in namespaces]
         for candidate in candidates:
             node = self._by_name.get(candidate)
@@ -261,7 +263,7 @@ class _Resolver:
         found: syntax.Declaration,
         params: tuple[syntax.ParamNode, ...],
         args: tuple[Type | int, ...],
-        at: Position,
+        at: SourcePosition,
     ) -> dict[str, Type | int]:
         if len(args) != len(params):
             reason = f"takes {len(params)} type arguments" if params else "is not generic"
@@ -286,7 +288,7 @@ class _Resolver:
     # Structs ---------------------------------------------------------------------------------
 
     def _struct(
-        self, node: syntax.StructNode, args: tuple[Type | int, ...], at: Position
+        self, node: syntax.StructNode, args: tuple[Type | int, ...], at: SourcePosition
     ) -> StructDef:
         """The struct for these arguments; its fields come later, since it may be recursive."""
         params = self._view_params(node) or node.params
@@ -323,7 +325,7 @@ class _Resolver:
 
     def _finish(self) -> None:
         """Give all structs their fields, which may ask for more structs, then check them."""
-        made: list[tuple[StructDef, Position]] = []
+        made: list[tuple[StructDef, SourcePosition]] = []
         while self._pending:
             struct, node, bindings = self._pending.pop()
             made.append((struct, node.at))

@@ -33,9 +33,9 @@ from crosswire.bond.schema import (
     BlobType,
     BondedType,
     DataType,
+    DecodeLimits,
     EnumDef,
     FieldDef,
-    Limits,
     ListType,
     MapType,
     NullableType,
@@ -68,7 +68,7 @@ def encode(value: Any, struct: StructDef, *, omit_defaults: bool = False) -> byt
         raise BondEncodeError("a surrogate, which JSON in UTF-8 can't hold") from error
 
 
-def decode(data: bytes | str, struct: StructDef, *, limits: Limits = DEFAULT_LIMITS) -> Any:
+def decode(data: bytes | str, struct: StructDef, *, limits: DecodeLimits = DEFAULT_LIMITS) -> Any:
     """A `struct.python_class`. Raises BondDecodeError."""
     try:
         found = msgspec.json.decode(data)
@@ -88,11 +88,11 @@ def to_builtins(value: Any, struct: StructDef, *, omit_defaults: bool = False) -
     return found
 
 
-def from_builtins(found: Any, struct: StructDef, *, limits: Limits = DEFAULT_LIMITS) -> Any:
+def from_builtins(found: Any, struct: StructDef, *, limits: DecodeLimits = DEFAULT_LIMITS) -> Any:
     """A `struct.python_class` from what JSON was decoded to. Raises BondDecodeError."""
     try:
         return _struct_reader(struct)(found, limits.depth, [limits.values])
-    except _Fault as fault:
+    except _JsonFault as fault:
         raise BondDecodeError(fault.text()) from None
 
 
@@ -239,7 +239,7 @@ def _inner(depth: int) -> int:
 # --------------------------------------------------------------------------------------- reading
 
 
-class _Fault(Exception):
+class _JsonFault(Exception):
     """What is wrong, and the way to it, innermost step first."""
 
     def __init__(self, reason: str) -> None:
@@ -252,10 +252,10 @@ class _Fault(Exception):
         return f"{path}: {self.reason}" if path else self.reason
 
 
-def _mismatch(found: Any, expected: str) -> _Fault:
+def _mismatch(found: Any, expected: str) -> _JsonFault:
     names = {dict: "an object", list: "an array", str: "a string", bool: "a truth value"}
     word = "null" if found is None else names.get(type(found), "a number")
-    return _Fault(f"{word} where {expected} is expected")
+    return _JsonFault(f"{word} where {expected} is expected")
 
 
 def _struct_reader(struct: StructDef) -> _Reader:
@@ -275,10 +275,10 @@ def _struct_reader(struct: StructDef) -> _Reader:
                 if item is not None:
                     values.append(read_field(item, depth - 1, budget))
                 elif field.is_required and not _takes_null(field, name in found):
-                    raise _Fault("required, and missing")
+                    raise _JsonFault("required, and missing")
                 else:
                     values.append(field.initial())
-            except _Fault as fault:
+            except _JsonFault as fault:
                 fault.steps.append(f".{name}")
                 raise
         return struct.python_class(*values)
@@ -294,13 +294,13 @@ def _takes_null(field: FieldDef, is_there: bool) -> bool:
 
 def _enter(depth: int) -> None:
     if depth <= 0:
-        raise _Fault("nested deeper than the limit allows")
+        raise _JsonFault("nested deeper than the limit allows")
 
 
 def _charge(count: int, budget: list[int]) -> None:
     budget[0] -= count
     if budget[0] < 0:
-        raise _Fault("more values than the limit allows")
+        raise _JsonFault("more values than the limit allows")
 
 
 def _reader(kind: Type) -> _Reader:
@@ -350,7 +350,7 @@ def _read_integer(found: Any, low: int, high: int, text: str) -> int:
     if type(found) is not int:
         raise _mismatch(found, text)
     if not low <= found <= high:
-        raise _Fault(f"{found} is not in {low}–{high} ({text})")
+        raise _JsonFault(f"{found} is not in {low}–{high} ({text})")
     return found
 
 
@@ -362,14 +362,14 @@ def _read_float(found: Any, kind: PrimitiveType) -> float:
     try:
         return float(found) if kind.wire is DataType.DOUBLE else _single(float(found))
     except OverflowError:
-        raise _Fault(f"{found} is too large for a {kind.text}") from None
+        raise _JsonFault(f"{found} is too large for a {kind.text}") from None
 
 
 def _read_enum(found: Any, kind: EnumDef) -> int:
     if type(found) is str:
         number = kind.by_name.get(found)
         if number is None:
-            raise _Fault(f"{found!r} is not in {kind.full_name}")
+            raise _JsonFault(f"{found!r} is not in {kind.full_name}")
     else:
         number = _read_integer(found, -(1 << 31), (1 << 31) - 1, kind.full_name)
     return kind.members.get(number, number)
@@ -380,7 +380,7 @@ def _read_blob(found: Any) -> bytes:
         raise _mismatch(found, "an array of bytes")
     for number, item in enumerate(found):
         if type(item) is not int or not -128 <= item <= 255:
-            fault = _Fault("not a byte")
+            fault = _JsonFault("not a byte")
             fault.steps.append(f"[{number}]")
             raise fault
     return bytes([item & 0xFF for item in found])
@@ -417,7 +417,7 @@ def _list_reader(kind: ListType | SetType) -> _Reader:
         try:
             for item in found:
                 items.append(read_one(item, depth - 1, budget))
-        except _Fault as fault:
+        except _JsonFault as fault:
             fault.steps.append(f"[{len(items)}]")
             raise
         return items
@@ -443,7 +443,7 @@ def _map_reader(kind: MapType) -> _Reader:
         for key, item in pairs:
             try:
                 items[read_key(key, depth - 1, budget)] = read_one(item, depth - 1, budget)
-            except _Fault as fault:
+            except _JsonFault as fault:
                 fault.steps.append(f"[{key!r}]")
                 raise
         return items

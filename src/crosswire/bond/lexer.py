@@ -9,12 +9,12 @@ import msgspec
 
 from crosswire.errors import BondSyntaxError
 
-__all__ = ["Position", "Token", "tokenize", "unescape"]
+__all__ = ["SourcePosition", "Token", "tokenize", "unescape"]
 
 Kind = Literal["name", "integer", "float", "string", "symbol", "end"]
 
 
-class Position(msgspec.Struct, frozen=True):
+class SourcePosition(msgspec.Struct, frozen=True):
     """A place in a file, both numbers from 1."""
 
     file: str
@@ -32,7 +32,7 @@ class Token(msgspec.Struct, frozen=True):
 
     kind: Kind
     text: str
-    at: Position
+    at: SourcePosition
 
     def __str__(self) -> str:
         if self.kind == "end":
@@ -76,7 +76,7 @@ def tokenize(text: str, file: str) -> list[Token]:
     tokens: list[Token] = []
     pos, line, line_start = 0, 1, 0
     while pos < len(text):
-        at = Position(file, line, pos - line_start + 1)
+        at = SourcePosition(file, line, pos - line_start + 1)
         found = _TOKEN.match(text, pos)
         if found is None:
             raise _stray(text, pos, at)
@@ -91,11 +91,11 @@ def tokenize(text: str, file: str) -> list[Token]:
             line += newlines
             line_start = pos + word.rindex("\n") + 1
         pos = found.end()
-    tokens.append(Token("end", "", Position(file, line, pos - line_start + 1)))
+    tokens.append(Token("end", "", SourcePosition(file, line, pos - line_start + 1)))
     return tokens
 
 
-def _stray(text: str, pos: int, at: Position) -> BondSyntaxError:
+def _stray(text: str, pos: int, at: SourcePosition) -> BondSyntaxError:
     if text.startswith("/*", pos):
         return at.error("a comment without an end", expected="*/")
     if text.startswith('"', pos):

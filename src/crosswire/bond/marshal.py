@@ -7,7 +7,7 @@ from typing import Any, Final
 from crosswire.bond import binary, compact, fast
 from crosswire.bond.binary import Buffer
 from crosswire.bond.dialect import Dialect
-from crosswire.bond.schema import DEFAULT_LIMITS, Limits, StructDef
+from crosswire.bond.schema import DEFAULT_LIMITS, DecodeLimits, StructDef
 from crosswire.bond.tree import TreeStruct
 from crosswire.errors import BondDecodeError
 
@@ -45,7 +45,7 @@ def marshal(value: Any, struct: StructDef, *, protocol: Dialect = COMPACT_V1) ->
     return protocol.magic + binary.encode(protocol, value, struct)
 
 
-def unmarshal(data: Buffer, struct: StructDef, *, limits: Limits = DEFAULT_LIMITS) -> Any:
+def unmarshal(data: Buffer, struct: StructDef, *, limits: DecodeLimits = DEFAULT_LIMITS) -> Any:
     """A `struct.python_class`. Bytes behind the struct are ignored. Raises BondDecodeError."""
     return binary.decode(protocol_of(data), data[_MAGIC_BYTES:], struct, limits)[0]
 
@@ -55,12 +55,12 @@ def marshal_tree(tree: TreeStruct, *, protocol: Dialect = COMPACT_V1) -> bytes:
     return protocol.magic + binary.encode_tree(protocol, tree)
 
 
-def unmarshal_tree(data: Buffer, *, limits: Limits = DEFAULT_LIMITS) -> TreeStruct:
+def unmarshal_tree(data: Buffer, *, limits: DecodeLimits = DEFAULT_LIMITS) -> TreeStruct:
     """What can be known without a schema. Raises BondDecodeError."""
     return binary.decode_tree(protocol_of(data), data[_MAGIC_BYTES:], limits)[0]
 
 
-def transcode(data: Buffer, *, protocol: Dialect, limits: Limits = DEFAULT_LIMITS) -> bytes:
+def transcode(data: Buffer, *, protocol: Dialect, limits: DecodeLimits = DEFAULT_LIMITS) -> bytes:
     """The same struct, marshalled in another encoding; no schema needed, nothing lost."""
     if protocol_of(data) is protocol:
         return bytes(data)

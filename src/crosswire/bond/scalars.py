@@ -106,9 +106,9 @@ def write_length(out: bytearray, length: int) -> None:
 # ------------------------------------------------------------------------------- fixed numbers
 
 
-def fixed_reader(letter: str) -> Callable[[bytes, int, int, int, list[int]], tuple[Any, int]]:
+def fixed_reader(code: str) -> Callable[[bytes, int, int, int, list[int]], tuple[Any, int]]:
     """A Reader of one little-endian number."""
-    layout = Struct(f"<{letter}")
+    layout = Struct(f"<{code}")
     unpack, size = layout.unpack_from, layout.size
 
     def read(data: bytes, pos: int, end: int, depth: int, budget: list[int]) -> tuple[Any, int]:
@@ -117,8 +117,8 @@ def fixed_reader(letter: str) -> Callable[[bytes, int, int, int, list[int]], tup
     return read
 
 
-def fixed_writer(letter: str) -> Callable[[bytearray, Any, int], None]:
-    pack = Struct(f"<{letter}").pack
+def fixed_writer(code: str) -> Callable[[bytearray, Any, int], None]:
+    pack = Struct(f"<{code}").pack
 
     def write(out: bytearray, value: Any, depth: int) -> None:
         out += pack(value)
@@ -126,19 +126,19 @@ def fixed_writer(letter: str) -> Callable[[bytearray, Any, int], None]:
     return write
 
 
-def fixed_run_reader(letter: str) -> Callable[[bytes, int, int, int], tuple[list[Any], int]]:
+def fixed_run_reader(code: str) -> Callable[[bytes, int, int, int], tuple[list[Any], int]]:
     """A reader of `count` numbers at once."""
-    size = Struct(f"<{letter}").size
+    size = Struct(f"<{code}").size
 
     def read(data: bytes, pos: int, end: int, count: int) -> tuple[list[Any], int]:
-        return list(unpack_from(f"<{count}{letter}", data, pos)), pos + count * size
+        return list(unpack_from(f"<{count}{code}", data, pos)), pos + count * size
 
     return read
 
 
-def fixed_run_writer(letter: str) -> Callable[[bytearray, list[Any]], None]:
+def fixed_run_writer(code: str) -> Callable[[bytearray, list[Any]], None]:
     def write(out: bytearray, items: list[Any]) -> None:
-        out += Struct(f"<{len(items)}{letter}").pack(*items)
+        out += Struct(f"<{len(items)}{code}").pack(*items)
 
     return write
 

@@ -36,9 +36,9 @@ __all__ = [
     "BlobType",
     "BondedType",
     "DataType",
+    "DecodeLimits",
     "EnumDef",
     "FieldDef",
-    "Limits",
     "ListType",
     "MapType",
     "MethodDef",
@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class DecodeLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What decoding may cost, whoever sent the bytes.
 
     `depth` counts structs and containers inside each other. `values` counts what containers hold,
@@ -66,7 +66,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     values: int = 4 * 1024 * 1024
 
 
-DEFAULT_LIMITS: Final = Limits()
+DEFAULT_LIMITS: Final = DecodeLimits()
 
 # A struct that is larger than this when empty can only be a trap.
 MAX_EMPTY_VALUES: Final = 1_000_000

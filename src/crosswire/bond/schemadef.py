@@ -19,9 +19,9 @@ from crosswire.bond.schema import (
     BlobType,
     BondedType,
     DataType,
+    DecodeLimits,
     EnumDef,
     FieldDef,
-    Limits,
     ListType,
     MapType,
     Modifier,
@@ -44,7 +44,7 @@ _BY_TAG: Final = {kind.wire: kind for kind in PRIMITIVES.values()}
 _KEYS: Final = frozenset(_BY_TAG)
 
 
-def load(data: Buffer, *, limits: Limits = DEFAULT_LIMITS) -> StructDef:
+def load(data: Buffer, *, limits: DecodeLimits = DEFAULT_LIMITS) -> StructDef:
     """The root struct of a marshalled SchemaDef. Raises BondDecodeError, BondSchemaError."""
     return from_value(marshal.unmarshal(data, _struct("SchemaDef"), limits=limits))
 
@@ -69,10 +69,10 @@ def _struct(name: str) -> StructDef:
 
 def from_value(value: Any) -> StructDef:
     """The root struct of a `bond.SchemaDef`. Raises BondSchemaError."""
-    return _Reader(value).root()
+    return _SchemaReader(value).root()
 
 
-class _Reader:
+class _SchemaReader:
     def __init__(self, value: Any) -> None:
         self._value = value
         self._made = [_declare(each.metadata) for each in value.structs]
@@ -179,10 +179,10 @@ def _default(variant: Any, kind: Type, name: str) -> Any:
 
 def to_value(struct: StructDef, *, list_sub_types: bool = False) -> Any:
     """The `bond.SchemaDef` of a struct."""
-    return _Writer(list_sub_types).schema(struct)
+    return _SchemaWriter(list_sub_types).schema(struct)
 
 
-class _Writer:
+class _SchemaWriter:
     def __init__(self, list_sub_types: bool) -> None:
         self._list_sub_types = list_sub_types
         self._structs: dict[StructDef, int] = {}

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from crosswire.bond.lexer import Position, Token, tokenize, unescape
+from crosswire.bond.lexer import SourcePosition, Token, tokenize, unescape
 from crosswire.bond.schema import NOTHING, PRIMITIVES, Modifier
 from crosswire.errors import BondSyntaxError
 
@@ -53,7 +53,7 @@ class TypeNode(msgspec.Struct, frozen=True):
 
     name: str
     args: tuple[TypeNode | int, ...]
-    at: Position
+    at: SourcePosition
 
 
 class DefaultNode(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ class DefaultNode(msgspec.Struct, frozen=True):
 
     kind: str
     value: Any
-    at: Position
+    at: SourcePosition
 
 
 class FieldNode(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ class FieldNode(msgspec.Struct, frozen=True):
     modifier: Modifier
     default: DefaultNode | None
     attributes: dict[str, str]
-    at: Position
+    at: SourcePosition
 
 
 class ParamNode(msgspec.Struct, frozen=True):
@@ -83,7 +83,7 @@ class Declaration(msgspec.Struct, frozen=True, kw_only=True):
     """What all declarations have. `namespaces` holds the file's, the language-neutral one first."""
 
     name: str
-    at: Position
+    at: SourcePosition
     namespaces: tuple[str, ...]
     attributes: dict[str, str] = {}
     params: tuple[ParamNode, ...] = ()
@@ -122,7 +122,7 @@ class MethodNode(msgspec.Struct, frozen=True, kw_only=True):
     response: TypeNode | None
     is_event: bool
     attributes: dict[str, str]
-    at: Position
+    at: SourcePosition
 
 
 class ServiceNode(Declaration, frozen=True, kw_only=True):
@@ -205,7 +205,7 @@ class _Parser:
             raise token.at.error(f"'{token.text}' is a reserved word", expected=what)
         return self._take()
 
-    def _qualified_name(self, what: str) -> tuple[str, Position]:
+    def _qualified_name(self, what: str) -> tuple[str, SourcePosition]:
         at = self._token.at
         parts = [self._namespace_part(what)]
         while self._accept("."):

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from crosswire.cli.body import add_payload_options, content_type_of, payload_of, properties_of
 from crosswire.cli.sub import print_got
-from crosswire.cli.via.contract import Letter, via
-from crosswire.cli.via.options import add_via_options, place_of, with_kind
+from crosswire.cli.via.contract import OutgoingMessage, via
+from crosswire.cli.via.options import add_via_options, target_of, with_kind
 
 __all__ = ["configure", "run"]
 
@@ -30,12 +30,12 @@ def run(options: argparse.Namespace) -> int:
     payload = payload_of(options)
     if payload is None:
         payload = sys.stdin.buffer.read()
-    letter = Letter(
+    message = OutgoingMessage(
         payload=payload,
         content_type=options.content_type or content_type_of(payload),
         properties=properties_of(options),
     )
-    adapter = via(options.via, place_of(options))
+    adapter = via(options.via, target_of(options))
     service = with_kind(options.service, "service")
-    print_got(asyncio.run(adapter.call(service, letter, options.timeout)), options)
+    print_got(asyncio.run(adapter.call(service, message, options.timeout)), options)
     return 0

@@ -53,7 +53,7 @@ def _around(config: Config, lines: Lines) -> Iterator[Mistake]:
             "configure [[users]], or start with --insecure",
         )
     if config.tls is not None:
-        from crosswire.gateways.listener import server_context
+        from crosswire.server.listener import server_context
 
         try:
             server_context(config.tls)

@@ -108,15 +108,19 @@ def _show(api: Api, options: argparse.Namespace) -> int:
     if options.json:
         print_json(answer)
     else:
-        _print_letter(answer)
+        _print_dead_letter(answer)
     return 0
 
 
-def _print_letter(letter: dict[str, Any]) -> None:
-    message = _unmarked(letter["message"])
-    origin = f"{letter['origin']} {letter['origin_id']}" if letter["origin"] else "nowhere"
-    print(f"letter {letter['id']}, once {harmless(origin)}: {harmless(letter['cause'])}")
-    for attempt in letter["attempts"]:
+def _print_dead_letter(dead_letter: dict[str, Any]) -> None:
+    message = _unmarked(dead_letter["message"])
+    origin = (
+        f"{dead_letter['origin']} {dead_letter['origin_id']}"
+        if dead_letter["origin"]
+        else "nowhere"
+    )
+    print(f"letter {dead_letter['id']}, once {harmless(origin)}: {harmless(dead_letter['cause'])}")
+    for attempt in dead_letter["attempts"]:
         when = moment(attempt["time"] / 1e6)
         print(f"  {when}  {harmless(attempt['connection'])}  {harmless(attempt['cause'])}")
     if message.get("properties"):
@@ -149,7 +153,7 @@ def _edit(api: Api, options: argparse.Namespace) -> int:
     if options.json:
         print_json(answer)
     else:
-        _print_letter(answer)
+        _print_dead_letter(answer)
     return 0
 
 

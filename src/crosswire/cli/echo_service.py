@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from crosswire.cli.hub import print_json
-from crosswire.cli.via.contract import Got, Letter, Via, via
-from crosswire.cli.via.options import add_via_options, place_of, with_kind
+from crosswire.cli.via.contract import IncomingMessage, OutgoingMessage, Via, via
+from crosswire.cli.via.options import add_via_options, target_of, with_kind
 
 __all__ = ["configure", "run"]
 
@@ -23,7 +23,7 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     service = with_kind(options.service, "service")
-    answered = asyncio.run(_serve(via(options.via, place_of(options)), service, options))
+    answered = asyncio.run(_serve(via(options.via, target_of(options)), service, options))
     print(f"{answered} calls answered", file=sys.stderr)
     return 0
 
@@ -32,12 +32,14 @@ async def _serve(adapter: Via, service: str, options: argparse.Namespace) -> int
     answered = 0
     enough = asyncio.Event()
 
-    async def answer(got: Got) -> Letter:
+    async def answer(got: IncomingMessage) -> OutgoingMessage:
         nonlocal answered
         answered += 1
         if answered == options.count:
             enough.set()
-        return Letter(payload=got.payload, content_type=got.content_type, properties=got.properties)
+        return OutgoingMessage(
+            payload=got.payload, content_type=got.content_type, properties=got.properties
+        )
 
     def ready() -> None:
         if options.json:

@@ -21,12 +21,12 @@ from crosswire.wire import PROTOCOL_NAMES
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from crosswire.pipeline.run import Summary
-    from crosswire.pipeline.stream import BatchDone, Stream
+    from crosswire.pipeline.batch import Summary
+    from crosswire.pipeline.stream.run import BatchDone, Stream
 
 __all__ = ["configure", "run"]
 
-SPOKEN = (*PROTOCOL_NAMES, "tls")
+PORT_PROTOCOLS = (*PROTOCOL_NAMES, "tls")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -112,8 +112,8 @@ def _port(text: str) -> tuple[int, str]:
     port, _, name = text.partition("=")
     if not port.isdigit() or not 0 < int(port) < 65536 or not name:
         raise argparse.ArgumentTypeError(f"{text!r} is not PORT=PROTOCOL")
-    if name not in SPOKEN:
-        names = ", ".join(SPOKEN)
+    if name not in PORT_PROTOCOLS:
+        names = ", ".join(PORT_PROTOCOLS)
         raise argparse.ArgumentTypeError(f"nobody speaks {name!r}; there are {names}")
     return int(port), name
 
@@ -137,16 +137,16 @@ def _setting(text: str) -> tuple[str, str]:
 
 def run(options: argparse.Namespace) -> int:
     try:
-        from crosswire.pipeline.inputs import find_inputs, search
-        from crosswire.pipeline.run import Batch, run_batch
-        from crosswire.pipeline.session import start
-        from crosswire.pipeline.stream import Stream
+        from crosswire.pipeline.batch import BatchJob, run_batch
+        from crosswire.pipeline.sources.inputs import find_inputs, search
+        from crosswire.pipeline.spark import start
+        from crosswire.pipeline.stream.run import Stream
     except ModuleNotFoundError as error:
         raise PipelineError(
             f"the pipeline needs {error.name}: pip install 'crosswire[spark]'"
         ) from error
     is_stream = options.once or options.stream
-    batch = Batch(
+    batch = BatchJob(
         inputs=search(options.input) if is_stream else find_inputs(options.input),
         output=options.output,
         tables=frozenset(options.tables),
@@ -179,7 +179,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _follow(spark: SparkSession, stream: Stream, *, quiet: bool) -> Summary:
     """The first signal lets the batch under way come to its end, the second one does not."""
-    from crosswire.pipeline.stream import run_stream
+    from crosswire.pipeline.stream.run import run_stream
 
     stop = threading.Event()
 
@@ -192,10 +192,10 @@ def _follow(spark: SparkSession, stream: Stream, *, quiet: bool) -> Summary:
         signal.signal(number, end)
     if not quiet and stream.once is False:
         print("Waiting for input; stop with Ctrl-C.", file=sys.stderr)
-    return run_stream(spark, stream, stop=stop, tell=None if quiet else _tell)
+    return run_stream(spark, stream, stop=stop, notify=None if quiet else _print_progress)
 
 
-def _tell(done: BatchDone) -> None:
+def _print_progress(done: BatchDone) -> None:
     rows = done.rows
     frames, messages = rows.get("silver.frames", 0), rows.get("silver.messages", 0)
     open_ = rows.get("open.sessions", 0)
@@ -209,14 +209,14 @@ def _tell(done: BatchDone) -> None:
 
 def _print(summary: Summary, *, as_json: bool) -> None:
     if as_json:
-        said = {
+        summary_fields = {
             "tables": summary.rows,
             "accounting": summary.accounting,
             "findings": summary.findings,
             "notes": summary.notes,
             "seconds": round(summary.seconds, 3),
         }
-        print(msgspec.json.encode(said).decode())
+        print(msgspec.json.encode(summary_fields).decode())
         return
     print_table(("table", "rows"), [(name, f"{rows:,}") for name, rows in summary.rows.items()])
     if summary.accounting:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from crosswire.cli.body import add_payload_options, content_type_of, payload_of, properties_of
 from crosswire.cli.hub import print_json
-from crosswire.cli.via.contract import Letter, via
-from crosswire.cli.via.options import add_via_options, place_of, with_kind
+from crosswire.cli.via.contract import OutgoingMessage, via
+from crosswire.cli.via.options import add_via_options, target_of, with_kind
 
 __all__ = ["configure", "run"]
 
@@ -31,8 +31,8 @@ def run(options: argparse.Namespace) -> int:
     if payload is None:
         payload = sys.stdin.buffer.read()
     payloads = payload.splitlines() if options.lines else [payload]
-    letters = [
-        Letter(
+    messages = [
+        OutgoingMessage(
             payload=each,
             content_type=options.content_type or content_type_of(each),
             properties=properties_of(options),
@@ -40,12 +40,12 @@ def run(options: argparse.Namespace) -> int:
         for each in payloads
     ] * options.count
     destination = with_kind(options.destination, "queue")
-    ids = asyncio.run(via(options.via, place_of(options)).publish(destination, letters))
+    ids = asyncio.run(via(options.via, target_of(options)).publish(destination, messages))
     known = [identifier for identifier in ids if identifier]
     if options.json:
-        print_json({"destination": destination, "count": len(letters), "ids": known})
+        print_json({"destination": destination, "count": len(messages), "ids": known})
         return 0
     for identifier in known:
         print(identifier)
-    print(f"{len(letters)} to {destination}", file=sys.stderr)
+    print(f"{len(messages)} to {destination}", file=sys.stderr)
     return 0

@@ -36,8 +36,8 @@ def run(options: argparse.Namespace) -> int:
     facts = write_report(options.input, output, made_us=time.time_ns() // 1000)
     spent = time.monotonic() - start
     if options.json:
-        said = {"output": str(output), "seconds": round(spent, 3), **_summary(facts)}
-        print(msgspec.json.encode(said).decode())
+        summary_fields = {"output": str(output), "seconds": round(spent, 3), **_summary(facts)}
+        print(msgspec.json.encode(summary_fields).decode())
         return 0
     print(output)
     rows = sum(facts.tables.values())
@@ -51,14 +51,14 @@ def run(options: argparse.Namespace) -> int:
 
 def _summary(facts: Facts) -> dict[str, Any]:
     """The answers of the cards; null for what can't be told."""
-    clock, said, took, calls = facts.clock, facts.traffic, facts.latencies, facts.calls
+    clock, traffic, took, calls = facts.clock, facts.traffic, facts.latencies, facts.calls
     sent, compared, accounts = facts.deliveries, facts.reconciliation, facts.accounts
     return {
         "tables": facts.tables,
         "first": clock and clock.first_us,
         "last": clock and clock.last_us,
-        "messages": said and said.total_messages,
-        "payload_bytes": said and said.total_bytes,
+        "messages": traffic and traffic.total_messages,
+        "payload_bytes": traffic and traffic.total_bytes,
         "sessions": facts.sessions and facts.sessions.total,
         "latency_us": took and msgspec.to_builtins(took.all),
         "requests": calls

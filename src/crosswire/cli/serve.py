@@ -18,9 +18,9 @@ from crosswire import config as configuration
 from crosswire.cli.table import print_table
 from crosswire.config import LISTENERS, Address, Config
 from crosswire.errors import ConfigError
-from crosswire.gateways.logs import log_event, send_to_stderr, set_level
-from crosswire.gateways.server import Server
-from crosswire.web.door import HttpDoor
+from crosswire.logs import log_event, send_to_stderr, set_level
+from crosswire.server.server import Server
+from crosswire.web.listener import WebListener
 
 __all__ = ["configure", "run"]
 
@@ -99,7 +99,7 @@ def merged(options: argparse.Namespace) -> Config:
 
 
 async def _serve(config: Config, options: argparse.Namespace) -> int:
-    server = Server(config, http=HttpDoor)
+    server = Server(config, http=WebListener)
     stopping = asyncio.Event()
     hurried = False
 
@@ -119,11 +119,11 @@ async def _serve(config: Config, options: argparse.Namespace) -> int:
     _calm_collector()
     try:
         if not stopping.is_set():
-            _say_ready(listening, as_json=options.json)
+            _print_ready(listening, as_json=options.json)
         elif not hurried:
             print("crosswire serve: a signal: it stops before it was ready", file=sys.stderr)
         await stopping.wait()
-        log_event(_log, logging.INFO, "draining", connections=len(server.site.gateways))
+        log_event(_log, logging.INFO, "draining", connections=len(server.context.gateways))
     finally:
         await server.stop()
     log_event(_log, logging.INFO, "stopped")
@@ -151,7 +151,7 @@ def _reload(server: Server, options: argparse.Namespace) -> None:
     log_event(_log, logging.WARNING, "reloaded", needs_restart=waiting)
 
 
-def _say_ready(listening: dict[str, Address], *, as_json: bool) -> None:
+def _print_ready(listening: dict[str, Address], *, as_json: bool) -> None:
     listen = {name: str(address) for name, address in listening.items()}
     if as_json:
         print(msgspec.json.encode({"ready": True, "listen": listen}).decode(), flush=True)

@@ -71,7 +71,7 @@ def _lake(options: argparse.Namespace) -> Path:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from crosswire.gateways.store_repair import verify
+    from crosswire.server.store_repair import verify
 
     result = verify(Path(options.data), _lake(options), _progress())
     if options.json:
@@ -94,7 +94,7 @@ def _print_findings(findings: Sequence[object]) -> None:
 
 
 def _repair(options: argparse.Namespace) -> int:
-    from crosswire.gateways.store_repair import repair
+    from crosswire.server.store_repair import repair
 
     result = repair(Path(options.data), _lake(options), _progress())
     if options.json:

@@ -11,8 +11,8 @@ from typing import Any
 
 from crosswire.cli.body import as_body, content_type_of, shown_body
 from crosswire.cli.hub import print_json
-from crosswire.cli.via.contract import Got, Via, Wanted, via
-from crosswire.cli.via.options import add_via_options, place_of, with_kind
+from crosswire.cli.via.contract import IncomingMessage, SubscriptionRequest, Via, via
+from crosswire.cli.via.options import add_via_options, target_of, with_kind
 
 __all__ = ["configure", "print_got", "run"]
 
@@ -38,19 +38,19 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    wanted = Wanted(
+    wanted = SubscriptionRequest(
         destination=with_kind(options.destination, "queue"),
         filter=options.filter,
         name=options.name,
         start=options.start,
         window=min(options.count, 16) or 16,
     )
-    seen = asyncio.run(_print_all(via(options.via, place_of(options)), wanted, options))
+    seen = asyncio.run(_print_all(via(options.via, target_of(options)), wanted, options))
     print(f"{seen} from {wanted.destination}", file=sys.stderr)
     return 0 if not options.count or seen == options.count else 1
 
 
-async def _print_all(adapter: Via, wanted: Wanted, options: argparse.Namespace) -> int:
+async def _print_all(adapter: Via, wanted: SubscriptionRequest, options: argparse.Namespace) -> int:
     seen = 0
     async with aclosing(adapter.subscribe(wanted)) as arriving:
         while not options.count or seen < options.count:
@@ -66,7 +66,7 @@ async def _print_all(adapter: Via, wanted: Wanted, options: argparse.Namespace) 
     return seen
 
 
-def print_got(got: Got, options: argparse.Namespace) -> None:
+def print_got(got: IncomingMessage, options: argparse.Namespace) -> None:
     if getattr(options, "raw", False):
         sys.stdout.buffer.write(got.payload + b"\n")
         sys.stdout.buffer.flush()

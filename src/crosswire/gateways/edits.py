@@ -20,8 +20,8 @@ from __future__ import annotations
 from typing import Final
 
 from crosswire.envelope import Envelope, Property
-from crosswire.gateways.emqp_messages import HEADERS, QUEUE
-from crosswire.gateways.relink_parts import PARTS
+from crosswire.gateways.emqp.messages import HEADERS, QUEUE
+from crosswire.gateways.relink.parts import PARTS
 from crosswire.wire.emqp.headers import KNOWN, Headers
 from crosswire.wire.micromsg2.connection import DOTNET_TYPE
 

@@ -58,11 +58,11 @@ def to_failure(error: CrosswireError) -> tuple[bytes, dict[str, Property]]:
     payload, description = b"", str(error)
     if isinstance(error, ProviderFailed):
         payload, description = error.data, error.description
-    said: dict[str, Property] = {
+    properties: dict[str, Property] = {
         _ERROR: code_of(error),
         _DESCRIPTION: description[:_DESCRIPTION_CHARACTERS],
     }
-    return payload, said
+    return payload, properties
 
 
 def read_failure(payload: bytes, properties: Mapping[str, Property]) -> ProviderFailed | None:

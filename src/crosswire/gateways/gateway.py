@@ -11,7 +11,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final, ParamSpec
 
-from crosswire.access import ANONYMOUS, Deed
+from crosswire.access import ANONYMOUS, Right
 from crosswire.envelope import LARGEST_INTEGER, Envelope, Property
 from crosswire.errors import (
     DestinationFull,
@@ -22,18 +22,18 @@ from crosswire.errors import (
     PeerTimeout,
     ServiceUnavailable,
 )
-from crosswire.gateways.logs import log_event
-from crosswire.gateways.site import Leftover, Site
+from crosswire.gateways.context import GatewayContext, Leftover
 from crosswire.hub.attachment import Attachment, Consumer, Delivery, Notice, Window
-from crosswire.hub.ledger import Peer
+from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.receipt import Receipt
 from crosswire.hub.services import Answer, Call, Provider
 from crosswire.hub.subscriptions import AtId, AtTime, Start
+from crosswire.logs import log_event
 from crosswire.session import Session
 from crosswire.wire.contract import Connection, ConnectionClosed, ConnectionFailed, Event
 
 if TYPE_CHECKING:
-    from crosswire.gateways.tap import TapFeed
+    from crosswire.gateways.context import TapSource
 
 __all__ = ["LARGEST_WINDOW", "Gateway", "check_timeout", "guarded", "parse_start"]
 
@@ -59,17 +59,17 @@ class Gateway(ABC):
     protocol: ClassVar[str]
     session: Session
 
-    def __init__(self, site: Site, listener: str) -> None:
-        self.site = site
-        self.hub = site.hub
+    def __init__(self, context: GatewayContext, listener: str) -> None:
+        self.context = context
+        self.hub = context.hub
         self.listener = listener
         self.host = ""
         self.address = ""
-        self.id = site.name_connection(listener)
-        self.since = site.now()
+        self.id = context.name_connection(listener)
+        self.since = context.now()
         self.principal = ANONYMOUS
         self.left = False
-        self.peer = Peer(self.protocol, self.id, self.principal)
+        self.peer = LedgerPeer(self.protocol, self.id, self.principal)
         self.attachments: set[Attachment] = set()
         self.providers: set[Provider] = set()
         self.calls: dict[int, Call] = {}
@@ -79,11 +79,11 @@ class Gateway(ABC):
     # What a protocol fills in.
 
     @classmethod
-    def prepare(cls, site: Site) -> None:
+    def prepare(cls, context: GatewayContext) -> None:
         """The hub is there, nobody is connected yet: take up what outlived the last run."""
 
     @classmethod
-    def leftovers(cls, site: Site) -> Iterable[Leftover]:  # noqa: ARG003
+    def leftovers(cls, context: GatewayContext) -> Iterable[Leftover]:  # noqa: ARG003
         """What this protocol holds for peers that may be gone, beside what every gateway has."""
         return ()
 
@@ -144,13 +144,13 @@ class Gateway(ABC):
     def identify(self, principal: str) -> None:
         """The peer has shown who it is."""
         self.principal = principal
-        self.peer = Peer(self.protocol, self.id, principal)
+        self.peer = LedgerPeer(self.protocol, self.id, principal)
 
-    def require(self, deed: Deed, destination: str) -> None:
+    def require(self, right: Right, destination: str) -> None:
         """Raises Forbidden."""
-        if not self.site.access.may(self.principal, deed, destination):
-            self.site.count("forbidden", self.protocol)
-            raise Forbidden(f"{self.principal or 'a stranger'} may not {deed} {destination}")
+        if not self.context.access.may(self.principal, right, destination):
+            self.context.count("forbidden", self.protocol)
+            raise Forbidden(f"{self.principal or 'a stranger'} may not {right} {destination}")
 
     def open(self, now: float) -> Connection:
         """Called by the session when the socket is there."""
@@ -165,34 +165,34 @@ class Gateway(ABC):
             raise
 
     def _enter(self, now: float) -> Connection:
-        site, transport = self.site, self.session.transport
+        context, transport = self.context, self.session.transport
         certificate = transport.get_extra_info("peercert")
-        known = site.access.by_certificate(_common_name(certificate)) if certificate else None
+        known = context.access.by_certificate(_common_name(certificate)) if certificate else None
         if known is not None:
             self.identify(known)
-        transport.set_write_buffer_limits(site.config.connections.congested_bytes)
+        transport.set_write_buffer_limits(context.config.connections.congested_bytes)
         self.session.on_congestion = self.hold_back
         _keep_alive(transport)
-        if site.tap is not None:
-            self._run("tap", self._open_tap, site.tap)
-        site.gateways[self.id] = self
-        site.count("connections", self.protocol)
+        if context.tap is not None:
+            self._run("tap", self._open_tap, context.tap)
+        context.gateways[self.id] = self
+        context.count("connections", self.protocol)
         self.log(logging.INFO, "connected")
         connection = self.connect(now)
-        if not site.rooms.enter(self, self.host) or site.draining:
-            site.count("rejected", self.protocol)
+        if not context.connection_slots.enter(self, self.host) or context.draining:
+            context.count("rejected", self.protocol)
             connection.fail(ServiceUnavailable("the hub has no room for another connection"))
         return connection
 
-    def _open_tap(self, tap: TapFeed) -> None:
+    def _open_tap(self, tap: TapSource) -> None:
         self.session.tap = tap.open(self)
 
     # What it does. All raise HubError, Forbidden included.
 
     def produce(self, envelopes: Sequence[Envelope]) -> Receipt:
         """Hand a batch over. Messages that the peer may not send must be left out before."""
-        self.site.count("produced", self.protocol, by=len(envelopes))
-        return self.hub.produce(envelopes, self.site.now())
+        self.context.count("produced", self.protocol, by=len(envelopes))
+        return self.hub.produce(envelopes, self.context.now())
 
     def consume(
         self,
@@ -210,10 +210,10 @@ class Gateway(ABC):
         Deliveries may come before this returns.
         """
         self.require("consume", destination)
-        if len(self.attachments) >= self.site.config.connections.subscriptions:
+        if len(self.attachments) >= self.context.config.connections.subscriptions:
             raise self.breach("subscriptions")
-        room = self.site.config.connections.window if window is None else window
-        now = self.site.now()
+        room = self.context.config.connections.window if window is None else window
+        now = self.context.now()
         if destination.startswith("queue/"):
             attachment: Attachment = self.hub.consume(
                 destination,
@@ -248,13 +248,15 @@ class Gateway(ABC):
     def serve(self, services: Sequence[str], *, window: Window | int = 256) -> Provider:
         """Answer the calls of these services."""
         served = sum(len(each.names) for each in self.providers) + len(services)
-        if served > self.site.config.connections.subscriptions:
+        if served > self.context.config.connections.subscriptions:
             raise self.breach("services")
         for service in services:
             if service.startswith(_OURS):
                 raise Forbidden(f"{service} is the hub's own")
             self.require("serve", service)
-        provider = self.hub.provide(services, self, self.site.now(), peer=self.peer, window=window)
+        provider = self.hub.provide(
+            services, self, self.context.now(), peer=self.peer, window=window
+        )
         self.providers.add(provider)
         return provider
 
@@ -283,12 +285,12 @@ class Gateway(ABC):
             self.calls.pop(call.id, None)
             if not self.left:
                 if isinstance(answer, Envelope):
-                    answer = self.site.schemas.answer(call.envelope, answer)
+                    answer = self.context.schemas.answer(call.envelope, answer)
                 answered(call.envelope, answer)
 
         for call in self.hub.call(
             envelopes,
-            self.site.now(),
+            self.context.now(),
             answered=self.owned(finish),
             peer=self.peer,
             timeout_s=timeout_s,
@@ -298,7 +300,7 @@ class Gateway(ABC):
 
     def breach(self, what: str) -> DestinationFull:
         """What to raise for too many of these; counted each time, told once a connection."""
-        self.site.count("limited", self.protocol, what)
+        self.context.count("limited", self.protocol, what)
         if what not in self._breached:
             self._breached.add(what)
             self.log(logging.WARNING, "limited", limit=what)
@@ -315,13 +317,13 @@ class Gateway(ABC):
                     window.free = 0
         else:
             taken, self._taken = self._taken, []
-            now = self.site.now()
+            now = self.context.now()
             for window, count in taken:
                 window.grant(count, now)
 
     def detach(self, attachment: Attachment) -> None:
         self.attachments.discard(attachment)
-        attachment.close(self.site.now())
+        attachment.close(self.context.now())
 
     @property
     def is_busy(self) -> bool:
@@ -354,8 +356,8 @@ class Gateway(ABC):
     def abandon(self) -> None:
         """Leave, in case nobody told it that its connection is over."""
         self._leave(ConnectionFailed(InternalError("the connection was left over")))
-        self.site.gateways.pop(self.id, None)
-        self.site.rooms.leave(self)
+        self.context.gateways.pop(self.id, None)
+        self.context.connection_slots.leave(self)
         self.session.abort()
 
     @property
@@ -400,10 +402,10 @@ class Gateway(ABC):
         if self.left:
             return
         self.left = True
-        now = self.site.now()
+        now = self.context.now()
         # First what others could be locked out by. Every step is taken, whatever another raises.
-        self.site.gateways.pop(self.id, None)
-        self.site.rooms.leave(self)
+        self.context.gateways.pop(self.id, None)
+        self.context.connection_slots.leave(self)
         self._run("leave", self.leave)
         for attachment in list(self.attachments):
             self._run("detach", attachment.close, now)
@@ -415,7 +417,7 @@ class Gateway(ABC):
         self.calls.clear()
         if isinstance(end, ConnectionFailed):
             kind = type(end.error).__name__
-            self.site.count("failed", self.protocol, kind)
+            self.context.count("failed", self.protocol, kind)
             self.log(logging.WARNING, "failed", error=kind, description=str(end.error))
         else:
             self.log(logging.INFO, "closed")

@@ -25,7 +25,7 @@ __all__ = [
     "BYTES",
     "JSON",
     "TEXT",
-    "Body",
+    "JsonPayload",
     "RawBody",
     "Schemas",
     "from_body",
@@ -54,7 +54,7 @@ _MEDIA_TYPE: Final = re.compile(
 )
 
 
-class Body(msgspec.Struct, frozen=True, omit_defaults=True):
+class JsonPayload(msgspec.Struct, frozen=True, omit_defaults=True):
     """A payload in JSON: as what it is, as text, or as base64; exactly one is set."""
 
     json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -78,8 +78,8 @@ def is_json(payload: bytes) -> bool:
 
 
 class RawBody(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A `Body` whose base64 is read and written by the JSON codec itself: bytes here, base64 in
-    JSON. For a large payload that takes a third of the time."""
+    """A `JsonPayload` whose base64 is read and written by the JSON codec itself: bytes here, base64
+    in JSON. For a large payload that takes a third of the time."""
 
     json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     text: str | None = None
@@ -105,12 +105,12 @@ def to_raw_body(envelope: Envelope, most_bytes: int | None = None) -> RawBody:
     return RawBody(base64=payload)
 
 
-def to_body(envelope: Envelope) -> Body:
+def to_body(envelope: Envelope) -> JsonPayload:
     """As `to_raw_body`, with base64 that is written already."""
     body = to_raw_body(envelope)
     if body.base64 is None:
-        return Body(body.json, body.text)
-    return Body(base64=base64.b64encode(body.base64).decode())
+        return JsonPayload(body.json, body.text)
+    return JsonPayload(base64=base64.b64encode(body.base64).decode())
 
 
 def _require_room(size_bytes: int, most_bytes: int | None) -> None:
@@ -118,25 +118,25 @@ def _require_room(size_bytes: int, most_bytes: int | None) -> None:
         raise TooLargeToSend(size_bytes, most_bytes)
 
 
-def to_shown_body(envelope: Envelope) -> Body:
+def to_shown_body(envelope: Envelope) -> JsonPayload:
     """The payload for a person to look at, beside its content type: JSON only where that says so,
     so that a text which happens to be JSON too is shown as the text that it is."""
     payload = bytes(envelope.payload)
     if envelope.content_type == JSON and is_json(payload):
-        return Body(json=msgspec.Raw(msgspec.json.format(payload, indent=-1)))
+        return JsonPayload(json=msgspec.Raw(msgspec.json.format(payload, indent=-1)))
     return _to_text(payload, envelope.content_type)
 
 
-def _to_text(payload: bytes, content_type: str) -> Body:
+def _to_text(payload: bytes, content_type: str) -> JsonPayload:
     if content_type.startswith("text/"):
         try:
-            return Body(text=payload.decode())
+            return JsonPayload(text=payload.decode())
         except UnicodeDecodeError:
             pass
-    return Body(base64=base64.b64encode(payload).decode())
+    return JsonPayload(base64=base64.b64encode(payload).decode())
 
 
-def from_body(body: Body) -> tuple[bytes, str]:
+def from_body(body: JsonPayload) -> tuple[bytes, str]:
     """Payload and content type. Raises InvalidEnvelope."""
     try:
         decoded = None if body.base64 is None else base64.b64decode(body.base64, validate=True)
@@ -205,9 +205,9 @@ class Schemas:
     def find(self, kind: Kind, destination: str) -> StructDef | None:
         """What a message of this kind holds there: a method's request or response, or an event, if
         its service is known."""
-        place, _, name = destination.partition("/")
+        path, _, name = destination.partition("/")
         method = self._methods.get(name)
-        if method is None or place == "queue":
+        if method is None or path == "queue":
             return None
         return method[1] if kind == "response" else method[0]
 

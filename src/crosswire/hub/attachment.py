@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 import msgspec
 
 from crosswire.envelope import Envelope, Property
-from crosswire.hub.ledger import Peer
+from crosswire.hub.ledger import LedgerPeer
 
 if TYPE_CHECKING:
     from crosswire.hub.backlog import Backlog
@@ -21,11 +21,11 @@ __all__ = [
     "Choice",
     "Consumer",
     "Delivery",
+    "DeliveryGap",
+    "DeliveryReceiver",
     "Ended",
-    "Gap",
     "Notice",
     "Predicate",
-    "Receiver",
     "Waiter",
     "Window",
 ]
@@ -49,7 +49,7 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
         return self.envelope.id
 
 
-class Gap(msgspec.Struct, frozen=True):
+class DeliveryGap(msgspec.Struct, frozen=True):
     """Messages that this subscriber will never get: ids from `first` to `last`, and why."""
 
     first: int
@@ -63,10 +63,10 @@ class Ended(msgspec.Struct, frozen=True):
     reason: str
 
 
-Notice: TypeAlias = Gap | Ended
+Notice: TypeAlias = DeliveryGap | Ended
 
 
-class Receiver(Protocol):
+class DeliveryReceiver(Protocol):
     """A gateway's side of an attachment.
 
     Called on the event loop, once per attachment for all that became ready together. It may call
@@ -143,9 +143,9 @@ class Attachment(ABC):
     def __init__(
         self,
         destination: str,
-        receiver: Receiver,
+        receiver: DeliveryReceiver,
         *,
-        peer: Peer,
+        peer: LedgerPeer,
         window: Window,
         weight: int = 10,
         matches: Predicate | None = None,
@@ -205,9 +205,9 @@ class Consumer(Attachment):
     def __init__(
         self,
         backlog: Backlog,
-        receiver: Receiver,
+        receiver: DeliveryReceiver,
         *,
-        peer: Peer,
+        peer: LedgerPeer,
         window: Window,
         weight: int,
         matches: Predicate | None,

@@ -41,10 +41,10 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from crosswire.envelope import Envelope
 from crosswire.errors import RecordDamaged
-from crosswire.hub.attachment import Choice, Consumer, Delivery, Predicate, Receiver, Window
-from crosswire.hub.cursor import Attempt, Cursor, Opened
-from crosswire.hub.items import Arrivals, Item, Retry
-from crosswire.hub.ledger import Peer, Step
+from crosswire.hub.attachment import Choice, Consumer, Delivery, DeliveryReceiver, Predicate, Window
+from crosswire.hub.cursor import Cursor, FailedDelivery, UnsettledMessage
+from crosswire.hub.items import AcceptedMessages, Item, Retry
+from crosswire.hub.ledger import LedgerPeer, Step
 
 if TYPE_CHECKING:
     from crosswire.hub.hub import Hub
@@ -144,7 +144,7 @@ class Backlog(ABC):
         """What is in memory and with nobody: ready or delayed."""
         return self.in_memory_bytes - self._held_bytes
 
-    def arrive(self, runs: Iterable[Arrivals], now: float) -> None:
+    def arrive(self, runs: Iterable[AcceptedMessages], now: float) -> None:
         """These are committed, or need not be; in order of ids."""
         if self.stopped:
             return
@@ -162,7 +162,7 @@ class Backlog(ABC):
         self._check()
         self._hub.touch(self)
 
-    def _take_all(self, run: Arrivals) -> None:
+    def _take_all(self, run: AcceptedMessages) -> None:
         """There is room for these, and nothing on disk comes before them."""
         items, ready, number = self._items, self._ready, run.number
         for envelope, size in zip(run.envelopes, run.sizes, strict=True):
@@ -176,11 +176,11 @@ class Backlog(ABC):
             ready.append(item)
         self.loaded = self.visible = run.envelopes[-1].id
 
-    def _take_some(self, run: Arrivals) -> None:
+    def _take_some(self, run: AcceptedMessages) -> None:
         """As many as there is room for: the rest is on disk."""
-        for place, envelope in enumerate(run.envelopes):
+        for index, envelope in enumerate(run.envelopes):
             if self.takes_at_once:
-                self._take_all(run.part(place, place + 1))
+                self._take_all(run.part(index, index + 1))
             else:
                 self.visible = envelope.id
 
@@ -279,7 +279,7 @@ class Backlog(ABC):
             self.stop(str(self.cursor.damage[0]))
         if self.stopped:
             return
-        by_number: dict[int, list[Opened]] = {}
+        by_number: dict[int, list[UnsettledMessage]] = {}
         for opened in self.cursor.open:
             by_number.setdefault(opened.number, []).append(opened)
         found: list[Item] = []
@@ -311,10 +311,10 @@ class Backlog(ABC):
 
     def attach(
         self,
-        receiver: Receiver,
+        receiver: DeliveryReceiver,
         now: float,
         *,
-        peer: Peer,
+        peer: LedgerPeer,
         window: Window,
         weight: int,
         matches: Predicate | None,
@@ -432,7 +432,7 @@ class Backlog(ABC):
                 is_full_of_others = bool(self._filtered and passed) and self.loaded < self.visible
                 self._schedule_expiry(now, anywhere=is_full_of_others)
             for consumer, deliveries in given.items():
-                self._tell(consumer, deliveries, now)
+                self._hand_over(consumer, deliveries, now)
 
     def _give_some(
         self,
@@ -493,7 +493,7 @@ class Backlog(ABC):
         if consumer.lease_s is not None:
             self._lease(item, now + consumer.lease_s)
 
-    def _tell(self, consumer: Consumer, deliveries: list[Delivery], now: float) -> None:
+    def _hand_over(self, consumer: Consumer, deliveries: list[Delivery], now: float) -> None:
         if not deliveries:
             return
         hub = self._hub
@@ -520,7 +520,7 @@ class Backlog(ABC):
             self._note(Step.SETTLED, now, settled, peer=consumer.peer)
             self._hub.changed(self)
             if self._hub.watched:
-                self._hub.tell_watchers(settled)
+                self._hub.notify_watchers(settled)
             self._make_room(consumer, len(settled), now)
             self._check()
             self._hub.pump(now)
@@ -578,7 +578,7 @@ class Backlog(ABC):
         item.consumer = None
         self._held_bytes -= item.size
         time_us = self._hub.wall.stamp_us(now_us)
-        item.attempts = [*item.attempts, Attempt(time_us, consumer.peer.connection, cause)]
+        item.attempts = [*item.attempts, FailedDelivery(time_us, consumer.peer.connection, cause)]
         self._note(step, now, [item.id], peer=consumer.peer, attempt=item.delivered, detail=cause)
         if final is None:
             final = 0 < self.retry.max_attempts <= item.delivered
@@ -625,7 +625,7 @@ class Backlog(ABC):
         self._hub.ledger.note(Step.EXPIRED, now_us, item.envelope.destination, [item.id])
         self._hub.changed(self)
         if self._hub.watched:
-            self._hub.tell_watchers([item.id], "expired")
+            self._hub.notify_watchers([item.id], "expired")
 
     def _expire_all(self, now_us: int) -> None:
         """Those too that are not at the head: messages that filters pass over keep them there."""
@@ -765,7 +765,7 @@ class Backlog(ABC):
         now: float,
         ids: Iterable[int],
         *,
-        peer: Peer | None = None,
+        peer: LedgerPeer | None = None,
         attempt: int = 0,
         detail: str = "",
     ) -> None:
@@ -774,7 +774,7 @@ class Backlog(ABC):
             int(now * 1_000_000),
             self.destination,
             ids,
-            peer=peer or Peer(),
+            peer=peer or LedgerPeer(),
             attempt=attempt,
             detail=detail,
         )
@@ -880,9 +880,9 @@ class Backlog(ABC):
     def _snapshot_upto(self) -> int:
         return self.loaded
 
-    def _opened(self) -> list[Opened]:
+    def _opened(self) -> list[UnsettledMessage]:
         return [
-            Opened(item.number, item.id, item.attempts)
+            UnsettledMessage(item.number, item.id, item.attempts)
             for item in sorted(self._items.values(), key=lambda each: each.id)
         ]
 

@@ -22,7 +22,7 @@ from crosswire.store.records import Count, reader
 if TYPE_CHECKING:
     from crosswire.store.contract import Store
 
-__all__ = ["Attempt", "Cursor", "Opened"]
+__all__ = ["Cursor", "FailedDelivery", "UnsettledMessage"]
 
 _SNAPSHOTS: Final = "cursor"
 _CHANGES: Final = "change"
@@ -30,7 +30,7 @@ LEAST_CHANGES: Final = 4096
 _ID_BYTES: Final = 8
 
 
-class Attempt(msgspec.Struct, array_like=True, frozen=True):
+class FailedDelivery(msgspec.Struct, array_like=True, frozen=True):
     """One delivery that did not end well: when, to whom, why."""
 
     time: Count
@@ -38,26 +38,26 @@ class Attempt(msgspec.Struct, array_like=True, frozen=True):
     cause: str
 
 
-class Opened(msgspec.Struct, array_like=True):
+class UnsettledMessage(msgspec.Struct, array_like=True):
     """A message that is not settled, with what happened to it so far."""
 
     number: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
     id: Count
-    attempts: list[Attempt] = []
+    attempts: list[FailedDelivery] = []
 
 
 class _Snapshot(msgspec.Struct, array_like=True, frozen=True):
     """`generation` counts snapshots: changes belong to one of them."""
 
     upto: Count
-    open: list[Opened]
+    open: list[UnsettledMessage]
     generation: int | None = None
 
 
 class _Change(msgspec.Struct, array_like=True, frozen=True):
     head: Count
     settled: bytes
-    refused: list[Opened]
+    refused: list[UnsettledMessage]
     generation: int | None = None
 
 
@@ -86,13 +86,13 @@ class Cursor:
         self.upto = 0
         self.is_begun = False
         """Was there a snapshot, whether it could be used or not?"""
-        self.open: list[Opened] = []
+        self.open: list[UnsettledMessage] = []
         self.later: set[int] = set()
-        self.refused_later: dict[int, list[Attempt]] = {}
+        self.refused_later: dict[int, list[FailedDelivery]] = {}
         self.damage: list[RecordDamaged] = []
         self._store = store
         self._settled = array("q")
-        self._refused: list[Opened] = []
+        self._refused: list[UnsettledMessage] = []
         self._changes = 0
         self._next_change = 0
         self._generation: int | None = 0
@@ -106,7 +106,7 @@ class Cursor:
         except RecordUnreadable as error:
             self.damage.append(error)
             return
-        opened: dict[int, Opened] = {}
+        opened: dict[int, UnsettledMessage] = {}
         if stored is not None:
             self.is_begun = True
             try:
@@ -135,7 +135,7 @@ class Cursor:
             self._apply(change, opened)
         self.open = sorted(opened.values(), key=lambda each: each.id)
 
-    def _apply(self, change: _Change, opened: dict[int, Opened]) -> None:
+    def _apply(self, change: _Change, opened: dict[int, UnsettledMessage]) -> None:
         settled = array("q", change.settled)
         self._changes += len(settled) + len(change.refused)
         for refused in change.refused:
@@ -151,8 +151,8 @@ class Cursor:
     def settle(self, *identifiers: int) -> None:
         self._settled.extend(identifiers)
 
-    def refuse(self, number: int, identifier: int, attempts: list[Attempt]) -> None:
-        self._refused.append(Opened(number, identifier, attempts))
+    def refuse(self, number: int, identifier: int, attempts: list[FailedDelivery]) -> None:
+        self._refused.append(UnsettledMessage(number, identifier, attempts))
 
     @property
     def is_dirty(self) -> bool:
@@ -176,7 +176,7 @@ class Cursor:
         self._settled = array("q")
         self._refused = []
 
-    def write_snapshot(self, upto: int, opened: list[Opened]) -> None:
+    def write_snapshot(self, upto: int, opened: list[UnsettledMessage]) -> None:
         """Everything up to `upto` is settled except `opened`; earlier changes are in there."""
         self._generation = (self._generation or 0) + 1
         snapshot = _Snapshot(upto, opened, self._generation)
@@ -185,7 +185,7 @@ class Cursor:
         self._changes = 0
         self._settled = array("q", sorted(each for each in self.later if each > upto))
         self._refused = [
-            Opened(0, each, attempts)
+            UnsettledMessage(0, each, attempts)
             for each, attempts in self.refused_later.items()
             if each > upto
         ]

@@ -13,7 +13,7 @@ import msgspec
 
 from crosswire.envelope import Envelope, Property, encode
 from crosswire.errors import UnknownMessage
-from crosswire.hub.cursor import Attempt
+from crosswire.hub.cursor import FailedDelivery
 from crosswire.hub.ledger import Step
 
 if TYPE_CHECKING:
@@ -30,16 +30,16 @@ Refit: TypeAlias = Callable[[Envelope, Envelope], Envelope]
 what that is the protocols know, not the hub."""
 
 
-class _History(msgspec.Struct, array_like=True, frozen=True):
+class _DeadLetterHistory(msgspec.Struct, array_like=True, frozen=True):
     id: int
     destination: str
     time: int
     cause: str
-    attempts: list[Attempt]
+    attempts: list[FailedDelivery]
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_History).decode
+_decode = msgspec.msgpack.Decoder(_DeadLetterHistory).decode
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
     origin: str
     time: int
     cause: str
-    attempts: list[Attempt]
+    attempts: list[FailedDelivery]
 
 
 class DeadLetters:
@@ -88,23 +88,23 @@ class DeadLetters:
         refit: Refit | None = None,
     ) -> DeadLetter:
         """Change a dead letter before it is replayed. Raises UnknownMessage."""
-        letter = self.get(queue, identifier)
+        dead_letter = self.get(queue, identifier)
         changes: dict[str, object] = {}
         if payload is not None:
             changes["payload"] = payload
         if properties is not None:
             merged = dict(properties)
             for key in _MARKS:
-                if key in letter.envelope.properties:
-                    merged[key] = letter.envelope.properties[key]
+                if key in dead_letter.envelope.properties:
+                    merged[key] = dead_letter.envelope.properties[key]
             changes["properties"] = merged
         if content_type is not None:
             changes["content_type"] = content_type
-        envelope = letter.envelope.replace(**changes)
+        envelope = dead_letter.envelope.replace(**changes)
         if refit is not None:
             # Why it died is ours to tell, and goes when it is replayed: nothing is derived of it.
             plain = _unmarked(envelope)
-            fitted = refit(_unmarked(letter.envelope), plain)
+            fitted = refit(_unmarked(dead_letter.envelope), plain)
             if fitted is not plain:
                 marked: dict[str, Property] = dict(fitted.properties)
                 for key in _MARKS:
@@ -131,12 +131,12 @@ class DeadLetters:
         hub = self._hub
         replayed = []
         for identifier in ids:
-            letter = self.get(queue, identifier)
-            target = destination or letter.origin
+            dead_letter = self.get(queue, identifier)
+            target = destination or dead_letter.origin
             hub.parse(target)
-            envelope = _revive(letter.envelope, target)
-            if refit is not None and letter.origin:
-                envelope = refit(envelope.replace(destination=letter.origin), envelope)
+            envelope = _revive(dead_letter.envelope, target)
+            if refit is not None and dead_letter.origin:
+                envelope = refit(envelope.replace(destination=dead_letter.origin), envelope)
             if hub.queue(queue).remove([identifier], Step.REPLAYED, now):
                 hub.inject(envelope, now)
                 replayed.append(identifier)
@@ -148,9 +148,9 @@ class DeadLetters:
         return self._hub.queue(queue).remove(ids, Step.DROPPED, now, detail="purged")
 
 
-def bury(envelope: Envelope, queue: str, cause: str, attempts: list[Attempt]) -> Envelope:
+def bury(envelope: Envelope, queue: str, cause: str, attempts: list[FailedDelivery]) -> Envelope:
     """The dead letter of a message, still to be stamped."""
-    history = _History(envelope.id, envelope.destination, envelope.time, cause, attempts)
+    history = _DeadLetterHistory(envelope.id, envelope.destination, envelope.time, cause, attempts)
     properties: dict[str, Property] = {
         **_without(envelope.properties),
         "dead-cause": cause,
@@ -172,7 +172,7 @@ def _read(envelope: Envelope) -> DeadLetter:
     try:
         history = _decode(envelope.native[_NATIVE])
     except (KeyError, msgspec.MsgspecError):
-        history = _History(0, "", envelope.time, "", [])
+        history = _DeadLetterHistory(0, "", envelope.time, "", [])
     return DeadLetter(
         envelope.id,
         envelope,

@@ -9,9 +9,9 @@ import msgspec
 
 from crosswire.envelope import Envelope
 from crosswire.errors import RecordDamaged, RecordUnreadable
-from crosswire.hub.intake import Group
-from crosswire.hub.items import Arrivals
-from crosswire.hub.ledger import Run, Step, parse_block
+from crosswire.hub.intake import OpenGroup
+from crosswire.hub.items import AcceptedMessages
+from crosswire.hub.ledger import LedgerRun, Step, parse_block
 from crosswire.hub.receipt import Receipt
 from crosswire.store.contract import MAX_ID, Page
 from crosswire.store.records import Count, reader
@@ -19,13 +19,13 @@ from crosswire.store.records import Count, reader
 if TYPE_CHECKING:
     from crosswire.hub.hub import Hub
 
-__all__ = ["Committed", "Feed", "Gap", "Seal"]
+__all__ = ["CommittedGroup", "Feed", "LakeGap", "Seal"]
 
 _VERSION: Final = 1
 _SPACE: Final = "seal"
 
 
-class Committed(msgspec.Struct, frozen=True, gc=False):
+class CommittedGroup(msgspec.Struct, frozen=True, gc=False):
     """A group that is on disk: its block of the journal, and the messages that came with it.
 
     Everything stored with an id up to `newest` is in this group or in one before it.
@@ -34,7 +34,7 @@ class Committed(msgspec.Struct, frozen=True, gc=False):
     first_row: int
     rows: int
     block: bytes
-    messages: Sequence[Arrivals]
+    messages: Sequence[AcceptedMessages]
     newest: int
 
     @property
@@ -42,7 +42,7 @@ class Committed(msgspec.Struct, frozen=True, gc=False):
         return len(self.block) + sum(sum(run.sizes) for run in self.messages)
 
 
-class Gap(msgspec.Struct, frozen=True, array_like=True):
+class LakeGap(msgspec.Struct, frozen=True, array_like=True):
     """What the lake will never have: rows of the ledger by number, messages by id."""
 
     table: str
@@ -70,7 +70,7 @@ class Seal(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     tables: tuple[str, ...] = ()
     skipped: bool = False
     first_gap: Count = 1
-    gaps: tuple[Gap, ...] = ()
+    gaps: tuple[LakeGap, ...] = ()
     version: int = _VERSION
 
 
@@ -85,14 +85,14 @@ class Feed:
         self._hub = hub
         self._store = hub.store
         self._withheld = withheld
-        self.taker: Callable[[Committed], None] | None = None
+        self.taker: Callable[[CommittedGroup], None] | None = None
         # After a restart nobody knows yet whether the last seal's files are in place.
         self.reclaim_limit = 0 if withheld else MAX_ID
         self.released_row = 0
 
-    def committed(self, group: Group) -> None:
+    def committed(self, group: OpenGroup) -> None:
         if self.taker is not None and group.block is not None:
-            self.taker(Committed(*group.block, group.stored + group.retained, group.newest))
+            self.taker(CommittedGroup(*group.block, group.stored + group.retained, group.newest))
 
     # Seals.
 
@@ -144,7 +144,7 @@ class Feed:
         found.sort(key=lambda envelope: envelope.id)
         return found
 
-    def _stored_run(self, run: Run) -> Iterator[Envelope]:
+    def _stored_run(self, run: LedgerRun) -> Iterator[Envelope]:
         store = self._store
         service = run.destination.startswith("service/")
         numbers = {store.number(run.destination)}

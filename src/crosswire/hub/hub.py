@@ -34,8 +34,8 @@ from crosswire.hub.attachment import (
     Choice,
     Consumer,
     Delivery,
+    DeliveryReceiver,
     Notice,
-    Receiver,
     Window,
 )
 from crosswire.hub.audit import count_messages
@@ -43,14 +43,14 @@ from crosswire.hub.backlog import Backlog
 from crosswire.hub.callbacks import Callbacks
 from crosswire.hub.dead import DeadLetters, bury
 from crosswire.hub.feed import Feed
-from crosswire.hub.intake import Group, Intake
+from crosswire.hub.ingest.staging import Staging, StagingLimits
+from crosswire.hub.intake import Intake, OpenGroup
 from crosswire.hub.items import Item, Retry
-from crosswire.hub.ledger import Ledger, Peer, Row, Step
+from crosswire.hub.ledger import Ledger, LedgerPeer, LedgerRow, Step
 from crosswire.hub.queues import Queue, QueuePolicy
 from crosswire.hub.receipt import Receipt
 from crosswire.hub.schedules import Schedules
 from crosswire.hub.services import Answer, Call, Provider, ProviderReceiver, ServicePolicy, Services
-from crosswire.hub.staging import Staging, StagingLimits
 from crosswire.hub.subscriptions import Start, Subscriptions, predicate
 from crosswire.hub.timers import Timers
 from crosswire.hub.topics import Topic, TopicPolicy
@@ -132,8 +132,8 @@ class Hub:
         self._queues: dict[str, Queue] = {}
         self._topics: dict[str, Topic] = {}
         self._journals: dict[str, Topic] = {}
-        self.group = Group()
-        self._flight: Group | None = None
+        self.group = OpenGroup()
+        self._flight: OpenGroup | None = None
         self._touched: dict[Dispatcher, None] = {}
         self._deferred: deque[tuple[str, Callable[..., None], tuple[Any, ...]]] = deque()
         self._consumers_differ: dict[Queue, None] = {}
@@ -214,10 +214,10 @@ class Hub:
     def consume(
         self,
         destination: str,
-        receiver: Receiver,
+        receiver: DeliveryReceiver,
         now: float,
         *,
-        peer: Peer,
+        peer: LedgerPeer,
         window: Window | int = 1,
         weight: int = 10,
         filter: str = "",  # noqa: A002  what the protocols call it
@@ -252,10 +252,10 @@ class Hub:
     def subscribe(
         self,
         pattern: str,
-        receiver: Receiver,
+        receiver: DeliveryReceiver,
         now: float,
         *,
-        peer: Peer,
+        peer: LedgerPeer,
         window: Window | int = 1024,
         name: str = "",
         start: Start | None = None,
@@ -299,7 +299,7 @@ class Hub:
                 slow=slow,
                 names=names,
             )
-        self.subscriptions.tell_of_gaps()
+        self.subscriptions.report_gaps()
         self.pump(now)
         return attachment
 
@@ -309,7 +309,7 @@ class Hub:
         receiver: ProviderReceiver,
         now: float,
         *,
-        peer: Peer,
+        peer: LedgerPeer,
         window: Window | int = 256,
     ) -> Provider:
         """Answer the calls of `service/NAME` (every method of it) or `service/NAME/METHOD`."""
@@ -322,7 +322,7 @@ class Hub:
         now: float,
         *,
         answered: Callable[[Call, Answer], None],
-        peer: Peer,
+        peer: LedgerPeer,
         timeout_s: float | None = None,
     ) -> list[Call]:
         """Ask services; `answered` is called once for each, perhaps before this returns; if a
@@ -455,7 +455,7 @@ class Hub:
         """
         return decode_at(record, self.store.name(number), identifier)
 
-    def trace(self, identifier: int) -> list[Row]:
+    def trace(self, identifier: int) -> list[LedgerRow]:
         """What happened to a message, as far as the recent ledger goes."""
         return self.ledger.of_message(identifier)
 
@@ -488,12 +488,12 @@ class Hub:
         self._touched.pop(backlog, None)
         for group in (self.group, self._flight):
             if group is not None:
-                group.arrivals.pop(backlog, None)
+                group.accepted_messages.pop(backlog, None)
                 group.kept.pop(backlog, None)
 
     def _before_commit(self) -> None:
         # Before anything that could fail: whoever waits for this group must be in it.
-        self._flight, self.group = self.group, Group()
+        self._flight, self.group = self.group, OpenGroup()
         self._flight.newest = self.store.newest_id
         changed, self._changed = self._changed, {}
         for backlog in changed:
@@ -537,22 +537,22 @@ class Hub:
         for callback in receipt.finish(error):
             self.callbacks.run("receipt", callback, receipt)
 
-    def _release(self, group: Group, now: float) -> None:
+    def _release(self, group: OpenGroup, now: float) -> None:
         """What was committed can be seen now."""
         for backlog, kept in group.kept.items():
-            group.arrivals.setdefault(backlog, []).extend(kept)
-            group.arrivals[backlog].sort(key=lambda run: run.envelopes[0].id)
-        for backlog, runs in group.arrivals.items():
+            group.accepted_messages.setdefault(backlog, []).extend(kept)
+            group.accepted_messages[backlog].sort(key=lambda run: run.envelopes[0].id)
+        for backlog, runs in group.accepted_messages.items():
             if isinstance(backlog, Queue):
                 backlog.end_wait(runs)
             self.callbacks.run("release", backlog.arrive, runs, now)
         self.subscriptions.catch_up()
 
-    def _fail_group(self, group: Group, error: StoreError) -> None:
+    def _fail_group(self, group: OpenGroup, error: StoreError) -> None:
         """Producers are told; all else goes into the next group."""
         self.report(error)
         self.ledger.failed({each for ids in group.accepted for each in ids})
-        for backlog, runs in group.arrivals.items():
+        for backlog, runs in group.accepted_messages.items():
             if isinstance(backlog, Queue):
                 backlog.withdraw(*backlog.end_wait(runs))
                 self.changed(backlog, request=False)
@@ -646,7 +646,12 @@ class Hub:
         self.callbacks.run("broken", lambda: owner.receiver.broken(error))
 
     def note_by_attempt(
-        self, step: Step, now_us: int, destination: str, deliveries: list[Delivery], peer: Peer
+        self,
+        step: Step,
+        now_us: int,
+        destination: str,
+        deliveries: list[Delivery],
+        peer: LedgerPeer,
     ) -> None:
         """A run for each attempt: nearly always one."""
         attempts = {each.attempt for each in deliveries}
@@ -659,7 +664,9 @@ class Hub:
             self.ledger.note(step, now_us, destination, ids, peer=peer, attempt=attempt)
         self.store.request(sync=False, urgent=False)
 
-    def note_runs(self, step: Step, now_us: int, deliveries: list[Delivery], peer: Peer) -> None:
+    def note_runs(
+        self, step: Step, now_us: int, deliveries: list[Delivery], peer: LedgerPeer
+    ) -> None:
         """A run for each destination."""
         runs: dict[str, list[int]] = {}
         for each in deliveries:
@@ -673,24 +680,24 @@ class Hub:
         self.ledger.note(Step.DEAD, int(now * _US), backlog.destination, [item.id], detail=cause)
         self.inject(bury(item.envelope, queue, cause, item.attempts), now)
         if self.watched:
-            self.tell_watchers([item.id], cause)
+            self.notify_watchers([item.id], cause)
 
-    def tell_watchers(self, ids: Sequence[int], error: str = "") -> None:
+    def notify_watchers(self, ids: Sequence[int], error: str = "") -> None:
         for identifier in ids:
             watcher = self.watched.pop(identifier, None)
             if watcher is not None:
                 self.callbacks.run("watcher", watcher, identifier, error)
 
-    def tell_of_consumers(self, queue: Queue) -> None:
+    def notify_consumers_changed(self, queue: Queue) -> None:
         """Once for many changes; who is told may attach and detach others because of it."""
         if self.consumers_changed and queue not in self._consumers_differ:
             self._consumers_differ[queue] = None
-            self.defer("consumers", self._tell_of_consumers, queue)
+            self.defer("consumers", self._notify_consumers_changed, queue)
 
-    def _tell_of_consumers(self, queue: Queue) -> None:
+    def _notify_consumers_changed(self, queue: Queue) -> None:
         del self._consumers_differ[queue]
-        for tell in self.consumers_changed:
-            self.callbacks.run("consumers", tell, queue)
+        for callback in self.consumers_changed:
+            self.callbacks.run("consumers", callback, queue)
 
     # Time.
 
@@ -727,7 +734,7 @@ class Hub:
             run("housekeeping", queue.reclaim)
         for topic in (*self._topics.values(), *self._journals.values()):
             run("housekeeping", topic.retain, now)
-        run("housekeeping", self.subscriptions.tell_of_gaps)
+        run("housekeeping", self.subscriptions.report_gaps)
         run("housekeeping", self.staging.keep_house, now)
         rows = self.store.next_row - 1 - self.config.ledger_rows
         if self.config.lake:

@@ -11,8 +11,8 @@ import msgspec
 
 from crosswire.envelope import Envelope, encode, encode_run, stamp_run
 from crosswire.errors import HubError, InvalidDestination, InvalidEnvelope
-from crosswire.hub.items import Arrivals
-from crosswire.hub.ledger import Peer, Step
+from crosswire.hub.items import AcceptedMessages
+from crosswire.hub.ledger import LedgerPeer, Step
 from crosswire.hub.queues import Queue
 from crosswire.hub.receipt import Receipt
 from crosswire.hub.topics import Topic
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from crosswire.hub.backlog import Backlog
     from crosswire.hub.hub import Hub
 
-__all__ = ["Group", "Intake"]
+__all__ = ["Intake", "OpenGroup"]
 
 _US: Final = 1_000_000
 _FIRST_LEVEL: Final = slice(6, 7)
 """Where the name begins in `queue/NAME` and `topic/NAME`."""
 
 
-class Group:
+class OpenGroup:
     """What the hub has to do when the open group is committed, or is not."""
 
     __slots__ = (
         "accepted",
-        "arrivals",
+        "accepted_messages",
         "block",
         "kept",
         "newest",
@@ -44,13 +44,13 @@ class Group:
     )
 
     def __init__(self) -> None:
-        self.arrivals: dict[Backlog, list[Arrivals]] = {}
-        self.kept: dict[Backlog, list[Arrivals]] = {}
+        self.accepted_messages: dict[Backlog, list[AcceptedMessages]] = {}
+        self.kept: dict[Backlog, list[AcceptedMessages]] = {}
         self.receipts: list[Receipt] = []
         self.written: list[Receipt] = []
         self.accepted: list[list[int]] = []
-        self.stored: list[Arrivals] = []
-        self.retained: list[Arrivals] = []
+        self.stored: list[AcceptedMessages] = []
+        self.retained: list[AcceptedMessages] = []
         self.block: tuple[int, int, bytes] | None = None
         self.newest = 0
 
@@ -67,23 +67,23 @@ class Intake:
         waits = False
         published: list[tuple[Topic, list[Envelope]]] = []
         destinations = list(map(_destination, envelopes))
-        place = 0
-        while place < count:
-            destination = destinations[place]
-            end = _end_of_run(destinations, place)
-            run = envelopes[place:end]
+        index = 0
+        while index < count:
+            destination = destinations[index]
+            end = _end_of_run(destinations, index)
+            run = envelopes[index:end]
             try:
                 if destination[_FIRST_LEVEL] == "@":
                     raise InvalidDestination(f"{destination!r} is the hub's own")
                 target = self._hub.target(destination)
                 if isinstance(target, Queue):
-                    waits |= self._send(target, run, place, receipt, now)
+                    waits |= self._send(target, run, index, receipt, now)
                 else:
-                    waits |= self._publish(target, run, place, receipt, now, published)
+                    waits |= self._publish(target, run, index, receipt, now, published)
             except HubError as error:
-                for each in range(place, end):
+                for each in range(index, end):
                     _refuse(receipt, each, error)
-            place = end
+            index = end
         if waits:
             self._hub.group.receipts.append(receipt)
             self._hub.store.request()
@@ -97,64 +97,64 @@ class Intake:
         return receipt
 
     def _send(
-        self, queue: Queue, run: Sequence[Envelope], place: int, receipt: Receipt, now: float
+        self, queue: Queue, run: Sequence[Envelope], index: int, receipt: Receipt, now: float
     ) -> bool:
         """Append to a queue; True if somebody has to wait for the disk."""
         obstacle = self._hub.store.obstacle(now)
         if obstacle is not None:
             raise obstacle
         now_us = int(now * _US)
-        run = stamp_run(run, self._hub.node, receipt.ids[place], self._hub.wall.stamp_us(now_us))
+        run = stamp_run(run, self._hub.node, receipt.ids[index], self._hub.wall.stamp_us(now_us))
         self._limit_life(queue, run, now)
         direct = not queue.waiting and queue.has_space_for(len(run))
-        arrivals = self._append(queue, run, place, receipt)
-        count = len(arrivals.sizes)
+        accepted = self._append(queue, run, index, receipt)
+        count = len(accepted.sizes)
         if not count:
             return False
         # What needs no disk is seen at once, unless something before it has to wait.
-        cut = first_durable = _first_durable(arrivals.envelopes)
+        cut = first_durable = _first_durable(accepted.envelopes)
         if not direct:
             cut = 0
         if cut < count:
-            later = arrivals.part(cut, count) if cut else arrivals
+            later = accepted.part(cut, count) if cut else accepted
             queue.await_commit(later.sizes)
-            self._hub.group.arrivals.setdefault(queue, []).append(later)
-        ids = receipt.ids[place : place + len(run)]
-        self._note_accepted(queue.destination, arrivals, ids, now_us)
+            self._hub.group.accepted_messages.setdefault(queue, []).append(later)
+        ids = receipt.ids[index : index + len(run)]
+        self._note_accepted(queue.destination, accepted, ids, now_us)
         self._hub.changed(queue, request=False)
         if cut:
-            queue.arrive([arrivals.part(0, cut)], now)
+            queue.arrive([accepted.part(0, cut)], now)
         return first_durable < count
 
     def _append(
-        self, queue: Queue, run: Sequence[Envelope], place: int, receipt: Receipt
-    ) -> Arrivals:
+        self, queue: Queue, run: Sequence[Envelope], index: int, receipt: Receipt
+    ) -> AcceptedMessages:
         """Those that have a form and a place in the queue: nearly always all of them."""
         store, number = self._hub.store, queue.number
         records = _encoded(run)
         if records is not None:
             sizes = list(map(len, records))
             if queue.admit_run(len(sizes), sum(sizes)):
-                store.append_run(number, receipt.ids[place], records)
-                return Arrivals(number, run, sizes)
+                store.append_run(number, receipt.ids[index], records)
+                return AcceptedMessages(number, run, sizes)
         accepted, sizes = [], []
-        for place_of, envelope in enumerate(run, place):
+        for position, envelope in enumerate(run, index):
             try:
                 record = encode(envelope)
                 queue.admit(len(record))
             except HubError as error:
-                _refuse(receipt, place_of, error)
+                _refuse(receipt, position, error)
             else:
                 store.append(number, envelope.id, record)
                 accepted.append(envelope)
                 sizes.append(len(record))
-        return Arrivals(number, accepted, sizes)
+        return AcceptedMessages(number, accepted, sizes)
 
     def _publish(
         self,
         topic: Topic,
         run: Sequence[Envelope],
-        place: int,
+        index: int,
         receipt: Receipt,
         now: float,
         published: list[tuple[Topic, list[Envelope]]],
@@ -162,7 +162,7 @@ class Intake:
         self._hub.subscriptions.refresh(topic)
         now_us = int(now * _US)
         time_us = self._hub.wall.stamp_us(now_us)
-        run = stamp_run(run, self._hub.node, receipt.ids[place], time_us)
+        run = stamp_run(run, self._hub.node, receipt.ids[index], time_us)
         if not topic.policy.durable:
             accepted = list(run)
             topic.published += len(accepted)
@@ -171,50 +171,50 @@ class Intake:
         obstacle = self._hub.store.obstacle(now)
         if obstacle is not None:
             raise obstacle
-        arrivals = self._append_published(topic, run, place, receipt, time_us)
-        count = len(arrivals.sizes)
+        messages = self._append_published(topic, run, index, receipt, time_us)
+        count = len(messages.sizes)
         if not count:
             return False
         for subscription in topic.subscriptions:
-            self._hub.group.arrivals.setdefault(subscription, []).append(arrivals)
-        ids = receipt.ids[place : place + len(run)]
-        self._note_accepted(topic.destination, arrivals, ids, now_us)
-        published.append((topic, list(arrivals.envelopes)))
-        return _first_durable(arrivals.envelopes) < count
+            self._hub.group.accepted_messages.setdefault(subscription, []).append(messages)
+        ids = receipt.ids[index : index + len(run)]
+        self._note_accepted(topic.destination, messages, ids, now_us)
+        published.append((topic, list(messages.envelopes)))
+        return _first_durable(messages.envelopes) < count
 
     def _append_published(
-        self, topic: Topic, run: Sequence[Envelope], place: int, receipt: Receipt, time_us: int
-    ) -> Arrivals:
+        self, topic: Topic, run: Sequence[Envelope], index: int, receipt: Receipt, time_us: int
+    ) -> AcceptedMessages:
         store, number = self._hub.store, topic.number
         records = _encoded(run)
         if records is not None:
             sizes = list(map(len, records))
-            store.append_run(number, receipt.ids[place], records)
-            topic.count_run(receipt.ids[place], sizes, time_us)
-            return Arrivals(number, run, sizes)
+            store.append_run(number, receipt.ids[index], records)
+            topic.count_run(receipt.ids[index], sizes, time_us)
+            return AcceptedMessages(number, run, sizes)
         accepted, sizes = [], []
-        for place_of, envelope in enumerate(run, place):
+        for position, envelope in enumerate(run, index):
             try:
                 record = encode(envelope)
             except InvalidEnvelope as error:
-                _refuse(receipt, place_of, error)
+                _refuse(receipt, position, error)
             else:
                 store.append(number, envelope.id, record)
                 topic.count(envelope.id, len(record), time_us)
                 accepted.append(envelope)
                 sizes.append(len(record))
-        return Arrivals(number, accepted, sizes)
+        return AcceptedMessages(number, accepted, sizes)
 
     def _note_accepted(
-        self, destination: str, arrivals: Arrivals, ids: list[int], now_us: int
+        self, destination: str, accepted: AcceptedMessages, ids: list[int], now_us: int
     ) -> None:
         """`ids` are those of the whole run, 0 for what was refused of it."""
-        envelope = arrivals.envelopes[0]
-        if len(ids) > len(arrivals.sizes):
+        envelope = accepted.envelopes[0]
+        if len(ids) > len(accepted.sizes):
             ids = [each for each in ids if each]
         self._hub.group.accepted.append(ids)
-        self._hub.group.stored.append(arrivals)
-        peer = Peer(envelope.protocol, envelope.connection, envelope.principal)
+        self._hub.group.stored.append(accepted)
+        peer = LedgerPeer(envelope.protocol, envelope.connection, envelope.principal)
         self._hub.ledger.note(Step.ACCEPTED, now_us, destination, ids, peer=peer)
 
     def _fan_out(self, topic: Topic, accepted: list[Envelope], now: float) -> None:
@@ -238,7 +238,7 @@ class Intake:
                     counts[each.id] += 1
         if not durable:
             first = accepted[0]
-            peer = Peer(first.protocol, first.connection, first.principal)
+            peer = LedgerPeer(first.protocol, first.connection, first.principal)
             self._hub.ledger.note(
                 Step.ACCEPTED,
                 now_us,
@@ -298,22 +298,22 @@ class Intake:
         for envelope, record in zip(run, records, strict=True):
             retain(number, envelope.id, record)
         sizes = list(map(len, records))
-        arrivals = Arrivals(number, run, sizes)
-        self._hub.group.retained.append(arrivals)
+        accepted = AcceptedMessages(number, run, sizes)
+        self._hub.group.retained.append(accepted)
         if isinstance(target, Queue):
             target.length += len(sizes)
             target.size_bytes += sum(sizes)
             target.await_commit(sizes)
-            self._hub.group.kept.setdefault(target, []).append(arrivals)
+            self._hub.group.kept.setdefault(target, []).append(accepted)
             self._hub.changed(target, request=False)
         else:
             self._hub.subscriptions.refresh(target)
             target.count_run(first, sizes, time_us)
             for subscription in target.subscriptions:
-                self._hub.group.kept.setdefault(subscription, []).append(arrivals)
+                self._hub.group.kept.setdefault(subscription, []).append(accepted)
             self._fan_out(target, list(run), now)
         envelope = run[0]
-        peer = Peer(envelope.protocol, envelope.connection, envelope.principal)
+        peer = LedgerPeer(envelope.protocol, envelope.connection, envelope.principal)
         ids = range(first, first + len(run))
         self._hub.ledger.note(Step.ACCEPTED, now_us, target.destination, ids, peer=peer)
 
@@ -321,12 +321,12 @@ class Intake:
 _destination = attrgetter("destination")
 
 
-def _end_of_run(destinations: list[str], place: int) -> int:
-    """Where those end that have the same destination as the one at `place`."""
-    destination = destinations[place]
-    if place == 0 and destinations.count(destination) == len(destinations):
+def _end_of_run(destinations: list[str], index: int) -> int:
+    """Where those end that have the same destination as the one at `index`."""
+    destination = destinations[index]
+    if index == 0 and destinations.count(destination) == len(destinations):
         return len(destinations)
-    end = place + 1
+    end = index + 1
     while end < len(destinations) and destinations[end] == destination:
         end += 1
     return end
@@ -334,7 +334,7 @@ def _end_of_run(destinations: list[str], place: int) -> int:
 
 def _first_durable(envelopes: Sequence[Envelope]) -> int:
     """The place of the first that has to wait for the disk; behind them all if none has."""
-    durables = (place for place, envelope in enumerate(envelopes) if envelope.durable)
+    durables = (index for index, envelope in enumerate(envelopes) if envelope.durable)
     return next(durables, len(envelopes))
 
 
@@ -346,6 +346,6 @@ def _encoded(run: Sequence[Envelope]) -> list[bytes] | None:
         return None
 
 
-def _refuse(receipt: Receipt, place: int, error: HubError) -> None:
-    receipt.refused[place] = error
-    receipt.ids[place] = 0
+def _refuse(receipt: Receipt, index: int, error: HubError) -> None:
+    receipt.refused[index] = error
+    receipt.ids[index] = 0

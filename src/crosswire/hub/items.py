@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from crosswire.envelope import Envelope
-from crosswire.hub.cursor import Attempt
+from crosswire.hub.cursor import FailedDelivery
 
 if TYPE_CHECKING:
     from crosswire.hub.attachment import Consumer
 
-__all__ = ["Arrivals", "Item", "Retry"]
+__all__ = ["AcceptedMessages", "Item", "Retry"]
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +31,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
         return longest * (1.0 - self.jitter * chance)
 
 
-class Arrivals(msgspec.Struct, frozen=True):
+class AcceptedMessages(msgspec.Struct, frozen=True):
     """Messages that were accepted together at one destination, in order of ids.
 
     `number` is the destination's, `sizes` are those of their records.
@@ -41,8 +41,8 @@ class Arrivals(msgspec.Struct, frozen=True):
     envelopes: Sequence[Envelope]
     sizes: Sequence[int]
 
-    def part(self, start: int, end: int) -> Arrivals:
-        return Arrivals(self.number, self.envelopes[start:end], self.sizes[start:end])
+    def part(self, start: int, end: int) -> AcceptedMessages:
+        return AcceptedMessages(self.number, self.envelopes[start:end], self.sizes[start:end])
 
 
 class Item(msgspec.Struct, eq=False):
@@ -53,6 +53,6 @@ class Item(msgspec.Struct, eq=False):
     envelope: Envelope
     size: int
     delivered: int = 0
-    attempts: list[Attempt] = []
+    attempts: list[FailedDelivery] = []
     consumer: Consumer | None = None
     due: float = 0.0

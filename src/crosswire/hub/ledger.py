@@ -18,7 +18,16 @@ import msgspec
 
 from crosswire.errors import RecordDamaged
 
-__all__ = ["Block", "Ledger", "Peer", "Row", "Run", "Step", "parse_block", "parse_columns"]
+__all__ = [
+    "Ledger",
+    "LedgerBlock",
+    "LedgerPeer",
+    "LedgerRow",
+    "LedgerRun",
+    "Step",
+    "parse_block",
+    "parse_columns",
+]
 
 _VERSION: Final = 1
 
@@ -40,7 +49,7 @@ class Step(IntEnum):
     REPLAYED = 12
 
 
-class Peer(msgspec.Struct, frozen=True):
+class LedgerPeer(msgspec.Struct, frozen=True):
     """Who produced or was given something: where it came from, in the words of an envelope."""
 
     protocol: str = ""
@@ -48,10 +57,10 @@ class Peer(msgspec.Struct, frozen=True):
     principal: str = ""
 
 
-NOBODY: Final = Peer()
+NOBODY: Final = LedgerPeer()
 
 
-class Run(msgspec.Struct, frozen=True):
+class LedgerRun(msgspec.Struct, frozen=True):
     """The same step of many messages.
 
     `first_row` is the number of its first row on this node. `counts` stands beside `ids` where a
@@ -62,16 +71,16 @@ class Run(msgspec.Struct, frozen=True):
     time: int
     step: Step
     destination: str
-    peer: Peer
+    peer: LedgerPeer
     attempt: int
     detail: str
     ids: array[int]
     counts: array[int] | None = None
 
-    def rows(self) -> Iterator[Row]:
-        for place, identifier in enumerate(self.ids):
-            yield Row(
-                self.first_row + place if self.first_row else 0,
+    def rows(self) -> Iterator[LedgerRow]:
+        for index, identifier in enumerate(self.ids):
+            yield LedgerRow(
+                self.first_row + index if self.first_row else 0,
                 identifier,
                 self.time,
                 self.step.name.lower().replace("_", "-"),
@@ -80,11 +89,11 @@ class Run(msgspec.Struct, frozen=True):
                 self.peer.connection,
                 self.attempt,
                 self.detail,
-                1 if self.counts is None else self.counts[place],
+                1 if self.counts is None else self.counts[index],
             )
 
 
-class Row(msgspec.Struct, frozen=True, gc=False):
+class LedgerRow(msgspec.Struct, frozen=True, gc=False):
     """A step of a message, in words; `seq` numbers the rows of a node."""
 
     seq: int
@@ -99,7 +108,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     count: int
 
 
-class Block(msgspec.Struct, array_like=True, frozen=True):
+class LedgerBlock(msgspec.Struct, array_like=True, frozen=True):
     """Layout of a block. Text is a number in `words`; ids and counts are 64 bit little-endian."""
 
     version: int
@@ -120,7 +129,7 @@ class Block(msgspec.Struct, array_like=True, frozen=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _set = msgspec.structs.force_setattr
-_decode = msgspec.msgpack.Decoder(Block).decode
+_decode = msgspec.msgpack.Decoder(LedgerBlock).decode
 
 
 class Ledger:
@@ -135,9 +144,9 @@ class Ledger:
         self.recent_rows = recent_rows
         self._stamp = stamp
         self.rows = 0
-        self._open: list[Run] = []
-        self._flight: list[Run] = []
-        self._recent: deque[Run] = deque()
+        self._open: list[LedgerRun] = []
+        self._flight: list[LedgerRun] = []
+        self._recent: deque[LedgerRun] = deque()
         self._held = 0
 
     def note(
@@ -147,14 +156,14 @@ class Ledger:
         destination: str,
         ids: Iterable[int],
         *,
-        peer: Peer = NOBODY,
+        peer: LedgerPeer = NOBODY,
         attempt: int = 0,
         detail: str = "",
         counts: Sequence[int] | None = None,
     ) -> None:
         column = array("q", ids)
         self._open.append(
-            Run(
+            LedgerRun(
                 0,
                 time if self._stamp is None else self._stamp(time),
                 step,
@@ -206,26 +215,26 @@ class Ledger:
         for run in parse_block(first_row, block):
             self._remember(run)
 
-    def _remember(self, run: Run) -> None:
+    def _remember(self, run: LedgerRun) -> None:
         self._recent.append(run)
         self._held += len(run.ids)
         while self._held > self.recent_rows and len(self._recent) > 1:
             self._held -= len(self._recent.popleft().ids)
 
     @property
-    def sealed(self) -> list[Run]:
+    def sealed(self) -> list[LedgerRun]:
         """The runs of the group that is on its way to the disk."""
         return self._flight
 
     # Questions.
 
-    def runs(self) -> Iterator[Run]:
+    def runs(self) -> Iterator[LedgerRun]:
         """The recent ones, oldest first; those of the open group have no row numbers yet."""
         yield from self._recent
         yield from self._flight
         yield from self._open
 
-    def of_message(self, identifier: int) -> list[Row]:
+    def of_message(self, identifier: int) -> list[LedgerRow]:
         """The steps of one message, in order."""
         found = []
         for run in self.runs():
@@ -233,19 +242,19 @@ class Ledger:
                 found += [row for row in run.rows() if row.id == identifier]
         return found
 
-    def of_destination(self, destination: str, limit: int = 1000) -> list[Row]:
+    def of_destination(self, destination: str, limit: int = 1000) -> list[LedgerRow]:
         """The latest steps at a destination, newest last."""
         return self._latest(limit, (run for run in self.runs() if run.destination == destination))
 
-    def of_connection(self, connection: str, limit: int = 1000) -> list[Row]:
+    def of_connection(self, connection: str, limit: int = 1000) -> list[LedgerRow]:
         """The latest steps that a connection took part in, newest last."""
         return self._latest(
             limit, (run for run in self.runs() if run.peer.connection == connection)
         )
 
     @staticmethod
-    def _latest(limit: int, runs: Iterator[Run]) -> list[Row]:
-        found: list[Row] = []
+    def _latest(limit: int, runs: Iterator[LedgerRun]) -> list[LedgerRow]:
+        found: list[LedgerRow] = []
         for run in reversed(list(runs)):
             rows = list(run.rows())
             found += list(islice(reversed(rows), limit - len(found)))
@@ -254,7 +263,7 @@ class Ledger:
         return found[::-1]
 
 
-def serialize_block(runs: list[Run]) -> bytes:
+def serialize_block(runs: list[LedgerRun]) -> bytes:
     peers = [run.peer for run in runs]
     texts = {run.destination for run in runs} | {run.detail for run in runs}
     for peer in set(peers):
@@ -274,10 +283,10 @@ def serialize_block(runs: list[Run]) -> bytes:
         "ids": b"".join([run.ids.tobytes() for run in runs]),
         "counts": b"".join([run.counts.tobytes() for run in runs if run.counts is not None]),
     }
-    return _encode(Block(version=_VERSION, words=list(words), **columns))
+    return _encode(LedgerBlock(version=_VERSION, words=list(words), **columns))
 
 
-def parse_columns(block: bytes) -> Block:
+def parse_columns(block: bytes) -> LedgerBlock:
     """A block as it is, a column for each thing that its runs have. Raises RecordDamaged."""
     try:
         read = _decode(block)
@@ -288,33 +297,33 @@ def parse_columns(block: bytes) -> Block:
     return read
 
 
-def parse_block(first_row: int, block: bytes) -> list[Run]:
+def parse_block(first_row: int, block: bytes) -> list[LedgerRun]:
     """The runs of a block. Raises RecordDamaged."""
     read = parse_columns(block)
     try:
         ids, counts = array("q", read.ids), array("q", read.counts)
-        runs, place, counted = [], 0, 0
+        runs, position, counted = [], 0, 0
         words = read.words
         for index, length in enumerate(read.lengths):
             own = counts[counted : counted + length] if read.counted[index] else None
             runs.append(
-                Run(
-                    first_row + place,
+                LedgerRun(
+                    first_row + position,
                     read.times[index],
                     Step(read.steps[index]),
                     words[read.destinations[index]],
-                    Peer(
+                    LedgerPeer(
                         words[read.protocols[index]],
                         words[read.connections[index]],
                         words[read.principals[index]],
                     ),
                     read.attempts[index],
                     words[read.details[index]],
-                    ids[place : place + length],
+                    ids[position : position + length],
                     own,
                 )
             )
-            place += length
+            position += length
             counted += 0 if own is None else length
     except (ValueError, IndexError) as error:
         raise RecordDamaged(f"a ledger block can't be read: {error}") from None

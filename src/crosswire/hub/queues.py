@@ -11,7 +11,7 @@ from crosswire.errors import DestinationFull, RecordDamaged
 from crosswire.hub.attachment import Consumer
 from crosswire.hub.backlog import Backlog
 from crosswire.hub.floors import floor_of, save_floor
-from crosswire.hub.items import Arrivals, Retry
+from crosswire.hub.items import AcceptedMessages, Retry
 from crosswire.store.records import Count, reader
 
 if TYPE_CHECKING:
@@ -132,11 +132,11 @@ class Queue(Backlog):
 
     def attach(self, *args: Any, **options: Any) -> Consumer:
         consumer = super().attach(*args, **options)
-        self._hub.tell_of_consumers(self)
+        self._hub.notify_consumers_changed(self)
         return consumer
 
     def detach(self, consumer: Consumer, now: float) -> None:
-        self._hub.tell_of_consumers(self)
+        self._hub.notify_consumers_changed(self)
         # The hub calls who was told before it dispatches this queue: who stands in for others may
         # then take what it left to them.
         super().detach(consumer, now)
@@ -197,7 +197,7 @@ class Queue(Backlog):
         self.waiting += len(sizes)
         self.waiting_bytes += sum(sizes)
 
-    def end_wait(self, runs: Iterable[Arrivals]) -> tuple[int, int]:
+    def end_wait(self, runs: Iterable[AcceptedMessages]) -> tuple[int, int]:
         """These are committed, or could not be; gives their number, and their size together."""
         count = size = 0
         for run in runs:
@@ -217,7 +217,7 @@ class Queue(Backlog):
         self.length = max(self.length - count, 0)
         self.size_bytes = max(self.size_bytes - size, 0)
 
-    def arrive(self, runs: Iterable[Arrivals], now: float) -> None:
+    def arrive(self, runs: Iterable[AcceptedMessages], now: float) -> None:
         super().arrive(runs, now)
         if self._is_inexact and self.loaded >= self.visible:
             self._count_exactly()

@@ -108,7 +108,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
                 break
         return times
 
-    def says_the_same(self, other: Schedule) -> bool:
+    def is_equivalent(self, other: Schedule) -> bool:
         """Was it added with the same words, however far it has come since?"""
         return self == msgspec.structs.replace(other, next_due=self.next_due, fired=self.fired)
 
@@ -410,7 +410,9 @@ class Schedules:
             held_s = self._hub.wall.held_s(now)
             if not held_s:
                 self._replace(schedule.id, None)
-                self._tell(f"schedule {schedule.id} has no further time ({schedule.cron}): removed")
+                self._report(
+                    f"schedule {schedule.id} has no further time ({schedule.cron}): removed"
+                )
                 return
             # As with retention: a clock that is wrong for a while must not end anything.
             next_due, wake = _DORMANT_S, self._wall(now) + held_s + 1.0
@@ -429,9 +431,9 @@ class Schedules:
         delay_s = min(_FIRST_RETRY_S * 2.0 ** min(failures - 1, 10), _LONGEST_RETRY_S)
         self._arm(identifier, self._hub.wall.at(now) + delay_s)
         if failures == 1:
-            self._tell(f"schedule {identifier} could not fire, it is tried again: {error}")
+            self._report(f"schedule {identifier} could not fire, it is tried again: {error}")
 
-    def _tell(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         _log.warning("%s", text)
         self._hub.report(InvalidSchedule(text))
 
@@ -455,7 +457,7 @@ class Schedules:
         if schedule.id not in self._catching_up:
             due = _catch_up_from(schedule, wall)
             if due > schedule.next_due:
-                self._tell(
+                self._report(
                     f"schedule {schedule.id} missed more than {_CATCH_UP} times: those from"
                     f" {_text(schedule.next_due)} until {_text(due)} are left out"
                 )

@@ -21,8 +21,8 @@ from crosswire.errors import (
     ProviderLost,
 )
 from crosswire.hub.attachment import Delivery, Window
-from crosswire.hub.items import Arrivals
-from crosswire.hub.ledger import Peer, Step
+from crosswire.hub.items import AcceptedMessages
+from crosswire.hub.ledger import LedgerPeer, Step
 
 if TYPE_CHECKING:
     from crosswire.hub.hub import Hub
@@ -67,7 +67,7 @@ class Call:
         self,
         envelope: Envelope,
         due: float,
-        peer: Peer,
+        peer: LedgerPeer,
         answered: Callable[[Call, Answer], None],
     ) -> None:
         self.envelope = envelope
@@ -102,7 +102,7 @@ class Provider:
         services: Services,
         receiver: ProviderReceiver,
         names: Sequence[str],
-        peer: Peer,
+        peer: LedgerPeer,
         window: Window,
     ) -> None:
         self._services = services
@@ -162,7 +162,7 @@ class Services:
         receiver: ProviderReceiver,
         now: float,
         *,
-        peer: Peer,
+        peer: LedgerPeer,
         window: Window,
     ) -> Provider:
         names = []
@@ -198,7 +198,7 @@ class Services:
         found = {each: None for service in self._services.values() for each in service.providers}
         return list(found)
 
-    def providers(self) -> dict[str, list[Peer]]:
+    def providers(self) -> dict[str, list[LedgerPeer]]:
         return {
             name: [provider.peer for provider in service.providers]
             for name, service in self._services.items()
@@ -226,7 +226,7 @@ class Services:
         now: float,
         *,
         answered: Callable[[Call, Answer], None],
-        peer: Peer,
+        peer: LedgerPeer,
         timeout_s: float | None,
     ) -> list[Call]:
         hub = self._hub
@@ -251,7 +251,7 @@ class Services:
         for call, reason in failed:
             self._finish(call, reason, now)
         if given:
-            hub.defer("request", self._tell, given, now_us)
+            hub.defer("request", self._hand_over, given, now_us)
         self._wake()
         hub.pump(now)
         return calls
@@ -306,9 +306,9 @@ class Services:
         given: dict[Provider, list[Delivery]] = {}
         while service.waiting and self._assign(service.waiting[0], service, given):
             service.waiting.popleft()
-        self._tell(given, int(now * _US))
+        self._hand_over(given, int(now * _US))
 
-    def _tell(self, given: dict[Provider, list[Delivery]], now_us: int) -> None:
+    def _hand_over(self, given: dict[Provider, list[Delivery]], now_us: int) -> None:
         for provider, deliveries in given.items():
             # Meanwhile some may have ended.
             requests = [each for each in deliveries if each.envelope.id in provider.calls]
@@ -351,7 +351,7 @@ class Services:
         """The caller does not wait any longer: providers are told, nobody is answered."""
         given_up = [call for call in calls if not call.is_done]
         for call in given_up:
-            self._finish(call, CallCancelled("the caller left"), now, tell=False)
+            self._finish(call, CallCancelled("the caller left"), now, notify=False)
         self._withdraw(given_up, now)
 
     def _withdraw(self, calls: Sequence[Call], now: float) -> None:
@@ -365,7 +365,7 @@ class Services:
             self._hub.withdraw(provider, ids)
         self._hub.pump(now)
 
-    def _finish(self, call: Call, answer: Answer, now: float, *, tell: bool = True) -> None:
+    def _finish(self, call: Call, answer: Answer, now: float, *, notify: bool = True) -> None:
         """End a call. The answer, and what has room now, wait for the caller's `pump`."""
         if call.is_done:
             return
@@ -389,7 +389,7 @@ class Services:
             detail="" if ended else str(answer),
         )
         self._hub.store.request(sync=False, urgent=False)
-        if tell:
+        if notify:
             self._hub.defer("answer", call.answered, call, answer)
         if provider is not None and provider.is_open and not provider.window.granted:
             self._hub.touch(provider.window)
@@ -421,5 +421,5 @@ class Services:
                     hub.report(error)
                 return
             hub.store.append(journal.number, envelope.id, record)
-            hub.group.stored.append(Arrivals(journal.number, [envelope], [len(record)]))
+            hub.group.stored.append(AcceptedMessages(journal.number, [envelope], [len(record)]))
             journal.count(envelope.id, len(record), hub.wall.stamp_us(int(now * _US)))

@@ -15,10 +15,10 @@ from crosswire.errors import (
     SubscriptionConflict,
     UnknownMessage,
 )
-from crosswire.hub.attachment import Ended, Predicate, Receiver, Window
+from crosswire.hub.attachment import DeliveryReceiver, Ended, Predicate, Window
 from crosswire.hub.backlog import Backlog
 from crosswire.hub.filters import Filter
-from crosswire.hub.ledger import Peer
+from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.receipt import Receipt
 from crosswire.hub.topics import Definition, Index, Subscriber, Subscription, Topic
 from crosswire.store.records import reader
@@ -212,10 +212,10 @@ class Subscriptions:
     def unnamed(
         self,
         pattern: str,
-        receiver: Receiver,
+        receiver: DeliveryReceiver,
         start: Start | None,
         *,
-        peer: Peer,
+        peer: LedgerPeer,
         window: Window,
         matches: Predicate | None,
         slow: Literal["lag", "disconnect"] | None,
@@ -235,7 +235,7 @@ class Subscriptions:
         self._subscribers.add(subscriber.pattern, subscriber)
         if start is not None and start != "latest":
             since_us = int(start.time_s * _US) if isinstance(start, AtTime) else 0
-            subscriber.start_behind(self._position(subscriber.pattern, start), since_us)
+            subscriber.start_after(self._position(subscriber.pattern, start), since_us)
             self._hub.touch(subscriber)
         return subscriber
 
@@ -306,6 +306,6 @@ class Subscriptions:
         """Its tail reaches beyond what is committed: commits touch it until they are past that."""
         self._awaiting_commit[backlog] = None
 
-    def tell_of_gaps(self) -> None:
+    def report_gaps(self) -> None:
         for subscription in list(self._by_name.values()):
-            subscription.tell_of_gap()
+            subscription.report_gap()

@@ -15,11 +15,19 @@ import msgspec
 
 from crosswire.envelope import LARGEST_INTEGER, Envelope
 from crosswire.errors import RecordDamaged
-from crosswire.hub.attachment import Attachment, Delivery, Ended, Gap, Predicate, Receiver, Window
+from crosswire.hub.attachment import (
+    Attachment,
+    Delivery,
+    DeliveryGap,
+    DeliveryReceiver,
+    Ended,
+    Predicate,
+    Window,
+)
 from crosswire.hub.backlog import Backlog
 from crosswire.hub.floors import floor_of, save_floor
 from crosswire.hub.items import Retry
-from crosswire.hub.ledger import Peer
+from crosswire.hub.ledger import LedgerPeer
 from crosswire.store.records import Count, reader
 
 if TYPE_CHECKING:
@@ -132,7 +140,7 @@ class Index(Generic[T]):
 # ------------------------------------------------------------------------------------------ topic
 
 
-class _Mark(msgspec.Struct, array_like=True, frozen=True):
+class _RetentionMark(msgspec.Struct, array_like=True, frozen=True):
     """Up to this message, exclusive: how old, and how many bytes came before."""
 
     id: Count
@@ -141,7 +149,7 @@ class _Mark(msgspec.Struct, array_like=True, frozen=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_read_mark: Callable[[bytes], _Mark] = reader(_Mark, "a mark of a topic")
+_read_mark: Callable[[bytes], _RetentionMark] = reader(_RetentionMark, "a mark of a topic")
 
 
 class Topic:
@@ -160,18 +168,18 @@ class Topic:
         self._version = -1
         self._key = self.number.to_bytes(4)
         self._marks = self._load_marks()
-        last = self._marks[-1] if self._marks else _Mark(0, 0, 0)
+        last = self._marks[-1] if self._marks else _RetentionMark(0, 0, 0)
         self._bytes = last.bytes_before
         pairs = zip(self._marks, self._marks[1:], strict=False)
         self._went_back = any(before.time > after.time for before, after in pairs)
 
-    def _load_marks(self) -> list[_Mark]:
+    def _load_marks(self) -> list[_RetentionMark]:
         """Retention cuts at marks: one that does not fit the others is not used."""
-        marks: list[_Mark] = []
+        marks: list[_RetentionMark] = []
         for key, value in self._hub.store.load(_MARKS, self._key):
             try:
                 mark = _read_mark(value)
-                before = marks[-1] if marks else _Mark(0, 0, 0)
+                before = marks[-1] if marks else _RetentionMark(0, 0, 0)
                 if (
                     mark.id != int.from_bytes(key[len(self._key) :])
                     # Times may go back: the clock may have been set.
@@ -198,7 +206,7 @@ class Topic:
         marks = self._marks
         if not marks or self._is_mark_due(self._bytes, now_us):
             self._went_back |= bool(marks) and now_us < marks[-1].time
-            mark = _Mark(identifier, now_us, self._bytes)
+            mark = _RetentionMark(identifier, now_us, self._bytes)
             marks.append(mark)
             self._hub.store.save(_MARKS, self._key + identifier.to_bytes(8), _encode(mark))
         self._bytes += size
@@ -272,7 +280,7 @@ class Subscriber(Attachment):
     __slots__ = (
         "_gap_first",
         "_gap_last",
-        "_gap_told",
+        "_gap_reported",
         "_hub",
         "_is_reading",
         "is_lagging",
@@ -288,9 +296,9 @@ class Subscriber(Attachment):
         self,
         hub: Hub,
         pattern: str,
-        receiver: Receiver,
+        receiver: DeliveryReceiver,
         *,
-        peer: Peer,
+        peer: LedgerPeer,
         window: Window,
         matches: Predicate | None,
         slow: Literal["lag", "disconnect"] | None,
@@ -308,7 +316,7 @@ class Subscriber(Attachment):
         self._is_reading = False
         self._gap_first = 0
         self._gap_last = 0
-        self._gap_told = 0
+        self._gap_reported = 0
 
     def wants(self, topic: str) -> bool:
         """Does its own choice, beyond the pattern, include the topic of this name?"""
@@ -362,7 +370,7 @@ class Subscriber(Attachment):
             self._hub.subscriptions.lagging[self] = None
         self.missed = max(self.missed, missed[-1].id)
 
-    def start_behind(self, position: int, since_us: int) -> None:
+    def start_after(self, position: int, since_us: int) -> None:
         """Begin with what is stored already."""
         self.is_lagging = True
         self.position = position
@@ -377,7 +385,7 @@ class Subscriber(Attachment):
             if self.position >= upto:
                 break
             self._is_reading = True
-            self._tell_of_gap()
+            self._report_gap()
             try:
                 self._hub.store.read(
                     self._hub.subscriptions.numbers(self.pattern),
@@ -414,13 +422,13 @@ class Subscriber(Attachment):
             self.window.free -= len(deliveries)
             self._hub.deliver(self, deliveries)
 
-    def _tell_of_gap(self) -> None:
+    def _report_gap(self) -> None:
         """Where retention overtook it, it is told what it will never see."""
-        seen = max(self.position, self._gap_told)
+        seen = max(self.position, self._gap_reported)
         reclaimed = self._hub.subscriptions.reclaimed(self.pattern)
         if reclaimed > seen:
-            self._gap_told = reclaimed
-            self._hub.notice(self, Gap(seen + 1, reclaimed, "retention"))
+            self._gap_reported = reclaimed
+            self._hub.notice(self, DeliveryGap(seen + 1, reclaimed, "retention"))
 
     def settle(self, ids: Collection[int], now: float) -> int:
         if not self.window.granted:
@@ -448,7 +456,7 @@ class Subscriber(Attachment):
 
     def dispatch(self, now: float) -> None:  # noqa: ARG002
         if self._gap_last and self.window.free > 0:
-            gap = Gap(self._gap_first, self._gap_last, "too slow")
+            gap = DeliveryGap(self._gap_first, self._gap_last, "too slow")
             self._gap_first = self._gap_last = 0
             self._hub.notice(self, gap)
         if self.is_lagging:
@@ -501,7 +509,7 @@ class Subscription(Backlog):
         self.numbers = hub.subscriptions.numbers(definition.pattern)
         self._skipped = 0
         self._gap_seen = 0
-        self._gap: Gap | None = None
+        self._gap: DeliveryGap | None = None
 
     @property
     def name(self) -> str:
@@ -558,9 +566,9 @@ class Subscription(Backlog):
         if reclaimed > seen:
             self._gap_seen = reclaimed
             first = seen + 1 if self._gap is None else self._gap.first
-            self._gap = Gap(first, reclaimed, "retention")
+            self._gap = DeliveryGap(first, reclaimed, "retention")
 
-    def tell_of_gap(self) -> None:
+    def report_gap(self) -> None:
         """Whoever consumes is told what is gone; if nobody does, whoever comes next."""
         if self._gap is not None and self.consumers:
             gap, self._gap = self._gap, None

@@ -177,7 +177,7 @@ class WallClock:
         self._save_at = now
         if now >= self._report_at:
             self._report_at = now + _REPORT_S
-            self._tell(
+            self._report(
                 f"the system's clock jumped {'forward' if seconds > 0 else 'back'} by"
                 f" {abs(seconds):.0f} s{self._consequence(now)}"
             )
@@ -207,7 +207,7 @@ class WallClock:
             " before then"
         )
 
-    def _tell(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         _log.warning("%s", text)
         self._hub.report(ClockJumped(text))
 
@@ -248,12 +248,12 @@ class WallClock:
             self.last_jump = (now, gap)
             self._remember(gap)
             self._catch_up(-gap)
-            self._tell(f"the system's clock is {-gap:.0f} s before the last time that was known")
+            self._report(f"the system's clock is {-gap:.0f} s before the last time that was known")
         elif gap > _HELD_FROM_S:
             # Who stops every night must reach the end of it one day: another night adds little.
             held_s = max(self.held_s(now), _HELD_AGAIN_S) if self.lag_s else _HELD_S
             self._hold(gap, held_s, now)
-            self._tell(
+            self._report(
                 f"the last known time is {gap:.0f} s ago: the hub was down, or the system's clock"
                 f" is wrong{self._consequence(now)}"
             )

@@ -19,7 +19,7 @@ from crosswire.errors import LakeError
 from crosswire.lake.files import LakeFile, date_of, find, is_covered, parse_name, sync_folder
 from crosswire.lake.schemas import SCHEMAS
 
-__all__ = ["Compaction", "Fault", "TableSummary", "compact", "expire", "summarize", "verify"]
+__all__ = ["Compaction", "LakeFault", "TableSummary", "compact", "expire", "summarize", "verify"]
 
 _READ_ROWS: Final = 16_384
 _AT_FDCWD: Final = -100
@@ -76,9 +76,9 @@ def _summarize(files: Sequence[LakeFile]) -> TableSummary:
 
 def _times(metadata: Any) -> Iterator[int]:
     """The bounds of `time` in every row group."""
-    place = metadata.schema.names.index("time")
+    index = metadata.schema.names.index("time")
     for group in range(metadata.num_row_groups):
-        statistics = metadata.row_group(group).column(place).statistics
+        statistics = metadata.row_group(group).column(index).statistics
         if statistics is not None and statistics.has_min_max:
             yield statistics.min
             yield statistics.max
@@ -101,7 +101,7 @@ def _require(lake: Path) -> None:
 # ------------------------------------------------------------------------------------------ verify
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
+class LakeFault(msgspec.Struct, frozen=True, kw_only=True):
     """Something that is not as it should be: `damaged`, `gap`, `overlap`, or `recorded`: a gap that
     the hub knows of and told the reason."""
 
@@ -114,7 +114,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     file: str = ""
 
 
-def verify(lake: Path) -> Iterator[Fault]:
+def verify(lake: Path) -> Iterator[LakeFault]:
     """Reads every page of every file, with its checksum. Raises LakeError for no lake."""
     _require(lake)
     known = list(_recorded(lake))
@@ -125,14 +125,14 @@ def verify(lake: Path) -> Iterator[Fault]:
         yield from _unexplained(_between(files), known)
 
 
-def _recorded(lake: Path) -> Iterator[Fault]:
+def _recorded(lake: Path) -> Iterator[LakeFault]:
     for file in find(lake, ("gaps",)):
         try:
             rows = pq.read_table(file.path, partitioning=None).to_pylist()
         except (OSError, pa.ArrowException):
             continue
         for row in rows:
-            yield Fault(
+            yield LakeFault(
                 kind="recorded",
                 table=row["table"],
                 node=row["node"],
@@ -142,11 +142,11 @@ def _recorded(lake: Path) -> Iterator[Fault]:
             )
 
 
-def _inspect(file: LakeFile) -> Iterator[Fault]:
+def _inspect(file: LakeFile) -> Iterator[LakeFault]:
     """One file against its name, its schema and its checksums."""
 
-    def fault(kind: str, detail: str, first: int = file.first, last: int = file.last) -> Fault:
-        return Fault(
+    def fault(kind: str, detail: str, first: int = file.first, last: int = file.last) -> LakeFault:
+        return LakeFault(
             kind=kind,
             table=file.table,
             node=file.node,
@@ -171,8 +171,8 @@ def _inspect(file: LakeFile) -> Iterator[Fault]:
                 yield fault("damaged", "holds rows of another date")
                 return
             seq = batch.column("seq").to_numpy()
-            for first, last, behind in _jumps(seq, due):
-                kind = "gap" if behind else "overlap"
+            for first, last, following in _jumps(seq, due):
+                kind = "gap" if following else "overlap"
                 yield fault(kind, "in the file itself", first, last)
             due = int(seq[-1]) + 1
     except (OSError, pa.ArrowException) as error:
@@ -189,19 +189,19 @@ def _bounds(values: Any) -> tuple[int, int]:
 def _jumps(seq: Any, due: int) -> Iterator[tuple[int, int, bool]]:
     """Where numbers don't follow one another: what is missing, or (False) there twice."""
     before = np.concatenate(([due - 1], seq[:-1]))
-    for place in (seq != before + 1).nonzero()[0].tolist():
-        last, here = int(before[place]), int(seq[place])
+    for index in (seq != before + 1).nonzero()[0].tolist():
+        last, here = int(before[index]), int(seq[index])
         yield (last + 1, here - 1, True) if here > last else (here, last, False)
 
 
-def _between(files: Sequence[LakeFile]) -> Iterator[Fault]:
+def _between(files: Sequence[LakeFile]) -> Iterator[LakeFault]:
     """The first file may begin anywhere: retention takes the oldest."""
-    behind = files[0].first
+    following = files[0].first
     for file in files:
-        if file.first != behind:
-            is_gap = file.first > behind
-            first, last = (behind, file.first - 1) if is_gap else (file.first, behind - 1)
-            yield Fault(
+        if file.first != following:
+            is_gap = file.first > following
+            first, last = (following, file.first - 1) if is_gap else (file.first, following - 1)
+            yield LakeFault(
                 kind="gap" if is_gap else "overlap",
                 table=file.table,
                 node=file.node,
@@ -210,10 +210,10 @@ def _between(files: Sequence[LakeFile]) -> Iterator[Fault]:
                 detail="between files",
                 file=str(file.path),
             )
-        behind = max(behind, file.last + 1)
+        following = max(following, file.last + 1)
 
 
-def _unexplained(faults: Iterable[Fault], known: Sequence[Fault]) -> Iterator[Fault]:
+def _unexplained(faults: Iterable[LakeFault], known: Sequence[LakeFault]) -> Iterator[LakeFault]:
     """Without the gaps that were recorded. Messages are recorded by id, and leave no hole."""
     for fault in faults:
         first = fault.first

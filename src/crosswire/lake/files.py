@@ -18,8 +18,8 @@ from crosswire.lake.columns import numbers
 from crosswire.lake.schemas import SCHEMAS
 
 __all__ = [
+    "FinishedFile",
     "LakeFile",
-    "Part",
     "clear",
     "date_of",
     "discard",
@@ -56,7 +56,7 @@ class LakeFile(NamedTuple):
     path: Path
 
 
-class Part(NamedTuple):
+class FinishedFile(NamedTuple):
     """A file that is complete and on disk, but not in its place yet."""
 
     unfinished: Path
@@ -77,7 +77,7 @@ def write(lake: Path, name: str, rows: pa.Table) -> list[Path]:
     return [part.file for part in parts]
 
 
-def prepare(lake: Path, name: str, rows: pa.Table) -> list[Part]:
+def prepare(lake: Path, name: str, rows: pa.Table) -> list[FinishedFile]:
     """The files that `write` would make, on disk, but where nobody looks for them.
 
     Raises what `write` raises, and OSError; then nothing is left behind.
@@ -95,7 +95,7 @@ def prepare(lake: Path, name: str, rows: pa.Table) -> list[Part]:
         raise CrosswireError("the rows of a file are in the order of their seq")
     days = numbers(rows["time"]) // 86_400_000_000
     ends = [*((days[1:] != days[:-1]).nonzero()[0] + 1).tolist(), len(days)]
-    parts: list[Part] = []
+    parts: list[FinishedFile] = []
     start = 0
     try:
         for end in ends:
@@ -107,7 +107,7 @@ def prepare(lake: Path, name: str, rows: pa.Table) -> list[Part]:
     return parts
 
 
-def _prepare_one(lake: Path, name: str, rows: pa.Table) -> Part:
+def _prepare_one(lake: Path, name: str, rows: pa.Table) -> FinishedFile:
     first, last = _at(rows, "seq", 0), _at(rows, "seq", len(rows) - 1)
     folder = lake / name / f"date={date_of(_at(rows, 'time', 0))}"
     file = folder / f"{_at(rows, 'node', 0)}-{first:020}-{last:020}.parquet"
@@ -129,10 +129,10 @@ def _prepare_one(lake: Path, name: str, rows: pa.Table) -> Part:
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
-    return Part(unfinished, file)
+    return FinishedFile(unfinished, file)
 
 
-def publish(parts: Iterable[Part]) -> None:
+def publish(parts: Iterable[FinishedFile]) -> None:
     """Put complete files into their places. May be tried again if it fails with OSError."""
     folders: dict[Path, None] = {}
     for part in parts:
@@ -146,7 +146,7 @@ def publish(parts: Iterable[Part]) -> None:
         sync_folder(folder.parent.parent)
 
 
-def discard(parts: Iterable[Part]) -> None:
+def discard(parts: Iterable[FinishedFile]) -> None:
     for part in parts:
         part.unfinished.unlink(missing_ok=True)
 
@@ -166,8 +166,8 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _at(rows: pa.Table, column: str, place: int) -> Any:
-    return rows[column][place].as_py()
+def _at(rows: pa.Table, column: str, index: int) -> Any:
+    return rows[column][index].as_py()
 
 
 # Finding.

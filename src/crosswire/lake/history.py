@@ -19,14 +19,14 @@ from crosswire.errors import LakeError
 from crosswire.lake.columns import numbers
 from crosswire.lake.files import LakeFile, find, parse_name
 
-__all__ = ["History", "Kept", "Segment", "Share"]
+__all__ = ["CoveredIds", "History", "IdShare", "LakeExtent"]
 
 _BATCH_BYTES: Final = 4 << 20
 _BATCH_ROWS: Final = 16_384
 _SHARES: Final = 256
 
 
-class Kept(NamedTuple):
+class LakeExtent(NamedTuple):
     """How far a lake that is being written goes: ids up to `upto`, rows up to `last_seq`.
 
     `gaps` are ids that are not in files, beside those that its own table of gaps tells of.
@@ -37,14 +37,14 @@ class Kept(NamedTuple):
     gaps: tuple[tuple[int, int], ...] = ()
 
 
-class Segment(NamedTuple):
+class CoveredIds(NamedTuple):
     """Ids that the lake answers for: what is not in its files was never stored."""
 
     first: int
     last: int
 
 
-class Share(NamedTuple):
+class IdShare(NamedTuple):
     """A range of ids, and about how many messages are in it."""
 
     first: int
@@ -52,7 +52,7 @@ class Share(NamedTuple):
     rows: int
 
 
-class _Group(NamedTuple):
+class _RowGroup(NamedTuple):
     """A row group, as the footer describes it."""
 
     rows: int
@@ -63,7 +63,7 @@ class _Group(NamedTuple):
     last_time: int
 
 
-_Footer = tuple[_Group, ...]
+_Footer = tuple[_RowGroup, ...]
 
 
 class History:
@@ -81,11 +81,11 @@ class History:
         self._files: list[LakeFile] = []
         self._footers: dict[Path, _Footer] = {}
         self._gaps: dict[Path, list[tuple[int, int]]] = {}
-        self._known: tuple[list[LakeFile], Kept | None, list[Segment]] | None = None
+        self._known: tuple[list[LakeFile], LakeExtent | None, list[CoveredIds]] | None = None
 
     # Which ids are there.
 
-    def segments(self, kept: Kept | None) -> list[Segment]:
+    def segments(self, kept: LakeExtent | None) -> list[CoveredIds]:
         """In order. Without `kept`, nobody writes to the lake: what its files say."""
         with self._lock:
             files = self._look(kept)
@@ -101,28 +101,28 @@ class History:
             self._folders.clear()
             self._known = None
 
-    def _segments(self, files: list[LakeFile], kept: Kept | None) -> list[Segment]:
-        found: list[Segment] = []
+    def _segments(self, files: list[LakeFile], kept: LakeExtent | None) -> list[CoveredIds]:
+        found: list[CoveredIds] = []
         start = 0
-        for place, file in enumerate(files):
-            is_last = place + 1 == len(files)
-            if not is_last and files[place + 1].first == file.last + 1:
+        for index, file in enumerate(files):
+            is_last = index + 1 == len(files)
+            if not is_last and files[index + 1].first == file.last + 1:
                 continue
             first = 1 if files[start].first == 1 else self._footer(files[start])[0].first_id
             last = self._footer(file)[-1].last_id
             if is_last and kept is not None and file.last >= kept.last_seq:
                 last = max(last, kept.upto)
-            found.append(Segment(first, last))
-            start = place + 1
+            found.append(CoveredIds(first, last))
+            start = index + 1
         if not files and kept is not None and not kept.last_seq:
-            found = [Segment(1, kept.upto)]
+            found = [CoveredIds(1, kept.upto)]
         if kept is not None:
-            found = [Segment(first, min(last, kept.upto)) for first, last in found]
+            found = [CoveredIds(first, min(last, kept.upto)) for first, last in found]
         for gap in (*self._recorded(), *(kept.gaps if kept is not None else ())):
             found = [rest for each in found for rest in _without(each, gap)]
         return [each for each in found if each.first <= each.last]
 
-    def _look(self, kept: Kept | None) -> list[LakeFile]:
+    def _look(self, kept: LakeExtent | None) -> list[LakeFile]:
         """Files in order. What has not changed since is not listed again."""
         if self._list_changed():
             self._arrange()
@@ -188,45 +188,47 @@ class History:
 
     # Where in the files.
 
-    def _place(self, files: list[LakeFile], identifier: int) -> int:
+    def _file_index(self, files: list[LakeFile], identifier: int) -> int:
         """Which file has this id, or the next one behind it."""
         return bisect_left(
-            range(len(files)), identifier, key=lambda place: self._footer(files[place])[-1].last_id
+            range(len(files)), identifier, key=lambda index: self._footer(files[index])[-1].last_id
         )
 
-    def shares(self, first: int, last: int) -> list[Share]:
+    def shares(self, first: int, last: int) -> list[IdShare]:
         """About how many messages are where in a range: of some files together, or of parts of
         one."""
         with self._lock:
             files = self._files
-            begin, end = self._place(files, first), self._place(files, last) + 1
+            begin, end = self._file_index(files, first), self._file_index(files, last) + 1
             files = files[begin:end]
             width = max(len(files) // _SHARES, 1)
-            found: list[Share] = []
+            found: list[IdShare] = []
             for start in range(0, len(files), width):
                 run = files[start : start + width]
                 if len(run) == 1:
                     found += [
-                        Share(group.first_id, group.last_id, group.rows)
+                        IdShare(group.first_id, group.last_id, group.rows)
                         for group in self._footer(run[0])
                     ]
                 else:
                     rows = run[-1].last - run[0].first + 1
                     ends = self._footer(run[0])[0].first_id, self._footer(run[-1])[-1].last_id
-                    found.append(Share(*ends, rows))
+                    found.append(IdShare(*ends, rows))
         return [each for each in found if each.first <= last and each.last >= first]
 
     def first_since(self, time_us: int, first: int, last: int) -> int | None:
         """The first id in a range that came at this time or later."""
         with self._lock:
             files = self._files
-            place = bisect_left(
+            index = bisect_left(
                 range(len(files)),
                 time_us,
-                key=lambda place: max(group.last_time for group in self._footer(files[place])),
+                key=lambda file_index: max(
+                    group.last_time for group in self._footer(files[file_index])
+                ),
             )
-            place = max(place, self._place(files, first))
-            files = files[place : place + 2]
+            index = max(index, self._file_index(files, first))
+            files = files[index : index + 2]
         for file in files:
             for batch in self._read_file(file, first, last, ["id", "time"], time_us):
                 ids, times = _integers(batch, "id"), _integers(batch, "time")
@@ -246,8 +248,8 @@ class History:
         What came before `since_us` may be left out."""
         with self._lock:
             files = self._files
-            place = self._place(files, first)
-        for file in files[place:]:
+            index = self._file_index(files, first)
+        for file in files[index:]:
             with self._lock:
                 footer = self._footer(file)
             if footer[0].first_id > last:
@@ -265,14 +267,14 @@ class History:
         with self._lock:
             footer = self._footer(file)
         chosen = [
-            place
-            for place, group in enumerate(footer)
+            index
+            for index, group in enumerate(footer)
             if group.first_id <= last and group.last_id >= first and group.last_time >= since_us
         ]
         if not chosen:
             return
-        rows = sum(footer[place].rows for place in chosen)
-        size_bytes = sum(footer[place].size_bytes for place in chosen)
+        rows = sum(footer[index].rows for index in chosen)
+        size_bytes = sum(footer[index].size_bytes for index in chosen)
         count = min(max(_BATCH_BYTES * rows // max(size_bytes, 1), 1), _BATCH_ROWS)
         opened = _reading(
             file.path, lambda: pq.ParquetFile(file.path, page_checksum_verification=True)
@@ -283,15 +285,17 @@ class History:
                 yield batch
 
 
-def _groups(metadata: Any, path: Path) -> Iterator[_Group]:
+def _groups(metadata: Any, path: Path) -> Iterator[_RowGroup]:
     names = metadata.schema.names
     identifier, moment = names.index("id"), names.index("time")
-    for place in range(metadata.num_row_groups):
-        group = metadata.row_group(place)
+    for index in range(metadata.num_row_groups):
+        group = metadata.row_group(index)
         ids, times = group.column(identifier).statistics, group.column(moment).statistics
         if ids is None or times is None or not (ids.has_min_max and times.has_min_max):
             raise LakeError(f"{path} has no statistics")
-        yield _Group(group.num_rows, group.total_byte_size, ids.min, ids.max, times.min, times.max)
+        yield _RowGroup(
+            group.num_rows, group.total_byte_size, ids.min, ids.max, times.min, times.max
+        )
 
 
 def _message_gaps(path: Path) -> Iterator[tuple[int, int]]:
@@ -312,15 +316,15 @@ def _reading(path: Path, work: Callable[[], Any]) -> Any:
         raise LakeError(f"{path} can't be read: {reason}") from error
 
 
-def _without(segment: Segment, gap: tuple[int, int]) -> Iterator[Segment]:
+def _without(segment: CoveredIds, gap: tuple[int, int]) -> Iterator[CoveredIds]:
     first, last = gap
     if first > segment.last or last < segment.first:
         yield segment
         return
     if segment.first < first:
-        yield Segment(segment.first, first - 1)
+        yield CoveredIds(segment.first, first - 1)
     if segment.last > last:
-        yield Segment(last + 1, segment.last)
+        yield CoveredIds(last + 1, segment.last)
 
 
 def _integers(batch: pa.RecordBatch, name: str) -> Any:

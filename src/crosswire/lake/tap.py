@@ -79,7 +79,7 @@ class Spool:
         self._next_file = self._folder / f"{node}.next"
         self._running = self._folder / f"{node}.running"
         self._rows: list[WireRow] = []
-        self._places: dict[tuple[str, str], int] = {}
+        self._offsets: dict[tuple[str, str], int] = {}
         self._file: int | None = None
         self._path: Path | None = None
         self._good_bytes = 0
@@ -97,8 +97,8 @@ class Spool:
         """Seal what is left; gives the number of the next row."""
         clear(self._lake, "wire", self._node)
         own = [each.last for each in find(self._lake, ("wire",)) if each.node == self._node]
-        told = int(self._next_file.read_text()) if self._next_file.exists() else 1
-        following = max([told, *(last + 1 for last in own)])
+        next_number = int(self._next_file.read_text()) if self._next_file.exists() else 1
+        following = max([next_number, *(last + 1 for last in own)])
         for path in sorted(self._folder.glob(f"{self._node}-*.spool")):
             first = int(path.stem.rpartition("-")[2])
             rows = list(_read(path))
@@ -131,12 +131,12 @@ class Spool:
         if self.size_bytes > self._memory_bytes:
             self._lose(sum(row.length for row in rows))
             return
-        before = dict(self._places)
+        before = dict(self._offsets)
         complete = list(self._completed(rows, now_us))
         try:
             self._append(_encode(complete))
         except OSError:
-            self._places = before
+            self._offsets = before
             self._lose(sum(row.length for row in rows))
             self._forget_torn()
             return
@@ -159,25 +159,25 @@ class Spool:
         """What is missing before and between them is told in rows of its own."""
         if self._lost:
             yield WireRow(_NOBODY, "", LOST, 0, self.lost_bytes, now_us)
-        places = self._places
+        offsets = self._offsets
         for row in rows:
             connection = row.peers.connection
             key = (connection, row.direction)
             if row.kind == OPEN:
-                places[connection, ""] = 0
-            place = places.get(key, 0 if (connection, "") in places else row.offset)
-            late = row.offset > 0 and key not in places and (connection, "") not in places
-            if row.offset > place:
-                missing = row.offset - place
-                yield WireRow(row.peers, row.direction, GAP, place, missing, row.time)
+                offsets[connection, ""] = 0
+            offset = offsets.get(key, 0 if (connection, "") in offsets else row.offset)
+            late = row.offset > 0 and key not in offsets and (connection, "") not in offsets
+            if row.offset > offset:
+                missing = row.offset - offset
+                yield WireRow(row.peers, row.direction, GAP, offset, missing, row.time)
             yield msgspec.structs.replace(row, late=True) if late else row
-            places[key] = row.offset + (row.length if row.kind == DATA else 0)
+            offsets[key] = row.offset + (row.length if row.kind == DATA else 0)
 
     def forget(self, connections: Sequence[str]) -> None:
         """These are over."""
         for connection in connections:
             for direction in ("", FORWARD, BACKWARD):
-                self._places.pop((connection, direction), None)
+                self._offsets.pop((connection, direction), None)
 
     def _append(self, body: bytes) -> None:
         if self._file is None:
@@ -222,14 +222,14 @@ class Spool:
 def _read(path: Path) -> Iterator[WireRow]:
     """The rows of a spool, up to where it is torn."""
     data = path.read_bytes()
-    place = 0
-    while place + _HEADER <= len(data):
-        size = int.from_bytes(data[place : place + 4])
-        body = data[place + _HEADER : place + _HEADER + size]
-        if len(body) < size or zlib.crc32(body) != int.from_bytes(data[place + 4 : place + 8]):
+    offset = 0
+    while offset + _HEADER <= len(data):
+        size = int.from_bytes(data[offset : offset + 4])
+        body = data[offset + _HEADER : offset + _HEADER + size]
+        if len(body) < size or zlib.crc32(body) != int.from_bytes(data[offset + 4 : offset + 8]):
             return
         yield from _decode(body)
-        place += _HEADER + size
+        offset += _HEADER + size
 
 
 def _table(node: str, first_seq: int, rows: Sequence[WireRow]) -> pa.Table:

@@ -19,10 +19,10 @@ import pyarrow as pa
 from crosswire.envelope import Envelope, Property
 from crosswire.errors import CrosswireError
 from crosswire.lake.columns import binary, booleans, int32s, integers, maps, text
-from crosswire.lake.files import Part, clear, discard, is_covered, prepare, publish
+from crosswire.lake.files import FinishedFile, clear, discard, is_covered, prepare, publish
 from crosswire.lake.schemas import GAPS, LEDGER, MESSAGES
 
-__all__ = ["Batch", "Missing", "Runs", "Writer", "ledger_table", "messages_table"]
+__all__ = ["LakeBatch", "LakeWriter", "MissingRows", "Runs", "ledger_table", "messages_table"]
 
 _SLICE: Final = 2000
 _BREATH_S: Final = 0.0003
@@ -64,7 +64,7 @@ class Runs(Protocol):
     def counts(self) -> bytes: ...
 
 
-class Missing(msgspec.Struct, frozen=True):
+class MissingRows(msgspec.Struct, frozen=True):
     """Rows that a table will never have, and why."""
 
     table: str
@@ -74,17 +74,17 @@ class Missing(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Batch(msgspec.Struct, frozen=True, kw_only=True):
+class LakeBatch(msgspec.Struct, frozen=True, kw_only=True):
     """What goes into the lake as one: messages from `first_seq` on, blocks by their first rows."""
 
     first_seq: int = 1
     messages: Sequence[Envelope] = ()
     blocks: Sequence[tuple[int, Runs]] = ()
     first_gap: int = 1
-    gaps: Sequence[Missing] = ()
+    gaps: Sequence[MissingRows] = ()
 
 
-class Writer:
+class LakeWriter:
     """Writes for one node into one lake. `steps` has the ledger's steps in words, by number."""
 
     def __init__(
@@ -100,12 +100,12 @@ class Writer:
         self._steps = steps
         self._breathe = breathe
 
-    def prepare(self, batch: Batch) -> list[Part]:
+    def prepare(self, batch: LakeBatch) -> list[FinishedFile]:
         """Files that are complete and synced, but not in place.
 
         Raises OSError, and CrosswireError for what can never be written; then nothing is left.
         """
-        parts: list[Part] = []
+        parts: list[FinishedFile] = []
         try:
             if batch.messages:
                 rows = self._messages(batch)
@@ -123,7 +123,7 @@ class Writer:
             raise
         return parts
 
-    def _messages(self, batch: Batch) -> pa.Table:
+    def _messages(self, batch: LakeBatch) -> pa.Table:
         tables = []
         seq = batch.first_seq
         for some in _slices(batch.messages):
@@ -132,12 +132,12 @@ class Writer:
         return pa.concat_tables(tables)
 
     @staticmethod
-    def publish(parts: Iterable[Part]) -> None:
+    def publish(parts: Iterable[FinishedFile]) -> None:
         """Raises OSError; may be tried again."""
         publish(parts)
 
     @staticmethod
-    def discard(parts: Iterable[Part]) -> None:
+    def discard(parts: Iterable[FinishedFile]) -> None:
         discard(parts)
 
     def has(self, table: str, first: int, last: int) -> bool:
@@ -234,7 +234,7 @@ def _block_table(node: str, first_row: int, runs: Runs, steps: Mapping[int, str]
     def spread(values: list[int]) -> Any:
         return np.repeat(np.asarray(values, np.int64), lengths)
 
-    def said(values: list[int]) -> pa.Array:
+    def text_column(values: list[int]) -> pa.Array:
         return words.take(integers(spread(values)))
 
     columns = {
@@ -243,12 +243,12 @@ def _block_table(node: str, first_row: int, runs: Runs, steps: Mapping[int, str]
         "id": integers(ids),
         "time": integers(spread(runs.times)),
         "step": known.take(integers(np.searchsorted(numbers, spread(runs.steps)))),
-        "destination": said(runs.destinations),
-        "protocol": said(runs.protocols),
-        "connection": said(runs.connections),
-        "principal": said(runs.principals),
+        "destination": text_column(runs.destinations),
+        "protocol": text_column(runs.protocols),
+        "connection": text_column(runs.connections),
+        "principal": text_column(runs.principals),
         "attempt": int32s(spread(runs.attempts)),
-        "detail": said(runs.details),
+        "detail": text_column(runs.details),
         "count": integers(_counts(runs, lengths, count)),
     }
     return _table(columns, LEDGER)
@@ -264,7 +264,7 @@ def _counts(runs: Runs, lengths: Any, count: int) -> Any:
     return counts
 
 
-def _gaps_table(node: str, first_seq: int, gaps: Sequence[Missing]) -> pa.Table:
+def _gaps_table(node: str, first_seq: int, gaps: Sequence[MissingRows]) -> pa.Table:
     columns = {
         "node": text([node] * len(gaps)),
         "seq": integers(np.arange(first_seq, first_seq + len(gaps))),

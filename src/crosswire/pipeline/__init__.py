@@ -15,7 +15,7 @@ def register(spark: SparkSession) -> None:
 
     Spark refuses sources that filters can be pushed down to, unless that is allowed: so it is.
     """
-    from crosswire.pipeline.live.source import CrosswireDataSource
+    from crosswire.pipeline.connector.source import CrosswireDataSource
     from crosswire.pipeline.sources.pcap import PcapDataSource
 
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")

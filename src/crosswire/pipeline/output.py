@@ -60,20 +60,20 @@ class Output:
             self._files.close()
             raise
         try:
-            self._place = self._place_in(root)
+            self._target = self._target_in(root)
         except BaseException:
             self._let_go()
             raise
 
-    def _place_in(self, root: str) -> _Place:
-        return _Moved(self._files, root) if "://" in root else _Linked(Path(root))
+    def _target_in(self, root: str) -> _OutputTarget:
+        return _MovedTarget(self._files, root) if "://" in root else _LinkedTarget(Path(root))
 
     def write(self, name: str, rows: DataFrame, *, dated_by: str | None = None) -> DataFrame:
         """Write a table (`silver/frames`) and give it back as it stands on disk."""
         counted = Observation(name)
         rows = rows.observe(counted, F.count(F.lit(1)).alias("rows"))
         schema = rows.schema
-        path = f"{self._place.new}/{name}"
+        path = f"{self._target.new}/{name}"
         if dated_by is not None:
             date = F.to_date(F.timestamp_micros(F.col(dated_by)))
             rows.withColumn("date", date).write.partitionBy("date").parquet(path)
@@ -84,19 +84,19 @@ class Output:
 
     def write_work(self, name: str, rows: DataFrame, *, split_by: str) -> DataFrame:
         """Like `write`, for what is not to stay."""
-        path = f"{self._place.new}/{_WORK}/{name}"
+        path = f"{self._target.new}/{_WORK}/{name}"
         rows.write.partitionBy(split_by).parquet(path)
         return self._spark.read.schema(rows.schema).parquet(path)
 
     def commit(self) -> None:
         """Put the new tables in the place of the old ones; those that were not written stay."""
-        self._files.delete(f"{self._place.new}/{_WORK}")
-        self._place.commit(self.rows.keys())
+        self._files.delete(f"{self._target.new}/{_WORK}")
+        self._target.commit(self.rows.keys())
 
     def close(self) -> None:
         """Forget what was not committed."""
         try:
-            self._place.clear()
+            self._target.clear()
         finally:
             self._let_go()
 
@@ -106,7 +106,7 @@ class Output:
             os.close(self._lock)
 
 
-class _Place(Protocol):
+class _OutputTarget(Protocol):
     """Where a run writes, `new`, and how that becomes what a reader sees."""
 
     new: str
@@ -117,7 +117,7 @@ class _Place(Protocol):
         """Remove what nobody sees."""
 
 
-class _Linked:
+class _LinkedTarget:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._home = root / _TABLES
@@ -167,7 +167,7 @@ class _Linked:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-class _Moved:
+class _MovedTarget:
     def __init__(self, files: Files, root: str) -> None:
         self._files = files
         self._root = root

@@ -11,7 +11,7 @@ the hub, is asked to add its own last words right before a group is written, and
 
 A group has a number, and leaves a row of its own (`g` number) with what was handed out so far:
 after a restart a number that is missing is a group that is lost. How far the numbers went is also
-kept outside of the engine (`Mark`), and what must not be guessed (the store's own keys, names of
+kept outside of the engine (`LogMark`), and what must not be guessed (the store's own keys, names of
 destinations, definitions of subscriptions) in a second copy of its own (`Copies`).
 
 What was saved or retained outlives a group that could not be written: it goes into the next one.
@@ -41,28 +41,28 @@ from crosswire.errors import (
 )
 from crosswire.store.copies import Copies
 from crosswire.store.damage import Damage, DamageEntry, DamageList
-from crosswire.store.marks import Mark
+from crosswire.store.marks import LogMark
 from crosswire.store.syncing import Syncer
 from crosswire.store.view import (
     MAX_ID,
     Page,
     View,
-    behind,
     message_key,
     message_keys,
+    prefix_end,
     read_page,
     state_key,
 )
 
 __all__ = [
     "MAX_ID",
-    "Batch",
     "Damage",
     "DamageEntry",
     "Page",
     "Store",
     "StoreLimits",
     "View",
+    "WriteBatch",
     "refusal",
 ]
 
@@ -108,7 +108,7 @@ class StoreLimits(msgspec.Struct, frozen=True, kw_only=True):
     destinations: int = 100_000
 
 
-class Batch(Protocol):
+class WriteBatch(Protocol):
     """Operations that reach the disk together or not at all."""
 
     def put(self, key: bytes, value: bytes) -> None: ...
@@ -116,7 +116,7 @@ class Batch(Protocol):
     def delete_range(self, begin: bytes, end: bytes) -> None: ...
 
 
-class _Group:
+class _WriteGroup:
     """What is written together."""
 
     __slots__ = (
@@ -133,7 +133,7 @@ class _Group:
         "urgent",
     )
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: WriteBatch) -> None:
         self.batch = batch
         self.appended: list[tuple[bytes, bytes]] = []
         self.count = 0
@@ -177,7 +177,7 @@ class Store(ABC):
         self._sync_timer: asyncio.TimerHandle | None = None
         self._awaits_sync = False
         self._soon = False
-        self._flight: _Group | None = None
+        self._flight: _WriteGroup | None = None
         self._waiting: list[asyncio.Future[None]] = []
         self._numbers: dict[str, int] = {}
         self._next_number = 1
@@ -193,7 +193,7 @@ class Store(ABC):
         self._room_until = 0.0
         self._room = True
         self._closed = False
-        self._group = _Group(self._batch())
+        self._group = _WriteGroup(self._batch())
 
     # Opening and closing.
 
@@ -377,7 +377,7 @@ class Store(ABC):
         What only the second copy has belongs to a group that was not acknowledged, or is lost.
         """
         found, begin = len(self.damage), state_key(space, b"")
-        values = dict(self._scan(begin, behind(begin)))
+        values = dict(self._scan(begin, prefix_end(begin)))
         if len(self.damage) > found or any(each.part == "log" for each in self.damage):
             for key, value in copies.values.items():
                 if key.startswith(begin) and key not in values:
@@ -537,9 +537,9 @@ class Store(ABC):
         if space in _COPIED_SPACES:
             self._group.copies[state_key(space, key)] = None
 
-    def drop_range(self, space: str, first: bytes, behind: bytes) -> None:
+    def drop_range(self, space: str, first: bytes, stop: bytes) -> None:
         """Drop the keys in [first, behind) that earlier groups saved."""
-        begin, end = state_key(space, first), state_key(space, behind)
+        begin, end = state_key(space, first), state_key(space, stop)
         for key in [key for key in self._group.saves if begin <= key < end]:
             del self._group.saves[key]
         self._group.ranges.append((begin, end))
@@ -548,7 +548,7 @@ class Store(ABC):
         """What is committed in a space, in order of keys; what can't be read goes to `damage`."""
         begin = state_key(space, prefix)
         cut = len(begin) - len(prefix)
-        for key, value in self._scan(begin, behind(begin)):
+        for key, value in self._scan(begin, prefix_end(begin)):
             yield key[cut:], value
 
     def load_all(self, space: str, prefix: bytes = b"") -> list[tuple[bytes, bytes]]:
@@ -774,12 +774,12 @@ class Store(ABC):
         """Without it the engine stays as it is: it can still read."""
         return self._free_bytes() >= _HEALING_BYTES
 
-    def _seal(self) -> _Group | None:
+    def _seal(self) -> _WriteGroup | None:
         _run(self.before_commit)
         group = self._group
         if group.block is None and not self._is_dirty():
             return None
-        self._group = _Group(self._batch())
+        self._group = _WriteGroup(self._batch())
         batch = group.batch
         for begin, end in group.ranges:
             batch.delete_range(begin, end)
@@ -800,7 +800,7 @@ class Store(ABC):
         self._number_group(group)
         return group
 
-    def _number_group(self, group: _Group) -> None:
+    def _number_group(self, group: _WriteGroup) -> None:
         """A group that could not be written leaves its number to the next: there are no holes."""
         group.number = number = self._last_group + 1
         rows = 0 if group.block is None else group.block[1]
@@ -818,7 +818,7 @@ class Store(ABC):
             if upto:
                 group.batch.delete_range(b"g", _BLOCK.pack(b"g", upto))
 
-    def _hand_over(self, group: _Group) -> StoreError | None:
+    def _hand_over(self, group: _WriteGroup) -> StoreError | None:
         try:
             self._write(group.batch)
         except StoreError as error:
@@ -905,10 +905,10 @@ class Store(ABC):
     # What an engine fills in.
 
     @abstractmethod
-    def _batch(self) -> Batch: ...
+    def _batch(self) -> WriteBatch: ...
 
     @abstractmethod
-    def _write(self, batch: Batch) -> None:
+    def _write(self, batch: WriteBatch) -> None:
         """Give it to the operating system. Raises StoreFull or StoreFailed."""
 
     @abstractmethod
@@ -919,7 +919,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def _size_of(self, batch: Batch) -> int:
+    def _size_of(self, batch: WriteBatch) -> int:
         """How many bytes it takes in the log."""
 
     @abstractmethod
@@ -937,15 +937,15 @@ class Store(ABC):
         """These and no others are the second copy."""
 
     @abstractmethod
-    def _load_mark(self) -> Mark | None: ...
+    def _load_mark(self) -> LogMark | None: ...
 
     @abstractmethod
-    def _save_mark(self, mark: Mark) -> None:
+    def _save_mark(self, mark: LogMark) -> None:
         """Give it to the operating system; whether it arrives there is nobody's concern."""
 
     def _note_mark(self) -> None:
         self._save_mark(
-            Mark(self._last_group, self._durable_group, self._next_id - 1, self._next_row)
+            LogMark(self._last_group, self._durable_group, self._next_id - 1, self._next_row)
         )
 
     @abstractmethod

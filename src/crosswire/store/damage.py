@@ -62,7 +62,7 @@ class DamageEntry(msgspec.Struct, frozen=True):
         return (self.part, self.detail) == (other.part, other.detail)
 
 
-class _Stored(msgspec.Struct):
+class _StoredDamage(msgspec.Struct):
     open: list[DamageEntry] = []
     acknowledged: list[DamageEntry] = []
 
@@ -71,8 +71,8 @@ class DamageList:
     """What nobody acknowledged yet; what was acknowledged is not listed again when it is found
     again. May be used by several threads."""
 
-    def __init__(self, stored: _Stored | None = None) -> None:
-        self._stored = stored or _Stored([], [])
+    def __init__(self, stored: _StoredDamage | None = None) -> None:
+        self._stored = stored or _StoredDamage([], [])
         self._lock = Lock()
 
     @property
@@ -121,7 +121,7 @@ class DamageList:
             self._save(self._stored)
         return entries
 
-    def _save(self, stored: _Stored) -> None:
+    def _save(self, stored: _StoredDamage) -> None:
         """In memory only."""
 
 
@@ -133,19 +133,19 @@ class DamageFile(DamageList):
         self._failed = failed
         super().__init__(self._load())
 
-    def _load(self) -> _Stored:
+    def _load(self) -> _StoredDamage:
         try:
             checksum, _, body = self.path.read_bytes().partition(b"\n")
             if int(checksum, 16) != zlib.crc32(body):
                 raise ValueError("the checksum does not fit")
-            return msgspec.json.decode(body, type=_Stored)
+            return msgspec.json.decode(body, type=_StoredDamage)
         except FileNotFoundError:
-            return _Stored([], [])
+            return _StoredDamage([], [])
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             detail = f"{self.path.name}, the list of what is damaged, can't be read: {error}"
-            return _Stored([DamageEntry(time.time(), "list", detail)], [])
+            return _StoredDamage([DamageEntry(time.time(), "list", detail)], [])
 
-    def _save(self, stored: _Stored) -> None:
+    def _save(self, stored: _StoredDamage) -> None:
         body = msgspec.json.format(msgspec.json.encode(stored))
         try:
             replace_file(self.path, b"%08x\n" % zlib.crc32(body) + body)

@@ -14,13 +14,13 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["Mark", "MarkFile"]
+__all__ = ["LogMark", "MarkFile"]
 
 _LAYOUT: Final = Layout(">8sQQQQQQ")
 _MAGIC: Final = b"cwmark 1"
 
 
-class Mark(msgspec.Struct, frozen=True, gc=False):
+class LogMark(msgspec.Struct, frozen=True, gc=False):
     """`written` and `durable` are numbers of commit groups; `newest_id` and `next_row` what was
     handed out when the last of them was sealed.
 
@@ -43,7 +43,7 @@ class MarkFile:
         self.path = path
         self._descriptor = -1
 
-    def load(self) -> Mark | None:
+    def load(self) -> LogMark | None:
         """None where there is none, or it can't be read."""
         try:
             data = self.path.read_bytes()
@@ -52,9 +52,9 @@ class MarkFile:
         if len(data) != _LAYOUT.size + 4 or zlib.crc32(data[:-4]) != int.from_bytes(data[-4:]):
             return None
         magic, *numbers = _LAYOUT.unpack(data[:-4])
-        return Mark(*numbers) if magic == _MAGIC else None
+        return LogMark(*numbers) if magic == _MAGIC else None
 
-    def save(self, mark: Mark) -> None:
+    def save(self, mark: LogMark) -> None:
         """One write, of one sector: a killed process leaves the old record or the new one."""
         data = _LAYOUT.pack(
             _MAGIC,

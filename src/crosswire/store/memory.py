@@ -6,10 +6,10 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 
 from crosswire.errors import RecordUnreadable, StoreFull
-from crosswire.store.contract import Batch, Damage, Store, StoreLimits, View
+from crosswire.store.contract import Damage, Store, StoreLimits, View, WriteBatch
 from crosswire.store.copies import Copies
 from crosswire.store.damage import DamageList
-from crosswire.store.marks import Mark
+from crosswire.store.marks import LogMark
 
 __all__ = ["MemoryDisk", "MemoryStore"]
 
@@ -31,7 +31,7 @@ class MemoryDisk:
         self.was_cut = False
         self.unreadable: set[bytes] = set()
         self.copies: dict[bytes, bytes] | None = {}
-        self.mark: Mark | None = None
+        self.mark: LogMark | None = None
         self.damages = DamageList()
         self._synced: dict[bytes, bytes] = {}
 
@@ -89,17 +89,17 @@ class MemoryStore(Store):
         self.damages = self.disk.damages
         self._recover(is_new=not self.disk.rows and not self.disk.copies)
 
-    def _batch(self) -> Batch:
+    def _batch(self) -> WriteBatch:
         return _MemoryBatch()
 
-    def _write(self, batch: Batch) -> None:
+    def _write(self, batch: WriteBatch) -> None:
         assert isinstance(batch, _MemoryBatch)
         self.disk.write(batch.operations)
 
     def _sync(self) -> None:
         self.disk.sync()
 
-    def _size_of(self, batch: Batch) -> int:  # noqa: ARG002
+    def _size_of(self, batch: WriteBatch) -> int:  # noqa: ARG002
         return 1 << 20
 
     def _running(self) -> bytes:
@@ -120,10 +120,10 @@ class MemoryStore(Store):
     def _replace_copies(self, values: Mapping[bytes, bytes]) -> None:
         self.disk.copies = dict(values)
 
-    def _load_mark(self) -> Mark | None:
+    def _load_mark(self) -> LogMark | None:
         return self.disk.mark
 
-    def _save_mark(self, mark: Mark) -> None:
+    def _save_mark(self, mark: LogMark) -> None:
         self.disk.mark = mark
 
     def _get(self, key: bytes) -> bytes | None:
@@ -137,8 +137,8 @@ class MemoryStore(Store):
 
     def _scan(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         keys, rows = self.disk.keys, self.disk.rows
-        for place in range(bisect_left(keys, begin), bisect_left(keys, end)):
-            key = keys[place]
+        for index in range(bisect_left(keys, begin), bisect_left(keys, end)):
+            key = keys[index]
             if key in self.disk.unreadable:
                 self._report(Damage(key, key + b"\x00", "made unreadable"))
                 continue
@@ -146,10 +146,10 @@ class MemoryStore(Store):
 
     def _last(self, begin: bytes, end: bytes) -> tuple[bytes, bytes] | None:
         keys = self.disk.keys
-        place = bisect_left(keys, end)
-        if place and keys[place - 1] >= begin:
-            self._check(keys[place - 1])
-            return keys[place - 1], self.disk.rows[keys[place - 1]]
+        index = bisect_left(keys, end)
+        if index and keys[index - 1] >= begin:
+            self._check(keys[index - 1])
+            return keys[index - 1], self.disk.rows[keys[index - 1]]
         return None
 
     def view(self) -> View:
@@ -180,5 +180,5 @@ class _MemoryView(View):
         return next(self.keys(begin, end), None)
 
     def last(self, begin: bytes, end: bytes) -> bytes | None:
-        place = bisect_left(self._keys, end)
-        return self._keys[place - 1] if place and self._keys[place - 1] >= begin else None
+        index = bisect_left(self._keys, end)
+        return self._keys[index - 1] if index and self._keys[index - 1] >= begin else None

@@ -17,11 +17,11 @@ from typing import Final, cast
 import rocksdict
 
 from crosswire.errors import RecordUnreadable, StoreDamaged, StoreFailed, StoreFull
-from crosswire.store.contract import Batch, Store, StoreLimits, View, full_or_failed
+from crosswire.store.contract import Store, StoreLimits, View, WriteBatch, full_or_failed
 from crosswire.store.copies import Copies, CopyFile
 from crosswire.store.damage import Damage, DamageFile
 from crosswire.store.manifest import HEADER_BYTES, fault_of, strange_headers
-from crosswire.store.marks import Mark, MarkFile
+from crosswire.store.marks import LogMark, MarkFile
 from crosswire.store.reserve import WAL_BUFFERS, Reserve, free_bytes
 from crosswire.store.scanning import complaint_of, first_readable
 
@@ -210,10 +210,10 @@ class RocksStore(Store):
         except OSError as error:
             raise full_or_failed(error) from error
 
-    def _load_mark(self) -> Mark | None:
+    def _load_mark(self) -> LogMark | None:
         return self._mark.load()
 
-    def _save_mark(self, mark: Mark) -> None:
+    def _save_mark(self, mark: LogMark) -> None:
         # Without it a start can't verify the end of the log, and says so: no reason to stop now.
         with suppress(OSError, ValueError):
             try:
@@ -223,7 +223,7 @@ class RocksStore(Store):
                 self._find_manifest()
                 size_bytes = self._manifest.stat().st_size
             self._mark.save(
-                Mark(
+                LogMark(
                     mark.written,
                     mark.durable,
                     mark.newest_id,
@@ -233,7 +233,7 @@ class RocksStore(Store):
                 )
             )
 
-    def _size_of(self, batch: Batch) -> int:
+    def _size_of(self, batch: WriteBatch) -> int:
         return cast(rocksdict.WriteBatch, batch).size_in_bytes()
 
     def _report(self, damage: Damage) -> None:
@@ -246,11 +246,11 @@ class RocksStore(Store):
     def _list_failed(self, error: OSError) -> None:
         self.heal_complaint = f"{DAMAGES} can't be written: {error}"
 
-    def _batch(self) -> Batch:
-        batch: Batch = rocksdict.WriteBatch(raw_mode=True)
+    def _batch(self) -> WriteBatch:
+        batch: WriteBatch = rocksdict.WriteBatch(raw_mode=True)
         return batch
 
-    def _write(self, batch: Batch) -> None:
+    def _write(self, batch: WriteBatch) -> None:
         written = cast(rocksdict.WriteBatch, batch)
         self._disk_reserve.before_write(written.size_in_bytes())
         # With `sync` it would keep the interpreter to itself until the disk is done.
@@ -318,9 +318,9 @@ class RocksStore(Store):
         """A part of [begin, end) can't be read: report it; gives where reading works again."""
         options = rocksdict.ReadOptions()
         options.set_iterate_upper_bound(end)
-        behind = first_readable(lambda: self._db.iter(options), begin, end)
-        self._report(Damage(begin, behind, reason))
-        return behind
+        after = first_readable(lambda: self._db.iter(options), begin, end)
+        self._report(Damage(begin, after, reason))
+        return after
 
     def _last(self, begin: bytes, end: bytes) -> tuple[bytes, bytes] | None:
         options = rocksdict.ReadOptions()

@@ -16,7 +16,7 @@ from crosswire.errors import StoreDamaged, StoreFailed
 from crosswire.store.contract import Damage, Store
 from crosswire.store.copies import Copies, CopyFile
 from crosswire.store.damage import DamageList
-from crosswire.store.marks import Mark, MarkFile
+from crosswire.store.marks import LogMark, MarkFile
 from crosswire.store.reserve import RESERVE, Reserve
 from crosswire.store.rocks import COPIES, MARK, RocksStore, is_new, table_options
 from crosswire.store.view import message_key
@@ -59,7 +59,7 @@ class Salvage(RocksStore):
             ):
                 shutil.copyfile(file, work / file.name)
         self.copies = Copies({}, False, False)
-        self.mark: Mark | None = None
+        self.mark: LogMark | None = None
         if not self.is_empty:
             self._open_somehow()
             self.copies, self.mark = self._copies.load(), self._mark.load()

@@ -16,9 +16,9 @@ __all__ = [
     "MAX_ID",
     "Page",
     "View",
-    "behind",
     "message_key",
     "message_keys",
+    "prefix_end",
     "read_page",
     "state_key",
 ]
@@ -33,10 +33,10 @@ message_key: Final[Callable[[int, int], bytes]] = partial(Layout(">cIQ").pack, b
 
 def message_keys(number: int, first: int, count: int) -> Iterator[Iterator[bytes]]:
     """`message_key` for many with ids in a row, those together that differ in their last byte."""
-    behind = first + count
-    while first < behind:
+    after = first + count
+    while first < after:
         start = first & 0xFF
-        end = min(start + behind - first, 0x100)
+        end = min(start + after - first, 0x100)
         yield map(add, repeat(message_key(number, first)[:-1]), _LAST_BYTES[start:end])
         first += end - start
 
@@ -45,7 +45,7 @@ def state_key(space: str, key: bytes) -> bytes:
     return b"s" + space.encode() + b"/" + key
 
 
-def behind(prefix: bytes) -> bytes:
+def prefix_end(prefix: bytes) -> bytes:
     """The first key that does not start with `prefix`."""
     return (int.from_bytes(prefix) + 1).to_bytes(len(prefix))
 
@@ -93,7 +93,7 @@ class View(ABC):
     def load(self, space: str) -> Iterator[tuple[bytes, bytes]]:
         """What was committed in a space, in order of keys."""
         begin = state_key(space, b"")
-        for key, value in self.scan(begin, behind(begin)):
+        for key, value in self.scan(begin, prefix_end(begin)):
             yield key[len(begin) :], value
 
     # What an engine fills in.
@@ -148,9 +148,9 @@ def _beginning(
 ) -> tuple[list[tuple[int, int, bytes]], int]:
     """The first of these, as many as a page has; and their size."""
     total = 0
-    for place, record in enumerate(records):
-        if place and (place == count or total >= size_bytes or record[1] > last):
-            return records[:place], total
+    for index, record in enumerate(records):
+        if index and (index == count or total >= size_bytes or record[1] > last):
+            return records[:index], total
         total += len(record[2])
     return records, total
 

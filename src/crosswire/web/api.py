@@ -9,7 +9,7 @@ import msgspec
 
 from crosswire import __version__
 from crosswire.web import damage, dead, ingest, log, messages, schedules, state
-from crosswire.web.contract import ARROW, JSON, Failure, Operation
+from crosswire.web.contract import ARROW, JSON, FailureResponse, Operation
 
 __all__ = ["OPERATIONS", "openapi"]
 
@@ -20,7 +20,7 @@ OPERATIONS: Final = (
         path="/v1/state",
         summary="The hub at a glance",
         handler=state.show_state,
-        answer=state.State,
+        answer=state.HubState,
     ),
     Operation(
         name="show_damage",
@@ -36,7 +36,7 @@ OPERATIONS: Final = (
         path="/v1/damage/acknowledge",
         summary="Take what is damaged from the list; the hub is no longer shown as damaged",
         handler=damage.acknowledge_damage,
-        answer=damage.Acknowledged,
+        answer=damage.AcknowledgedDamage,
     ),
     Operation(
         name="list_queues",
@@ -104,7 +104,7 @@ OPERATIONS: Final = (
         path="/v1/services",
         summary="Services and who provides them",
         handler=state.list_services,
-        answer=state.Services,
+        answer=state.ServiceRows,
     ),
     Operation(
         name="list_connections",
@@ -113,7 +113,7 @@ OPERATIONS: Final = (
         summary="Who is connected, and what they take",
         handler=state.list_connections,
         query=state.ConnectionsQuery,
-        answer=state.Connections,
+        answer=state.ConnectionList,
     ),
     Operation(
         name="close_connection",
@@ -166,7 +166,7 @@ OPERATIONS: Final = (
         handler=ingest.stage,
         query=ingest.PartQuery,
         takes="arrow",
-        answer=ingest.Staged,
+        answer=ingest.StageResponse,
         needs="principal",
     ),
     Operation(
@@ -176,7 +176,7 @@ OPERATIONS: Final = (
         summary="These attempts count: send and publish what they staged, once",
         handler=ingest.commit,
         body=ingest.CommitRequest,
-        answer=ingest.Committed,
+        answer=ingest.CommitResponse,
         needs="principal",
     ),
     Operation(
@@ -205,7 +205,7 @@ OPERATIONS: Final = (
         path="/v1/log/plan",
         summary="Where in the log messages are, in ranges to be read, and what of it is gone",
         handler=log.plan,
-        body=log.Plan,
+        body=log.ReadPlan,
         answer=log.LogRange,
         needs="principal",
     ),
@@ -216,7 +216,7 @@ OPERATIONS: Final = (
         summary="The messages of a range as an Arrow stream; `last` in a batch's metadata says how"
         " far it goes",
         handler=log.read,
-        body=log.Reading,
+        body=log.ReadSplit,
         answer=None,
         needs="principal",
     ),
@@ -233,35 +233,35 @@ OPERATIONS: Final = (
         method="GET",
         path="/v1/dead/letters",
         summary="The dead letters of a queue or a named subscription",
-        handler=dead.list_letters,
-        query=dead.LettersQuery,
-        answer=dead.Letters,
+        handler=dead.list_dead_letters,
+        query=dead.DeadLettersQuery,
+        answer=dead.DeadLetterRows,
     ),
     Operation(
         name="show_letter",
         method="GET",
         path="/v1/dead/letters/{id:id}",
         summary="A dead letter, whole, with every attempt to deliver it",
-        handler=dead.show_letter,
-        query=dead.LetterQuery,
-        answer=dead.Letter,
+        handler=dead.show_dead_letter,
+        query=dead.DeadLetterQuery,
+        answer=dead.DeadLetterRow,
     ),
     Operation(
         name="edit_letter",
         method="PATCH",
         path="/v1/dead/letters/{id:id}",
         summary="Change a dead letter's payload or properties",
-        handler=dead.edit_letter,
+        handler=dead.edit_dead_letter,
         body=dead.Edit,
-        answer=dead.Letter,
+        answer=dead.DeadLetterRow,
     ),
     Operation(
         name="purge_letters",
         method="POST",
         path="/v1/dead/purge",
         summary="Let dead letters go",
-        handler=dead.purge_letters,
-        body=dead.Choice,
+        handler=dead.purge_dead_letters,
+        body=dead.DeadLetterSelection,
         answer=dead.Chosen,
     ),
     Operation(
@@ -269,7 +269,7 @@ OPERATIONS: Final = (
         method="POST",
         path="/v1/dead/replays",
         summary="Send dead letters again; answered after a few seconds, done or still running",
-        handler=dead.replay_letters,
+        handler=dead.replay_dead_letters,
         body=dead.ReplayRequest,
         answer=dead.ReplayRow,
     ),
@@ -348,7 +348,9 @@ _REFERENCES: Final = "#/components/schemas/{name}"
 def openapi() -> dict[str, Any]:
     """The document for tools that make clients, or pages, from it."""
     bodies = [kind for each in OPERATIONS for kind in (each.answer, each.body) if kind is not None]
-    _, schemas = msgspec.json.schema_components([*bodies, Failure], ref_template=_REFERENCES)
+    _, schemas = msgspec.json.schema_components(
+        [*bodies, FailureResponse], ref_template=_REFERENCES
+    )
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         path = re.sub(r"{(\w+):\w+}", r"{\1}", operation.path)
@@ -377,7 +379,7 @@ def _describe(operation: Operation) -> dict[str, Any]:
         "parameters": [*_path_parameters(operation.path), *_query_parameters(operation.query)],
         "responses": {
             "200": _answer(operation),
-            "default": _content("It could not be done", Failure),
+            "default": _content("It could not be done", FailureResponse),
         },
     }
     if operation.body is not None:

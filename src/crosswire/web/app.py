@@ -24,17 +24,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from crosswire.access import ANONYMOUS
 from crosswire.envelope import LARGEST_INTEGER
 from crosswire.errors import CrosswireError, StoreFailed
-from crosswire.gateways.metrics import render
-from crosswire.gateways.server import Server
-from crosswire.gateways.watchdog import LATE_S
+from crosswire.server.metrics import render
+from crosswire.server.server import Server
+from crosswire.server.watchdog import LATE_S
 from crosswire.web.api import OPERATIONS, openapi
 from crosswire.web.contract import (
     ARROW,
     JSON,
-    Ask,
     Chunks,
-    Failure,
+    FailureResponse,
     Operation,
+    OperationRequest,
     check_numbers,
     failure_of,
 )
@@ -129,11 +129,11 @@ class App:
                 data = await self._body(request, JSON, self.server.config.http.body_bytes)
                 body = msgspec.json.decode(data, type=operation.body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return _failure(400, Failure("invalid_request", str(error)))
+            return _failure(400, FailureResponse("invalid_request", str(error)))
         path = dict(request.path_params)
         for given_in in (path, query, body):
             check_numbers(given_in)
-        ask = Ask(
+        ask = OperationRequest(
             self.server,
             self.replays,
             principal=principal,
@@ -152,18 +152,18 @@ class App:
 
     def _principal(self, request: Request, needs: str) -> str:
         """Raises HTTPException for who may not."""
-        access = self.server.site.access
+        access = self.server.context.access
         if access.open or needs == "nothing":
             return ANONYMOUS
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         principal = access.by_token(token.strip()) if scheme.lower() == "bearer" else None
         if principal is None:
-            self.server.site.count("unauthenticated", "http")
+            self.server.context.count("unauthenticated", "http")
             raise HTTPException(
                 401, "a bearer token of a user is needed", {"www-authenticate": "Bearer"}
             )
         if needs == "administer" and not access.may_administer(principal):
-            self.server.site.count("forbidden", "http")
+            self.server.context.count("forbidden", "http")
             raise HTTPException(403, f"{principal} may not administer this hub")
         return principal
 
@@ -198,11 +198,11 @@ class App:
         return _json(200, {"status": "ok"})
 
     async def _readyz(self, _request: Request) -> Response:
-        site, store = self.server.site, self.server.hub.store
+        context, store = self.server.context, self.server.hub.store
         reasons = []
-        if site.draining:
+        if context.draining:
             reasons.append("draining")
-        obstacle = store.obstacle(site.now())
+        obstacle = store.obstacle(context.now())
         if obstacle is not None:
             reason = str(obstacle)
             if isinstance(obstacle, StoreFailed):
@@ -231,7 +231,7 @@ class App:
 
     def _notes(self) -> list[str]:
         """What an operator should know, though the hub takes work."""
-        wall, now = self.server.hub.wall, self.server.site.now()
+        wall, now = self.server.hub.wall, self.server.context.now()
         notes = []
         if wall.last_jump is not None:
             at, seconds = wall.last_jump
@@ -251,15 +251,15 @@ class App:
     async def _metrics(self, request: Request) -> Response:
         self._principal(request, "administer")
         lag = {"crosswire_loop_lag_seconds": ("Lateness of clock turns.", self.server.watchdog.lag)}
-        text = render(self.server.metrics, self.server.site.counters, self._gauges(), lag)
+        text = render(self.server.metrics, self.server.context.counters, self._gauges(), lag)
         return Response(text, headers={**_HEADERS, "content-type": _METRICS})
 
     def _gauges(self) -> dict[str, tuple[str, float]]:
-        hub, site = self.server.hub, self.server.site
+        hub, context = self.server.hub, self.server.context
         queues, watchdog = hub.queues(), self.server.watchdog
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return {
-            "crosswire_connections": ("Peers that are connected.", len(site.gateways)),
+            "crosswire_connections": ("Peers that are connected.", len(context.gateways)),
             "crosswire_queues": ("Queues, those for dead letters too.", len(queues)),
             "crosswire_queue_messages": (
                 "Messages in queues that are not settled.",
@@ -288,8 +288,11 @@ class App:
                 len(hub.store.damages.entries),
             ),
             "crosswire_store_healthy": ("1 unless writing fails.", hub.store.last_error is None),
-            "crosswire_draining": ("1 while the hub stops.", site.draining),
-            "crosswire_uptime_seconds": ("Since the start.", site.now() - self.server.started_at),
+            "crosswire_draining": ("1 while the hub stops.", context.draining),
+            "crosswire_uptime_seconds": (
+                "Since the start.",
+                context.now() - self.server.started_at,
+            ),
             "crosswire_loop_lag_worst_seconds": (
                 "The latest turn of the clock within a minute.",
                 watchdog.worst_lag_s(),
@@ -336,7 +339,7 @@ class _Guard:
         if scope["type"] == "http":
             problem = self._problem(Request(scope))
             if problem is not None:
-                self._server.site.count("rejected", "http")
+                self._server.context.count("rejected", "http")
                 await problem(scope, receive, send)
                 return
         await self._app(scope, receive, send)
@@ -344,14 +347,16 @@ class _Guard:
     def _problem(self, request: Request) -> Response | None:
         hosts = request.headers.getlist("host")
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
-            return _failure(421, Failure("wrong_host", "this hub is not called that"))
+            return _failure(421, FailureResponse("wrong_host", "this hub is not called that"))
         origin = request.headers.get("origin")
         if origin is not None and urlsplit(origin).netloc.lower() != hosts[0].lower():
-            return _failure(403, Failure("wrong_origin", "pages from elsewhere may not ask"))
+            return _failure(
+                403, FailureResponse("wrong_origin", "pages from elsewhere may not ask")
+            )
         # Neither of these can be sent by a page from elsewhere without asking first.
         is_safe = _content_type(request) in (JSON, ARROW)
         if request.method in ("POST", "PUT", "PATCH") and not is_safe:
-            return _failure(415, Failure("wrong_type", f"bodies are {JSON}, some {ARROW}"))
+            return _failure(415, FailureResponse("wrong_type", f"bodies are {JSON}, some {ARROW}"))
         return None
 
     def _is_ours(self, host: str) -> bool:
@@ -405,7 +410,7 @@ def _json(status: int, value: object) -> Response:
     return Response(_encode(value), status, headers={**_HEADERS, "content-type": JSON})
 
 
-def _failure(status: int, failure: Failure) -> Response:
+def _failure(status: int, failure: FailureResponse) -> Response:
     return _json(status, failure)
 
 
@@ -424,7 +429,7 @@ _NAMES: Final = {
 def _http_failure(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     name = _NAMES.get(error.status_code, "invalid_request")
-    response = _failure(error.status_code, Failure(name, error.detail))
+    response = _failure(error.status_code, FailureResponse(name, error.detail))
     response.headers.update(error.headers or {})
     return response
 
@@ -435,4 +440,4 @@ def _hub_failure(_request: Request, error: Exception) -> Response:
 
 
 def _internal_failure(_request: Request, _error: Exception) -> Response:
-    return _failure(500, Failure("internal", "the hub made a mistake; its log says more"))
+    return _failure(500, FailureResponse("internal", "the hub made a mistake; its log says more"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from crosswire.access import Deed
+from crosswire.access import Right
 from crosswire.envelope import LARGEST_INTEGER
 from crosswire.errors import (
     AttemptLost,
@@ -29,8 +29,8 @@ from crosswire.errors import (
     SubscriptionConflict,
     UnknownMessage,
 )
-from crosswire.gateways.server import Server
 from crosswire.hub.hub import Hub
+from crosswire.server.server import Server
 
 if TYPE_CHECKING:
     from crosswire.web.dead import Replays
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 __all__ = [
     "ARROW",
     "JSON",
-    "Ask",
     "Chunks",
-    "Failure",
+    "FailureResponse",
     "Handler",
     "Id",
     "Operation",
+    "OperationRequest",
     "check_numbers",
     "failure_of",
 ]
@@ -78,7 +78,7 @@ def check_numbers(value: object) -> None:
             check_numbers(each)
 
 
-class Failure(msgspec.Struct, frozen=True):
+class FailureResponse(msgspec.Struct, frozen=True):
     """Every answer that is not a success."""
 
     error: str
@@ -105,15 +105,15 @@ _FAILURES: Final[list[tuple[type[CrosswireError], int, str]]] = [
 ]
 
 
-def failure_of(error: CrosswireError) -> tuple[int, Failure]:
+def failure_of(error: CrosswireError) -> tuple[int, FailureResponse]:
     """The status for an error of the hub, and what is said about it."""
     for kind, status, name in _FAILURES:
         if isinstance(error, kind):
-            return status, Failure(name, str(error))
-    return 500, Failure("internal", str(error))
+            return status, FailureResponse(name, str(error))
+    return 500, FailureResponse("internal", str(error))
 
 
-class Ask:
+class OperationRequest:
     """One request for an operation: by whom, and with what, in the operation's own types."""
 
     __slots__ = ("body", "path", "principal", "query", "replays", "server")
@@ -140,19 +140,21 @@ class Ask:
         return self.server.hub
 
     def now(self) -> float:
-        return self.server.site.now()
+        return self.server.context.now()
 
-    def require(self, deed: Deed, destination: str) -> None:
+    def require(self, right: Right, destination: str) -> None:
         """Raises Forbidden."""
-        site = self.server.site
-        if not site.access.may(self.principal, deed, destination):
-            site.count("forbidden", "http")
-            raise Forbidden(f"{self.principal or 'a stranger'} may not {deed} {destination}")
+        context = self.server.context
+        if not context.access.may(self.principal, right, destination):
+            context.count("forbidden", "http")
+            raise Forbidden(f"{self.principal or 'a stranger'} may not {right} {destination}")
 
 
 Chunks: TypeAlias = AsyncGenerator[bytes, None]
 """An answer that is sent as it is made, no faster than it is read."""
-Handler: TypeAlias = Callable[[Ask], msgspec.Struct | Awaitable[msgspec.Struct] | Chunks]
+Handler: TypeAlias = Callable[
+    [OperationRequest], msgspec.Struct | Awaitable[msgspec.Struct] | Chunks
+]
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from crosswire.store.contract import DamageEntry
-from crosswire.web.contract import Ask
+from crosswire.web.contract import OperationRequest
 
-__all__ = ["Acknowledged", "DamageReport", "acknowledge_damage", "show_damage"]
+__all__ = ["AcknowledgedDamage", "DamageReport", "acknowledge_damage", "show_damage"]
 
 
 class DamageReport(msgspec.Struct, frozen=True):
@@ -18,17 +18,17 @@ class DamageReport(msgspec.Struct, frozen=True):
     stopped: list[str]
 
 
-class Acknowledged(msgspec.Struct, frozen=True):
+class AcknowledgedDamage(msgspec.Struct, frozen=True):
     """How many entries were taken from the list."""
 
     acknowledged: int
 
 
-def show_damage(ask: Ask) -> DamageReport:
+def show_damage(ask: OperationRequest) -> DamageReport:
     hub = ask.hub
     hub.queues()
     return DamageReport(hub.store.damages.entries, [each.title for each in hub.stopped()])
 
 
-def acknowledge_damage(ask: Ask) -> Acknowledged:
-    return Acknowledged(len(ask.hub.store.damages.acknowledge()))
+def acknowledge_damage(ask: OperationRequest) -> AcknowledgedDamage:
+    return AcknowledgedDamage(len(ask.hub.store.damages.acknowledge()))

@@ -11,25 +11,25 @@ import msgspec
 from crosswire.envelope import Property
 from crosswire.errors import HubError, InvalidEnvelope, UnknownMessage
 from crosswire.gateways.edits import refit
-from crosswire.gateways.payloads import Body, from_body
+from crosswire.gateways.payloads import JsonPayload, from_body
 from crosswire.hub.attachment import Predicate
-from crosswire.hub.cursor import Attempt
+from crosswire.hub.cursor import FailedDelivery
 from crosswire.hub.dead import DeadLetter
 from crosswire.hub.hub import Hub
 from crosswire.hub.subscriptions import predicate
-from crosswire.web.contract import Ask, Id
-from crosswire.web.messages import PREVIEW_BYTES, Message, show_message
+from crosswire.web.contract import Id, OperationRequest
+from crosswire.web.messages import PREVIEW_BYTES, JsonMessage, show_message
 
 __all__ = [
     "Replays",
     "cancel_replay",
-    "edit_letter",
+    "edit_dead_letter",
     "list_dead",
-    "list_letters",
+    "list_dead_letters",
     "list_replays",
-    "purge_letters",
-    "replay_letters",
-    "show_letter",
+    "purge_dead_letters",
+    "replay_dead_letters",
+    "show_dead_letter",
     "show_replay",
 ]
 
@@ -58,7 +58,7 @@ class DeadQueues(msgspec.Struct, frozen=True):
     queues: list[DeadQueue]
 
 
-class LettersQuery(msgspec.Struct, frozen=True, kw_only=True):
+class DeadLettersQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Letters of a queue with ids behind `after` whose properties pass `filter`."""
 
     queue: str
@@ -67,11 +67,11 @@ class LettersQuery(msgspec.Struct, frozen=True, kw_only=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
 
 
-class LetterQuery(msgspec.Struct, frozen=True, kw_only=True):
+class DeadLetterQuery(msgspec.Struct, frozen=True, kw_only=True):
     queue: str
 
 
-class Try(msgspec.Struct, frozen=True):
+class FailedDeliveryRow(msgspec.Struct, frozen=True):
     """A delivery that did not end well."""
 
     time: int
@@ -79,7 +79,7 @@ class Try(msgspec.Struct, frozen=True):
     cause: str
 
 
-class Letter(msgspec.Struct, frozen=True, kw_only=True):
+class DeadLetterRow(msgspec.Struct, frozen=True, kw_only=True):
     """`id` is its own, `origin_id` the one it died with at `origin`: none if it was sent here."""
 
     id: int
@@ -88,18 +88,18 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     origin_id: int
     origin_time: int
     cause: str
-    attempts: list[Try]
-    message: Message
+    attempts: list[FailedDeliveryRow]
+    message: JsonMessage
 
 
-class Letters(msgspec.Struct, frozen=True):
+class DeadLetterRows(msgspec.Struct, frozen=True):
     """Ask again with `after` = `next` for more, even if these are few; 0 when there are none."""
 
-    letters: list[Letter]
+    letters: list[DeadLetterRow]
     next: int
 
 
-def list_dead(ask: Ask) -> DeadQueues:
+def list_dead(ask: OperationRequest) -> DeadQueues:
     return DeadQueues(
         [
             DeadQueue(queue.name.removesuffix("/dead"), queue.length, queue.size_bytes)
@@ -109,48 +109,48 @@ def list_dead(ask: Ask) -> DeadQueues:
     )
 
 
-def list_letters(ask: Ask) -> Letters:
-    query: LettersQuery = ask.query
+def list_dead_letters(ask: OperationRequest) -> DeadLetterRows:
+    query: DeadLettersQuery = ask.query
     queue = _dead_queue(ask.hub, query.queue)
     matches = predicate(query.filter)
     found: list[DeadLetter] = []
     after = query.after
     looked_at = 0
     for page in _pages(ask.hub, queue, after=after):
-        for letter in page:
+        for dead_letter in page:
             if len(found) == query.limit:
                 break
-            after = letter.id
-            if matches is None or matches(letter.envelope.properties):
-                found.append(letter)
+            after = dead_letter.id
+            if matches is None or matches(dead_letter.envelope.properties):
+                found.append(dead_letter)
         looked_at += len(page)
         if len(found) == query.limit or looked_at >= _LOOK_AT:
-            return Letters([_letter(query.queue, each) for each in found], after)
-    return Letters([_letter(query.queue, each) for each in found], 0)
+            return DeadLetterRows([_dead_letter_row(query.queue, each) for each in found], after)
+    return DeadLetterRows([_dead_letter_row(query.queue, each) for each in found], 0)
 
 
-def show_letter(ask: Ask) -> Letter:
-    query: LetterQuery = ask.query
-    letter = ask.hub.dead_letters.get(_dead_queue(ask.hub, query.queue), ask.path["id"])
-    return _letter(query.queue, letter, whole=True)
+def show_dead_letter(ask: OperationRequest) -> DeadLetterRow:
+    query: DeadLetterQuery = ask.query
+    dead_letter = ask.hub.dead_letters.get(_dead_queue(ask.hub, query.queue), ask.path["id"])
+    return _dead_letter_row(query.queue, dead_letter, whole=True)
 
 
-def _letter(queue: str, letter: DeadLetter, *, whole: bool = False) -> Letter:
-    message = show_message(letter.envelope, most_bytes=None if whole else PREVIEW_BYTES)
-    return Letter(
-        id=letter.id,
+def _dead_letter_row(queue: str, dead_letter: DeadLetter, *, whole: bool = False) -> DeadLetterRow:
+    message = show_message(dead_letter.envelope, most_bytes=None if whole else PREVIEW_BYTES)
+    return DeadLetterRow(
+        id=dead_letter.id,
         queue=queue,
-        origin=letter.origin,
-        origin_id=letter.origin_id,
-        origin_time=letter.time,
-        cause=letter.cause,
-        attempts=[_try(each) for each in letter.attempts],
+        origin=dead_letter.origin,
+        origin_id=dead_letter.origin_id,
+        origin_time=dead_letter.time,
+        cause=dead_letter.cause,
+        attempts=[_try(each) for each in dead_letter.attempts],
         message=message,
     )
 
 
-def _try(attempt: Attempt) -> Try:
-    return Try(attempt.time, attempt.connection, attempt.cause)
+def _try(attempt: FailedDelivery) -> FailedDeliveryRow:
+    return FailedDeliveryRow(attempt.time, attempt.connection, attempt.cause)
 
 
 def _dead_queue(hub: Hub, name: str) -> str:
@@ -162,9 +162,9 @@ def _dead_queue(hub: Hub, name: str) -> str:
 
 
 def _pages(hub: Hub, queue: str, *, after: int = 0) -> Iterator[Sequence[DeadLetter]]:
-    while letters := hub.dead_letters.list(queue, after=after, count=_PAGE):
-        after = letters[-1].id
-        yield letters
+    while page := hub.dead_letters.list(queue, after=after, count=_PAGE):
+        after = page[-1].id
+        yield page
 
 
 # --------------------------------------------------------------------------------------- editing
@@ -181,13 +181,13 @@ class Edit(msgspec.Struct, frozen=True, kw_only=True):
     properties: dict[str, Property] | None = None
 
 
-async def edit_letter(ask: Ask) -> Letter:
+async def edit_dead_letter(ask: OperationRequest) -> DeadLetterRow:
     edit: Edit = ask.body
     payload, content_type = None, edit.content_type
     if (edit.json, edit.text, edit.base64) != (msgspec.UNSET, None, None):
-        payload, kind = from_body(Body(edit.json, edit.text, edit.base64))
+        payload, kind = from_body(JsonPayload(edit.json, edit.text, edit.base64))
         content_type = content_type or kind
-    letter = ask.hub.dead_letters.edit(
+    dead_letter = ask.hub.dead_letters.edit(
         _dead_queue(ask.hub, edit.queue),
         ask.path["id"],
         payload=payload,
@@ -196,13 +196,13 @@ async def edit_letter(ask: Ask) -> Letter:
         refit=refit,
     )
     await ask.hub.committed()
-    return _letter(edit.queue, letter, whole=True)
+    return _dead_letter_row(edit.queue, dead_letter, whole=True)
 
 
 # ----------------------------------------------------------------------------- choosing, letting go
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class DeadLetterSelection(msgspec.Struct, frozen=True, kw_only=True):
     """Which letters: these `ids`, those whose properties pass `filter`, or `all`: one of them.
 
     A `dry_run` only says which it would be."""
@@ -227,19 +227,19 @@ class Chosen(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool
 
 
-async def purge_letters(ask: Ask) -> Chosen:
-    choice: Choice = ask.body
+async def purge_dead_letters(ask: OperationRequest) -> Chosen:
+    choice: DeadLetterSelection = ask.body
     choice.check()
     hub = ask.hub
     queue = _dead_queue(hub, choice.queue)
     matched = done = 0
     first: list[int] = []
     if choice.all and not choice.dry_run:
-        letters = hub.queue(queue)
-        matched = letters.length
-        letters.purge(ask.now())
+        dead_queue = hub.queue(queue)
+        matched = dead_queue.length
+        dead_queue.purge(ask.now())
         await hub.committed()
-        done = max(matched - letters.length, 0)
+        done = max(matched - dead_queue.length, 0)
         return Chosen(matched=matched, done=done, ids=[], dry_run=False)
     for ids in _chosen(hub, queue, choice, predicate(choice.filter)):
         matched += len(ids)
@@ -251,7 +251,9 @@ async def purge_letters(ask: Ask) -> Chosen:
     return Chosen(matched=matched, done=done, ids=first, dry_run=choice.dry_run)
 
 
-def _chosen(hub: Hub, queue: str, choice: Choice, matches: Predicate | None) -> Iterator[list[int]]:
+def _chosen(
+    hub: Hub, queue: str, choice: DeadLetterSelection, matches: Predicate | None
+) -> Iterator[list[int]]:
     """The letters of a choice that are there now, a page at a time."""
     upto = hub.store.newest_id
     if choice.ids:
@@ -259,11 +261,11 @@ def _chosen(hub: Hub, queue: str, choice: Choice, matches: Predicate | None) -> 
         matches = None
     for page in _pages(hub, queue):
         found = [
-            letter.id
-            for letter in page
-            if letter.id <= upto
-            and (not choice.ids or letter.id in wanted)
-            and (matches is None or matches(letter.envelope.properties))
+            dead_letter.id
+            for dead_letter in page
+            if dead_letter.id <= upto
+            and (not choice.ids or dead_letter.id in wanted)
+            and (matches is None or matches(dead_letter.envelope.properties))
         ]
         if found:
             yield found
@@ -274,7 +276,7 @@ def _chosen(hub: Hub, queue: str, choice: Choice, matches: Predicate | None) -> 
 # -------------------------------------------------------------------------------------- replaying
 
 
-class ReplayRequest(Choice, frozen=True, kw_only=True):
+class ReplayRequest(DeadLetterSelection, frozen=True, kw_only=True):
     """`rate` is in letters a second, 0 for as fast as it goes; `destination` in place of the one
     that each letter came from."""
 
@@ -374,7 +376,7 @@ class Replays:
         self._replays: dict[int, _Replay] = {}
         self._number = 0
 
-    async def start(self, ask: Ask) -> ReplayRow:
+    async def start(self, ask: OperationRequest) -> ReplayRow:
         asked: ReplayRequest = ask.body
         asked.check()
         queue = _dead_queue(ask.hub, asked.queue)
@@ -408,19 +410,19 @@ class Replays:
                 replay.task.cancel()
 
 
-async def replay_letters(ask: Ask) -> ReplayRow:
+async def replay_dead_letters(ask: OperationRequest) -> ReplayRow:
     return await ask.replays.start(ask)
 
 
-def list_replays(ask: Ask) -> ReplayRows:
+def list_replays(ask: OperationRequest) -> ReplayRows:
     return ReplayRows(ask.replays.all())
 
 
-def show_replay(ask: Ask) -> ReplayRow:
+def show_replay(ask: OperationRequest) -> ReplayRow:
     return ask.replays.get(ask.path["id"]).row()
 
 
-async def cancel_replay(ask: Ask) -> ReplayRow:
+async def cancel_replay(ask: OperationRequest) -> ReplayRow:
     replay = ask.replays.get(ask.path["id"])
     if replay.task is not None:
         replay.task.cancel()

@@ -10,9 +10,9 @@ from typing import Annotated, Final
 import msgspec
 
 from crosswire.errors import InvalidEnvelope
-from crosswire.hub.staged import Named, Owner
-from crosswire.web.contract import Ask
-from crosswire.web.rows import read_part
+from crosswire.hub.ingest.records import NamedAttempt, ProducerKey
+from crosswire.web.arrow_rows import read_part
+from crosswire.web.contract import OperationRequest
 from crosswire.web.state import Removed
 
 __all__ = ["abort", "commit", "list_producers", "remove_producer", "stage"]
@@ -32,19 +32,19 @@ class PartQuery(msgspec.Struct, frozen=True, kw_only=True):
     run: str = ""
 
 
-class Staged(msgspec.Struct, frozen=True):
+class StageResponse(msgspec.Struct, frozen=True):
     """It is on disk. `committed`: not needed any more, its batch has been committed before."""
 
     messages: int
     committed: bool
 
 
-async def stage(ask: Ask) -> Staged:
+async def stage(ask: OperationRequest) -> StageResponse:
     query: PartQuery = ask.query
     owner, batch = _owner(ask), _batch(ask)
     staging = ask.hub.staging
     if staging.is_committed(owner, batch, query.run):
-        return Staged(0, committed=True)
+        return StageResponse(0, committed=True)
     read = partial(
         read_part, ask.body, connection=f"ingest/{owner.producer}", principal=owner.principal
     )
@@ -52,20 +52,20 @@ async def stage(ask: Ask) -> Staged:
     for destination in part.totals:
         ask.require("produce", destination)
     receipt = staging.stage(owner, batch, ask.path["attempt"], query.part, part, ask.now())
-    ask.server.site.count("staged", "http", by=part.messages)
+    ask.server.context.count("staged", "http", by=part.messages)
     await receipt
-    return Staged(part.messages, committed=False)
+    return StageResponse(part.messages, committed=False)
 
 
 class CommitRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The attempts that count, in order. A producer that commits only `once` is soon forgotten."""
 
-    attempts: list[Named]
+    attempts: list[NamedAttempt]
     run: str = ""
     once: bool = False
 
 
-class Committed(msgspec.Struct, frozen=True):
+class CommitResponse(msgspec.Struct, frozen=True):
     """Decided, for good. `done`: all messages are where they go; if not yet, ask again."""
 
     batch: int
@@ -73,7 +73,7 @@ class Committed(msgspec.Struct, frozen=True):
     done: bool
 
 
-async def commit(ask: Ask) -> Committed:
+async def commit(ask: OperationRequest) -> CommitResponse:
     asked: CommitRequest = ask.body
     owner, batch = _owner(ask), _batch(ask)
     staging = ask.hub.staging
@@ -88,8 +88,8 @@ async def commit(ask: Ask) -> Committed:
         async with asyncio.timeout(_WAIT_S):
             await decided.receipt
     except TimeoutError:
-        return Committed(batch, decided.messages, done=False)
-    return Committed(batch, decided.messages, done=True)
+        return CommitResponse(batch, decided.messages, done=False)
+    return CommitResponse(batch, decided.messages, done=True)
 
 
 class AbortRequest(msgspec.Struct, frozen=True):
@@ -102,7 +102,7 @@ class Aborted(msgspec.Struct, frozen=True):
     attempts: int
 
 
-async def abort(ask: Ask) -> Aborted:
+async def abort(ask: OperationRequest) -> Aborted:
     dropped = ask.hub.staging.abort(_owner(ask), _batch(ask))
     await ask.hub.committed()
     return Aborted(dropped)
@@ -136,7 +136,7 @@ class ProducerRows(msgspec.Struct, frozen=True):
     staged_bytes: int
 
 
-def list_producers(ask: Ask) -> ProducerRows:
+def list_producers(ask: OperationRequest) -> ProducerRows:
     staging = ask.hub.staging
     return ProducerRows(
         [
@@ -171,18 +171,18 @@ class OwnerQuery(msgspec.Struct, frozen=True):
     principal: str = ""
 
 
-async def remove_producer(ask: Ask) -> Removed:
+async def remove_producer(ask: OperationRequest) -> Removed:
     query: OwnerQuery = ask.query
-    ask.hub.staging.forget(Owner(query.principal, ask.path["producer"]))
+    ask.hub.staging.forget(ProducerKey(query.principal, ask.path["producer"]))
     await ask.hub.committed()
     return Removed(ask.path["producer"])
 
 
-def _owner(ask: Ask) -> Owner:
-    return Owner(ask.principal, ask.path["producer"])
+def _owner(ask: OperationRequest) -> ProducerKey:
+    return ProducerKey(ask.principal, ask.path["producer"])
 
 
-def _batch(ask: Ask) -> int:
+def _batch(ask: OperationRequest) -> int:
     batch: int = ask.path["batch"]
     if batch > _LAST_BATCH:
         raise InvalidEnvelope(f"{batch} is no batch")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from crosswire.errors import Forbidden, ServiceUnavailable
-from crosswire.gateways.log import Log, LogRange, Plan, Reading
-from crosswire.web.contract import Ask, Chunks
+from crosswire.server.log_reader import Log, LogRange, ReadPlan, ReadSplit
+from crosswire.web.contract import Chunks, OperationRequest
 
-__all__ = ["LogRange", "Logs", "NamesQuery", "Plan", "Reading", "list_logs", "plan", "read"]
+__all__ = ["LogRange", "Logs", "NamesQuery", "ReadPlan", "ReadSplit", "list_logs", "plan", "read"]
 
 
 class NamesQuery(msgspec.Struct, frozen=True):
@@ -23,38 +23,38 @@ class Logs(msgspec.Struct, frozen=True):
     destinations: list[str]
 
 
-def list_logs(ask: Ask) -> Logs:
+def list_logs(ask: OperationRequest) -> Logs:
     names = sorted(ask.hub.store.destinations()) if ask.query.names else []
     return Logs(ask.hub.node, ask.hub.committed_id, [name for name in names if _may(ask, name)])
 
 
-async def plan(ask: Ask) -> LogRange:
-    wanted: Plan = ask.body
+async def plan(ask: OperationRequest) -> LogRange:
+    wanted: ReadPlan = ask.body
     _require(ask, wanted.destinations)
     return await _log(ask).plan(wanted)
 
 
-def read(ask: Ask) -> Chunks:
-    wanted: Reading = ask.body
+def read(ask: OperationRequest) -> Chunks:
+    wanted: ReadSplit = ask.body
     _require(ask, wanted.destinations)
     return _log(ask).read(wanted)
 
 
-def _log(ask: Ask) -> Log:
+def _log(ask: OperationRequest) -> Log:
     log = ask.server.log
     if log is None:
         raise ServiceUnavailable("the hub is starting")
     return log
 
 
-def _require(ask: Ask, destinations: list[str]) -> None:
+def _require(ask: OperationRequest, destinations: list[str]) -> None:
     """Who may consume a destination may read its log, and so may who administers the hub."""
     for destination in destinations:
         if not _may(ask, destination):
-            ask.server.site.count("forbidden", "http")
+            ask.server.context.count("forbidden", "http")
             raise Forbidden(f"{ask.principal or 'a stranger'} may not consume {destination}")
 
 
-def _may(ask: Ask, destination: str) -> bool:
-    access = ask.server.site.access
+def _may(ask: OperationRequest, destination: str) -> bool:
+    access = ask.server.context.access
     return access.may_administer(ask.principal) or access.may(ask.principal, "consume", destination)

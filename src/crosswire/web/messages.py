@@ -10,14 +10,14 @@ import msgspec
 
 from crosswire.envelope import Envelope, Property
 from crosswire.errors import HubError, InvalidEnvelope, RecordDamaged, UnknownMessage
-from crosswire.gateways.payloads import Body, from_body, to_shown_body
+from crosswire.gateways.payloads import JsonPayload, from_body, to_shown_body
 from crosswire.hub.hub import Hub
-from crosswire.hub.ledger import Row, parse_block
-from crosswire.web.contract import Ask, Failure, failure_of
+from crosswire.hub.ledger import LedgerRow, parse_block
+from crosswire.web.contract import FailureResponse, OperationRequest, failure_of
 
 __all__ = [
     "PREVIEW_BYTES",
-    "Message",
+    "JsonMessage",
     "Produced",
     "Production",
     "Trace",
@@ -30,7 +30,7 @@ PREVIEW_BYTES: Final = 4096
 _BLOCKS: Final = 8
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class JsonMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An envelope. Its payload is one of `json`, `text`, `base64`: the beginning of it, where
     `truncated`. Times are in microseconds since 1970. `native` are the names of what only its own
     protocol understands."""
@@ -60,11 +60,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def show_message(
     envelope: Envelope, *, most_bytes: int | None = PREVIEW_BYTES, held_by: str = ""
-) -> Message:
+) -> JsonMessage:
     """The message in JSON, its payload whole where `most_bytes` is None."""
     size = len(envelope.payload)
     body = to_shown_body(envelope) if most_bytes is None or size <= most_bytes else None
-    return Message(
+    return JsonMessage(
         id=envelope.id,
         time=envelope.time,
         destination=envelope.destination,
@@ -130,43 +130,48 @@ class Produced(msgspec.Struct, frozen=True):
     refused: list[Refusal]
 
 
-async def produce(ask: Ask) -> Produced:
+async def produce(ask: OperationRequest) -> Produced:
     """Each message is accepted or refused on its own."""
     batch: Productions = ask.body
     envelopes: list[Envelope] = []
-    places: list[int] = []
+    indexes: list[int] = []
     refusals: list[tuple[int, HubError]] = []
-    for place, message in enumerate(batch.messages):
+    for index, message in enumerate(batch.messages):
         try:
             ask.require("produce", message.destination)
             envelopes.append(_envelope(message, ask.principal))
-            places.append(place)
+            indexes.append(index)
         except HubError as error:
-            refusals.append((place, error))
+            refusals.append((index, error))
     ids = [0] * len(batch.messages)
     if envelopes:
-        ask.server.site.count("produced", "http", by=len(envelopes))
+        ask.server.context.count("produced", "http", by=len(envelopes))
         receipt = ask.hub.produce(envelopes, ask.now())
         await receipt
-        for place, identifier in zip(places, receipt.ids, strict=True):
-            ids[place] = identifier
-        refusals += [(places[place], error) for place, error in receipt.refused.items()]
+        for index, identifier in zip(indexes, receipt.ids, strict=True):
+            ids[index] = identifier
+        refusals += [
+            (indexes[batch_index], error) for batch_index, error in receipt.refused.items()
+        ]
     if len(batch.messages) == 1 and refusals:
         raise refusals[0][1]
-    return Produced(ids, [_refusal(place, error) for place, error in sorted(refusals, key=_place)])
+    return Produced(
+        ids,
+        [_refusal(batch_index, error) for batch_index, error in sorted(refusals, key=_index_of)],
+    )
 
 
-def _place(refusal: tuple[int, HubError]) -> int:
+def _index_of(refusal: tuple[int, HubError]) -> int:
     return refusal[0]
 
 
-def _refusal(place: int, error: HubError) -> Refusal:
-    failure: Failure = failure_of(error)[1]
-    return Refusal(place, failure.error, failure.description)
+def _refusal(index: int, error: HubError) -> Refusal:
+    failure: FailureResponse = failure_of(error)[1]
+    return Refusal(index, failure.error, failure.description)
 
 
 def _envelope(message: Production, principal: str) -> Envelope:
-    payload, content_type = from_body(Body(message.json, message.text, message.base64))
+    payload, content_type = from_body(JsonPayload(message.json, message.text, message.base64))
     if message.destination.startswith("service/"):
         raise InvalidEnvelope("messages go to queues and topics; a service is called")
     return Envelope(
@@ -190,11 +195,11 @@ class Trace(msgspec.Struct, frozen=True):
     """What happened to a message, in order, and the message itself while it is stored."""
 
     id: int
-    steps: list[Row]
-    message: Message | None
+    steps: list[LedgerRow]
+    message: JsonMessage | None
 
 
-async def trace(ask: Ask) -> Trace:
+async def trace(ask: OperationRequest) -> Trace:
     identifier: int = ask.path["id"]
     if not 0 < identifier <= ask.hub.store.newest_id:
         raise UnknownMessage(f"there was no message {identifier} yet")
@@ -210,16 +215,16 @@ async def trace(ask: Ask) -> Trace:
     return Trace(identifier, steps, shown)
 
 
-async def _older(hub: Hub, identifier: int, *, upto: int) -> list[Row]:
+async def _older(hub: Hub, identifier: int, *, upto: int) -> list[LedgerRow]:
     """Steps that only the store remembers. The loop gets its turn between pages."""
     store = hub.store
     recent = next((run.first_row for run in hub.ledger.runs() if run.first_row), 0)
-    behind = upto or recent or store.next_row
-    found: list[Row] = []
+    end = upto or recent or store.next_row
+    found: list[LedgerRow] = []
     after = 0
     while blocks := store.blocks(after, _BLOCKS):
         for first, rows, block in blocks:
-            if first >= behind:
+            if first >= end:
                 return found
             try:
                 runs = parse_block(first, block)
@@ -228,9 +233,7 @@ async def _older(hub: Hub, identifier: int, *, upto: int) -> list[Row]:
                 runs = []
             for run in runs:
                 if identifier in run.ids:
-                    found += [
-                        row for row in run.rows() if row.id == identifier and row.seq < behind
-                    ]
+                    found += [row for row in run.rows() if row.id == identifier and row.seq < end]
             after = first + rows - 1
         await asyncio.sleep(0)
     return found

@@ -9,10 +9,10 @@ import msgspec
 
 from crosswire.envelope import LARGEST_INTEGER, Envelope, Property
 from crosswire.errors import InvalidSchedule, UnknownMessage
-from crosswire.gateways.payloads import Body, from_body
+from crosswire.gateways.payloads import JsonPayload, from_body
 from crosswire.hub.schedules import Schedule, check_interval
-from crosswire.web.contract import Ask
-from crosswire.web.messages import Message, show_message
+from crosswire.web.contract import OperationRequest
+from crosswire.web.messages import JsonMessage, show_message
 from crosswire.web.state import Removed
 
 __all__ = [
@@ -39,7 +39,7 @@ class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True):
     missed: str
     nohaste: bool
     next_due: float
-    message: Message
+    message: JsonMessage
     preview: list[float]
 
 
@@ -81,18 +81,18 @@ class Preview(msgspec.Struct, frozen=True):
     times: list[float]
 
 
-def list_schedules(ask: Ask) -> ScheduleRows:
+def list_schedules(ask: OperationRequest) -> ScheduleRows:
     return ScheduleRows([_row(ask, each, 1) for each in ask.hub.schedules.all()])
 
 
-def show_schedule(ask: Ask) -> ScheduleRow:
+def show_schedule(ask: OperationRequest) -> ScheduleRow:
     schedule = ask.hub.schedules.get(ask.path["id"])
     if schedule is None:
         raise UnknownMessage(f"there is no schedule {ask.path['id']!r}")
     return _row(ask, schedule, ask.query.count)
 
 
-def _row(ask: Ask, schedule: Schedule, preview: int) -> ScheduleRow:
+def _row(ask: OperationRequest, schedule: Schedule, preview: int) -> ScheduleRow:
     return ScheduleRow(
         id=schedule.id,
         destination=schedule.envelope.destination,
@@ -108,9 +108,9 @@ def _row(ask: Ask, schedule: Schedule, preview: int) -> ScheduleRow:
     )
 
 
-async def add_schedule(ask: Ask) -> ScheduleRow:
+async def add_schedule(ask: OperationRequest) -> ScheduleRow:
     asked: NewSchedule = ask.body
-    payload, content_type = from_body(Body(asked.json, asked.text, asked.base64))
+    payload, content_type = from_body(JsonPayload(asked.json, asked.text, asked.base64))
     envelope = Envelope(
         destination=asked.destination,
         kind="publish" if asked.destination.startswith("topic/") else "send",
@@ -135,14 +135,14 @@ async def add_schedule(ask: Ask) -> ScheduleRow:
     return _row(ask, kept, 10)
 
 
-async def remove_schedule(ask: Ask) -> Removed:
+async def remove_schedule(ask: OperationRequest) -> Removed:
     name: str = ask.path["id"]
     ask.hub.schedules.remove(name)
     await ask.hub.committed()
     return Removed(name)
 
 
-def preview_schedule(ask: Ask) -> Preview:
+def preview_schedule(ask: OperationRequest) -> Preview:
     asked: PreviewRequest = ask.body
     if bool(asked.cron) == bool(asked.interval_s):
         raise InvalidSchedule("a schedule has an interval or a cron expression, one of them")

@@ -15,8 +15,8 @@ from crosswire.hub.attachment import Attachment, Consumer
 from crosswire.hub.queues import Queue, QueuePolicy
 from crosswire.hub.topics import Subscription, Topic, TopicPolicy
 from crosswire.store.contract import Page
-from crosswire.web.contract import Ask, Id
-from crosswire.web.messages import Message, show_message
+from crosswire.web.contract import Id, OperationRequest
+from crosswire.web.messages import JsonMessage, show_message
 
 __all__ = [
     "close_connection",
@@ -47,7 +47,7 @@ class StoreState(msgspec.Struct, frozen=True):
     damaged_ranges: int
 
 
-class State(msgspec.Struct, frozen=True):
+class HubState(msgspec.Struct, frozen=True):
     """The hub at a glance. `connections` by protocol; `reports` the latest troubles; `leftovers` by
     kind what was held for peers that were gone, and given back."""
 
@@ -74,18 +74,18 @@ class State(msgspec.Struct, frozen=True):
     stopped: list[str]
 
 
-def show_state(ask: Ask) -> State:
+def show_state(ask: OperationRequest) -> HubState:
     server, hub = ask.server, ask.hub
     queues = hub.queues()
     store = hub.store
-    return State(
+    return HubState(
         version=__version__,
         node=hub.node,
         started=server.started_at,
         uptime_s=max(ask.now() - server.started_at, 0.0),
-        draining=server.site.draining,
+        draining=server.context.draining,
         listen={name: str(each.address) for name, each in server.listeners.items()},
-        connections=dict(Counter(each.protocol for each in server.site.gateways.values())),
+        connections=dict(Counter(each.protocol for each in server.context.gateways.values())),
         queues=len(queues),
         topics=len(hub.topics()),
         subscriptions=len(hub.subscriptions.all()),
@@ -165,10 +165,10 @@ class QueueDetail(msgspec.Struct, frozen=True, kw_only=True):
     dead_letters: int
     consumers: list[ConsumerRow]
     policy: QueuePolicy
-    messages: list[Message]
+    messages: list[JsonMessage]
 
 
-def list_queues(ask: Ask) -> Queues:
+def list_queues(ask: OperationRequest) -> Queues:
     names: Names = ask.query
     queues = [queue for queue in ask.hub.queues() if not queue.is_dead and _is_in(queue, names)]
     return Queues(
@@ -187,7 +187,7 @@ def list_queues(ask: Ask) -> Queues:
     )
 
 
-def show_queue(ask: Ask) -> QueueDetail:
+def show_queue(ask: OperationRequest) -> QueueDetail:
     queue = _queue(ask)
     holders = {
         each: consumer.peer.connection for consumer in queue.consumers for each in consumer.held
@@ -212,7 +212,7 @@ class Purged(msgspec.Struct, frozen=True):
     purged: int
 
 
-async def purge_queue(ask: Ask) -> Purged:
+async def purge_queue(ask: OperationRequest) -> Purged:
     queue = _queue(ask)
     before = queue.length
     queue.purge(ask.now())
@@ -220,7 +220,7 @@ async def purge_queue(ask: Ask) -> Purged:
     return Purged(max(before - queue.length, 0))
 
 
-def _queue(ask: Ask) -> Queue:
+def _queue(ask: OperationRequest) -> Queue:
     """One that is there: asking for another does not make it."""
     destination = f"queue/{ask.path['name']}"
     if destination not in ask.hub.store.destinations():
@@ -228,7 +228,7 @@ def _queue(ask: Ask) -> Queue:
     return ask.hub.queue(destination)
 
 
-def _dead_letters(ask: Ask, destination: str) -> int:
+def _dead_letters(ask: OperationRequest, destination: str) -> int:
     known = destination in ask.hub.store.destinations()
     return ask.hub.queue(destination).length if known else 0
 
@@ -272,7 +272,7 @@ class TopicDetail(msgspec.Struct, frozen=True, kw_only=True):
     subscriptions: list[str]
     reclaimed: int
     policy: TopicPolicy
-    messages: list[Message]
+    messages: list[JsonMessage]
 
 
 class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -298,7 +298,7 @@ class Removed(msgspec.Struct, frozen=True):
     removed: str
 
 
-def list_topics(ask: Ask) -> Topics:
+def list_topics(ask: OperationRequest) -> Topics:
     names: Names = ask.query
     rows = []
     for topic in [each for each in ask.hub.topics() if _is_in(each, names)][: names.limit]:
@@ -315,7 +315,7 @@ def list_topics(ask: Ask) -> Topics:
     return Topics(rows)
 
 
-def show_topic(ask: Ask) -> TopicDetail:
+def show_topic(ask: OperationRequest) -> TopicDetail:
     hub, peek = ask.hub, ask.query
     topic = hub.topics_by_name().get(f"topic/{ask.path['name']}")
     if topic is None:
@@ -344,11 +344,11 @@ def show_topic(ask: Ask) -> TopicDetail:
     )
 
 
-def list_subscriptions(ask: Ask) -> SubscriptionList:
+def list_subscriptions(ask: OperationRequest) -> SubscriptionList:
     return SubscriptionList([_subscription(ask, each) for each in ask.hub.subscriptions.all()])
 
 
-def _subscription(ask: Ask, subscription: Subscription) -> SubscriptionRow:
+def _subscription(ask: OperationRequest, subscription: Subscription) -> SubscriptionRow:
     definition = subscription.definition
     return SubscriptionRow(
         name=definition.name,
@@ -364,7 +364,7 @@ def _subscription(ask: Ask, subscription: Subscription) -> SubscriptionRow:
     )
 
 
-async def remove_subscription(ask: Ask) -> Removed:
+async def remove_subscription(ask: OperationRequest) -> Removed:
     name: str = ask.path["name"]
     ask.hub.subscriptions.remove(name)
     await ask.hub.committed()
@@ -385,12 +385,12 @@ class ServiceRow(msgspec.Struct, frozen=True, kw_only=True):
     providers: list[ProviderRow]
 
 
-class Services(msgspec.Struct, frozen=True):
+class ServiceRows(msgspec.Struct, frozen=True):
     services: list[ServiceRow]
 
 
-def list_services(ask: Ask) -> Services:
-    return Services(
+def list_services(ask: OperationRequest) -> ServiceRows:
+    return ServiceRows(
         [
             ServiceRow(
                 name=name.removeprefix("service/"),
@@ -409,7 +409,7 @@ def list_services(ask: Ask) -> Services:
 # ------------------------------------------------------------------------------------- connections
 
 
-class Taking(msgspec.Struct, frozen=True, kw_only=True):
+class SubscribedRow(msgspec.Struct, frozen=True, kw_only=True):
     """Something that a connection takes messages from."""
 
     destination: str
@@ -426,13 +426,13 @@ class ConnectionRow(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     principal: str
     since: float
-    consumes: list[Taking]
+    consumes: list[SubscribedRow]
     serves: list[str]
     calls: int
     congested: bool
 
 
-class Connections(msgspec.Struct, frozen=True):
+class ConnectionList(msgspec.Struct, frozen=True):
     connections: list[ConnectionRow]
 
 
@@ -445,12 +445,14 @@ class Closed(msgspec.Struct, frozen=True):
     closed: str
 
 
-def list_connections(ask: Ask) -> Connections:
+def list_connections(ask: OperationRequest) -> ConnectionList:
     query: ConnectionsQuery = ask.query
     gateways = [
-        each for each in ask.server.site.gateways.values() if query.protocol in ("", each.protocol)
+        each
+        for each in ask.server.context.gateways.values()
+        if query.protocol in ("", each.protocol)
     ]
-    return Connections([_connection(each) for each in gateways[: query.limit]])
+    return ConnectionList([_connection(each) for each in gateways[: query.limit]])
 
 
 def _connection(gateway: Gateway) -> ConnectionRow:
@@ -468,17 +470,17 @@ def _connection(gateway: Gateway) -> ConnectionRow:
     )
 
 
-def _taking(attachment: Attachment) -> Taking:
+def _taking(attachment: Attachment) -> SubscribedRow:
     held: Any = attachment.held if isinstance(attachment, Consumer) else ()
-    return Taking(
+    return SubscribedRow(
         destination=attachment.destination, held=len(held), free=max(attachment.window.free, 0)
     )
 
 
-def close_connection(ask: Ask) -> Closed:
+def close_connection(ask: OperationRequest) -> Closed:
     """In its protocol's own way; what it holds goes to others."""
     name: str = ask.path["id"]
-    gateway = ask.server.site.gateways.get(name)
+    gateway = ask.server.context.gateways.get(name)
     if gateway is None or not gateway.end():
         raise UnknownMessage(f"there is no connection {name!r}")
     return Closed(name)

@@ -451,7 +451,7 @@ class Connection(ABC):
         """End the connection for this reason: the protocol's goodbye for it, then the end."""
         if not self.closed:
             error.__traceback__ = None
-            self._say_goodbye(error)
+            self._send_goodbye(error)
             self._end(ConnectionFailed(error))
 
     # What a protocol fills in.
@@ -465,7 +465,7 @@ class Connection(ABC):
         """A deadline has passed: act, or raise PeerTimeout."""
 
     @abstractmethod
-    def _say_goodbye(self, error: CrosswireError) -> None:
+    def _send_goodbye(self, error: CrosswireError) -> None:
         """Queue what the protocol sends for this error: the one place that maps them."""
 
     def _end(self, event: ConnectionClosed | ConnectionFailed) -> None:

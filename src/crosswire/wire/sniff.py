@@ -13,7 +13,7 @@ def sniff(data: bytes) -> str | None:
 
     Unsure is also the answer while another protocol could still turn out to be the one.
     """
-    said = {name: protocol(name).sniff(data) for name in PROTOCOL_NAMES}
-    sure = [name for name, answer in said.items() if answer is Sniff.YES]
-    undecided = [name for name, answer in said.items() if answer is Sniff.MORE]
+    hints = {name: protocol(name).sniff(data) for name in PROTOCOL_NAMES}
+    sure = [name for name, answer in hints.items() if answer is Sniff.YES]
+    undecided = [name for name, answer in hints.items() if answer is Sniff.MORE]
     return sure[0] if len(sure) == 1 and not undecided else None

@@ -73,8 +73,8 @@ def warm_up() -> None:
     for name in (
         "crosswire.cli.serve",
         "crosswire.cli.store",
-        "crosswire.gateways.emp",
-        "crosswire.gateways.relink",
+        "crosswire.gateways.emp.gateway",
+        "crosswire.gateways.relink.gateway",
         "crosswire.web.app",
         "crosswire.lake.writer",
         "pyarrow.parquet",

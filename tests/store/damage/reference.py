@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
-from crosswire.clients.relink import RelinkClient
+from crosswire.client.native.relink import RelinkClient
 from tests.store.damage.hubs import Delivered, Emp, Hub
 
 __all__ = ["REFERENCES", "Reference", "Truth", "copy_tree", "digest", "key_of", "make"]

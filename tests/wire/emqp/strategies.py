@@ -12,7 +12,7 @@ from crosswire.wire.emqp.frames import (
     ADMIN_COMMANDS,
     Ack,
     Admin,
-    Delivery,
+    DeliveryFrame,
     Disconnect,
     EmqpLimits,
     Heartbeat,
@@ -22,8 +22,8 @@ from crosswire.wire.emqp.frames import (
     Ready,
     Reply,
     Request,
-    Schedule,
-    Unschedule,
+    ScheduleFrame,
+    UnscheduleFrame,
     serialize,
 )
 from crosswire.wire.zmtp.frames import (
@@ -48,12 +48,12 @@ commands: SearchStrategy[Frame] = st.one_of(
     st.builds(Ready, text),
     st.builds(Request, text, text, text, bodies),
     st.builds(Publish, text, text, st.none() | text, bodies),
-    st.builds(lambda a, b, c, d: Schedule(a, b, c, *d), text, text, text, timed),
-    st.builds(lambda a, b, c, d: Unschedule(a, b, c, *d), text, text, text, timed),
+    st.builds(lambda a, b, c, d: ScheduleFrame(a, b, c, *d), text, text, text, timed),
+    st.builds(lambda a, b, c, d: UnscheduleFrame(a, b, c, *d), text, text, text, timed),
     st.builds(Inform, text, text, text),
     st.builds(Admin, text, st.sampled_from(ADMIN_COMMANDS)),
 )
-deliveries = st.builds(Delivery, text, bodies)
+deliveries = st.builds(DeliveryFrame, text, bodies)
 
 
 def wire(frame: Frame) -> bytes:

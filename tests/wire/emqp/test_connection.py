@@ -41,7 +41,7 @@ from crosswire.wire.emqp.events import (
 from crosswire.wire.emqp.frames import (
     Ack,
     Admin,
-    Delivery,
+    DeliveryFrame,
     Disconnect,
     EmqpLimits,
     Heartbeat,
@@ -51,8 +51,8 @@ from crosswire.wire.emqp.frames import (
     Ready,
     Reply,
     Request,
-    Schedule,
-    Unschedule,
+    ScheduleFrame,
+    UnscheduleFrame,
     serialize,
 )
 from crosswire.wire.emqp.states import LISTENERS, RECEIVES, ROLES, SENDS, SOCKETS, State
@@ -356,9 +356,9 @@ class TestClients:
         client.send_schedule("q", "h", b"m", interval_s=0.5)
         client.send_unschedule("q", "h", b"m", cron="@daily")
         assert sent(client) == [
-            Schedule("1", "q", "h", "1234567", b"m", ""),
-            Schedule("2", "q", "h", "0.5", b"m", ""),
-            Unschedule("3", "q", "h", "-1", b"m", "@daily"),
+            ScheduleFrame("1", "q", "h", "1234567", b"m", ""),
+            ScheduleFrame("2", "q", "h", "0.5", b"m", ""),
+            UnscheduleFrame("3", "q", "h", "-1", b"m", "@daily"),
         ]
 
     @pytest.mark.parametrize("when", [{}, {"interval_s": 1, "cron": "* * * * *"}])
@@ -382,7 +382,7 @@ class TestClients:
         self, headers: str, interval: str | None, cron: str | None, expected: Any
     ) -> None:
         connection = broker("emqp-clients")
-        (event,) = receive(connection, Schedule("1", "q", headers, interval, b"m", cron))
+        (event,) = receive(connection, ScheduleFrame("1", "q", headers, interval, b"m", cron))
         assert isinstance(event, ScheduleReceived)
         assert (event.interval_s, event.cron) == expected
 
@@ -398,7 +398,7 @@ class TestClients:
     )
     def test_never(self, headers: str, interval: str | None, cron: str | None) -> None:
         connection = broker("emqp-clients")
-        events = receive(connection, Schedule("1", "q", headers, interval, b"m", cron))
+        events = receive(connection, ScheduleFrame("1", "q", headers, interval, b"m", cron))
         assert isinstance(ignored(events), MalformedFrame)
 
     def test_receipt_and_result(self) -> None:
@@ -715,8 +715,8 @@ EXAMPLES: list[Frame] = [
     Ready("1"),
     Request("1", "q", "", b"x"),
     Publish("1", "t", None, b"x"),
-    Schedule("1", "q", "", "5", b"x", ""),
-    Unschedule("1", "q", "", "5", b"x", ""),
+    ScheduleFrame("1", "q", "", "5", b"x", ""),
+    UnscheduleFrame("1", "q", "", "5", b"x", ""),
     Inform("1", "", "worker"),
     Admin("1", "STATUS"),
 ]
@@ -842,7 +842,7 @@ class TestDecoder:
         assert [(row.layer, row.error) for row in rows[2:]] == [(0, None), (1, "malformed")]
 
     def test_publications_are_known_by_the_socket(self) -> None:
-        parts = serialize(Delivery("topic", b"1"))
+        parts = serialize(DeliveryFrame("topic", b"1"))
         rows = EmqpDecoder("broker").rows(handshake("PUB") + serialize_message(parts))
         assert (rows[-1].frame, rows[-1].fields) == ("publish", {"topic": "topic", "message": "31"})
 

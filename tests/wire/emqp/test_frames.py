@@ -13,14 +13,14 @@ from crosswire.wire.contract import Frame
 from crosswire.wire.emqp.frames import (
     ADMIN_COMMANDS,
     Admin,
-    Delivery,
+    DeliveryFrame,
     Inform,
     Kbai,
     Malformed,
     Publish,
     Reply,
     Request,
-    Schedule,
+    ScheduleFrame,
     parse,
     parse_delivery,
     parse_queues,
@@ -122,7 +122,7 @@ def test_round_trip(frame: Frame) -> None:
 @given(st.lists(st.binary(max_size=12), max_size=10))
 def test_any_byte_strings_are_parsed(parts: list[bytes]) -> None:
     assert isinstance(parse(parts), Malformed)
-    assert isinstance(parse_delivery(parts), Malformed | Delivery)
+    assert isinstance(parse_delivery(parts), Malformed | DeliveryFrame)
 
 
 names = st.sampled_from(
@@ -174,8 +174,8 @@ def test_bodies_may_be_any_bytes() -> None:
         Request("1", "q", "", b"\xff\0"),
         Reply("1", b"\xff\0", "2"),
         Publish("1", "t", None, b"\xff\0"),
-        Schedule("1", "q", "", "5", b"\xff\0", ""),
-        Schedule("1", "q", "interval:5", None, b"\xff\0", None),
+        ScheduleFrame("1", "q", "", "5", b"\xff\0", ""),
+        ScheduleFrame("1", "q", "interval:5", None, b"\xff\0", None),
     ):
         assert parse(serialize(frame)) == frame
 

@@ -59,7 +59,7 @@ def compare(listener: str, messages: list[bytes], cuts: list[int]) -> None:
     assert str(told(quick, data, cuts)) == str(told(plain, data, []))
     assert quick.free_slots == plain.free_slots
     assert quick.ignored == plain.ignored
-    assert quick.heard_at == plain.heard_at
+    assert quick.last_received_at == plain.last_received_at
     assert quick._decoder.offset == plain._decoder.offset
 
 

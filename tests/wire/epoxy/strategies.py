@@ -9,7 +9,7 @@ from crosswire.wire.contract import Connection, Frame
 from crosswire.wire.epoxy.comm import Error
 from crosswire.wire.epoxy.connection import EpoxyConnection
 from crosswire.wire.epoxy.frames import (
-    Config,
+    ConfigFrame,
     Message,
     MessageType,
     ProtocolError,
@@ -56,13 +56,13 @@ errors = st.recursive(
 protocol_errors = st.builds(
     ProtocolError, st.sampled_from(ProtocolErrorCode).map(int) | int32s, st.none() | errors
 )
-frames: SearchStrategy[Frame] = st.one_of(st.just(Config()), messages, protocol_errors)
+frames: SearchStrategy[Frame] = st.one_of(st.just(ConfigFrame()), messages, protocol_errors)
 
 
 def streams(sender: str) -> SearchStrategy[Stream]:
     """What a peer might send after its config, as far as a decoder can tell."""
     return st.lists(frames, max_size=8).map(
-        lambda sent: Stream(b"".join(map(serialize, [Config(), *sent])))
+        lambda sent: Stream(b"".join(map(serialize, [ConfigFrame(), *sent])))
     )
 
 

@@ -37,7 +37,7 @@ from crosswire.wire.epoxy.events import (
     ResponseReceived,
 )
 from crosswire.wire.epoxy.frames import (
-    Config,
+    ConfigFrame,
     EpoxyLimits,
     Message,
     MessageType,
@@ -53,12 +53,12 @@ LAYER = bytes.fromhex("4342010001")
 REQUEST = Message(1, MessageType.REQUEST, "s", "m", payload=PAYLOAD)
 EVENT = Message(3, MessageType.EVENT, "s", "m", payload=PAYLOAD)
 RESPONSE = Message(2, MessageType.RESPONSE, payload=PAYLOAD)
-EXAMPLES: list[Frame] = [Config(), REQUEST, ProtocolError(0)]
+EXAMPLES: list[Frame] = [ConfigFrame(), REQUEST, ProtocolError(0)]
 
 
 def opened(limits: EpoxyLimits | None = None) -> EpoxyConnection:
     connection = EpoxyConnection("server", 0.0, limits=limits)
-    receive(connection, Config())
+    receive(connection, ConfigFrame())
     sent(connection)
     return connection
 
@@ -94,25 +94,25 @@ def pair() -> tuple[EpoxyConnection, EpoxyConnection]:
 
 class TestHandshake:
     def test_a_client_speaks_first(self) -> None:
-        assert sent(EpoxyConnection("client", 0.0)) == [Config()]
+        assert sent(EpoxyConnection("client", 0.0)) == [ConfigFrame()]
 
     def test_a_server_waits(self) -> None:
         assert sent(EpoxyConnection("server", 0.0)) == []
 
     def test_a_server_answers_a_config_with_its_own(self) -> None:
         connection = EpoxyConnection("server", 0.0)
-        assert receive(connection, Config()) == [ConnectionOpened()]
-        assert sent(connection) == [Config()]
+        assert receive(connection, ConfigFrame()) == [ConnectionOpened()]
+        assert sent(connection) == [ConfigFrame()]
 
     def test_a_client_is_open_with_the_servers_config(self) -> None:
         connection = EpoxyConnection("client", 0.0)
         sent(connection)
-        assert receive(connection, Config()) == [ConnectionOpened()]
+        assert receive(connection, ConfigFrame()) == [ConnectionOpened()]
         assert sent(connection) == []
 
     def test_a_request_right_behind_the_config_is_taken(self) -> None:
         connection = EpoxyConnection("server", 0.0)
-        assert receive(connection, Config(), REQUEST) == [
+        assert receive(connection, ConfigFrame(), REQUEST) == [
             ConnectionOpened(),
             RequestReceived(1, "s", "m", PAYLOAD, None),
         ]
@@ -164,7 +164,7 @@ class TestHandshake:
 def _in_state(state: State) -> EpoxyConnection:
     connection = EpoxyConnection("server", 0.0)
     if state is not State.HANDSHAKE:
-        receive(connection, Config())
+        receive(connection, ConfigFrame())
     if state is State.ANSWERING:
         receive(connection, REQUEST)
     if state in (State.ANSWERING, State.LEAVING):
@@ -187,7 +187,7 @@ def test_what_is_not_in_the_table_is_a_violation(state: State, frame: Frame) -> 
 
 def test_a_second_config_violates_the_protocol() -> None:
     connection = opened()
-    failure(receive(connection, Config()))
+    failure(receive(connection, ConfigFrame()))
     assert goodbye(connection) == "protocol-violated"
 
 
@@ -335,7 +335,7 @@ class TestConversations:
 
     def test_the_last_id_is_used_and_then_they_are_exhausted(self) -> None:
         connection = EpoxyConnection("client", 0.0)
-        receive(connection, Config())
+        receive(connection, ConfigFrame())
         connection._next_id = 2**64 - 1
         assert connection.send_event("s", "m", PAYLOAD) == 2**64 - 1
         sent(connection)

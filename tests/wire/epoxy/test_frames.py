@@ -26,7 +26,7 @@ from crosswire.wire.epoxy import frames as module
 from crosswire.wire.epoxy.comm import Error, ErrorCode
 from crosswire.wire.epoxy.decoder import EpoxyDecoder
 from crosswire.wire.epoxy.frames import (
-    Config,
+    ConfigFrame,
     EpoxyLimits,
     Message,
     MessageType,
@@ -198,10 +198,10 @@ class TestFramingErrors:
     )
     def test_malformed_frames_are_passed_over(self, wire: bytes) -> None:
         ((offset, length, item), (_, _, after)) = EpoxyDecoder("client").feed(
-            wire + serialize(Config())
+            wire + serialize(ConfigFrame())
         )
         assert (type(item), offset, length) == (MalformedFrame, 0, len(wire))
-        assert after == Config()
+        assert after == ConfigFrame()
 
     @pytest.mark.parametrize("kind", [0, 4, -1, 2**31 - 1])
     def test_a_message_type_that_nobody_defined(self, kind: int) -> None:

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 from crosswire.wire.epoxy.connection import TRANSITIONS, State
-from crosswire.wire.epoxy.frames import Config, Message, ProtocolError
+from crosswire.wire.epoxy.frames import ConfigFrame, Message, ProtocolError
 from tests.wire.vectors import load
 
 ROOT = Path(__file__).parents[3]
-FRAMES = (Config, Message, ProtocolError)
+FRAMES = (ConfigFrame, Message, ProtocolError)
 
 
 def section(name: str) -> str:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from crosswire.clients.dial import Backoff
-from crosswire.clients.epoxy import Call, EpoxyClient, EpoxyServer
+from crosswire.client.native.dial import Backoff
+from crosswire.client.native.epoxy import EpoxyClient, EpoxyServer, IncomingCall
 from crosswire.errors import ConnectFailed, ConnectionLost, IdentifiersExhausted
 from crosswire.wire.epoxy.comm import Error, ErrorCode, marshal_error, unmarshal_error
 from crosswire.wire.epoxy.decoder import EpoxyDecoder
 from crosswire.wire.epoxy.frames import (
-    Config,
+    ConfigFrame,
     EpoxyLimits,
     Message,
     MessageType,
@@ -23,7 +23,7 @@ from crosswire.wire.epoxy.frames import (
     serialize,
 )
 
-CONFIG = serialize(Config())
+CONFIG = serialize(ConfigFrame())
 EMPTY = bytes.fromhex("4342010000")
 PAYLOAD = b"PD\5\0\0\0" + EMPTY
 HEADERS = bytes.fromhex("4852 13000000 060000 0100000000000000 100100 01000000 00")
@@ -31,15 +31,15 @@ REQUEST = Message(1, MessageType.REQUEST, "test.Echo", "Echo", payload=EMPTY)
 SOON = Backoff(0.01, 0.02)
 
 
-async def echo(call: Call) -> bytes:
+async def echo(call: IncomingCall) -> bytes:
     return call.payload
 
 
-async def crash(call: Call) -> bytes:
+async def crash(call: IncomingCall) -> bytes:
     raise ZeroDivisionError
 
 
-async def no_answer(call: Call) -> None:
+async def no_answer(call: IncomingCall) -> None:
     """What an event's handler says."""
 
 
@@ -104,7 +104,7 @@ FRAMING_ERRORS = {
 class TestFramingErrors:
     async def test_after_the_handshake(self, server: EpoxyServer, sent: bytes, said: str) -> None:
         config, error = await exchange(server, CONFIG + sent)
-        assert (config, error.error_name) == (Config(), said)
+        assert (config, error.error_name) == (ConfigFrame(), said)
         assert error.details.message
 
     async def test_in_the_handshake(self, server: EpoxyServer, sent: bytes, said: str) -> None:
@@ -115,7 +115,7 @@ class TestFramingErrors:
 class TestStateErrors:
     async def test_a_second_config(self, server: EpoxyServer) -> None:
         config, error = await exchange(server, CONFIG + CONFIG)
-        assert (config, error.error_name) == (Config(), "protocol-violated")
+        assert (config, error.error_name) == (ConfigFrame(), "protocol-violated")
 
     async def test_nothing_within_the_handshake_timeout(self) -> None:
         server = EpoxyServer({}, limits=EpoxyLimits(handshake_s=0.05))
@@ -143,7 +143,7 @@ class TestStateErrors:
     async def test_a_received_protocol_error_is_never_answered(
         self, server: EpoxyServer, before: bytes, received: bytes
     ) -> None:
-        assert await exchange(server, before + received) == ([Config()] if before else [])
+        assert await exchange(server, before + received) == ([ConfigFrame()] if before else [])
 
     async def test_parity_when_strict(self) -> None:
         server = EpoxyServer({}, limits=EpoxyLimits(strict=True))
@@ -174,7 +174,7 @@ class TestAnswers:
 
     async def answer(self, server: EpoxyServer, request: Message) -> Error:
         config, answer = await exchange(server, CONFIG + serialize(request), half_close=True)
-        assert (config, answer.message_type) == (Config(), MessageType.RESPONSE)
+        assert (config, answer.message_type) == (ConfigFrame(), MessageType.RESPONSE)
         return unmarshal_error(answer.error)
 
     async def test_an_unknown_method(self, server: EpoxyServer) -> None:
@@ -211,7 +211,7 @@ class TestAnswers:
     ) -> None:
         both = CONFIG + serialize(sent) + serialize(REQUEST)
         config, answer = await exchange(server, both, half_close=True)
-        assert (config, answer.payload) == (Config(), EMPTY)
+        assert (config, answer.payload) == (ConfigFrame(), EMPTY)
 
     async def test_layer_data_does_no_harm(self, server: EpoxyServer) -> None:
         request = Message(1, MessageType.REQUEST, "test.Echo", "Echo", b"layers", EMPTY)
@@ -222,13 +222,13 @@ class TestAnswers:
 class TestHandshake:
     async def test_a_pipelined_request_is_answered(self, server: EpoxyServer) -> None:
         answers = await exchange(server, CONFIG + serialize(REQUEST), half_close=True)
-        assert answers == [Config(), Message(1, MessageType.RESPONSE, payload=EMPTY)]
+        assert answers == [ConfigFrame(), Message(1, MessageType.RESPONSE, payload=EMPTY)]
 
     @pytest.mark.parametrize("content", ["0100", "00ffff", "0905000178 00"])
     async def test_a_config_may_hold_more(self, server: EpoxyServer, content: str) -> None:
         data = bytes.fromhex(content)
         config = b"\1\0CG" + len(data).to_bytes(4, "little") + data
-        assert await exchange(server, config, half_close=True) == [Config()]
+        assert await exchange(server, config, half_close=True) == [ConfigFrame()]
 
     async def test_a_server_whose_first_frame_is_no_config(self) -> None:
         heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -243,7 +243,7 @@ class TestHandshake:
         with pytest.raises(ConnectFailed, match="no handshake"):
             await EpoxyClient("127.0.0.1", port).__aenter__()
         config, error = (item for _, _, item in EpoxyDecoder("client").feed(await heard))
-        assert (config, error.error_code) == (Config(), ProtocolErrorCode.SERVER_BAD_HANDSHAKE)
+        assert (config, error.error_code) == (ConfigFrame(), ProtocolErrorCode.SERVER_BAD_HANDSHAKE)
         other.close()
 
 

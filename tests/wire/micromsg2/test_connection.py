@@ -183,8 +183,8 @@ class TestHandshake:
             receive(connection, hello())
             connection.data_to_send()
         assert isinstance(failure(receive(connection, frame)), CrosswireError)
-        (said,) = sent_in_handshake(connection)
-        assert said.name == name
+        (sent_frame,) = sent_in_handshake(connection)
+        assert sent_frame.name == name
 
     @pytest.mark.parametrize(
         ("frame", "name"),
@@ -197,22 +197,22 @@ class TestHandshake:
     def test_what_a_client_refuses(self, frame: Handshake, name: str) -> None:
         connection = MicroMsg2Connection("client", 0.0)
         receive(connection, frame)
-        proposal, said = sent_in_handshake(connection)
-        assert (proposal.frame_name, said.name) == ("handshake", name)
+        proposal, sent_frame = sent_in_handshake(connection)
+        assert (proposal.frame_name, sent_frame.name) == ("handshake", name)
 
     def test_a_malformed_list_is_malformed(self) -> None:
         connection = MicroMsg2Connection("server", 0.0)
         connection.receive_data(bytes.fromhex("0100000000023b3b0000"), 0.0)
-        (said,) = sent_in_handshake(connection)
-        assert said.name == "malformed"
+        (frame,) = sent_in_handshake(connection)
+        assert frame.name == "malformed"
 
     def test_what_the_server_requires_must_be_in_the_final_handshake(self) -> None:
         connection = MicroMsg2Connection("server", 0.0, offer=Offer(required=names("pub-sub")))
         receive(connection, hello())
         connection.data_to_send()
         receive(connection, hello())
-        (said,) = sent_in_handshake(connection)
-        assert (said.name, said.arguments["description"]) == (
+        (frame,) = sent_in_handshake(connection)
+        assert (frame.name, frame.arguments["description"]) == (
             "extension",
             "required but left out: pub-sub",
         )
@@ -233,8 +233,8 @@ class TestHandshake:
         assert connection.next_deadline() == 105.0
         connection.handle_deadline(105.0)
         assert isinstance(failure(connection.events()), PeerTimeout)
-        (said,) = sent_in_handshake(connection)
-        assert said.name == "handshake"
+        (frame,) = sent_in_handshake(connection)
+        assert frame.name == "handshake"
 
     def test_five_seconds_in_all(self) -> None:
         connection = MicroMsg2Connection("server", 100.0)
@@ -350,14 +350,14 @@ def test_any_input_in_any_state_is_legal_or_ends_it_cleanly(
     connection = in_state(state)
     drawn = data.draw(frames() | st.lists(handshakes, max_size=2))
     wire = b"".join(map(serialize, drawn)) + data.draw(st.binary(max_size=10))
-    for place in range(0, len(wire), 50):
-        connection.receive_data(wire[place : place + 50], 0.0)
+    for index in range(0, len(wire), 50):
+        connection.receive_data(wire[index : index + 50], 0.0)
     events = connection.events()
     ends = [event for event in events if isinstance(event, ConnectionFailed)]
     assert len(ends) == connection.closed
     if ends:
-        said = b"".join(connection.data_to_send())
-        assert isinstance(ends[0].error, PeerError) or said
+        frame = b"".join(connection.data_to_send())
+        assert isinstance(ends[0].error, PeerError) or frame
 
 
 # -------------------------------------------------------------------------------------- messages
@@ -482,8 +482,8 @@ def test_violations(wire: str, name: str) -> None:
     connection = opened(batch_ack(4), "pub-sub", "dotnet")
     connection.receive_data(bytes.fromhex(wire), 0.0)
     assert isinstance(connection.events()[-1], ConnectionFailed)
-    (said,) = [frame for frame in sent(connection) if isinstance(frame, Error)]
-    assert said.name == name and said.arguments["description"]
+    (sent_frame,) = [frame for frame in sent(connection) if isinstance(frame, Error)]
+    assert sent_frame.name == name and sent_frame.arguments["description"]
     assert connection.closed
 
 
@@ -763,8 +763,8 @@ class TestEnding:
     def test_a_long_description_is_cut(self) -> None:
         connection = opened()
         connection.fail(CrosswireError("é" * 5000))
-        (said,) = sent(connection)
-        assert said.arguments["description"] == "é" * 1000
+        (frame,) = sent(connection)
+        assert frame.arguments["description"] == "é" * 1000
 
     def test_the_peers_error_is_told_and_not_answered(self) -> None:
         connection = opened()

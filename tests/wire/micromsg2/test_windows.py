@@ -206,7 +206,7 @@ class TestReceiveWindow:
         window = ReceiveWindow(5)
         window.receive_run(first, 4)
         assert window.room == 1
-        window.acknowledge(*[(first + place - 1) % 65535 + 1 for place in range(3)])
+        window.acknowledge(*[(first + index - 1) % 65535 + 1 for index in range(3)])
         assert (window.take_due(), window.waiting) == ((first + 1) % 65535 + 1, 1)
 
     def test_of_a_run_with_a_gap_only_the_beginning_is_due(self) -> None:

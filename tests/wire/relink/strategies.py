@@ -13,9 +13,9 @@ from crosswire.wire.relink.events import HandshakeReceived
 from crosswire.wire.relink.frames import (
     ChannelAcknowledgement,
     ChannelOperation,
-    Layout,
     Message,
     Nop,
+    PacketLayout,
     Ping,
     Pong,
     Resume,
@@ -28,9 +28,9 @@ from crosswire.wire.relink.frames import (
 from crosswire.wire.relink.handshake import (
     ConnectorHello,
     ConnectorVersion,
+    LinkTerms,
     ListenerHello,
     ListenerVersion,
-    Terms,
     serialize_handshake,
 )
 from crosswire.wire.relink.link import Link
@@ -100,7 +100,7 @@ def packets(sender: str, sizes: tuple[int, int]) -> SearchStrategy[Frame]:
     )
 
 
-def layout_of(sender: str, sizes: tuple[int, int]) -> Layout:
+def layout_of(sender: str, sizes: tuple[int, int]) -> PacketLayout:
     return layout(sender, *sizes)
 
 
@@ -145,7 +145,7 @@ class Ends:
 
     @classmethod
     def fresh(cls, *, start: int = 0, **terms: int | bool | str) -> Ends:
-        agreed = Terms(**{"endpoint": "e", **terms})  # type: ignore[arg-type]
+        agreed = LinkTerms(**{"endpoint": "e", **terms})  # type: ignore[arg-type]
         return cls(
             Link("connector", agreed, start=start),
             Link("listener", agreed, epoch=EPOCH, id=7, start=start),

@@ -48,16 +48,16 @@ from crosswire.wire.relink.frames import (
 from crosswire.wire.relink.handshake import (
     ConnectorHello,
     ConnectorVersion,
+    LinkTerms,
     ListenerHello,
     ListenerVersion,
-    Terms,
     serialize_handshake,
 )
 from crosswire.wire.relink.link import Link, Phase
 from tests.wire.relink.strategies import EPOCH, Ends, connector_start, layout_of, open_ends
 from tests.wire.stream import pump
 
-TERMS = Terms(endpoint="e")
+TERMS = LinkTerms(endpoint="e")
 
 
 def give(connection: RelinkConnection, *packets: Frame, now: float = 0.0) -> list[Event]:
@@ -104,7 +104,7 @@ def old_link(role: str) -> Link:
 
 
 def test_the_handshake_byte_by_byte() -> None:
-    link = Link("connector", Terms(endpoint="queue/q", connector_id_size=2))
+    link = Link("connector", LinkTerms(endpoint="queue/q", connector_id_size=2))
     connector = RelinkConnection("connector", 0.0, link=link)
     listener = RelinkConnection("listener", 0.0)
     assert b"".join(connector.data_to_send()) == bytes(8)
@@ -117,7 +117,7 @@ def test_the_handshake_byte_by_byte() -> None:
         listener.receive_data(bytes([octet]), 0.0)
     (asked,) = listener.events()
     assert isinstance(asked, HandshakeReceived) and asked.hello.endpoint == "queue/q"
-    listener.accept(Link("listener", Terms.of(asked.hello), epoch=EPOCH, id=7))
+    listener.accept(Link("listener", LinkTerms.of(asked.hello), epoch=EPOCH, id=7))
     answer = b"".join(listener.data_to_send())
     assert answer == EPOCH.to_bytes(8, "little") + b"\7" + bytes(7)
     connector.receive_data(answer, 0.0)
@@ -402,7 +402,7 @@ def limited(**limits: int) -> RelinkConnection:
     listener = RelinkConnection("listener", 0.0, limits=chosen)
     hello = ConnectorHello(endpoint="e", connector_transactions=True)
     listener.receive_data(bytes(8) + serialize_handshake(hello), 0.0)
-    listener.accept(Link("listener", Terms.of(hello), epoch=EPOCH, id=7, limits=chosen))
+    listener.accept(Link("listener", LinkTerms.of(hello), epoch=EPOCH, id=7, limits=chosen))
     return listener
 
 

@@ -22,14 +22,14 @@ from crosswire.wire.relink.frames import (
     serialize,
     serialize_all,
 )
-from crosswire.wire.relink.handshake import Terms
+from crosswire.wire.relink.handshake import LinkTerms
 from crosswire.wire.relink.link import Link
 from tests.wire.stream import pump
 
 
 def linked(*, transactions: bool = False) -> tuple[Link, Link]:
     """A connector's link, and the guarded one that it talks to."""
-    terms = Terms(endpoint="e", connector_transactions=transactions)
+    terms = LinkTerms(endpoint="e", connector_transactions=transactions)
     links = Link("connector", terms), Link("listener", terms)
     for link in links:
         link.attach(resumed=False)
@@ -165,12 +165,12 @@ def test_packets_together_are_the_bytes_of_each(id_size: int) -> None:
 
 
 def test_a_listener_that_is_held_reads_nothing_and_pings_nobody() -> None:
-    connector = RelinkConnection("connector", 0.0, link=Link("connector", Terms(endpoint="e")))
+    connector = RelinkConnection("connector", 0.0, link=Link("connector", LinkTerms(endpoint="e")))
     listener = RelinkConnection("listener", 0.0)
     pump(connector, listener)
     (asked,) = listener.events()
     assert isinstance(asked, HandshakeReceived)
-    listener.accept(Link("listener", Terms(endpoint="e"), epoch=1, id=1))
+    listener.accept(Link("listener", LinkTerms(endpoint="e"), epoch=1, id=1))
     pump(connector, listener)
     listener.hold(True)
     assert (listener.wants_data, listener.next_deadline()) == (False, None)

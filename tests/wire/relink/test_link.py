@@ -28,14 +28,14 @@ from crosswire.wire.relink.frames import (
     Shutdown,
     Zeros,
 )
-from crosswire.wire.relink.handshake import Terms
+from crosswire.wire.relink.handshake import LinkTerms
 from crosswire.wire.relink.link import Link
 from tests.wire.relink.strategies import Ends
 from tests.wire.stream import pump
 
 
 def attached(*, start: int = 0, limits: RelinkLimits | None = None, **terms: bool | int) -> Link:
-    agreed = Terms(endpoint="e", **terms)  # type: ignore[arg-type]
+    agreed = LinkTerms(endpoint="e", **terms)  # type: ignore[arg-type]
     link = Link("connector", agreed, epoch=1, id=7, start=start, limits=limits)
     link.attach(resumed=False)
     return link

@@ -38,7 +38,7 @@ from crosswire.wire.relink.events import (
     ShutdownReceived,
 )
 from crosswire.wire.relink.frames import RelinkLimits
-from crosswire.wire.relink.handshake import Terms
+from crosswire.wire.relink.handshake import LinkTerms
 from crosswire.wire.relink.link import Link
 from tests.wire.relink.strategies import EPOCH
 
@@ -198,7 +198,7 @@ class LossyPipe(RuleBasedStateMachine):
         self, sizes: tuple[int, int], transactions: tuple[bool, bool], start: int, patience: int
     ) -> None:
         self.patience = patience
-        terms = Terms(
+        terms = LinkTerms(
             endpoint="model",
             connector_id_size=sizes[0],
             listener_id_size=sizes[1],

@@ -35,7 +35,7 @@ def test_any_cut_with_state_saved_at_every_one(
 ) -> None:
     data = stream.data + noise
     expected = in_words(ZmtpDecoder("connector").rows(data))
-    marks = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
+    marks = sorted({0, len(data), *(index % (len(data) + 1) for index in places)})
     decoder, rows = ZmtpDecoder("connector"), []
     for start, end in pairwise(marks):
         rows += decoder.rows(data[start:end])

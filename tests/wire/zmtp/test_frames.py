@@ -45,8 +45,8 @@ def expected(vector: dict[str, Any]) -> list[dict[str, Any]]:
     listed = vector.get("frames")
     if listed:
         return list(listed)
-    place = {"offset": len(before(vector)), "length": len(vector["wire"]) // 2}
-    return [place | {name: vector[name] for name in ("frame", "fields")}]
+    index = {"offset": len(before(vector)), "length": len(vector["wire"]) // 2}
+    return [index | {name: vector[name] for name in ("frame", "fields")}]
 
 
 def decoder_for(vector: dict[str, Any]) -> ZmtpDecoder:
@@ -271,16 +271,16 @@ def test_a_command_inside_a_message_is_on_a_layer_of_its_own(
     """So does libzmq with its heartbeats."""
     heads = [serialize_message((part, b""))[:-2] for part in parts[:-1]]
     heads.append(serialize_message((parts[-1],)))
-    place = data.draw(st.integers(1, len(parts) - 1))
-    heads.insert(place, serialize(command))
+    index = data.draw(st.integers(1, len(parts) - 1))
+    heads.insert(index, serialize(command))
     stream = b"".join(heads)
     cut = data.draw(st.integers(0, len(stream)))
     decoder = ZmtpDecoder("connector")
     decoder.feed(OPENING)
     nested, message = decoder.feed(stream[:cut]) + decoder.feed(stream[cut:])
     start = len(OPENING)
-    inside = start + sum(map(len, heads[:place]))
-    assert nested == (inside, len(heads[place]), NestedCommand(command.name, command.body))
+    inside = start + sum(map(len, heads[:index]))
+    assert nested == (inside, len(heads[index]), NestedCommand(command.name, command.body))
     assert message == (start, len(stream), Message(tuple(parts)))
     assert nested[2].layer == 1
 

@@ -7,7 +7,7 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosswire.wire.zmtp.routing import Router, Subscriptions
+from crosswire.wire.zmtp.routing import PrefixSubscriptions, Router
 
 
 def router() -> Router[str]:
@@ -67,7 +67,7 @@ changes = st.lists(st.tuples(st.sampled_from("+-!"), st.sampled_from("abc"), top
 def test_subscriptions_match_as_a_plain_search_does(
     plan: list[tuple[str, str, bytes]], topic: bytes
 ) -> None:
-    fast: Subscriptions[str] = Subscriptions()
+    fast: PrefixSubscriptions[str] = PrefixSubscriptions()
     plain: set[tuple[str, bytes]] = set()
     for action, who, what in plan:
         if action == "+":

@@ -10,7 +10,7 @@ from crosswire.cli.bench.contract import Work
 from crosswire.cli.bench.hub import StartedHub, started_hub
 from crosswire.cli.bench.run import Figures, Latency, load, one_at_a_time
 from crosswire.cli.hub import print_json
-from crosswire.cli.via.options import add_via_options, place_of
+from crosswire.cli.via.options import add_via_options, target_of
 from crosswire.listeners import PLAIN_LISTENERS
 
 __all__ = ["configure", "run"]
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
         work = Work(
             via=options.via,
             destination="topic/bench" if options.topic else "queue/bench",
-            place=place_of(options),
+            target=target_of(options),
             ports={} if hub is None else hub.ports,
             size_bytes=options.size,
             window=options.window,

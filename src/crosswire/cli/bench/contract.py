@@ -14,12 +14,20 @@ from typing import ClassVar, TypeVar
 
 import msgspec
 
-from crosswire.cli.via.contract import Place
+from crosswire.cli.via.contract import HubTarget
 from crosswire.errors import ConnectFailed, ConnectionLost
 from crosswire.listeners import LISTENERS
 from crosswire.wire.contract import Connection, ConnectionClosed, ConnectionFailed, Event
 
-__all__ = ["Consumer", "Line", "Part", "Producer", "Work", "consumer_of", "producer_of"]
+__all__ = [
+    "BenchConsumer",
+    "BenchEnd",
+    "BenchProducer",
+    "Line",
+    "Work",
+    "consumer_of",
+    "producer_of",
+]
 
 _READ_BYTES = 1 << 18
 _TIMEOUT_S = 60.0
@@ -33,7 +41,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
     via: str
     destination: str
-    place: Place = Place()
+    target: HubTarget = HubTarget()
     ports: dict[str, int] = {}
     size_bytes: int = 128
     window: int = 1000
@@ -57,17 +65,17 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 class Line:
     """A connection on a blocking socket."""
 
-    def __init__(self, work: Work, part: Part) -> None:
-        place = work.place
-        listener = part.listener if place.tls is None else f"{part.listener}-tls"
-        port = work.ports.get(part.listener) or place.port or LISTENERS[listener]
+    def __init__(self, work: Work, part: BenchEnd) -> None:
+        target = work.target
+        listener = part.listener if target.tls is None else f"{part.listener}-tls"
+        port = work.ports.get(part.listener) or target.port or LISTENERS[listener]
         try:
-            self.socket = socket.create_connection((place.host, port), _TIMEOUT_S)
+            self.socket = socket.create_connection((target.host, port), _TIMEOUT_S)
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if place.tls is not None:
-                self.socket = place.tls.wrap_socket(self.socket, server_hostname=place.host)
+            if target.tls is not None:
+                self.socket = target.tls.wrap_socket(self.socket, server_hostname=target.host)
         except OSError as error:
-            raise ConnectFailed(f"can't connect to {place.host}:{port}: {error}") from None
+            raise ConnectFailed(f"can't connect to {target.host}:{port}: {error}") from None
         self.connection = part.connect(time.monotonic())
         self._early: list[Event] = []
         self.write()
@@ -101,9 +109,9 @@ class Line:
         while True:
             events = self.read()
             self.write()
-            for place, event in enumerate(events):
+            for index, event in enumerate(events):
                 if isinstance(event, kind):
-                    self._early = events[place + 1 :]
+                    self._early = events[index + 1 :]
                     return event
 
     @property
@@ -123,7 +131,7 @@ def _raise_end(events: list[Event]) -> None:
             raise ConnectionLost("the hub ended the connection")
 
 
-class Part(ABC):
+class BenchEnd(ABC):
     """One end of a connection, in the words of its protocol."""
 
     listener: ClassVar[str]
@@ -139,7 +147,7 @@ class Part(ABC):
         """Get through the handshake, to where messages can go."""
 
 
-class Producer(Part):
+class BenchProducer(BenchEnd):
     is_answered = True
     """Are messages acknowledged? If they are not, they are done when they are sent."""
 
@@ -157,17 +165,17 @@ class Producer(Part):
         """How many messages these acknowledge."""
 
 
-class Consumer(Part):
+class BenchConsumer(BenchEnd):
     @abstractmethod
     def take(self, events: list[Event]) -> int:
         """How many messages these bring; they are settled."""
 
 
-def producer_of(work: Work) -> Producer:
-    made: Producer = import_module(f"crosswire.cli.bench.{work.via}").producer(work)
+def producer_of(work: Work) -> BenchProducer:
+    made: BenchProducer = import_module(f"crosswire.cli.bench.{work.via}").producer(work)
     return made
 
 
-def consumer_of(work: Work) -> Consumer:
-    made: Consumer = import_module(f"crosswire.cli.bench.{work.via}").consumer(work)
+def consumer_of(work: Work) -> BenchConsumer:
+    made: BenchConsumer = import_module(f"crosswire.cli.bench.{work.via}").consumer(work)
     return made

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from crosswire.cli.bench.contract import Consumer, Line, Part, Producer
+from crosswire.cli.bench.contract import BenchConsumer, BenchEnd, BenchProducer, Line
 from crosswire.errors import RequestFailed
 from crosswire.wire.contract import Connection, ConnectionOpened, Event
 from crosswire.wire.emp.connection import EmpConnection
@@ -18,7 +18,7 @@ _encode: Final = msgspec.json.encode
 _LARGEST_WINDOW: Final = 65_535
 
 
-class _Peer(Part):
+class _BenchPeer(BenchEnd):
     listener = "emp"
     _connection: EmpConnection
 
@@ -28,8 +28,8 @@ class _Peer(Part):
 
     def open(self, line: Line) -> None:
         line.wait_for(ConnectionOpened)
-        if self.work.place.token is not None:
-            self._ask(line, "$authenticate", token=self.work.place.token)
+        if self.work.target.token is not None:
+            self._ask(line, "$authenticate", token=self.work.target.token)
 
     def _ask(self, line: Line, op: str, **data: object) -> None:
         self._connection.send_request(op, _encode(data))
@@ -42,7 +42,7 @@ def _check(response: ResponseReceived) -> None:
         raise RequestFailed(response.code, response.description)
 
 
-class _Producer(_Peer, Producer):
+class _BenchProducer(_BenchPeer, BenchProducer):
     def open(self, line: Line) -> None:
         super().open(line)
         body = {"destination": self.work.destination, "text": self.work.payload.decode()}
@@ -62,7 +62,7 @@ class _Producer(_Peer, Producer):
         return count
 
 
-class _Consumer(_Peer, Consumer):
+class _BenchConsumer(_BenchPeer, BenchConsumer):
     def open(self, line: Line) -> None:
         super().open(line)
         # Twice the producer's window: answers take their time too.
@@ -83,5 +83,5 @@ class _Consumer(_Peer, Consumer):
         return count
 
 
-producer = _Producer
-consumer = _Consumer
+producer = _BenchProducer
+consumer = _BenchConsumer

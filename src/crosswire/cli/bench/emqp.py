@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from crosswire.cli.bench.contract import Consumer, Line, Part, Producer, Work
+from crosswire.cli.bench.contract import BenchConsumer, BenchEnd, BenchProducer, Line, Work
 from crosswire.cli.via.emqp import mechanism_of
 from crosswire.errors import ClientError
 from crosswire.wire.contract import Connection, Event
@@ -20,20 +20,20 @@ from crosswire.wire.emqp.events import (
 __all__ = ["consumer", "producer"]
 
 
-class _Peer(Part):
+class _BenchPeer(BenchEnd):
     role: str
     _connection: EmqpConnection
 
     def connect(self, now: float) -> Connection:
-        place = self.work.place
-        if place.token is not None or place.tls is not None:
+        target = self.work.target
+        if target.token is not None or target.tls is not None:
             raise ClientError("eMQP has neither tokens nor TLS; its peers are known by CURVE keys")
         self._connection = EmqpConnection(
             self.role,
             now,
             queues=((10, self.work.name),),
             identity=secrets.token_hex(8).encode(),
-            mechanism=mechanism_of(place),
+            mechanism=mechanism_of(target),
         )
         return self._connection
 
@@ -41,7 +41,7 @@ class _Peer(Part):
         line.wait_for(PeerReady)
 
 
-class _Client(_Peer, Producer):
+class _BenchClient(_BenchPeer, BenchProducer):
     listener = "emqp-clients"
     role = "client"
 
@@ -55,7 +55,7 @@ class _Client(_Peer, Producer):
         return sum(type(event) is ReplyReceived for event in events)
 
 
-class _Worker(_Peer, Consumer):
+class _BenchWorker(_BenchPeer, BenchConsumer):
     listener = "emqp-workers"
     role = "worker"
 
@@ -78,7 +78,7 @@ class _Worker(_Peer, Consumer):
         return count
 
 
-class _Publisher(_Peer, Producer):
+class _BenchPublisher(_BenchPeer, BenchProducer):
     listener = "emqp-publishers"
     role = "publisher"
     is_answered = False
@@ -92,7 +92,7 @@ class _Publisher(_Peer, Producer):
         return 0
 
 
-class _Subscriber(_Peer, Consumer):
+class _BenchSubscriber(_BenchPeer, BenchConsumer):
     listener = "emqp-subscribers"
     role = "subscriber"
 
@@ -105,9 +105,9 @@ class _Subscriber(_Peer, Consumer):
         return sum(type(event) is PublicationReceived for event in events)
 
 
-def producer(work: Work) -> Producer:
-    return _Publisher(work) if work.is_topic else _Client(work)
+def producer(work: Work) -> BenchProducer:
+    return _BenchPublisher(work) if work.is_topic else _BenchClient(work)
 
 
-def consumer(work: Work) -> Consumer:
-    return _Subscriber(work) if work.is_topic else _Worker(work)
+def consumer(work: Work) -> BenchConsumer:
+    return _BenchSubscriber(work) if work.is_topic else _BenchWorker(work)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from crosswire.bond import hub_module, marshal
-from crosswire.cli.bench.contract import Consumer, Line, Part, Producer
+from crosswire.cli.bench.contract import BenchConsumer, BenchEnd, BenchProducer, Line
 from crosswire.errors import RequestFailed
 from crosswire.wire.contract import Connection, ConnectionOpened, Event
 from crosswire.wire.epoxy.comm import marshal_credentials, unmarshal_error
@@ -18,12 +18,12 @@ _HUB = "crosswire.Hub"
 _LARGEST_WINDOW = 65_535
 
 
-class _Peer(Part):
+class _BenchPeer(BenchEnd):
     listener = "epoxy"
     _connection: EpoxyConnection
 
     def connect(self, now: float) -> Connection:
-        token = self.work.place.token
+        token = self.work.target.token
         self._credentials = None if token is None else marshal_credentials(token)
         self._connection = EpoxyConnection("client", now)
         return self._connection
@@ -47,7 +47,7 @@ def _check(response: ResponseReceived) -> bytes:
     return response.payload or b""
 
 
-class _Producer(_Peer, Producer):
+class _BenchProducer(_BenchPeer, BenchProducer):
     def open(self, line: Line) -> None:
         super().open(line)
         self._publication = _marshalled(
@@ -68,7 +68,7 @@ class _Producer(_Peer, Producer):
         return count
 
 
-class _Consumer(_Peer, Consumer):
+class _BenchConsumer(_BenchPeer, BenchConsumer):
     def open(self, line: Line) -> None:
         super().open(line)
         work = self.work
@@ -94,5 +94,5 @@ class _Consumer(_Peer, Consumer):
         return len(ids)
 
 
-producer = _Producer
-consumer = _Consumer
+producer = _BenchProducer
+consumer = _BenchConsumer

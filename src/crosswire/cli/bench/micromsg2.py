@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from crosswire.cli.bench.contract import Consumer, Line, Part, Producer
+from crosswire.cli.bench.contract import BenchConsumer, BenchEnd, BenchProducer, Line
 from crosswire.wire.contract import Connection, Event
 from crosswire.wire.micromsg2.connection import MicroMsg2Connection
 from crosswire.wire.micromsg2.events import MessageReceived, MessagesAcknowledged, Opened
@@ -14,7 +14,7 @@ __all__ = ["consumer", "producer"]
 _MOST_WINDOW = 32_767
 
 
-class _Peer(Part):
+class _BenchPeer(BenchEnd):
     listener = "micromsg2"
     _connection: MicroMsg2Connection
 
@@ -22,8 +22,8 @@ class _Peer(Part):
         required = [Extension("pub-sub", {})]
         if self.work.durable:
             required.append(batch_ack(min(self.work.window, _MOST_WINDOW)))
-        if self.work.place.token is not None:
-            required.append(token(self.work.place.token))
+        if self.work.target.token is not None:
+            required.append(token(self.work.target.token))
         self._connection = MicroMsg2Connection("client", now, offer=Offer(required=tuple(required)))
         return self._connection
 
@@ -32,7 +32,7 @@ class _Peer(Part):
         line.write()
 
 
-class _Producer(_Peer, Producer):
+class _BenchProducer(_BenchPeer, BenchProducer):
     def open(self, line: Line) -> None:
         super().open(line)
         self.is_answered = self.work.durable
@@ -50,7 +50,7 @@ class _Producer(_Peer, Producer):
         return sum(len(each.sequences) for each in events if type(each) is MessagesAcknowledged)
 
 
-class _Consumer(_Peer, Consumer):
+class _BenchConsumer(_BenchPeer, BenchConsumer):
     def open(self, line: Line) -> None:
         super().open(line)
         self._connection.send_subscribe(self.work.destination)
@@ -63,5 +63,5 @@ class _Consumer(_Peer, Consumer):
         return len(sequences)
 
 
-producer = _Producer
-consumer = _Consumer
+producer = _BenchProducer
+consumer = _BenchConsumer

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from crosswire.cli.bench.contract import Consumer, Line, Part, Producer
+from crosswire.cli.bench.contract import BenchConsumer, BenchEnd, BenchProducer, Line
 from crosswire.errors import ClientError
 from crosswire.wire.contract import Connection, Event
 from crosswire.wire.relink.connection import RelinkConnection
 from crosswire.wire.relink.events import Acknowledged, LinkOpened, MessageReceived
-from crosswire.wire.relink.handshake import Terms
+from crosswire.wire.relink.handshake import LinkTerms
 from crosswire.wire.relink.link import Link
 
 __all__ = ["consumer", "producer"]
 
 
-class _Peer(Part):
+class _BenchPeer(BenchEnd):
     listener = "relink"
     _link: Link
 
@@ -21,16 +21,16 @@ class _Peer(Part):
         return self.work.destination
 
     def connect(self, now: float) -> Connection:
-        if self.work.place.token is not None:
+        if self.work.target.token is not None:
             raise ClientError("Relink knows peers by their certificates only: use --cert and --key")
-        self._link = Link("connector", Terms(endpoint=self._endpoint()))
+        self._link = Link("connector", LinkTerms(endpoint=self._endpoint()))
         return RelinkConnection("connector", now, link=self._link)
 
     def open(self, line: Line) -> None:
         line.wait_for(LinkOpened)
 
 
-class _Producer(_Peer, Producer):
+class _BenchProducer(_BenchPeer, BenchProducer):
     def open(self, line: Line) -> None:
         super().open(line)
         self._parts = (self.work.payload,)
@@ -50,7 +50,7 @@ class _Producer(_Peer, Producer):
         return count
 
 
-class _Consumer(_Peer, Consumer):
+class _BenchConsumer(_BenchPeer, BenchConsumer):
     def _endpoint(self) -> str:
         return f"{self.work.destination}?{'subscribe' if self.work.is_topic else 'consume'}"
 
@@ -61,5 +61,5 @@ class _Consumer(_Peer, Consumer):
         return len(sequences)
 
 
-producer = _Producer
-consumer = _Consumer
+producer = _BenchProducer
+consumer = _BenchConsumer

@@ -70,18 +70,18 @@ def _round(producer: Pipe, consumer: Pipe, count: int) -> tuple[float, float]:
     """When the first was sent and the last was both delivered and acknowledged."""
     consumer.send(count)
     producer.send(count)
-    answered, delivered = _hear(producer), _hear(consumer)
+    answered, delivered = _receive_result(producer), _receive_result(consumer)
     return answered[0], max(answered[1], delivered[1])
 
 
-def _hear(pipe: Pipe) -> Any:
+def _receive_result(pipe: Pipe) -> Any:
     try:
-        said = pipe.recv()
+        result = pipe.recv()
     except EOFError:
         raise ClientError("a load process ended before its time") from None
-    if isinstance(said, str):
-        raise ClientError(said)
-    return said
+    if isinstance(result, str):
+        raise ClientError(result)
+    return result
 
 
 # ------------------------------------------------------------------------------------- processes
@@ -95,7 +95,7 @@ def _running(body: Callable[[Work, Any, Pipe], None], work: Work, taken: Any) ->
     process.start()
     theirs.close()
     try:
-        _hear(ours)
+        _receive_result(ours)
         yield ours
     finally:
         ours.close()
@@ -151,17 +151,17 @@ def _consume(work: Work, taken: Any, pipe: Pipe) -> None:
     pipe.send(True)
     total = 0
     with selectors.DefaultSelector() as selector:
-        for place, (line, _) in enumerate(lines):
-            selector.register(line.socket, selectors.EVENT_READ, place)
+        for index, (line, _) in enumerate(lines):
+            selector.register(line.socket, selectors.EVENT_READ, index)
         while True:
             total += pipe.recv()
             started = time.perf_counter()
             while taken.value < total:
                 ready = [key.data for key, _ in selector.select(0 if _early(lines) else None)]
-                for place in ready or range(work.consumers):
-                    line, consumer = lines[place]
+                for index in ready or range(work.consumers):
+                    line, consumer = lines[index]
                     if ready or line.has_early:
-                        counts[place] += consumer.take(line.read())
+                        counts[index] += consumer.take(line.read())
                         line.write()
                 taken.value = min(counts) if work.is_topic else sum(counts)
             pipe.send((started, time.perf_counter()))

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import uvloop
 
-from crosswire.cli.demo.place import Place, prepare
-from crosswire.cli.demo.play import Play
+from crosswire.cli.demo.folder import DemoFolder, prepare
+from crosswire.cli.demo.play import DemoRun
 from crosswire.cli.demo.scene import Scene
 from crosswire.cli.demo.ticker import Ticker
 from crosswire.cli.table import print_table
 from crosswire.errors import PipelineError
 
 if TYPE_CHECKING:
+    from crosswire.pipeline.batch import Summary
     from crosswire.pipeline.report import Facts
-    from crosswire.pipeline.run import Summary
 
 __all__ = ["configure", "run"]
 
@@ -66,26 +66,26 @@ def run(options: argparse.Namespace) -> int:
     ticker = Ticker(quiet=options.json)
     if not options.no_pipeline:
         _check_spark()
-    place = prepare(Path(options.data))
+    folder = prepare(Path(options.data))
     ticker.say("Crosswire: one hub, five protocols, real connections, a kill -9 in the middle.\n")
-    scenes = _play(place, options.seconds, ticker)
+    scenes = _play(folder, options.seconds, ticker)
     if not options.json:
         _show(scenes, ticker)
     lost = sum(len(scene.lost) for scene in scenes)
     summary, facts = None, None
     if not options.no_pipeline:
-        summary, facts = _tables(place, ticker, quiet=options.json)
+        summary, facts = _tables(folder, ticker, quiet=options.json)
     seconds = time.monotonic() - start
     if options.json:
-        print(msgspec.json.encode(_outcome(scenes, place, summary, facts, seconds)).decode())
+        print(msgspec.json.encode(_outcome(scenes, folder, summary, facts, seconds)).decode())
     else:
-        _say_how_to_go_on(place, scenes, ticker, with_report=facts is not None)
+        _print_next_steps(folder, scenes, ticker, with_report=facts is not None)
         ticker.say(f"\nDone in {seconds:.0f} s.")
     return 1 if lost else 0
 
 
-def _play(place: Place, seconds: float, ticker: Ticker) -> list[Scene]:
-    play = Play(place, seconds, ticker)
+def _play(folder: DemoFolder, seconds: float, ticker: Ticker) -> list[Scene]:
+    play = DemoRun(folder, seconds, ticker)
     try:
         uvloop.run(play.perform())
     finally:
@@ -125,7 +125,7 @@ def _proof(scenes: list[Scene]) -> str:
 def _check_spark() -> None:
     """Before anything is begun: nobody wants to hear at the end that it can't be finished."""
     try:
-        from crosswire.pipeline.session import java_home
+        from crosswire.pipeline.spark import java_home
     except ModuleNotFoundError as error:
         raise PipelineError(
             f"the demo's tables need {error.name}: pip install 'crosswire[spark]', or leave them "
@@ -137,22 +137,22 @@ def _check_spark() -> None:
         raise PipelineError(f"{error}; --no-pipeline leaves Spark out") from error
 
 
-def _tables(place: Place, ticker: Ticker, *, quiet: bool) -> tuple[Summary, Facts]:
+def _tables(folder: DemoFolder, ticker: Ticker, *, quiet: bool) -> tuple[Summary, Facts]:
     from crosswire.cli.demo.figures import print_figures
-    from crosswire.pipeline.inputs import find_inputs
+    from crosswire.pipeline.batch import BatchJob, run_batch
     from crosswire.pipeline.report import write_report
-    from crosswire.pipeline.run import Batch, run_batch
-    from crosswire.pipeline.session import FOR_LITTLE, start
+    from crosswire.pipeline.sources.inputs import find_inputs
+    from crosswire.pipeline.spark import FOR_LITTLE, start
 
     ticker.say("\n4  Spark makes tables of what was tapped; the first start takes a moment")
-    batch = Batch(inputs=find_inputs([str(place.folder)]), output=str(place.tables))
+    batch = BatchJob(inputs=find_inputs([str(folder.folder)]), output=str(folder.tables))
     spark = start(conf=FOR_LITTLE)
     try:
         summary = run_batch(spark, batch, quiet=quiet)
     finally:
         spark.stop()
     ticker.say(f"   {summary.seen:,} bytes decoded, every one accounted for")
-    facts = write_report(str(place.tables), place.report, made_us=time.time_ns() // 1000)
+    facts = write_report(str(folder.tables), folder.report, made_us=time.time_ns() // 1000)
     if not quiet:
         print_figures(facts)
     return summary, facts
@@ -160,7 +160,7 @@ def _tables(place: Place, ticker: Ticker, *, quiet: bool) -> tuple[Summary, Fact
 
 def _outcome(
     scenes: list[Scene],
-    place: Place,
+    folder: DemoFolder,
     summary: Summary | None,
     facts: Facts | None,
     seconds: float,
@@ -169,31 +169,31 @@ def _outcome(
         "flows": {scene.title: scene.outcome() for scene in scenes},
         "acknowledged": sum(len(scene.acknowledged) for scene in scenes),
         "lost": sum(len(scene.lost) for scene in scenes),
-        "data": str(place.folder),
+        "data": str(folder.folder),
         "seconds": round(seconds, 3),
     }
     if summary is not None and facts is not None:
         outcome["tables"] = summary.rows
         outcome["findings"] = summary.findings
-        outcome["report"] = str(place.report)
+        outcome["report"] = str(folder.report)
     return outcome
 
 
 # Going on.
 
 
-def _say_how_to_go_on(
-    place: Place, scenes: list[Scene], ticker: Ticker, *, with_report: bool
+def _print_next_steps(
+    demo_folder: DemoFolder, scenes: list[Scene], ticker: Ticker, *, with_report: bool
 ) -> None:
     if with_report:
         ticker.say("\n5  All of it on one page, with plots, for any browser:")
-        print(f"   {place.report}", flush=True)
-    me, folder = _program(), shlex.quote(str(place.folder))
-    letters = [number for scene in scenes for number in scene.dead.values()]
+        print(f"   {demo_folder.report}", flush=True)
+    me, folder = _program(), shlex.quote(str(demo_folder.folder))
+    dead_letters = [number for scene in scenes for number in scene.dead.values()]
     commands = [
         (f"{me} serve --config {folder}/crosswire.toml &", "the same hub, for you"),
         (f"{me} dead list orders", "what nobody could ship"),
-        *((f"{me} trace {number}", "how that came about") for number in letters[:1]),
+        *((f"{me} trace {number}", "how that came about") for number in dead_letters[:1]),
         (f"{me} lake list --data {folder}", "its files, for Spark or DuckDB"),
     ]
     wide = max(len(command) for command, _ in commands)

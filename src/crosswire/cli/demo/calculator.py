@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from crosswire.bond import hub_module, idl
 from crosswire.cli.demo.scene import HOST, Scene, soon
-from crosswire.clients.emp import EmpClient
-from crosswire.clients.epoxy import EpoxyClient, offer
+from crosswire.client.native.emp import EmpClient
+from crosswire.client.native.epoxy import EpoxyClient, offer
 from crosswire.errors import CallFailed, ClientError, RequestFailed
 
 __all__ = ["CALCULATOR", "Calculator"]
@@ -27,7 +27,7 @@ _OPERATIONS = {
 _DIVIDED_BY_ZERO = 1
 
 
-class _Desk:
+class _CalculatorService:
     """What the service does."""
 
     def __init__(self, module: Any) -> None:
@@ -56,7 +56,7 @@ class Calculator(Scene):
 
     async def play(self, curtain: asyncio.Event) -> None:
         module = idl.load(CALCULATOR)
-        handlers = offer(module.service("examples.calc.Calc"), _Desk(module))
+        handlers = offer(module.service("examples.calc.Calc"), _CalculatorService(module))
         async with (
             EpoxyClient(HOST, self.ports["epoxy"], handlers=handlers, backoff=soon()) as desk,
             EmpClient(HOST, self.ports["emp"], backoff=soon()) as caller,

@@ -8,7 +8,7 @@ from typing import ClassVar
 import msgspec
 
 from crosswire.cli.demo.scene import HOST, Scene, soon
-from crosswire.clients.relink import RelinkClient
+from crosswire.client.native.relink import RelinkClient
 from crosswire.errors import ConnectFailed
 
 __all__ = ["Chat"]
@@ -17,7 +17,7 @@ _BURST = 10
 _PAUSE_S = 0.05
 _PATIENCE_S = 20.0
 _PEOPLE = ("ann", "bob", "eve")
-_SAYINGS = ("hello", "anybody there?", "tea?", "always", "who has the keys?", "I do", "bye then")
+_LINES = ("hello", "anybody there?", "tea?", "always", "who has the keys?", "I do", "bye then")
 
 
 class Chat(Scene):
@@ -60,12 +60,12 @@ class Chat(Scene):
         while not curtain.is_set():
             self.under_way = _BURST
             for number in range(self.tried, self.tried + _BURST):
-                said = {
+                message = {
                     "number": number,
                     "from": _PEOPLE[number % len(_PEOPLE)],
-                    "text": _SAYINGS[number % len(_SAYINGS)],
+                    "text": _LINES[number % len(_LINES)],
                 }
-                await channel.send(msgspec.json.encode(said))
+                await channel.send(msgspec.json.encode(message))
             self.tried += _BURST
             await channel.consumed()
             self.under_way = 0
@@ -75,8 +75,8 @@ class Chat(Scene):
 
     async def _read(self, reader: RelinkClient) -> None:
         async for message in reader.receiver(0):
-            said = msgspec.json.decode(bytes(message.parts[-1]))
-            self.arrived[said["number"]] += 1
+            line = msgspec.json.decode(bytes(message.parts[-1]))
+            self.arrived[line["number"]] += 1
             message.consume()
 
     def aside(self) -> str:

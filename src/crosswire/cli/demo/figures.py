@@ -53,7 +53,7 @@ def _where(protocol: str | None, destination: str | None) -> tuple[str, str]:
     return protocol_name(protocol), harmless(destination or "–")
 
 
-def _traffic(said: Traffic) -> None:
+def _traffic(traffic: Traffic) -> None:
     rows = [
         (
             *_where(row["protocol"], row["destination"]),
@@ -61,22 +61,22 @@ def _traffic(said: Traffic) -> None:
             size(row["bytes"]),
             _or_none(row["errors"]),
         )
-        for row in said.destinations
+        for row in traffic.destinations
         if row["destination"] is not None
     ]
-    title = f"Traffic: {many(said.total_messages, 'message')} on the wire  (gold.traffic)"
+    title = f"Traffic: {many(traffic.total_messages, 'message')} on the wire  (gold.traffic)"
     _print(title, ("protocol", "destination", ">messages", ">payload", ">errors"), rows)
 
 
 def _latency(took: Latencies) -> None:
-    places = sorted(took.by_destination.items(), key=lambda item: -item[1].count)
+    destinations = sorted(took.by_destination.items(), key=lambda item: -item[1].count)
     rows = [
         (
-            *_where(*place),
+            *_where(*destination),
             count(each.count),
             *(duration(time_us) for time_us in (each.p50, each.p90, each.p99, each.longest)),
         )
-        for place, each in places
+        for destination, each in destinations
     ]
     head = ("protocol", "destination", ">answered", ">median", ">p90", ">p99", ">longest")
     _print("Latency: from request to response  (gold.conversations, gold.traffic)", head, rows)

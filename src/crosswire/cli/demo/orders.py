@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, ClassVar
 
 from crosswire.cli.demo.scene import HOST, Scene, keep_asking, soon
-from crosswire.clients.emp import EmpClient, Json
+from crosswire.client.native.emp import EmpClient, Json
 from crosswire.errors import RequestFailed
 
 __all__ = ["Orders"]

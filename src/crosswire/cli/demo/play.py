@@ -9,9 +9,9 @@ from typing import Any
 
 from crosswire.cli.demo.calculator import Calculator
 from crosswire.cli.demo.chat import Chat
+from crosswire.cli.demo.folder import DemoFolder
 from crosswire.cli.demo.jobs import Jobs
 from crosswire.cli.demo.orders import Orders
-from crosswire.cli.demo.place import Place
 from crosswire.cli.demo.process import HubProcess
 from crosswire.cli.demo.scene import HOST, Scene
 from crosswire.cli.demo.ticker import Ticker
@@ -19,18 +19,18 @@ from crosswire.cli.demo.ticks import Ticks
 from crosswire.cli.demo.trouble import make_trouble
 from crosswire.cli.hub import Api
 
-__all__ = ["Play"]
+__all__ = ["DemoRun"]
 
 _LOOK_S = 0.2
 _SETTLE_S = 30.0
 
 
-class Play:
+class DemoRun:
     """One performance; `scenes` have the counts when it is over."""
 
-    def __init__(self, place: Place, seconds: float, ticker: Ticker) -> None:
-        self._hub = HubProcess(place.config, place.log)
-        self._place = place
+    def __init__(self, folder: DemoFolder, seconds: float, ticker: Ticker) -> None:
+        self._hub = HubProcess(folder.config, folder.log)
+        self._folder = folder
         self._seconds = seconds
         self._ticker = ticker
         self._ports: dict[str, int] = {}
@@ -44,7 +44,7 @@ class Play:
             self._ports = await self._hub.start()
             ticker.say(
                 f"1  A hub, process {self._hub.pid}, on {len(self._ports)} free ports; its store, "
-                f"lake and tap are in {self._place.folder}"
+                f"lake and tap are in {self._folder.folder}"
             )
             await self._act()
         finally:
@@ -149,9 +149,9 @@ class Play:
                 while any(scene.lost or scene.is_busy for scene in self.scenes):
                     await asyncio.sleep(_LOOK_S)
                     self._look()
-                    await self._find_letters(api)
+                    await self._find_dead_letters(api)
 
-    async def _find_letters(self, api: Api) -> None:
+    async def _find_dead_letters(self, api: Api) -> None:
         there: dict[str, Any] = await asyncio.to_thread(api.get, "/v1/dead")
         queues = {each["queue"] for each in there["queues"]}
         for scene in self.scenes:
@@ -159,4 +159,4 @@ class Play:
                 found: dict[str, Any] = await asyncio.to_thread(
                     api.get, "/v1/dead/letters", queue=scene.queue, limit=1000
                 )
-                scene.find_letters(found["letters"])
+                scene.find_dead_letters(found["letters"])

@@ -57,7 +57,7 @@ class HubProcess:
         for name, port in self._ports.items():
             command += ["--listen", f"{name}={HOST}:{port}"]
         with self._log.open("ab") as log:
-            told = log.tell()
+            log_size = log.tell()
             self._process = await asyncio.create_subprocess_exec(
                 *command, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True
             )
@@ -69,8 +69,8 @@ class HubProcess:
             line = b""
         if not line:
             await self._process.wait()
-            said = self._log.read_bytes()[told:].decode(errors="replace").strip()
-            raise CrosswireError(f"the hub did not start: {said or 'it said nothing'}")
+            output = self._log.read_bytes()[log_size:].decode(errors="replace").strip()
+            raise CrosswireError(f"the hub did not start: {output or 'it said nothing'}")
         listen: dict[str, str] = msgspec.json.decode(line)["listen"]
         self._ports = {name: int(at.rpartition(":")[2]) for name, at in listen.items()}
         return self._ports

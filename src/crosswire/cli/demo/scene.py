@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar
 
-from crosswire.clients.dial import Backoff
-from crosswire.clients.emp import EmpClient, EmpPeer
+from crosswire.client.native.dial import Backoff
+from crosswire.client.native.emp import EmpClient, EmpPeer
 from crosswire.errors import ClientError
 
 __all__ = ["HOST", "Scene", "keep_asking", "soon"]
@@ -46,10 +46,10 @@ class Scene(ABC):
     async def play(self, curtain: asyncio.Event) -> None:
         """Send until the curtain falls, and take what comes until cancelled."""
 
-    def find_letters(self, letters: list[dict[str, Any]]) -> None:
+    def find_dead_letters(self, dead_letters: list[dict[str, Any]]) -> None:
         """What the hub keeps since nobody could take it: not lost either."""
-        for letter in letters:
-            self.dead[self.number_in(letter["message"]["json"])] = letter["origin_id"]
+        for dead_letter in dead_letters:
+            self.dead[self.number_in(dead_letter["message"]["json"])] = dead_letter["origin_id"]
 
     def number_in(self, body: Any) -> int:
         """The number of the message with this body, of a scene that has a queue."""

@@ -6,8 +6,8 @@ import asyncio
 from typing import ClassVar
 
 from crosswire.cli.demo.scene import HOST, Scene, keep_asking, soon
-from crosswire.clients.emp import EmpClient, Json
-from crosswire.clients.micromsg2 import MicroMsg2Client
+from crosswire.client.native.emp import EmpClient, Json
+from crosswire.client.native.micromsg2 import MicroMsg2Client
 from crosswire.envelope import Property
 
 __all__ = ["Ticks"]

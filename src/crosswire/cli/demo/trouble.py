@@ -29,14 +29,14 @@ _NEARLY = {
 
 async def make_trouble(ports: dict[str, int]) -> int:
     """Say something wrong to every listener; gives how often."""
-    said = [
+    messages = [
         (port, each)
         for name, port in ports.items()
         if name != "http"
         for each in (*_SCANS, *([_NEARLY[name]] if name in _NEARLY else []))
     ]
-    await asyncio.gather(*(_bother(port, each) for port, each in said))
-    return len(said)
+    await asyncio.gather(*(_bother(port, each) for port, each in messages))
+    return len(messages)
 
 
 async def _bother(port: int, wrong: bytes) -> None:

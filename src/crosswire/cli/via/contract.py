@@ -33,12 +33,12 @@ __all__ = [
     "JSON",
     "VIAS",
     "Answerer",
-    "Every",
-    "Got",
-    "Letter",
-    "Place",
+    "HubTarget",
+    "IncomingMessage",
+    "OutgoingMessage",
+    "SameHandler",
+    "SubscriptionRequest",
     "Via",
-    "Wanted",
     "inside",
     "kept",
     "runs",
@@ -62,7 +62,7 @@ _AT_ONCE: Final = 256
 T = TypeVar("T")
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class HubTarget(msgspec.Struct, frozen=True, kw_only=True):
     """Where the hub is, and who we are."""
 
     host: str = "127.0.0.1"
@@ -74,7 +74,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     curve_secret: str | None = None
 
 
-class Letter(msgspec.Struct, frozen=True, kw_only=True):
+class OutgoingMessage(msgspec.Struct, frozen=True, kw_only=True):
     """What is sent."""
 
     payload: bytes
@@ -82,7 +82,7 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     properties: dict[str, Property] = {}
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class SubscriptionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What is subscribed to."""
 
     destination: str
@@ -92,7 +92,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     window: int = 16
 
 
-class Got(msgspec.Struct, frozen=True, kw_only=True):
+class IncomingMessage(msgspec.Struct, frozen=True, kw_only=True):
     """What came; `settle` tells the hub that it is done."""
 
     destination: str
@@ -104,25 +104,27 @@ class Got(msgspec.Struct, frozen=True, kw_only=True):
     settle: Callable[[], Awaitable[None]] | None = None
 
 
-Answerer = Callable[[Got], Awaitable[Letter]]
+Answerer = Callable[[IncomingMessage], Awaitable[OutgoingMessage]]
 
 
 class Via(ABC):
     """A protocol's way to a hub. All raise ClientError."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, target: HubTarget) -> None:
+        self.target = target
 
     @abstractmethod
-    async def publish(self, destination: str, letters: Sequence[Letter]) -> list[int]:
+    async def publish(self, destination: str, messages: Sequence[OutgoingMessage]) -> list[int]:
         """Send to a queue or a topic; returns when the hub has them. Ids where they are told."""
 
     @abstractmethod
-    def subscribe(self, wanted: Wanted) -> AsyncGenerator[Got, None]:
+    def subscribe(self, wanted: SubscriptionRequest) -> AsyncGenerator[IncomingMessage, None]:
         """What comes, until the iterator is closed."""
 
     @abstractmethod
-    async def call(self, service: str, letter: Letter, timeout_s: float) -> Got:
+    async def call(
+        self, service: str, message: OutgoingMessage, timeout_s: float
+    ) -> IncomingMessage:
         """A service's answer."""
 
     @abstractmethod
@@ -130,9 +132,9 @@ class Via(ABC):
         """Answer calls until cancelled; `ready` is called when the hub knows."""
 
     def port(self, listener: str) -> int:
-        if self.place.port is not None:
-            return self.place.port
-        return LISTENERS[f"{listener}-tls" if self.place.tls is not None else listener]
+        if self.target.port is not None:
+            return self.target.port
+        return LISTENERS[f"{listener}-tls" if self.target.tls is not None else listener]
 
 
 async def inside(work: Awaitable[T], keeper: asyncio.Task[None]) -> T:
@@ -158,19 +160,19 @@ async def kept(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[No
         await asyncio.wait([task])
 
 
-def runs(letters: Sequence[Letter]) -> Iterator[Sequence[Letter]]:
-    for start in range(0, len(letters), _AT_ONCE):
-        yield letters[start : start + _AT_ONCE]
+def runs(messages: Sequence[OutgoingMessage]) -> Iterator[Sequence[OutgoingMessage]]:
+    for start in range(0, len(messages), _AT_ONCE):
+        yield messages[start : start + _AT_ONCE]
 
 
-def with_type(letter: Letter) -> dict[str, Property]:
+def with_type(message: OutgoingMessage) -> dict[str, Property]:
     """Protocols without content types carry them as a property."""
-    if letter.content_type == BYTES:
-        return letter.properties
-    return {"content-type": letter.content_type, **letter.properties}
+    if message.content_type == BYTES:
+        return message.properties
+    return {"content-type": message.content_type, **message.properties}
 
 
-class Every(Mapping[Any, T]):
+class SameHandler(Mapping[Any, T]):
     """The same handler whatever it is looked up for: every method of a service."""
 
     def __init__(self, handler: T) -> None:
@@ -189,8 +191,8 @@ class Every(Mapping[Any, T]):
         return True
 
 
-def via(protocol: str, place: Place) -> Via:
+def via(protocol: str, target: HubTarget) -> Via:
     """The way to a hub through a protocol."""
     module = import_module(f"crosswire.cli.via.{protocol}")
     kind: type[Via] = getattr(module, VIAS[protocol])
-    return kind(place)
+    return kind(target)

@@ -15,16 +15,16 @@ from crosswire.cli.via.contract import (
     BYTES,
     JSON,
     Answerer,
-    Every,
-    Got,
-    Letter,
+    IncomingMessage,
+    OutgoingMessage,
+    SameHandler,
+    SubscriptionRequest,
     Via,
-    Wanted,
     inside,
     kept,
     runs,
 )
-from crosswire.clients.emp import EmpClient, EmpPeer, Handler
+from crosswire.client.native.emp import EmpClient, EmpPeer, Handler
 from crosswire.errors import ClientError
 
 __all__ = ["EmpVia"]
@@ -35,38 +35,38 @@ class EmpVia(Via):
     async def _client(
         self, handlers: Mapping[str, Handler] | None = None
     ) -> AsyncIterator[EmpClient]:
-        place = self.place
-        client = EmpClient(place.host, self.port("emp"), tls=place.tls, handlers=handlers)
+        target = self.target
+        client = EmpClient(target.host, self.port("emp"), tls=target.tls, handlers=handlers)
         async with client:
             await self._authenticate(await client.peer())
             yield client
 
     async def _authenticate(self, peer: EmpPeer) -> None:
-        if self.place.token is not None:
-            await peer.request("$authenticate", {"token": self.place.token})
+        if self.target.token is not None:
+            await peer.request("$authenticate", {"token": self.target.token})
 
-    async def publish(self, destination: str, letters: Sequence[Letter]) -> list[int]:
+    async def publish(self, destination: str, messages: Sequence[OutgoingMessage]) -> list[int]:
         ids: list[int] = []
         async with self._client() as client:
-            for run in runs(letters):
+            for run in runs(messages):
                 answers = await asyncio.gather(
                     *(
                         client.request(
                             "$publish",
                             {
                                 "destination": destination,
-                                "properties": letter.properties,
-                                **as_body(letter.payload, letter.content_type),
+                                "properties": message.properties,
+                                **as_body(message.payload, message.content_type),
                             },
                         )
-                        for letter in run
+                        for message in run
                     )
                 )
                 ids += [answer["id"] for answer in answers]
         return ids
 
-    async def subscribe(self, wanted: Wanted) -> AsyncGenerator[Got, None]:
-        arrived: asyncio.Queue[Got] = asyncio.Queue()
+    async def subscribe(self, wanted: SubscriptionRequest) -> AsyncGenerator[IncomingMessage, None]:
+        arrived: asyncio.Queue[IncomingMessage] = asyncio.Queue()
 
         async def deliver(data: dict[str, Any]) -> None:
             done = asyncio.Event()
@@ -102,23 +102,27 @@ class EmpVia(Via):
                     with suppress(ClientError):
                         await client.request("$echo", timeout_s=2.0)
 
-    async def call(self, service: str, letter: Letter, timeout_s: float) -> Got:
-        if letter.content_type != JSON or not letter.payload.lstrip().startswith(b"{"):
+    async def call(
+        self, service: str, message: OutgoingMessage, timeout_s: float
+    ) -> IncomingMessage:
+        if message.content_type != JSON or not message.payload.lstrip().startswith(b"{"):
             raise ClientError("a call over EMP carries a JSON object")
         op = service.removeprefix("service/")
         async with self._client() as client:
-            data = await client.request_json(op, letter.payload, timeout_s=timeout_s)
-        return Got(destination=service, payload=data, content_type=JSON)
+            data = await client.request_json(op, message.payload, timeout_s=timeout_s)
+        return IncomingMessage(destination=service, payload=data, content_type=JSON)
 
     async def serve(self, service: str, answerer: Answerer, ready: Callable[[], None]) -> None:
         async def answer(data: dict[str, Any]) -> dict[str, Any]:
             payload = msgspec.json.encode(data)
-            letter = await answerer(Got(destination=service, payload=payload, content_type=JSON))
-            reply: dict[str, Any] = msgspec.json.decode(letter.payload)
+            message = await answerer(
+                IncomingMessage(destination=service, payload=payload, content_type=JSON)
+            )
+            reply: dict[str, Any] = msgspec.json.decode(message.payload)
             return reply
 
         op = service.removeprefix("service/")
-        async with self._client(Every(answer)) as client:
+        async with self._client(SameHandler(answer)) as client:
             peer = await client.peer()
             while True:
                 await peer.request("$serve", {"services": [op]})
@@ -128,14 +132,14 @@ class EmpVia(Via):
                 await self._authenticate(peer)
 
 
-def _from_emp(data: dict[str, Any], settle: Callable[[], Awaitable[None]]) -> Got:
+def _from_emp(data: dict[str, Any], settle: Callable[[], Awaitable[None]]) -> IncomingMessage:
     if "json" in data:
         payload, content_type = msgspec.json.encode(data["json"]), JSON
     elif "text" in data:
         payload, content_type = data["text"].encode(), "text/plain"
     else:
         payload, content_type = base64.b64decode(data.get("base64", "")), BYTES
-    return Got(
+    return IncomingMessage(
         destination=data["destination"],
         payload=payload,
         content_type=content_type,

@@ -9,16 +9,16 @@ from contextlib import asynccontextmanager
 
 from crosswire.cli.via.contract import (
     Answerer,
-    Got,
-    Letter,
-    Place,
+    HubTarget,
+    IncomingMessage,
+    OutgoingMessage,
+    SubscriptionRequest,
     Via,
-    Wanted,
     inside,
     kept,
     with_type,
 )
-from crosswire.clients.emqp import EmqpClient, EmqpPeer, EmqpSubscriber, connect_peer
+from crosswire.client.native.emqp import EmqpClient, EmqpPeer, EmqpSubscriber, connect_peer
 from crosswire.errors import ClientError
 from crosswire.wire.contract import Event
 from crosswire.wire.emqp.events import Registered, RequestReceived
@@ -32,59 +32,61 @@ __all__ = ["EmqpVia", "mechanism_of"]
 class EmqpVia(Via):
     """A queue's messages come to a worker, a topic's to a subscriber: `--port` is theirs then."""
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
-        if place.token is not None or place.tls is not None:
+    def __init__(self, target: HubTarget) -> None:
+        super().__init__(target)
+        if target.token is not None or target.tls is not None:
             raise ClientError("eMQP has neither tokens nor TLS; its peers are known by CURVE keys")
-        self._mechanism = mechanism_of(place)
+        self._mechanism = mechanism_of(target)
 
     @asynccontextmanager
     async def _client(self) -> AsyncIterator[EmqpClient]:
         async with EmqpClient(
-            self.place.host, self.port("emqp-clients"), mechanism=self._mechanism
+            self.target.host, self.port("emqp-clients"), mechanism=self._mechanism
         ) as client:
             yield client
 
-    async def publish(self, destination: str, letters: Sequence[Letter]) -> list[int]:
+    async def publish(self, destination: str, messages: Sequence[OutgoingMessage]) -> list[int]:
         kind, _, name = destination.partition("/")
         async with self._client() as client:
-            for letter in letters:
-                properties = with_type(letter)
+            for message in messages:
+                properties = with_type(message)
                 if kind == "topic":
-                    await client.publish(name, letter.payload, properties=properties)
+                    await client.publish(name, message.payload, properties=properties)
                 else:
                     await client.request(
-                        letter.payload, queue=name, guarantee=True, properties=properties
+                        message.payload, queue=name, guarantee=True, properties=properties
                     )
-        return [0] * len(letters)
+        return [0] * len(messages)
 
-    async def subscribe(self, wanted: Wanted) -> AsyncGenerator[Got, None]:
+    async def subscribe(self, wanted: SubscriptionRequest) -> AsyncGenerator[IncomingMessage, None]:
         kind, _, name = wanted.destination.partition("/")
         if wanted.filter or wanted.name or wanted.start:
             raise ClientError("eMQP has no filters and no named subscriptions")
         if kind == "topic":
-            place = self.place
+            target = self.target
             prefix = name.removesuffix("#")
             async with EmqpSubscriber(
-                place.host, self.port("emqp-subscribers"), [prefix], mechanism=self._mechanism
+                target.host, self.port("emqp-subscribers"), [prefix], mechanism=self._mechanism
             ) as subscriber:
                 async for topic, message in subscriber:
-                    yield Got(destination=f"topic/{topic}", payload=message)
+                    yield IncomingMessage(destination=f"topic/{topic}", payload=message)
             return
         async with self._worker(name, wanted.window) as jobs:
             async for job in jobs:
                 yield job
 
-    async def call(self, service: str, letter: Letter, timeout_s: float) -> Got:
+    async def call(
+        self, service: str, message: OutgoingMessage, timeout_s: float
+    ) -> IncomingMessage:
         async with self._client() as client:
             answer = await client.request(
-                letter.payload,
+                message.payload,
                 queue=service.removeprefix("service/"),
                 reply_requested=True,
-                properties=with_type(letter),
+                properties=with_type(message),
                 wait_s=timeout_s,
             )
-        return Got(destination=service, payload=answer or b"")
+        return IncomingMessage(destination=service, payload=answer or b"")
 
     async def serve(self, service: str, answerer: Answerer, ready: Callable[[], None]) -> None:
         async with self._worker(service.removeprefix("service/"), 16, answerer) as jobs:
@@ -96,9 +98,9 @@ class EmqpVia(Via):
     @asynccontextmanager
     async def _worker(
         self, queue: str, slots: int, answerer: Answerer | None = None
-    ) -> AsyncIterator[AsyncIterator[Got]]:
+    ) -> AsyncIterator[AsyncIterator[IncomingMessage]]:
         """Messages as they are, whatever they ask to be called."""
-        arrived: asyncio.Queue[Got] = asyncio.Queue()
+        arrived: asyncio.Queue[IncomingMessage] = asyncio.Queue()
 
         class Peer(EmqpPeer):
             def handle_event(self, event: Event) -> None:
@@ -115,7 +117,7 @@ class EmqpVia(Via):
         await connect_peer(
             peer,
             "worker",
-            self.place.host,
+            self.target.host,
             self.port("emqp-workers"),
             queues=((10, queue),),
             mechanism=self._mechanism,
@@ -125,7 +127,7 @@ class EmqpVia(Via):
             await asyncio.wait([peer.ended])
             raise ClientError(peer.why())
 
-        async def jobs(keeper: asyncio.Task[None]) -> AsyncIterator[Got]:
+        async def jobs(keeper: asyncio.Task[None]) -> AsyncIterator[IncomingMessage]:
             while True:
                 yield await inside(arrived.get(), keeper)
 
@@ -137,7 +139,7 @@ class EmqpVia(Via):
                 await peer.close()
 
 
-def _job(peer: EmqpPeer, event: RequestReceived, answerer: Answerer | None) -> Got:
+def _job(peer: EmqpPeer, event: RequestReceived, answerer: Answerer | None) -> IncomingMessage:
     headers = Headers.parse(event.headers)
 
     async def settle() -> None:
@@ -150,7 +152,7 @@ def _job(peer: EmqpPeer, event: RequestReceived, answerer: Answerer | None) -> G
         peer.session.wake()
 
     properties = headers.properties()
-    got = Got(
+    got = IncomingMessage(
         destination=f"queue/{event.queue}",
         payload=event.message,
         content_type=str(properties.pop("content-type", "")),
@@ -160,14 +162,14 @@ def _job(peer: EmqpPeer, event: RequestReceived, answerer: Answerer | None) -> G
     return got
 
 
-def mechanism_of(place: Place) -> Mechanism | None:
+def mechanism_of(target: HubTarget) -> Mechanism | None:
     """Keys of our own are made up where none are given: they say nothing about who we are."""
-    if place.curve_server is None:
+    if target.curve_server is None:
         return None
     try:
         secret = secrets.token_bytes(32)
-        if place.curve_secret is not None:
-            secret = decode_key(place.curve_secret)
-        return CurveClient(decode_key(place.curve_server), secret, secrets.token_bytes)
+        if target.curve_secret is not None:
+            secret = decode_key(target.curve_secret)
+        return CurveClient(decode_key(target.curve_server), secret, secrets.token_bytes)
     except ValueError as error:
         raise ClientError(f"a CURVE key can't be used: {error}") from None

@@ -11,17 +11,17 @@ from crosswire.bond import hub_module, marshal
 from crosswire.cli.body import Property
 from crosswire.cli.via.contract import (
     Answerer,
-    Every,
-    Got,
-    Letter,
-    Place,
+    HubTarget,
+    IncomingMessage,
+    OutgoingMessage,
+    SameHandler,
+    SubscriptionRequest,
     Via,
-    Wanted,
     inside,
     kept,
     runs,
 )
-from crosswire.clients.epoxy import Call, EpoxyClient, EpoxyPeer, Handlers
+from crosswire.client.native.epoxy import EpoxyClient, EpoxyPeer, Handlers, IncomingCall
 from crosswire.envelope import Envelope
 from crosswire.gateways.payloads import Schemas
 
@@ -29,27 +29,27 @@ __all__ = ["EpoxyVia"]
 
 
 class EpoxyVia(Via):
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
+    def __init__(self, target: HubTarget) -> None:
+        super().__init__(target)
         self._module = hub_module()
         self._hub = self._module.service("crosswire.Hub")
-        self._schemas = Schemas(place.bond)
+        self._schemas = Schemas(target.bond)
 
     def _make(self, struct: str, /, **fields: Any) -> Any:
         return self._module.struct(f"crosswire.{struct}").python_class(**fields)
 
     @asynccontextmanager
     async def _client(self, handlers: Handlers | None = None) -> AsyncIterator[EpoxyClient]:
-        place = self.place
+        target = self.target
         async with EpoxyClient(
-            place.host, self.port("epoxy"), tls=place.tls, token=place.token, handlers=handlers
+            target.host, self.port("epoxy"), tls=target.tls, token=target.token, handlers=handlers
         ) as client:
             yield client
 
-    async def publish(self, destination: str, letters: Sequence[Letter]) -> list[int]:
+    async def publish(self, destination: str, messages: Sequence[OutgoingMessage]) -> list[int]:
         ids: list[int] = []
         async with self._client() as client:
-            for run in runs(letters):
+            for run in runs(messages):
                 answers = await asyncio.gather(
                     *(
                         client.call(
@@ -58,15 +58,15 @@ class EpoxyVia(Via):
                             self._make(
                                 "Publication",
                                 destination=destination,
-                                payload=letter.payload,
-                                content_type=letter.content_type,
+                                payload=message.payload,
+                                content_type=message.content_type,
                                 properties={
                                     name: self._value(value)
-                                    for name, value in letter.properties.items()
+                                    for name, value in message.properties.items()
                                 },
                             ),
                         )
-                        for letter in run
+                        for message in run
                     )
                 )
                 ids += [answer.id for answer in answers]
@@ -80,11 +80,11 @@ class EpoxyVia(Via):
         field = "real" if isinstance(value, float) else "text"
         return self._make("Value", **{field: value})
 
-    async def subscribe(self, wanted: Wanted) -> AsyncGenerator[Got, None]:
+    async def subscribe(self, wanted: SubscriptionRequest) -> AsyncGenerator[IncomingMessage, None]:
         arrived: asyncio.Queue[Any] = asyncio.Queue()
         struct = self._module.struct("crosswire.Delivery")
 
-        async def deliver(call: Call) -> None:
+        async def deliver(call: IncomingCall) -> None:
             arrived.put_nowait((call.peer, marshal.unmarshal(call.payload, struct)))
 
         asked = self._make(
@@ -107,7 +107,7 @@ class EpoxyVia(Via):
                 while True:
                     yield self._got(*await inside(arrived.get(), keeper))
 
-    def _got(self, peer: EpoxyPeer, delivery: Any) -> Got:
+    def _got(self, peer: EpoxyPeer, delivery: Any) -> IncomingMessage:
         async def settle() -> None:
             if not peer.ended.done():
                 settlement = self._make(
@@ -119,7 +119,7 @@ class EpoxyVia(Via):
         for name, value in delivery.properties.items():
             members = (value.text, value.integer, value.real, value.truth)
             properties[name] = next(each for each in members if each is not None)
-        return Got(
+        return IncomingMessage(
             destination=delivery.destination,
             payload=delivery.payload,
             content_type=delivery.content_type,
@@ -129,12 +129,14 @@ class EpoxyVia(Via):
             settle=settle,
         )
 
-    async def call(self, service: str, letter: Letter, timeout_s: float) -> Got:
+    async def call(
+        self, service: str, message: OutgoingMessage, timeout_s: float
+    ) -> IncomingMessage:
         asked = Envelope(
             destination=service,
             kind="request",
-            payload=letter.payload,
-            content_type=letter.content_type,
+            payload=message.payload,
+            content_type=message.content_type,
         )
         name, _, method = service.removeprefix("service/").partition("/")
         async with self._client() as client:
@@ -147,17 +149,19 @@ class EpoxyVia(Via):
                 destination=service, kind="response", payload=payload, content_type=content_type
             )
         )
-        return Got(destination=service, payload=answer.payload, content_type=answer.content_type)
+        return IncomingMessage(
+            destination=service, payload=answer.payload, content_type=answer.content_type
+        )
 
     async def serve(self, service: str, answerer: Answerer, ready: Callable[[], None]) -> None:
         """Calls are answered as they come: marshalled Bond in, marshalled Bond out."""
 
-        async def answer(call: Call) -> bytes:
-            letter = await answerer(Got(destination=service, payload=call.payload))
-            return letter.payload
+        async def answer(call: IncomingCall) -> bytes:
+            message = await answerer(IncomingMessage(destination=service, payload=call.payload))
+            return message.payload
 
         name = service.removeprefix("service/")
-        async with self._client(Every(answer)) as client:
+        async with self._client(SameHandler(answer)) as client:
             while True:
                 peer = await client.peer()
                 await peer.call(self._hub, "Serve", self._make("Services", services=[name]))

@@ -10,14 +10,14 @@ from crosswire.cli.body import Property
 from crosswire.cli.via.contract import (
     BYTES,
     Answerer,
-    Got,
-    Letter,
+    IncomingMessage,
+    OutgoingMessage,
+    SubscriptionRequest,
     Via,
-    Wanted,
     runs,
     with_type,
 )
-from crosswire.clients.micromsg2 import Delivery, MicroMsg2Client, client_offer
+from crosswire.client.native.micromsg2 import MicroMsg2Client, MicroMsg2Delivery, client_offer
 
 __all__ = ["MicroMsg2Via"]
 
@@ -25,21 +25,21 @@ __all__ = ["MicroMsg2Via"]
 class MicroMsg2Via(Via):
     @asynccontextmanager
     async def _client(self, window: int = 100) -> AsyncIterator[MicroMsg2Client]:
-        place = self.place
-        offer = client_offer(window=window, auth=place.token)
+        target = self.target
+        offer = client_offer(window=window, auth=target.token)
         port = self.port("micromsg2")
-        async with MicroMsg2Client(place.host, port, offer=offer, tls=place.tls) as client:
+        async with MicroMsg2Client(target.host, port, offer=offer, tls=target.tls) as client:
             yield client
 
-    async def publish(self, destination: str, letters: Sequence[Letter]) -> list[int]:
+    async def publish(self, destination: str, messages: Sequence[OutgoingMessage]) -> list[int]:
         async with self._client() as client:
-            for run in runs(letters):
+            for run in runs(messages):
                 await asyncio.gather(
                     *(client.send(destination, each.payload, with_type(each)) for each in run)
                 )
-        return [0] * len(letters)
+        return [0] * len(messages)
 
-    async def subscribe(self, wanted: Wanted) -> AsyncGenerator[Got, None]:
+    async def subscribe(self, wanted: SubscriptionRequest) -> AsyncGenerator[IncomingMessage, None]:
         async with (
             self._client(wanted.window) as client,
             client.subscribe(
@@ -53,17 +53,19 @@ class MicroMsg2Via(Via):
             async for delivery in subscription:
                 yield _from_micromsg2(delivery)
 
-    async def call(self, service: str, letter: Letter, timeout_s: float) -> Got:
+    async def call(
+        self, service: str, message: OutgoingMessage, timeout_s: float
+    ) -> IncomingMessage:
         async with self._client() as client:
             answer = await client.call(
-                service, letter.payload, with_type(letter), timeout_s=timeout_s
+                service, message.payload, with_type(message), timeout_s=timeout_s
             )
         return _from_micromsg2(answer)
 
     async def serve(self, service: str, answerer: Answerer, ready: Callable[[], None]) -> None:
-        async def respond(delivery: Delivery) -> tuple[bytes, Mapping[str, Property]]:
-            letter = await answerer(_from_micromsg2(delivery))
-            return letter.payload, with_type(letter)
+        async def respond(delivery: MicroMsg2Delivery) -> tuple[bytes, Mapping[str, Property]]:
+            message = await answerer(_from_micromsg2(delivery))
+            return message.payload, with_type(message)
 
         async with self._client() as client:
             await client.serve(service, respond)
@@ -71,7 +73,7 @@ class MicroMsg2Via(Via):
             await asyncio.Event().wait()
 
 
-def _from_micromsg2(delivery: Delivery) -> Got:
+def _from_micromsg2(delivery: MicroMsg2Delivery) -> IncomingMessage:
     async def settle() -> None:
         delivery.acknowledge()
 
@@ -79,7 +81,7 @@ def _from_micromsg2(delivery: Delivery) -> Got:
     content_type = str(properties.pop("content-type", BYTES))
     for name in ("correlation-id", "reply-to"):
         properties.pop(name, None)
-    return Got(
+    return IncomingMessage(
         destination=delivery.destination,
         payload=bytes(delivery.payload),
         content_type=content_type,

@@ -6,10 +6,10 @@ import argparse
 import os
 import ssl
 
-from crosswire.cli.via.contract import VIAS, Place
+from crosswire.cli.via.contract import VIAS, HubTarget
 from crosswire.errors import ConfigError
 
-__all__ = ["add_via_options", "place_of", "with_kind"]
+__all__ = ["add_via_options", "target_of", "with_kind"]
 
 
 def add_via_options(parser: argparse.ArgumentParser) -> None:
@@ -46,9 +46,9 @@ def _protocols() -> str:
     return f"one of {', '.join(VIAS)} (emp)"
 
 
-def place_of(options: argparse.Namespace) -> Place:
+def target_of(options: argparse.Namespace) -> HubTarget:
     """Raises ConfigError."""
-    return Place(
+    return HubTarget(
         host=options.host,
         port=options.port,
         tls=_context(options),

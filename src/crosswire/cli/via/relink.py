@@ -13,14 +13,14 @@ from crosswire.cli.body import Property
 from crosswire.cli.via.contract import (
     BYTES,
     Answerer,
-    Got,
-    Letter,
+    IncomingMessage,
+    OutgoingMessage,
+    SubscriptionRequest,
     Via,
-    Wanted,
     with_type,
 )
-from crosswire.clients.dial import within
-from crosswire.clients.relink import Received, Receiver, RelinkClient
+from crosswire.client.native.dial import within
+from crosswire.client.native.relink import Received, Receiver, RelinkClient
 from crosswire.errors import ClientError, RequestFailed
 
 __all__ = ["RelinkVia"]
@@ -29,22 +29,22 @@ __all__ = ["RelinkVia"]
 class RelinkVia(Via):
     @asynccontextmanager
     async def _client(self, endpoint: str) -> AsyncIterator[RelinkClient]:
-        place = self.place
-        if place.token is not None:
+        target = self.target
+        if target.token is not None:
             raise ClientError("Relink knows peers by their certificates only: use --cert and --key")
-        client = RelinkClient(place.host, self.port("relink"), endpoint, tls=place.tls)
+        client = RelinkClient(target.host, self.port("relink"), endpoint, tls=target.tls)
         async with client:
             yield client
 
-    async def publish(self, destination: str, letters: Sequence[Letter]) -> list[int]:
+    async def publish(self, destination: str, messages: Sequence[OutgoingMessage]) -> list[int]:
         async with self._client(destination) as client:
             sender = client.sender()
-            for letter in letters:
-                await sender.send(*_parts(letter))
+            for message in messages:
+                await sender.send(*_parts(message))
             await sender.consumed(timeout_s=30.0)
-        return [0] * len(letters)
+        return [0] * len(messages)
 
-    async def subscribe(self, wanted: Wanted) -> AsyncGenerator[Got, None]:
+    async def subscribe(self, wanted: SubscriptionRequest) -> AsyncGenerator[IncomingMessage, None]:
         verb = "consume" if wanted.destination.startswith("queue/") else "subscribe"
         more = {"from": wanted.start, "name": wanted.name, "filter": wanted.filter}
         query = urlencode({key: value for key, value in more.items() if value})
@@ -53,9 +53,11 @@ class RelinkVia(Via):
             async for message in client.receiver():
                 yield _from_parts(wanted.destination, message)
 
-    async def call(self, service: str, letter: Letter, timeout_s: float) -> Got:
+    async def call(
+        self, service: str, outgoing: OutgoingMessage, timeout_s: float
+    ) -> IncomingMessage:
         async with self._client(service) as client:
-            await client.sender().send(*_parts(letter))
+            await client.sender().send(*_parts(outgoing))
             receiver = client.receiver()
             message = await within(timeout_s, f"no answer from {service}", anext(receiver))
             got = _from_parts(service, message)
@@ -68,8 +70,8 @@ class RelinkVia(Via):
     async def serve(self, service: str, answerer: Answerer, ready: Callable[[], None]) -> None:
         async def answer(receiver: Receiver, client: RelinkClient) -> None:
             async for message in receiver:
-                letter = await answerer(_from_parts(service, message))
-                await client.sender(receiver.channel).send(*_parts(letter))
+                outgoing = await answerer(_from_parts(service, message))
+                await client.sender(receiver.channel).send(*_parts(outgoing))
                 message.consume()
 
         answering: set[asyncio.Task[None]] = set()
@@ -85,13 +87,13 @@ class RelinkVia(Via):
                     await asyncio.wait(answering)
 
 
-def _parts(letter: Letter) -> list[bytes]:
+def _parts(message: OutgoingMessage) -> list[bytes]:
     """One part where there are no properties, else they come first, as JSON."""
-    properties = with_type(letter)
-    return [msgspec.json.encode(properties), letter.payload] if properties else [letter.payload]
+    properties = with_type(message)
+    return [msgspec.json.encode(properties), message.payload] if properties else [message.payload]
 
 
-def _from_parts(destination: str, message: Received) -> Got:
+def _from_parts(destination: str, message: Received) -> IncomingMessage:
     async def settle() -> None:
         message.consume()
 
@@ -99,7 +101,7 @@ def _from_parts(destination: str, message: Received) -> Got:
     properties: dict[str, Property] = {}
     if len(parts) == 2:
         properties = msgspec.json.decode(parts[0])
-    return Got(
+    return IncomingMessage(
         destination=destination,
         payload=b"".join(parts[1:]) if len(parts) == 2 else b"".join(parts),
         content_type=str(properties.pop("content-type", BYTES)),

@@ -10,7 +10,7 @@ from crosswire.errors import PipelineError
 from crosswire.pipeline.report.facts import Facts
 from crosswire.pipeline.report.gather import gather
 from crosswire.pipeline.report.page import render
-from crosswire.pipeline.report.source import Tables
+from crosswire.pipeline.report.source import ReportTables
 
 __all__ = ["Facts", "write_report"]
 
@@ -25,7 +25,7 @@ def write_report(source: str, target: Path, *, made_us: int) -> Facts:
         raise PipelineError(f"{target} is a folder; the report is one file")
     if not target.parent.is_dir():
         raise PipelineError(f"can't write {target}: there is no folder {target.parent}")
-    facts = gather(Tables(source))
+    facts = gather(ReportTables(source))
     page = render(facts, source, made_us)
     try:
         _replace(target, page)

@@ -10,8 +10,8 @@ from crosswire.pipeline.report.cells import (
     and_more,
     bad,
     number,
-    said,
-    spoken,
+    peer_text_cell,
+    protocol_cell,
     table,
     when,
 )
@@ -71,7 +71,7 @@ def accounting(facts: Facts) -> str:
     head = ("protocol", ">directions", ">seen", *(f">{part}" for part in parts), ">missing")
     rows = (
         (
-            spoken(row["protocol"]),
+            protocol_cell(row["protocol"]),
             number(row["directions"]),
             number(row["seen"]),
             *(number(row[part]) for part in parts),
@@ -97,9 +97,9 @@ def _worst(rows: list[Row]) -> str:
     head = ("connection", "direction", "protocol", ">seen", ">not read")
     made = (
         (
-            said(row["connection"]),
-            said(row["direction"]),
-            spoken(row["protocol"]),
+            peer_text_cell(row["connection"]),
+            peer_text_cell(row["direction"]),
+            protocol_cell(row["protocol"]),
             number(row["seen"]),
             number(row["not_read"]),
             *(number(row[part]) for part in parts),
@@ -118,9 +118,9 @@ def violations(facts: Facts) -> str:
     head = ("reason", "kind", "protocol", ">times", ">bytes")
     rows = (
         (
-            said(row["reason"]),
-            said(row["error"]),
-            spoken(row["protocol"]),
+            peer_text_cell(row["reason"]),
+            peer_text_cell(row["error"]),
+            protocol_cell(row["protocol"]),
             number(row["count"]),
             number(row["length"]),
         )
@@ -129,12 +129,12 @@ def violations(facts: Facts) -> str:
     examples = (
         (
             when(row["time"]),
-            said(row["connection"]),
-            said(row["direction"]),
-            spoken(row["protocol"]),
+            peer_text_cell(row["connection"]),
+            peer_text_cell(row["direction"]),
+            protocol_cell(row["protocol"]),
             number(row["offset"]),
             number(row["length"]),
-            said(row["reason"]),
+            peer_text_cell(row["reason"]),
         )
         for row in found.examples
     )

@@ -10,8 +10,8 @@ from crosswire.pipeline.report.cells import (
     bad,
     lasting,
     number,
-    said,
-    spoken,
+    peer_text_cell,
+    protocol_cell,
     table,
     when,
 )
@@ -62,8 +62,8 @@ def deliveries(facts: Facts) -> str:
     head = ("destination", "protocol", ">deliveries", ">p50", ">p99", ">longest")
     rows = (
         (
-            said(row["destination"]),
-            spoken(row["protocol"]),
+            peer_text_cell(row["destination"]),
+            protocol_cell(row["protocol"]),
             number(row["deliveries"]),
             *(lasting(getattr(row["took"], name, None)) for name in ("p50", "p99", "longest")),
             bad(row["lost"]),
@@ -89,15 +89,15 @@ def _faulty(rows: list[Row]) -> str:
     made = (
         (
             f'<td class="bad">{", ".join(name for name in _FAULTS if row[name])}</td>',
-            said(row["destination"]),
-            spoken(row["protocol"]),
-            said(row["outcome"]),
-            said(row["detail"]),
+            peer_text_cell(row["destination"]),
+            protocol_cell(row["protocol"]),
+            peer_text_cell(row["outcome"]),
+            peer_text_cell(row["detail"]),
             number(row["attempts"]),
             lasting(row["latency_us"]),
             when(row["accepted"]),
-            said(row["id"]),
-            said(row["node"]),
+            peer_text_cell(row["id"]),
+            peer_text_cell(row["node"]),
         )
         for row in rows
     )
@@ -126,8 +126,8 @@ def reconciliation(facts: Facts) -> str:
     )
     bar = split_bar([(each, _VERDICTS[each][0], found.verdicts[each]) for each in there])
     rows = (
-        (spoken(name), *(number(ways.get(each, 0)) for each in there))
-        for name, ways in found.by_protocol.items()
+        (protocol_cell(name), *(number(directions.get(each, 0)) for each in there))
+        for name, directions in found.by_protocol.items()
     )
     head = ("protocol", *(f">{each}" for each in there))
     body = f'{bar}<div class="legend tall">{keys}</div>{table(head, rows)}'
@@ -141,14 +141,14 @@ def _differing(rows: list[Row]) -> str:
     made = (
         (
             f"<td>{escape(row['verdict'])}</td>",
-            said(row["destination"]),
-            spoken(row["protocol"]),
-            said(row["kind"]),
-            said(row["way"]),
+            peer_text_cell(row["destination"]),
+            protocol_cell(row["protocol"]),
+            peer_text_cell(row["kind"]),
+            peer_text_cell(row["way"]),
             when(row["time"]),
-            said(row["id"]),
-            said(row["connection"]),
-            said(row["node"]),
+            peer_text_cell(row["id"]),
+            peer_text_cell(row["connection"]),
+            peer_text_cell(row["node"]),
         )
         for row in rows
     )

@@ -14,16 +14,16 @@ from crosswire.pipeline.report.cells import (
     lasting,
     mark,
     number,
-    said,
+    peer_text_cell,
+    protocol_cell,
     side_by_side,
     sized,
-    spoken,
     table,
     when,
 )
 from crosswire.pipeline.report.facts import Facts, Latencies, LatencyRow
 from crosswire.pipeline.report.plots import (
-    Series,
+    PlotSeries,
     bars,
     columns,
     distribution,
@@ -56,9 +56,9 @@ def traffic(facts: Facts) -> str:
     seconds = clock.width_us / 1e6
     piece = brief(duration(clock.width_us))
 
-    def series(values: dict[str | None, list[int]], by: float) -> list[Series]:
+    def series(values: dict[str | None, list[int]], by: float) -> list[PlotSeries]:
         return [
-            Series(protocol_name(name), css_class(name), [value / by for value in each])
+            PlotSeries(protocol_name(name), css_class(name), [value / by for value in each])
             for name, each in values.items()
             if any(each)
         ]
@@ -93,8 +93,8 @@ def destinations(facts: Facts) -> str:
     def row(each: Row) -> tuple[str, ...]:
         times = took.get((each["protocol"], each["destination"]))
         return (
-            said(each["destination"]),
-            spoken(each["protocol"]),
+            peer_text_cell(each["destination"]),
+            protocol_cell(each["protocol"]),
             number(each["messages"]),
             sized(each["bytes"]),
             bad(each["errors"]),
@@ -126,7 +126,7 @@ def latency(facts: Facts) -> str:
         bounds = map(lasting, (each.p50, each.p90, each.p95, each.p99, each.longest))
         return (first, number(each.count), *bounds)
 
-    rows = [row(spoken(name), found.by_protocol[name]) for name in names]
+    rows = [row(protocol_cell(name), found.by_protocol[name]) for name in names]
     if len(rows) > 1:
         rows.append(row("<td><b>all</b></td>", found.all))
     head = ("protocol", ">answered requests", ">p50", ">p90", ">p95", ">p99", ">longest")
@@ -149,9 +149,9 @@ def _latency_over_time(facts: Facts, found: Latencies) -> str:
         return [None if each is None else pick(each) for each in found.over_time]
 
     series = [
-        Series("p99", "q-99", values(lambda row: row.p99)),
-        Series("p95", "q-95", values(lambda row: row.p95)),
-        Series("p50", "q-50", values(lambda row: row.p50)),
+        PlotSeries("p99", "q-99", values(lambda row: row.p99)),
+        PlotSeries("p95", "q-95", values(lambda row: row.p95)),
+        PlotSeries("p50", "q-50", values(lambda row: row.p50)),
     ]
     title = "Time to the response (p50, p95, p99)"
     plot = lines(facts.clock, series, _round_duration, title, logarithmic=True)
@@ -199,8 +199,8 @@ def errors(facts: Facts) -> str:
         head = ("destination", "protocol", ">requests", ">failed", ">unanswered", ">share")
         rows = (
             (
-                said(row["destination"]),
-                spoken(row["protocol"]),
+                peer_text_cell(row["destination"]),
+                protocol_cell(row["protocol"]),
                 number(row["calls"]),
                 bad(row["failed"]),
                 bad(row["unanswered"]),
@@ -236,9 +236,9 @@ def slowest(facts: Facts) -> str:
     rows = (
         (
             lasting(row["latency_us"]),
-            said(row["destination"]),
-            spoken(row["protocol"]),
-            said(row["outcome"]),
+            peer_text_cell(row["destination"]),
+            protocol_cell(row["protocol"]),
+            peer_text_cell(row["outcome"]),
             when(row["asked"]),
             sized(row["request_bytes"]),
             sized(row["response_bytes"]),

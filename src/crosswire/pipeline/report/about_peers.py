@@ -12,17 +12,17 @@ from crosswire.pipeline.report.cells import (
     host,
     lasting,
     number,
-    said,
+    peer_text_cell,
+    protocol_cell,
     side_by_side,
     sized,
-    spoken,
     table,
     when,
 )
 from crosswire.pipeline.report.facts import Facts
 from crosswire.pipeline.report.graph import graph
 from crosswire.pipeline.report.plots import (
-    Series,
+    PlotSeries,
     legend,
     lines,
     split_bar,
@@ -55,8 +55,8 @@ def sessions(facts: Facts) -> str:
     ended = "".join(
         f'<div class="bar-label"><i class="dot {css_class(name)}"></i>'
         f"{escape(protocol_name(name))}</div>"
-        + split_bar([(*_ENDINGS[how], ways.get(how, 0)) for how in _ENDINGS])
-        for name, ways in sorted(
+        + split_bar([(*_ENDINGS[how], endings.get(how, 0)) for how in _ENDINGS])
+        for name, endings in sorted(
             found.endings.items(), key=lambda item: (item[0] is None, item[0] or "")
         )
     )
@@ -67,13 +67,13 @@ def sessions(facts: Facts) -> str:
     )
     plots = [figure]
     if facts.clock is not None and facts.clock.count > 1 and any(found.open_at):
-        open_at = [Series("open sessions", "q-50", found.open_at)]
+        open_at = [PlotSeries("open sessions", "q-50", found.open_at)]
         plots.append(lines(facts.clock, open_at, amount, "Sessions that were open"))
     head = ("protocol", ">sessions", ">connections", ">messages", ">bytes", ">longest")
     more = (">slowest handshake", ">begun before the recording", ">gap bytes", ">violations")
     rows = (
         (
-            spoken(row["protocol"]),
+            protocol_cell(row["protocol"]),
             number(row["sessions"]),
             number(row["connections"]),
             number(row["messages"]),
@@ -97,8 +97,8 @@ def _session_table(rows: list[Row], note: str = "") -> str:
     head = ("session", "protocol", "from", "to", "opened", ">lasted", ">messages", ">bytes")
     made = (
         (
-            said(row["session"]),
-            spoken(row["protocol"]),
+            peer_text_cell(row["session"]),
+            protocol_cell(row["protocol"]),
             host(row["connector_address"]),
             host(f"{row['acceptor_address']}:{row['acceptor_port']}"),
             when(row["opened"], "%Y-%m-%d %H:%M:%S"),
@@ -130,9 +130,9 @@ def topology(facts: Facts) -> str:
         (
             host(row["source"]),
             host(row["target"]),
-            spoken(row["protocol"]),
-            said(row["kind"]),
-            said(row["destination"]),
+            protocol_cell(row["protocol"]),
+            peer_text_cell(row["kind"]),
+            peer_text_cell(row["destination"]),
             number(row["messages"]),
             sized(row["bytes"]),
         )
@@ -151,10 +151,10 @@ def blame(facts: Facts) -> str:
     head = ("suspect", "who or what", "charge", "protocol", ">times", "more")
     rows = (
         (
-            said(each.party),
+            peer_text_cell(each.party),
             f"<td>{each.role}</td>",
             f"<td>{each.charge}</td>",
-            spoken(each.protocol),
+            protocol_cell(each.protocol),
             number(each.count),
             f'<td><a href="#{each.where}">evidence</a></td>',
         )

@@ -24,16 +24,16 @@ __all__ = [
     "lasting",
     "mark",
     "number",
-    "said",
+    "peer_text_cell",
+    "protocol_cell",
     "side_by_side",
     "sized",
-    "spoken",
     "table",
     "when",
 ]
 
 
-def said(words: object) -> str:
+def peer_text_cell(words: object) -> str:
     """Text that a peer may have chosen."""
     return f'<td class="said">{text(words)}</td>'
 
@@ -70,7 +70,7 @@ def when(time_us: int | None, pattern: str = "%Y-%m-%d %H:%M:%S.%f") -> str:
     return _cell(time_us, moment(time_us, pattern), "when")
 
 
-def spoken(protocol: str | None) -> str:
+def protocol_cell(protocol: str | None) -> str:
     return (
         f'<td class="spoken"><i class="dot {css_class(protocol)}"></i>'
         f"{escape(protocol_name(protocol))}</td>"

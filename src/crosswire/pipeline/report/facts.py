@@ -10,7 +10,6 @@ __all__ = [
     "MISSING",
     "Accounts",
     "Calls",
-    "Clock",
     "Deliveries",
     "Facts",
     "Latencies",
@@ -18,6 +17,7 @@ __all__ = [
     "Reconciliation",
     "Sessions",
     "Suspect",
+    "TimeBuckets",
     "Topology",
     "Traffic",
     "Violations",
@@ -29,7 +29,7 @@ MISSING: Final = ("missing on the wire", "missing in the ledger")
 """The verdicts of gold.reconciliation that nothing explains."""
 
 
-class Clock(msgspec.Struct, frozen=True):
+class TimeBuckets(msgspec.Struct, frozen=True):
     """Equal pieces of time, from the first thing seen to the last."""
 
     first_us: int
@@ -195,7 +195,7 @@ class Facts(msgspec.Struct, frozen=True):
     """All of it; None for what can't be said because its table is not there."""
 
     tables: dict[str, int]
-    clock: Clock | None
+    clock: TimeBuckets | None
     traffic: Traffic | None
     latencies: Latencies | None
     calls: Calls | None

@@ -12,18 +12,24 @@ from crosswire.pipeline.report.facts import (
     MISSING,
     Accounts,
     Calls,
-    Clock,
     Deliveries,
     Facts,
     Reconciliation,
     Sessions,
     Suspect,
+    TimeBuckets,
     Topology,
     Violations,
 )
 from crosswire.pipeline.report.histogram import buckets_of
-from crosswire.pipeline.report.over_time import Histogram, clock_of, latencies, piece_of, traffic
-from crosswire.pipeline.report.source import Highest, Tables, Tally
+from crosswire.pipeline.report.over_time import (
+    LatencyHistogram,
+    clock_of,
+    latencies,
+    piece_of,
+    traffic,
+)
+from crosswire.pipeline.report.source import Highest, ReportTables, Tally
 
 __all__ = ["PARTS", "gather"]
 
@@ -43,19 +49,21 @@ _BROKEN_CONNECTIONS: Final = 10_000
 _SUSPECTS: Final = 8
 
 
-def gather(tables: Tables) -> Facts:
+def gather(tables: ReportTables) -> Facts:
     """Read what is there. Raises InvalidInput for tables that can't be read."""
     clock = clock_of(tables)
     held = _sessions(tables, clock) if tables.has("gold.sessions") else None
     calls = _calls(tables) if tables.has("gold.conversations") else None
     broken = _violations(tables) if tables.has("silver.violations") else None
     delivered = _deliveries(tables) if tables.has("gold.deliveries") else None
-    said = traffic(tables, clock) if clock else None
+    traffic_facts = traffic(tables, clock) if clock else None
     return Facts(
         tables={name: tables.count(name) for name in tables.names},
         clock=clock,
-        traffic=said,
-        latencies=latencies(tables, clock, said.destinations) if clock and said else None,
+        traffic=traffic_facts,
+        latencies=latencies(tables, clock, traffic_facts.destinations)
+        if clock and traffic_facts
+        else None,
         calls=calls,
         sessions=held,
         topology=_topology(tables, held) if tables.has("gold.topology") else None,
@@ -85,7 +93,7 @@ def _number(condition: Any) -> Any:
 # Conversations.
 
 
-def _calls(tables: Tables) -> Calls:
+def _calls(tables: ReportTables) -> Calls:
     outcomes = Tally(("protocol", "outcome"), ("count",))
     troubled = Tally(("protocol", "destination"), ("trouble", "failed", "unanswered", "calls"))
     slowest = Highest(_EXAMPLES, ("latency_us", "descending"), ("asked", "ascending"))
@@ -128,7 +136,7 @@ def _sum(rows: list[dict[str, Any]], outcome: str) -> int:
 # Sessions.
 
 
-def _sessions(tables: Tables, clock: Clock | None) -> Sessions:
+def _sessions(tables: ReportTables, clock: TimeBuckets | None) -> Sessions:
     by_protocol = Tally(
         ("protocol",),
         ("sessions", "connections", "late", "messages", "bytes", "gap_bytes", "violations"),
@@ -219,7 +227,7 @@ def _is_troubled(rows: pa.RecordBatch) -> Any:
     return pc.or_(broken, damaged)
 
 
-def _open_at(clock: Clock, begun: Tally, over: Tally) -> list[int]:
+def _open_at(clock: TimeBuckets, begun: Tally, over: Tally) -> list[int]:
     """Open at any moment within a piece of time: those that ended in it included."""
     ends = {row["piece"]: row["sessions"] for row in over.rows()}
     starts = {row["piece"]: row["sessions"] for row in begun.rows()}
@@ -234,7 +242,7 @@ def _open_at(clock: Clock, begun: Tally, over: Tally) -> list[int]:
 # Who talks to whom.
 
 
-def _topology(tables: Tables, held: Sessions | None) -> Topology:
+def _topology(tables: ReportTables, held: Sessions | None) -> Topology:
     key = ("source", "target", "protocol", "kind", "destination")
     edges = Tally(key, ("messages", "bytes"))
     for batch in tables.scan("gold.topology", *key, "messages", "bytes"):
@@ -244,24 +252,31 @@ def _topology(tables: Tables, held: Sessions | None) -> Topology:
     known = held.acceptors if held else frozenset()
     for row in edges.rows():
         source, target = str(row["source"]), str(row["target"])
-        host, door = (source, target) if _is_door(target, source, known) else (target, source)
-        links[host, door, row["protocol"]] += row["messages"]
-        uses[door, row["protocol"], row["destination"]] += row["messages"]
+        host, listener = (
+            (source, target) if _is_listener(target, source, known) else (target, source)
+        )
+        links[host, listener, row["protocol"]] += row["messages"]
+        uses[listener, row["protocol"], row["destination"]] += row["messages"]
     return Topology(
         links=[
-            {"host": host, "door": door, "protocol": protocol, "messages": messages}
-            for (host, door, protocol), messages in links.most_common()
+            {"host": host, "door": address, "protocol": protocol, "messages": messages}
+            for (host, address, protocol), messages in links.most_common()
         ],
         uses=[
-            {"door": door, "protocol": protocol, "destination": place, "messages": messages}
-            for (door, protocol, place), messages in uses.most_common()
+            {
+                "door": address,
+                "protocol": protocol,
+                "destination": destination,
+                "messages": messages,
+            }
+            for (address, protocol, destination), messages in uses.most_common()
         ],
         edges=edges.rows(_GROUPS),
         more_edges=max(len(edges) - _GROUPS, 0),
     )
 
 
-def _is_door(name: str, other: str, known: frozenset[str]) -> bool:
+def _is_listener(name: str, other: str, known: frozenset[str]) -> bool:
     """Did this one accept the connection. Its name ends with a port; but IPv6 has colons too."""
     if (name in known) != (other in known):
         return name in known
@@ -271,7 +286,7 @@ def _is_door(name: str, other: str, known: frozenset[str]) -> bool:
 # Bytes.
 
 
-def _accounts(tables: Tables) -> Accounts:
+def _accounts(tables: ReportTables) -> Accounts:
     sums = Tally(("protocol",), ("seen", *PARTS, "missing", "directions"))
     worst = Highest(_EXAMPLES, ("not_read", "descending"), ("connection", "ascending"))
     columns = ("node", "connection", "direction", "protocol", "seen", *PARTS, "missing")
@@ -283,15 +298,15 @@ def _accounts(tables: Tables) -> Accounts:
     return Accounts(by_protocol=sums.rows(), worst=worst.rows())
 
 
-def _violations(tables: Tables) -> Violations:
+def _violations(tables: ReportTables) -> Violations:
     reasons = Tally(("protocol", "error", "reason"), ("count", "length"))
     senders = Tally(
         ("node", "connection", "direction", "protocol"), ("count",), limit=_BROKEN_CONNECTIONS
     )
     first = Highest(_EXAMPLES, ("time", "ascending"), ("offset", "ascending"))
-    place = ("node", "connection", "direction", "protocol", "offset", "length", "time")
+    destination = ("node", "connection", "direction", "protocol", "offset", "length", "time")
     total = 0
-    for batch in tables.scan("silver.violations", *place, "error", "reason"):
+    for batch in tables.scan("silver.violations", *destination, "error", "reason"):
         counted = _with(batch, count=_ones(batch))
         reasons.add(counted)
         senders.add(counted)
@@ -306,7 +321,7 @@ def _violations(tables: Tables) -> Violations:
     )
 
 
-def _hosts(tables: Tables, senders: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _hosts(tables: ReportTables, senders: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Who sent what broke the protocol: the addresses are in silver.directions."""
     if not senders:
         return []
@@ -321,8 +336,8 @@ def _hosts(tables: Tables, senders: list[dict[str, Any]]) -> list[dict[str, Any]
             if sender is None:
                 continue
             forward = row["direction"] == "forward"
-            door = f"{row['acceptor_address']}:{row['acceptor_port']}"
-            hosts[row["connector_address"] if forward else door, sender["protocol"]] += sender[
+            listener = f"{row['acceptor_address']}:{row['acceptor_port']}"
+            hosts[row["connector_address"] if forward else listener, sender["protocol"]] += sender[
                 "count"
             ]
     return [
@@ -331,7 +346,7 @@ def _hosts(tables: Tables, senders: list[dict[str, Any]]) -> list[dict[str, Any]
     ]
 
 
-def _damaged(tables: Tables) -> int | None:
+def _damaged(tables: ReportTables) -> int | None:
     """Payloads whose checksum is not the one taken at the edge; None where nobody took one."""
     if not tables.has("silver.messages") or "intact" not in tables.columns("silver.messages"):
         return None
@@ -349,8 +364,8 @@ _FAULTS: Final = ("lost", "doubled", "late")
 _TOLD: Final = ("node", "id", "destination", "connection", "attempts", "outcome", "detail")
 
 
-def _deliveries(tables: Tables) -> Deliveries:
-    by_place = Tally(("protocol", "destination"), ("faults", "deliveries", *_FAULTS))
+def _deliveries(tables: ReportTables) -> Deliveries:
+    by_destination = Tally(("protocol", "destination"), ("faults", "deliveries", *_FAULTS))
     outcomes = Tally(("outcome",), ("deliveries",))
     by_time = Tally(("protocol", "destination", "bucket"), ("count",), most=("longest",))
     gravest = [(name, "descending") for name in _FAULTS]
@@ -370,7 +385,7 @@ def _deliveries(tables: Tables) -> Deliveries:
                 faults=any_fault,
                 deliveries=_ones(batch),
             )
-            by_place.add(rows)
+            by_destination.add(rows)
             outcomes.add(rows)
             arrived = rows.filter(pc.is_valid(rows["latency_us"]))
             times_us = arrived["latency_us"]
@@ -381,11 +396,13 @@ def _deliveries(tables: Tables) -> Deliveries:
             totals["damaged"] += pc.sum(_number(pc.invert(batch["intact"]))).as_py() or 0
             for name, flag in {**flags, "faulty": any_fault}.items():
                 totals[name] += pc.sum(flag).as_py() or 0
-    took = Histogram()
-    places: defaultdict[tuple[str | None, str | None], Histogram] = defaultdict(Histogram)
+    took = LatencyHistogram()
+    destinations: defaultdict[tuple[str | None, str | None], LatencyHistogram] = defaultdict(
+        LatencyHistogram
+    )
     for row in by_time.rows():
         took.add(row)
-        places[row["protocol"], row["destination"]].add(row)
+        destinations[row["protocol"], row["destination"]].add(row)
     return Deliveries(
         total=totals["deliveries"],
         faulty=totals["faulty"],
@@ -396,23 +413,28 @@ def _deliveries(tables: Tables) -> Deliveries:
         took=took.row() if took.counts else None,
         outcomes={str(row["outcome"]): row["deliveries"] for row in outcomes.rows()},
         destinations=[
-            row | {"took": places[key].row() if (key := _place(row)) in places else None}
-            for row in by_place.rows(_GROUPS)
+            row
+            | {
+                "took": destinations[key].row()
+                if (key := _destination_key(row)) in destinations
+                else None
+            }
+            for row in by_destination.rows(_GROUPS)
         ],
         examples=examples.rows(),
     )
 
 
-def _place(row: dict[str, Any]) -> tuple[str | None, str | None]:
+def _destination_key(row: dict[str, Any]) -> tuple[str | None, str | None]:
     return row["protocol"], row["destination"]
 
 
-def _reconciliation(tables: Tables) -> Reconciliation:
+def _reconciliation(tables: ReportTables) -> Reconciliation:
     by_verdict = Tally(("protocol", "verdict"), ("count",))
     examples = Highest(_EXAMPLES, ("verdict", "ascending"), ("time", "ascending"))
-    told = ("destination", "kind", "way", "node", "id", "connection", "time")
+    columns = ("destination", "kind", "way", "node", "id", "connection", "time")
     missing = pa.array(MISSING)
-    for batch in tables.scan("gold.reconciliation", "verdict", "protocol", *told):
+    for batch in tables.scan("gold.reconciliation", "verdict", "protocol", *columns):
         by_verdict.add(_with(batch, count=_ones(batch)))
         examples.add(batch.filter(pc.is_in(batch["verdict"], missing)))
     verdicts: Counter[str] = Counter()
@@ -431,7 +453,7 @@ def _suspects(
 ) -> list[Suspect]:
     """What the trouble points to, the gravest first."""
     found: list[Suspect] = []
-    places = delivered.destinations if delivered else []
+    destinations = delivered.destinations if delivered else []
     asked = calls.troubled if calls else []
     hosts = broken.hosts if broken else []
 
@@ -442,10 +464,12 @@ def _suspects(
             for row in guilty[:_SUSPECTS]
         )
 
-    accuse(places, "destination", "destination", "lost deliveries", "lost", "deliveries")
+    accuse(destinations, "destination", "destination", "lost deliveries", "lost", "deliveries")
     accuse(hosts, "host", "peer", "broke the protocol", "count", "violations")
     accuse(asked, "destination", "destination", "left unanswered", "unanswered", "errors")
     accuse(asked, "destination", "destination", "answered with an error", "failed", "errors")
-    accuse(places, "destination", "destination", "doubled deliveries", "doubled", "deliveries")
-    accuse(places, "destination", "destination", "late deliveries", "late", "deliveries")
+    accuse(
+        destinations, "destination", "destination", "doubled deliveries", "doubled", "deliveries"
+    )
+    accuse(destinations, "destination", "destination", "late deliveries", "late", "deliveries")
     return found

@@ -24,20 +24,20 @@ _TITLES: Final = ("Who connects", "… to which door", "… about what")
 _LEFTS: Final = (0, (_WIDTH - _BOX) / 2, _WIDTH - _BOX)
 
 
-class _Column(msgspec.Struct, frozen=True):
+class _GraphColumn(msgspec.Struct, frozen=True):
     """Names with their place from the top; those that found no room are together in the last."""
 
     number: int
-    places: dict[str, float]
+    positions: dict[str, float]
     labels: list[str]
     messages: list[int]
     step: float
 
-    def place(self, name: str) -> int:
-        return int(self.places.get(name, len(self.labels) - 1))
+    def position_of(self, name: str) -> int:
+        return int(self.positions.get(name, len(self.labels) - 1))
 
-    def middle(self, place: int) -> float:
-        return 28 + (place + 0.5) * self.step
+    def middle(self, index: int) -> float:
+        return 28 + (index + 0.5) * self.step
 
 
 def graph(topology: Topology) -> str:
@@ -70,7 +70,7 @@ def _about(destination: str | None) -> str:
     return "(no destination)" if destination is None else destination
 
 
-def _column(number: int, sums: Counter[str], rows: int) -> _Column:
+def _column(number: int, sums: Counter[str], rows: int) -> _GraphColumn:
     most = _MOST[number]
     first = sums.most_common(most if len(sums) <= most else most - 1)
     labels = [name for name, _ in first]
@@ -78,19 +78,22 @@ def _column(number: int, sums: Counter[str], rows: int) -> _Column:
     if len(sums) > len(first):
         labels.append(many(len(sums) - len(first), f"other {_KINDS[number]}"))
         messages.append(sums.total() - sum(messages))
-    places = {name: float(place) for place, (name, _) in enumerate(first)}
+    positions = {name: float(index) for index, (name, _) in enumerate(first)}
     step = rows * _ROW / len(labels)
-    return _Column(number, places, labels, messages, min(step, 4 * _ROW))
+    return _GraphColumn(number, positions, labels, messages, min(step, 4 * _ROW))
 
 
-def _edges(topology: Topology, columns: list[_Column]) -> str:
+def _edges(topology: Topology, columns: list[_GraphColumn]) -> str:
     joined: Counter[tuple[int, int, int, str | None]] = Counter()
-    hosts, doors, destinations = columns
+    hosts, listeners, destinations = columns
     for link in topology.links:
-        ends = hosts.place(link["host"]), doors.place(link["door"])
+        ends = hosts.position_of(link["host"]), listeners.position_of(link["door"])
         joined[0, *ends, link["protocol"]] += link["messages"]
     for use in topology.uses:
-        ends = doors.place(use["door"]), destinations.place(_about(use["destination"]))
+        ends = (
+            listeners.position_of(use["door"]),
+            destinations.position_of(_about(use["destination"])),
+        )
         joined[1, *ends, use["protocol"]] += use["messages"]
     most = max(joined.values())
     return "".join(
@@ -102,8 +105,8 @@ def _edges(topology: Topology, columns: list[_Column]) -> str:
 
 
 def _edge(
-    first: _Column,
-    second: _Column,
+    first: _GraphColumn,
+    second: _GraphColumn,
     left: int,
     right: int,
     protocol: str | None,
@@ -126,20 +129,20 @@ def _edge(
     )
 
 
-def _boxes(column: _Column) -> str:
+def _boxes(column: _GraphColumn) -> str:
     left = _LEFTS[column.number]
     made = []
-    for place, label in enumerate(column.labels):
+    for index, label in enumerate(column.labels):
         shown = visible(label)
-        middle = column.middle(place)
-        tip = f"{shown}\n{many(column.messages[place], 'message')}"
+        middle = column.middle(index)
+        tip = f"{shown}\n{many(column.messages[index], 'message')}"
         cut = shown if len(shown) <= 23 else f"{shown[:13]}…{shown[-9:]}"
         made.append(
-            f'<g class="node" tabindex="0" data-n="{column.number}.{place}" '
+            f'<g class="node" tabindex="0" data-n="{column.number}.{index}" '
             f'data-tip="{escape(tip)}"><rect x="{left:.0f}" y="{middle - _TALL / 2:.1f}" '
             f'width="{_BOX}" height="{_TALL}" rx="5"/>'
             f'<text x="{left + 9:.0f}" y="{middle + 4:.1f}">{escape(cut)}</text>'
             f'<text class="amount" x="{left + _BOX - 8:.0f}" y="{middle + 4:.1f}" '
-            f'text-anchor="end">{amount(column.messages[place])}</text></g>'
+            f'text-anchor="end">{amount(column.messages[index])}</text></g>'
         )
     return "".join(made)

@@ -13,11 +13,11 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from crosswire.pipeline.report.facts import Clock, Latencies, LatencyRow, Traffic
+from crosswire.pipeline.report.facts import Latencies, LatencyRow, TimeBuckets, Traffic
 from crosswire.pipeline.report.histogram import buckets_of, percentiles
-from crosswire.pipeline.report.source import Tables, Tally
+from crosswire.pipeline.report.source import ReportTables, Tally
 
-__all__ = ["Histogram", "clock_of", "latencies", "piece_of", "traffic"]
+__all__ = ["LatencyHistogram", "clock_of", "latencies", "piece_of", "traffic"]
 
 _SECOND_US: Final = 1_000_000
 _MINUTE_US: Final = 60 * _SECOND_US
@@ -39,7 +39,7 @@ _KINDS: Final = {
 _COUNTS: Final = ("messages", "bytes", "errors")
 
 
-def clock_of(tables: Tables) -> Clock | None:
+def clock_of(tables: ReportTables) -> TimeBuckets | None:
     """Pieces of time for all plots; None if nothing has a time."""
     spans = [_span(tables, "gold.traffic", "minute", _MINUTE_US - 1)]
     if spans[0] is None or spans[0][1] - spans[0][0] <= _SHORT_US:
@@ -58,10 +58,10 @@ def clock_of(tables: Tables) -> Clock | None:
     least = 1000 if _is_fine(tables, first, last) else _MINUTE_US
     width = _width(last - first, least)
     start = first - first % width
-    return Clock(first, last, start, width, (last - start) // width + 1)
+    return TimeBuckets(first, last, start, width, (last - start) // width + 1)
 
 
-def _span(tables: Tables, name: str, column: str, more: int = 0) -> tuple[int, int] | None:
+def _span(tables: ReportTables, name: str, column: str, more: int = 0) -> tuple[int, int] | None:
     found: list[int] = []
     for batch in tables.scan(name, column):
         ends = pc.min_max(batch[column]).as_py()
@@ -70,7 +70,7 @@ def _span(tables: Tables, name: str, column: str, more: int = 0) -> tuple[int, i
     return (found[0], found[1] + more) if found else None
 
 
-def _is_fine(tables: Tables, first_us: int, last_us: int) -> bool:
+def _is_fine(tables: ReportTables, first_us: int, last_us: int) -> bool:
     """Shall the messages themselves be counted."""
     if not tables.has("silver.messages"):
         return False
@@ -84,7 +84,7 @@ def _width(span_us: int, least_us: int) -> int:
     return _DAY_US * (span_us // (_DAY_US * (_MOST_PIECES - 1)) + 1)
 
 
-def piece_of(clock: Clock, times: Any) -> Any:
+def piece_of(clock: TimeBuckets, times: Any) -> Any:
     """The number of the piece that each time falls into; the first or the last if in none."""
     number = pc.divide(pc.subtract(times, clock.start_us), clock.width_us)
     return pc.min_element_wise(pc.max_element_wise(number, 0), clock.count - 1)
@@ -93,17 +93,17 @@ def piece_of(clock: Clock, times: Any) -> Any:
 # Messages, bytes and errors.
 
 
-def traffic(tables: Tables, clock: Clock) -> Traffic | None:
+def traffic(tables: ReportTables, clock: TimeBuckets) -> Traffic | None:
     if not tables.has("gold.traffic") and not tables.has("silver.messages"):
         return None
     by_time = Tally(("piece", "protocol"), _COUNTS)
-    by_place = Tally(("protocol", "destination"), (*_COUNTS, *_KINDS))
+    by_destination = Tally(("protocol", "destination"), (*_COUNTS, *_KINDS))
     names = Tally(("destination",), ("messages",))
     kinds: Counter[str] = Counter()
     is_fine = _is_fine(tables, clock.first_us, clock.last_us)
     for batch in _messages(tables) if is_fine else _minutes(tables):
         by_time.add(batch.append_column("piece", piece_of(clock, batch["time"])))
-        by_place.add(batch)
+        by_destination.add(batch)
         names.add(batch)
         for name in _KINDS:
             kinds[name] += pc.sum(batch[name]).as_py() or 0
@@ -112,12 +112,12 @@ def traffic(tables: Tables, clock: Clock) -> Traffic | None:
         for name in _COUNTS:
             values = series[name].setdefault(row["protocol"], [0] * clock.count)
             values[row["piece"]] += row[name] or 0
-    places = by_place.rows(_DESTINATIONS)
+    destinations = by_destination.rows(_DESTINATIONS)
     return Traffic(
         **{name: _in_order(series[name]) for name in _COUNTS},
         kinds=dict(kinds),
-        destinations=places,
-        more_destinations=len(by_place) - len(places),
+        destinations=destinations,
+        more_destinations=len(by_destination) - len(destinations),
         destination_count=len(names),
         is_fine=is_fine,
     )
@@ -127,13 +127,13 @@ def _in_order(series: dict[str | None, list[int]]) -> dict[str | None, list[int]
     return dict(sorted(series.items(), key=lambda item: (item[0] is None, item[0] or "")))
 
 
-def _minutes(tables: Tables) -> Iterator[pa.RecordBatch]:
+def _minutes(tables: ReportTables) -> Iterator[pa.RecordBatch]:
     columns = ("minute", "protocol", "destination", *_COUNTS, *_KINDS)
     for batch in tables.scan("gold.traffic", *columns):
         yield batch.rename_columns(["time", *columns[1:]])
 
 
-def _messages(tables: Tables) -> Iterator[pa.RecordBatch]:
+def _messages(tables: ReportTables) -> Iterator[pa.RecordBatch]:
     """A row per message, in the columns of `_minutes`."""
     columns = ("time", "protocol", "destination", "kind", "payload_length", "status")
     for batch in tables.scan("silver.messages", *columns):
@@ -154,7 +154,7 @@ def _messages(tables: Tables) -> Iterator[pa.RecordBatch]:
 # Latencies.
 
 
-class Histogram:
+class LatencyHistogram:
     """Counts by bucket, and the longest value that was seen."""
 
     def __init__(self) -> None:
@@ -171,34 +171,38 @@ class Histogram:
         return LatencyRow(self.counts.total(), p50, p90, p95, p99, self.longest)
 
 
-def latencies(tables: Tables, clock: Clock, destinations: list[dict[str, Any]]) -> Latencies | None:
+def latencies(
+    tables: ReportTables, clock: TimeBuckets, destinations: list[dict[str, Any]]
+) -> Latencies | None:
     """Of all answered requests, and of each destination among those given. None if of none."""
     by_protocol = Tally(("protocol", "bucket"), ("count",), most=("longest",))
     by_time = Tally(("piece", "bucket"), ("count",), most=("longest",), limit=500_000)
-    by_place = Tally(("protocol", "destination", "bucket"), ("count",), most=("longest",))
+    by_destination = Tally(("protocol", "destination", "bucket"), ("count",), most=("longest",))
     chosen = pa.array({row["destination"] for row in destinations}, pa.string())
     fine = _is_fine(tables, clock.first_us, clock.last_us) and tables.has("gold.conversations")
     for batch in _conversations(tables) if fine else _histograms(tables):
         by_protocol.add(batch)
         by_time.add(batch.append_column("piece", piece_of(clock, batch["time"])))
-        by_place.add(batch.filter(pc.is_in(batch["destination"], chosen)))
-    everything = Histogram()
-    protocols: defaultdict[str | None, Histogram] = defaultdict(Histogram)
+        by_destination.add(batch.filter(pc.is_in(batch["destination"], chosen)))
+    everything = LatencyHistogram()
+    protocols: defaultdict[str | None, LatencyHistogram] = defaultdict(LatencyHistogram)
     for row in by_protocol.rows():
         everything.add(row)
         protocols[row["protocol"]].add(row)
     if not everything.counts:
         return None
-    pieces: defaultdict[int, Histogram] = defaultdict(Histogram)
+    pieces: defaultdict[int, LatencyHistogram] = defaultdict(LatencyHistogram)
     for row in by_time.rows():
         pieces[row["piece"]].add(row)
-    places: defaultdict[tuple[str | None, str | None], Histogram] = defaultdict(Histogram)
-    for row in by_place.rows():
-        places[row["protocol"], row["destination"]].add(row)
+    by_key: defaultdict[tuple[str | None, str | None], LatencyHistogram] = defaultdict(
+        LatencyHistogram
+    )
+    for row in by_destination.rows():
+        by_key[row["protocol"], row["destination"]].add(row)
     return Latencies(
         all=everything.row(),
         by_protocol={name: each.row() for name, each in protocols.items()},
-        by_destination={name: each.row() for name, each in places.items()},
+        by_destination={name: each.row() for name, each in by_key.items()},
         over_time=[
             pieces[number].row() if number in pieces else None for number in range(clock.count)
         ],
@@ -206,7 +210,7 @@ def latencies(tables: Tables, clock: Clock, destinations: list[dict[str, Any]]) 
     )
 
 
-def _histograms(tables: Tables) -> Iterator[pa.RecordBatch]:
+def _histograms(tables: ReportTables) -> Iterator[pa.RecordBatch]:
     """A row per bucket of each row of gold.traffic.
 
     The longest value of a row is in its highest bucket; given to all of them it is still the
@@ -229,7 +233,7 @@ def _histograms(tables: Tables) -> Iterator[pa.RecordBatch]:
         )
 
 
-def _conversations(tables: Tables) -> Iterator[pa.RecordBatch]:
+def _conversations(tables: ReportTables) -> Iterator[pa.RecordBatch]:
     """A row per answered request, in the columns of `_histograms`."""
     columns = ("asked", "answered", "protocol", "destination", "latency_us")
     for batch in tables.scan("gold.conversations", *columns):

@@ -94,7 +94,7 @@ def _head(facts: Facts, source: str) -> str:
 
 def _cards(facts: Facts) -> str:
     cards = (
-        _card("What was said?", "traffic", *_said(facts)),
+        _card("What was said?", "traffic", *_summary_text(facts)),
         _card("How long did it take?", "latency", *_took(facts)),
         _card("What got lost?", "deliveries" if facts.deliveries else "errors", *_lost(facts)),
         _card("Who is to blame?", "blame", *_blamed(facts)),
@@ -111,18 +111,18 @@ def _card(question: str, target: str, state: str, answer: str, lines: list[str])
     )
 
 
-def _said(facts: Facts) -> tuple[str, str, list[str]]:
-    said = facts.traffic
-    if said is None:
+def _summary_text(facts: Facts) -> tuple[str, str, list[str]]:
+    traffic = facts.traffic
+    if traffic is None:
         return "", "unknown", ["The table gold.traffic is not there."]
-    spoken = [protocol_name(name) for name in said.messages]
-    lines = [f"{size(said.total_bytes)} of payload"]
-    if spoken:
-        lines.append(f"in {escape(', '.join(spoken))}")
+    names = [protocol_name(name) for name in traffic.messages]
+    lines = [f"{size(traffic.total_bytes)} of payload"]
+    if names:
+        lines.append(f"in {escape(', '.join(names))}")
     if facts.sessions:
         lines.append(f"in {many(facts.sessions.total, 'session')}")
-    lines.append(f"to {many(said.destination_count, 'destination')}")
-    return "good", _big(said.total_messages, "message"), lines
+    lines.append(f"to {many(traffic.destination_count, 'destination')}")
+    return "good", _big(traffic.total_messages, "message"), lines
 
 
 def _big(number: int, one: str) -> str:

@@ -9,11 +9,11 @@ from typing import Final
 
 import msgspec
 
-from crosswire.pipeline.report.facts import Clock
+from crosswire.pipeline.report.facts import TimeBuckets
 from crosswire.pipeline.report.histogram import highest_of, lowest_of
 from crosswire.pipeline.report.words import amount, brief, count, duration, moment, share, visible
 
-__all__ = ["Series", "bars", "columns", "distribution", "legend", "lines", "split_bar"]
+__all__ = ["PlotSeries", "bars", "columns", "distribution", "legend", "lines", "split_bar"]
 
 _WIDTH: Final = 600
 _HEIGHT: Final = 210
@@ -27,7 +27,7 @@ _INNER_HEIGHT: Final = _HEIGHT - _TOP - _BOTTOM
 Say = Callable[[float], str]
 
 
-class Series(msgspec.Struct, frozen=True):
+class PlotSeries(msgspec.Struct, frozen=True):
     """`name` is plain text; `style` is the class that gives it its colour."""
 
     name: str
@@ -44,7 +44,7 @@ def legend(entries: Iterable[tuple[str, str]]) -> str:
 
 
 def columns(
-    clock: Clock, series: Sequence[Series], say: Say, title: str, *, thousand: int = 1000
+    clock: TimeBuckets, series: Sequence[PlotSeries], say: Say, title: str, *, thousand: int = 1000
 ) -> str:
     """Stacked columns, one for each piece of time; `thousand` is what units grow by."""
     totals = [sum(each.values[piece] or 0 for each in series) for piece in range(clock.count)]
@@ -72,18 +72,23 @@ def columns(
 
 
 def lines(
-    clock: Clock, series: Sequence[Series], say: Say, title: str, *, logarithmic: bool = False
+    clock: TimeBuckets,
+    series: Sequence[PlotSeries],
+    say: Say,
+    title: str,
+    *,
+    logarithmic: bool = False,
 ) -> str:
     """A line for each series, broken where it has no value."""
     known = [value for each in series for value in each.values if value is not None]
     if logarithmic:
-        place, marks = _decades(min(known, default=1), max(known, default=1))
-        grid = [(place(mark), say(mark)) for mark in marks]
+        position, marks = _decades(min(known, default=1), max(known, default=1))
+        grid = [(position(mark), say(mark)) for mark in marks]
     else:
         top, ticks = _scale(max(known, default=0))
         grid = [(tick / top, say(tick)) for tick in ticks]
 
-        def place(value: float) -> float:
+        def position(value: float) -> float:
             return value / top
 
     width = _INNER_WIDTH / clock.count
@@ -92,7 +97,7 @@ def lines(
         run: list[str] = []
         for piece, value in enumerate((*each.values, None)):
             if value is not None:
-                y = _TOP + (1 - place(value)) * _INNER_HEIGHT
+                y = _TOP + (1 - position(value)) * _INNER_HEIGHT
                 run.append(f"{_LEFT + (piece + 0.5) * width:.1f},{y:.1f}")
                 continue
             if len(run) == 1:
@@ -112,21 +117,23 @@ def distribution(counts: Mapping[str, tuple[str, Mapping[int, int]]], title: str
         sums = joined.setdefault(name, {})
         for bucket, number in buckets.items():
             sums[bucket // 4] = sums.get(bucket // 4, 0) + number
-    places = [place for sums in joined.values() for place in sums]
-    first, last = min(places) - 1, max(places) + 1
-    totals = {place: sum(sums.get(place, 0) for sums in joined.values()) for place in places}
+    bucket_numbers = [bucket for sums in joined.values() for bucket in sums]
+    first, last = min(bucket_numbers) - 1, max(bucket_numbers) + 1
+    totals = {
+        bucket: sum(sums.get(bucket, 0) for sums in joined.values()) for bucket in bucket_numbers
+    }
     top, ticks = _scale(max(totals.values()))
     width = _INNER_WIDTH / (last - first + 1)
     thick = max(width - 1.5, 0.8)
     parts = [_grid([(tick / top, amount(tick)) for tick in ticks])]
     every = ceil((last - first + 1) / 9)
-    for place in range(first, last + 1):
-        left = _LEFT + (place - first) * width
-        if place >= 0 and (place - first) % every == 0:
-            parts.append(_mark(left, duration(lowest_of(place * 4))))
+    for position in range(first, last + 1):
+        left = _LEFT + (position - first) * width
+        if position >= 0 and (position - first) % every == 0:
+            parts.append(_mark(left, duration(lowest_of(position * 4))))
         bottom = 0.0
         for name, (style, _) in counts.items():
-            height = joined[name].get(place, 0) / top * _INNER_HEIGHT
+            height = joined[name].get(position, 0) / top * _INNER_HEIGHT
             if height:
                 y = _TOP + _INNER_HEIGHT - bottom - height
                 parts.append(
@@ -134,12 +141,16 @@ def distribution(counts: Mapping[str, tuple[str, Mapping[int, int]]], title: str
                     f'height="{height:.2f}"/>'
                 )
                 bottom += height
-        if place in totals:
-            said = [f"{duration(lowest_of(place * 4))} – {duration(highest_of(place * 4 + 3))}"]
-            said += [
-                f"{name}: {count(sums[place])}" for name, sums in joined.items() if place in sums
+        if position in totals:
+            lines_of_text = [
+                f"{duration(lowest_of(position * 4))} – {duration(highest_of(position * 4 + 3))}"
             ]
-            parts.append(_target(left, width, said))
+            lines_of_text += [
+                f"{name}: {count(sums[position])}"
+                for name, sums in joined.items()
+                if position in sums
+            ]
+            parts.append(_target(left, width, lines_of_text))
     return _svg(parts, title)
 
 
@@ -188,7 +199,7 @@ def _scale(highest: float, thousand: int = 1000) -> tuple[float, list[float]]:
     power = 10.0 ** (ceil(log10(rough)) - 1)
     step = next(power * number for number in (1, 2, 5, 10) if power * number >= rough * 0.999)
     number = ceil(highest / step - 1e-9)
-    return number * step, [step * place for place in range(number + 1)]
+    return number * step, [step * position for position in range(number + 1)]
 
 
 def _decades(lowest: float, highest: float) -> tuple[Callable[[float], float], list[float]]:
@@ -200,10 +211,10 @@ def _decades(lowest: float, highest: float) -> tuple[Callable[[float], float], l
     if len(marks) > 7:
         marks = [mark for mark in marks if log10(mark).is_integer()]
 
-    def place(value: float) -> float:
+    def position(value: float) -> float:
         return log10(max(value, bottom) / bottom) / log10(top / bottom)
 
-    return place, marks
+    return position, marks
 
 
 def _grid(marks: Sequence[tuple[float, str]]) -> str:
@@ -226,7 +237,7 @@ def _mark(x: float, label: str) -> str:
     )
 
 
-def _times(clock: Clock) -> str:
+def _times(clock: TimeBuckets) -> str:
     pattern = _pattern(clock)
     every = max(ceil(clock.count / 6), 1)
     width = _INNER_WIDTH / clock.count
@@ -238,7 +249,7 @@ def _times(clock: Clock) -> str:
     return "".join(made)
 
 
-def _pattern(clock: Clock) -> str:
+def _pattern(clock: TimeBuckets) -> str:
     if clock.width_us >= 86_400_000_000:
         return "%Y-%m-%d"
     if clock.last_us - clock.first_us > 20 * 3_600_000_000:
@@ -249,7 +260,7 @@ def _pattern(clock: Clock) -> str:
 
 
 def _targets(
-    clock: Clock,
+    clock: TimeBuckets,
     named: Sequence[tuple[str, Sequence[float | None]]],
     say: Say,
     totals: Sequence[float] | None,
@@ -258,20 +269,20 @@ def _targets(
     width = _INNER_WIDTH / clock.count
     made = []
     for piece in range(clock.count):
-        said = [f"{name}: {say(v)}" for name, values in named if (v := values[piece])]
-        if not said:
+        lines_of_text = [f"{name}: {say(v)}" for name, values in named if (v := values[piece])]
+        if not lines_of_text:
             continue
         start = clock.start_us + piece * clock.width_us
         pattern = "%Y-%m-%d %H:%M:%S" + (".%f" if clock.width_us < 1_000_000 else "")
-        said.insert(0, f"{moment(start, pattern)} (+ {brief(duration(clock.width_us))})")
-        if totals is not None and len(said) > 2:
-            said.append(f"together: {say(totals[piece])}")
-        made.append(_target(_LEFT + piece * width, width, said))
+        lines_of_text.insert(0, f"{moment(start, pattern)} (+ {brief(duration(clock.width_us))})")
+        if totals is not None and len(lines_of_text) > 2:
+            lines_of_text.append(f"together: {say(totals[piece])}")
+        made.append(_target(_LEFT + piece * width, width, lines_of_text))
     return "".join(made)
 
 
-def _target(x: float, width: float, said: Sequence[str]) -> str:
-    tip = escape("\n".join(map(visible, said)))
+def _target(x: float, width: float, lines_of_text: Sequence[str]) -> str:
+    tip = escape("\n".join(map(visible, lines_of_text)))
     return (
         f'<rect class="target" x="{x:.1f}" y="{_TOP}" width="{width:.1f}" height="{_INNER_HEIGHT}" '
         f'data-tip="{tip}"/>'

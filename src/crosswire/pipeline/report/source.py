@@ -12,7 +12,7 @@ from pyarrow import fs
 
 from crosswire.errors import InvalidInput
 
-__all__ = ["Highest", "Tables", "Tally"]
+__all__ = ["Highest", "ReportTables", "Tally"]
 
 _LAYERS: Final = ("bronze", "silver", "gold", "open")
 _BATCH_ROWS: Final = 1 << 16
@@ -21,7 +21,7 @@ _MOST_KEYS: Final = 50_000
 Order = Sequence[tuple[str, str]]
 
 
-class Tables:
+class ReportTables:
     """What a run of the pipeline wrote; `names` are those that are there, as in `gold.traffic`.
 
     Raises InvalidInput if there are none. `root` is a folder, or a URL that Arrow can open.

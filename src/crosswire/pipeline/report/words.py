@@ -43,16 +43,16 @@ def css_class(protocol: str | None) -> str:
     return f"p-{protocol}" if protocol in _NAMES else "p-other"
 
 
-def visible(said: object) -> str:
+def visible(value: object) -> str:
     """Text with control characters and changes of writing direction made visible."""
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in str(said))
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in str(value))
 
 
-def text(said: object) -> str:
+def text(value: object) -> str:
     """HTML of text that a peer may have chosen: what is long is cut, and whole in its tooltip."""
-    if said is None or said == "":
+    if value is None or value == "":
         return '<span class="none">–</span>'
-    shown = visible(said)
+    shown = visible(value)
     if len(shown) <= _LONGEST:
         return escape(shown)
     whole = shown if len(shown) <= 1000 else shown[:1000] + "…"

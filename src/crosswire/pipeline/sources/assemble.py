@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from crosswire.lake.schemas import BACKWARD, FORWARD, WIRE
-from crosswire.pipeline.batches import BATCH_BYTES, BATCH_ROWS
+from crosswire.pipeline.decode.arrow_batches import BATCH_BYTES, BATCH_ROWS
 from crosswire.pipeline.sources.capture import segment_of
 from crosswire.pipeline.sources.classify import PortMap, decide
 from crosswire.pipeline.sources.follow import (
@@ -40,9 +40,9 @@ from crosswire.pipeline.sources.follow import (
     to_flow,
 )
 from crosswire.pipeline.sources.index import Ordered
-from crosswire.pipeline.sources.introductions import NOBODY, Connections, Ports, coded
+from crosswire.pipeline.sources.introductions import NOBODY, BatchConnections, Ports, coded
 from crosswire.pipeline.sources.packets import copy_slices
-from crosswire.pipeline.sources.reassembly import REORDER_BYTES, Flow, Run
+from crosswire.pipeline.sources.reassembly import REORDER_BYTES, Flow, ReassembledRun
 from crosswire.pipeline.sources.rows import NODE
 
 __all__ = ["Assembler", "plain"]
@@ -76,7 +76,7 @@ class _Known(NamedTuple):
     number: int
     time_ns: int
     opener: bool
-    spoken: int
+    protocol: int
 
 
 class Assembler:
@@ -199,7 +199,7 @@ class Assembler:
             or len(self._extra) + followed_bytes(self._state) >= BATCH_BYTES
         )
 
-    def _put(self, run: Run) -> None:
+    def _put(self, run: ReassembledRun) -> None:
         if self._count == self._rows.shape[1]:
             self._rows = np.concatenate((self._rows, np.zeros_like(self._rows)), axis=1)
         self._rows[:, self._count] = (
@@ -244,37 +244,37 @@ class Assembler:
         sources: _Sources,
         *,
         complete: bool,
-    ) -> tuple[Connections, int]:
+    ) -> tuple[BatchConnections, int]:
         """The connections of these rows of which it is known what they are, and how many rows are
         theirs."""
         changes = (rows[_FLOW, 1:] != rows[_FLOW, :-1]) | (rows[_NUMBER, 1:] != rows[_NUMBER, :-1])
         starts = np.append(0, np.flatnonzero(changes) + 1)
         first = rows[:, starts]
-        found = Connections.of(
+        found = BatchConnections.of(
             starts, keys[first[_FLOW]], first[_NUMBER], first[_TIME], first[_OPENER], self._ports
         )
         # What begins late is not told by its bytes.
-        undecided = (found.spoken == NOBODY) & (first[_LATE] == 0)
+        undecided = (found.protocols == NOBODY) & (first[_LATE] == 0)
         last = self._last
         if last is not None and last[:2] == (found.flows[0].tobytes(), int(found.numbers[0])):
-            found.times[0], found.openers[0], found.spoken[0] = last[2:]
+            found.times[0], found.openers[0], found.protocols[0] = last[2:]
             undecided[0] = False
         else:
             self._seq = 0
         goes_on = not complete and rows[_FLOW, -1] == flow_of(self._state)
         stops = np.append(starts[1:], rows.shape[1])
-        for place in np.flatnonzero(undecided).tolist():
-            runs = _runs(rows, starts[place], stops[place], sources)
-            is_whole = place + 1 < len(starts) or not goes_on
-            known = decide(runs, *found.ports(place), self._ports.map, complete=is_whole)
+        for index in np.flatnonzero(undecided).tolist():
+            runs = _runs(rows, starts[index], stops[index], sources)
+            is_whole = index + 1 < len(starts) or not goes_on
+            known = decide(runs, *found.ports(index), self._ports.map, complete=is_whole)
             if known is None:
                 # It is the last one.
-                return found.first(place), int(starts[place])
-            found.openers[place], found.spoken[place] = known[0], self._ports.code(known[1])
+                return found.first(index), int(starts[index])
+            found.openers[index], found.protocols[index] = known[0], self._ports.code(known[1])
         return found, int(stops[-1])
 
     def _batch(
-        self, found: Connections, rows: npt.NDArray[np.int64], sources: _Sources
+        self, found: BatchConnections, rows: npt.NDArray[np.int64], sources: _Sources
     ) -> pa.RecordBatch:
         count = rows.shape[1]
         which = np.zeros(count, np.int32)
@@ -288,7 +288,7 @@ class Assembler:
             int(found.numbers[-1]),
             int(found.times[-1]),
             bool(found.openers[-1]),
-            int(found.spoken[-1]),
+            int(found.protocols[-1]),
         )
         is_forward = rows[_FORWARD] == found.openers[which]
         columns = {
@@ -320,10 +320,12 @@ class Assembler:
         self._rows[:, : self._count] = rest
 
 
-def _runs(rows: npt.NDArray[np.int64], start: int, stop: int, sources: _Sources) -> Iterator[Run]:
+def _runs(
+    rows: npt.NDArray[np.int64], start: int, stop: int, sources: _Sources
+) -> Iterator[ReassembledRun]:
     for row in range(start, stop):
         _, number, opener, forward, kind, offset, length, time_ns, late, *_ = rows[:, row].tolist()
-        yield Run(
+        yield ReassembledRun(
             number,
             None if opener < 0 else bool(opener),
             bool(forward),

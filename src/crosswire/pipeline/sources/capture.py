@@ -37,7 +37,7 @@ from crosswire.pipeline.sources.packets import (
 from crosswire.pipeline.sources.reassembly import Segment
 
 __all__ = [
-    "Layout",
+    "CaptureLayout",
     "Segments",
     "Split",
     "advance",
@@ -75,7 +75,7 @@ class Interface:
 
 
 @dataclass(frozen=True)
-class Layout:
+class CaptureLayout:
     """What a reader in the middle of a file must know of its beginning."""
 
     ng: bool
@@ -93,7 +93,7 @@ class Split:
     path: str
     start: int = 0
     end: int | None = None
-    layout: Layout | None = None
+    layout: CaptureLayout | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -117,10 +117,10 @@ class Segments:
     """It came in fragments: `data` is not the file's."""
 
     @property
-    def places(self) -> npt.NDArray[np.int64]:
+    def offsets(self) -> npt.NDArray[np.int64]:
         """Where they are in the file: none before one that was captured earlier."""
-        places: npt.NDArray[np.int64] = self.packets["start"] + self.base
-        return places
+        offsets: npt.NDArray[np.int64] = self.packets["start"] + self.base
+        return offsets
 
 
 def segment_of(packet: Any, data: npt.NDArray[np.uint8]) -> Segment:
@@ -159,8 +159,8 @@ def splits(path: str, split_bytes: int) -> list[Split]:
 
 
 def advance(
-    path: str, split_bytes: int, start: int = 0, layout: Layout | None = None
-) -> tuple[list[Split], int, Layout | None]:
+    path: str, split_bytes: int, start: int = 0, layout: CaptureLayout | None = None
+) -> tuple[list[Split], int, CaptureLayout | None]:
     """The parts of what a file that may still grow has from `start` on, as far as its records are
     whole; where the last one ends, and the layout that whoever goes on there must know.
 
@@ -182,7 +182,7 @@ def _split(
 ) -> tuple[list[Split], int]:
     """The parts from `start` to `stop`, and where the last whole record ends."""
     parts: list[Split] = []
-    room, fragments = _Room(_BLOCK_RECORDS), Fragments()
+    room, fragments = _BlockBuffers(_BLOCK_RECORDS), Fragments()
     file.seek(start)
     layout, end = walk.layout, start
     block_bytes = min(split_bytes // 4 + 64, _BLOCK_BYTES)
@@ -212,7 +212,7 @@ def read(split: Split, *, block_bytes: int = _BLOCK_BYTES) -> Iterator[Segments]
     A last record that is not whole, as a capture that was killed leaves it, is left out.
     """
     walk = _Walk(split.path, split.layout)
-    room, fragments = _Room(_BLOCK_RECORDS), Fragments()
+    room, fragments = _BlockBuffers(_BLOCK_RECORDS), Fragments()
     with _opened(split.path) as file:
         source = file if split.layout is not None else _decompressed(file, split.path)
         if split.start:
@@ -268,7 +268,7 @@ class _Records:
     base: int
     start: int
     end: int
-    layout: Layout
+    layout: CaptureLayout
     starts: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
     times: npt.NDArray[np.int64]
@@ -279,7 +279,7 @@ class _Walk:
     """Goes over the records of a file, and keeps what it learns on the way in `layout`: None before
     the head was read."""
 
-    def __init__(self, path: str, layout: Layout | None = None) -> None:
+    def __init__(self, path: str, layout: CaptureLayout | None = None) -> None:
         self.path = path
         self.layout = layout
         self._columns = np.zeros((4, _BLOCK_RECORDS), np.int64)
@@ -334,7 +334,7 @@ class _Walk:
         """Read the file's head; the position behind it."""
         head = data[:_HEAD_BYTES].tobytes()
         if head[:4] == _NG:
-            self.layout = Layout(ng=True, little=True)
+            self.layout = CaptureLayout(ng=True, little=True)
             return 0
         if head[:4] not in _CLASSIC or len(head) < _HEAD_BYTES:
             raise InvalidInput(f"{self.path} is no capture file: neither pcap nor pcapng")
@@ -342,7 +342,7 @@ class _Walk:
         link = int.from_bytes(head[20:24], "little" if little else "big") & 0xFFFF
         if link not in LINKS:
             raise InvalidInput(f"{self.path} has packets of link type {link}, which we can't read")
-        self.layout = Layout(
+        self.layout = CaptureLayout(
             ng=False, little=little, nanoseconds=nanoseconds, interfaces=(Interface(link),)
         )
         return _HEAD_BYTES
@@ -359,14 +359,14 @@ class _Walk:
             if count and layout.ng:
                 self.layout = replace(layout, time_ns=int(self._columns[2, count - 1]))
             if why == BLOCK:
-                behind = self._read_block(data, position, base)
-                why = MORE if behind == position else BLOCK
-                position = behind
+                end = self._read_block(data, position, base)
+                why = MORE if end == position else BLOCK
+                position = end
             columns = self._columns[:, :count]
             yield _Records(data, base, base + start, base + position, layout, *columns)
 
     def _walked(
-        self, data: npt.NDArray[np.uint8], position: int, layout: Layout
+        self, data: npt.NDArray[np.uint8], position: int, layout: CaptureLayout
     ) -> tuple[int, int, int]:
         starts, sizes, times, links = self._columns
         if not layout.ng:
@@ -399,7 +399,7 @@ class _Walk:
             order = {b"\x4d\x3c\x2b\x1a": True, b"\x1a\x2b\x3c\x4d": False}.get(head[8:12])
             if order is None:
                 raise InvalidInput(f"{self.path} is damaged at byte {base + position}")
-            self.layout = Layout(ng=True, little=order, time_ns=self.layout.time_ns)
+            self.layout = CaptureLayout(ng=True, little=order, time_ns=self.layout.time_ns)
         byte_order: Any = "little" if self.layout.little else "big"
         length = int.from_bytes(head[4:8], byte_order)
         if length < 16 or length % 4 or length > 1 << 20:
@@ -437,7 +437,7 @@ def _interface(body: bytes, order: Any) -> Interface:
 # -------------------------------------------------------------------------------------- segments
 
 
-class _Room:
+class _BlockBuffers:
     """For what is found in a block: used again for the next one."""
 
     def __init__(self, most: int) -> None:
@@ -456,7 +456,7 @@ class _Room:
         return self._packets[:found], flows, self._fragments[:pieces]
 
 
-def _segments(records: _Records, room: _Room, fragments: Fragments) -> Iterator[Segments]:
+def _segments(records: _Records, room: _BlockBuffers, fragments: Fragments) -> Iterator[Segments]:
     packets, flows, pieces = room.find(records)
     given = 0
     for packet, index, before in _joined(records, pieces, fragments):
@@ -466,9 +466,9 @@ def _segments(records: _Records, room: _Room, fragments: Fragments) -> Iterator[
         if given < before:
             yield Segments(records.data, records.base, packets[given:before], flows[given:before])
             given = before
-        place = records.base + int(records.starts[index])
+        offset = records.base + int(records.starts[index])
         own, flow = found
-        yield Segments(packet, place - int(own["start"][0]), own, flow, is_joined=True)
+        yield Segments(packet, offset - int(own["start"][0]), own, flow, is_joined=True)
     if given < len(packets):
         yield Segments(records.data, records.base, packets[given:], flows[given:])
 
@@ -491,5 +491,7 @@ def _alone(
 ) -> tuple[Packets, npt.NDArray[np.uint8]] | None:
     """The segment in an IP packet, if there is one."""
     columns = np.array([[0], [len(packet)], [time_ns], [RAW]], np.int64)
-    own, flow, _ = _Room(1).find(_Records(packet, 0, 0, len(packet), records.layout, *columns))
+    own, flow, _ = _BlockBuffers(1).find(
+        _Records(packet, 0, 0, len(packet), records.layout, *columns)
+    )
     return (own, flow) if len(own) else None

@@ -8,18 +8,26 @@ from typing import Any, Final, NamedTuple
 
 from crosswire.errors import InvalidInput
 from crosswire.lake.schemas import DATA
-from crosswire.pipeline.protocols.contract import TLS
-from crosswire.pipeline.sources.reassembly import Run
+from crosswire.pipeline.decode.readings.contract import TLS
+from crosswire.pipeline.sources.reassembly import ReassembledRun
 from crosswire.wire import PROTOCOL_NAMES, protocol
 from crosswire.wire.sniff import sniff
 
-__all__ = ["Classified", "Classifier", "PortMap", "Spoken", "classify", "decide", "looks_like_tls"]
+__all__ = [
+    "Classified",
+    "Classifier",
+    "DetectedProtocol",
+    "PortMap",
+    "classify",
+    "decide",
+    "looks_like_tls",
+]
 
 _SNIFF_BYTES: Final = 256
 _SNIFF_RUNS: Final = 64
 
 
-class Spoken(NamedTuple):
+class DetectedProtocol(NamedTuple):
     """`listener` is the name of the port, where it is one of ours."""
 
     protocol: str | None
@@ -43,36 +51,36 @@ class PortMap:
         """Those that tell it."""
         return {*_listeners(), *self.configured}
 
-    def spoken(self, port: int) -> Spoken:
+    def protocol_at(self, port: int) -> DetectedProtocol:
         listener = _listeners().get(port)
         if port in self.configured:
-            return Spoken(self.configured[port], listener and listener.listener)
-        return listener or Spoken(None, None)
+            return DetectedProtocol(self.configured[port], listener and listener.listener)
+        return listener or DetectedProtocol(None, None)
 
 
-def _listeners() -> dict[int, Spoken]:
+def _listeners() -> dict[int, DetectedProtocol]:
     if not _LISTENERS:
         for name in PROTOCOL_NAMES:
             for listener, port in protocol(name).ports.items():
-                spoken = TLS if listener.endswith("-tls") else name
-                _LISTENERS[port] = Spoken(spoken, listener)
+                detected = TLS if listener.endswith("-tls") else name
+                _LISTENERS[port] = DetectedProtocol(detected, listener)
     return _LISTENERS
 
 
-_LISTENERS: dict[int, Spoken] = {}
+_LISTENERS: dict[int, DetectedProtocol] = {}
 
 
 class Classified(NamedTuple):
     """A run of which it is known who opened the connection and what is spoken on it."""
 
-    run: Run
+    run: ReassembledRun
     forward: bool
     opener_is_forward: bool
-    spoken: Spoken
+    detected: DetectedProtocol
 
 
 def classify(
-    runs: Iterable[Run], forward_port: int, backward_port: int, ports: PortMap
+    runs: Iterable[ReassembledRun], forward_port: int, backward_port: int, ports: PortMap
 ) -> Iterator[Classified]:
     """All the runs of a flow at once: see Classifier."""
     classifier = Classifier(forward_port, backward_port, ports)
@@ -82,11 +90,16 @@ def classify(
 
 
 def decide(
-    runs: Iterable[Run], forward_port: int, backward_port: int, ports: PortMap, *, complete: bool
-) -> tuple[bool, Spoken] | None:
+    runs: Iterable[ReassembledRun],
+    forward_port: int,
+    backward_port: int,
+    ports: PortMap,
+    *,
+    complete: bool,
+) -> tuple[bool, DetectedProtocol] | None:
     """Whether the forward end opened the connection of these runs, and what is spoken on it; None
     if they are not `complete` and not enough to tell."""
-    held: list[Run] = []
+    held: list[ReassembledRun] = []
     for run in runs:
         held.append(run)
         known = _decide(held, forward_port, backward_port, ports, final=False)
@@ -105,15 +118,15 @@ class Classifier:
     def __init__(self, forward_port: int, backward_port: int, ports: PortMap) -> None:
         self._ends = (forward_port, backward_port, ports)
         self._number = -1
-        self._held: list[Run] = []
-        self._known: tuple[bool, Spoken] | None = None
+        self._held: list[ReassembledRun] = []
+        self._known: tuple[bool, DetectedProtocol] | None = None
 
-    def add(self, run: Run) -> Iterable[Classified]:
+    def add(self, run: ReassembledRun) -> Iterable[Classified]:
         if self._known is not None and run.connection == self._number:
             return (_stamp(run, *self._known),)
         return self._add(run)
 
-    def _add(self, run: Run) -> Iterator[Classified]:
+    def _add(self, run: ReassembledRun) -> Iterator[Classified]:
         if run.connection != self._number:
             yield from self.finish()
             self._known, self._number = None, run.connection
@@ -129,9 +142,9 @@ class Classifier:
             assert known is not None
             yield from self._release(*known)
 
-    def _release(self, opener: bool, spoken: Spoken) -> Iterator[Classified]:
+    def _release(self, opener: bool, detected: DetectedProtocol) -> Iterator[Classified]:
         held, self._held = self._held, []
-        return (_stamp(run, opener, spoken) for run in held)
+        return (_stamp(run, opener, detected) for run in held)
 
     def save(self) -> Any:
         """The whole state, as msgpack can hold it, to be given to `restore`."""
@@ -140,39 +153,44 @@ class Classifier:
     def restore(self, saved: Any) -> None:
         """Go on where `save` was called. Raises TypeError or ValueError if it's damaged."""
         self._number, held, known = saved
-        self._held = [Run(*run) for run in held]
-        self._known = None if known is None else (known[0], Spoken(*known[1]))
+        self._held = [ReassembledRun(*run) for run in held]
+        self._known = None if known is None else (known[0], DetectedProtocol(*known[1]))
 
 
-def _stamp(run: Run, opener: bool, spoken: Spoken) -> Classified:
-    return Classified(run, run.forward is opener, opener, spoken)
+def _stamp(run: ReassembledRun, opener: bool, detected: DetectedProtocol) -> Classified:
+    return Classified(run, run.forward is opener, opener, detected)
 
 
 def _decide(
-    held: list[Run], forward_port: int, backward_port: int, ports: PortMap, *, final: bool
-) -> tuple[bool, Spoken] | None:
+    held: list[ReassembledRun],
+    forward_port: int,
+    backward_port: int,
+    ports: PortMap,
+    *,
+    final: bool,
+) -> tuple[bool, DetectedProtocol] | None:
     opener = held[0].opener
-    spoken_there = ports.spoken(backward_port)
-    spoken_here = ports.spoken(forward_port)
+    at_backward = ports.protocol_at(backward_port)
+    at_forward = ports.protocol_at(forward_port)
     if opener is None:
-        if spoken_there.protocol or spoken_here.protocol:
-            opener = spoken_there.protocol is not None
+        if at_backward.protocol or at_forward.protocol:
+            opener = at_backward.protocol is not None
         else:
             # Servers have the low ports.
             opener = forward_port >= backward_port
-    spoken = spoken_there if opener else spoken_here
-    if spoken.protocol is not None:
-        return opener, spoken
+    detected = at_backward if opener else at_forward
+    if detected.protocol is not None:
+        return opener, detected
     name = _sniffed(held)
     if name is not None:
-        return opener, Spoken(name, spoken.listener)
+        return opener, DetectedProtocol(name, detected.listener)
     seen = sum(len(run.data or b"") for run in held)
     if final or held[0].late or seen >= _SNIFF_BYTES or len(held) >= _SNIFF_RUNS:
-        return opener, spoken
+        return opener, detected
     return None
 
 
-def _sniffed(held: list[Run]) -> str | None:
+def _sniffed(held: list[ReassembledRun]) -> str | None:
     """From either side's first bytes; those behind a late start are not the first."""
     for forward in (True, False):
         own = [run for run in held if run.forward is forward and run.kind == DATA]

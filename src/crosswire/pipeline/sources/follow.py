@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from crosswire.lake import schemas
-from crosswire.pipeline.compiled import compiled, inlined
+from crosswire.pipeline.decode.compiled import compiled, inlined
 from crosswire.pipeline.sources.packets import Packets
 from crosswire.pipeline.sources.reassembly import LINGER_NS, REORDER_NS, Flow
 from crosswire.pipeline.sources.tcp import ACK, FIN, RST, SYN
@@ -71,7 +71,7 @@ _HALVES, _HALF_FIELDS = 6, 8
 _BASE, _NEXT, _LATE, _FIN_AT, _ENDED, _TIME, _WAITS, _WAITING_BYTES = 0, 1, 2, 3, 4, 5, 6, 7
 
 # What waits behind a hole: for either direction, in the order of their places.
-_PLACE, _SINCE, _SOURCE, _START, _LENGTH, _WAITING_FIELDS = 0, 1, 2, 3, 4, 5
+_POSITION, _SINCE, _SOURCE, _START, _LENGTH, _WAITING_FIELDS = 0, 1, 2, 3, 4, 5
 _THERE, _OVERLAPS = -1, -2
 
 _MASK = (1 << 32) - 1
@@ -123,8 +123,8 @@ def to_flow(
         at = _HALVES + forward * _HALF_FIELDS
         base, following, late, fin_at, ended, time, waits, _ = own[at : at + _HALF_FIELDS]
         held = [
-            (place, since, payload(source, start, length))
-            for place, since, source, start, length in waiting[forward, :waits].tolist()
+            (position, since, payload(source, start, length))
+            for position, since, source, start, length in waiting[forward, :waits].tolist()
         ]
         halves.append(
             (
@@ -203,7 +203,7 @@ def _is_open(state: Int64) -> bool:
 
 
 @compiled
-def _place(state: Int64, half: int, number: Any) -> int:
+def _position_of(state: Int64, half: int, number: Any) -> int:
     distance = (number - state[half + _BASE] - state[half + _NEXT]) & _MASK
     if distance >= _MIDDLE:
         distance -= _MASK + 1
@@ -219,12 +219,12 @@ def _put(
     length: Any,
     time_ns: int,
     rows: Int64,
-    place: int,
+    position: int,
 ) -> None:
     """A row: flow · connection · opener · forward · kind · offset · length · time · late · source ·
     start. A direction's time never runs backwards."""
     state[half + _TIME] = max(state[half + _TIME], time_ns)
-    row = np.uint64(place)
+    row = np.uint64(position)
     rows[0, row] = state[_FLOW]
     rows[1, row] = state[_NUMBER]
     rows[2, row] = state[_OPENER]
@@ -269,20 +269,24 @@ def _end(state: Int64, half: int, forward: bool, time_ns: int, rows: Int64, coun
 
 
 @compiled
-def _find_room(state: Int64, half: int, waiting: Int64, side: int, place: Any, length: Any) -> int:
+def _find_slot(
+    state: Int64, half: int, waiting: Int64, side: int, position: Any, length: Any
+) -> int:
     """Where to put a piece among those that wait, _THERE if it waits already, _OVERLAPS if only a
     part of it does, or there is no room."""
     waits = state[half + _WAITS]
     at = waits
-    while at > 0 and waiting[side, at - 1, _PLACE] > place:
+    while at > 0 and waiting[side, at - 1, _POSITION] > position:
         at -= 1
     if at > 0:
-        behind = waiting[side, at - 1, _PLACE] + waiting[side, at - 1, _LENGTH]
-        if place + length <= behind:
+        end = waiting[side, at - 1, _POSITION] + waiting[side, at - 1, _LENGTH]
+        if position + length <= end:
             return _THERE
-        if place < behind:
+        if position < end:
             return _OVERLAPS
-    if waits == waiting.shape[1] or (at < waits and waiting[side, at, _PLACE] < place + length):
+    if waits == waiting.shape[1] or (
+        at < waits and waiting[side, at, _POSITION] < position + length
+    ):
         return _OVERLAPS
     return at  # type: ignore[no-any-return]
 
@@ -295,12 +299,12 @@ def _move(waiting: Int64, side: int, index: int, to: int) -> None:
 
 @compiled
 def _keep(
-    state: Int64, half: int, waiting: Int64, side: int, at: int, place: Any, packet: Any
+    state: Int64, half: int, waiting: Int64, side: int, at: int, position: Any, packet: Any
 ) -> None:
     """Let a packet's payload wait."""
     for index in range(state[half + _WAITS], at, -1):
         _move(waiting, side, index - 1, index)
-    waiting[side, at, _PLACE] = place
+    waiting[side, at, _POSITION] = position
     waiting[side, at, _SINCE] = packet.time_ns
     waiting[side, at, _SOURCE] = packet.source
     waiting[side, at, _START] = packet.start
@@ -317,7 +321,7 @@ def _release(
     side = 1 if forward else 0
     waits = state[half + _WAITS]
     released = 0
-    while released < waits and waiting[side, released, _PLACE] == state[half + _NEXT]:
+    while released < waits and waiting[side, released, _POSITION] == state[half + _NEXT]:
         length, since = waiting[side, released, _LENGTH], waiting[side, released, _SINCE]
         source, start = waiting[side, released, _SOURCE], waiting[side, released, _START]
         count = _put_data(state, half, forward, length, since, source, start, rows, count)
@@ -337,7 +341,7 @@ def _give_up(
     """The hole in front of what waits will not be filled."""
     side = 1 if forward else 0
     since = waiting[side, 0, _SINCE]
-    missing = waiting[side, 0, _PLACE] - state[half + _NEXT]
+    missing = waiting[side, 0, _POSITION] - state[half + _NEXT]
     _put(state, half, forward, _GAP, missing, since, rows, count)
     state[half + _NEXT] += missing
     count = _release(state, half, forward, waiting, rows, count + 1)
@@ -461,21 +465,21 @@ def _take(
     if state[half + _BASE] < 0:
         state[half + _BASE] = np.int64(packet.number)
         state[half + _LATE] = 1
-    place = _place(state, half, np.int64(packet.number))
+    position = _position_of(state, half, np.int64(packet.number))
     # Of bytes that were sent twice the first hold.
-    cut = max(state[half + _NEXT] - place, 0)
+    cut = max(state[half + _NEXT] - position, 0)
     length = np.int64(packet.size) - cut
-    if packet.size and abs(place - state[half + _NEXT]) > _FAR:
+    if packet.size and abs(position - state[half + _NEXT]) > _FAR:
         return -1
     if length > 0:
         side = 1 if forward else 0
-        if place > state[half + _NEXT]:
-            index = _find_room(state, half, waiting, side, place, length)
+        if position > state[half + _NEXT]:
+            index = _find_slot(state, half, waiting, side, position, length)
             if index == _OVERLAPS:
                 return -1
             if index != _THERE:
-                _keep(state, half, waiting, side, index, place, packet)
-        elif state[half + _WAITS] and place + cut + length > waiting[side, 0, _PLACE]:
+                _keep(state, half, waiting, side, index, position, packet)
+        elif state[half + _WAITS] and position + cut + length > waiting[side, 0, _POSITION]:
             return -1
         else:
             start = packet.start + cut
@@ -485,7 +489,7 @@ def _take(
             if state[half + _WAITS]:
                 count = _release(state, half, forward, waiting, rows, count)
     if bits & FIN and state[half + _FIN_AT] < 0:
-        state[half + _FIN_AT] = max(place + packet.length, 0)
+        state[half + _FIN_AT] = max(position + packet.length, 0)
     count = _end(state, half, forward, time_ns, rows, count)
     if _waits(state):
         count = _be_patient(state, waiting, packet, rows, count, reorder_bytes)
@@ -508,8 +512,8 @@ def _be_patient(
         count = _give_up(state, half, forward, waiting, rows, count)
     if state[other + _WAITS] and packet.flags & ACK and state[other + _BASE] >= 0:
         side = 0 if forward else 1
-        acknowledged = _place(state, other, np.int64(packet.acknowledgement))
+        acknowledged = _position_of(state, other, np.int64(packet.acknowledgement))
         is_due = packet.time_ns - waiting[side, 0, _SINCE] > REORDER_NS
-        if acknowledged > waiting[side, 0, _PLACE] and is_due:
+        if acknowledged > waiting[side, 0, _POSITION] and is_due:
             count = _give_up(state, other, not forward, waiting, rows, count)
     return count

@@ -46,14 +46,14 @@ class Fragments:
             header = (packet[0] & 15) * 4
             end = int.from_bytes(packet[2:4])
             key = (packet[12:20], packet[4:6] + packet[9:10])
-            place = int.from_bytes(packet[6:8])
-            more, offset = bool(place & 0x2000), (place & 0x1FFF) * 8
+            flags_and_offset = int.from_bytes(packet[6:8])
+            more, offset = bool(flags_and_offset & 0x2000), (flags_and_offset & 0x1FFF) * 8
         else:
             header = _fragment_header(packet) + 8
             end = 40 + int.from_bytes(packet[4:6])
             key = (packet[8:40], packet[header - 4 : header])
-            place = int.from_bytes(packet[header - 6 : header - 4])
-            more, offset = bool(place & 1), place & 0xFFF8
+            flags_and_offset = int.from_bytes(packet[header - 6 : header - 4])
+            more, offset = bool(flags_and_offset & 1), flags_and_offset & 0xFFF8
         if end > len(packet) or end <= header:
             return None  # cut by the capture's own limit: it can never be whole
         datagram = self._open.get(key)

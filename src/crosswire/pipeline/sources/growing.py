@@ -22,9 +22,9 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from crosswire.errors import InvalidInput
-from crosswire.pipeline.arrivals import Arrivals, CaptureRead, Position
 from crosswire.pipeline.sources.capture import Split, advance
 from crosswire.pipeline.sources.pcap import PcapPartition, PcapReader
+from crosswire.pipeline.stream.new_input import CaptureRead, InputPosition, NewInputFinder
 
 __all__ = ["PcapStreamReader"]
 
@@ -72,7 +72,7 @@ class PcapStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return taken
 
     def _found(self, start: Offset, *, patient: bool) -> Offset:
-        arrivals = Arrivals(
+        finder = NewInputFinder(
             self._paths,
             lambda _: (),
             batch_bytes=_EVERYTHING,
@@ -80,8 +80,10 @@ class PcapStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             patient=patient,
             records=False,
         )
-        position = Position(captures={path: _READ.decode(read) for path, read in start.items()})
-        for arrived in arrivals.look(position):
+        position = InputPosition(
+            captures={path: _READ.decode(read) for path, read in start.items()}
+        )
+        for arrived in finder.look(position):
             position = arrived.position
         return {
             path: msgspec.json.encode(read).decode() for path, read in position.captures.items()

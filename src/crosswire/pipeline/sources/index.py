@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from crosswire.errors import InvalidInput
-from crosswire.pipeline.compiled import compiled
+from crosswire.pipeline.decode.compiled import compiled
 from crosswire.pipeline.sources.capture import Segments, Split, read
 from crosswire.pipeline.sources.packets import FLOW_BYTES, PACKET, Packets
 
-__all__ = ["BUCKETS", "Mapped", "Ordered", "Share", "Survey", "collect", "prepare", "survey"]
+__all__ = ["BUCKETS", "FlowShare", "Mapped", "Ordered", "Survey", "collect", "prepare", "survey"]
 
 BUCKETS: Final = 1024
 
@@ -95,7 +95,7 @@ def _held_of_files() -> int:
 
 
 @dataclass(frozen=True)
-class Share:
+class FlowShare:
     """One of several parts of the flows: those in the buckets whose owner is its `number`."""
 
     number: int
@@ -118,7 +118,7 @@ class Survey:
     size_bytes: npt.NDArray[np.int64]
     joined_bytes: int
 
-    def shares(self, count: int) -> list[Share]:
+    def shares(self, count: int) -> list[FlowShare]:
         """The flows in `count` parts, so that all have about as much to do."""
         weights = self.size_bytes + _PACKET_WEIGHT * self.packets
         owners = np.zeros(BUCKETS, np.int32)
@@ -128,7 +128,7 @@ class Survey:
             owners[bucket] = lightest
             loads[lightest] += weights[bucket]
         packets = np.bincount(owners, self.packets, count).astype(np.int64).tolist()
-        return [Share(number, own, owners, self.seed) for number, own in enumerate(packets)]
+        return [FlowShare(number, own, owners, self.seed) for number, own in enumerate(packets)]
 
 
 def survey(files: Iterable[Split]) -> Survey:
@@ -149,8 +149,8 @@ def survey(files: Iterable[Split]) -> Survey:
 @compiled
 def _hash(words: npt.NDArray[np.uint32], row: int, seed: Any) -> int:
     found = seed
-    for place in range(words.shape[1]):
-        found = (found ^ np.uint64(words[row, place])) * np.uint64(0x9E3779B97F4A7C15)
+    for index in range(words.shape[1]):
+        found = (found ^ np.uint64(words[row, index])) * np.uint64(0x9E3779B97F4A7C15)
         found ^= found >> np.uint64(29)
     return found  # type: ignore[no-any-return]
 
@@ -173,9 +173,11 @@ def _tally(
 # --------------------------------------------------------------------------------------- collect
 
 
-def collect(files: Sequence[Split], data: Sequence[Mapped], share: Share, since_ns: int) -> Ordered:
+def collect(
+    files: Sequence[Split], data: Sequence[Mapped], share: FlowShare, since_ns: int
+) -> Ordered:
     """The segments of a share, of files in the order of their names. Raises InvalidInput."""
-    kept = _Kept(share, since_ns)
+    kept = _SharePackets(share, since_ns)
     joined = bytearray()
     for source, file in enumerate(files):
         for segments in read(file, block_bytes=_BLOCK_BYTES):
@@ -188,10 +190,10 @@ def collect(files: Sequence[Split], data: Sequence[Mapped], share: Share, since_
     return Ordered(_by_flow_and_time(packets, len(keys)), keys, sources, packets)
 
 
-class _Kept:
+class _SharePackets:
     """The packets of a share. Its flows have numbers, in the order in which they came."""
 
-    def __init__(self, share: Share, since_ns: int) -> None:
+    def __init__(self, share: FlowShare, since_ns: int) -> None:
         self._share = share
         self._since_ns = since_ns
         self._packets = np.empty(share.packets, PACKET)
@@ -291,8 +293,8 @@ def _keep(
 def _same(
     words: npt.NDArray[np.uint32], row: int, known: npt.NDArray[np.uint32], flow: int
 ) -> bool:
-    for place in range(words.shape[1]):  # noqa: SIM110  numba has no all()
-        if words[row, place] != known[flow, place]:
+    for index in range(words.shape[1]):  # noqa: SIM110  numba has no all()
+        if words[row, index] != known[flow, index]:
             return False
     return True
 

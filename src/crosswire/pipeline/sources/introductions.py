@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from crosswire.pipeline.columns.text import Coded, Decimal, Fixed, Part, distinct, text
-from crosswire.pipeline.sources.classify import PortMap, Spoken
+from crosswire.pipeline.decode.text import Coded, Decimal, Fixed, TextPart, distinct, text
+from crosswire.pipeline.sources.classify import DetectedProtocol, PortMap
 from crosswire.pipeline.sources.packets import FLOW_BYTES
 from crosswire.pipeline.sources.rows import address_of
 
-__all__ = ["NOBODY", "Connections", "Ports", "coded"]
+__all__ = ["NOBODY", "BatchConnections", "Ports", "coded"]
 
 Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
@@ -38,35 +38,35 @@ class Ports:
 
     def __init__(self, ports: PortMap) -> None:
         self.map = ports
-        self.known = [Spoken(None, None)]
+        self.known = [DetectedProtocol(None, None)]
         self._codes = {self.known[NOBODY]: NOBODY}
         self._of_port = np.full(1 << 16, NOBODY)
         for port in ports.ports:
-            self._of_port[port] = self.code(ports.spoken(port))
+            self._of_port[port] = self.code(ports.protocol_at(port))
 
-    def code(self, spoken: Spoken) -> int:
-        code = self._codes.setdefault(spoken, len(self.known))
+    def code(self, detected: DetectedProtocol) -> int:
+        code = self._codes.setdefault(detected, len(self.known))
         if code == len(self.known):
-            self.known.append(spoken)
+            self.known.append(detected)
         return code
 
-    def tell(self, here: Numbers, there: Numbers, openers: Numbers) -> tuple[Flags, Numbers]:
+    def detect(self, here: Numbers, there: Numbers, openers: Numbers) -> tuple[Flags, Numbers]:
         """Whether the forward end, which has the port `here`, opened each connection (-1: it was
         not seen), and what is spoken there: as `classify` has it."""
-        spoken_here, spoken_there = self._of_port[here], self._of_port[there]
+        code_here, code_there = self._of_port[here], self._of_port[there]
         # Who has a port of ours was called, else who has the lower one.
-        is_told = (spoken_here != NOBODY) | (spoken_there != NOBODY)
-        guessed = np.where(is_told, spoken_there != NOBODY, here >= there)
+        is_detected = (code_here != NOBODY) | (code_there != NOBODY)
+        guessed = np.where(is_detected, code_there != NOBODY, here >= there)
         opened = np.where(openers < 0, guessed, openers > 0)
-        return opened, np.where(opened, spoken_there, spoken_here)
+        return opened, np.where(opened, code_there, code_here)
 
 
 @dataclass
-class Connections:
+class BatchConnections:
     """Those that the rows of a batch belong to, one after the other: each from `starts` on.
 
     `numbers` are their places in their `flows`, `times` those of their first rows, in ns. `openers`
-    says whether the forward end opened them, `spoken` is one of `Ports.known`.
+    says whether the forward end opened them, `protocols` is one of `Ports.known`.
     """
 
     starts: Numbers
@@ -74,7 +74,7 @@ class Connections:
     numbers: Numbers
     times: Numbers
     openers: Flags
-    spoken: Numbers
+    protocols: Numbers
 
     @classmethod
     def of(
@@ -85,31 +85,33 @@ class Connections:
         times: Numbers,
         openers: Numbers,
         ports: Ports,
-    ) -> Connections:
+    ) -> BatchConnections:
         """As far as their ports tell."""
-        told = ports.tell(*_ports(flows), openers)
-        return cls(starts, flows, numbers, times, *told)
+        detected = ports.detect(*_ports(flows), openers)
+        return cls(starts, flows, numbers, times, *detected)
 
     def __len__(self) -> int:
         return len(self.starts)
 
-    def ports(self, place: int) -> tuple[int, int]:
+    def ports(self, index: int) -> tuple[int, int]:
         """Of the forward end and of the other."""
-        forward, backward = _ports(self.flows[place : place + 1])
+        forward, backward = _ports(self.flows[index : index + 1])
         return int(forward[0]), int(backward[0])
 
-    def first(self, count: int) -> Connections:
+    def first(self, count: int) -> BatchConnections:
         """So many of them."""
-        return Connections(
+        return BatchConnections(
             self.starts[:count],
             self.flows[:count],
             self.numbers[:count],
             self.times[:count],
             self.openers[:count],
-            self.spoken[:count],
+            self.protocols[:count],
         )
 
-    def columns(self, which: npt.NDArray[np.int32], known: list[Spoken]) -> dict[str, pa.Array]:
+    def columns(
+        self, which: npt.NDArray[np.int32], known: list[DetectedProtocol]
+    ) -> dict[str, pa.Array]:
         """Of rows, each of the connection that `which` says."""
         count = len(self)
         addresses, words = self._addresses()
@@ -122,9 +124,9 @@ class Connections:
         name = _name(words, source, port, target, other, self.times)
         texts = pa.array(words)
 
-        def told(values: list[str | None]) -> pa.Array:
+        def dictionary_column(values: list[str | None]) -> pa.Array:
             some = pa.array(values, pa.string()).dictionary_encode()
-            own = some.indices.take(pa.array(self.spoken))
+            own = some.indices.take(pa.array(self.protocols))
             if own.null_count:
                 return coded(own.take(pa.array(which)), some.dictionary)
             return coded(own.to_numpy()[which], some.dictionary)
@@ -134,8 +136,8 @@ class Connections:
 
         return {
             "connection": coded(which, name),
-            "protocol": told([spoken.protocol for spoken in known]),
-            "listener": told([spoken.listener for spoken in known]),
+            "protocol": dictionary_column([detected.protocol for detected in known]),
+            "listener": dictionary_column([detected.listener for detected in known]),
             "connector_address": coded(number(source), texts),
             "connector_port": pa.array(number(port)),
             "acceptor_address": coded(number(target), texts),
@@ -148,8 +150,8 @@ class Connections:
         forward = np.arange(0, len(octets), FLOW_BYTES)
         starts = np.concatenate((forward, forward + _END_BYTES))
         codes, firsts = distinct(octets, starts, np.full(len(starts), _ADDRESS_BYTES))
-        places = starts[firsts].tolist()
-        return codes, [address_of(octets[at : at + _ADDRESS_BYTES].tobytes()) for at in places]
+        indexes = starts[firsts].tolist()
+        return codes, [address_of(octets[at : at + _ADDRESS_BYTES].tobytes()) for at in indexes]
 
 
 def _ports(flows: npt.NDArray[np.uint8]) -> tuple[Numbers, Numbers]:
@@ -174,7 +176,7 @@ def _name(
     every = np.ones(count, np.bool_)
     seconds, micros = np.divmod(times // 1000, 1_000_000)
     padding = np.int64(5) - np.searchsorted(_TENS, micros, "right")
-    parts: list[Part] = [
+    parts: list[TextPart] = [
         Coded(source, words),
         Fixed(":", every),
         Decimal(port, every),

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from crosswire.pipeline.compiled import compiled
+from crosswire.pipeline.decode.compiled import compiled
 from crosswire.pipeline.sources.tcp import FIN, RST, SYN
 
 __all__ = [
@@ -93,15 +93,15 @@ _1, _2, _3 = np.uint64(1), np.uint64(2), np.uint64(3)
 
 @compiled
 def _u16(data: Bytes, at: Any) -> int:
-    place = np.uint64(at)
-    return np.int64(data[place]) << 8 | np.int64(data[place + _1])  # type: ignore[return-value]
+    index = np.uint64(at)
+    return np.int64(data[index]) << 8 | np.int64(data[index + _1])  # type: ignore[return-value]
 
 
 @compiled
 def _u32(data: Bytes, at: Any, little: bool) -> int:
-    place = np.uint64(at)
-    a, b = np.int64(data[place]), np.int64(data[place + _1])
-    c, d = np.int64(data[place + _2]), np.int64(data[place + _3])
+    index = np.uint64(at)
+    a, b = np.int64(data[index]), np.int64(data[index + _1])
+    c, d = np.int64(data[index + _2]), np.int64(data[index + _3])
     if little:
         return d << 24 | c << 16 | b << 8 | a  # type: ignore[return-value]
     return a << 24 | b << 16 | c << 8 | d  # type: ignore[return-value]
@@ -110,8 +110,8 @@ def _u32(data: Bytes, at: Any, little: bool) -> int:
 @compiled
 def _copy(target: Bytes, to: Any, data: Bytes, start: Any, count: Any) -> None:
     first, source = np.uint64(to), np.uint64(start)
-    for place in range(np.uint64(count)):
-        target[first + place] = data[source + place]
+    for index in range(np.uint64(count)):
+        target[first + index] = data[source + index]
 
 
 # ------------------------------------------------------------------------------------------ walk
@@ -312,9 +312,9 @@ def _is_forward(data: Bytes, ip: int, at: int, is_ipv4: bool) -> bool:
         here |= _u32(data, ip + 12, False) << 16
         there |= _u32(data, ip + 16, False) << 16
         return here <= there
-    for place in range(ip + 8, ip + 24):
-        if data[place] != data[place + 16]:
-            return data[place] < data[place + 16]  # type: ignore[no-any-return]
+    for index in range(ip + 8, ip + 24):
+        if data[index] != data[index + 16]:
+            return data[index] < data[index + 16]  # type: ignore[no-any-return]
     return here <= there
 
 
@@ -322,8 +322,8 @@ def _is_forward(data: Bytes, ip: int, at: int, is_ipv4: bool) -> bool:
 def _write_end(flows: Bytes, to: int, data: Bytes, address: int, port: int, is_ipv4: bool) -> None:
     if is_ipv4:
         first = np.uint64(to)
-        for place in range(np.uint64(10)):
-            flows[first + place] = 0
+        for index in range(np.uint64(10)):
+            flows[first + index] = 0
         flows[to + 10] = flows[to + 11] = 255
         _copy(flows, to + 12, data, address, 4)
     else:

@@ -26,9 +26,9 @@ from crosswire.pipeline.sources.assemble import Assembler, plain
 from crosswire.pipeline.sources.capture import Segments, Split, read, splits, whole
 from crosswire.pipeline.sources.classify import PortMap
 from crosswire.pipeline.sources.index import (
+    FlowShare,
     Mapped,
     Ordered,
-    Share,
     Survey,
     collect,
     prepare,
@@ -192,10 +192,10 @@ class PcapReader(DataSourceReader):
 
 
 def _batch(segments: Segments, file: int, columns: list[str], since_ns: int) -> pa.RecordBatch:
-    packets, flows, places = segments.packets, segments.flows, segments.places
+    packets, flows, offsets = segments.packets, segments.flows, segments.offsets
     if since_ns:
         chosen = packets["time_ns"] >= since_ns
-        packets, flows, places = packets[chosen], flows[chosen], places[chosen]
+        packets, flows, offsets = packets[chosen], flows[chosen], offsets[chosen]
     count = len(packets)
 
     def number(name: str, kind: Any) -> pa.Array:
@@ -206,7 +206,7 @@ def _batch(segments: Segments, file: int, columns: list[str], since_ns: int) -> 
         "forward": lambda: pa.array(packets["forward"].copy()),
         "time_ns": lambda: number("time_ns", np.int64),
         "file": lambda: pa.array(np.full(count, file, np.int32)),
-        "record": lambda: pa.array(places),
+        "record": lambda: pa.array(offsets),
         "number": lambda: number("number", np.int64),
         "acknowledgement": lambda: number("acknowledgement", np.int64),
         "flags": lambda: number("flags", np.int16),
@@ -342,7 +342,7 @@ def _plain(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def wire_of_share(
-    files: list[Split], share: Share, ports: PortMap, since_ns: int
+    files: list[Split], share: FlowShare, ports: PortMap, since_ns: int
 ) -> Iterator[pa.RecordBatch]:
     """bronze.wire of a share of the flows in these files. Raises InvalidInput."""
     opened = [Mapped(file) for file in files]

@@ -18,7 +18,7 @@ from crosswire.lake.schemas import DATA, FIN, GAP, OPEN, RESET
 from crosswire.pipeline.sources.tcp import ACK, RST, SYN
 from crosswire.pipeline.sources.tcp import FIN as FIN_FLAG
 
-__all__ = ["LINGER_NS", "REORDER_BYTES", "REORDER_NS", "Flow", "Run", "Segment"]
+__all__ = ["LINGER_NS", "REORDER_BYTES", "REORDER_NS", "Flow", "ReassembledRun", "Segment"]
 
 REORDER_BYTES: Final = 8 * 1024 * 1024
 """How much may wait behind a hole."""
@@ -47,7 +47,7 @@ class Segment(NamedTuple):
     payload: bytes
 
 
-class Run(NamedTuple):
+class ReassembledRun(NamedTuple):
     """What happened next in a connection. `connection` counts those of the flow from 0.
 
     `forward` is the flow's, not the connection's; `opener` says whether the forward end opened it,
@@ -80,7 +80,7 @@ class _Half:
         self.waiting: list[tuple[int, int, bytes]] = []
         self.waiting_bytes = 0
 
-    def place(self, number: int) -> int:
+    def offset_of(self, number: int) -> int:
         """Offset of a sequence number: the one nearest to what is expected."""
         assert self.base is not None
         distance = (number - self.base - self.next) % _SPACE
@@ -117,7 +117,7 @@ class Flow:
         self._reset = False
         self._begun = False
 
-    def add(self, segment: Segment) -> Iterable[Run]:
+    def add(self, segment: Segment) -> Iterable[ReassembledRun]:
         """The runs that this segment completes; to be used up before the next one is added."""
         forward, time_ns, number, _, flags, _, payload = segment
         half, other = self._halves[forward], self._halves[not forward]
@@ -135,7 +135,7 @@ class Flow:
             return (self._data(forward, half, payload, time_ns),)
         return self._add(segment, half, other)
 
-    def _add(self, segment: Segment, half: _Half, other: _Half) -> Iterator[Run]:
+    def _add(self, segment: Segment, half: _Half, other: _Half) -> Iterator[ReassembledRun]:
         number, flags = segment.number, segment.flags
         if self.is_settled(segment.time_ns):
             yield from self._drain()
@@ -150,7 +150,7 @@ class Flow:
         if half.base is None:
             half.base = number % _SPACE
             half.late = True
-        at = half.place(number)
+        at = half.offset_of(number)
         if segment.payload:
             yield from self._take(segment.forward, half, at, segment.time_ns, segment.payload)
         if flags & FIN_FLAG and half.fin_at is None:
@@ -160,7 +160,7 @@ class Flow:
             yield from self._give_up(segment.forward, half)
         if other.waiting and flags & ACK and other.base is not None:
             first, since, _ = other.waiting[0]
-            acknowledged = other.place(segment.acknowledgement)
+            acknowledged = other.offset_of(segment.acknowledgement)
             if acknowledged > first and segment.time_ns - since > REORDER_NS:
                 yield from self._give_up(not segment.forward, other)
         if flags & RST and not self._reset:
@@ -168,7 +168,7 @@ class Flow:
             self._reset = True
             yield self._run(segment.forward, half, RESET, half.next, 0, segment.time_ns, None)
 
-    def finish(self) -> Iterator[Run]:
+    def finish(self) -> Iterator[ReassembledRun]:
         """No more segments will come."""
         yield from self._drain()
 
@@ -195,7 +195,7 @@ class Flow:
 
     # Connections.
 
-    def _synchronize(self, segment: Segment) -> Iterator[Run]:
+    def _synchronize(self, segment: Segment) -> Iterator[ReassembledRun]:
         """SYN opens a connection; a repeated one changes nothing."""
         half, other = self._halves[segment.forward], self._halves[not segment.forward]
         first = (segment.number + 1) % _SPACE
@@ -223,9 +223,9 @@ class Flow:
         """Far from all that this connection could say: its SYN was not captured."""
         if half.base is None or not segment.payload:
             return False
-        return abs(half.place(segment.number) - half.next) > _FAR
+        return abs(half.offset_of(segment.number) - half.next) > _FAR
 
-    def _start_late(self) -> Iterator[Run]:
+    def _start_late(self) -> Iterator[ReassembledRun]:
         yield from self._drain()
         self._begin(None)
 
@@ -244,7 +244,7 @@ class Flow:
 
     def _take(
         self, forward: bool, half: _Half, at: int, time_ns: int, payload: bytes
-    ) -> Iterator[Run]:
+    ) -> Iterator[ReassembledRun]:
         if at < half.next:
             if at + len(payload) <= half.next:
                 return
@@ -265,8 +265,8 @@ class Flow:
         end = at + len(payload)
         pieces = []
         first = max(0, bisect_left(half.waiting, (at,)) - 1)
-        for place in range(first, len(half.waiting)):
-            start, _, data = half.waiting[place]
+        for index in range(first, len(half.waiting)):
+            start, _, data = half.waiting[index]
             if start >= end:
                 break
             stop = start + len(data)
@@ -282,7 +282,7 @@ class Flow:
             insort(half.waiting, (start, time_ns, payload[start - begin : stop - begin]))
             half.waiting_bytes += stop - start
 
-    def _release(self, forward: bool, half: _Half) -> Iterator[Run]:
+    def _release(self, forward: bool, half: _Half) -> Iterator[ReassembledRun]:
         released = 0
         for at, time_ns, payload in half.waiting:
             if at != half.next:
@@ -292,19 +292,19 @@ class Flow:
             yield self._data(forward, half, payload, time_ns)
         del half.waiting[:released]
 
-    def _give_up(self, forward: bool, half: _Half) -> Iterator[Run]:
+    def _give_up(self, forward: bool, half: _Half) -> Iterator[ReassembledRun]:
         """The hole in front of what waits will not be filled."""
         at, time_ns, _ = half.waiting[0]
         yield self._gap(forward, half, at - half.next, time_ns)
         yield from self._release(forward, half)
         yield from self._end(forward, half, time_ns)
 
-    def _end(self, forward: bool, half: _Half, time_ns: int) -> Iterator[Run]:
+    def _end(self, forward: bool, half: _Half, time_ns: int) -> Iterator[ReassembledRun]:
         if half.fin_at is not None and not half.ended and half.next >= half.fin_at:
             half.ended = True
             yield self._run(forward, half, FIN, half.next, 0, time_ns, None)
 
-    def _drain(self) -> Iterator[Run]:
+    def _drain(self) -> Iterator[ReassembledRun]:
         """Give out all that waits, the earliest first, with gaps where there are holes."""
         if not self._begun:
             return
@@ -318,12 +318,12 @@ class Flow:
                 yield self._gap(forward, half, half.fin_at - half.next, half.time)
             yield from self._end(forward, half, half.time)
 
-    def _data(self, forward: bool, half: _Half, payload: bytes, time_ns: int) -> Run:
+    def _data(self, forward: bool, half: _Half, payload: bytes, time_ns: int) -> ReassembledRun:
         run = self._run(forward, half, DATA, half.next, len(payload), time_ns, payload)
         half.next += len(payload)
         return run
 
-    def _gap(self, forward: bool, half: _Half, length: int, time_ns: int) -> Run:
+    def _gap(self, forward: bool, half: _Half, length: int, time_ns: int) -> ReassembledRun:
         run = self._run(forward, half, GAP, half.next, length, time_ns, None)
         half.next += length
         return run
@@ -337,10 +337,10 @@ class Flow:
         length: int,
         time_ns: int,
         data: bytes | None,
-    ) -> Run:
+    ) -> ReassembledRun:
         """A direction's time never runs backwards."""
         half.time = max(half.time, time_ns)
-        return Run(
+        return ReassembledRun(
             self._number,
             self._opener,
             forward,

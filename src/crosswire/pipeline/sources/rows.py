@@ -139,8 +139,8 @@ def _wire_row(
         run.time_ns // 1000,
         run.data,
         run.late,
-        item.spoken.protocol,
-        item.spoken.listener,
+        item.detected.protocol,
+        item.detected.listener,
         *connector,
         *acceptor,
     )

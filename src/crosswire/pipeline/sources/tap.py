@@ -125,11 +125,12 @@ def _batches_of(path: str, batch_bytes: int, *, verify: bool) -> Iterator[pa.Rec
         with pq.ParquetFile(
             path, read_dictionary=_REPEATED, page_checksum_verification=verify
         ) as file:
-            told = file.metadata
+            metadata = file.metadata
             held = sum(
-                told.row_group(index).total_byte_size for index in range(told.num_row_groups)
+                metadata.row_group(index).total_byte_size
+                for index in range(metadata.num_row_groups)
             )
-            rows = max(min(_BATCH_ROWS, told.num_rows * batch_bytes // max(held, 1)), 64)
+            rows = max(min(_BATCH_ROWS, metadata.num_rows * batch_bytes // max(held, 1)), 64)
             yield from file.iter_batches(rows, columns=WIRE.names, use_threads=False)
     except (OSError, pa.ArrowException) as error:
         raise InvalidInput(f"can't read {path}: {error}") from error
@@ -159,7 +160,7 @@ class _Shares:
 
     def are_of(self, part: int, batch: pa.RecordBatch) -> NDArray[np.bool_]:
         # Only who reads needs what was compiled.
-        from crosswire.pipeline.columns.text import hashes
+        from crosswire.pipeline.decode.text import hashes
 
         if self._parts == 1:
             return np.ones(len(batch), np.bool_)
@@ -169,23 +170,23 @@ class _Shares:
         sizes = np.bincount(codes, batch.column("length").to_numpy(), len(names))
         used = np.zeros(len(names), np.bool_)
         used[codes] = True
-        place, is_known = self._find(names)
+        index, is_known = self._find(names)
         if len(self._known) < _SHARED_EVENLY and not is_known[used].all():
             new = used & ~is_known
             self._give(names[new], sizes[new].astype(np.float64))
-            place, is_known = self._find(names)
+            index, is_known = self._find(names)
         parts = (names % np.uint64(self._parts)).astype(np.int64)
-        parts[is_known] = self._given[place[is_known]]
+        parts[is_known] = self._given[index[is_known]]
         self._got += np.bincount(parts[used], sizes[used], self._parts)
         mine: NDArray[np.bool_] = (parts == part)[codes]
         return mine
 
     def _find(self, names: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        place = np.searchsorted(self._known, names)
+        index = np.searchsorted(self._known, names)
         if not len(self._known):
-            return place, np.zeros(len(names), np.bool_)
-        place = np.minimum(place, len(self._known) - 1)
-        return place, self._known[place] == names
+            return index, np.zeros(len(names), np.bool_)
+        index = np.minimum(index, len(self._known) - 1)
+        return index, self._known[index] == names
 
     def _give(self, names: NDArray[np.uint64], sizes: NDArray[np.float64]) -> None:
         """The largest first: so those who read get about as much."""
@@ -196,6 +197,6 @@ class _Shares:
             given.append(int(got.argmin()))
             got[given[-1]] += size
         known = np.append(self._known, names[order])
-        places = np.argsort(known)
-        self._given = np.append(self._given, given).astype(np.int64)[places]
-        self._known = known[places]
+        indexes = np.argsort(known)
+        self._given = np.append(self._given, given).astype(np.int64)[indexes]
+        self._known = known[indexes]

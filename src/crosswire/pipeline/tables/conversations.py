@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.lake.schemas import BACKWARD, FORWARD
-from crosswire.pipeline.protocols.contract import REQUEST, RESPONSE
+from crosswire.pipeline.decode.readings.contract import REQUEST, RESPONSE
 from crosswire.pipeline.tables.sessions import ended_connections
 
 __all__ = ["UNANSWERED", "conversations"]
@@ -24,7 +24,7 @@ UNANSWERED: Final = "unanswered"
 def conversations(messages: DataFrame, directions: DataFrame) -> DataFrame:
     is_request = F.col("kind") == REQUEST
     other = F.when(F.col("direction") == FORWARD, BACKWARD).otherwise(FORWARD)
-    said = messages.where(
+    calls = messages.where(
         F.col("kind").isin(REQUEST, RESPONSE) & F.col("correlation").isNotNull()
     ).withColumn("asker", F.when(is_request, F.col("direction")).otherwise(other))
     key = ("node", "connection", "asker", "correlation")
@@ -33,8 +33,8 @@ def conversations(messages: DataFrame, directions: DataFrame) -> DataFrame:
     def of(condition: str, column: str, name: str) -> Column:
         return F.max(F.when(F.col("kind") == condition, F.col(column))).alias(name)
 
-    paired = (
-        said.repartition(*key)
+    pairs = (
+        calls.repartition(*key)
         .withColumn("turn", turn)
         .groupBy(*key, "turn")
         .agg(
@@ -53,7 +53,7 @@ def conversations(messages: DataFrame, directions: DataFrame) -> DataFrame:
     ended = ended_connections(directions).withColumn("over", F.lit(True))
     is_open = F.col("answered").isNull() & F.col("over").isNull()
     answered = F.col("answered").isNotNull()
-    return paired.join(ended, ["node", "connection"], "left").select(
+    return pairs.join(ended, ["node", "connection"], "left").select(
         "node",
         "connection",
         "protocol",

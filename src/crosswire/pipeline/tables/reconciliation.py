@@ -35,7 +35,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.lake.schemas import BACKWARD, FORWARD
-from crosswire.pipeline.protocols.contract import ACKNOWLEDGEMENT, ERROR, HANDSHAKE, RESPONSE
+from crosswire.pipeline.decode.readings.contract import ACKNOWLEDGEMENT, ERROR, HANDSHAKE, RESPONSE
 from crosswire.pipeline.tables.steps import (
     ACCEPTED,
     ANSWERED,
@@ -66,9 +66,9 @@ __all__ = [
     "lines",
     "noted",
     "reconciliation",
+    "reconciliation_rows",
     "shown",
     "sides",
-    "told",
 ]
 
 IN: Final = "in"
@@ -107,20 +107,20 @@ def reconciliation(
 ) -> DataFrame:
     """`messages`, `frames`, `directions` of the wire; `ledger` and `envelopes` of the lake."""
     nodes = F.broadcast(ledger.select("node").distinct())
-    said = shown(messages.join(nodes, "node", "left_semi"))
+    message_rows = shown(messages.join(nodes, "node", "left_semi"))
     rows = sides(
-        acknowledged(said, answers(frames)),
+        acknowledged(message_rows, answers(frames)),
         noted(with_messages(ledger, envelopes)),
         lines(directions, _about(frames)),
     )
     horizon = F.broadcast(_horizon(directions, ledger))
     compared = compare(rows).join(horizon, "node", "left")
-    return told(judge(compared, counted_topics(ledger)).where(~F.col("left_out")))
+    return reconciliation_rows(judge(compared, counted_topics(ledger)).where(~F.col("left_out")))
 
 
-def sides(said: DataFrame, noted: DataFrame, lines: DataFrame) -> DataFrame:
+def sides(message_rows: DataFrame, noted: DataFrame, lines: DataFrame) -> DataFrame:
     """The rows of both sides on the connections that were tapped."""
-    rows = said.join(lines, list(_CONNECTION)).withColumn("broken", _is_broken())
+    rows = message_rows.join(lines, list(_CONNECTION)).withColumn("broken", _is_broken())
     return rows.unionByName(noted.join(lines, list(_CONNECTION)), allowMissingColumns=True)
 
 
@@ -168,7 +168,7 @@ def judge(compared: DataFrame, counted: DataFrame) -> DataFrame:
     )
 
 
-def told(judged: DataFrame, *more: str) -> DataFrame:
+def reconciliation_rows(judged: DataFrame, *more: str) -> DataFrame:
     """The table, of what was judged; with `more` of its columns."""
     return judged.select(*_output(), *more)
 
@@ -245,13 +245,15 @@ def answers(frames: DataFrame) -> DataFrame:
     )
 
 
-def acknowledged(said: DataFrame, answers: DataFrame) -> DataFrame:
+def acknowledged(message_rows: DataFrame, answers: DataFrame) -> DataFrame:
     """`acknowledged` of what came in: true, false (or never), null where the protocol is silent;
     `undecided`: an answer may still come. In `said_yes` stands what is known already, if it is
     there, and what was found out."""
-    if "said_yes" not in said.columns:
-        said = said.withColumn("said_yes", F.lit(None).cast("boolean"))
-    one_by_one = _with_answers(said.where(_is_told()), answers.where(_is_told()))
+    if "said_yes" not in message_rows.columns:
+        message_rows = message_rows.withColumn("said_yes", F.lit(None).cast("boolean"))
+    one_by_one = _with_answers(
+        message_rows.where(_answers_each_message()), answers.where(_answers_each_message())
+    )
     # Relink acknowledges all of a channel up to a sequence number.
     up_to = (
         answers.where(
@@ -263,7 +265,7 @@ def acknowledged(said: DataFrame, answers: DataFrame) -> DataFrame:
     covered = (F.col("way") == IN) & (F.col("kind") != RESPONSE)
     covered &= F.col("sequence") <= F.col("upto")
     others = (
-        said.where(~_is_told())
+        message_rows.where(~_answers_each_message())
         .withColumn("channel", F.split("correlation", ":")[0])
         .join(up_to, [*_CONNECTION, "channel"], "left")
         .withColumn("said_yes", F.coalesce("said_yes", F.when(covered, True)))
@@ -274,19 +276,21 @@ def acknowledged(said: DataFrame, answers: DataFrame) -> DataFrame:
         F.when(F.col("way") != IN, None)
         .when(F.col("said_yes").isNotNull(), F.col("said_yes"))
         .when((F.col("kind") == RESPONSE) | _is_silent(), None)
-        .when(_is_told() | by_sequence, False)
+        .when(_answers_each_message() | by_sequence, False)
     )
     rows = one_by_one.unionByName(others).withColumn("acknowledged", answer)
     undecided = F.col("acknowledged").isNotNull() & F.col("said_yes").isNull()
     return rows.withColumn("undecided", undecided)
 
 
-def _with_answers(said: DataFrame, answers: DataFrame) -> DataFrame:
+def _with_answers(message_rows: DataFrame, answers: DataFrame) -> DataFrame:
     """The first answer that came after a message decides: identifiers may be used again."""
     yes = answers.select(
         *_CONNECTION, "correlation", "time", (F.col("status") == "success").alias("yes")
     )
-    rows = said.withColumn("is_said", F.lit(True)).unionByName(yes, allowMissingColumns=True)
+    rows = message_rows.withColumn("is_said", F.lit(True)).unionByName(
+        yes, allowMissingColumns=True
+    )
     later = (
         Window.partitionBy(*_CONNECTION, "correlation")
         .orderBy("time", F.col("is_said").desc_nulls_last())
@@ -300,7 +304,7 @@ def _with_answers(said: DataFrame, answers: DataFrame) -> DataFrame:
     )
 
 
-def _is_told() -> Column:
+def _answers_each_message() -> Column:
     """The protocol answers messages one by one."""
     return F.coalesce(F.col("protocol").isin("emp", "emqp", "epoxy"), F.lit(False))
 

@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.lake.schemas import BACKWARD
-from crosswire.pipeline.protocols.contract import ERROR, GOODBYE, HANDSHAKE, MESSAGE_KINDS
+from crosswire.pipeline.decode.readings.contract import ERROR, GOODBYE, HANDSHAKE, MESSAGE_KINDS
 
 __all__ = ["combined", "tallies"]
 
@@ -34,7 +34,7 @@ _HIGHEST: Final = ("shaken_last", "link", "goodbye", "last_error")
 
 def tallies(frames: DataFrame, violations: DataFrame) -> DataFrame:
     """`frames` … `violations` are bytes on layer 0."""
-    parts = (_framed(frames), *_said(frames), _refused(violations))
+    parts = (_frame_counts(frames), *_sparse_columns(frames), _refused(violations))
     return combined(reduce(partial(DataFrame.unionByName, allowMissingColumns=True), parts))
 
 
@@ -47,7 +47,7 @@ def combined(parts: DataFrame) -> DataFrame:
     )
 
 
-def _framed(frames: DataFrame) -> DataFrame:
+def _frame_counts(frames: DataFrame) -> DataFrame:
     kind, name, bottom = F.col("kind"), F.col("frame"), F.col("layer") == 0
     is_frame = ~name.isin(*_NO_FRAMES) & bottom
 
@@ -68,7 +68,7 @@ def _framed(frames: DataFrame) -> DataFrame:
     )
 
 
-def _said(frames: DataFrame) -> list[DataFrame]:
+def _sparse_columns(frames: DataFrame) -> list[DataFrame]:
     """What only few frames say. The highest of texts is found by sorting, which is done with these
     few and not with all."""
     kind = F.col("kind")

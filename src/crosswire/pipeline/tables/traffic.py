@@ -11,7 +11,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from crosswire.pipeline.protocols.contract import PUBLISH, REQUEST, RESPONSE, SEND
+from crosswire.pipeline.decode.readings.contract import PUBLISH, REQUEST, RESPONSE, SEND
 from crosswire.pipeline.tables.histogram import PERCENTILES, bucket_of, percentile
 
 __all__ = ["folded", "partials", "traffic", "unfolded"]

@@ -269,7 +269,7 @@ class EmpConnection(Connection):
 
     # Ending.
 
-    def _say_goodbye(self, error: CrosswireError) -> None:
+    def _send_goodbye(self, error: CrosswireError) -> None:
         match error:
             case PeerError():
                 return

@@ -30,7 +30,7 @@ __all__ = [
     "DEFAULTS",
     "VERSION",
     "Bye",
-    "Call",
+    "EmpCall",
     "EmpLimits",
     "Error",
     "ErrorCode",
@@ -115,7 +115,7 @@ class Request(Frame, frozen=True, gc=False):
     id: int
     body: bytes
 
-    def call(self) -> Call:
+    def call(self) -> EmpCall:
         """Raises MalformedFrame for what is no JSON object with an `op`."""
         return _read_json(self.body, _CALL)
 
@@ -163,7 +163,7 @@ ABSENT: Final = msgspec.Raw(b"{}")
 told apart from an empty object that is written."""
 
 
-class Call(msgspec.Struct, frozen=True, gc=False):
+class EmpCall(msgspec.Struct, frozen=True, gc=False):
     """What a request asks for; `data` is a JSON object, as it came, or ABSENT."""
 
     op: str
@@ -183,9 +183,9 @@ _DONE: Final = b'{"status":"success","data":{}}'
 _SUCCESS: Final = Result("success", data=msgspec.Raw(b"{}"))
 """What nearly every response to the hub says, in its shortest form, and what that means."""
 
-_T = TypeVar("_T", Call, Result)
+_T = TypeVar("_T", EmpCall, Result)
 
-_CALL: Final = msgspec.json.Decoder(Call)
+_CALL: Final = msgspec.json.Decoder(EmpCall)
 _RESULT: Final = msgspec.json.Decoder(Result)
 
 
@@ -292,18 +292,18 @@ def scan(
 
 def _parse(kind: int, buffer: bytes, position: int, base: int, length: int) -> Frame:
     """A whole message of any type."""
-    place: Any = {"offset": base + position, "length": _PREFIX + length, "resumable": True}
+    location: Any = {"offset": base + position, "length": _PREFIX + length, "resumable": True}
     if length < 4:
-        raise MalformedFrame(f"a message of {length} bytes has no header", **place)
+        raise MalformedFrame(f"a message of {length} bytes has no header", **location)
     if kind in (_REQUEST, _RESPONSE):
         if length < 12:
-            raise MalformedFrame("no room for an identifier", **place)
+            raise MalformedFrame("no room for an identifier", **location)
         (_, _, identifier) = _IDENTIFIED.unpack_from(buffer, position)
         body = buffer[position + 16 : position + _PREFIX + length]
         return Request(identifier, body) if kind == _REQUEST else Response(identifier, body)
     if kind == 0:
         if length != 8:
-            raise MalformedFrame(f"hello has a body of 4 bytes, not {length - 4}", **place)
+            raise MalformedFrame(f"hello has a body of 4 bytes, not {length - 4}", **location)
         return Hello(_HELLO.unpack_from(buffer, position)[2])
     if kind == 1:
         return Bye()
@@ -313,18 +313,20 @@ def _parse(kind: int, buffer: bytes, position: int, base: int, length: int) -> F
         return Pong()
     if kind == 4:
         if length < 10:
-            raise MalformedFrame("error has no room for its code and description", **place)
+            raise MalformedFrame("error has no room for its code and description", **location)
         (_, _, code, size) = _ERROR.unpack_from(buffer, position)
         if size != length - 10:
             raise MalformedFrame(
-                f"a description of {size} bytes in a body that has {length - 10} for it", **place
+                f"a description of {size} bytes in a body that has {length - 10} for it", **location
             )
         try:
             text = buffer[position + 14 : position + 14 + size].decode()
         except UnicodeDecodeError as error:
-            raise MalformedFrame(f"a description is not UTF-8: {error.reason}", **place) from None
+            raise MalformedFrame(
+                f"a description is not UTF-8: {error.reason}", **location
+            ) from None
         return Error(code, text)
-    raise UnknownFrame(f"message type {kind} is not defined", **place)
+    raise UnknownFrame(f"message type {kind} is not defined", **location)
 
 
 _BYE: Final = _HEADER.pack(4, 1)

@@ -45,7 +45,7 @@ from crosswire.wire.emqp.frames import (
     VERSION,
     Ack,
     Admin,
-    Delivery,
+    DeliveryFrame,
     Disconnect,
     Heartbeat,
     Inform,
@@ -56,8 +56,8 @@ from crosswire.wire.emqp.frames import (
     Ready,
     Reply,
     Request,
-    Schedule,
-    Unschedule,
+    ScheduleFrame,
+    UnscheduleFrame,
     parse,
     parse_delivery,
     parse_queues,
@@ -67,7 +67,7 @@ from crosswire.wire.emqp.frames import (
     serialize_requests,
 )
 from crosswire.wire.emqp.headers import Headers, format_number
-from crosswire.wire.emqp.runs import OFFERED, Run, taker_at
+from crosswire.wire.emqp.runs import OFFERED, MessageRun, taker_at
 from crosswire.wire.emqp.states import (
     KNOWN_STATES,
     LISTENERS,
@@ -85,7 +85,7 @@ from crosswire.wire.zmtp.mechanisms import Mechanism
 
 __all__ = ["EmqpConnection"]
 
-_AWAITED: Final = (Admin, Publish, Request, Schedule, Unschedule)
+_AWAITED: Final = (Admin, Publish, Request, ScheduleFrame, UnscheduleFrame)
 """What is sent under an id that its sender is given: not to be ignored after the end."""
 
 
@@ -145,27 +145,27 @@ class EmqpConnection(Connection):
         self._queues = tuple(queues)
         self._next_id = next_id or _counter()
         self._unix_offset_s = unix_offset_s
-        self._now = self._heard_at = now
+        self._now = self._last_received_at = now
         self._beat_at = now
         self._left_at = now
         self._inform = ""
-        self._told_stranger = False
-        self._said_goodbye = False
+        self._stranger_answered = False
+        self._goodbye_sent = False
         self._receives = self._sends = NOTHING
         self._handlers: dict[type[Frame], Callable[..., None]] = {
             Request: self._on_request,
             Reply: self._on_reply,
             Ready: self._on_ready,
             Publish: self._on_publish,
-            Schedule: self._on_schedule,
-            Unschedule: self._on_schedule,
+            ScheduleFrame: self._on_schedule,
+            UnscheduleFrame: self._on_schedule,
             Heartbeat: self._on_heartbeat,
             Inform: self._on_inform,
             Ack: self._on_ack,
             Admin: self._on_admin,
             Disconnect: self._on_disconnect,
             Kbai: self._on_kbai,
-            Delivery: self._on_delivery,
+            DeliveryFrame: self._on_delivery,
         }
 
     # Sending: the broker.
@@ -205,7 +205,7 @@ class EmqpConnection(Connection):
 
     def send_publication(self, topic: str, message: bytes) -> None:
         """Hand something published to a subscriber that wants it. Raises TooLargeToSend."""
-        self._send_large(Delivery(topic, message), message)
+        self._send_large(DeliveryFrame(topic, message), message)
 
     # Sending: both sides.
 
@@ -259,7 +259,7 @@ class EmqpConnection(Connection):
         msgid: str | None = None,
     ) -> str:
         """Ask the broker, or have a scheduler do it; in the 9 frames that deployed peers know."""
-        return self._send_timed(Schedule, queue, headers, message, interval_s, cron, msgid)
+        return self._send_timed(ScheduleFrame, queue, headers, message, interval_s, cron, msgid)
 
     def send_unschedule(
         self,
@@ -272,7 +272,7 @@ class EmqpConnection(Connection):
         msgid: str | None = None,
     ) -> str:
         """End the schedule of this message."""
-        return self._send_timed(Unschedule, queue, headers, message, interval_s, cron, msgid)
+        return self._send_timed(UnscheduleFrame, queue, headers, message, interval_s, cron, msgid)
 
     def leave(self) -> None:
         """Say KBAI: nothing new is taken or given; a worker's results still get through.
@@ -326,9 +326,9 @@ class EmqpConnection(Connection):
     # Receiving.
 
     @property
-    def heard_at(self) -> float:
+    def last_received_at(self) -> float:
         """When the peer gave its last sign of life."""
-        return self._heard_at
+        return self._last_received_at
 
     @property
     def wants_data(self) -> bool:
@@ -350,7 +350,7 @@ class EmqpConnection(Connection):
         if state is State.OPEN:
             return below
         if state is State.REGISTERED or state is State.INFORMED:
-            own = self._heard_at + self.limits.silence_s
+            own = self._last_received_at + self.limits.silence_s
             if state is State.REGISTERED and self._beat_at < own:
                 own = self._beat_at
         elif state is State.LEAVING:
@@ -369,7 +369,7 @@ class EmqpConnection(Connection):
         zmtp.hear(now)
         for item in placed:
             frame = item[2]
-            if type(frame) is Run:
+            if type(frame) is MessageRun:
                 self._take_run(frame)
             else:
                 zmtp._receive([item], now)
@@ -377,9 +377,9 @@ class EmqpConnection(Connection):
             if self.closed:
                 return
 
-    def _take_run(self, run: Run) -> None:
+    def _take_run(self, run: MessageRun) -> None:
         if run.kind in self._receives:
-            self._heard_at = self._now
+            self._last_received_at = self._now
             self._events += run.events
             if run.kind is Ready:
                 self.free_slots += len(run.events)
@@ -396,7 +396,7 @@ class EmqpConnection(Connection):
                 frame = read(event.parts)
                 kind = type(frame)
                 if kind in self._receives:
-                    self._heard_at = self._now
+                    self._last_received_at = self._now
                     handlers[kind](frame)
                 else:
                     self._ignore(frame)
@@ -415,18 +415,18 @@ class EmqpConnection(Connection):
         if self.role in ("worker", "scheduler"):
             self._inform = self._next_id()
             self._send(Inform(self._inform, serialize_queues(self._queues), self.role))
-            self._heard_at = self._now
+            self._last_received_at = self._now
             self._enter(State.INFORMED)
 
     def _ignore(self, frame: Frame) -> None:
         if isinstance(frame, Malformed):
-            self._tell_ignored(frame.error())
+            self._report_ignored(frame.error())
         else:
             self._refuse(type(frame))
 
     def _refuse(self, kind: type[Frame]) -> None:
         self._meet_stranger()
-        self._tell_ignored(
+        self._report_ignored(
             UnexpectedFrame(
                 f"unexpected command: {kind.frame_name} at {self.seat} in {self.state.value}"
             )
@@ -437,11 +437,11 @@ class EmqpConnection(Connection):
 
         It is told once: a deployed one would fall over a second time.
         """
-        if self.seat == "emqp-workers" and self.state is State.OPEN and not self._told_stranger:
-            self._told_stranger = True
+        if self.seat == "emqp-workers" and self.state is State.OPEN and not self._stranger_answered:
+            self._stranger_answered = True
             self.send_disconnect()
 
-    def _tell_ignored(self, error: RemoteProtocolError) -> None:
+    def _report_ignored(self, error: RemoteProtocolError) -> None:
         self.ignored += 1
         self._events.append(CommandIgnored(error))
 
@@ -454,7 +454,7 @@ class EmqpConnection(Connection):
 
     def _on_reply(self, frame: Reply) -> None:
         if frame.request is None and self.seat == "emqp-workers":
-            self._tell_ignored(MalformedFrame("a worker's reply that names no request"))
+            self._report_ignored(MalformedFrame("a worker's reply that names no request"))
         else:
             self._events.append(ReplyReceived(frame.msgid, frame.message, frame.request))
 
@@ -467,7 +467,7 @@ class EmqpConnection(Connection):
             PublishReceived(frame.msgid, frame.topic, frame.headers or "", frame.message)
         )
 
-    def _on_schedule(self, frame: Schedule | Unschedule) -> None:
+    def _on_schedule(self, frame: ScheduleFrame | UnscheduleFrame) -> None:
         headers = Headers.parse(frame.headers)
         if frame.interval is None:
             interval_s, cron = headers.interval_s, headers.cron
@@ -475,15 +475,15 @@ class EmqpConnection(Connection):
             interval_s, cron = _interval(frame.interval), frame.cron or None
         if interval_s is not None:
             cron = None
-        if isinstance(frame, Unschedule):
-            told: type[ScheduleReceived | UnscheduleReceived] = UnscheduleReceived
+        if isinstance(frame, UnscheduleFrame):
+            event_type: type[ScheduleReceived | UnscheduleReceived] = UnscheduleReceived
         elif interval_s is None and cron is None:
-            self._tell_ignored(MalformedFrame("a schedule without an interval or a cron"))
+            self._report_ignored(MalformedFrame("a schedule without an interval or a cron"))
             return
         else:
-            told = ScheduleReceived
+            event_type = ScheduleReceived
         self._events.append(
-            told(frame.msgid, frame.queue, frame.headers, interval_s, cron, frame.message)
+            event_type(frame.msgid, frame.queue, frame.headers, interval_s, cron, frame.message)
         )
 
     def _on_heartbeat(self, _frame: Heartbeat) -> None:
@@ -491,12 +491,14 @@ class EmqpConnection(Connection):
 
     def _on_inform(self, frame: Inform) -> None:
         if frame.peer != REGISTERS[self.seat]:
-            self._tell_ignored(UnexpectedFrame(f"only a {REGISTERS[self.seat]} can register here"))
+            self._report_ignored(
+                UnexpectedFrame(f"only a {REGISTERS[self.seat]} can register here")
+            )
             return
         try:
             queues = parse_queues(frame.queues) if frame.peer == "worker" else ()
         except MalformedFrame as error:
-            self._tell_ignored(error)
+            self._report_ignored(error)
             return
         self.free_slots = 0
         self._inform = frame.msgid
@@ -514,7 +516,7 @@ class EmqpConnection(Connection):
     def _on_admin(self, frame: Admin) -> None:
         self._events.append(AdminRequested(frame.msgid, frame.command))
 
-    def _on_delivery(self, frame: Delivery) -> None:
+    def _on_delivery(self, frame: DeliveryFrame) -> None:
         self._events.append(PublicationReceived(frame.topic, frame.message))
 
     def _on_disconnect(self, frame: Disconnect) -> None:
@@ -545,7 +547,7 @@ class EmqpConnection(Connection):
     def _expire(self, now: float) -> None:
         self._now = now
         if self.paused or self.unread:
-            self._heard_at = now
+            self._last_received_at = now
             self._zmtp._receive([], now)
         self._zmtp.handle_deadline(now)
         self._take(self._zmtp.events())
@@ -553,7 +555,7 @@ class EmqpConnection(Connection):
             if now >= self._left_at + self.limits.leaving_s:
                 self.close()
         elif self.state in KNOWN_STATES:
-            if now >= self._heard_at + self.limits.silence_s:
+            if now >= self._last_received_at + self.limits.silence_s:
                 raise PeerTimeout(f"the peer was silent for {self.limits.silence_s:g} s")
             if self.state is State.REGISTERED and now >= self._beat_at:
                 self._beat_at = now + self.limits.heartbeat_interval_s
@@ -567,7 +569,7 @@ class EmqpConnection(Connection):
             return
         if Kbai in self._sends:
             self._send_kbai()
-        self._said_goodbye = True
+        self._goodbye_sent = True
         self._zmtp.close()
         self._take(self._zmtp.events())
 
@@ -575,11 +577,11 @@ class EmqpConnection(Connection):
         if self.closed:
             return
         error.__traceback__ = None
-        self._say_goodbye(error)
+        self._send_goodbye(error)
         self._zmtp.fail(error)
         self._take(self._zmtp.events())
 
-    def _say_goodbye(self, error: CrosswireError) -> None:
+    def _send_goodbye(self, error: CrosswireError) -> None:
         """Whoever is gone is sent nothing more; what broke ZMTP gets ZMTP's own ERROR."""
         if not isinstance(error, RemoteProtocolError) and Kbai in self._sends:
             self._send_kbai()
@@ -587,7 +589,7 @@ class EmqpConnection(Connection):
     def _finish(self, event: ConnectionClosed | ConnectionFailed) -> None:
         """For who has registered, only KBAI makes the end a clean one."""
         if isinstance(event, ConnectionClosed):
-            parted = self._said_goodbye or self.state not in KNOWN_STATES
+            parted = self._goodbye_sent or self.state not in KNOWN_STATES
             event = ConnectionClosed(clean=event.clean and parted)
         self._enter(State.CLOSED)
         self._end(event)
@@ -628,11 +630,11 @@ class EmqpConnection(Connection):
 
     def _send_kbai(self) -> None:
         self._send(Kbai(self._next_id(), self.goodbye))
-        self._said_goodbye = True
+        self._goodbye_sent = True
 
     def _send_timed(
         self,
-        kind: type[Schedule | Unschedule],
+        kind: type[ScheduleFrame | UnscheduleFrame],
         queue: str,
         headers: str,
         message: bytes,
@@ -640,7 +642,7 @@ class EmqpConnection(Connection):
         cron: str | None,
         msgid: str | None,
     ) -> str:
-        if (interval_s is None) == (cron is None) and kind is Schedule:
+        if (interval_s is None) == (cron is None) and kind is ScheduleFrame:
             raise LocalProtocolError("a schedule has either an interval or a cron")
         msgid = msgid or self._next_id()
         interval = "-1" if interval_s is None else format_number(interval_s)

@@ -32,7 +32,7 @@ __all__ = [
     "VERSION",
     "Ack",
     "Admin",
-    "Delivery",
+    "DeliveryFrame",
     "Disconnect",
     "EmqpLimits",
     "Heartbeat",
@@ -44,8 +44,8 @@ __all__ = [
     "Ready",
     "Reply",
     "Request",
-    "Schedule",
-    "Unschedule",
+    "ScheduleFrame",
+    "UnscheduleFrame",
     "parse",
     "parse_delivery",
     "parse_queues",
@@ -162,7 +162,7 @@ class Publish(Frame, frozen=True, gc=False):
     message: bytes
 
 
-class Schedule(Frame, frozen=True, gc=False):
+class ScheduleFrame(Frame, frozen=True, gc=False):
     """4 queue, 5 headers, 6 interval in seconds or -1, 7 message, 8 cron or empty (deployed);
     or 4 queue, 5 headers, 6 message, where the headers say when (specification)."""
 
@@ -176,7 +176,7 @@ class Schedule(Frame, frozen=True, gc=False):
     cron: str | None
 
 
-class Unschedule(Frame, frozen=True, gc=False):
+class UnscheduleFrame(Frame, frozen=True, gc=False):
     """Laid out like the SCHEDULE that it undoes."""
 
     frame_name: ClassVar[str] = "unschedule"
@@ -208,7 +208,7 @@ class Admin(Frame, frozen=True, gc=False):
     command: str
 
 
-class Delivery(Frame, frozen=True, gc=False):
+class DeliveryFrame(Frame, frozen=True, gc=False):
     """What a subscriber gets, bare: 0 topic, 1 message."""
 
     frame_name: ClassVar[str] = "publish"
@@ -264,7 +264,7 @@ def parse_delivery(parts: Sequence[bytes]) -> Frame:
     if len(parts) != 2:
         return Malformed(f"a publication has 2 frames, not {len(parts)}")
     try:
-        return Delivery(parts[0].decode(), parts[1])
+        return DeliveryFrame(parts[0].decode(), parts[1])
     except UnicodeDecodeError as error:
         return Malformed(f"a topic is not UTF-8: {error.reason}")
 
@@ -308,7 +308,7 @@ def _publish(parts: Sequence[bytes], count: int) -> Frame:
     return Publish(parts[3].decode(), parts[4].decode(), parts[5].decode(), parts[6])
 
 
-def _timed(kind: type[Schedule | Unschedule]) -> Callable[[Sequence[bytes], int], Frame]:
+def _timed(kind: type[ScheduleFrame | UnscheduleFrame]) -> Callable[[Sequence[bytes], int], Frame]:
     def read(parts: Sequence[bytes], count: int) -> Frame:
         msgid, queue, headers = parts[3].decode(), parts[4].decode(), parts[5].decode()
         if count == 7:
@@ -338,8 +338,8 @@ _LAYOUTS: Final[dict[bytes, tuple[int, Callable[[Sequence[bytes], int], Frame]]]
     b"READY": (4, _ready),
     b"REQUEST": (7, _request),
     b"PUBLISH": (6, _publish),
-    b"SCHEDULE": (7, _timed(Schedule)),
-    b"UNSCHEDULE": (7, _timed(Unschedule)),
+    b"SCHEDULE": (7, _timed(ScheduleFrame)),
+    b"UNSCHEDULE": (7, _timed(UnscheduleFrame)),
     b"INFORM": (6, _inform),
     **{name.encode(): (4, _admin) for name in ADMIN_COMMANDS},
 }
@@ -380,20 +380,20 @@ def serialize(frame: Frame) -> list[bytes]:
             return _command("PUBLISH", msgid, topic.encode(), message)
         case Publish(msgid=msgid, topic=topic, headers=str(headers), message=message):
             return _command("PUBLISH", msgid, topic.encode(), headers.encode(), message)
-        case Schedule():
+        case ScheduleFrame():
             return _serialize_timed("SCHEDULE", frame)
-        case Unschedule():
+        case UnscheduleFrame():
             return _serialize_timed("UNSCHEDULE", frame)
         case Inform(msgid=msgid, queues=queues, peer=peer):
             return _command("INFORM", msgid, queues.encode(), peer.encode())
         case Admin(msgid=msgid, command=command):
             return _command(command, msgid)
-        case Delivery(topic=topic, message=message):
+        case DeliveryFrame(topic=topic, message=message):
             return [topic.encode(), message]
     raise TypeError(f"{type(frame).__name__} is not an eMQP command")
 
 
-def _serialize_timed(command: str, frame: Schedule | Unschedule) -> list[bytes]:
+def _serialize_timed(command: str, frame: ScheduleFrame | UnscheduleFrame) -> list[bytes]:
     parts = _command(command, frame.msgid, frame.queue.encode(), frame.headers.encode())
     if frame.interval is None:
         return [*parts, frame.message]

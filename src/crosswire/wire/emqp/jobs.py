@@ -100,12 +100,12 @@ def value_of(message: bytes) -> Any:
         raise ValueError("not a worker's result") from error
 
 
-class _Failure(msgspec.Struct, frozen=True):
+class _JobFailure(msgspec.Struct, frozen=True):
     error: str
     attempts: int
 
 
-_FAILURE: Final = msgspec.json.Decoder(_Failure)
+_FAILURE: Final = msgspec.json.Decoder(_JobFailure)
 
 
 def failure_of(message: bytes) -> tuple[str, int] | None:

@@ -18,7 +18,7 @@ from crosswire.wire.emqp.events import ReplyReceived, RequestReceived, SlotOffer
 from crosswire.wire.emqp.frames import VERSION, Ready, Reply, Request
 from crosswire.wire.zmtp.frames import LONG, MORE, Taker, ZmtpLimits, serialize_part
 
-__all__ = ["OFFERED", "Run", "taker_at"]
+__all__ = ["OFFERED", "MessageRun", "taker_at"]
 
 OFFERED: Final = SlotOffered()
 
@@ -27,7 +27,7 @@ _MOST_PARTS: Final = 7
 _SHORT_BYTES: Final = 1024
 
 
-class Run(Frame, frozen=True, gc=False):
+class MessageRun(Frame, frozen=True, gc=False):
     """Messages of one `kind` in a row, as the events that they become."""
 
     frame_name: ClassVar[str] = "run"
@@ -92,7 +92,7 @@ def _requests(limit: int) -> Taker:
         except (IndexError, UnicodeDecodeError):
             # Cut short, or not a text: the message at `position` is not ours to read.
             pass
-        return position, Run(Request, events) if events else None
+        return position, MessageRun(Request, events) if events else None
 
     return take
 
@@ -120,7 +120,7 @@ def _take_readies(buffer: bytes, position: int) -> tuple[int, Frame | None]:
             position = stop
     except IndexError:
         pass
-    return position, Run(Ready, [OFFERED] * count) if count else None
+    return position, MessageRun(Ready, [OFFERED] * count) if count else None
 
 
 def _take_replies(buffer: bytes, position: int, limit: int) -> tuple[int, Frame | None]:
@@ -149,4 +149,4 @@ def _take_replies(buffer: bytes, position: int, limit: int) -> tuple[int, Frame 
             position = stop
     except (IndexError, UnicodeDecodeError):
         pass
-    return position, Run(Reply, events) if events else None
+    return position, MessageRun(Reply, events) if events else None

@@ -10,7 +10,7 @@ from crosswire.wire.contract import Frame
 from crosswire.wire.emqp.frames import (
     Ack,
     Admin,
-    Delivery,
+    DeliveryFrame,
     Disconnect,
     Heartbeat,
     Inform,
@@ -19,8 +19,8 @@ from crosswire.wire.emqp.frames import (
     Ready,
     Reply,
     Request,
-    Schedule,
-    Unschedule,
+    ScheduleFrame,
+    UnscheduleFrame,
 )
 
 __all__ = [
@@ -72,7 +72,7 @@ class State(Enum):
 
 Table = dict[tuple[str, State], frozenset[type[Frame]]]
 _FAREWELL: Final = (Heartbeat, Kbai, Disconnect)
-_FROM_CLIENTS: Final = (Request, Publish, Schedule, Unschedule, Inform, *_FAREWELL)
+_FROM_CLIENTS: Final = (Request, Publish, ScheduleFrame, UnscheduleFrame, Inform, *_FAREWELL)
 
 
 def _table(*rows: tuple[str, Iterable[State], Iterable[type[Frame]]]) -> Table:
@@ -95,23 +95,23 @@ RECEIVES: Final = _table(
     ("worker", (State.INFORMED,), (Ack, *_FAREWELL)),
     ("worker", (State.REGISTERED, State.LEAVING), (Ack, Request, *_FAREWELL)),
     ("scheduler", (State.INFORMED,), (Ack, *_FAREWELL)),
-    ("scheduler", (State.REGISTERED,), (Ack, Schedule, Unschedule, Reply, *_FAREWELL)),
+    ("scheduler", (State.REGISTERED,), (Ack, ScheduleFrame, UnscheduleFrame, Reply, *_FAREWELL)),
     ("publisher", (State.OPEN,), (Ack, *_FAREWELL)),
     ("admin", (State.OPEN,), (Ack, Reply, *_FAREWELL)),
-    ("subscriber", (State.OPEN,), (Delivery,)),
+    ("subscriber", (State.OPEN,), (DeliveryFrame,)),
 )
 """What has an effect when it is received. Whatever is not in here is ignored and counted."""
 
 SENDS: Final = _table(
     ("emqp-clients", (State.OPEN,), (Reply,)),
     ("emqp-clients", (State.INFORMED,), (Reply, Ack)),
-    ("emqp-clients", (State.REGISTERED,), (Reply, Ack, Schedule, Unschedule, *_FAREWELL)),
+    ("emqp-clients", (State.REGISTERED,), (Reply, Ack, ScheduleFrame, UnscheduleFrame, *_FAREWELL)),
     ("emqp-workers", (State.OPEN,), (Disconnect,)),
     ("emqp-workers", (State.INFORMED,), (Ack, Disconnect)),
     ("emqp-workers", (State.REGISTERED,), (Ack, Request, *_FAREWELL)),
     ("emqp-admin", (State.OPEN,), (Reply, Ack)),
-    ("emqp-subscribers", (State.OPEN,), (Delivery,)),
-    ("client", (State.OPEN,), (Request, Publish, Schedule, Unschedule)),
+    ("emqp-subscribers", (State.OPEN,), (DeliveryFrame,)),
+    ("client", (State.OPEN,), (Request, Publish, ScheduleFrame, UnscheduleFrame)),
     ("worker", (State.OPEN,), (Inform,)),
     ("worker", (State.INFORMED,), (Heartbeat, Kbai)),
     ("worker", (State.REGISTERED,), (Ready, Reply, *_FAREWELL)),

@@ -43,7 +43,7 @@ from crosswire.wire.epoxy.events import (
 )
 from crosswire.wire.epoxy.frames import (
     DEFAULTS,
-    Config,
+    ConfigFrame,
     Message,
     MessageType,
     ProtocolError,
@@ -70,7 +70,7 @@ class State(Enum):
 
 
 TRANSITIONS: Final[dict[tuple[State, type[Frame]], State]] = {
-    (State.HANDSHAKE, Config): State.OPEN,
+    (State.HANDSHAKE, ConfigFrame): State.OPEN,
     (State.HANDSHAKE, ProtocolError): State.CLOSED,
     (State.OPEN, Message): State.OPEN,
     (State.OPEN, ProtocolError): State.CLOSED,
@@ -110,7 +110,7 @@ class EpoxyConnection(Connection):
         self._owed_bytes = 0
         self._peer_closed = False
         if role == "client":
-            self._send(Config())
+            self._send(ConfigFrame())
 
     # Sending.
 
@@ -226,7 +226,7 @@ class EpoxyConnection(Connection):
 
     def _on_config(self) -> None:
         if self.role == "server":
-            self._send(Config())
+            self._send(ConfigFrame())
         self._deadline = None
         self._events.append(ConnectionOpened())
 
@@ -253,17 +253,17 @@ class EpoxyConnection(Connection):
             size = _size(frame)
             self._owed_sizes[conversation] = self._owed_sizes.get(conversation, 0) + size
             self._owed_bytes += size
-            told: type[RequestReceived | EventReceived] = RequestReceived
+            event_type: type[RequestReceived | EventReceived] = RequestReceived
             if frame.payload is None:
                 self.send_error(conversation, _REQUEST_WITH_ERROR)
                 return
         else:
-            told = EventReceived
+            event_type = EventReceived
             if frame.payload is None:
                 self.dropped += 1
                 return
         self._events.append(
-            told(
+            event_type(
                 conversation,
                 frame.service_name,
                 frame.method_name,
@@ -278,8 +278,8 @@ class EpoxyConnection(Connection):
             raise InvalidIdentifier(f"conversation id {conversation} can't be used")
 
     def _on_protocol_error(self, frame: ProtocolError) -> None:
-        said = frame.details.message if frame.details is not None else ""
-        reason = f"{frame.error_name}: {said}" if said else frame.error_name
+        message = frame.details.message if frame.details is not None else ""
+        reason = f"{frame.error_name}: {message}" if message else frame.error_name
         self.fail(PeerError(reason, code=frame.error_code))
 
     def _expire(self, now: float) -> None:
@@ -297,7 +297,7 @@ class EpoxyConnection(Connection):
 
     # Ending.
 
-    def _say_goodbye(self, error: CrosswireError) -> None:
+    def _send_goodbye(self, error: CrosswireError) -> None:
         match error:
             case PeerError() | ErrorInError():
                 return

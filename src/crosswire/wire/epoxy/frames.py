@@ -47,7 +47,7 @@ from crosswire.wire.epoxy.comm import (
 
 __all__ = [
     "DEFAULTS",
-    "Config",
+    "ConfigFrame",
     "EpoxyLimits",
     "Message",
     "MessageType",
@@ -121,7 +121,7 @@ class ProtocolErrorCode(IntEnum):
 # ---------------------------------------------------------------------------------------- frames
 
 
-class Config(Frame, frozen=True, gc=False):
+class ConfigFrame(Frame, frozen=True, gc=False):
     """There is nothing to configure yet; what a peer may add is passed over."""
 
     frame_name: ClassVar[str] = "config"
@@ -191,7 +191,7 @@ _PROTOCOL_ERROR: Final = int.from_bytes(b"ER", "little")
 _KNOWN: Final = frozenset((_CONFIG, _HEADERS, _LAYER_DATA, _PAYLOAD, _ERROR_DATA, _PROTOCOL_ERROR))
 
 _LAYOUTS: Final = {
-    (_CONFIG,): Config,
+    (_CONFIG,): ConfigFrame,
     (_PROTOCOL_ERROR,): ProtocolError,
     (_HEADERS, _PAYLOAD): Message,
     (_HEADERS, _ERROR_DATA): Message,
@@ -390,28 +390,28 @@ def _walk(
 
 def _parse(buffer: bytes, position: int, base: int, framelets: Framelets, end: int) -> Frame:
     """A whole frame of any kind."""
-    place: Any = {"offset": base + position, "length": end - position, "resumable": True}
+    location: Any = {"offset": base + position, "length": end - position, "resumable": True}
     kinds = tuple(kind for kind, _, _ in framelets)
     contents = [buffer[start:stop] for _, start, stop in framelets]
     layout = _LAYOUTS.get(kinds)
     try:
         if layout is None:
             shown = " ".join(kind.to_bytes(2, "little").decode() for kind in kinds)
-            raise MalformedFrame(f"framelets {shown} don't make a frame", **place)
+            raise MalformedFrame(f"framelets {shown} don't make a frame", **location)
         if not all(contents):
-            raise MalformedFrame("a framelet without content", **place)
-        if layout is Config:
+            raise MalformedFrame("a framelet without content", **location)
+        if layout is ConfigFrame:
             decode_config(contents[0])
-            return Config()
+            return ConfigFrame()
         if layout is ProtocolError:
             return ProtocolError(*decode_protocol_error(contents[0]))
         conversation, kind, service, method = _read_headers(contents[0])
     except (BondError, MalformedFrame) as error:
         reason = error.reason if isinstance(error, MalformedFrame) else str(error)
         refusal = ErrorInError if kinds[0] == _PROTOCOL_ERROR else MalformedFrame
-        raise refusal(reason, **place) from None
+        raise refusal(reason, **location) from None
     if not 1 <= kind <= 3:
-        raise UnsupportedFrame(f"message type {kind} is not supported", **place)
+        raise UnsupportedFrame(f"message type {kind} is not supported", **location)
     return Message(
         conversation,
         _MESSAGE_TYPES[kind],
@@ -454,7 +454,7 @@ def serialize(frame: Frame) -> bytes:
     match frame:
         case Message():
             return _serialize_message(frame)
-        case Config():
+        case ConfigFrame():
             return _CONFIG_FRAME
         case ProtocolError(error_code=code, details=details):
             content = encode_protocol_error(code, details)

@@ -321,10 +321,10 @@ class MicroMsg2Connection(Connection):
     def _receive(self, placed: list[Placed], now: float) -> None:
         handlers = self._handlers
         allowed = _ALLOWED[self.state]
-        place = 0
-        while (place := self._take_plain(placed, place)) < len(placed):
-            offset, length, frame = placed[place]
-            place += 1
+        index = 0
+        while (index := self._take_plain(placed, index)) < len(placed):
+            offset, length, frame = placed[index]
+            index += 1
             if isinstance(frame, FrameError):
                 raise frame
             kind = type(frame)
@@ -349,18 +349,18 @@ class MicroMsg2Connection(Connection):
         window = self._window
         end = len(placed) if window is None else min(len(placed), start + window.room)
         append = self._events.append
-        place = start
-        while place < end:
-            frame = placed[place][2]
+        index = start
+        while index < end:
+            frame = placed[index][2]
             if type(frame) is not Message or frame.raw_properties or frame.continued:
                 break
             append(MessageReceived(frame.sequence, frame.destination, {}, frame.payload))
-            place += 1
-        if window is not None and place > start:
+            index += 1
+        if window is not None and index > start:
             first = placed[start][2]
             assert isinstance(first, Message)
-            window.receive_run(first.sequence, place - start)
-        return place
+            window.receive_run(first.sequence, index - start)
+        return index
 
     def _on_handshake(self, frame: Handshake, _now: float) -> None:
         if not frame.major:
@@ -474,16 +474,16 @@ class MicroMsg2Connection(Connection):
         self._send_later()
 
     def _on_error(self, frame: Error, _now: float) -> None:
-        said = {key.lower(): value for key, value in frame.arguments.items()}
+        arguments = {key.lower(): value for key, value in frame.arguments.items()}
         name = frame.name.lower()
-        self.fail(PeerError(said.get("description") or name, code=name))
+        self.fail(PeerError(arguments.get("description") or name, code=name))
 
     def _expire(self, _now: float) -> None:
         raise PeerTimeout("no handshake in time")
 
     # Ending.
 
-    def _say_goodbye(self, error: CrosswireError) -> None:
+    def _send_goodbye(self, error: CrosswireError) -> None:
         match error:
             case PeerError():
                 return
@@ -528,11 +528,11 @@ class MicroMsg2Connection(Connection):
             raise LocalProtocolError(f"a server does not send {name}")
         if PUB_SUB not in self._numbers:
             raise LocalProtocolError(f"{name} needs the extension {PUB_SUB}")
-        said = {key: str(value) for key, value in arguments.items() if value is not None}
-        if len(serialize_call(name, said)) > FRAME_BYTES:
+        fields = {key: str(value) for key, value in arguments.items() if value is not None}
+        if len(serialize_call(name, fields)) > FRAME_BYTES:
             raise LocalProtocolError(f"{name} takes more than a frame")
         self._send_ack()  # behind an unsubscribe it would settle nothing
-        self._send(Command(name, said))
+        self._send(Command(name, fields))
 
     def _send_later(self) -> None:
         """Frames of a large message, as far as the window allows."""
@@ -567,14 +567,14 @@ def _not_json(payload: bytes) -> str:
     return ""
 
 
-def _destination(said: dict[str, str]) -> str:
-    if not said.get("destination"):
+def _destination(arguments: dict[str, str]) -> str:
+    if not arguments.get("destination"):
         raise MalformedFrame("a command without a destination")
-    return said["destination"]
+    return arguments["destination"]
 
 
-def _frames(said: dict[str, str]) -> int | None:
-    text = said.get("window")
+def _frames(arguments: dict[str, str]) -> int | None:
+    text = arguments.get("window")
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 10):
@@ -584,23 +584,23 @@ def _frames(said: dict[str, str]) -> int | None:
     return int(text)
 
 
-def _read_subscribe(said: dict[str, str]) -> Event:
+def _read_subscribe(arguments: dict[str, str]) -> Event:
     return SubscribeReceived(
-        _destination(said),
-        said.get("filter"),
-        said.get("name"),
-        said.get("from"),
-        _frames(said),
-        said,
+        _destination(arguments),
+        arguments.get("filter"),
+        arguments.get("name"),
+        arguments.get("from"),
+        _frames(arguments),
+        arguments,
     )
 
 
-def _read_unsubscribe(said: dict[str, str]) -> Event:
-    return UnsubscribeReceived(_destination(said), said.get("name"), said)
+def _read_unsubscribe(arguments: dict[str, str]) -> Event:
+    return UnsubscribeReceived(_destination(arguments), arguments.get("name"), arguments)
 
 
-def _read_serve(said: dict[str, str]) -> Event:
-    return ServeReceived(_destination(said), _frames(said), said)
+def _read_serve(arguments: dict[str, str]) -> Event:
+    return ServeReceived(_destination(arguments), _frames(arguments), arguments)
 
 
 _COMMANDS: Final[dict[str, Callable[[dict[str, str]], Event]]] = {

@@ -33,8 +33,8 @@ class Opened(ConnectionOpened, frozen=True):
         """What the peer said to prove who it is (`x-auth`)."""
         for extension in self.extensions:
             if extension.name.lower() == "x-auth":
-                said = {key.lower(): value for key, value in extension.properties.items()}
-                return said.get("token")
+                properties = {key.lower(): value for key, value in extension.properties.items()}
+                return properties.get("token")
         return None
 
 

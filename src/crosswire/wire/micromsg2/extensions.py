@@ -99,8 +99,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
     def supports(self, name: str) -> bool:
         name = name.lower()
-        said = [extension.name for extension in (*self.required, *self.optional)]
-        return name in self.supported or name in said or name in [own.name for own in self.vendor]
+        names = [extension.name for extension in (*self.required, *self.optional)]
+        return name in self.supported or name in names or name in [own.name for own in self.vendor]
 
     def proposal(self) -> Handshake:
         return Handshake(*VERSION, 0, self.identity, self.required, self.optional)

@@ -52,12 +52,12 @@ class SendWindow:
 
     def take_run(self, count: int) -> list[int]:
         """Numbers of so many messages of a frame each, sent now."""
-        first, behind = self._next, self._next + count
-        if behind <= LAST_SEQUENCE:
-            run = list(range(first, behind))
-            self._next = behind
+        first, end = self._next, self._next + count
+        if end <= LAST_SEQUENCE:
+            run = list(range(first, end))
+            self._next = end
         else:
-            run = [(number - 1) % LAST_SEQUENCE + 1 for number in range(first, behind)]
+            run = [(number - 1) % LAST_SEQUENCE + 1 for number in range(first, end)]
             self._next = following(run[-1])
         if self._size is not None:
             self._waiting += count
@@ -159,8 +159,8 @@ class ReceiveWindow:
         count = len(sequences)
         if not count or count > self._waiting or sequences[0] != self._oldest:
             return False
-        behind = self._oldest + count
-        return behind <= LAST_SEQUENCE and sequences == tuple(range(self._oldest, behind))
+        end = self._oldest + count
+        return end <= LAST_SEQUENCE and sequences == tuple(range(self._oldest, end))
 
     def _advance(self) -> None:
         """An ack covers all before it, so it waits until all before it are safe."""

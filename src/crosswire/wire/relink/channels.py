@@ -167,8 +167,8 @@ class SendingChannel(msgspec.Struct, array_like=True):
         if bound > self.decided:
             raise UnexpectedFrame("an outcome for a message that was never committed")
         first = self.decisions[0] if self.decisions else None
-        behind_rollback = self.rolled_back or (first is not None and not first.is_commit)
-        if behind_rollback and not explicit and (is_success or self.rolled_back):
+        after_rollback = self.rolled_back or (first is not None and not first.is_commit)
+        if after_rollback and not explicit and (is_success or self.rolled_back):
             raise UnexpectedFrame("an outcome behind a rollback without a sequence number")
         ranges = []
         while self.settled < bound:
@@ -243,15 +243,15 @@ class ReceivingChannel(msgspec.Struct, array_like=True):
     decided: int
     cursor: int
     settled: int
-    said_received: int
-    said_consumed: int
-    said_settled: int
+    acknowledged_received: int
+    acknowledged_consumed: int
+    acknowledged_settled: int
     held_sizes: list[int] = []
     undecided_sizes: list[int] = []
     decisions: list[Decision] = []
     outcomes: list[Outcome] = []
     closing: bool = False
-    close_told: bool = False
+    close_reported: bool = False
     closed: bool = False
     held_bytes: int = 0
     undecided_bytes: int = 0
@@ -362,23 +362,27 @@ class ReceivingChannel(msgspec.Struct, array_like=True):
         self.expected = self.received
         self.cursor = self.consumed
         self.closing = False
-        self.said_received = self.said_consumed = self.said_settled = self.start
+        self.acknowledged_received = self.acknowledged_consumed = self.acknowledged_settled = (
+            self.start
+        )
 
     def report(self, channel: int, *, fully: bool) -> Iterator[SequenceAcknowledgement]:
         """What the peer wasn't told yet. An outcome implies consumed, and that implies received;
         after a reconnection each is told by its own name."""
-        outcomes = [outcome for outcome in self.outcomes if outcome.bound > self.said_settled]
-        settled = outcomes[-1].bound if outcomes else self.said_settled
+        outcomes = [
+            outcome for outcome in self.outcomes if outcome.bound > self.acknowledged_settled
+        ]
+        settled = outcomes[-1].bound if outcomes else self.acknowledged_settled
         implied = max(self.consumed, settled)
-        if self.received > self.said_received and (fully or self.received > implied):
+        if self.received > self.acknowledged_received and (fully or self.received > implied):
             yield SequenceAcknowledgement("received", (channel,), on_the_wire(self.received - 1))
         for outcome in outcomes:
             name: Acknowledgement = "committed" if outcome.is_success else "uncommitted"
             yield SequenceAcknowledgement(name, (channel,), on_the_wire(outcome.bound - 1))
-        if self.consumed > self.said_consumed and (fully or self.consumed > settled):
+        if self.consumed > self.acknowledged_consumed and (fully or self.consumed > settled):
             yield SequenceAcknowledgement("consumed", (channel,), on_the_wire(self.consumed - 1))
-        self.said_received, self.said_consumed = self.received, self.consumed
-        self.said_settled = settled
+        self.acknowledged_received, self.acknowledged_consumed = self.received, self.consumed
+        self.acknowledged_settled = settled
 
     def durable(self) -> ReceivingChannel:
         """As it would be after a restart: what was not marked as received is gone, and will be
@@ -405,10 +409,10 @@ class ReceivingChannel(msgspec.Struct, array_like=True):
             undecided_sizes=undecided_sizes,
             decisions=decisions,
             outcomes=list(self.outcomes),
-            said_received=self.start,
-            said_consumed=self.start,
-            said_settled=self.start,
-            close_told=self.close_told and safe == self.arrived,
+            acknowledged_received=self.start,
+            acknowledged_consumed=self.start,
+            acknowledged_settled=self.start,
+            close_reported=self.close_reported and safe == self.arrived,
             closed=self.closed,
             held_bytes=sum(held_sizes),
             undecided_bytes=sum(undecided_sizes),

@@ -35,9 +35,9 @@ from crosswire.wire.relink.frames import (
     Buffer,
     ChannelAcknowledgement,
     ChannelOperation,
-    Layout,
     Message,
     Nop,
+    PacketLayout,
     Ping,
     Pong,
     Resume,
@@ -52,9 +52,9 @@ from crosswire.wire.relink.handshake import (
     VERSION,
     ConnectorHello,
     ConnectorVersion,
+    LinkTerms,
     ListenerHello,
     ListenerVersion,
-    Terms,
     serialize_handshake,
 )
 from crosswire.wire.relink.link import Link, Phase
@@ -126,15 +126,15 @@ class RelinkConnection(Connection):
         self.hello: ConnectorHello | None = None
         self._link = link
         self._handshake_deadline = now + self.limits.handshake_s
-        self._heard = now
+        self._last_received_at = now
         self._pong_deadline: float | None = None
         self._closures_before_ping: dict[int, ReceivingChannel] = {}
         self._paused = False
         self._held = False
         self._attached = False
-        self._layout: Layout | None = None
+        self._layout: PacketLayout | None = None
         if role == "connector":
-            self._link = link = link or Link(role, Terms(endpoint=""), limits=self.limits)
+            self._link = link = link or Link(role, LinkTerms(endpoint=""), limits=self.limits)
             terms = link.terms
             sizes = terms.connector_id_size, terms.listener_id_size
             hints = dict(zip(("connector_id_size", "listener_id_size"), sizes, strict=True))
@@ -175,7 +175,7 @@ class RelinkConnection(Connection):
         if self.closed:
             return
         hello = self._require_asked()
-        if link.terms != Terms.of(hello):
+        if link.terms != LinkTerms.of(hello):
             raise LocalProtocolError("the link has another endpoint, other id sizes or other flags")
         if not 1 <= link.id < 1 << 63:
             raise LocalProtocolError(f"{link.id} is not a link id")
@@ -264,7 +264,7 @@ class RelinkConnection(Connection):
         return link.held_bytes - link.undecided_bytes < self.limits.unconsumed_bytes
 
     def receive_data(self, data: bytes, now: float) -> None:
-        self._heard = now
+        self._last_received_at = now
         was_paused = self._paused
         super().receive_data(data, now)
         self._paused = not self.wants_data
@@ -292,24 +292,24 @@ class RelinkConnection(Connection):
             return None
         if self._pong_deadline is not None:
             return self._pong_deadline
-        return self._heard + self.limits.ping_interval_s
+        return self._last_received_at + self.limits.ping_interval_s
 
     def _receive(self, placed: list[Placed], _now: float) -> None:
         handlers = self._handlers
         allowed = _ALLOWED[self.state]
         events = self._events
-        place, count = 0, len(placed)
-        while place < count:
-            frame = placed[place][2]
+        index, count = 0, len(placed)
+        while index < count:
+            frame = placed[index][2]
             kind = type(frame)
-            place += 1
+            index += 1
             if kind not in allowed:
                 raise self._refused(frame)
             if kind is Message:
-                start = place - 1
-                while place < count and type(placed[place][2]) is Message:
-                    place += 1
-                run = [each[2] for each in placed[start:place]]
+                start = index - 1
+                while index < count and type(placed[index][2]) is Message:
+                    index += 1
+                run = [each[2] for each in placed[start:index]]
                 self._link.receive_run(run, events)  # type: ignore[union-attr, arg-type]
                 continue
             if kind not in handlers:
@@ -380,7 +380,7 @@ class RelinkConnection(Connection):
             raise PeerTimeout("no handshake in time")
         if self._paused or self.unread:
             self._paused = self.unread
-            self._heard = now
+            self._last_received_at = now
             if self._pong_deadline is not None:
                 self._pong_deadline = now + self.limits.ping_timeout_s
             return
@@ -393,7 +393,7 @@ class RelinkConnection(Connection):
 
     # Ending.
 
-    def _say_goodbye(self, error: CrosswireError) -> None:
+    def _send_goodbye(self, error: CrosswireError) -> None:
         """Relink has no words for it: the end of the connection is all the peer is told."""
 
     def _end(self, event: ConnectionClosed | ConnectionFailed) -> None:

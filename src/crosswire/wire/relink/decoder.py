@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any, Final
 
 from crosswire.wire.contract import Decoder, Limits, Placed, Unsynchronized, one_of
-from crosswire.wire.relink.frames import DEFAULTS, Layout, RelinkLimits, layout, measure, scan
+from crosswire.wire.relink.frames import DEFAULTS, PacketLayout, RelinkLimits, layout, measure, scan
 from crosswire.wire.relink.handshake import ConnectorHello, parse_hello, parse_version
 
 __all__ = ["IdSizes", "RelinkDecoder"]
@@ -51,7 +51,7 @@ class RelinkDecoder(Decoder):
         self._stage = _Stage.PACKETS if late else _Stage.VERSION
         self._peer = peer
         self._sizes: IdSizes | None = _hinted(hints) if hints else None
-        self._layout: Layout | None = None
+        self._layout: PacketLayout | None = None
         # Packets are aligned to 8 bytes from the first one on, so that a gap does not hide where
         # they may start; who joined late has to find that out.
         self._origin: int | None = None if late else 0
@@ -145,7 +145,7 @@ class RelinkDecoder(Decoder):
         assert isinstance(self.limits, RelinkLimits)
         return self.limits
 
-    def _known_layout(self) -> Layout | None:
+    def _known_layout(self) -> PacketLayout | None:
         if self._layout is None and (sizes := self.id_sizes) is not None:
             self._layout = layout(self.sender, *sizes)
         return self._layout

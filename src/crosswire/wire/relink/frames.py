@@ -16,8 +16,9 @@ them stays aligned. The first byte says what follows (specification 2):
     sizes     2 × parts, aligned to 2  or, in a large message: 8 × parts, aligned to 8
     data      aligned to 8             each part is padded to 8
 
-Packets do not repeat the size of channel ids: `Layout` holds what the handshake agreed on. Unused
-bits and padding are written as zero and not looked at; an undefined enumeration value is refused.
+Packets do not repeat the size of channel ids: `PacketLayout` holds what the handshake agreed on.
+Unused bits and padding are written as zero and not looked at; an undefined enumeration value is
+refused.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ __all__ = [
     "ChannelAcknowledgement",
     "ChannelOperation",
     "Channels",
-    "Layout",
     "Message",
     "Nop",
     "Operation",
+    "PacketLayout",
     "Ping",
     "Pong",
     "RelinkLimits",
@@ -236,7 +237,7 @@ _KINDS: Final[tuple[Any, ...]] = (
 )
 
 
-class Layout:
+class PacketLayout:
     """How the packets of one direction are laid out.
 
     Operations and messages name the sender's channels, acknowledgements the receiver's
@@ -259,11 +260,11 @@ class Layout:
 
 
 @cache
-def layout(sender: str, connector_id_size: int, listener_id_size: int) -> Layout:
+def layout(sender: str, connector_id_size: int, listener_id_size: int) -> PacketLayout:
     """The layout of what `sender` ("connector" or "listener") sends."""
     if sender == "connector":
-        return Layout(connector_id_size, listener_id_size)
-    return Layout(listener_id_size, connector_id_size)
+        return PacketLayout(connector_id_size, listener_id_size)
+    return PacketLayout(listener_id_size, connector_id_size)
 
 
 def _align(position: int, boundary: int) -> int:
@@ -281,7 +282,7 @@ def scan(
     buffer: bytes,
     position: int,
     base: int,
-    layout: Layout,
+    layout: PacketLayout,
     limits: RelinkLimits,
     placed: list[Placed],
 ) -> tuple[int, int]:
@@ -328,7 +329,7 @@ def scan(
 
 
 def _parse(
-    buffer: bytes, position: int, offset: int, layout: Layout, limits: RelinkLimits
+    buffer: bytes, position: int, offset: int, layout: PacketLayout, limits: RelinkLimits
 ) -> tuple[Frame | None, int]:
     """A packet of any kind and its length, or None and how many bytes it takes to know more."""
     available = len(buffer) - position
@@ -460,7 +461,7 @@ def _check_length(length: int, limits: RelinkLimits, offset: int, read: int) -> 
         )
 
 
-def measure(buffer: bytes, position: int, layout: Layout, limits: RelinkLimits) -> int | None:
+def measure(buffer: bytes, position: int, layout: PacketLayout, limits: RelinkLimits) -> int | None:
     """As `Decoder._measure` has it. Well-behaved peers send zero for what is unused, which tells a
     header from text; a nop is nothing but zeros, as is much else, and proves nothing."""
     if len(buffer) - position < 8:
@@ -491,7 +492,7 @@ def measure(buffer: bytes, position: int, layout: Layout, limits: RelinkLimits) 
 _PADDING: Final = tuple(bytes(count) for count in range(8))
 
 
-def serialize(packet: Frame, layout: Layout) -> list[Buffer]:
+def serialize(packet: Frame, layout: PacketLayout) -> list[Buffer]:
     """The bytes of a packet, in as few pieces as can be without copying a large part.
 
     Raises ValueError for a channel id that its size can't hold.
@@ -513,7 +514,7 @@ def serialize(packet: Frame, layout: Layout) -> list[Buffer]:
     return [fixed + _PADDING[-len(fixed) % 8]]
 
 
-def serialize_all(packets: Sequence[Frame], layout: Layout) -> list[Buffer]:
+def serialize_all(packets: Sequence[Frame], layout: PacketLayout) -> list[Buffer]:
     """The bytes of packets in a row; what is small is put together.
 
     Messages of one size on one channel are what there is most of: their head is made once.
@@ -546,7 +547,7 @@ def serialize_all(packets: Sequence[Frame], layout: Layout) -> list[Buffer]:
     return [piece for piece in pieces if piece]
 
 
-def _serialize_head(packet: Any, kind: int, data: int, parts: int, layout: Layout) -> bytes:
+def _serialize_head(packet: Any, kind: int, data: int, parts: int, layout: PacketLayout) -> bytes:
     """The header and the channels; `parts` is the short message length."""
     id_size = layout.id_sizes[kind]
     head = _CHANNEL | kind << _FORMAT_SHIFT | data << _DATA_SHIFT
@@ -567,7 +568,7 @@ def _serialize_id(channel: int, size: int) -> bytes:
         raise ValueError(f"channel {channel} does not fit into ids of {size} bytes") from None
 
 
-def _serialize_one_part(message: Message, part: Buffer, layout: Layout) -> bytes | None:
+def _serialize_one_part(message: Message, part: Buffer, layout: PacketLayout) -> bytes | None:
     """What there is most of, in one packing; None where that can't do it."""
     size = len(part)
     if layout.quick is None or not layout.id_sizes[0] or size > 0xFFFF or message.multicast:
@@ -579,7 +580,7 @@ def _serialize_one_part(message: Message, part: Buffer, layout: Layout) -> bytes
     return b"".join((head, _PADDING[layout.data_of_one - len(head)], part, _PADDING[-size % 8]))
 
 
-def message_bytes(parts: Sequence[Buffer], layout: Layout) -> int:
+def message_bytes(parts: Sequence[Buffer], layout: PacketLayout) -> int:
     """How many bytes the packet of a message to one channel takes."""
     sizes = [len(part) for part in parts]
     count = len(parts)
@@ -594,7 +595,7 @@ def message_bytes(parts: Sequence[Buffer], layout: Layout) -> int:
     return size + -size % 8 + sum([each + -each % 8 for each in sizes])
 
 
-def _serialize_message(message: Message, layout: Layout) -> list[Buffer]:
+def _serialize_message(message: Message, layout: PacketLayout) -> list[Buffer]:
     parts = message.parts
     count = len(parts)
     if count == 1 and (quick := _serialize_one_part(message, parts[0], layout)):

@@ -23,9 +23,9 @@ __all__ = [
     "VERSION",
     "ConnectorHello",
     "ConnectorVersion",
+    "LinkTerms",
     "ListenerHello",
     "ListenerVersion",
-    "Terms",
     "parse_hello",
     "parse_version",
     "serialize_handshake",
@@ -70,7 +70,7 @@ class ListenerHello(Frame, frozen=True, gc=False):
     link: int
 
 
-class Terms(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+class LinkTerms(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """What the connector asks for in the handshake, and what holds for the life of the link."""
 
     endpoint: str
@@ -80,7 +80,7 @@ class Terms(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     listener_transactions: bool = False
 
     @classmethod
-    def of(cls, hello: ConnectorHello) -> Terms:
+    def of(cls, hello: ConnectorHello) -> LinkTerms:
         return cls(**{name: getattr(hello, name) for name in cls.__struct_fields__})
 
 

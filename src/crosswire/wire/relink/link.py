@@ -56,7 +56,7 @@ from crosswire.wire.relink.frames import (
     Shutdown,
     Zeros,
 )
-from crosswire.wire.relink.handshake import Terms
+from crosswire.wire.relink.handshake import LinkTerms
 from crosswire.wire.relink.saved import SavedLink, decode, encode
 
 __all__ = ["Link", "Phase"]
@@ -81,7 +81,7 @@ class Link:
     def __init__(
         self,
         role: str,
-        terms: Terms,
+        terms: LinkTerms,
         *,
         epoch: int = 0,
         id: int = 0,  # noqa: A002
@@ -110,7 +110,7 @@ class Link:
         self.undecided_bytes = 0
         """… and of those among them that the peer hasn't committed yet."""
         self._shut_down_first = False
-        self._heard_shutdown = False
+        self._shutdown_received = False
         self._order = 0
         self._sending: dict[int, SendingChannel] = {}
         self._receiving: dict[int, ReceivingChannel] = {}
@@ -267,7 +267,7 @@ class Link:
         """A connection has agreed on this link."""
         if self.phase is not Phase.DETACHED or self.ended:
             raise LocalProtocolError("the link has a connection, or has ended")
-        self._heard_shutdown = False
+        self._shutdown_received = False
         if not resumed:
             self.phase = Phase.OPEN
             self._repeat()
@@ -294,14 +294,14 @@ class Link:
 
     def receive_run(self, packets: Sequence[Message], events: list[Event]) -> None:
         """`receive`, for messages in a row."""
-        place, count = 0, len(packets)
-        while place < count:
-            channels = packets[place].channels
-            start = place
-            place += 1
-            while place < count and packets[place].channels == channels:
-                place += 1
-            run = packets[start:place]
+        index, count = 0, len(packets)
+        while index < count:
+            channels = packets[index].channels
+            start = index
+            index += 1
+            while index < count and packets[index].channels == channels:
+                index += 1
+            run = packets[start:index]
             if not self._take_run(channels, run, events):
                 for packet in run:
                     self._on_message(packet, events)
@@ -443,7 +443,7 @@ class Link:
         return True
 
     def _open_receiving(self, channel: int) -> ReceivingChannel:
-        if self._heard_shutdown:
+        if self._shutdown_received:
             raise UnexpectedFrame(f"channel {channel} was opened after the shutdown")
         if len(self._receiving) >= self.limits.channels:
             raise LimitExceeded(f"more than {self.limits.channels} channels")
@@ -476,8 +476,8 @@ class Link:
             self._closed_again[channel] = None
         elif not receiving.closing:
             receiving.closing = True
-            if not receiving.close_told:
-                receiving.close_told = True
+            if not receiving.close_reported:
+                receiving.close_reported = True
                 events.append(CloseReceived(channel))
             self._close_if_consumed(channel, receiving)
 
@@ -597,9 +597,9 @@ class Link:
             self._queue.append(Shutdown())
 
     def _on_shutdown(self, _packet: Shutdown, events: list[Event]) -> None:
-        if self._heard_shutdown:
+        if self._shutdown_received:
             raise UnexpectedFrame("a second shutdown")
-        self._heard_shutdown = True
+        self._shutdown_received = True
         if not self.peer_shut_down:
             self.peer_shut_down = True
             events.append(ShutdownReceived())

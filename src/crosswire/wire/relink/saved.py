@@ -8,7 +8,7 @@ import msgspec
 
 from crosswire.errors import LinkStateError
 from crosswire.wire.relink.channels import ReceivingChannel, SendingChannel
-from crosswire.wire.relink.handshake import Terms
+from crosswire.wire.relink.handshake import LinkTerms
 
 __all__ = ["SavedLink", "decode", "encode"]
 
@@ -20,7 +20,7 @@ class SavedLink(msgspec.Struct, array_like=True, kw_only=True):
 
     version: int = _VERSION
     role: str
-    terms: Terms
+    terms: LinkTerms
     epoch: int
     id: int
     start: int

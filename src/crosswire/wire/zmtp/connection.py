@@ -53,7 +53,7 @@ from crosswire.wire.zmtp.frames import (
     serialize_metadata,
     serialize_sealed,
 )
-from crosswire.wire.zmtp.mechanisms import Handshake, Mechanism, NullMechanism
+from crosswire.wire.zmtp.mechanisms import Mechanism, MechanismHandshake, NullMechanism
 
 __all__ = ["COMPATIBLE", "TRANSITIONS", "State", "ZmtpConnection"]
 
@@ -130,7 +130,7 @@ class ZmtpConnection(Connection):
         self._subscription_bytes = 0
         self._peer_types = COMPATIBLE[socket_type] & (peer_types or COMPATIBLE[socket_type])
         self._mechanism = mechanism or NullMechanism()
-        self._handshake: Handshake = self._mechanism.begin(self._metadata())
+        self._handshake: MechanismHandshake = self._mechanism.begin(self._metadata())
         self._parts: list[bytes] = []
         self._parts_bytes = 0
         self._handshake_by: float | None = now + self.limits.handshake_s
@@ -240,11 +240,11 @@ class ZmtpConnection(Connection):
 
     def _receive(self, placed: list[Placed], now: float) -> None:
         self._pong_by = self._silent_by = None
-        tell = self._events.append
+        add_event = self._events.append
         publishes = self.socket_type in ("PUB", "XPUB")
         for _, _, frame in placed:
             if type(frame) is Message and self.state is State.OPEN and not publishes:
-                tell(MessageReceived(frame.parts))
+                add_event(MessageReceived(frame.parts))
                 continue
             if isinstance(frame, FrameError):
                 raise frame
@@ -406,7 +406,7 @@ class ZmtpConnection(Connection):
 
     # Ending.
 
-    def _say_goodbye(self, error: CrosswireError) -> None:
+    def _send_goodbye(self, error: CrosswireError) -> None:
         """ERROR belongs to the handshake (RFC 37, 3.5). Nothing is said to a peer that doesn't
         speak ZMTP 3, nor in the traffic. 400 is what libzmq says, and understands, of a peer that
         may not come in; the reason stays with us."""

@@ -26,7 +26,7 @@ import msgspec
 
 from crosswire.errors import ConnectionRejected, MalformedFrame
 from crosswire.wire.zmtp.frames import Command, parse_metadata, serialize_command
-from crosswire.wire.zmtp.mechanisms import Handshake, Sealer, expect
+from crosswire.wire.zmtp.mechanisms import MechanismHandshake, Sealer, expect
 
 __all__ = ["CurveClient", "CurveServer", "decode_key", "encode_key", "public_key_of"]
 
@@ -52,7 +52,7 @@ class CurveClient(msgspec.Struct, frozen=True):
         _require_key(self.server_key)
         _require_key(self.secret_key)
 
-    def begin(self, metadata: bytes) -> Handshake:
+    def begin(self, metadata: bytes) -> MechanismHandshake:
         return _CurveClientHandshake(self, metadata)
 
 
@@ -68,11 +68,11 @@ class CurveServer(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         _require_key(self.secret_key)
 
-    def begin(self, metadata: bytes) -> Handshake:
+    def begin(self, metadata: bytes) -> MechanismHandshake:
         return _CurveServerHandshake(self, metadata)
 
 
-class _CurveHandshake(Handshake, Sealer):
+class _CurveHandshake(MechanismHandshake, Sealer):
     """What both sides have: a key pair for this connection, and boxes once they agree."""
 
     _ours: ClassVar[bytes]

@@ -135,8 +135,8 @@ class ZmtpDecoder(Decoder):
                 self.mechanism = "CURVE"
             if self.mechanism == "CURVE" or flags & COMMAND:
                 break
-            told = Unsynchronized("maybe the rest of a message")
-            placed.append((base + position, stop - position, told))
+            frame = Unsynchronized("maybe the rest of a message")
+            placed.append((base + position, stop - position, frame))
             position = stop
             if not flags & MORE:
                 break

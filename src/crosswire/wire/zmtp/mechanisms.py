@@ -1,8 +1,8 @@
 """ZMTP's security mechanisms NULL and PLAIN, and what every mechanism offers.
 
 A `Mechanism` is a setting: frozen, and shared by all connections that use it. `begin` makes the
-`Handshake` of one connection, which takes commands and gives the bytes to send. It is done when the
-peer's metadata is known; then traffic passes through its `sealer`, if it has one.
+`MechanismHandshake` of one connection, which takes commands and gives the bytes to send. It is done
+when the peer's metadata is known; then traffic passes through its `sealer`, if it has one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ import msgspec
 from crosswire.errors import ConnectionRejected, MalformedFrame, UnexpectedFrame
 from crosswire.wire.zmtp.frames import Command, parse_metadata, serialize_command
 
-__all__ = ["Handshake", "Mechanism", "NullMechanism", "PlainClient", "PlainServer", "Sealer"]
+__all__ = [
+    "Mechanism",
+    "MechanismHandshake",
+    "NullMechanism",
+    "PlainClient",
+    "PlainServer",
+    "Sealer",
+]
 
 
 class Mechanism(Protocol):
@@ -25,7 +32,7 @@ class Mechanism(Protocol):
     name: ClassVar[str]
     as_server: ClassVar[bool]
 
-    def begin(self, metadata: bytes) -> Handshake:
+    def begin(self, metadata: bytes) -> MechanismHandshake:
         """A new connection's handshake; `metadata` is what we tell the peer."""
 
 
@@ -41,7 +48,7 @@ class Sealer(ABC):
         """The body in it, whether more follow, whether it is a command. Raises MalformedFrame."""
 
 
-class Handshake(ABC):
+class MechanismHandshake(ABC):
     """A connection's way through its mechanism. `opening` is sent when both have greeted."""
 
     opening: bytes = b""
@@ -77,11 +84,11 @@ class NullMechanism(msgspec.Struct, frozen=True):
     name: ClassVar[str] = "NULL"
     as_server: ClassVar[bool] = False
 
-    def begin(self, metadata: bytes) -> Handshake:
+    def begin(self, metadata: bytes) -> MechanismHandshake:
         return _NullHandshake(metadata)
 
 
-class _NullHandshake(Handshake):
+class _NullHandshake(MechanismHandshake):
     def __init__(self, metadata: bytes) -> None:
         super().__init__()
         self.opening = serialize_command("READY", metadata)
@@ -103,7 +110,7 @@ class PlainClient(msgspec.Struct, frozen=True):
     username: str
     password: str
 
-    def begin(self, metadata: bytes) -> Handshake:
+    def begin(self, metadata: bytes) -> MechanismHandshake:
         return _PlainClientHandshake(self, metadata)
 
 
@@ -114,11 +121,11 @@ class PlainServer(msgspec.Struct, frozen=True):
     as_server: ClassVar[bool] = True
     accept: Callable[[str, str], bool]
 
-    def begin(self, metadata: bytes) -> Handshake:
+    def begin(self, metadata: bytes) -> MechanismHandshake:
         return _PlainServerHandshake(self, metadata)
 
 
-class _PlainClientHandshake(Handshake):
+class _PlainClientHandshake(MechanismHandshake):
     def __init__(self, mechanism: PlainClient, metadata: bytes) -> None:
         super().__init__()
         texts = [text.encode() for text in (mechanism.username, mechanism.password)]
@@ -140,7 +147,7 @@ class _PlainClientHandshake(Handshake):
         return b""
 
 
-class _PlainServerHandshake(Handshake):
+class _PlainServerHandshake(MechanismHandshake):
     def __init__(self, mechanism: PlainServer, metadata: bytes) -> None:
         super().__init__()
         self._accept = mechanism.accept

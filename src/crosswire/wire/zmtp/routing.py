@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
-__all__ = ["Router", "Subscriptions"]
+__all__ = ["PrefixSubscriptions", "Router"]
 
 H = TypeVar("H", bound=Hashable)
 
@@ -63,7 +63,7 @@ class Router(Generic[H]):
         return iter(self._handles)
 
 
-class Subscriptions(Generic[H]):
+class PrefixSubscriptions(Generic[H]):
     """Who wants what begins with which bytes.
 
     A topic is looked up once for every length that subscriptions have, however many there are.

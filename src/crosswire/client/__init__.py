@@ -1,0 +1,1 @@
+"""Clients for programs; `native` has one for each protocol."""

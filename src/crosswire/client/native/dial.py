@@ -1,0 +1,263 @@
+"""Dialling: a session to an address, and one that is dialled again whenever it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final, Generic, Self, TypeVar
+from typing import Protocol as Shape
+
+from crosswire.errors import (
+    ClientError,
+    ConnectFailed,
+    ConnectionLost,
+    RequestFailed,
+    RequestTimeout,
+)
+from crosswire.session import Session, SessionOwner
+from crosswire.wire.contract import Connection
+
+__all__ = [
+    "Backoff",
+    "OpenPeer",
+    "Redialler",
+    "StayingClient",
+    "dial",
+    "use_keep_alive",
+    "within",
+]
+
+_log = logging.getLogger("crosswire.client.native")
+
+_TEMPORARY: Final = frozenset(
+    {"connection-shut-down", "internal", "provider_lost", "refused", "timeout", "timeout-error"}
+)
+"""Codes of refusals that may be gone at the next attempt; any other would come again."""
+
+T = TypeVar("T")
+
+
+async def within(timeout_s: float | None, what: str, awaitable: Awaitable[T]) -> T:
+    """The result, or RequestTimeout that says what did not happen in time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await awaitable
+    except TimeoutError:
+        raise RequestTimeout(f"{what} within {timeout_s:g} s") from None
+
+
+async def dial(
+    host: str,
+    port: int,
+    connect: Callable[[float], Connection],
+    owner: SessionOwner,
+    *,
+    tls: ssl.SSLContext | None = None,
+    timeout_s: float = 10.0,
+    keep_alive: bool = False,
+) -> Session:
+    """A session on a new socket, its handshake just begun. Raises ConnectFailed.
+
+    `keep_alive` is for protocols without a ping of their own: TCP finds out that the peer is gone.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, session = await loop.create_connection(
+                lambda: Session(connect, owner), host, port, ssl=tls
+            )
+    except (OSError, TimeoutError) as error:
+        reason = str(error) or "no answer in time"
+        raise ConnectFailed(f"can't connect to {host}:{port}: {reason}") from error
+    if keep_alive:
+        use_keep_alive(session.transport)
+    return session
+
+
+def use_keep_alive(transport: asyncio.Transport) -> None:
+    """Have TCP probe a silent peer."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        # A socket that was reset meanwhile refuses options; its session notices the end by itself.
+        with suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+class Backoff:
+    """Growing delays between attempts, with jitter so that many clients don't come back at once."""
+
+    def __init__(
+        self,
+        first_s: float = 1.0,
+        most_s: float = 60.0,
+        *,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._first_s = first_s
+        self._most_s = most_s
+        self._chance = chance
+        self._ceiling_s = first_s
+
+    def next_s(self) -> float:
+        """Between half of the present ceiling and the whole of it; then the ceiling doubles."""
+        delay_s = self._ceiling_s * (0.5 + 0.5 * self._chance())
+        self._ceiling_s = min(self._ceiling_s * 2, self._most_s)
+        return delay_s
+
+    def reset(self) -> None:
+        self._ceiling_s = self._first_s
+
+
+class OpenPeer(Shape):
+    """The far end of a session that is open; `ended` is done when it no longer is."""
+
+    @property
+    def ended(self) -> asyncio.Future[None]: ...
+
+    async def close(self) -> None: ...
+
+
+P = TypeVar("P", bound=OpenPeer)
+
+
+class Redialler(Generic[P]):
+    """Keeps a peer at hand: dials, waits for the end, backs off, dials again.
+
+    What goes wrong while dialling is tried again: no network, no listener, a failed handshake, a
+    refusal that may pass. Anything else ends it, and everybody who waits for a peer learns why.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[P]],
+        *,
+        backoff: Backoff | None = None,
+        on_end: Callable[[ConnectionLost], None] | None = None,
+    ) -> None:
+        self._connect = connect
+        self._backoff = backoff or Backoff()
+        self._on_end = on_end
+        self._peer: P | None = None
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self._reason: ConnectionLost | None = None
+
+    @property
+    def ended(self) -> asyncio.Future[None]:
+        """Done when nothing is dialled any more; with the reason, unless `stop` was called."""
+        if self._ended is None:
+            self._ended = asyncio.get_running_loop().create_future()
+        return self._ended
+
+    async def start(self) -> P:
+        """The first connection is made here, so that a wrong address shows at once."""
+        self._peer = await self._connect()
+        self._task = asyncio.create_task(self._run())
+        return self._peer
+
+    async def peer(self, timeout_s: float | None = None) -> P:
+        """The connected peer, waited for while there is none.
+
+        Raises RequestTimeout, and ConnectionLost when there will be none any more.
+        """
+        if self._peer is not None and not self._peer.ended.done():
+            return self._peer
+        return await within(timeout_s, "no connection", self._next_peer())
+
+    async def stop(self) -> None:
+        """End the connection; nothing is dialled again."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        self._task = None
+        self._changed.set()
+        if not self.ended.done():
+            self.ended.set_result(None)
+        if self._peer is not None:
+            await self._peer.close()
+
+    async def _next_peer(self) -> P:
+        while self._peer is None or self._peer.ended.done():
+            if self._reason is not None:
+                raise ConnectionLost(str(self._reason)) from self._reason.__cause__
+            if self._task is None:
+                raise ConnectionLost("the client is closed")
+            self._changed.clear()
+            await self._changed.wait()
+        return self._peer
+
+    async def _run(self) -> None:
+        try:
+            await self._keep()
+        except Exception as error:
+            # Nobody awaits this task: without this a program would wait for ever for a peer.
+            if not isinstance(error, ClientError):
+                _log.exception("reconnecting failed")
+            self._reason = ConnectionLost(f"the client reconnects no more: {error}")
+            self._reason.__cause__ = error
+            self._changed.set()
+            if not self.ended.done():
+                self.ended.set_exception(self._reason)
+                self.ended.exception()  # who does not look at it is not warned at exit
+            if self._on_end is not None:
+                self._on_end(self._reason)
+
+    async def _keep(self) -> None:
+        while True:
+            if self._peer is not None:
+                await asyncio.wait([self._peer.ended])
+                self._peer = None
+            await asyncio.sleep(self._backoff.next_s())
+            try:
+                self._peer = await self._connect()
+            except (ClientError, OSError) as error:
+                if isinstance(error, RequestFailed) and error.code not in _TEMPORARY:
+                    raise
+                _log.info("reconnecting: %s", error)
+                continue
+            self._backoff.reset()
+            self._changed.set()
+
+
+class StayingClient(Generic[P]):
+    """A client that stays connected. What is asked while there is no connection waits for one."""
+
+    def __init__(
+        self, connect: Callable[[], Awaitable[P]], *, backoff: Backoff | None = None
+    ) -> None:
+        self._redialler: Redialler[P] = Redialler(
+            connect, backoff=backoff, on_end=self._on_redialler_end
+        )
+
+    @property
+    def ended(self) -> asyncio.Future[None]:
+        """Done when the client reconnects no more: after `close`, or with ConnectionLost.
+
+        Programs that only wait for what comes await it, so that an end is not mistaken for silence.
+        """
+        return self._redialler.ended
+
+    async def __aenter__(self) -> Self:
+        await self._redialler.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def peer(self, timeout_s: float | None = None) -> P:
+        """The server, connected; waited for while there is none. Raises RequestTimeout."""
+        return await self._redialler.peer(timeout_s)
+
+    async def close(self) -> None:
+        """Say goodbye; nothing is dialled again."""
+        await self._redialler.stop()
+
+    def _on_redialler_end(self, reason: ConnectionLost) -> None:
+        """Nothing will come any more; whoever waits for something in a client fails it here."""

@@ -1,0 +1,1 @@
+"""EMP on the hub: events to hub calls, deliveries to frames."""

@@ -1,0 +1,1 @@
+"""eMQP on the hub: events to hub calls, deliveries to frames."""

@@ -1,0 +1,1 @@
+"""Epoxy on the hub: events to hub calls, deliveries to frames."""

@@ -1,0 +1,1 @@
+"""MicroMsg2 on the hub: events to hub calls, deliveries to frames."""

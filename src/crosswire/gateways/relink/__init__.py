@@ -1,0 +1,1 @@
+"""Relink on the hub: events to hub calls, deliveries to frames."""

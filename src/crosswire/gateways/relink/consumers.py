@@ -1,0 +1,331 @@
+"""Relink's consumers: deliveries on channel 0, which a link holds until it has consumed them.
+
+The link is the consumer, not its connection: while it is cut what it holds goes to nobody else, and
+a subscriber without a name goes on being one. Queues and named subscriptions give it nothing new
+meanwhile, so that others can have it. What is published to a subscriber without a name comes once,
+at its own pace: a burst of it waits here until the channel's window has room.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections import deque
+from typing import Final
+
+import msgspec
+
+from crosswire.envelope import Envelope
+from crosswire.errors import (
+    CrosswireError,
+    InvalidRequest,
+    LimitExceeded,
+    TooLargeToSend,
+)
+from crosswire.gateways.context import GatewayContext
+from crosswire.gateways.relink.link_end import LinkEnd, Parts
+from crosswire.gateways.relink.link_records import LoadedLink, Outbound, SentRun, encode_runs
+from crosswire.gateways.relink.parts import to_parts
+from crosswire.hub.attachment import Attachment, Delivery, Ended, Notice, Window
+from crosswire.hub.subscriptions import AtId, Start
+from crosswire.wire.contract import Event
+from crosswire.wire.relink.events import (
+    Acknowledged,
+    LinkResumed,
+    MessageReceived,
+    ShutdownReceived,
+)
+
+__all__ = ["ConsumeEnd"]
+
+_CHANNEL: Final = 0
+_BURST: Final = 65536
+_HELD_BYTES: Final = 16 << 20
+"""With more than this on its way to a consumer it gets nothing more until it has consumed."""
+
+
+class _EncodedCopies:
+    """What was made of the envelopes that were sent last: the subscribers of a topic are given the
+    same ones, one after the other."""
+
+    def __init__(self, _site: GatewayContext) -> None:
+        self.envelopes: list[Envelope] = []
+        self.messages: list[Parts] = []
+
+    def keep(self, envelopes: list[Envelope], messages: list[Parts], row: msgspec.Raw) -> None:
+        self.envelopes = envelopes
+        self.messages = messages
+        self.row = row
+        self.ids = [each.id for each in envelopes]
+        self.size_bytes = sum([len(each.payload) for each in envelopes])
+        self.part_bytes = sum([len(part) for parts in messages for part in parts])
+
+
+class ConsumeEnd(LinkEnd):
+    """A consumer of a queue or of a topic, with a name or without."""
+
+    attachment: Attachment | None = None
+
+    def attach(self) -> None:
+        endpoint = self.endpoint
+        out = self.outbound.setdefault(_CHANNEL, Outbound())
+        self._out = out
+        self._ids: deque[int] = deque()
+        self._waiting: list[Envelope] = []
+        self._received = out.done
+        self._held_bytes = sum(row[2] for row in out.rows)
+        self._missing: set[int] = set()
+        self._is_topic = endpoint.destination.startswith("topic/")
+        self._is_unnamed = self._is_topic and not endpoint.name
+        self._is_pattern = self._is_topic and bool({"+", "#"} & set(endpoint.destination))
+        loaded = self._loaded
+        if loaded is not None:
+            self._remember(loaded)
+        most = _BURST if self._is_unnamed else self.limits.window
+        self._owed = max(most - out.outstanding, 0)
+        self._window = Window(0, granted=True)
+        self.attachment = self._attach()
+        # What it holds is counted here, whatever of it the hub still knows.
+        self._window.free = 0
+        if loaded is None and self._is_unnamed and endpoint.start == "latest":
+            out.last_id = self.hub.store.newest_id
+            self.rows.save_marks(_CHANNEL, out)
+        self.steer()
+
+    def _attach(self) -> Attachment:
+        hub, endpoint, now = self.hub, self.endpoint, self.context.now()
+        if not self._is_topic:
+            return hub.consume(
+                endpoint.destination,
+                self,
+                now,
+                peer=self.peer,
+                window=self._window,
+                filter=endpoint.filter,
+                holding=list(self._ids),
+            )
+        return hub.subscribe(
+            endpoint.destination,
+            self,
+            now,
+            peer=self.peer,
+            window=self._window,
+            filter=endpoint.filter,
+            name=endpoint.name,
+            start=self._start(),
+            holding=list(self._ids),
+        )
+
+    def _start(self) -> Start:
+        """Where it goes on after a restart, if it got anything before."""
+        last = self._ids[-1] if self._ids else self._out.last_id
+        return AtId(last + 1) if last and self._is_unnamed else self.endpoint.start
+
+    def _remember(self, loaded: LoadedLink) -> None:
+        """The ids of what the peer has or is to get."""
+        for first, runs in loaded.sent.get(_CHANNEL, []):
+            ids = [each for run in runs for each in array("q", run.ids)]
+            self._ids += ids[max(0, self._out.done - first) :]
+
+    # Connections.
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._ids)
+
+    def joined(self) -> None:
+        assert self.attachment is not None
+        self.attachment.peer = self.peer
+        self.steer()
+
+    def left(self) -> None:
+        self.steer()
+
+    def ended(self) -> None:
+        if self.attachment is not None:
+            self.attachment.close(self.context.now())
+
+    # Out.
+
+    def deliver(self, _attachment: Attachment, deliveries: list[Delivery]) -> None:
+        envelopes = [each.envelope for each in deliveries]
+        self._held_bytes += sum([len(each.payload) for each in envelopes])
+        if self._held_bytes > _HELD_BYTES:
+            self.steer()
+        if self._is_unnamed:
+            self._waiting += envelopes
+            self._send_waiting()
+        else:
+            self._send_on(envelopes)
+
+    def _send_waiting(self) -> None:
+        """As many as the channel's window has room for."""
+        room = self.limits.window - self._out.outstanding
+        if self._waiting and room > 0:
+            envelopes = self._waiting[:room]
+            del self._waiting[:room]
+            self._send_on(envelopes)
+
+    def _send_on(self, envelopes: list[Envelope]) -> None:
+        self._require_link()
+        copies = (
+            self.context.shared(_EncodedCopies)
+            if self._is_unnamed
+            else _EncodedCopies(self.context)
+        )
+        if envelopes != copies.envelopes:
+            messages = [to_parts(each) for each in envelopes]
+            copies.keep(envelopes, messages, encode_runs(self._runs(envelopes, messages)))
+        messages = copies.messages
+        if copies.part_bytes > self.limits.frame_bytes // 2:
+            fitting = self._fitting(envelopes, messages)
+            if len(fitting) < len(envelopes):
+                if fitting:
+                    self._send_on(fitting)
+                return
+        self._ids += copies.ids
+        self.plan(_CHANNEL, copies.row, len(messages), copies.size_bytes)
+        self.once_written(lambda: self.send(_CHANNEL, messages))
+
+    def _fitting(self, envelopes: list[Envelope], messages: list[Parts]) -> list[Envelope]:
+        """Those that a packet can carry. The others go the way of refused messages: somebody else
+        may be able to take them."""
+        fitting: list[Envelope] = []
+        unfit: list[tuple[Envelope, str]] = []
+        for envelope, parts in zip(envelopes, messages, strict=True):
+            try:
+                self.require_room(parts)
+            except TooLargeToSend as error:
+                unfit.append((envelope, f"too large for Relink: {error}"))
+            else:
+                fitting.append(envelope)
+        now = self.context.now()
+        for envelope, cause in unfit:
+            self._held_bytes -= len(envelope.payload)
+            self._owed += 1
+            if self.attachment is not None:
+                self.attachment.refuse([envelope.id], now, cause=cause)
+        if unfit:
+            self.steer()
+        return fitting
+
+    def _runs(self, envelopes: list[Envelope], messages: list[Parts]) -> list[SentRun]:
+        """Where these can be found again; what is not stored goes along as it is."""
+        if not self._is_pattern:
+            return [self._run(envelopes, messages)]
+        runs: list[SentRun] = []
+        start = 0
+        for index in range(1, len(envelopes) + 1):
+            if (
+                index == len(envelopes)
+                or envelopes[index].destination != envelopes[start].destination
+            ):
+                runs.append(self._run(envelopes[start:index], messages[start:index]))
+                start = index
+        return runs
+
+    def _run(self, envelopes: list[Envelope], messages: list[Parts]) -> SentRun:
+        destination = envelopes[0].destination
+        ids = array("q", [each.id for each in envelopes]).tobytes()
+        if self._is_topic and not self.hub.topic(destination).policy.durable:
+            return SentRun(destination, ids, messages)
+        return SentRun(destination, ids)
+
+    def recall(self, runs: list[SentRun]) -> list[Parts | None]:
+        messages: list[Parts | None] = []
+        for run in runs:
+            if run.parts:
+                messages += run.parts
+            else:
+                found = self.hub.fetch(run.destination, array("q", run.ids).tolist())
+                messages += [None if each is None else to_parts(each) for each in found]
+        return messages
+
+    def _recalled(self, out: Outbound, rows: list[tuple[int, list[SentRun]]]) -> list[Parts | None]:
+        messages = super()._recalled(out, rows)
+        self._missing = {number for number, parts in enumerate(messages, out.done) if parts is None}
+        return messages
+
+    def notice(self, attachment: Attachment, notice: Notice) -> None:
+        """Relink has no words for a gap."""
+        if isinstance(notice, Ended):
+            self.end(LimitExceeded(f"{attachment.destination}: {notice.reason}"))
+        elif self.gateway is not None:
+            self.gateway.log(
+                logging.INFO, "notice", destination=attachment.destination, notice=str(notice)
+            )
+
+    # What the peer says.
+
+    def receive(self, events: list[Event]) -> None:
+        settled: list[int] = []
+        refused: list[int] = []
+        finished = 0
+        shut_down = False
+        transactions = self.link.transactions
+        for event in events:
+            if type(event) is Acknowledged:
+                count = (event.last - event.first) % (1 << 32) + 1
+                kind = event.acknowledgement
+                if self._missing:
+                    self._received = max(self._received, self._number(event.last) + 1)
+                if kind != "received" and (kind == "consumed") is not transactions:
+                    ids = [self._ids.popleft() for _ in range(count)]
+                    (refused if kind == "uncommitted" else settled).extend(ids)
+                    finished += count
+            elif type(event) is MessageReceived:
+                self.end(InvalidRequest("a consumer's endpoint takes no messages"))
+                return
+            elif type(event) is LinkResumed:
+                if not self._is_complete():
+                    return
+            elif type(event) is ShutdownReceived:
+                shut_down = True
+        if finished:
+            self._finish(finished, settled, refused)
+        if shut_down:
+            self.link.shutdown()
+
+    def _finish(self, count: int, settled: list[int], refused: list[int]) -> None:
+        attachment, now = self.attachment, self.context.now()
+        assert attachment is not None
+        self._out.last_id = max(settled[-1:] + refused[-1:])
+        self._held_bytes -= self.done(_CHANNEL, count)
+        self._owed += count
+        if settled:
+            attachment.settle(settled, now)
+        if refused:
+            attachment.refuse(refused, now)
+        if self._waiting:
+            self._send_waiting()
+        self.steer()
+
+    def _number(self, sequence: int) -> int:
+        """Which message of ours a number on the wire means."""
+        last = self._out.next - 1
+        return last - (last - sequence) % (1 << 32)
+
+    def _is_complete(self) -> bool:
+        """After a restart: can everything that the peer didn't get be sent again?"""
+        if any(number >= self._received for number in self._missing):
+            self.end(CrosswireError("messages that this link holds are gone"))
+            return False
+        self._missing.clear()
+        return True
+
+    # Room.
+
+    def steer(self) -> None:
+        """Grant what the window has room for, while it may have something; else take it back."""
+        window = self._window
+        if self.gateway is None:
+            may_have_more = self._is_unnamed
+        else:
+            may_have_more = not self.gateway.session.congested
+        if may_have_more and self._held_bytes <= _HELD_BYTES and not self.forgotten:
+            if self._owed:
+                count, self._owed = self._owed, 0
+                window.grant(count, self.context.now())
+        elif window.free > 0:
+            self._owed += window.free
+            window.free = 0

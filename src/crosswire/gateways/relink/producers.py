@@ -1,0 +1,392 @@
+"""Relink's producers: what comes on a channel goes to the endpoint's queue or topic.
+
+One batch of a link is on its way to the disk at a time; what comes meanwhile is the next. With it
+goes, in the same group, what the peer will hear of its channels: so both are there after a crash,
+or neither is, and then the peer repeats it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, cast
+
+from crosswire.envelope import Envelope, encode
+from crosswire.errors import InvalidEnvelope, InvalidRequest
+from crosswire.gateways.gateway import guarded
+from crosswire.gateways.relink.link_end import LinkEnd, Parts
+from crosswire.gateways.relink.link_records import LoadedLink
+from crosswire.gateways.relink.parts import from_parts
+from crosswire.hub.queues import Queue
+from crosswire.hub.receipt import Receipt
+from crosswire.hub.topics import Topic
+from crosswire.wire.contract import Event
+from crosswire.wire.relink.channels import ReceivingChannel
+from crosswire.wire.relink.events import (
+    CloseReceived,
+    CommitReceived,
+    MessageReceived,
+    RollbackReceived,
+    ShutdownReceived,
+)
+
+__all__ = ["ProduceEnd", "TransactEnd"]
+
+_RETRY_FIRST_S: Final = 0.02
+_RETRY_LONGEST_S: Final = 0.5
+_STAMP_BYTES: Final = 48
+"""What the hub's stamp adds to a record, at most."""
+
+_States = dict[int, ReceivingChannel]
+_Step = tuple[int, int, Envelope | None]
+"""Channel, sequence number and message; without one the channel is closed."""
+
+
+class ProduceEnd(LinkEnd):
+    """Without transactions: consumed when it is on disk; where there is no room the peer waits."""
+
+    _todo: list[_Step]
+
+    def attach(self) -> None:
+        self._todo = []
+        self._batch: tuple[list[_Step], _States] | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._retry_s = _RETRY_FIRST_S
+
+    @property
+    def is_busy(self) -> bool:
+        return self._batch is not None
+
+    def left(self) -> None:
+        if self.context.draining:
+            self._stop_retrying()
+
+    def ended(self) -> None:
+        self._stop_retrying()
+
+    def receive(self, events: list[Event]) -> None:
+        todo, origin = self._todo, self.origin
+        for event in events:
+            if type(event) is MessageReceived:
+                try:
+                    todo.append((event.channel, event.sequence, from_parts(event.parts, origin)))
+                except InvalidEnvelope as error:
+                    self.end(InvalidRequest(str(error)))
+                    return
+            elif type(event) is CloseReceived:
+                todo.append((event.channel, 0, None))
+            elif type(event) is ShutdownReceived:
+                self.link.shutdown()
+        self._advance()
+
+    def _advance(self) -> None:
+        if self._batch is not None or self._retry is not None or not self._todo:
+            return
+        todo, self._todo = self._todo, []
+        envelopes = [step[2] for step in todo if step[2] is not None]
+        count = QueueCapacity(self.hub.target(self.endpoint.destination)).take(envelopes)
+        if count < len(envelopes):
+            todo, rest = _split(todo, count)
+            self._wait(rest)
+            if not todo:
+                return
+            envelopes = envelopes[:count]
+        receipt: Receipt | None = None
+        if envelopes:
+            self.context.count("produced", "relink", by=len(envelopes))
+            receipt = self.hub.produce(envelopes, self.context.now())
+            if receipt.refused:
+                # The target had room: it is the whole batch that the store can't take.
+                self._wait(todo)
+                return
+        states = self._foresee(todo)
+        self._batch = (todo, states)
+        if receipt is None or receipt.done:
+            self.once_written(self._written)
+        else:
+            receipt.add_done_callback(guarded(self._committed, self.broken))
+        if self._retry is None:
+            self._retry_s = _RETRY_FIRST_S
+            self.hold(False)
+
+    def _foresee(self, todo: list[_Step]) -> _States:
+        """What the peer will hear when the batch is on disk."""
+        last = {step[0]: step[1] for step in todo if step[2] is not None}
+        closed = [step[0] for step in todo if step[2] is None]
+        states: _States = {}
+        for channel in dict.fromkeys([*last, *closed]):
+            state = self.link.foresee(channel)
+            if state is not None:
+                if channel in last:
+                    state.consume(last[channel])
+                state.closed = channel in closed
+                states[channel] = state
+                self.save_receiving(channel, state)
+        return states
+
+    def _committed(self, receipt: Receipt) -> None:
+        if self.forgotten:
+            return
+        if receipt.error is None:
+            self._written()
+            return
+        assert self._batch is not None
+        todo, states = self._batch
+        self._batch = None
+        for channel in states:
+            # The row outlives the group that failed, but says too much.
+            state = self.link.foresee(channel)
+            if state is not None:
+                self.save_receiving(channel, state)
+        self._wait(todo)
+
+    def _written(self) -> None:
+        assert self._batch is not None
+        _, states = self._batch
+        self._batch = None
+        if not self.link.ended:
+            for channel, state in states.items():
+                self.link.adopt(channel, state)
+            self.wake()
+        self._advance()
+
+    # No room.
+
+    def _wait(self, todo: list[_Step]) -> None:
+        """Try again later; the peer is not read from until then."""
+        self._todo = todo + self._todo
+        self.hold(True)
+        if self._retry is None:
+            again = guarded(self._try_again, self.broken)
+            self._retry = asyncio.get_running_loop().call_later(self._retry_s, again)
+            self._retry_s = min(2 * self._retry_s, _RETRY_LONGEST_S)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self._advance()
+
+    def _stop_retrying(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+
+
+class _OpenTransaction:
+    """What is open on a channel: messages in order, and the rows that hold them."""
+
+    __slots__ = ("messages", "rows")
+
+    def __init__(self) -> None:
+        self.messages: deque[Parts] = deque()
+        self.rows: deque[tuple[int, int]] = deque()
+        """First number, and number behind the last, of each."""
+
+    def take(self, count: int) -> list[Parts]:
+        return [self.messages.popleft() for _ in range(count)]
+
+
+class TransactEnd(LinkEnd):
+    """With transactions: stored while undecided, handed to the hub on commit, all or none."""
+
+    def attach(self) -> None:
+        self._todo: list[Event] = []
+        self._is_writing = False
+        self._undecided: dict[int, _OpenTransaction] = {}
+        self.closing: set[int] = set()
+
+    @property
+    def is_busy(self) -> bool:
+        return self._is_writing
+
+    def restored(self, loaded: LoadedLink) -> None:
+        for channel, rows in loaded.undecided.items():
+            state = loaded.receiving[channel]
+            undecided = self._undecided[channel] = _OpenTransaction()
+            for first, messages in rows:
+                undecided.messages += messages[max(0, state.settled - first) :]
+                undecided.rows.append((first, first + len(messages)))
+
+    def receive(self, events: list[Event]) -> None:
+        for event in events:
+            if type(event) is ShutdownReceived:
+                self.link.shutdown()
+            elif isinstance(
+                event, MessageReceived | CommitReceived | RollbackReceived | CloseReceived
+            ):
+                self._todo.append(event)
+        self._advance()
+
+    def _advance(self) -> None:
+        if self._is_writing or not self._todo:
+            return
+        todo, self._todo = self._todo, []
+        self._is_writing = True
+        batch = _ReadBatch(self, todo)
+        if batch.envelopes:
+            self.context.count("produced", "relink", by=len(batch.envelopes))
+            receipt = self.hub.produce(batch.envelopes, self.context.now())
+            if receipt.refused:
+                batch.fail()
+        self._save(batch)
+
+    def _save(self, batch: _ReadBatch) -> None:
+        batch.save()
+        # In one group with the messages: either all of it is on disk, or nothing.
+        self.hub.committed().add_done_callback(
+            guarded(lambda receipt: self._committed(batch, receipt), self.broken)
+        )
+
+    def _committed(self, batch: _ReadBatch, receipt: Receipt) -> None:
+        if self.forgotten:
+            return
+        if receipt.error is not None:
+            batch.fail()
+            self._save(batch)
+            return
+        self._is_writing = False
+        if not self.link.ended:
+            for channel, state in batch.states.items():
+                self.link.adopt(channel, state)
+                if state.closed:
+                    self.closing.discard(channel)
+                    self._undecided.pop(channel, None)
+            self.wake()
+        self._advance()
+
+    def undecided(self, channel: int) -> _OpenTransaction:
+        found = self._undecided.get(channel)
+        if found is None:
+            found = self._undecided[channel] = _OpenTransaction()
+        return found
+
+
+class _ReadBatch:
+    """What one or more reads brought: messages, and decisions about these and earlier ones."""
+
+    def __init__(self, end: TransactEnd, todo: list[Event]) -> None:
+        self._end = end
+        self.envelopes: list[Envelope] = []
+        self.states: _States = {}
+        self._arrived: dict[int, list[Parts]] = {}
+        self._last: dict[int, int] = {}
+        self._outcomes: list[tuple[int, int, bool]] = []
+        self._channels: dict[int, None] = {}
+        self._capacity = QueueCapacity(end.hub.target(end.endpoint.destination))
+        for event in todo:
+            self._take(event)
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, MessageReceived):
+            channel, parts = event.channel, cast(Parts, tuple(event.parts))
+            self._end.undecided(channel).messages.append(parts)
+            self._arrived.setdefault(channel, []).append(parts)
+            self._last[channel] = event.sequence
+        elif isinstance(event, CommitReceived):
+            channel = event.channel
+            messages = self._end.undecided(channel).take(_count(event))
+            self._outcomes.append((channel, event.last, self._accept(messages)))
+        elif isinstance(event, RollbackReceived):
+            channel = event.channel
+            self._end.undecided(channel).take(_count(event))
+        else:
+            assert isinstance(event, CloseReceived)
+            channel = event.channel
+            self._end.closing.add(channel)
+        self._channels[channel] = None
+
+    def _accept(self, messages: list[Parts]) -> bool:
+        """A transaction's messages, if all of them can be had."""
+        try:
+            envelopes = [from_parts(parts, self._end.origin) for parts in messages]
+        except InvalidEnvelope:
+            return False
+        if not self._capacity.take(envelopes, whole=True):
+            return False
+        self.envelopes += envelopes
+        return True
+
+    def fail(self) -> None:
+        """Nothing of it could be had."""
+        self._outcomes = [(channel, last, False) for channel, last, _ in self._outcomes]
+
+    def save(self) -> None:
+        for channel in self._channels:
+            state = self._end.link.foresee(channel)
+            if state is None:
+                continue
+            if channel in self._last:
+                state.receive(self._last[channel])
+            state.pass_rollbacks()
+            for each, last, committed in self._outcomes:
+                if each == channel:
+                    state.settle(last, committed)
+            state.closed = channel in self._end.closing and state.consumed == state.arrived
+            self.states[channel] = state
+            self._end.save_receiving(channel, state)
+            self._save_undecided(channel, state)
+
+    def _save_undecided(self, channel: int, state: ReceivingChannel) -> None:
+        undecided = self._end.undecided(channel)
+        rows = self._end.rows
+        new = self._arrived.pop(channel, [])
+        new = new[len(new) - min(len(new), len(undecided.messages)) :]
+        if new:
+            first = state.received - len(new)
+            rows.save_undecided(channel, first, new)
+            undecided.rows.append((first, state.received))
+        while undecided.rows and undecided.rows[0][1] <= state.settled:
+            rows.drop_undecided(channel, undecided.rows.popleft()[0])
+
+
+class QueueCapacity:
+    """How much more the limits of a queue allow; a topic has none."""
+
+    def __init__(self, target: Queue | Topic) -> None:
+        self._count: int | None = None
+        self._bytes: int | None = None
+        self._most_bytes = 0
+        if isinstance(target, Queue):
+            policy = target.policy
+            self._most_bytes = policy.max_bytes
+            if policy.overflow == "refuse":
+                if policy.max_length:
+                    self._count = max(policy.max_length - target.length, 0)
+                if policy.max_bytes:
+                    self._bytes = policy.max_bytes - target.size_bytes
+
+    def take(self, envelopes: Sequence[Envelope], *, whole: bool = False) -> int:
+        """Room for these, from the first on, or for all of them or none; gives for how many."""
+        count = len(envelopes)
+        if self._count is not None:
+            count = min(count, self._count)
+        size_bytes = 0
+        if self._most_bytes:
+            for index, envelope in enumerate(envelopes[:count]):
+                size = len(encode(envelope)) + _STAMP_BYTES
+                left = self._most_bytes if self._bytes is None else self._bytes - size_bytes
+                if size > left:
+                    count = index
+                    break
+                size_bytes += size
+        if whole and count < len(envelopes):
+            return 0
+        if self._count is not None:
+            self._count -= count
+        if self._bytes is not None:
+            self._bytes -= size_bytes
+        return count
+
+
+def _split(todo: list[_Step], count: int) -> tuple[list[_Step], list[_Step]]:
+    """The steps up to the message number `count`, which is the first of the rest."""
+    for index, step in enumerate(todo):
+        if step[2] is not None:
+            if not count:
+                return todo[:index], todo[index:]
+            count -= 1
+    return todo, []
+
+
+def _count(event: CommitReceived | RollbackReceived) -> int:
+    return (event.last - event.first) % (1 << 32) + 1

@@ -1,0 +1,522 @@
+"""Batches that are written by many and count as one: staged, then committed or dropped.
+
+A writer stages its rows as an *attempt*, in parts that are on disk when they are acknowledged. The
+commit of a batch names the attempts that count. That decision is one small record of the
+*producer*; behind it nothing can be taken back, and a restarted hub goes on where it was: chunk by
+chunk, each taken over and dropped here in the same group, so each once. Who commits the same batch
+again is told that it is done.
+
+    producer   principal, producer → its last batch, and the attempts that are under way
+    moved      principal, producer → the last chunk of them that was taken over
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import isfinite
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+
+from crosswire.errors import (
+    AttemptLost,
+    BatchConflict,
+    DestinationFull,
+    HubError,
+    InvalidEnvelope,
+    RecordDamaged,
+    StagingFull,
+    UnknownMessage,
+)
+from crosswire.hub.ingest import records as staged
+from crosswire.hub.ingest.records import (
+    CHUNKS,
+    NamedAttempt,
+    ProducerKey,
+    StagedAttempt,
+    StagedPart,
+    Totals,
+    add_totals,
+    sum_totals,
+    unpack,
+)
+from crosswire.hub.receipt import Receipt
+from crosswire.store.records import Count, reader
+
+if TYPE_CHECKING:
+    from crosswire.hub.hub import Hub
+
+__all__ = ["BatchCommit", "BatchProducer", "Staging", "StagingLimits"]
+
+_PRODUCERS: Final = "producer"
+_MOVED: Final = "moved"
+_STEP_MESSAGES: Final = 1024
+_STEP_BYTES: Final = 1024 * 1024
+_RETRY_S: Final = 0.25
+_ONCE_S: Final = 3600.0
+_NAME_BYTES: Final = 200
+_CHUNK_KEY: Final = 16
+"""Attempt, part and chunk, as `staged` has them."""
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class StagingLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What waits for its commit: how much, and for how long nobody may work on its batch.
+
+    `part_bytes` bounds one part on its way in, `producers` how many are remembered.
+    """
+
+    staged_bytes: Positive = 4 * 1024 * 1024 * 1024
+    staged_s: Annotated[float, msgspec.Meta(gt=0)] = 86_400.0
+    attempts: Positive = 10_000
+    producers: Positive = 10_000
+    part_bytes: Positive = 16 * 1024 * 1024
+
+
+class _BatchRecord(msgspec.Struct, frozen=True, array_like=True):
+    """`attempts` are numbers, in order; none when the batch is done."""
+
+    owner: ProducerKey
+    batch: Count
+    run: str
+    once: bool
+    messages: Count
+    time: float
+    attempts: list[Count] = []
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_read_record: Callable[[bytes], _BatchRecord] = reader(_BatchRecord, "a producer")
+
+
+class _StagedBatch:
+    """The attempts of one batch, and when somebody last worked on it."""
+
+    __slots__ = ("attempts", "touched")
+
+    def __init__(self, now: float) -> None:
+        self.attempts: dict[str, StagedAttempt] = {}
+        self.touched = now
+
+
+class BatchCommit:
+    """The fate of a committed batch: `receipt` is done when all its messages are taken over."""
+
+    __slots__ = ("messages", "receipt")
+
+    def __init__(self, messages: int) -> None:
+        self.messages = messages
+        self.receipt = Receipt([], {})
+
+
+class BatchProducer:
+    """Its last batch, and the chunks of it that are still to be taken over, the next one last."""
+
+    __slots__ = ("attempts", "chunks", "commit", "record", "since")
+
+    def __init__(self, record: _BatchRecord, now: float) -> None:
+        self.record = record
+        self.since = now
+        """When it committed, or this life began: its record's time may be another clock's."""
+        self.commit = BatchCommit(record.messages)
+        self.attempts: list[StagedAttempt] = []
+        self.chunks: list[tuple[StagedAttempt, bytes, int]] = []
+
+    @property
+    def is_done(self) -> bool:
+        return self.commit.receipt.done
+
+    def begin(self, attempts: list[StagedAttempt], moved: bytes = b"") -> None:
+        """Take these over, except what comes before or is the chunk `moved`."""
+        order = {number: index for index, number in enumerate(self.record.attempts)}
+        last = order.get(int.from_bytes(moved[:8]), -1)
+        self.attempts = attempts
+        self.chunks = [
+            (attempt, key, size)
+            for attempt in attempts
+            for key, size in attempt.chunks()
+            if (order[attempt.number], key) > (last, moved)
+        ]
+        self.chunks.reverse()
+
+    def finish(self) -> None:
+        self.attempts, self.chunks = [], []
+        self.record = msgspec.structs.replace(self.record, attempts=[])
+
+
+class Staging:
+    """What is staged in this hub, and how far its producers are."""
+
+    def __init__(self, hub: Hub, limits: StagingLimits) -> None:
+        self.limits = limits
+        self.staged_bytes = 0
+        self.attempts = 0
+        self._hub = hub
+        self._batches: dict[tuple[ProducerKey, int], _StagedBatch] = {}
+        self._producers: dict[ProducerKey, BatchProducer] = {}
+
+    # Staging.
+
+    def stage(
+        self, owner: ProducerKey, batch: int, name: str, number: int, part: StagedPart, now: float
+    ) -> Receipt:
+        """Keep a part of the attempt `name`; the receipt is done when it is on disk.
+
+        Parts are numbered from 0, in order; one that is there already is not kept twice. Raises
+        BatchConflict, AttemptLost, StagingFull, StoreFull and, as the commit would,
+        DestinationFull.
+        """
+        _check_name(owner.producer)
+        _check_name(name)
+        producer = self._producers.get(owner)
+        if producer is not None and batch <= producer.record.batch:
+            raise BatchConflict(f"batch {batch} of {owner.producer} is committed already")
+        found = self._batches.get((owner, batch))
+        attempt = found.attempts.get(name) if found is not None else None
+        have = len(attempt.parts) if attempt is not None else 0
+        if number > have:
+            raise AttemptLost(
+                f"attempt {name} of batch {batch} has {have} parts here, and part {number} is not"
+                " the next: the task has to be done again"
+            )
+        if attempt is None or number == have:
+            self._check_room(owner, attempt, part, now)
+            attempt = self._keep(owner, batch, name, part, now)
+        self._batches[owner, batch].touched = now
+        receipt = self._hub.committed()
+        kept = attempt
+        receipt.add_done_callback(lambda done: _note_written(kept, number + 1, done))
+        return receipt
+
+    def _keep(
+        self, owner: ProducerKey, batch: int, name: str, part: StagedPart, now: float
+    ) -> StagedAttempt:
+        found = self._batches.setdefault((owner, batch), _StagedBatch(now))
+        attempt = found.attempts.get(name)
+        if attempt is None:
+            store = self._hub.store
+            attempt = found.attempts[name] = StagedAttempt(store, store.reserve(1))
+            self.attempts += 1
+        attempt.stage(owner, batch, name, part)
+        self.staged_bytes += part.size_bytes
+        return attempt
+
+    def _check_room(
+        self, owner: ProducerKey, attempt: StagedAttempt | None, part: StagedPart, now: float
+    ) -> None:
+        limits = self.limits
+        obstacle = self._hub.store.obstacle(now)
+        if obstacle is not None:
+            raise obstacle
+        if self.staged_bytes + part.size_bytes > limits.staged_bytes:
+            raise StagingFull(
+                f"{self.staged_bytes} bytes wait for their commit, and no more than"
+                f" {limits.staged_bytes} may ([ingest] staged_bytes)"
+            )
+        if attempt is None and self.attempts >= limits.attempts:
+            raise StagingFull(
+                f"{self.attempts} attempts wait for their commit, and no more may"
+                " ([ingest] attempts)"
+            )
+        self._check_producers(owner)
+        totals = dict(attempt.totals) if attempt is not None else {}
+        add_totals(totals, part.totals)
+        self._check_destinations(totals)
+
+    def _check_producers(self, owner: ProducerKey) -> None:
+        if owner not in self._producers and len(self._producers) >= self.limits.producers:
+            raise StagingFull(
+                f"{len(self._producers)} producers are known, and no more may be"
+                " ([ingest] producers)"
+            )
+
+    def _check_destinations(self, totals: Totals) -> None:
+        """Raises DestinationFull if one of them would not take so much."""
+        known, most = self._hub.store.destinations(), self._hub.store.limits.destinations
+        if len(known) + sum(name not in known for name in totals) > most:
+            raise DestinationFull(f"more than {most} destinations")
+        for name, (count, size) in totals.items():
+            if not name.startswith("queue/"):
+                continue
+            queue = self._hub.queue(name) if name in known else None
+            length = queue.length if queue is not None else 0
+            size_bytes = queue.size_bytes if queue is not None else 0
+            policy = self._hub.queue_policy(name)
+            if not policy.takes(length + count, size_bytes + size):
+                raise DestinationFull(
+                    f"{name} has no room for {count} messages of {size} bytes: it holds"
+                    f" {length} of {size_bytes} bytes"
+                )
+
+    # Committing.
+
+    def is_committed(self, owner: ProducerKey, batch: int, run: str) -> bool:
+        """Is it the producer's last batch?
+
+        Raises BatchConflict for one before it, and for the same one of another run.
+        """
+        producer = self._producers.get(owner)
+        if producer is None or batch > producer.record.batch:
+            return False
+        record = producer.record
+        if batch < record.batch or run != record.run:
+            raise BatchConflict(
+                f"the last batch that {owner.producer} committed is {record.batch}"
+                f"{' of another query' if run != record.run else ''}, and now it writes {batch}:"
+                " whoever begins anew needs another `producer`"
+            )
+        return True
+
+    def commit(
+        self,
+        owner: ProducerKey,
+        batch: int,
+        named: Sequence[NamedAttempt],
+        now: float,
+        *,
+        run: str = "",
+        once: bool = False,
+    ) -> BatchCommit:
+        """These attempts count, in this order; others of the batch, and of earlier ones, don't.
+
+        A batch that is committed already is not committed again. `run` tells apart two queries
+        that call themselves alike; a producer that commits only `once` is soon forgotten. Raises
+        BatchConflict, AttemptLost, DestinationFull, StoreFull, StagingFull; then nothing changed.
+        """
+        _check_name(owner.producer)
+        if self.is_committed(owner, batch, run):
+            return self._producers[owner].commit
+        before = self._producers.get(owner)
+        if before is not None and not before.is_done:
+            raise StagingFull(
+                f"batch {before.record.batch} of {owner.producer} is still being taken over"
+            )
+        self._check_producers(owner)
+        attempts = self._find(owner, batch, named)
+        totals = sum_totals(attempts)
+        obstacle = self._hub.store.obstacle(now) if attempts else None
+        if obstacle is not None:
+            raise obstacle
+        self._check_destinations(totals)
+        for name in totals:
+            self._hub.store.number(name)
+        self._decide(owner, batch, run, once, attempts, now)
+        return self._producers[owner].commit
+
+    def destinations(
+        self, owner: ProducerKey, batch: int, named: Sequence[NamedAttempt]
+    ) -> list[str]:
+        """Where the messages of these attempts go. Raises AttemptLost, BatchConflict."""
+        return list(sum_totals(self._find(owner, batch, named)))
+
+    def _find(
+        self, owner: ProducerKey, batch: int, named: Sequence[NamedAttempt]
+    ) -> list[StagedAttempt]:
+        found = self._batches.get((owner, batch))
+        attempts: dict[str, StagedAttempt] = {}
+        for each in named:
+            if each.attempt in attempts:
+                raise BatchConflict(f"attempt {each.attempt} is named twice")
+            attempt = found.attempts.get(each.attempt) if found is not None else None
+            if (
+                attempt is None
+                or attempt.written != each.parts
+                or len(attempt.parts) != each.parts
+                or attempt.messages != each.messages
+            ):
+                raise AttemptLost(
+                    f"attempt {each.attempt} of batch {batch} is not here, or not the {each.parts}"
+                    f" parts with {each.messages} messages that were staged: the batch has to be"
+                    " written again"
+                )
+            attempts[each.attempt] = attempt
+        return list(attempts.values())
+
+    def _decide(
+        self,
+        owner: ProducerKey,
+        batch: int,
+        run: str,
+        once: bool,
+        attempts: list[StagedAttempt],
+        now: float,
+    ) -> None:
+        messages = sum(attempt.messages for attempt in attempts)
+        numbers = [attempt.number for attempt in attempts]
+        record = _BatchRecord(owner, batch, run, once, messages, now, numbers)
+        self._hub.store.save(_PRODUCERS, _encode(owner), _encode(record))
+        producer = self._producers[owner] = BatchProducer(record, now)
+        self._drop_upto(owner, batch, keep=set(numbers))
+        producer.begin(attempts)
+        self._step(producer, now)
+
+    def _step(self, producer: BatchProducer, now: float) -> None:
+        """Take over some chunks: what is done here reaches the disk together or not at all."""
+        hub, store = self._hub, self._hub.store
+        messages = size_bytes = 0
+        key = b""
+        while producer.chunks and messages < _STEP_MESSAGES and size_bytes < _STEP_BYTES:
+            attempt, key, size = producer.chunks.pop()
+            self.staged_bytes -= size
+            size_bytes += size
+            chunk = attempt.take(key)
+            try:
+                envelopes = unpack(chunk)
+                hub.take_over(envelopes, now)
+                messages += len(envelopes)
+            except HubError as error:
+                # All was checked when it was staged: only a damaged disk gets here.
+                hub.set_aside_state(CHUNKS, key, chunk or b"", error)
+        owner = _encode(producer.record.owner)
+        if producer.chunks:
+            store.save(_MOVED, owner, key)
+        else:
+            for attempt in producer.attempts:
+                attempt.forget()
+            self.attempts -= len(producer.attempts)
+            producer.finish()
+            store.drop(_MOVED, owner)
+            store.save(_PRODUCERS, owner, _encode(producer.record))
+        self._wait_for_disk(producer)
+        hub.pump(now)
+
+    def _wait_for_disk(self, producer: BatchProducer) -> None:
+        self._hub.committed().add_done_callback(lambda written: self._go_on(producer, written))
+
+    def _go_on(self, producer: BatchProducer, written: Receipt) -> None:
+        hub = self._hub
+        if written.error is not None:
+            # What was taken over is kept for the next group: it is only waited for again.
+            hub.call_at(hub.now + _RETRY_S, lambda _now: self._wait_for_disk(producer))
+        elif producer.chunks:
+            self._step(producer, hub.now)
+        else:
+            hub.finish(producer.commit.receipt)
+
+    # Dropping.
+
+    def abort(self, owner: ProducerKey, batch: int) -> int:
+        """Drop what is staged of a batch; gives how many attempts. A committed one stays."""
+        return self._drop(owner, batch)
+
+    def _drop(self, owner: ProducerKey, batch: int, *, keep: set[int] | None = None) -> int:
+        """Those with a number in `keep` are not the batch's any more, but stay where they are."""
+        found = self._batches.pop((owner, batch), None)
+        attempts = found.attempts.values() if found is not None else ()
+        dropped = [attempt for attempt in attempts if keep is None or attempt.number not in keep]
+        for attempt in dropped:
+            attempt.drop()
+            self.staged_bytes -= attempt.size_bytes
+        self.attempts -= len(dropped)
+        if dropped:
+            self._hub.store.request(urgent=False)
+        return len(dropped)
+
+    def _drop_upto(self, owner: ProducerKey, batch: int, *, keep: set[int]) -> None:
+        """What can't be committed any more."""
+        for each, number in [key for key in self._batches if key[0] == owner and key[1] <= batch]:
+            self._drop(each, number, keep=keep)
+
+    def keep_house(self, now: float) -> None:
+        """Drop what nobody came back for, forget producers that will not come back."""
+        late = now - self.limits.staged_s
+        for owner, batch in [key for key, each in self._batches.items() if each.touched < late]:
+            self._drop(owner, batch)
+        for owner, producer in list(self._producers.items()):
+            if producer.record.once and producer.since < now - _ONCE_S and producer.is_done:
+                self._forget(owner)
+
+    def forget(self, owner: ProducerKey) -> None:
+        """A producer begins anew, or never comes back. Raises UnknownMessage, StagingFull."""
+        producer = self._producers.get(owner)
+        batches = [key for key in self._batches if key[0] == owner]
+        if producer is None and not batches:
+            raise UnknownMessage(f"there is no producer {owner.producer!r}")
+        if producer is not None and not producer.is_done:
+            raise StagingFull(f"a batch of {owner.producer} is still being taken over")
+        for _, batch in batches:
+            self._drop(owner, batch)
+        if producer is not None:
+            self._forget(owner)
+
+    def _forget(self, owner: ProducerKey) -> None:
+        del self._producers[owner]
+        self._hub.store.drop(_PRODUCERS, _encode(owner))
+        self._hub.store.request(urgent=False)
+
+    # What there is.
+
+    def producers(self) -> dict[ProducerKey, BatchProducer]:
+        return self._producers
+
+    def waiting(self) -> Iterator[tuple[ProducerKey, int, list[StagedAttempt]]]:
+        """The batches that wait for their commit, and what is staged of them."""
+        for (owner, batch), found in self._batches.items():
+            yield owner, batch, list(found.attempts.values())
+
+    # After a restart.
+
+    def recover(self, now: float) -> None:
+        """Take up what was staged, and go on with what was decided."""
+        attempts: dict[int, StagedAttempt] = {}
+        for owner, batch, name, attempt in staged.recover(self._hub):
+            attempts[attempt.number] = attempt
+            self._batches.setdefault((owner, batch), _StagedBatch(now)).attempts[name] = attempt
+        self.attempts = len(attempts)
+        self.staged_bytes = sum(attempt.size_bytes for attempt in attempts.values())
+        for key, value in self._hub.store.load(_PRODUCERS):
+            try:
+                record = _read_record(value)
+                if _encode(record.owner) != key or not isfinite(record.time):
+                    raise RecordDamaged(f"the producer {record.owner.producer[:80]!r} is not one")
+            except RecordDamaged as error:
+                self._hub.set_aside_state(_PRODUCERS, key, value, error)
+                continue
+            self._resume(record, attempts, now)
+
+    def _lost(self, number: int) -> StagedAttempt:
+        """An attempt of a committed batch without a record of any of its parts."""
+        self.attempts += 1
+        return StagedAttempt(self._hub.store, number)
+
+    def _resume(self, record: _BatchRecord, attempts: dict[int, StagedAttempt], now: float) -> None:
+        producer = self._producers[record.owner] = BatchProducer(record, now)
+        self._drop_upto(record.owner, record.batch, keep=set(record.attempts))
+        if not record.attempts:
+            producer.commit.receipt.finish()
+            return
+        found = [attempts.get(number) or self._lost(number) for number in record.attempts]
+        # Where the record of a part is damaged, what it was about is there all the same.
+        is_damaged = sum(attempt.messages for attempt in found) != record.messages
+        owner = _encode(record.owner)
+        moved = self._hub.store.get(_MOVED, owner)
+        if moved is not None and not _is_chunk_of(record.attempts, moved):
+            damaged = RecordDamaged(f"how far {record.owner.producer} was taken over is unknown")
+            self._hub.set_aside_state(_MOVED, owner, moved, damaged)
+            # What was taken over before is not there any more: the chunks tell how far it went.
+            moved, is_damaged = b"", True
+        if is_damaged:
+            for attempt in found:
+                self.staged_bytes -= attempt.size_bytes
+                attempt.find_chunks()
+                self.staged_bytes += attempt.size_bytes
+        producer.begin(found, moved or b"")
+        left = sum(size for _, _, size in producer.chunks)
+        self.staged_bytes += left - sum(attempt.size_bytes for attempt in found)
+        self._hub.call_at(now, lambda at: self._step(producer, at))
+
+
+def _is_chunk_of(attempts: Sequence[int], key: bytes) -> bool:
+    return len(key) == _CHUNK_KEY and int.from_bytes(key[:8]) in attempts
+
+
+def _note_written(attempt: StagedAttempt, parts: int, receipt: Receipt) -> None:
+    if receipt.error is None:
+        attempt.written = max(attempt.written, parts)
+
+
+def _check_name(name: str) -> None:
+    """Raises InvalidEnvelope."""
+    if not name or not name.isprintable() or len(name.encode(errors="replace")) > _NAME_BYTES:
+        raise InvalidEnvelope(f"{name!r} can't be the name of a producer or of an attempt")

@@ -1,0 +1,215 @@
+"""Where a hub's HTTP API is, and how Spark's driver and executors ask it: patiently."""
+
+from __future__ import annotations
+
+import http.client
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+import pyarrow as pa
+
+from crosswire.errors import ClientError, ConnectFailed, RequestFailed
+
+__all__ = ["DEFAULT_HUB", "PATIENCE_S", "HubAddress", "path_of"]
+
+DEFAULT_HUB: Final = "http://127.0.0.1:7380"
+PATIENCE_S: Final = 60.0
+_TIMEOUT_S: Final = 60.0
+_FIRST_DELAY_S: Final = 0.1
+_LONGEST_DELAY_S: Final = 5.0
+_TRY_AGAIN: Final = frozenset((429, 502, 503, 504))
+_JSON: Final = "application/json"
+
+T = TypeVar("T")
+
+
+class _RetryLater(Exception):
+    """Nobody answered, or not yet: worth another try until patience runs out."""
+
+    def __init__(self, error: ClientError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class HubAddress(msgspec.Struct, frozen=True):
+    """Travels from the driver to the executors. Every call opens a connection of its own.
+
+    What can't be reached, or says that it is not ready, is asked again for `patience_s`: a hub
+    that is being restarted is no reason to fail. Raises ConnectFailed when nobody answers in that
+    time, RequestFailed when the hub says no, ClientError for what is no hub.
+    """
+
+    url: str = DEFAULT_HUB
+    token: str = ""
+    patience_s: float = PATIENCE_S
+
+    def __repr__(self) -> str:
+        return f"HubAddress({self.url!r})"
+
+    def check(self) -> None:
+        """Raises ClientError for what is no URL."""
+        _split(self.url)
+
+    def get(self, path: str, query: Mapping[str, object] | None = None) -> Any:
+        """What the hub answers, from JSON."""
+        return self._persist(lambda: self._ask("GET", _with(path, query), None, _JSON))
+
+    def post(self, path: str, body: object, *, repeatable: bool = True) -> Any:
+        """Give JSON, get JSON. What must not be done twice is not `repeatable`."""
+        return self.post_bytes(path, msgspec.json.encode(body), _JSON, repeatable=repeatable)
+
+    def post_bytes(
+        self,
+        path: str,
+        body: bytes | memoryview | pa.Buffer,
+        content_type: str,
+        query: Mapping[str, object] | None = None,
+        *,
+        repeatable: bool = True,
+    ) -> Any:
+        """Give anything, get JSON."""
+
+        def ask() -> Any:
+            return self._ask("POST", _with(path, query), memoryview(body), content_type)
+
+        return self._persist(ask) if repeatable else self._once(ask)
+
+    def batches(
+        self, path: str, body: object
+    ) -> Iterator[tuple[pa.RecordBatch, Mapping[bytes, bytes]]]:
+        """Ask with JSON; the record batches of the answer, each with the metadata it came with.
+
+        An answer that breaks off ends early instead of failing, if anything came before: whoever
+        asks goes on behind the last batch.
+        """
+        connection, response = self._persist(lambda: self._open_stream(path, body))
+        try:
+            yield from self._read_stream(response)
+        finally:
+            connection.close()
+
+    # One question.
+
+    def _persist(self, ask: Callable[[], T]) -> T:
+        deadline = time.monotonic() + self.patience_s
+        delay_s = _FIRST_DELAY_S
+        while True:
+            try:
+                return ask()
+            except _RetryLater as later:
+                if time.monotonic() + delay_s > deadline:
+                    raise later.error from None
+            time.sleep(delay_s * random.uniform(0.8, 1.2))
+            delay_s = min(delay_s * 2, _LONGEST_DELAY_S)
+
+    def _once(self, ask: Callable[[], T]) -> T:
+        try:
+            return ask()
+        except _RetryLater as later:
+            raise later.error from None
+
+    def _ask(self, method: str, path: str, body: memoryview | None, content_type: str) -> Any:
+        connection, response = self._request(method, path, body, content_type)
+        try:
+            return self._read_json(response)
+        finally:
+            connection.close()
+
+    def _open_stream(
+        self, path: str, body: object
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        data = memoryview(msgspec.json.encode(body))
+        connection, response = self._request("POST", path, data, _JSON)
+        if response.status != 200:
+            try:
+                self._read_json(response)
+            finally:
+                connection.close()
+            raise ClientError(f"{self.url} is no hub: it answers {response.status}")
+        return connection, response
+
+    def _request(
+        self, method: str, path: str, body: memoryview | None, content_type: str
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        scheme, host, port, prefix = _split(self.url)
+        kind = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
+        connection = kind(host, port, timeout=_TIMEOUT_S)
+        headers = {"accept": "*/*"}
+        if self.token:
+            headers["authorization"] = f"Bearer {self.token}"
+        if body is not None:
+            headers["content-type"] = content_type
+        try:
+            connection.request(method, prefix + path, body, headers)
+            return connection, connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise _RetryLater(ConnectFailed(self._lost(error))) from None
+
+    def _read_json(self, response: http.client.HTTPResponse) -> Any:
+        try:
+            answer = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise _RetryLater(ConnectFailed(self._lost(error))) from None
+        try:
+            value = msgspec.json.decode(answer)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            stranger = ClientError(f"{self.url} is no hub: its answer is no JSON")
+            if response.status in _TRY_AGAIN:
+                raise _RetryLater(stranger) from None
+            raise stranger from None
+        if response.status < 400:
+            return value
+        failure = _failure(response.status, value)
+        if response.status in _TRY_AGAIN:
+            raise _RetryLater(failure)
+        raise failure
+
+    def _read_stream(
+        self, response: http.client.HTTPResponse
+    ) -> Iterator[tuple[pa.RecordBatch, Mapping[bytes, bytes]]]:
+        try:
+            with pa.ipc.open_stream(pa.PythonFile(response, mode="r")) as reader:
+                while True:
+                    batch, metadata = reader.read_next_batch_with_custom_metadata()
+                    yield batch, dict(metadata or {})
+        except StopIteration:
+            return
+        except (OSError, http.client.HTTPException, pa.ArrowInvalid):
+            # Whoever asked goes on behind what came; if nothing does, that is an error in the end.
+            return
+
+    def _lost(self, error: Exception) -> str:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        return f"no answer from the hub at {self.url}: {reason}"
+
+
+def path_of(*parts: object) -> str:
+    """A path whose parts are quoted, but not the slashes in names."""
+    return "/" + "/".join(quote(str(part), safe="/") for part in parts)
+
+
+def _with(path: str, query: Mapping[str, object] | None) -> str:
+    given = {name: value for name, value in (query or {}).items() if value is not None}
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+def _split(url: str) -> tuple[str, str, int | None, str]:
+    parts = urlsplit(url if "//" in url else f"//{url}", scheme="http")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise ClientError(f"{url!r} is not a URL: {error}") from None
+    if parts.scheme not in ("http", "https") or not host:
+        raise ClientError(f"{url!r} is not the URL of a hub")
+    return parts.scheme, host, port, parts.path.rstrip("/")
+
+
+def _failure(status: int, value: object) -> RequestFailed:
+    if not isinstance(value, dict):
+        return RequestFailed(str(status), "")
+    return RequestFailed(str(value.get("error", status)), str(value.get("description", "")))

@@ -1,0 +1,106 @@
+"""The columns that the source `crosswire` has in Spark, Kafka's first, and how they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["COLUMNS", "HEADERS", "needed", "schema", "to_spark"]
+
+HEADERS: Final = "headers"
+_ATTEMPTS: Final = "dead-attempts"
+_PAIR: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
+
+
+class _ColumnSource(NamedTuple):
+    """Its type in Spark, the hub's column it is made of, and how, from that and the node."""
+
+    kind: str
+    source: str
+    make: Callable[[pa.Array, str], pa.Array]
+
+
+def schema(names: Sequence[str]) -> str:
+    return ", ".join(f"{name} {COLUMNS[name].kind}" for name in names)
+
+
+def needed(names: Sequence[str]) -> list[str]:
+    """The hub's columns that these are made of."""
+    return list(dict.fromkeys(COLUMNS[name].source for name in names))
+
+
+def to_spark(batch: pa.RecordBatch, names: Sequence[str], node: str) -> pa.RecordBatch:
+    arrays = [COLUMNS[name].make(batch.column(COLUMNS[name].source), node) for name in names]
+    return pa.RecordBatch.from_arrays(arrays, names=list(names))
+
+
+def _same(column: pa.Array, _node: str) -> pa.Array:
+    return column
+
+
+def _filled(column: pa.Array, _node: str) -> pa.Array:
+    """Nothing, where a text is empty."""
+    return pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
+
+
+def _key(column: pa.Array, node: str) -> pa.Array:
+    return _filled(column, node).cast(pa.binary())
+
+
+def _node_of(column: pa.Array, node: str) -> pa.Array:
+    return pa.repeat(pa.scalar(node, pa.string()), len(column))
+
+
+def _timestamp(column: pa.Array, _node: str) -> pa.Array:
+    return column.cast(pa.timestamp("us", "UTC"))
+
+
+def _headers(column: pa.Array, _node: str) -> pa.Array:
+    return pa.array([_pairs(each) for each in column.to_pylist()], pa.list_(_PAIR))
+
+
+def _pairs(properties: str) -> list[dict[str, Any]] | None:
+    """As Kafka has it: nothing where there are none; numbers and booleans as JSON writes them."""
+    if properties == "{}":
+        return None
+    return [
+        {"key": key, "value": (value if isinstance(value, str) else _text(value)).encode()}
+        for key, value in msgspec.json.decode(properties).items()
+    ]
+
+
+def _text(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _attempt(column: pa.Array, _node: str) -> pa.Array:
+    return pa.array([_attempts(each) for each in column.to_pylist()], pa.int32())
+
+
+def _attempts(properties: str) -> int:
+    if _ATTEMPTS not in properties:
+        return 0
+    value = msgspec.json.decode(properties).get(_ATTEMPTS)
+    return value if isinstance(value, int) and 0 <= value < 1 << 31 else 0
+
+
+COLUMNS: Final[dict[str, _ColumnSource]] = {
+    "key": _ColumnSource("binary", "key", _key),
+    "value": _ColumnSource("binary", "payload", _same),
+    "topic": _ColumnSource("string", "destination", _same),
+    "partition": _ColumnSource("string", "id", _node_of),
+    "offset": _ColumnSource("bigint", "id", _same),
+    "timestamp": _ColumnSource("timestamp", "time", _timestamp),
+    HEADERS: _ColumnSource("array<struct<key: string, value: binary>>", "properties", _headers),
+    "protocol": _ColumnSource("string", "protocol", _filled),
+    "kind": _ColumnSource("string", "kind", _same),
+    "correlation": _ColumnSource("string", "correlation", _filled),
+    "content_type": _ColumnSource("string", "content_type", _same),
+    "connection": _ColumnSource("string", "connection", _filled),
+    "principal": _ColumnSource("string", "principal", _filled),
+    "attempt": _ColumnSource("int", "properties", _attempt),
+}

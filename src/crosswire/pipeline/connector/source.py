@@ -1,0 +1,264 @@
+"""The data source `crosswire`: the messages of a running hub, as a batch and as a stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from crosswire.pipeline.connector.columns import schema
+from crosswire.pipeline.connector.options import (
+    EARLIEST,
+    OTHERS,
+    Offsets,
+    ReadOptions,
+    known_columns,
+    read_options,
+)
+from crosswire.pipeline.connector.ranges import FilteredRange, HubLog, LogPartition, fetch
+
+__all__ = ["CrosswireDataSource"]
+
+EVERYTHING: Final = {OTHERS: EARLIEST}
+_QUIET_S: Final = 0.1
+"""How long a stream waits for news: Spark itself would ask the hub a hundred times a second."""
+
+
+class CrosswireDataSource(DataSource):
+    """`spark.read.format("crosswire").option("subscribe", "queue/orders").load()`; docs/spark.md
+    has all options."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "crosswire"
+
+    def schema(self) -> str:
+        return schema(known_columns(self.options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
+        return LogReader(read_options(self.options, stream=False))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
+        return LogStreamReader(read_options(self.options, stream=True))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from crosswire.pipeline.connector.sink import CrosswireWriter
+
+        return CrosswireWriter(schema, self.options, overwrite)
+
+    def streamWriter(  # noqa: N802
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        from crosswire.pipeline.connector.sink import CrosswireStreamWriter
+
+        return CrosswireStreamWriter(schema, self.options, overwrite)
+
+
+# ------------------------------------------------------------------------------------------- batch
+
+
+class LogReader(DataSourceReader):
+    """Everything between two places of the log, each message once."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._narrowed = FilteredRange()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """Destination, offset and time narrow what is fetched; Spark looks at every row again."""
+        self._narrowed = narrow(filters)
+        return filters
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options, narrowed = self._options, self._narrowed
+        log = HubLog(options)
+        seen = log.look(narrowed.topics)
+        by_time = options.since_us is not None
+        since = [each for each in (options.since_us, narrowed.since_us) if each is not None]
+        planned = log.plan(
+            seen.destinations,
+            starts=EVERYTHING if by_time else log.at_node(options.starts, seen.node),
+            ends=log.at_node(options.ends, seen.node),
+            first=narrowed.first,
+            behind=narrowed.behind,
+            since=max(since, default=None),
+            until=narrowed.until_us,
+            parts=options.parts,
+        )
+        return log.partitions(planned, seen.destinations)
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        return _read(partition, self._options)
+
+
+def _read(partition: InputPartition | None, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """Where there is nothing to read Spark asks for it all the same."""
+    if isinstance(partition, LogPartition):
+        yield from fetch(options.address, partition, options.columns, strict=options.strict)
+
+
+_COMPARISONS: Final = (EqualTo, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual)
+
+
+def narrow(filters: Iterable[Filter]) -> FilteredRange:
+    """What must be true of a row for these filters, all of them, to be."""
+    topics: frozenset[str] | None = None
+    first: list[int] = []
+    ends: list[int] = []
+    since: list[int] = []
+    until: list[int] = []
+    for each in filters:
+        if isinstance(each, EqualTo | In) and each.attribute == ("topic",):
+            values = each.value if isinstance(each, In) else (each.value,)
+            named = frozenset(values)
+            topics = named if topics is None else topics & named
+        elif isinstance(each, _COMPARISONS) and each.attribute == ("offset",):
+            _bound(each, each.value, first, ends)
+        elif isinstance(each, _COMPARISONS) and each.attribute == ("timestamp",):
+            _bound(each, _microseconds(each.value), since, until)
+    return FilteredRange(
+        topics=topics,
+        first=max(first, default=None),
+        behind=min(ends, default=None),
+        since_us=max(since, default=None),
+        until_us=min(until, default=None),
+    )
+
+
+def _bound(filter_: Filter, value: Any, at_least: list[int], below: list[int]) -> None:
+    if isinstance(filter_, EqualTo | GreaterThanOrEqual):
+        at_least.append(value)
+    if isinstance(filter_, GreaterThan):
+        at_least.append(value + 1)
+    if isinstance(filter_, EqualTo | LessThanOrEqual):
+        below.append(value + 1)
+    if isinstance(filter_, LessThan):
+        below.append(value)
+
+
+def _microseconds(moment: datetime) -> int:
+    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    since = aware - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+
+
+# ------------------------------------------------------------------------------------------ stream
+
+
+class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A place in the log is an id on a node: everything before it has been read. `*` stands for all
+    destinations; those that begin later have places of their own until they are passed."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._log = HubLog(options)
+        self._target: Offsets | None = None
+        self._quiet: tuple[Offsets, int] | None = None
+
+    def initialOffset(self) -> Offsets:  # noqa: N802
+        options, seen = self._options, self._log.look()
+        starts = self._log.at_node(options.starts, seen.node)
+        if options.since_us is not None:
+            starts = EVERYTHING
+        planned = self._log.plan(seen.destinations, starts=starts, since=options.since_us)
+        return {name: {seen.node: position} for name, position in planned.starts.items()}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        limit = self._options.limit
+        return ReadMaxRows(limit) if limit else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        seen = self._log.look()
+        self._target = {OTHERS: {seen.node: seen.end}}
+
+    def reportLatestOffset(self) -> Offsets:  # noqa: N802
+        seen = self._log.look()
+        return {OTHERS: {seen.node: seen.end}}
+
+    def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802
+        """Behind the last message that is there, or that the limit allows; where nothing new is
+        there, the start itself, however much others have written meanwhile."""
+        seen = self._log.look()
+        target = seen.end
+        if self._target is not None:
+            target = self._target[OTHERS].get(seen.node, seen.end)
+        starts = self._from(start, seen.node)
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else 0
+        looked = self._quiet[1] if self._quiet is not None and self._quiet[0] == start else 1
+        while True:
+            planned = self._log.plan(
+                seen.destinations, starts=starts, first=looked, behind=target, limit=most
+            )
+            if planned.found:
+                return _moved(starts, planned.behind, seen.node)
+            if looked >= planned.behind or planned.behind >= target:
+                break
+            looked = planned.behind
+        self._log.judge(planned.missing)
+        self._quiet = (start, planned.behind)
+        if self._target is None:
+            time.sleep(_QUIET_S)
+        return start
+
+    def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
+        seen = self._log.look()
+        ends = {
+            name: positions[seen.node] for name, positions in end.items() if seen.node in positions
+        }
+        if OTHERS not in ends:
+            self._log.lose(f"the batch is of another hub than node {seen.node}, which answers")
+            return []
+        planned = self._log.plan(
+            seen.destinations,
+            starts=self._from(start, seen.node),
+            ends=ends,
+            parts=self._options.parts,
+        )
+        return self._log.partitions(planned, seen.destinations)
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        return _read(partition, self._options)
+
+    def _from(self, start: Offsets, node: str) -> dict[str, int]:
+        """Places on this node; another one has a log of its own, which is read from its start."""
+        starts = {name: positions[node] for name, positions in start.items() if node in positions}
+        if OTHERS not in starts:
+            others = ", ".join(sorted({each for positions in start.values() for each in positions}))
+            self._log.lose(f"this is the hub of node {node}, what was read so far is of {others}")
+            return EVERYTHING
+        return starts
+
+
+def _moved(starts: dict[str, int], end: int, node: str) -> Offsets:
+    """All places that are before this one, moved to it."""
+    positions = {name: max(position, end) for name, position in starts.items()}
+    return {
+        name: {node: position}
+        for name, position in positions.items()
+        if name == OTHERS or position != positions[OTHERS]
+    }

@@ -1,0 +1,453 @@
+"""One connection, row by row: its bytes through the decoders, its frames into rows.
+
+What is known of a connection lives here, whoever reads it: row by row, as `ConnectionRows.add`
+does, or many connections at once with the columnar scanners, as `columnar` does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from crosswire.errors import DecoderStateError, FrameError, InvalidInput
+from crosswire.lake.schemas import DATA, FIN, FORWARD, GAP, OPEN, RESET
+from crosswire.pipeline.decode.arrow_batches import Batches
+from crosswire.pipeline.decode.readings import reading_of
+from crosswire.pipeline.decode.readings.contract import TLS, Described, Reading, json_text
+from crosswire.pipeline.tables.decoded import DIRECTIONS, FRAMES, VIOLATIONS
+from crosswire.wire import protocol
+from crosswire.wire.contract import Decoder, Encrypted, Gap, Placed, Unsynchronized
+
+if TYPE_CHECKING:
+    from crosswire.pipeline.decode.scanners.scanner import BulkScanner, Numbers
+
+__all__ = ["MOST_OPEN", "WANTED", "ConnectionRows", "Direction", "Scanned"]
+
+WANTED: Final = (
+    "node",
+    "connection",
+    "seq",
+    "direction",
+    "kind",
+    "offset",
+    "length",
+    "time",
+    "data",
+    "late",
+    "protocol",
+    "listener",
+    "connector_address",
+    "connector_port",
+    "acceptor_address",
+    "acceptor_port",
+)
+MOST_OPEN: Final = 4096
+"""So many connections are held ready to go on; of more, only what it takes to begin again."""
+_HANDSHAKE_FRAMES: Final = 8
+_OUT_OF_FRAME: Final = (Gap, Unsynchronized, Encrypted)
+_NOT_A_MESSAGE: Final = (None,) * 6
+
+
+class Scanned(NamedTuple):
+    """How far a scanner has read a direction from its first byte on: all that a decoder must be
+    told to go on from there. `opening` are the bytes of the handshake."""
+
+    scanner: BulkScanner
+    state: Numbers
+    opening: bytes
+
+    def leave(self, decoder: Decoder) -> None:
+        self.scanner.leave(decoder, self.state, np.frombuffer(self.opening, np.uint8), 0)
+
+
+class Direction:
+    """What is known of one direction; `base` is where in it the capture begins.
+
+    Where a scanner reads it, there is no decoder until somebody asks for one.
+    """
+
+    __slots__ = (
+        "base",
+        "decoder",
+        "end",
+        "first_time",
+        "frames",
+        "gaps",
+        "last_time",
+        "late",
+        "name",
+        "scanned",
+        "seen",
+    )
+
+    def __init__(self, name: str, first_time: int, base: int, late: bool) -> None:
+        self.name = name
+        self.first_time = self.last_time = first_time
+        self.base = base
+        self.late = late
+        self.seen = 0
+        self.gaps = 0
+        self.frames = 0
+        self.end: str | None = None
+        self.decoder: Decoder | None = None
+        self.scanned: Scanned | None = None
+
+    @property
+    def due(self) -> int:
+        return self.base + self.seen
+
+
+class _DirectionState(msgspec.Struct, array_like=True, frozen=True):
+    """Layout of a direction in `ConnectionRows.dump()`."""
+
+    name: str
+    first_time: int
+    last_time: int
+    base: int
+    late: bool
+    seen: int
+    gaps: int
+    frames: int
+    end: str | None
+    decoder: bytes | None
+
+
+class _ConnectionState(msgspec.Struct, array_like=True, frozen=True):
+    """Layout of `ConnectionRows.dump()`."""
+
+    version: int
+    ends: tuple[str | None, str | None, int | None, str | None, int | None]
+    protocol: str | None
+    seq: int
+    opened: bool
+    directions: list[_DirectionState]
+    reading: bytes | None
+
+
+_STATE: Final = msgspec.msgpack.Decoder(_ConnectionState)
+_STATE_VERSION: Final = 1
+
+
+class ConnectionRows:
+    """Turns the rows of one connection, given in order, into rows of `tables.decoded`."""
+
+    def __init__(self, first: tuple[Any, ...], collected: Batches, *, payloads: bool) -> None:
+        self.key = (first[1], first[0])
+        self._ends = first[11:16]
+        self.protocol: str | None = first[10]
+        self._collected = collected
+        self._payloads = payloads
+        self.seq = -1
+        self.opened = False
+        self.directions: dict[bool, Direction] = {}
+        self.reading: Reading | None = None
+        if self.protocol is not None and self.protocol != TLS:
+            self.reading = reading_of(self.protocol)()
+
+    def add(self, row: tuple[Any, ...]) -> None:
+        _, name, seq, direction, kind, offset, length, time, data, late = row[:10]
+        if seq <= self.seq:
+            raise InvalidInput(f"rows of connection {name} are there twice, or out of order")
+        self.seq = seq
+        forward = direction == FORWARD
+        known_direction = self.directions.get(forward)
+        if known_direction is None:
+            known_direction = self.directions[forward] = Direction(
+                direction, time, offset, bool(late) or offset > 0
+            )
+        known_direction.last_time = max(known_direction.last_time, time)
+        if kind == OPEN:
+            self.opened = True
+        elif kind in (FIN, RESET):
+            known_direction.end = kind
+        if kind not in (DATA, GAP):
+            return
+        if offset < known_direction.due:
+            raise InvalidInput(f"rows of connection {name} overlap at byte {offset}")
+        if offset > known_direction.due:
+            self._skip(forward, known_direction, offset - known_direction.due, time)
+        if kind == GAP:
+            self._skip(forward, known_direction, length, time)
+        else:
+            self._feed(forward, known_direction, data, time)
+
+    @property
+    def is_over(self) -> bool:
+        """Both sides ended it, or one broke it off."""
+        ends = [direction.end for direction in self.directions.values()]
+        return RESET in ends or ends.count(FIN) == 2
+
+    @property
+    def is_closed(self) -> bool:
+        """Either direction has ended for itself."""
+        directions = self.directions.values()
+        return len(directions) == 2 and all(direction.end is not None for direction in directions)
+
+    @property
+    def last_time(self) -> int:
+        return max(direction.last_time for direction in self.directions.values())
+
+    def dump(self) -> bytes:
+        """The whole state between two rows, to be given to `load`: small, versioned."""
+        directions = [
+            _DirectionState(
+                direction.name,
+                direction.first_time,
+                direction.last_time,
+                direction.base,
+                direction.late,
+                direction.seen,
+                direction.gaps,
+                direction.frames,
+                direction.end,
+                self._dumped(direction),
+            )
+            for direction in self.directions.values()
+        ]
+        return msgspec.msgpack.encode(
+            _ConnectionState(
+                _STATE_VERSION,
+                self._ends,
+                self.protocol,
+                self.seq,
+                self.opened,
+                directions,
+                None if self.reading is None else self.reading.dump(),
+            )
+        )
+
+    def _dumped(self, direction: Direction) -> bytes | None:
+        if direction.decoder is None and direction.scanned is None:
+            return None
+        return self.decoder(direction.name == FORWARD, direction).dump()
+
+    @classmethod
+    def load(
+        cls, key: tuple[str, str], state: bytes, collected: Batches, *, payloads: bool
+    ) -> ConnectionRows:
+        """Goes on where `dump` was called; `key` is connection and node.
+
+        Raises DecoderStateError.
+        """
+        try:
+            saved = _STATE.decode(state)
+        except msgspec.MsgspecError as error:
+            raise DecoderStateError(f"state of a connection is damaged: {error}") from None
+        if saved.version != _STATE_VERSION:
+            raise DecoderStateError(
+                f"state of a connection has version {saved.version}, this is {_STATE_VERSION}"
+            )
+        connection, node = key
+        nothing = (None,) * 8
+        first = (node, connection, *nothing, saved.protocol, *saved.ends)
+        made = cls(first, collected, payloads=payloads)
+        made.seq, made.opened = saved.seq, saved.opened
+        for each in saved.directions:
+            direction = Direction(each.name, each.first_time, each.base, each.late)
+            direction.last_time, direction.seen, direction.gaps = (
+                each.last_time,
+                each.seen,
+                each.gaps,
+            )
+            direction.frames, direction.end = each.frames, each.end
+            made.directions[each.name == FORWARD] = direction
+        # The other direction's decoder is made with the opener's at hand.
+        for each in sorted(saved.directions, key=lambda each: each.name != FORWARD):
+            if each.decoder is not None:
+                forward = each.name == FORWARD
+                made.decoder(forward, made.directions[forward]).load(each.decoder)
+        if made.reading is not None and saved.reading is not None:
+            made.reading.load(saved.reading)
+        return made
+
+    def finish(self) -> None:
+        """The connection has no more rows."""
+        for forward, direction in self.directions.items():
+            if direction.decoder is not None:
+                self.emit(forward, direction, direction.decoder.feed(b""), direction.last_time)
+            self._summarize(direction)
+
+    # Bytes.
+
+    def _feed(self, forward: bool, direction: Direction, data: bytes, time: int) -> None:
+        start = direction.due
+        direction.seen += len(data)
+        if self.protocol is None:
+            return
+        if self.protocol == TLS:
+            self._location(forward, direction, start, len(data), Encrypted(), time)
+            return
+        decoder = self.decoder(forward, direction)
+        self.emit(forward, direction, decoder.feed(data), time)
+        # At the start the other side may have been waiting for what this one just said.
+        other = self.directions.get(not forward)
+        if other is not None and other.decoder is not None and other.frames < _HANDSHAKE_FRAMES:
+            self.emit(not forward, other, other.decoder.feed(b""), time)
+
+    def _skip(self, forward: bool, direction: Direction, count: int, time: int) -> None:
+        start = direction.due
+        direction.seen += count
+        direction.gaps += count
+        if self.protocol is None:
+            return
+        if self.protocol == TLS:
+            self._location(forward, direction, start, count, Gap(), time)
+            return
+        self.emit(forward, direction, self.decoder(forward, direction).skip(count), time)
+
+    def decoder(self, forward: bool, direction: Direction) -> Decoder:
+        """The accepting side is read with the other decoder at hand: it may need what it said."""
+        if direction.decoder is None:
+            assert self.protocol is not None
+            entry = protocol(self.protocol)
+            if forward:
+                direction.decoder = entry.decoder(entry.roles[0], late=direction.late)
+            else:
+                opener = self.directions.get(True)
+                if opener is None:
+                    opener = Direction(FORWARD, direction.first_time, 0, direction.late)
+                    self.directions[True] = opener
+                peer = self.decoder(True, opener)
+                direction.decoder = entry.decoder(entry.roles[-1], late=direction.late, peer=peer)
+            if direction.scanned is not None:
+                direction.scanned.leave(direction.decoder)
+                direction.scanned = None
+        return direction.decoder
+
+    # Rows.
+
+    def emit(self, forward: bool, direction: Direction, placed: list[Placed], time: int) -> None:
+        base = direction.base
+        for offset, length, item in placed:
+            if isinstance(item, FrameError):
+                self._refuse(forward, direction, base + offset, length, 0, item, time)
+            else:
+                direction.frames += 1
+                self._location(forward, direction, base + offset, length, item, time)
+
+    def _location(
+        self, forward: bool, direction: Direction, offset: int, length: int, frame: Any, time: int
+    ) -> None:
+        if isinstance(frame, _OUT_OF_FRAME):
+            if not length:
+                return
+            self._row(
+                direction,
+                offset,
+                length,
+                0,
+                frame.frame_name,
+                Described(json_text(frame.fields())),
+                time,
+            )
+            if self.reading is not None and not isinstance(frame, Encrypted):
+                self.reading.interrupt(forward)
+            return
+        assert self.reading is not None
+        try:
+            described = self.reading.describe(forward, frame, offset, length)
+        except FrameError as error:
+            self._refuse(forward, direction, offset, length, frame.layer, error, time)
+            return
+        self._row(direction, offset, length, frame.layer, frame.frame_name, described, time)
+
+    def _row(
+        self,
+        direction: Direction,
+        offset: int,
+        length: int,
+        layer: int,
+        name: str,
+        described: Described,
+        time: int,
+    ) -> None:
+        size = described.payload_size
+        payload = described.payload if self._payloads else None
+        of_message: tuple[Any, ...] = _NOT_A_MESSAGE[1:]
+        if self._payloads:
+            of_message = (
+                described.content_type,
+                described.properties,
+                described.reply_to,
+                described.message_id,
+                payload,
+            )
+        connection, node = self.key
+        self._collected.add(
+            (
+                FRAMES,
+                node,
+                connection,
+                direction.name,
+                layer,
+                offset,
+                length,
+                time,
+                self.protocol,
+                name,
+                described.identifier,
+                described.kind,
+                described.destination,
+                described.status,
+                described.sequence,
+                None if size is None else offset + length - described.payload_end - size,
+                size,
+                described.fields,
+                described.begun_at,
+                *of_message,
+            ),
+            0 if payload is None else len(payload),
+        )
+
+    def _refuse(
+        self,
+        forward: bool,
+        direction: Direction,
+        offset: int,
+        length: int,
+        layer: int,
+        error: FrameError,
+        time: int,
+    ) -> None:
+        if self.reading is not None:
+            self.reading.interrupt(forward)
+        self.violation(direction, (layer, offset, length, time), error)
+
+    def violation(
+        self, direction: Direction, location: tuple[int, int, int, int], error: FrameError
+    ) -> None:
+        """`location` is layer, offset, length and time."""
+        self._special(VIOLATIONS, direction, location, error.code, {"reason": error.reason})
+
+    def _summarize(self, direction: Direction) -> None:
+        decoder = direction.decoder
+        listener, *addresses = self._ends
+        names = ("connector_address", "connector_port", "acceptor_address", "acceptor_port")
+        summary = {
+            "listener": listener,
+            **dict(zip(names, addresses, strict=True)),
+            "opened": self.opened,
+            "late": direction.late,
+            "first_time": direction.first_time,
+            "gaps": direction.gaps,
+            "tail": 0 if decoder is None else decoder.pending,
+            "unread": 0 if decoder is None else decoder.unread,
+        }
+        location = (0, direction.base, direction.seen, direction.last_time)
+        self._special(DIRECTIONS, direction, location, direction.end, summary)
+
+    def _special(
+        self,
+        table: str,
+        direction: Direction,
+        location: tuple[int, int, int, int],
+        status: str | None,
+        fields: dict[str, Any],
+    ) -> None:
+        connection, node = self.key
+        head = (table, node, connection, direction.name, *location, self.protocol)
+        nothing = (None, None, None, None)
+        tail = (None, None, None, json_text(fields), *_NOT_A_MESSAGE)
+        self._collected.add((*head, *nothing, status, *tail))

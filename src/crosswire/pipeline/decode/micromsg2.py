@@ -1,0 +1,321 @@
+"""MicroMsg2 in columns: messages, most of them in one frame, and acknowledgements between them."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Readings, nothing
+from crosswire.pipeline.decode.matching import GET, PASS, PUT, Matching
+from crosswire.pipeline.decode.micromsg2_headers import (
+    BARE,
+    CONTENT_TYPE,
+    ERROR,
+    IDENTIFIER,
+    NAME,
+    REPLY_TO,
+    TEXT,
+    HeaderColumns,
+    key_of,
+)
+from crosswire.pipeline.decode.micromsg2_messages import MESSAGE, PAYLOAD, Messages, begun_before
+from crosswire.pipeline.decode.readings.contract import (
+    ACKNOWLEDGEMENT,
+    CONTROL,
+    HANDSHAKE,
+    RESPONSE,
+    Described,
+    kind_of_destination,
+)
+from crosswire.pipeline.decode.readings.micromsg2 import (
+    ACKS,
+    BINARY,
+    PREFIXES,
+    SUCCESS,
+    MicroMsg2Reading,
+    describe_small,
+    extensions_of,
+    full_name,
+)
+from crosswire.pipeline.decode.scanners.scanner import NONE, Numbers
+from crosswire.pipeline.decode.text import (
+    Coded,
+    Decimal,
+    Fixed,
+    Flags,
+    Hexadecimal,
+    Quoted,
+    Raw,
+    Vocabulary,
+    among,
+    distinct,
+    text,
+    words,
+)
+from crosswire.wire.micromsg2.frames import Command, Error, Handshake, parse_handshake
+from crosswire.wire.micromsg2.values import parse_call
+
+__all__ = ["describe"]
+
+# What the scanner calls the other frames.
+_HANDSHAKE: Final = 0
+_COMMAND, _EXTENSION, _ERROR = range(2, 5)
+
+_ACK_BYTES: Final = 2
+
+# Kinds: those of messages, by what the destination begins with; then others.
+_QUEUE: Final = full_name("")
+_KINDS: Final = (
+    *map(kind_of_destination, (*PREFIXES, _QUEUE)),
+    *(RESPONSE, ACKNOWLEDGEMENT, CONTROL, HANDSHAKE),
+)
+_RESPONSE, _ACKNOWLEDGEMENT, _CONTROL, _GREETING = range(BARE + 1, len(_KINDS))
+
+_Readings = Readings[MicroMsg2Reading]
+
+
+def describe(rows: FrameRows, readings: _Readings) -> DescriptionColumns:
+    hello, hellos = _handshakes(rows)
+    call, calls = _calls(rows)
+    begun = begun_before(readings)
+    headers = HeaderColumns(rows, [each.message for each in begun])
+    messages = Messages(rows, begun, headers.wrong)
+    asked, before = _matched(rows, readings, messages, headers)
+    use, uses = _in_use(rows, readings, hello, hellos)
+    acks = among(use, [name in ACKS for name in uses], False)
+    acks &= rows.slices[PAYLOAD][1] == _ACK_BYTES
+
+    head, whole, responses = messages.head, messages.whole, asked != NONE
+    kind = np.where(whole, np.where(responses, _RESPONSE, headers.prefixes[head]), NONE)
+    kind[rows.frame == _EXTENSION] = _CONTROL
+    kind[acks] = _ACKNOWLEDGEMENT
+    kind[hello != NONE] = _GREETING
+    kind = np.where(call == NONE, kind, len(_KINDS) + call)
+    description = DescriptionColumns(
+        fields=_fields(rows, headers, hello, hellos, call, calls),
+        kind=words(kind, [*_KINDS, *(each.kind or "" for each in calls)]),
+        identifier=headers.column(IDENTIFIER, head, whole),
+        destination=_destinations(headers, head, asked, before, call, calls),
+        status=_statuses(headers, head, responses, use, uses, call, calls),
+        sequence=_sequences(rows, acks),
+        payload_size=np.where(rows.frame == MESSAGE, rows.slices[PAYLOAD][1], NONE),
+        payload_end=np.zeros(len(rows), np.int64),
+        begun_at=messages.begun_at(),
+        errors=dict(headers.wrong),
+    )
+    if rows.payloads:
+        description.payload = messages.payloads()
+        description.content_type = headers.column(CONTENT_TYPE, head, whole, BINARY)
+        description.properties = headers.column(TEXT, head, whole)
+        description.reply_to = headers.column(REPLY_TO, head, whole)
+        description.message_id = nothing(len(rows), pa.int64())
+    messages.keep(readings)
+    return description
+
+
+# ------------------------------------------------------------------------- handshakes and commands
+
+
+class _HandshakeFields(NamedTuple):
+    """A handshake, but for the identity: what its fields have before and behind it, and the names
+    of the extensions."""
+
+    before: str
+    after: str
+    extensions: tuple[str, ...]
+
+
+def _handshakes(rows: FrameRows) -> tuple[Numbers, list[_HandshakeFields]]:
+    starts, lengths = rows.slices[PAYLOAD]
+    chosen = np.where(rows.frame == _HANDSHAKE, lengths, NONE)
+    code, firsts = distinct(rows.octets, starts, chosen, rows.number.view(np.int64))
+    return code, [_hello(int(rows.number[row]), rows.part(row, PAYLOAD)) for row in firsts.tolist()]
+
+
+def _hello(version: int, extensions: bytes) -> _HandshakeFields:
+    no_identity = bytes(1)
+    frame, _ = parse_handshake(version.to_bytes(3) + no_identity + extensions, 0, 0, 0)
+    assert isinstance(frame, Handshake)
+    before, _, after = describe_small(frame).fields.partition('""')
+    return _HandshakeFields(before, after, tuple(extensions_of(frame)))
+
+
+def _calls(rows: FrameRows) -> tuple[Numbers, list[Described]]:
+    """Commands and errors."""
+    starts, lengths = rows.slices[PAYLOAD]
+    calls = (rows.frame == _COMMAND) | (rows.frame == _ERROR)
+    code, firsts = distinct(rows.octets, starts, np.where(calls, lengths, NONE), rows.frame)
+    kinds: dict[int, Any] = {_COMMAND: Command, _ERROR: Error}
+    return code, [
+        describe_small(kinds[int(rows.frame[row])](*parse_call(rows.part(row, PAYLOAD))))
+        for row in firsts.tolist()
+    ]
+
+
+def _in_use(
+    rows: FrameRows, readings: _Readings, hello: Numbers, hellos: list[_HandshakeFields]
+) -> tuple[Numbers, list[str]]:
+    """The extension that each extension frame belongs to: what the latest handshake of who opened
+    the connection calls so."""
+    lists: Vocabulary[tuple[str, ...]] = Vocabulary()
+    named = among(hello, lists.codes(each.extensions for each in hellos), NONE)
+    before = np.full(len(readings.stays), NONE)
+    for owner, reading in readings.known.items():
+        before[owner] = lists.code(tuple(reading.extensions))
+    naming = (hello != NONE) & rows.forward
+    latest = np.maximum.accumulate(np.where(naming, np.arange(len(rows)), NONE))
+    here = (latest != NONE) & (rows.owner[latest] == rows.owner)
+    which = np.where(here, named[latest], before[rows.owner])
+    every = list(lists)
+    for row in np.flatnonzero(naming & readings.stays[rows.owner]).tolist():
+        readings.of(int(rows.owner[row])).extensions = list(every[named[row]])
+    sizes = np.array([len(each) for each in every], np.int64)
+    number = rows.number.view(np.int64)
+    known = (rows.frame == _EXTENSION) & (number > 0) & (number <= among(which, sizes, 0))
+    use = np.where(known, among(which, np.cumsum(sizes) - sizes, 0) + number - 1, NONE)
+    return use, [name for each in every for name in each]
+
+
+# ----------------------------------------------------------------------------------------- answers
+
+
+_Asked = tuple[tuple[bool, str, str | None], tuple[str, str]]
+"""As it is remembered."""
+
+
+def _matched(
+    rows: FrameRows, readings: _Readings, messages: Messages, headers: HeaderColumns
+) -> tuple[Numbers, list[str]]:
+    """The row that each answers, or behind the last, one from before, which has a destination of
+    these. A message that wants an answer asks, unless it is one."""
+    count, head, whole = len(rows), messages.head, messages.whole
+    matching = Matching(rows, readings, lambda reading: reading.asked)
+    asks = whole & (headers.lengths[REPLY_TO][head] != NONE)
+    if not (asks.any() or matching.keys):
+        return np.full(count, NONE), []
+    # What rows ask for or answer, and behind that, what those who ask might answer.
+    asking = np.flatnonzero(asks)
+    starts, lengths = headers.keys(NAME, np.append(head, head[asking]))
+    lengths[:count][~whole] = NONE
+    starts[asking], lengths[asking] = headers.keys(REPLY_TO, head[asking])
+    codes = matching.texts(headers.octets, starts, lengths, key_of)
+    own, might, before = np.split(codes, [count, count + len(asking)])
+    answers = np.full(count, NONE)
+    answers[asking] = might
+    steps = np.where(whole, np.where(asks, PUT, GET), PASS)
+    partner = matching.partners(np.append(own, before), steps, answers)
+    staying = asking[readings.stays[rows.owner[asking]]]
+    asked = _asked(rows, headers, staying, head[staying]) if len(staying) else {}
+    matching.remember(asked.__getitem__)
+    return partner, [destination for _, destination in matching.values]
+
+
+def _asked(
+    rows: FrameRows, headers: HeaderColumns, chosen: Numbers, head: Numbers
+) -> dict[int, _Asked]:
+    """By row, what is remembered of those who ask."""
+    every = np.ones(len(chosen), np.bool_)
+    names, replies, identifiers = (
+        headers.column(which, head, every).to_pylist() for which in (NAME, REPLY_TO, IDENTIFIER)
+    )
+    destinations = [full_name(name) for name in names]
+    keys = zip(rows.forward[chosen].tolist(), replies, identifiers, strict=True)
+    values = ((kind_of_destination(each), each) for each in destinations)
+    return dict(zip(chosen.tolist(), zip(keys, values, strict=True), strict=True))
+
+
+# ----------------------------------------------------------------------------------------- columns
+
+
+def _fields(
+    rows: FrameRows,
+    headers: HeaderColumns,
+    hello: Numbers,
+    hellos: list[_HandshakeFields],
+    call: Numbers,
+    calls: list[Described],
+) -> pa.Array:
+    count, messages, extensions = len(rows), rows.frame == MESSAGE, rows.frame == _EXTENSION
+    kind = np.where(messages, 0, np.where(extensions, 1, NONE))
+    opening = np.where(hello == NONE, kind, 2 + hello)
+    opening[call != NONE] = 2 + len(hellos) + call[call != NONE]
+    closing = np.where(messages, rows.detail, np.where(extensions, 2, NONE))
+    payloads, sizes = rows.slices[PAYLOAD]
+    return text(
+        count,
+        Coded(
+            opening,
+            ['{"sequence":', '{"id":']
+            + [each.before for each in hellos]
+            + [each.fields for each in calls],
+        ),
+        Decimal(np.where(messages, rows.sequence, rows.number.view(np.int64)), kind != NONE),
+        Coded(kind, [',"destination":', ',"payload":"']),
+        Quoted(headers.octets, headers.starts[NAME][:count], headers.lengths[NAME][:count]),
+        Fixed(',"properties":', messages),
+        Raw(headers.octets, headers.starts[TEXT][:count], headers.lengths[TEXT][:count]),
+        Hexadecimal(rows.octets, payloads, np.where(extensions, sizes, NONE)),
+        Coded(
+            np.where(hello == NONE, closing, 3 + hello),
+            [',"continued":false}', ',"continued":true}', '"}'] + [each.after for each in hellos],
+        ),
+    )
+
+
+def _destinations(
+    headers: HeaderColumns,
+    head: Numbers,
+    asked: Numbers,
+    before: list[str],
+    call: Numbers,
+    calls: list[Described],
+) -> pa.Array:
+    """An answer has its question's."""
+    count = len(head)
+    from_before = asked >= count
+    named = np.where(asked == NONE, head, head[np.where(from_before, NONE, asked)])
+    named[from_before] = NONE
+    description = np.where(from_before, asked - count, NONE)
+    has = among(call, [each.destination is not None for each in calls], False)
+    description[has] = len(before) + call[has]
+    return text(
+        count,
+        Fixed(_QUEUE, (named != NONE) & (headers.prefixes[named] == BARE)),
+        headers.part(NAME, named, named != NONE),
+        Coded(description, [*before, *(each.destination or "" for each in calls)]),
+        valid=(named != NONE) | (description != NONE),
+    )
+
+
+def _statuses(
+    headers: HeaderColumns,
+    head: Numbers,
+    responses: Flags,
+    use: Numbers,
+    uses: list[str],
+    call: Numbers,
+    calls: list[Described],
+) -> pa.Array:
+    """What went wrong, or whose frame it is."""
+    failed = responses & (headers.lengths[ERROR][head] != NONE)
+    code = np.where(use == NONE, NONE, 1 + use)
+    code[responses & ~failed] = 0
+    has = among(call, [each.status is not None for each in calls], False)
+    code[has] = 1 + len(uses) + call[has]
+    return text(
+        len(head),
+        Coded(code, [SUCCESS, *uses, *(each.status or "" for each in calls)]),
+        headers.part(ERROR, head, failed),
+        valid=(code != NONE) | failed,
+    )
+
+
+def _sequences(rows: FrameRows, acks: Flags) -> Numbers:
+    """A message's own, or that of the one that is acknowledged."""
+    sequence = np.where(rows.frame == MESSAGE, rows.sequence, NONE)
+    chosen = np.flatnonzero(acks)
+    at = rows.slices[PAYLOAD][0][chosen]
+    sequence[chosen] = rows.octets[at].astype(np.int64) << 8 | rows.octets[at + 1]
+    return sequence

@@ -1,0 +1,269 @@
+"""MicroMsg2's messages, which may come in several frames: which rows belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from crosswire.pipeline.decode.compiled import (
+    INT,
+    INTS,
+    OCTETS,
+    OUT_INTS,
+    OUT_OCTETS,
+    OUT_TRUTHS,
+    TRUTHS,
+    kernel,
+)
+from crosswire.pipeline.decode.contract import FrameRows, Readings
+from crosswire.pipeline.decode.readings.micromsg2 import (
+    MESSAGE_BYTES,
+    MicroMsg2Reading,
+    PartialMessage,
+)
+from crosswire.pipeline.decode.scanners.scanner import NONE, Bytes, Numbers, compiled
+from crosswire.pipeline.decode.text import Flags, Raw, binary, copy_octets
+from crosswire.wire.micromsg2.values import parse_properties
+
+__all__ = [
+    "DESTINATION",
+    "MESSAGE",
+    "PAYLOAD",
+    "PROPERTIES",
+    "Messages",
+    "PendingMessage",
+    "begun_before",
+]
+
+# What the scanner calls a message, and its slices.
+MESSAGE: Final = 1
+PAYLOAD, DESTINATION, PROPERTIES = range(3)
+
+
+class PendingMessage(NamedTuple):
+    """A message that earlier frames have begun."""
+
+    owner: int
+    forward: bool
+    message: PartialMessage
+
+
+def begun_before(readings: Readings[MicroMsg2Reading]) -> list[PendingMessage]:
+    return [
+        PendingMessage(owner, forward, message)
+        for owner in sorted(readings.known)
+        for forward, message in readings.known[owner].begun.items()
+        if message is not None
+    ]
+
+
+@compiled
+def _close(first: int, count: int, closed: Flags) -> int:
+    if first >= count:
+        closed[first - count] = True
+    return NONE
+
+
+@kernel(
+    *(INTS, TRUTHS, TRUTHS, TRUTHS, INTS, INTS, INTS),
+    *(INTS, TRUTHS, INTS),
+    *(OUT_INTS, OUT_INTS, OUT_INTS, OUT_TRUTHS, OUT_INTS),
+    returns=INT,
+)
+def _follow(
+    owners: Numbers,
+    directions: Flags,
+    messages: Flags,
+    wrong: Flags,
+    continued: Numbers,
+    names: Numbers,
+    sizes: Numbers,
+    begun_owners: Numbers,
+    begun_directions: Flags,
+    begun_sizes: Numbers,
+    head: Numbers,
+    after: Numbers,
+    together: Numbers,
+    closed: Flags,
+    left: Numbers,
+) -> int:
+    """`first`, `last` and `size` are those of the message that each direction is in."""
+    count, kept, before, owner = len(owners), 0, 0, NONE
+    first, last = np.full(2, NONE, np.int64), np.full(2, NONE, np.int64)
+    size = np.zeros(2, np.int64)
+    for row in range(count + 1):
+        if row == count or owners[row] != owner:
+            for direction in range(2):
+                if first[direction] != NONE:
+                    left[kept] = first[direction]
+                    kept += 1
+                first[direction] = NONE
+            if row == count:
+                break
+            owner = owners[row]
+            while before < len(begun_owners) and begun_owners[before] <= owner:
+                if begun_owners[before] == owner:
+                    direction = int(begun_directions[before])
+                    first[direction] = last[direction] = count + before
+                    size[direction] = begun_sizes[before]
+                before += 1
+        direction = int(directions[row])
+        if wrong[row]:
+            first[direction] = _close(first[direction], count, closed)
+        if not messages[row] or wrong[row]:
+            continue
+        if first[direction] != NONE:
+            after[last[direction]] = row
+        elif names[row]:
+            first[direction], size[direction] = row, 0
+        else:
+            continue
+        last[direction] = row
+        size[direction] += sizes[row]
+        if size[direction] <= MESSAGE_BYTES:
+            head[row], together[row] = first[direction], size[direction]
+        if not continued[row] or size[direction] > MESSAGE_BYTES:
+            first[direction] = _close(first[direction], count, closed)
+    return kept
+
+
+@kernel(OCTETS, INTS, INTS, OCTETS, INTS, INTS, INTS, INTS, OUT_OCTETS)
+def _join(
+    octets: Bytes,
+    starts: Numbers,
+    lengths: Numbers,
+    begun: Bytes,
+    begun_ends: Numbers,
+    head: Numbers,
+    after: Numbers,
+    chosen: Numbers,
+    out: Bytes,
+) -> None:
+    """One message behind the other, each given by its last row."""
+    position = 0
+    for row in chosen:
+        piece = head[row]
+        if piece >= len(starts):
+            index = piece - len(starts)
+            start = begun_ends[index - 1] if index else 0
+            copy_octets(begun, start, out, position, begun_ends[index] - start)
+            position += begun_ends[index] - start
+            piece = after[piece]
+        while True:
+            copy_octets(octets, starts[piece], out, position, lengths[piece])
+            position += lengths[piece]
+            if piece == row:
+                break
+            piece = after[piece]
+
+
+class Messages:
+    """Which rows make up messages. Those `begun` before are numbered behind the last row.
+
+    `head` is the first of a row's message; NONE where that was missed, or is too large. `whole` are
+    the rows that end one.
+    """
+
+    def __init__(self, rows: FrameRows, begun: list[PendingMessage], wrong: Iterable[int]) -> None:
+        """`wrong` are messages that are none."""
+        self._rows, self.begun = rows, begun
+        count, sizes = len(rows), rows.slices[PAYLOAD][1]
+        self.head, self._together = np.full(count, NONE), np.zeros(count, np.int64)
+        self._after = np.full(count + len(begun), NONE)
+        self._closed, left = np.zeros(len(begun), np.bool_), np.empty(count + len(begun), np.int64)
+        is_wrong = np.zeros(count, np.bool_)
+        is_wrong[list(wrong)] = True
+        kept = _follow(
+            rows.owner,
+            rows.forward,
+            rows.frame == MESSAGE,
+            is_wrong,
+            rows.detail,
+            rows.slices[DESTINATION][1],
+            sizes,
+            np.array([each.owner for each in begun], np.int64),
+            np.array([each.forward for each in begun], np.bool_),
+            np.array([each.message.size_bytes for each in begun], np.int64),
+            self.head,
+            self._after,
+            self._together,
+            self._closed,
+            left,
+        )
+        self._left = left[:kept]
+        self.whole: Flags = (self.head != NONE) & (rows.detail == 0)
+
+    def begun_at(self) -> Numbers:
+        """Where each whole one begins in its direction."""
+        before = np.array([each.message.offset for each in self.begun], np.int64)
+        return np.where(self.whole, np.append(self._rows.offset, before)[self.head], NONE)
+
+    def payloads(self) -> pa.Array:
+        """Of the whole ones."""
+        starts, lengths = self._rows.slices[PAYLOAD]
+        count = len(starts)
+        alone = self.whole & (self.head == np.arange(count))
+        parts = [Raw(self._rows.octets, starts, np.where(alone, lengths, NONE))]
+        chosen = np.flatnonzero(self.whole & ~alone)
+        if len(chosen):
+            before = [b"".join(each.message.payloads) for each in self.begun]
+            missing = np.zeros(len(self._after), np.int64)
+            # Payloads that nobody asked for when they were there.
+            missing[count:] = [
+                each.message.size_bytes - len(payload)
+                for each, payload in zip(self.begun, before, strict=True)
+            ]
+            together = self._together[chosen] - missing[self.head[chosen]]
+            ends = np.cumsum(together)
+            joined = np.empty(ends[-1], np.uint8)
+            _join(
+                self._rows.octets,
+                starts,
+                lengths,
+                np.frombuffer(b"".join(before), np.uint8),
+                np.cumsum(np.array([len(each) for each in before], np.int64)),
+                self.head,
+                self._after,
+                chosen,
+                joined,
+            )
+            positions, sizes = np.zeros(count, np.int64), np.full(count, NONE)
+            positions[chosen], sizes[chosen] = ends - together, together
+            parts.append(Raw(joined, positions, sizes))
+        return binary(count, *parts, valid=self.whole)
+
+    def keep(self, readings: Readings[MicroMsg2Reading]) -> None:
+        """Write into the readings of those who stay what is begun now."""
+        rows, count = self._rows, len(self._rows)
+        for index in np.flatnonzero(self._closed).tolist():
+            owner, forward, _ = self.begun[index]
+            if readings.stays[owner]:
+                readings.of(owner).begun[forward] = None
+        for piece in self._left.tolist():
+            if piece >= count:
+                owner, forward, message = self.begun[piece - count]
+                piece = int(self._after[piece])
+            else:
+                owner, forward = int(rows.owner[piece]), bool(rows.forward[piece])
+                message = None
+            if readings.stays[owner]:
+                reading = readings.of(owner)
+                reading.begun[forward] = self._gone_on(message, piece)
+
+    def _gone_on(self, message: PartialMessage | None, piece: int) -> PartialMessage:
+        """With what these rows have of it, from that row on."""
+        rows = self._rows
+        if message is None:
+            message = PartialMessage(
+                rows.part(piece, DESTINATION).decode(),
+                parse_properties(rows.part(piece, PROPERTIES)),
+                int(rows.offset[piece]),
+            )
+        while piece != NONE:
+            payload = rows.part(piece, PAYLOAD) if rows.payloads else b""
+            message.add(payload, int(rows.slices[PAYLOAD][1][piece]))
+            piece = int(self._after[piece])
+        return message

@@ -1,0 +1,383 @@
+"""EMP: requests and responses; the hub's own operations carry messages to queues and topics.
+
+A body is taken to have its `data` between two texts that come again and again: with what these say
+read once and kept, only `data` is left to be read. What looks otherwise is read as a whole.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from crosswire.errors import MalformedFrame
+from crosswire.pipeline.decode.readings.contract import (
+    ACKNOWLEDGEMENT,
+    CONTROL,
+    ERROR,
+    GOODBYE,
+    HANDSHAKE,
+    HEARTBEAT,
+    REQUEST,
+    RESPONSE,
+    SUBSCRIPTION,
+    Described,
+    Memory,
+    Reading,
+    json_text,
+    kind_of_destination,
+)
+from crosswire.wire.contract import Frame
+from crosswire.wire.emp.frames import (
+    ABSENT,
+    Bye,
+    Error,
+    Hello,
+    Ping,
+    Pong,
+    Request,
+    Response,
+    Result,
+)
+
+__all__ = [
+    "BINARY",
+    "JSON",
+    "MOST_AROUND",
+    "READING",
+    "TEXT",
+    "UNASKED",
+    "EmpBody",
+    "EmpReading",
+    "OperationText",
+    "Target",
+    "asked",
+    "carrying",
+    "describe_properties",
+    "operation_around",
+    "operation_beside",
+    "published",
+    "read_request",
+    "read_response",
+]
+
+JSON: Final = "application/json"
+TEXT: Final = "text/plain"
+BINARY: Final = "application/octet-stream"
+_SECRET: Final = "$authenticate"
+_SUBSCRIBERS: Final = ("$subscribe", "$unsubscribe", "$serve")
+_SIMPLE: Final = {
+    Hello: HANDSHAKE,
+    Bye: GOODBYE,
+    Ping: HEARTBEAT,
+    Pong: HEARTBEAT,
+}
+
+Target = tuple[str, str | None]
+"""Kind and destination."""
+UNASKED: Final[Target] = (RESPONSE, None)
+
+MOST_AROUND: Final = 256
+"""Bytes around `data`, or of a destination: what is longer hardly comes again."""
+
+
+# ------------------------------------------------------------------------------------------- JSON
+
+_Id = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
+class _PublicationData(msgspec.Struct, gc=False):
+    """The data of `$publish`, read as far as it is what it should be."""
+
+    destination: str
+    json: msgspec.Raw = msgspec.Raw(b"")
+    text: str | None = None
+    base64: str | None = None
+    properties: dict[str, Any] | None = None
+
+
+class _DeliveryData(_PublicationData, gc=False):
+    """The same of `$deliver`, where the hub says which message it is."""
+
+    id: _Id | None = None
+
+
+class _Published(msgspec.Struct, gc=False):
+    id: _Id
+
+
+_CARRIERS: Final[dict[str, Callable[[bytes], Any]]] = {
+    "$publish": msgspec.json.Decoder(_PublicationData).decode,
+    "$deliver": msgspec.json.Decoder(_DeliveryData).decode,
+}
+_ANY: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder(msgspec.Raw)
+_PUBLISHED: Final = msgspec.json.Decoder(_Published)
+_PROPERTIES: Final = msgspec.json.Decoder(dict[str, Any])
+_NO_JSON: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+# -------------------------------------------------------------------------------------------- said
+
+
+class OperationText(NamedTuple):
+    """What requests with the same `op` share, or responses that say the same.
+
+    `fields` is what the JSON has behind the id. A response has the place that its request left as
+    its `answer`, if it was asked. `decode` reads the data of those that carry a message, and
+    `has_id` is whether that is one which the hub has numbered. `shown` is whether data may be told.
+    """
+
+    fields: str
+    target: Target = UNASKED
+    answer: Target | None = None
+    status: str | None = None
+    content_type: str | None = None
+    shown: bool = False
+    decode: Callable[[bytes], Any] | None = None
+    has_id: bool = False
+
+
+def _called(op: str) -> OperationText:
+    destination = f"service/{op}"
+    fields = f',"op":{json_text(op)}}}'
+    if op in _SUBSCRIBERS:
+        return OperationText(fields, (SUBSCRIPTION, destination), (ACKNOWLEDGEMENT, destination))
+    return OperationText(
+        fields,
+        (REQUEST, destination),
+        (RESPONSE, destination),
+        None,
+        JSON,
+        op != _SECRET,
+        _CARRIERS.get(op),
+        op == "$deliver",
+    )
+
+
+def _answered(result: Result) -> OperationText:
+    fields = {"status": result.status, "code": result.code, "description": result.description}
+    fields_text = json_text({name: value for name, value in fields.items() if value is not None})
+    status = "success" if result.status == "success" else result.code or "failure"
+    return OperationText(f",{fields_text[1:]}", status=status, content_type=JSON, shown=True)
+
+
+def operation_beside(frame: Frame) -> OperationText:
+    """By what is neither request nor response, and has no id; `fields` is all of the JSON."""
+    fields, kind = json_text(frame.fields()), _SIMPLE.get(type(frame), CONTROL)
+    if isinstance(frame, Error):
+        return OperationText(fields, (ERROR, None), status=str(frame.code))
+    return OperationText(fields, (kind, None))
+
+
+# -------------------------------------------------------------------------------------------- data
+
+
+class EmpBody(NamedTuple):
+    """Of a request or a response: its data, how large that is in the body, what is behind it.
+
+    `data` is empty where it is not written; an object that is written has two braces at least.
+    """
+
+    operation: OperationText
+    data: bytes
+    size: int
+    after: int
+
+
+_MEMBER: Final = b'"data":'
+_MARK: Final = b'{"":0}'
+
+
+def read_request(body: bytes) -> EmpBody:
+    """Raises MalformedFrame."""
+    found = _between(body, True)
+    if found is not None:
+        return found
+    call = Request(0, body).call()
+    return EmpBody(_called(call.op), _written(call.data), *_target(body, call.data))
+
+
+def read_response(body: bytes) -> EmpBody:
+    """Raises MalformedFrame."""
+    found = _between(body, False)
+    if found is not None:
+        return found
+    result = Response(0, body).result()
+    return EmpBody(_answered(result), _written(result.data), *_target(body, result.data))
+
+
+def _written(data: msgspec.Raw) -> bytes:
+    return b"" if data is ABSENT else bytes(data)
+
+
+def _between(body: bytes, is_request: bool) -> EmpBody | None:
+    """The body, if its data is where it is looked for."""
+    member = body.find(_MEMBER, 0, MOST_AROUND)
+    opened = body.find(b"{", member) if member >= 0 else 0
+    closed = body.rfind(b"}", opened, -1) + 1
+    if not 0 < opened < closed or opened + len(body) - closed > MOST_AROUND:
+        return None
+    operation = operation_around(body[:opened], body[closed:], is_request)
+    data = body[opened:closed]
+    if operation is None or not _is_object(data):
+        return None
+    return EmpBody(operation, data, len(data), len(body) - closed)
+
+
+@lru_cache(maxsize=2048)
+def operation_around(before: bytes, after: bytes, is_request: bool) -> OperationText | None:
+    """By a body that has its data, an object, between these two; None if that is not its place.
+
+    Where a mark between the two is read as `data`, any other object would be. Neither cuts through
+    a character: what stands beside them is a brace.
+    """
+    body = before + _MARK + after
+    fields_text: Any
+    try:
+        fields_text = Request(0, body).call() if is_request else Response(0, body).result()
+    except MalformedFrame:
+        return None
+    if _target(body, fields_text.data) != (len(_MARK), len(after)):
+        return None
+    return _called(fields_text.op) if is_request else _answered(fields_text)
+
+
+def _is_object(text: bytes) -> bool:
+    """What opens with a brace and has nothing behind the last: is it one JSON value?"""
+    if text == b"{}":
+        return True
+    try:
+        _ANY.decode(text)
+        # The decoder passes over strings without a look at their encoding.
+        if not text.isascii():
+            text.decode()
+    except _NO_JSON:
+        return False
+    return True
+
+
+def _target(body: bytes, data: msgspec.Raw) -> tuple[int, int]:
+    """Size of `data` in the body, of which it is a view, and how much is behind it; 0 and 0 if it
+    is not written."""
+    at = int(pa.py_buffer(data).address) - int(pa.py_buffer(body).address)
+    size = len(memoryview(data))
+    return (size, len(body) - at - size) if 0 <= at < len(body) else (0, 0)
+
+
+# ----------------------------------------------------------------------------------------- carried
+
+
+def asked(number: int, body: EmpBody) -> tuple[Described, Target | None]:
+    """A request, and its answer."""
+    operation, data, size, after = body
+    target, answer, content_type = operation.target, operation.answer, operation.content_type
+    payload = data or None if operation.shown else None
+    if not data:
+        content_type = None
+    properties = message_id = None
+    carried = None if operation.decode is None else _carried(operation.decode, data)
+    if carried is not None:
+        target, answer = carrying(carried.destination)
+        payload, content_type = _payload(carried)
+        if carried.properties is not None:
+            properties = json_text(carried.properties)
+        if operation.has_id:
+            message_id = carried.id
+    described = Described(
+        f'{{"id":{number}{operation.fields}',
+        target[0],
+        str(number),
+        target[1],
+        payload_size=size,
+        payload_end=after,
+        payload=payload,
+        content_type=content_type,
+        properties=properties,
+        message_id=message_id,
+    )
+    return described, answer
+
+
+def _carried(decode: Callable[[bytes], Any], data: bytes) -> Any:
+    try:
+        return decode(data)
+    except _NO_JSON:
+        return None  # the hub refuses it: a request like any other
+
+
+def carrying(destination: str) -> tuple[Target, Target]:
+    """Where a message to it goes, and what the carrier's answer is."""
+    return (kind_of_destination(destination), destination), (ACKNOWLEDGEMENT, destination)
+
+
+def _payload(carried: _PublicationData) -> tuple[bytes, str]:
+    if carried.text is not None and not carried.json:
+        return carried.text.encode(), TEXT
+    if raw := bytes(carried.json):
+        return raw, JSON
+    try:
+        return base64.b64decode(carried.base64 or "", validate=True), BINARY
+    except ValueError:
+        return b"", BINARY
+
+
+def describe_properties(properties: bytes) -> str:
+    """As the tables have what is written so."""
+    return json_text(_PROPERTIES.decode(properties))
+
+
+def published(data: bytes) -> int | None:
+    """The hub's id of a message, from the answer to who published it."""
+    try:
+        return _PUBLISHED.decode(data).id
+    except _NO_JSON:
+        return None
+
+
+# ----------------------------------------------------------------------------------------- reading
+
+
+class EmpReading(Reading):
+    """A response has the destination of the request that it answers."""
+
+    def __init__(self) -> None:
+        self.asked: Memory[Target] = Memory()
+
+    def describe(self, forward: bool, frame: Frame, offset: int, length: int) -> Described:  # noqa: ARG002
+        if isinstance(frame, Request):
+            described, answer = asked(frame.id, read_request(frame.body))
+            if answer is not None:
+                self.asked.put((forward, frame.id), answer)
+            return described
+        if isinstance(frame, Response):
+            return self._response(forward, frame.id, read_response(frame.body))
+        fields, target, _, status, *_ = operation_beside(frame)
+        return Described(fields, target[0], status=status)
+
+    def _save(self) -> Any:
+        return self.asked.save()
+
+    def _restore(self, own: Any) -> None:
+        self.asked.restore(own)
+
+    def _response(self, forward: bool, number: int, body: EmpBody) -> Described:
+        kind, destination = self.asked.take((not forward, number)) or UNASKED
+        return Described(
+            f'{{"id":{number}{body.operation.fields}',
+            kind,
+            str(number),
+            destination,
+            body.operation.status,
+            payload_size=body.size,
+            payload_end=body.after,
+            payload=body.data or None,
+            content_type=JSON if body.data else None,
+            message_id=published(body.data) if kind == ACKNOWLEDGEMENT else None,
+        )
+
+
+READING = EmpReading

@@ -1,0 +1,261 @@
+"""eMQP: jobs to queues, publications to topics, replies; ZMTP's own frames below them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from crosswire.pipeline.decode.readings.contract import (
+    ACKNOWLEDGEMENT,
+    CONTROL,
+    ERROR,
+    GOODBYE,
+    HANDSHAKE,
+    HEARTBEAT,
+    PUBLISH,
+    REQUEST,
+    RESPONSE,
+    SEND,
+    SUBSCRIPTION,
+    Described,
+    Memory,
+    Reading,
+    json_text,
+)
+from crosswire.wire.contract import Frame
+from crosswire.wire.emqp.frames import (
+    Ack,
+    DeliveryFrame,
+    Disconnect,
+    Heartbeat,
+    Inform,
+    Kbai,
+    Publish,
+    Reply,
+    Request,
+    ScheduleFrame,
+    UnscheduleFrame,
+)
+from crosswire.wire.emqp.headers import Headers
+from crosswire.wire.zmtp.frames import Command, Greeting, Message
+
+__all__ = [
+    "BINARY",
+    "MARKS",
+    "MESSAGE",
+    "OPENINGS",
+    "READING",
+    "EmqpReading",
+    "MessageRoute",
+    "address_of",
+    "describe_below",
+    "outcome_of",
+]
+
+_COMMANDS: Final = {
+    "READY": HANDSHAKE,
+    "HELLO": HANDSHAKE,
+    "WELCOME": HANDSHAKE,
+    "INITIATE": HANDSHAKE,
+    "ERROR": ERROR,
+    "PING": HEARTBEAT,
+    "PONG": HEARTBEAT,
+    "SUBSCRIBE": SUBSCRIPTION,
+    "CANCEL": SUBSCRIPTION,
+}
+
+BINARY: Final = "application/octet-stream"
+
+MESSAGE: Final = Described("{}")
+"""What a ZeroMQ message has to say is told by the command in it."""
+
+_MOST_ADDRESS: Final = 256
+"""Characters of a queue's or topic's name and of headers: what is longer hardly comes again."""
+
+
+# ------------------------------------------------------------------------------------- what it says
+
+
+class _JobOutcome(msgspec.Struct, gc=False):
+    value: Any = None
+    error: str | None = None
+
+
+_OUTCOME: Final = msgspec.json.Decoder(_JobOutcome)
+OPENINGS: Final = b"{ \t\n\r"
+MARKS: Final = (b'"error"', b'"TimeoutError"', b"\\u00")
+"""An object with neither of these has only good to tell: letters stand for themselves, or are
+escaped."""
+
+
+def outcome_of(message: bytes) -> str:
+    """A job manager reports exceptions like results; only these two are told apart."""
+    if message[:1] not in OPENINGS or not any(mark in message for mark in MARKS):
+        return "success"
+    try:
+        outcome = _OUTCOME.decode(message)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return "success"
+    if outcome.error is not None:
+        return "failure"
+    return "timeout" if outcome.value == "TimeoutError" else "success"
+
+
+class MessageRoute(NamedTuple):
+    """What messages share that go to the same queue or topic with the same headers.
+
+    `fields` is what the JSON has behind the message's id.
+    """
+
+    fields: str
+    kind: str
+    destination: str
+    properties: str
+
+
+def address_of(is_queue: bool, name: str, headers: str | None) -> MessageRoute:
+    known = _address if len(name) + len(headers or "") <= _MOST_ADDRESS else _address.__wrapped__
+    return known(is_queue, name, headers)
+
+
+@lru_cache(maxsize=1024)
+def _address(is_queue: bool, name: str, headers: str | None) -> MessageRoute:
+    what = "queue" if is_queue else "topic"
+    headers_text = "" if headers is None else f',"headers":{json_text(headers)}'
+    read = Headers.parse(headers or "")
+    sent = REQUEST if read.reply_requested else SEND
+    return MessageRoute(
+        f'"{what}":{json_text(name)}{headers_text}',
+        sent if is_queue else PUBLISH,
+        f"{what}/{name}",
+        json_text(read.properties()),
+    )
+
+
+def describe_below(frame: Greeting | Command) -> Described:
+    """Of ZMTP's own frames. Raises FrameError."""
+    kind = HANDSHAKE if isinstance(frame, Greeting) else _COMMANDS.get(frame.name, CONTROL)
+    return Described(json_text(frame.fields()), kind)
+
+
+# ----------------------------------------------------------------------------------------- reading
+
+
+class EmqpReading(Reading):
+    """A reply has the destination of the request that it answers."""
+
+    def __init__(self) -> None:
+        self.asked: Memory[str] = Memory()
+        self._parts: tuple[bytes, ...] = ()
+
+    def describe(self, forward: bool, frame: Frame, offset: int, length: int) -> Described:  # noqa: ARG002
+        match frame:
+            case Message(parts=parts):
+                self._parts = parts
+                return MESSAGE
+            case Request(msgid, queue, headers, body):
+                address = address_of(True, queue, headers)
+                self.asked.put((forward, msgid), address.destination)
+                return _addressed(msgid, address, body, self._payload_end(6, length))
+            case Reply():
+                return self._reply(forward, frame, self._payload_end(4, length))
+            case Publish(msgid, topic, headers, body):
+                payload_end = self._payload_end(5 if headers is None else 6, length)
+                return _addressed(msgid, address_of(False, topic, headers), body, payload_end)
+            case DeliveryFrame(topic, body):
+                return _addressed(None, address_of(False, topic, None), body, 0)
+            case Ack():
+                return Described(json_text(frame.fields()), ACKNOWLEDGEMENT, frame.acknowledged)
+            case ScheduleFrame() | UnscheduleFrame():
+                return self._schedule(frame, length)
+            case Inform():
+                return Described(json_text(frame.fields()), SUBSCRIPTION, frame.msgid)
+            case Heartbeat():
+                return Described(json_text(frame.fields()), HEARTBEAT, frame.msgid)
+            case Disconnect() | Kbai():
+                return Described(json_text(frame.fields()), GOODBYE, frame.msgid)
+            case Greeting() | Command():
+                return describe_below(frame)
+        fields = frame.fields()
+        return Described(json_text(fields), CONTROL, fields.get("msgid"))
+
+    def _save(self) -> Any:
+        """The parts at hand are those of a message whose command is read with it."""
+        return self.asked.save()
+
+    def _restore(self, own: Any) -> None:
+        self.asked.restore(own)
+
+    def _reply(self, forward: bool, frame: Reply, payload_end: int) -> Described:
+        msgid, body, request = frame.msgid, frame.message, frame.request
+        if request is not None:
+            fields = f'{{"msgid":{json_text(msgid)},"request":{json_text(request)}}}'
+            destination = self.asked.take((not forward, request))
+            status = outcome_of(body)
+            return _with_body(fields, RESPONSE, request, destination, status, body, payload_end)
+        # The receipt for a request: its body is the request's id.
+        fields = f'{{"msgid":{json_text(msgid)}}}'
+        identifier = body.decode(errors="replace")
+        destination = self.asked.get((not forward, identifier))
+        if destination is None:
+            return _with_body(fields, CONTROL, msgid, None, None, body, payload_end)
+        return Described(fields, ACKNOWLEDGEMENT, identifier, destination, "success")
+
+    def _schedule(self, frame: ScheduleFrame | UnscheduleFrame, length: int) -> Described:
+        fields = frame.fields()
+        del fields["message"]
+        payload_end = self._payload_end(6 if frame.interval is None else 7, length)
+        queue = f"queue/{frame.queue}"
+        return _with_body(
+            json_text(fields), CONTROL, frame.msgid, queue, None, frame.message, payload_end
+        )
+
+    def _payload_end(self, index: int, length: int) -> int:
+        """Bytes of the ZeroMQ message of this length behind the part that is the body. Few peers
+        write the lengths of short parts in 8 bytes, and they do so always."""
+        parts = self._parts[index + 1 :]
+        if not parts:
+            return 0
+        size = sum(map(len, parts))
+        if length == sum(map(len, self._parts)) + 9 * len(self._parts):
+            return size + 9 * len(parts)
+        return size + sum(2 if len(part) < 256 else 9 for part in parts)
+
+
+def _addressed(
+    msgid: str | None, address: MessageRoute, body: bytes, payload_end: int
+) -> Described:
+    fields, kind, destination, properties = address
+    headers_text = "{" if msgid is None else f'{{"msgid":{json_text(msgid)},'
+    return _with_body(
+        f"{headers_text}{fields}}}", kind, msgid, destination, None, body, payload_end, properties
+    )
+
+
+def _with_body(
+    fields: str,
+    kind: str,
+    identifier: str | None,
+    destination: str | None,
+    status: str | None,
+    body: bytes,
+    payload_end: int,
+    properties: str | None = None,
+) -> Described:
+    return Described(
+        fields,
+        kind,
+        identifier,
+        destination,
+        status,
+        payload_size=len(body),
+        payload_end=payload_end,
+        payload=body,
+        content_type=BINARY,
+        properties=properties,
+    )
+
+
+READING = EmqpReading

@@ -1,0 +1,509 @@
+"""Text columns put together from pieces, all rows at once: no Python object for any row.
+
+    text(count, Coded(codes, words), Quoted(octets, starts, sizes), …)
+
+gives a column in which each row is what the parts say of it, one behind the other; where a part has
+nothing to say of a row, it adds nothing. `distinct` numbers what rows have in common, so that what
+it takes Python to find out is found out once for all of them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any, Final, Generic, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from crosswire.pipeline.decode.compiled import (
+    INT,
+    INTS,
+    NATURAL,
+    NATURALS,
+    OCTETS,
+    OUT_INTS,
+    OUT_NATURALS,
+    OUT_OCTETS,
+    TRUTHS,
+    kernel,
+)
+from crosswire.pipeline.decode.scanners.scanner import NONE, Bytes, Numbers, compiled
+
+__all__ = [
+    "Coded",
+    "Decimal",
+    "Fixed",
+    "Flags",
+    "Hexadecimal",
+    "Quoted",
+    "Raw",
+    "TextPart",
+    "Vocabulary",
+    "among",
+    "binary",
+    "copy_octets",
+    "distinct",
+    "hashes",
+    "json_parts",
+    "octets_of",
+    "put_quoted",
+    "slices",
+    "text",
+    "words",
+]
+
+Flags = NDArray[np.bool_]
+
+_MOST_BYTES: Final = (1 << 31) - 1
+
+
+@compiled
+def copy_octets(octets: Bytes, start: int, out: Bytes, position: int, length: int) -> None:
+    """By unsigned indexes, which can't count from the end: the compiler then copies in large
+    steps."""
+    source, target = np.uint64(start), np.uint64(position)
+    for index in range(np.uint64(length)):
+        out[target + index] = octets[source + index]
+
+
+# How many octets stand for one in a JSON string, and the letter behind the backslash where there is
+# one.
+_WIDTHS: Final = np.ones(256, np.int64)
+_WIDTHS[:32] = 6
+_LETTERS: Final = np.zeros(256, np.uint8)
+for _octet, _letter in zip(b'"\\\b\f\n\r\t', b'"\\bfnrt', strict=True):
+    _WIDTHS[_octet] = 2
+    _LETTERS[_octet] = _letter
+_DIGITS: Final = np.frombuffer(b"0123456789abcdef", np.uint8).copy()
+_SPACE, _QUOTE, _BACKSLASH = np.frombuffer(b' "\\', np.uint8)
+
+
+@compiled
+def _is_plain(octets: Bytes, start: int, length: int) -> bool:
+    """All of these octets stand for themselves in a JSON string. Numbers of the same size as the
+    octets let the compiler take large steps."""
+    source, plain = np.uint64(start), True
+    for index in range(np.uint64(length)):
+        octet = octets[source + index]
+        plain &= (octet >= _SPACE) & (octet != _QUOTE) & (octet != _BACKSLASH)
+    return plain
+
+
+# ------------------------------------------------------------------------------------------- parts
+
+
+class TextPart(ABC):
+    """Something to say of rows."""
+
+    @abstractmethod
+    def measure(self, sizes: Numbers) -> None:
+        """Add how many octets it has for each row."""
+
+    @abstractmethod
+    def write(self, out: Bytes, at: Numbers) -> None:
+        """Put them there, and move each row's place behind them."""
+
+
+@kernel(INTS, INTS, OUT_INTS)
+def _measure_coded(codes: Numbers, lengths: Numbers, sizes: Numbers) -> None:
+    for row in range(len(codes)):
+        if codes[row] >= 0:
+            sizes[row] += lengths[codes[row]]
+
+
+@kernel(INTS, INTS, OCTETS, OUT_OCTETS, OUT_INTS)
+def _write_coded(codes: Numbers, ends: Numbers, texts: Bytes, out: Bytes, at: Numbers) -> None:
+    for row in range(len(codes)):
+        code = codes[row]
+        if code >= 0:
+            start = ends[code - 1] if code else 0
+            copy_octets(texts, start, out, at[row], ends[code] - start)
+            at[row] += ends[code] - start
+
+
+class Coded(TextPart):
+    """One of some words; NONE for none of them."""
+
+    def __init__(self, codes: Numbers, words: Sequence[str]) -> None:
+        self._codes = codes
+        encoded = [word.encode() for word in words]
+        self._lengths = np.array([len(word) for word in encoded], np.int64)
+        self._texts = np.frombuffer(b"".join(encoded), np.uint8)
+
+    def measure(self, sizes: Numbers) -> None:
+        _measure_coded(self._codes, self._lengths, sizes)
+
+    def write(self, out: Bytes, at: Numbers) -> None:
+        _write_coded(self._codes, np.cumsum(self._lengths), self._texts, out, at)
+
+
+class Fixed(Coded):
+    """The same for all rows, or for those that are chosen."""
+
+    def __init__(self, word: str, chosen: Flags) -> None:
+        super().__init__(chosen.astype(np.int64) - 1, [word])
+
+
+@kernel(INTS, OUT_INTS)
+def _measure_raw(lengths: Numbers, sizes: Numbers) -> None:
+    for row in range(len(lengths)):
+        if lengths[row] > 0:
+            sizes[row] += lengths[row]
+
+
+@kernel(OCTETS, INTS, INTS, OUT_OCTETS, OUT_INTS)
+def _write_raw(octets: Bytes, starts: Numbers, lengths: Numbers, out: Bytes, at: Numbers) -> None:
+    for row in range(len(starts)):
+        length = lengths[row]
+        if length > 0:
+            copy_octets(octets, starts[row], out, at[row], length)
+            at[row] += length
+
+
+class Raw(TextPart):
+    """Octets as they stand, which must be UTF-8; of length NONE, nothing."""
+
+    def __init__(self, octets: Bytes, starts: Numbers, lengths: Numbers) -> None:
+        self._octets, self._starts, self._lengths = octets, starts, lengths
+
+    def measure(self, sizes: Numbers) -> None:
+        _measure_raw(self._lengths, sizes)
+
+    def write(self, out: Bytes, at: Numbers) -> None:
+        _write_raw(self._octets, self._starts, self._lengths, out, at)
+
+
+@kernel(OCTETS, INTS, INTS, OUT_INTS)
+def _measure_quoted(octets: Bytes, starts: Numbers, lengths: Numbers, sizes: Numbers) -> None:
+    for row in range(len(starts)):
+        if lengths[row] >= 0:
+            size = 2 + lengths[row]
+            if not _is_plain(octets, starts[row], lengths[row]):
+                for index in range(starts[row], starts[row] + lengths[row]):
+                    size += _WIDTHS[octets[index]] - 1
+            sizes[row] += size
+
+
+@compiled
+def put_quoted(octet: int, out: Bytes, position: int) -> int:
+    """As it stands in a JSON string; gives the place behind it."""
+    width = _WIDTHS[octet]
+    if width == 1:
+        out[position] = octet
+        return position + 1
+    out[position] = 92
+    if width == 2:
+        out[position + 1] = _LETTERS[octet]
+    else:
+        out[position + 1] = 117
+        out[position + 2] = out[position + 3] = 48
+        out[position + 4] = _DIGITS[octet >> 4]
+        out[position + 5] = _DIGITS[octet & 15]
+    return position + int(width)
+
+
+@kernel(OCTETS, INTS, INTS, OUT_OCTETS, OUT_INTS)
+def _write_quoted(
+    octets: Bytes, starts: Numbers, lengths: Numbers, out: Bytes, at: Numbers
+) -> None:
+    for row in range(len(starts)):
+        start, length = starts[row], lengths[row]
+        if length < 0:
+            continue
+        position = at[row]
+        out[position] = 34
+        position += 1
+        if _is_plain(octets, start, length):
+            copy_octets(octets, start, out, position, length)
+            position, length = position + length, 0
+        for index in range(start, start + length):
+            position = put_quoted(octets[index], out, position)
+        out[position] = 34
+        at[row] = position + 1
+
+
+class Quoted(Raw):
+    """The same as a JSON string."""
+
+    def measure(self, sizes: Numbers) -> None:
+        _measure_quoted(self._octets, self._starts, self._lengths, sizes)
+
+    def write(self, out: Bytes, at: Numbers) -> None:
+        _write_quoted(self._octets, self._starts, self._lengths, out, at)
+
+
+@kernel(OCTETS, INTS, INTS, OUT_OCTETS, OUT_INTS)
+def _write_hexadecimal(
+    octets: Bytes, starts: Numbers, lengths: Numbers, out: Bytes, at: Numbers
+) -> None:
+    for row in range(len(starts)):
+        position = at[row]
+        for index in range(lengths[row]):
+            octet = octets[starts[row] + index]
+            out[position + 2 * index] = _DIGITS[octet >> 4]
+            out[position + 2 * index + 1] = _DIGITS[octet & 15]
+        at[row] = position + 2 * max(lengths[row], 0)
+
+
+class Hexadecimal(Raw):
+    """The same, whatever it is, in two digits for each octet."""
+
+    def measure(self, sizes: Numbers) -> None:
+        sizes += 2 * np.maximum(self._lengths, 0)
+
+    def write(self, out: Bytes, at: Numbers) -> None:
+        _write_hexadecimal(self._octets, self._starts, self._lengths, out, at)
+
+
+@kernel(NATURALS, TRUTHS, OUT_INTS)
+def _measure_decimal(values: NDArray[np.uint64], chosen: Flags, sizes: Numbers) -> None:
+    ten = np.uint64(10)
+    for row in range(len(values)):
+        if chosen[row]:
+            value, size = values[row], 1
+            while value >= ten:
+                value //= ten
+                size += 1
+            sizes[row] += size
+
+
+@kernel(NATURALS, TRUTHS, OUT_OCTETS, OUT_INTS)
+def _write_decimal(values: NDArray[np.uint64], chosen: Flags, out: Bytes, at: Numbers) -> None:
+    ten = np.uint64(10)
+    for row in range(len(values)):
+        if not chosen[row]:
+            continue
+        value, size = values[row], 1
+        while value >= ten:
+            value //= ten
+            size += 1
+        value = values[row]
+        for index in range(at[row] + size - 1, at[row] - 1, -1):
+            out[index] = _DIGITS[value % ten]
+            value //= ten
+        at[row] += size
+
+
+class Decimal(TextPart):
+    """Numbers, none of them below zero, of the rows that are chosen."""
+
+    def __init__(self, values: NDArray[Any], chosen: Flags) -> None:
+        self._values, self._chosen = values.astype(np.uint64, copy=False), chosen
+
+    def measure(self, sizes: Numbers) -> None:
+        _measure_decimal(self._values, self._chosen, sizes)
+
+    def write(self, out: Bytes, at: Numbers) -> None:
+        _write_decimal(self._values, self._chosen, out, at)
+
+
+def json_parts(column: pa.Array) -> list[TextPart]:
+    """What a column of texts or of numbers, none below zero, is in JSON."""
+    is_null = column.is_null().to_numpy(zero_copy_only=False)
+    null = Fixed("null", is_null)
+    if pa.types.is_integer(column.type):
+        values = column.fill_null(0).to_numpy(zero_copy_only=False)
+        return [null, Decimal(values, ~is_null)]
+    octets, starts, lengths = octets_of(column)
+    return [null, Quoted(octets, starts, np.where(is_null, NONE, lengths))]
+
+
+def octets_of(column: pa.Array) -> tuple[Bytes, Numbers, Numbers]:
+    """Where the texts of a column stand: all octets, starts and lengths."""
+    _, offsets, values = column.buffers()
+    cuts = np.frombuffer(offsets, np.int32, len(column) + 1, column.offset * 4).astype(np.int64)
+    octets = np.empty(0, np.uint8) if values is None else np.frombuffer(values, np.uint8)
+    return octets, cuts[:-1], cuts[1:] - cuts[:-1]
+
+
+# ----------------------------------------------------------------------------------------- columns
+
+
+def text(count: int, *parts: TextPart, valid: Flags | None = None) -> pa.Array:
+    """A column of what the parts say; null where it is not `valid`."""
+    offsets, out = _laid_out(count, parts)
+    return pa.StringArray.from_buffers(
+        count, pa.py_buffer(offsets), pa.py_buffer(out), *_bitmap(valid)
+    )
+
+
+def words(codes: Numbers, some: Sequence[str]) -> pa.Array:
+    """A column of words; null where the code is NONE."""
+    return text(len(codes), Coded(codes, some), valid=codes >= 0)
+
+
+def slices(octets: Bytes, starts: Numbers, lengths: Numbers) -> pa.Array:
+    """A column of octets; null where the length is NONE."""
+    return binary(len(starts), Raw(octets, starts, lengths), valid=lengths >= 0)
+
+
+def binary(count: int, *parts: TextPart, valid: Flags | None = None) -> pa.Array:
+    """The same as `text`, of parts that need not be text."""
+    offsets, out = _laid_out(count, parts)
+    buffers = [*_bitmap(valid), pa.py_buffer(offsets), pa.py_buffer(out)]
+    return pa.Array.from_buffers(pa.binary(), count, buffers)
+
+
+def _laid_out(count: int, parts: Sequence[TextPart]) -> tuple[NDArray[np.int32], Bytes]:
+    sizes = np.zeros(count, np.int64)
+    for part in parts:
+        part.measure(sizes)
+    ends = np.cumsum(sizes)
+    total = int(ends[-1]) if count else 0
+    if total > _MOST_BYTES:
+        raise OverflowError(f"a column of {total} bytes is more than Arrow can hold in one")
+    offsets = np.zeros(count + 1, np.int32)
+    offsets[1:] = ends
+    out = np.empty(total, np.uint8)
+    at = ends - sizes
+    for part in parts:
+        part.write(out, at)
+    return offsets, out
+
+
+def _bitmap(valid: Flags | None) -> tuple[pa.Buffer | None]:
+    if valid is None or valid.all():
+        return (None,)
+    return (pa.py_buffer(np.packbits(valid, bitorder="little")),)
+
+
+# ---------------------------------------------------------------------------------------- distinct
+
+
+@kernel(OCTETS, INTS, INTS, OUT_NATURALS)
+def _hash(octets: Bytes, starts: Numbers, lengths: Numbers, out: NDArray[np.uint64]) -> None:
+    prime = np.uint64(0x100000001B3)
+    for row in range(len(starts)):
+        key = np.uint64(0xCBF29CE484222325)
+        for index in range(starts[row], starts[row] + lengths[row]):
+            key = (key ^ np.uint64(octets[index])) * prime
+        out[row] = key ^ key >> np.uint64(29)
+
+
+def hashes(column: pa.Array) -> NDArray[np.uint64]:
+    """A number for each text of a column, the same wherever it is made."""
+    out = np.empty(len(column), np.uint64)
+    _hash(*octets_of(column), out)
+    return out
+
+
+T = TypeVar("T", bound=Hashable)
+
+
+class Vocabulary(Generic[T]):
+    """Numbers for what rows may say, in the order in which it is first met."""
+
+    def __init__(self) -> None:
+        self._codes: dict[T, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._codes)
+
+    def code(self, value: T | None) -> int:
+        """NONE for None."""
+        return NONE if value is None else self._codes.setdefault(value, len(self._codes))
+
+    def codes(self, values: Iterable[T | None]) -> Numbers:
+        return np.array([self.code(value) for value in values], np.int64)
+
+
+@compiled
+def _key_of(octets: Bytes, start: int, length: int, key: np.uint64) -> np.uint64:
+    """Four octets at a time: who chooses them reaches half of the key only, and what that leaves in
+    the other half can't be undone with the next four."""
+    prime, half = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
+    at, end = np.uint64(start), np.uint64(start + length)
+    key = (key ^ np.uint64(length)) * prime
+    while at < end:
+        word = np.uint64(0)
+        if at + np.uint64(4) <= end:
+            for index in range(np.uint64(4)):
+                word |= np.uint64(octets[at + index]) << np.uint64(8) * index
+        else:
+            for index in range(end - at):
+                word |= np.uint64(octets[at + index]) << np.uint64(8) * index
+        key = ((key ^ key >> half) ^ word) * prime
+        at += np.uint64(4)
+    key ^= key >> half
+    return key * prime
+
+
+@compiled
+def _are_same(octets: Bytes, one: int, other: int, length: int) -> bool:
+    """Octets here and there; to the end, since the compiler then takes large steps."""
+    this, that, differs = np.uint64(one), np.uint64(other), np.uint8(0)
+    for index in range(np.uint64(length)):
+        differs |= octets[this + index] ^ octets[that + index]
+    return bool(differs == 0)
+
+
+@kernel(OCTETS, INTS, INTS, INTS, NATURAL, OUT_INTS, OUT_INTS, returns=INT)
+def _number(
+    octets: Bytes,
+    starts: Numbers,
+    lengths: Numbers,
+    tags: Numbers,
+    seed: np.uint64,
+    codes: Numbers,
+    firsts: Numbers,
+) -> int:
+    """Open addressing; a place holds the code of the row that first came to it."""
+    room = 16
+    while room < 2 * len(starts):
+        room *= 2
+    slots = np.full(room, NONE, np.int64)
+    hashes = np.empty(len(starts), np.uint64)
+    mask = np.uint64(room - 1)
+    found = 0
+    for row in range(len(starts)):
+        start, length = starts[row], lengths[row]
+        if length < 0:
+            codes[row] = NONE
+            continue
+        key = _key_of(octets, start, length, seed ^ np.uint64(tags[row]))
+        key ^= key >> np.uint64(29)
+        position = key & mask
+        while slots[position] >= 0:
+            code = slots[position]
+            first = firsts[code]
+            if (
+                hashes[code] == key
+                and tags[first] == tags[row]
+                and lengths[first] == length
+                and _are_same(octets, starts[first], start, length)
+            ):
+                break
+            position = (position + np.uint64(1)) & mask
+        if slots[position] < 0:
+            slots[position] = found
+            hashes[found] = key
+            firsts[found] = row
+            found += 1
+        codes[row] = slots[position]
+    return found
+
+
+_SEED: Final = np.random.default_rng().integers(1 << 63, dtype=np.uint64)
+"""Nobody can choose names that fall on one another."""
+
+
+def among(codes: Numbers, values: Sequence[Any] | Numbers, otherwise: Any) -> NDArray[Any]:
+    """What stands under each code; something else under NONE."""
+    return np.append(np.asarray(values, type(otherwise)), otherwise)[codes]
+
+
+def distinct(
+    octets: Bytes, starts: Numbers, lengths: Numbers, tags: Numbers | None = None
+) -> tuple[Numbers, Numbers]:
+    """Rows with the same octets and the same tag have the same code; a length of NONE has none.
+    For each code, the first row that has it."""
+    if tags is None:
+        tags = np.zeros(len(starts), np.int64)
+    codes, firsts = np.empty(len(starts), np.int64), np.empty(len(starts), np.int64)
+    found = _number(octets, starts, lengths, tags, _SEED, codes, firsts)
+    return codes, firsts[:found]

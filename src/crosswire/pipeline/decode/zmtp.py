@@ -1,0 +1,142 @@
+"""ZMTP's own frames in columns: greetings, and commands with the metadata of a handshake."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from crosswire.pipeline.decode.compiled import INT, INTS, OCTETS, OUT_TABLE, kernel
+from crosswire.pipeline.decode.contract import FrameRows
+from crosswire.pipeline.decode.readings.contract import Described, json_text
+from crosswire.pipeline.decode.readings.emqp import MESSAGE, describe_below
+from crosswire.pipeline.decode.scanners.scanner import NONE, Bytes, Numbers, big, octet_at
+from crosswire.pipeline.decode.text import (
+    Coded,
+    Fixed,
+    Flags,
+    Hexadecimal,
+    Quoted,
+    Raw,
+    TextPart,
+    among,
+    binary,
+    distinct,
+    octets_of,
+)
+from crosswire.wire.zmtp.frames import Command, Greeting, parse_greeting, parse_metadata
+
+__all__ = ["ZmtpDescription", "below"]
+
+# What the scanner calls frames, and its slices.
+_GREETING, _COMMAND, _MESSAGE = range(3)
+_NAME, _ABOUT = 2, 4
+
+_LEAST_PROPERTY: Final = 6
+"""Bytes: a name of one letter and its length, and how long the value is."""
+
+
+class ZmtpDescription(NamedTuple):
+    """What is said of frames below the commands of eMQP: their codes, NONE for others; what they
+    are; and the parts of their fields."""
+
+    code: Numbers
+    described: list[Described]
+    fields: list[TextPart]
+
+
+def below(rows: FrameRows) -> ZmtpDescription:
+    """What a message has to say is told by the command in it."""
+    code = np.where(rows.frame == _MESSAGE, 0, NONE)
+    commands, greetings = rows.frame == _COMMAND, rows.frame == _GREETING
+    if not (commands.any() or greetings.any()):
+        return ZmtpDescription(code, [MESSAGE], [Coded(code, [MESSAGE.fields])])
+    found, frames = _distinct_kinds(rows, commands, greetings)
+    code = np.where(found == NONE, code, found + 1)
+    described = [describe_below(frame) for frame in frames]
+    # A command's fields end with its properties.
+    begun = [
+        each.fields if isinstance(frame, Greeting) else each.fields.removesuffix("}}")
+        for frame, each in zip(frames, described, strict=True)
+    ]
+    ready = among(found, [frame == Command("READY") for frame in frames], False)
+    fields = [Coded(code, [MESSAGE.fields, *begun]), *_metadata(rows, ready)]
+    return ZmtpDescription(code, [MESSAGE, *described], [*fields, Fixed("}}", commands)])
+
+
+def _distinct_kinds(
+    rows: FrameRows, commands: Flags, greetings: Flags
+) -> tuple[Numbers, list[Greeting | Command]]:
+    """Greetings are alike, and so are commands of one name, but for their bodies."""
+    names, name_bytes = rows.slices[_NAME]
+    code, firsts = distinct(
+        rows.octets,
+        np.where(greetings, rows.position, names),
+        np.where(greetings, rows.length, np.where(commands, name_bytes, NONE)),
+        rows.frame,
+    )
+    frames: list[Greeting | Command] = []
+    for row in firsts.tolist():
+        greeting = parse_greeting(rows.whole(row), 0, 0) if greetings[row] else None
+        frames.append(greeting or Command(rows.part(row, _NAME).decode()))
+    return code, frames
+
+
+@kernel(OCTETS, INTS, INTS, OUT_TABLE, returns=INT)
+def _split(octets: Bytes, starts: Numbers, lengths: Numbers, properties: Numbers) -> int:
+    """Of each property the row, whether it is the first, and where name and value are; the scanner
+    has seen that there is nothing else."""
+    found = 0
+    for row in range(len(starts)):
+        at = starts[row]
+        while at < starts[row] + lengths[row]:
+            name_bytes = octet_at(octets, at)
+            value = at + 1 + name_bytes + 4
+            value_bytes = big(octets, value - 4, 4)
+            properties[0, found], properties[1, found] = row, at > starts[row]
+            properties[2, found], properties[3, found] = at + 1, name_bytes
+            properties[4, found], properties[5, found] = value, value_bytes
+            found += 1
+            at = value + value_bytes
+    return found
+
+
+def _metadata(rows: FrameRows, chosen: Flags) -> list[TextPart]:
+    """Names and values, which are any bytes. The properties of a row stand together, and so do
+    their texts."""
+    starts, lengths = rows.slices[_ABOUT]
+    lengths = np.where(chosen, lengths, NONE)
+    room = int(np.maximum(lengths, 0).sum()) // _LEAST_PROPERTY
+    properties = np.empty((6, room), np.int64)
+    found = _split(rows.octets, starts, lengths, properties)
+    row, follows, names, name_bytes, values, value_bytes = properties[:, :found].copy()
+    fields = binary(
+        found,
+        Coded(follows, ["", ","]),
+        Quoted(rows.octets, names, name_bytes),
+        Fixed(':"', np.ones(found, np.bool_)),
+        Hexadecimal(rows.octets, values, value_bytes),
+        Fixed('"', np.ones(found, np.bool_)),
+    )
+    octets, at, _ = octets_of(fields)
+    begins = np.flatnonzero(follows == 0)
+    cuts = np.append(at, len(octets))
+    stops = np.append(begins[1:], found)
+    starts, lengths = np.zeros(len(rows), np.int64), np.full(len(rows), NONE)
+    starts[row[begins]] = cuts[begins]
+    lengths[row[begins]] = cuts[stops] - cuts[begins]
+    parts: list[TextPart] = []
+    firsts = distinct(rows.octets, names, name_bytes, row)[1]
+    if len(firsts) < found:
+        # A name that comes again counts once, where it came first.
+        again = np.unique(np.delete(row, firsts))
+        lengths[again] = NONE
+        code = np.full(len(rows), NONE)
+        code[again] = np.arange(len(again))
+        parts.append(Coded(code, [_read(rows.part(each, _ABOUT)) for each in again.tolist()]))
+    return [*parts, Raw(octets, starts, lengths)]
+
+
+def _read(metadata: bytes) -> str:
+    properties = {name: value.hex() for name, value in parse_metadata(metadata).items()}
+    return json_text(properties)[1:-1]

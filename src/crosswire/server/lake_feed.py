@@ -1,0 +1,611 @@
+"""What the hub commits, on its way into the lake: exactly once, whatever happens in between.
+
+The journal is the thread through it all: a seal is a range of its rows, with the messages that were
+stored along with them. Its files are prepared on a thread of their own, the seal is committed to
+the store, and only then the files appear. After a restart the last seal is looked at again: if its
+files are not in place, they are made once more, from the store, which lets go of nothing before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from crosswire.config import LakeSettings
+from crosswire.envelope import Envelope
+from crosswire.errors import CrosswireError, LakeError, RecordDamaged, StoreError
+from crosswire.hub.feed import CommittedGroup, LakeGap, Seal
+from crosswire.hub.hub import Hub
+from crosswire.hub.ledger import Step, parse_columns
+from crosswire.lake.catalog import expire
+from crosswire.lake.files import FinishedFile, find
+from crosswire.lake.history import History, LakeExtent
+from crosswire.lake.writer import LakeBatch, LakeWriter, MissingRows
+from crosswire.logs import log_event
+
+__all__ = ["LakeFeed", "note_absence"]
+
+_log = logging.getLogger("crosswire.lake")
+
+_US: Final = 1_000_000
+_DAY_S: Final = 86_400
+_PAGE: Final = 8
+_RETRY_S: Final = 1.0
+_EXPIRE_S: Final = 60.0
+_STEPS: Final = {int(step): step.name.lower().replace("_", "-") for step in Step}
+
+T = TypeVar("T")
+_Count = Callable[..., None]
+
+
+class _FeedGroup(msgspec.Struct, frozen=True):
+    """A committed group with its messages, from memory or read again."""
+
+    first_row: int
+    last_row: int
+    block: bytes
+    messages: Sequence[Envelope] | None
+    source: CommittedGroup | None
+    newest: int
+    size_bytes: int
+
+    def envelopes(self) -> Sequence[Envelope]:
+        if self.source is None:
+            return self.messages or ()
+        return [envelope for run in self.source.messages for envelope in run.envelopes]
+
+
+async def note_absence(hub: Hub) -> None:
+    """The hub runs without a lake: should it have one again, a gap will say so."""
+    seal = hub.feed.last_seal()
+    if seal is not None and seal.tables:
+        await hub.feed.seal(msgspec.structs.replace(seal, tables=()))
+
+
+class LakeFeed:
+    """Listens to the hub's commits and keeps the lake up to date. Lives on the event loop."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        settings: LakeSettings,
+        lake: Path,
+        *,
+        count: _Count,
+        writer: LakeWriter | None = None,
+        has_room: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._hub = hub
+        self._has_room = has_room
+        self._settings = settings
+        self._lake = lake
+        self._count = count
+        names = {"messages": settings.messages, "ledger": settings.ledger}
+        self._tables = tuple(name for name, is_on in names.items() if is_on)
+        self._writer = writer or LakeWriter(lake, hub.node, _STEPS)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="crosswire-lake")
+        self._groups: deque[_FeedGroup] = deque()
+        self._bytes = 0
+        self._since = 0.0
+        self._unsealed_bytes = 0
+        self._behind = True
+        self._read_row = 0
+        self._seal: Seal
+        self._gaps: list[LakeGap] = []
+        self._parts: list[FinishedFile] | None = None
+        self._is_placed = False
+        self._is_failing = False
+        self._stopping = False
+        self._expire_at = 0.0
+        self._wake = asyncio.Event()
+        self._full = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def sealed_row(self) -> int:
+        """The last row of the journal that the lake has, or has given up."""
+        return self._seal.last_row
+
+    @property
+    def kept(self) -> LakeExtent | None:
+        """Which messages are in files; None where messages don't go to the lake."""
+        if "messages" not in self._tables:
+            return None
+        seal = self._seal
+        gaps = [
+            (gap.first, gap.last) for gap in (*seal.gaps, *self._gaps) if gap.table == "messages"
+        ]
+        if self._is_placed:
+            return LakeExtent(seal.newest, seal.last_seq, tuple(gaps))
+        return LakeExtent(seal.after, seal.first_seq - 1, tuple(gaps))
+
+    # Starting and stopping.
+
+    async def start(self) -> None:
+        """Raises StoreError."""
+        old = self._hub.feed.last_seal()
+        if old is not None and old.tables and old.tables != self._tables and not old.skipped:
+            # Other tables from now on, but what was promised of the old ones is kept.
+            self._seal = old
+            try:
+                await self._retry_placing()
+            except OSError as error:
+                self._failed(error)
+        self._seal = await self._begin(old)
+        self._is_placed = False
+        self._behind, self._read_row = True, self._seal.last_row
+        if self._seal.skipped:
+            self._gaps = list(self._seal.gaps)
+            self._place()
+        self._hub.feed.taker = self._take
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._ended)
+
+    async def _begin(self, old: Seal | None) -> Seal:
+        """The seal to go on from; where there is none, or the lake was off, it begins here."""
+        if old is not None and old.tables and set(self._tables) <= set(old.tables):
+            return old
+        hub, now = self._hub, _now_us()
+        ends = await self._in_thread(self._ends)
+        if old is None or not old.tables:
+            last_row, newest = hub.store.next_row - 1, hub.store.newest_id
+        else:
+            last_row, newest = old.last_row, old.newest
+        gaps: list[LakeGap] = []
+        first_gap, last_seq = ends["gaps"] + 1, ends["messages"]
+        if "messages" in self._tables:
+            last_id = await self._last_id(0 if old is None else old.newest)
+            if last_id < newest:
+                reason = "the messages did not go to the lake"
+                gaps.append(LakeGap("messages", last_id + 1, newest, now, reason))
+        if old is not None:
+            last_seq = max(last_seq, old.last_seq)
+            first_gap = max(first_gap, old.first_gap)
+            if ends["gaps"] < old.first_gap + len(old.gaps) - 1:
+                gaps = [*old.gaps, *gaps]
+        if "ledger" in self._tables and 0 < ends["ledger"] < last_row:
+            reason = "the ledger did not go to the lake"
+            gaps.append(LakeGap("ledger", ends["ledger"] + 1, last_row, now, reason))
+        seal = Seal(
+            first_row=last_row + 1,
+            last_row=last_row,
+            first_seq=last_seq + 1,
+            last_seq=last_seq,
+            newest=newest,
+            after=newest,
+            tables=self._tables,
+            first_gap=first_gap,
+            gaps=tuple(gaps),
+        )
+        await hub.feed.seal(seal)
+        return seal
+
+    def _ends(self) -> dict[str, int]:
+        """The last seq of every table in the lake, by the names of its files."""
+        ends = {"messages": 0, "ledger": 0, "gaps": 0}
+        for file in find(self._lake, tuple(ends)):
+            if file.node == self._hub.node:
+                ends[file.table] = max(ends[file.table], file.last)
+        return ends
+
+    async def _last_id(self, otherwise: int) -> int:
+        """The last message in the lake, 0 without any; `otherwise`, if its files can't be read."""
+        history = History(self._lake, self._hub.node)
+        try:
+            segments = await self._in_thread(history.segments, None)
+        except (LakeError, OSError) as error:
+            self._failed(error)
+            return otherwise
+        return segments[-1].last if segments else 0
+
+    async def stop(self) -> None:
+        """Seal what is committed, as far as the disk allows; the rest waits in the store."""
+        if self._task is None:
+            return
+        with contextlib.suppress(StoreError):
+            await self._hub.store.flush()
+        self._stopping = True
+        self._wake.set()
+        self._full.set()
+        await self._task
+        self._task = None
+        self._hub.feed.taker = None
+        self._thread.shutdown()
+
+    # What the hub commits.
+
+    def _take(self, committed: CommittedGroup) -> None:
+        """Called for every group, right after it was committed: a few operations, whatever its size
+        is."""
+        last_row = committed.first_row + committed.rows - 1
+        if last_row <= self._read_row:
+            return
+        size = committed.size_bytes
+        self._unsealed_bytes += size
+        self._wake.set()
+        if self._behind:
+            return
+        # A group that this was not told of, because something raised, is in the store all the same.
+        missed = committed.first_row > self._read_row + 1
+        if missed or self._bytes + size > self._settings.memory_bytes:
+            self._fall_behind()
+            return
+        if not self._groups:
+            self._since = time.monotonic()
+        self._groups.append(
+            _FeedGroup(
+                committed.first_row,
+                last_row,
+                committed.block,
+                None,
+                committed,
+                committed.newest,
+                size,
+            )
+        )
+        self._bytes += size
+        self._read_row = last_row
+        if self._bytes >= self._settings.seal_bytes:
+            self._full.set()
+
+    def _fall_behind(self) -> None:
+        """Nothing is kept in memory; what is not sealed is read from the store when its time
+        comes."""
+        self._behind = True
+        self._groups.clear()
+        self._bytes = 0
+        self._read_row = self._seal.last_row
+
+    def _is_pending(self) -> bool:
+        if self._behind:
+            return self._hub.store.next_row - 1 > self._read_row
+        return bool(self._groups)
+
+    # Sealing.
+
+    async def _run(self) -> None:
+        await self._in_thread(self._writer.clear)
+        while True:
+            try:
+                if not self._is_placed:
+                    await self._retry_placing()
+                await self._expire()
+                await self._wait()
+                if self._is_pending():
+                    await self._seal_some()
+                elif self._stopping:
+                    return
+                self._recovered()
+            except Exception as error:
+                # Whatever it is: a lake that ended would hold back the store and delete nothing.
+                if not isinstance(error, OSError | StoreError):
+                    self._fall_behind()
+                    if not self._is_failing:
+                        _log.exception("the lake made a mistake")
+                self._failed(error)
+                if self._stopping:
+                    return
+                await self._give_up_seal(str(error))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_RETRY_S):
+                        await self._full.wait()
+
+    async def _wait(self) -> None:
+        """Until something is there, and it is enough or old enough."""
+        while not self._is_pending() and not self._stopping:
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_EXPIRE_S):
+                    await self._wake.wait()
+            await self._expire()
+        while not self._behind and not self._stopping and self._bytes < self._settings.seal_bytes:
+            left = self._since + self._settings.seal_s - time.monotonic()
+            if left <= 0:
+                break
+            self._full.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._full.wait()
+
+    async def _seal_some(self) -> None:
+        if self._unsealed_bytes > self._settings.backlog_bytes:
+            await self._give_up("the lake could not keep up")
+            return
+        self._check_room()
+        groups = await self._from_store() if self._behind else self._from_memory()
+        if not groups:
+            return
+        batch = await self._in_thread(self._batch, self._seal.last_seq + 1, groups)
+        try:
+            parts = await self._in_thread(self._writer.prepare, batch)
+        except OSError:
+            self._fall_behind()
+            raise
+        except CrosswireError as error:
+            self._failed(error)
+            await self._give_up(str(error), groups[-1])
+            return
+        old, first_gap = self._seal, self._next_gap()
+        seal = Seal(
+            first_row=old.last_row + 1,
+            last_row=groups[-1].last_row,
+            first_seq=old.last_seq + 1,
+            last_seq=old.last_seq + len(batch.messages),
+            newest=groups[-1].newest,
+            after=old.newest,
+            tables=self._tables,
+            first_gap=first_gap,
+            gaps=tuple(self._gaps),
+        )
+        try:
+            await self._hub.feed.seal(seal)
+        except StoreError:
+            await self._in_thread(self._writer.discard, parts)
+            self._fall_behind()
+            raise
+        self._seal, self._parts, self._is_placed, self._gaps = seal, parts, False, []
+        self._unsealed_bytes -= sum(group.size_bytes for group in groups)
+        self._unsealed_bytes = max(self._unsealed_bytes, 0)
+        self._read_row = max(self._read_row, seal.last_row)
+        await self._retry_placing()
+
+    def _from_memory(self) -> list[_FeedGroup]:
+        taken: list[_FeedGroup] = []
+        size = 0
+        while self._groups and size < self._settings.seal_bytes:
+            taken.append(self._groups.popleft())
+            size += taken[-1].size_bytes
+        self._bytes -= size
+        self._since = time.monotonic()
+        return taken
+
+    async def _from_store(self, upto: int | None = None) -> list[_FeedGroup]:
+        """The next groups, read again; when there are no more, memory will do from here on."""
+        store, taken, size = self._hub.store, list[_FeedGroup](), 0
+        newest = self._seal.newest
+        while size < self._settings.seal_bytes:
+            blocks = store.blocks(self._read_row, _PAGE)
+            if not blocks:
+                if upto is None and self._read_row < store.next_row - 1:
+                    # Rows that the store could not read were the last: nothing else is to come.
+                    self._miss_rows(store.next_row)
+                    self._read_row = store.next_row - 1
+                break
+            for first_row, rows, block in blocks:
+                if upto is not None and first_row > upto:
+                    return taken
+                self._miss_rows(first_row)
+                group = self._read_group(first_row, rows, block, newest)
+                newest = group.newest
+                taken.append(group)
+                size += group.size_bytes
+                self._read_row = first_row + rows - 1
+                await asyncio.sleep(0)
+                if size >= self._settings.seal_bytes:
+                    break
+        if self._read_row >= store.next_row - 1:
+            self._behind = False
+            self._since = time.monotonic()
+        return taken
+
+    def _read_group(self, first_row: int, rows: int, block: bytes, newest: int) -> _FeedGroup:
+        last_row = first_row + rows - 1
+        messages: list[Envelope] = []
+        try:
+            messages = self._hub.feed.stored(block)
+        except RecordDamaged as error:
+            self._hub.report(error)
+            self._gaps.append(LakeGap("ledger", first_row, last_row, _now_us(), str(error)))
+            block = b""
+        newest = max(newest, messages[-1].id if messages else 0)
+        size = len(block) + sum(len(each.payload) + 100 for each in messages)
+        return _FeedGroup(first_row, last_row, block, messages, None, newest, size)
+
+    def _miss_rows(self, first_row: int) -> None:
+        """A block that the store could not read is not there at all."""
+        due = self._read_row + 1
+        if first_row > due and "ledger" in self._tables:
+            reason = "the store is damaged here"
+            self._gaps.append(LakeGap("ledger", due, first_row - 1, _now_us(), reason))
+
+    def _batch(
+        self, first_seq: int, groups: Sequence[_FeedGroup], *, again: bool = False
+    ) -> LakeBatch:
+        """On the lake's thread."""
+        tables = self._seal.tables if again else self._tables
+        messages: list[Envelope] = []
+        if "messages" in tables:
+            for group in groups:
+                messages += group.envelopes()
+            ids = [envelope.id for envelope in messages]
+            if ids != sorted(ids):
+                messages.sort(key=lambda envelope: envelope.id)
+        blocks = []
+        if "ledger" in tables:
+            blocks = [(each.first_row, parse_columns(each.block)) for each in groups if each.block]
+        gaps = self._seal.gaps if again else tuple(self._gaps)
+        return LakeBatch(
+            first_seq=first_seq,
+            messages=messages,
+            blocks=blocks,
+            first_gap=self._seal.first_gap if again else self._next_gap(),
+            gaps=[MissingRows(**msgspec.structs.asdict(gap)) for gap in gaps],
+        )
+
+    def _next_gap(self) -> int:
+        seal = self._seal
+        return seal.first_gap if seal.skipped else seal.first_gap + len(seal.gaps)
+
+    # Putting files into their places.
+
+    async def _retry_placing(self) -> None:
+        """The last seal is committed: its files must appear, however often it takes."""
+        if self._parts is None:
+            try:
+                self._parts = await self._redo()
+            except StoreError:
+                raise
+            except CrosswireError as error:
+                self._failed(error)
+                first, last = self._seal.first_row, self._seal.last_row
+                self._gaps.append(LakeGap("ledger", first, last, _now_us(), str(error)))
+                self._parts = []
+        if self._parts:
+            await self._in_thread(self._writer.publish, self._parts)
+        self._parts = None
+        self._place()
+
+    def _place(self) -> None:
+        self._is_placed = True
+        self._count("lake", "", "sealed")
+        self._hub.feed.release(self._seal)
+
+    async def _redo(self) -> list[FinishedFile]:
+        """The files of a seal of an earlier life, as far as they are not in place."""
+        seal = self._seal
+        self._check_room()
+        groups: list[_FeedGroup] = []
+        if seal.last_row >= seal.first_row:
+            self._read_row = seal.first_row - 1
+            try:
+                while self._read_row < seal.last_row:
+                    more = await self._from_store(upto=seal.last_row)
+                    if not more:
+                        break
+                    groups += more
+            finally:
+                self._behind, self._read_row = True, seal.last_row
+        if not groups and not seal.gaps:
+            return []
+        batch = await self._in_thread(lambda: self._batch(seal.first_seq, groups, again=True))
+        return await self._in_thread(lambda: self._writer.prepare(self._without_placed(batch)))
+
+    def _without_placed(self, batch: LakeBatch) -> LakeBatch:
+        """On the lake's thread."""
+        seal, has = self._seal, self._writer.has
+        last_gap = seal.first_gap + len(seal.gaps) - 1
+        if batch.messages and has("messages", seal.first_seq, seal.last_seq):
+            batch = msgspec.structs.replace(batch, messages=())
+        if batch.blocks and has("ledger", seal.first_row, seal.last_row):
+            batch = msgspec.structs.replace(batch, blocks=())
+        if batch.gaps and has("gaps", seal.first_gap, last_gap):
+            batch = msgspec.structs.replace(batch, gaps=())
+        return batch
+
+    # When it can't be done.
+
+    def _check_room(self) -> None:
+        """What is left on a nearly full disk is the store's. Raises OSError, as writing would: what
+        is not sealed waits in the store."""
+        if not self._has_room():
+            self._fall_behind()
+            raise OSError(errno.ENOSPC, "the rest of the disk is left to the store")
+
+    async def _give_up_seal(self, reason: str) -> None:
+        """The last seal's files can't be put into place, and the store has kept enough."""
+        seal = self._seal
+        if self._is_placed or self._unsealed_bytes <= self._settings.backlog_bytes:
+            return
+        has_messages = await self._in_thread(
+            self._writer.has, "messages", seal.first_seq, seal.last_seq
+        )
+        if self._parts is not None:
+            await self._in_thread(self._writer.discard, self._parts)
+        self._gaps = [*seal.gaps, *self._gaps]
+        self._seal = msgspec.structs.replace(
+            seal,
+            last_row=seal.first_row - 1,
+            last_seq=seal.last_seq if has_messages else seal.first_seq - 1,
+            newest=seal.after,
+            gaps=(),
+        )
+        try:
+            await self._give_up(reason)
+            self._parts, self._is_placed = None, True
+        except StoreError as error:
+            self._seal, self._gaps, self._parts = seal, [], None
+            self._failed(error)
+
+    async def _give_up(self, reason: str, upto: _FeedGroup | None = None) -> None:
+        """These rows will never be in the lake; that is recorded, and the store may let go."""
+        hub, old, now = self._hub, self._seal, _now_us()
+        last_row = hub.store.next_row - 1 if upto is None else upto.last_row
+        newest = hub.committed_id if upto is None else upto.newest
+        gaps = self._gaps
+        if "ledger" in self._tables:
+            gaps = [*gaps, LakeGap("ledger", old.last_row + 1, last_row, now, reason)]
+        if "messages" in self._tables and newest > old.newest:
+            gaps = [*gaps, LakeGap("messages", old.newest + 1, newest, now, reason)]
+        seal = Seal(
+            first_row=old.last_row + 1,
+            last_row=last_row,
+            first_seq=old.last_seq + 1,
+            last_seq=old.last_seq,
+            newest=newest,
+            after=old.newest,
+            tables=self._tables,
+            skipped=True,
+            first_gap=self._next_gap(),
+            gaps=tuple(gaps),
+        )
+        await hub.feed.seal(seal)
+        self._seal, self._gaps, self._unsealed_bytes = seal, gaps, 0
+        hub.feed.release(seal)
+        self._count("lake", "", "gap")
+        log_event(_log, logging.ERROR, "the lake has a gap", reason=reason, rows=last_row)
+        if upto is None:
+            self._fall_behind()
+        self._read_row = max(self._read_row, last_row)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._hub.feed.taker = None
+            _log.error("the lake has stopped", exc_info=task.exception())
+
+    def _failed(self, error: Exception) -> None:
+        self._count("lake", "", "failed")
+        if not self._is_failing:
+            self._is_failing = True
+            log_event(_log, logging.ERROR, "the lake can't be written", error=str(error))
+
+    def _recovered(self) -> None:
+        if self._is_failing:
+            self._is_failing = False
+            log_event(_log, logging.WARNING, "the lake is written again")
+
+    # Around it.
+
+    async def _expire(self) -> None:
+        """Let go of what is too old or too much, now and then."""
+        if time.monotonic() < self._expire_at:
+            return
+        self._expire_at = time.monotonic() + _EXPIRE_S
+        settings = self._settings
+        oldest_us = 0
+        if settings.retention_days:
+            # Not the wall clock: one that was set wrong must not empty the lake.
+            now = self._hub.wall.age(self._hub.now)
+            oldest_us = int((now - settings.retention_days * _DAY_S) * _US)
+        gone = await self._in_thread(
+            expire, self._lake, self._hub.node, oldest_us, settings.retention_bytes
+        )
+        if gone:
+            self._count("lake", "", "expired", by=gone)
+
+    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, work, *arguments)
+
+
+def _now_us() -> int:
+    return int(time.time() * _US)

@@ -1,0 +1,107 @@
+"""Listeners: sockets that turn connections into gateways, as many as there is room for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import ssl
+from typing import Final
+
+from crosswire.config import Address, TlsFiles
+from crosswire.errors import ConfigError
+from crosswire.gateways.context import GatewayContext
+from crosswire.gateways.gateway import Gateway
+from crosswire.logs import log_event
+from crosswire.session import Session
+
+__all__ = ["HANDSHAKE_S", "Listener", "cannot_listen", "fill_context", "server_context"]
+
+HANDSHAKE_S: Final = 5.0
+_LATER_S: Final = 0.5
+
+_log = logging.getLogger("crosswire.gateways")
+
+
+def server_context(files: TlsFiles) -> ssl.SSLContext:
+    """TLS 1.2 and up. Raises ConfigError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    fill_context(context, files)
+    return context
+
+
+def fill_context(context: ssl.SSLContext, files: TlsFiles) -> None:
+    """Read the files, at first or anew: connections from now on use them. Raises ConfigError."""
+    try:
+        context.load_cert_chain(files.certificate, files.key)
+        if files.client_ca is not None:
+            context.load_verify_locations(files.client_ca)
+            required = files.client_certificates == "required"
+            context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"[tls] can't be used: {error}") from error
+
+
+def cannot_listen(name: str, address: Address, error: OSError) -> ConfigError:
+    """Which listener, which address, and why; event loops have texts of their own for the last."""
+    code = error.errno or 0
+    reason = os.strerror(code) if code > 0 else error.strerror or str(error)
+    return ConfigError(f"can't listen on {address} for {name}: {reason}")
+
+
+class Listener:
+    """One of the hub's sockets."""
+
+    def __init__(
+        self,
+        name: str,
+        gateway: type[Gateway],
+        context: GatewayContext,
+        *,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.name = name
+        self.gateway = gateway
+        self.context = context
+        self._tls = tls
+        self._server: asyncio.Server | None = None
+        self.address = Address("", 0)
+
+    async def open(self, address: Address) -> Address:
+        """Listen; gives the address with the port that was taken. Raises ConfigError."""
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                self._accept,
+                address.host,
+                address.port,
+                ssl=self._tls,
+                ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
+                backlog=1024,
+            )
+        except OSError as error:
+            raise cannot_listen(self.name, address, error) from error
+        self.address = Address(address.host, self._server.sockets[0].getsockname()[1])
+        return self.address
+
+    def close(self) -> None:
+        """Accept nobody any more; who is connected stays."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _accept(self) -> Session:
+        gateway = self.gateway(self.context, self.name)
+        session = Session(gateway.open, gateway, callbacks=self.context.hub.callbacks)
+        if self._tls is not None:
+            loop = asyncio.get_running_loop()
+            loop.call_later(HANDSHAKE_S + _LATER_S, self._look_back, session)
+        return session
+
+    def _look_back(self, session: Session) -> None:
+        """The event loop tells nobody of a handshake that failed: there is no session, that is all.
+        By now it would be there."""
+        if not session.opened:
+            self.context.count("failed", self.gateway.protocol, "TlsHandshake")
+            log_event(_log, logging.WARNING, "failed", listener=self.name, error="TlsHandshake")

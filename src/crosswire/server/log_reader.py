@@ -1,0 +1,419 @@
+"""The hub's log for who reads it in bulk: old messages from the lake, recent ones from the store.
+
+Ids that the lake answers for come from its files, all others from the store, so each message comes
+once, wherever it is. All of it is read on threads beside the event loop, a slice at a time with a
+breath in between; the loop only hands out a view of the store and says how far the lake goes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from crosswire.errors import (
+    CrosswireError,
+    HistoryMissing,
+    InvalidEnvelope,
+    RecordDamaged,
+    ServiceUnavailable,
+)
+from crosswire.hub.hub import Hub
+from crosswire.lake.columns import booleans
+from crosswire.lake.history import History
+from crosswire.lake.schemas import MESSAGES
+from crosswire.server.log_selection import EARLIEST, LATEST, OTHERS, LogSelection
+from crosswire.server.log_snapshot import (
+    LogPiece,
+    LogSnapshot,
+    MissingMessages,
+    Moment,
+    cut,
+    ids_of,
+)
+from crosswire.store.contract import MAX_ID
+from crosswire.store.records import Count
+
+if TYPE_CHECKING:
+    from crosswire.server.lake_feed import LakeFeed
+
+__all__ = ["COLUMNS", "Log", "LogRange", "ReadPlan", "ReadSplit"]
+
+COLUMNS: Final = tuple(
+    name for name in MESSAGES.names if name not in ("node", "seq", "native", "crc")
+)
+"""What can be read of a message; `partition` in Spark is the node, which the plan tells."""
+
+_READERS: Final = 16
+_THREADS: Final = 2
+_WAIT_S: Final = 8.0
+_COUNT_S: Final = 5.0
+_STREAM_S: Final = 20.0
+_STEP_S: Final = 0.25
+_FULL_BYTES: Final = 2 << 20
+_FULL_ROWS: Final = 16_384
+_CHUNK_BYTES: Final = 256 << 10
+_PART_ROWS: Final = 50_000
+_MOST_PARTS: Final = 1000
+_MOVED: Final = 5
+_WINDOW: Final = 16_384
+
+T = TypeVar("T")
+
+
+class ReadPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be read. Destinations may have wildcards; `starts` and `ends` are ids by
+    destination, `*` for all others: from here to before there, -2 for the earliest that is left,
+    -1 for behind the latest.
+
+    Ids below `first` and from `behind` on are left out. `since` and `until` are µs since 1970: ids
+    are chosen so that everything is in between that came from then on, and before. `limit` ends it
+    behind so many messages, or as many as are found in a few seconds; `parts` is how many ranges at
+    least it shall be divided into, 0 for none."""
+
+    destinations: list[str]
+    starts: dict[str, int] = {}
+    ends: dict[str, int] = {}
+    first: Count = 1
+    behind: Count = MAX_ID
+    since: int | None = None
+    until: int | None = None
+    limit: Count = 0
+    parts: Count = 0
+
+
+class LogRange(msgspec.Struct, frozen=True, kw_only=True):
+    """The plan in ids of this `node`: `first` to before `behind`, in `splits`. `missing` is what
+    was there once and is gone. `found` says that there is something; what is to be divided may turn
+    out to be empty all the same."""
+
+    node: str
+    starts: dict[str, int]
+    ends: dict[str, int]
+    first: int
+    behind: int
+    splits: list[tuple[int, int]]
+    missing: list[MissingMessages]
+    found: bool
+
+
+class ReadSplit(msgspec.Struct, frozen=True, kw_only=True):
+    """A split of a plan, or what is left of it; `starts` and `ends` are those that the plan gave.
+    With `strict`, what is gone meanwhile is an error."""
+
+    node: str
+    destinations: list[str]
+    starts: dict[str, int] = {}
+    ends: dict[str, int] = {}
+    first: Count
+    behind: Count
+    columns: tuple[str, ...] = COLUMNS
+    strict: bool = True
+
+
+class Log:
+    """Lives on the event loop."""
+
+    def __init__(
+        self, hub: Hub, lake: Path, feed: LakeFeed | None, *, count: Callable[..., None]
+    ) -> None:
+        self._hub = hub
+        self._count = count
+        self._feed = feed
+        self._history = History(lake, hub.node)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="crosswire-log")
+        self._readers = asyncio.Semaphore(_READERS)
+        self._loop = asyncio.get_running_loop()
+        self._is_closed = False
+
+    async def close(self) -> None:
+        """No thread looks at the store any more when this returns."""
+        self._is_closed = True
+        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+
+    # Planning.
+
+    async def plan(self, plan: ReadPlan) -> LogRange:
+        """Raises InvalidDestination, LakeError, ServiceUnavailable."""
+        logs = await self._logs(LogSelection(plan.destinations))
+        return await self._with_files(functools.partial(self._plan, plan, logs, self._moment()))
+
+    def _plan(self, plan: ReadPlan, logs: Mapping[str, int], moment: Moment) -> LogRange:
+        """On a thread."""
+        choice = LogSelection(plan.destinations, plan.starts, plan.ends)
+        pieces, committed = self._pieces(moment, choice, logs), moment.committed
+        self._resolve(choice, pieces)
+        first, end = plan.first, plan.behind
+        if plan.since is not None:
+            first = max(first, pieces.since(plan.since, 1, committed) or committed + 1)
+        if plan.until is not None:
+            end = min(end, pieces.since(plan.until, 1, committed) or committed + 1)
+        choice.starts = {name: max(each, first) for name, each in choice.starts.items()}
+        choice.ends = {name: min(each, end) for name, each in choice.ends.items()}
+        names = list(pieces.logs) or [OTHERS]
+        first = min(choice.start(name) for name in names)
+        end = max(max(choice.end(name) for name in names), first)
+        missing = pieces.missing(first, end - 1)
+        found = True
+        if plan.limit or not plan.parts:
+            most = plan.limit or 1
+            count, upto = pieces.count(most, first, end - 1, within_s=_COUNT_S)
+            found = count > 0
+            if plan.limit or not found:
+                end = min(end, upto + 1)
+                choice.ends = {name: min(each, end) for name, each in choice.ends.items()}
+        splits: list[tuple[int, int]] = []
+        if plan.parts and first < end:
+            shares = pieces.shares(first, end - 1)
+            rows = sum(share.rows for share in shares)
+            parts = min(max(plan.parts, rows // _PART_ROWS), _MOST_PARTS)
+            splits = cut(shares, first, end, parts) if shares else []
+        return LogRange(
+            node=self._hub.node,
+            starts=choice.starts,
+            ends=choice.ends,
+            first=first,
+            behind=end,
+            splits=splits,
+            missing=missing,
+            found=found,
+        )
+
+    @staticmethod
+    def _resolve(choice: LogSelection, pieces: LogSnapshot) -> None:
+        """Earliest and latest in ids. The earliest of a destination is behind what is gone."""
+        end = pieces.moment.committed + 1
+        given = choice.starts
+        choice.starts = {
+            name: {EARLIEST: 1, LATEST: end}.get(position, position)
+            for name, position in given.items()
+        }
+        for gone in pieces.missing(1, end - 1):
+            if given.get(gone.destination, given[OTHERS]) == EARLIEST:
+                choice.starts[gone.destination] = gone.last + 1
+        choice.ends = {
+            name: {EARLIEST: 1, LATEST: end}.get(position, min(position, end))
+            for name, position in choice.ends.items()
+        }
+
+    # Reading.
+
+    async def read(self, reading: ReadSplit) -> AsyncGenerator[bytes, None]:
+        """An Arrow stream, in pieces. Each of its batches tells in its metadata `last`, up to which
+        id nothing was left out. It may end before the range does: ask on from there.
+
+        Raises HistoryMissing, InvalidDestination, InvalidEnvelope, LakeError, ServiceUnavailable
+        before anything is given.
+        """
+        unknown = [name for name in reading.columns if name not in COLUMNS]
+        if unknown:
+            raise InvalidEnvelope(f"there is no column {unknown[0]!r}")
+        if reading.node != self._hub.node:
+            raise HistoryMissing(f"this is node {self._hub.node}, not {reading.node}")
+        if reading.behind > self._hub.committed_id + 1:
+            raise InvalidEnvelope(f"ids from {self._hub.committed_id + 1} on are not there yet")
+        choice = LogSelection(
+            reading.destinations, reading.starts, {OTHERS: reading.behind, **reading.ends}
+        )
+        try:
+            async with asyncio.timeout(_WAIT_S):
+                await self._readers.acquire()
+        except TimeoutError:
+            raise ServiceUnavailable("too many read the log at once") from None
+        try:
+            logs = await self._logs(choice)
+            async with contextlib.aclosing(
+                self._stream(_RangeReader(reading, choice, logs))
+            ) as stream:
+                async for chunk in stream:
+                    yield chunk
+        finally:
+            self._readers.release()
+
+    async def _stream(self, cursor: _RangeReader) -> AsyncGenerator[bytes, None]:
+        ends_at = time.monotonic() + _STREAM_S
+        out = _Out(cursor.names)
+        is_begun = False
+        while cursor.position < cursor.end:
+            if is_begun and time.monotonic() >= ends_at:
+                break
+            moment = self._moment()
+            try:
+                step = functools.partial(self._step, cursor, moment, out)
+                chunk, rows = await self._with_files(step)
+            except CrosswireError:
+                if not is_begun:
+                    raise
+                # Whoever asks on from here is told.
+                return
+            self._count("log", "http", "messages", by=rows)
+            is_begun = True
+            for start in range(0, len(chunk), _CHUNK_BYTES):
+                yield chunk[start : start + _CHUNK_BYTES]
+        yield out.end()
+
+    def _step(self, cursor: _RangeReader, moment: Moment, out: _Out) -> tuple[bytes, int]:
+        """On a thread: the next batch, and how many are in it: none, if none is found in good
+        time."""
+        deadline = time.monotonic() + _STEP_S
+        pieces = self._pieces(moment, cursor.choice, cursor.logs)
+        piece = next(pieces(cursor.position, cursor.end - 1))
+        if not piece.in_lake and cursor.strict:
+            missing = pieces.missing(piece.first, piece.last)
+            if missing:
+                raise HistoryMissing(_describe_missing(missing))
+        found: list[pa.RecordBatch] = []
+        size_bytes = rows = 0
+        while cursor.position <= piece.last and time.monotonic() < deadline:
+            try:
+                batch, upto = cursor.take(pieces, piece)
+            except FileNotFoundError:
+                if not found:
+                    raise
+                break
+            cursor.position = upto + 1
+            if batch is not None:
+                found.append(batch)
+                size_bytes += batch.nbytes
+                rows += len(batch)
+            if size_bytes >= _FULL_BYTES or rows >= _FULL_ROWS:
+                break
+        return out.write(found, cursor.position - 1), rows
+
+    # Around it.
+
+    async def _logs(self, choice: LogSelection) -> dict[str, int]:
+        """The store's logs that matter."""
+        return await self._in_thread(choice.logs, dict(self._hub.store.destinations()))
+
+    def _moment(self) -> Moment:
+        hub = self._hub
+        kept = None if self._feed is None else self._feed.kept
+        limit = MAX_ID if kept is None else max(kept.upto, hub.feed.reclaim_limit)
+        return Moment(hub.store.view(), kept, hub.committed_id, limit)
+
+    def _pieces(self, moment: Moment, choice: LogSelection, logs: Mapping[str, int]) -> LogSnapshot:
+        return LogSnapshot(self._history, moment, choice, logs, report=self._report)
+
+    def _report(self, error: RecordDamaged) -> None:
+        """From a thread."""
+        self._loop.call_soon_threadsafe(self._hub.report, error)
+
+    async def _with_files(self, work: Callable[[], T]) -> T:
+        """Files that are joined or let go of meanwhile are looked for anew."""
+        for _ in range(_MOVED):
+            try:
+                return await self._in_thread(work)
+            except FileNotFoundError:
+                self._history.forget()
+        raise ServiceUnavailable("the lake's files change all the time")
+
+    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        if self._is_closed:
+            raise ServiceUnavailable("the hub stops")
+        return await self._loop.run_in_executor(self._threads, work, *arguments)
+
+
+class _RangeReader:
+    """How far a range has been read. The file that is being read stays open meanwhile."""
+
+    def __init__(self, reading: ReadSplit, choice: LogSelection, logs: dict[str, int]) -> None:
+        self.choice = choice
+        self.logs = logs
+        self.node = reading.node
+        self.position = max(reading.first, 1)
+        self.end = reading.behind
+        self.strict = reading.strict
+        self.names = reading.columns
+        self._needed = tuple(dict.fromkeys((*self.names, "id", "destination")))
+        self._width = _WINDOW
+        self._files: Iterator[tuple[pa.RecordBatch | None, int]] | None = None
+        self._files_at = 0
+        self._files_upto = 0
+
+    def take(self, pieces: LogSnapshot, piece: LogPiece) -> tuple[pa.RecordBatch | None, int]:
+        """The next rows that are wanted, and up to where nothing was left out."""
+        first = self.position
+        if piece.in_lake:
+            batch, upto = self._from_lake(pieces, piece)
+        else:
+            rest = LogPiece(False, first, piece.last)
+            batch, upto, self._width = pieces.stored(rest, self._needed, self.node, self._width)
+        if batch is None:
+            return None, upto
+        ids = ids_of(batch)
+        fits = self.choice.mask(batch.column("destination"), ids) & (ids >= first) & (ids <= upto)
+        if not fits.any():
+            return None, upto
+        batch = batch.select(self.names)
+        return (batch if fits.all() else batch.filter(booleans(fits))), upto
+
+    def _from_lake(self, pieces: LogSnapshot, piece: LogPiece) -> tuple[pa.RecordBatch | None, int]:
+        if self._files is None or self._files_at != self.position or self._files_upto > piece.last:
+            self._files_upto = piece.last
+            self._files = pieces.history.read(self.position, piece.last, self._needed)
+        try:
+            batch, upto = next(self._files)
+        except FileNotFoundError:
+            self._files = None
+            raise
+        self._files_at = upto + 1
+        if upto >= self._files_upto:
+            self._files = None
+        return batch, upto
+
+
+class _Out:
+    """An Arrow stream as it is written: each call gives what was written by it."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._schema = pa.schema([MESSAGES.field(name) for name in names])
+        self._sink = _Sink()
+        self._writer = pa.ipc.new_stream(pa.PythonFile(self._sink, mode="w"), self._schema)
+
+    def write(self, batches: list[pa.RecordBatch], last: int) -> bytes:
+        """One batch of these, however many there are."""
+        table = pa.Table.from_batches(batches, self._schema).combine_chunks()
+        batch = (table.to_batches() or [_empty(self._schema)])[0]
+        self._writer.write_batch(batch, custom_metadata={"last": str(last)})
+        return self._sink.take()
+
+    def end(self) -> bytes:
+        self._writer.close()
+        return self._sink.take()
+
+
+class _Sink:
+    closed = False
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+
+    def write(self, data: bytes) -> int:
+        self._chunks.append(bytes(data))
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def take(self) -> bytes:
+        chunks, self._chunks = self._chunks, []
+        return b"".join(chunks)
+
+
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in schema.types], schema=schema)
+
+
+def _describe_missing(missing: list[MissingMessages]) -> str:
+    each = [f"{one.destination} from {one.first} to {one.last}" for one in missing[:5]]
+    more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+    return f"messages are gone: {', '.join(each)}{more}"

@@ -1,0 +1,102 @@
+"""What of the log somebody wants: which destinations, and from which id to which in each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from crosswire.access import covers
+from crosswire.envelope import parse_pattern
+
+__all__ = ["EARLIEST", "LATEST", "OTHERS", "LogSelection"]
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+OTHERS: Final = "*"
+"""Stands for every destination that is not named itself."""
+
+
+class LogSelection:
+    """Destinations, some of them patterns; `starts` and `ends` by name: from here to before there.
+
+    `service/NAME` means all its methods. Raises InvalidDestination.
+    """
+
+    def __init__(
+        self,
+        patterns: Sequence[str],
+        starts: Mapping[str, int] | None = None,
+        ends: Mapping[str, int] | None = None,
+    ) -> None:
+        for pattern in patterns:
+            parse_pattern(pattern)
+        self._exact = frozenset(patterns)
+        self._patterns = [each for each in patterns if "+" in each or "#" in each]
+        self._services = any(each.startswith("service/") for each in patterns)
+        self._known: dict[str, bool] = {}
+        self.starts = {OTHERS: EARLIEST, **(starts or {})}
+        self.ends = {OTHERS: LATEST, **(ends or {})}
+
+    def wants(self, destination: str) -> bool:
+        known = self._known.get(destination)
+        if known is None:
+            known = self._known[destination] = self._decide(destination)
+        return known
+
+    def _decide(self, destination: str) -> bool:
+        return (
+            destination in self._exact
+            or _service_of(destination) in self._exact
+            or any(covers(pattern, destination) for pattern in self._patterns)
+        )
+
+    def takes(self, destination: str, identifier: int) -> bool:
+        return self.wants(destination) and (
+            self.start(destination) <= identifier < self.end(destination)
+        )
+
+    def logs(self, numbers: Mapping[str, int]) -> dict[str, int]:
+        """Which of the store's logs may have some of it. Calls of a service are in its own,
+        whatever the method, or in that of the method."""
+        if self._patterns or self._services:
+            return {
+                name: number
+                for name, number in numbers.items()
+                if self.wants(name) or (self._services and name.startswith("service/"))
+            }
+        return {name: numbers[name] for name in sorted(self._exact) if name in numbers}
+
+    def start(self, destination: str) -> int:
+        return _named(self.starts, destination)
+
+    def end(self, destination: str) -> int:
+        return _named(self.ends, destination)
+
+    def mask(self, destinations: pa.Array, ids: Any) -> Any:
+        """Which rows are wanted: an array of truth values."""
+        coded = destinations.dictionary_encode()
+        names = coded.dictionary.to_pylist()
+        wanted = np.array([self.wants(name) for name in names], bool)
+        codes = np.frombuffer(
+            coded.indices.buffers()[1], np.int32, len(coded), 4 * coded.indices.offset
+        )
+        chosen = wanted[codes] if len(names) else np.zeros(0, bool)
+        if len(self.starts) == 1 and len(self.ends) == 1:
+            return chosen & (ids >= self.starts[OTHERS]) & (ids < self.ends[OTHERS])
+        starts = np.array([self.start(name) for name in names], np.int64)
+        ends = np.array([self.end(name) for name in names], np.int64)
+        return chosen & (ids >= starts[codes]) & (ids < ends[codes])
+
+
+def _service_of(destination: str) -> str:
+    return "/".join(destination.split("/")[:2]) if destination.startswith("service/") else ""
+
+
+def _named(positions: Mapping[str, int], destination: str) -> int:
+    position = positions.get(destination)
+    if position is None:
+        position = positions.get(_service_of(destination))
+    return positions[OTHERS] if position is None else position

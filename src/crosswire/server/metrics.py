@@ -1,0 +1,243 @@
+"""What the hub counts and measures, as Prometheus reads it.
+
+Nothing is counted per message: the ledger's runs, which speak of many messages each, are looked
+through once per commit group. No peer's text becomes a label, so the number of series is bounded by
+what this code can say: protocols, kinds of destinations, steps.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from crosswire.errors import StoreError
+from crosswire.hub.hub import Hub
+from crosswire.hub.ledger import LedgerRun, Step
+
+__all__ = ["Histogram", "Metrics", "render"]
+
+_LATENCIES_S: Final = (
+    0.0001,
+    0.00025,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    10.0,
+    60.0,
+)
+_SIZES: Final = (0.0, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0)
+_TIMED: Final = (Step.DELIVERED, Step.SETTLED, Step.ANSWERED)
+_SAMPLES: Final = 4
+_REMEMBERED: Final = 50_000
+_SHORTCUTS: Final = 4_096
+_SERIES: Final = 1_000
+
+
+class Histogram:
+    """Counts in buckets with upper bounds, and a sum."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def add(self, value: float, weight: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += weight
+        self.total += value * weight
+
+    def lines(self, name: str, labels: str = "") -> Iterator[str]:
+        comma = "," if labels else ""
+        running = 0
+        for bound, count in zip((*self.bounds, "+Inf"), self.counts, strict=True):
+            running += count
+            text = bound if isinstance(bound, str) else f"{bound:g}"
+            yield f'{name}_bucket{{{labels}{comma}le="{text}"}} {running}'
+        braces = f"{{{labels}}}" if labels else ""
+        yield f"{name}_sum{braces} {self.total:.6f}"
+        yield f"{name}_count{braces} {running}"
+
+
+class _AcceptTimes:
+    """When messages were accepted. Ids grow with time, so a few numbers stand for many messages."""
+
+    def __init__(self) -> None:
+        self._firsts: list[int] = []
+        self._times: list[int] = []
+
+    def add(self, first: int, time_us: int) -> None:
+        if self._firsts and first <= self._firsts[-1]:
+            return
+        self._firsts.append(first)
+        self._times.append(time_us)
+        if len(self._firsts) > 2 * _REMEMBERED:
+            del self._firsts[:_REMEMBERED], self._times[:_REMEMBERED]
+
+    def time_of(self, identifier: int) -> int | None:
+        index = bisect_right(self._firsts, identifier) - 1
+        return self._times[index] if index >= 0 else None
+
+
+class _StepSeries:
+    """What happened so often to messages of a protocol and a kind; timed, where that says much."""
+
+    __slots__ = ("count", "histogram")
+
+    def __init__(self, step: Step) -> None:
+        self.count = 0
+        self.histogram = Histogram(_LATENCIES_S) if step in _TIMED else None
+
+
+class Metrics:
+    """Listens to a hub's commit groups; made after the hub, which owns the store's hooks."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.series: dict[tuple[str, str, Step], _StepSeries] = {}
+        """By protocol, kind of destination, and what happened."""
+        self.commit_seconds = Histogram(_LATENCIES_S)
+        self.commit_messages = Histogram(_SIZES)
+        self.commits_failed = 0
+        self._hub = hub
+        self._accept_times = _AcceptTimes()
+        self._sealed_at = 0.0
+        self._found: dict[tuple[str, str], list[_StepSeries | None]] = {}
+        self._before, self._after = hub.store.before_commit, hub.store.after_commit
+        hub.store.before_commit = self._before_commit
+        hub.store.after_commit = self._after_commit
+
+    def _before_commit(self) -> None:
+        self._before()
+        self._sealed_at = time.perf_counter()
+
+    def _after_commit(self, error: StoreError | None) -> None:
+        # The hub forgets what it sealed in `_after`, which must run whatever is wrong here.
+        self._hub.callbacks.run("metrics", self._note_commit, error)
+        self._after(error)
+
+    def _note_commit(self, error: StoreError | None) -> None:
+        if error is None:
+            self.commit_seconds.add(time.perf_counter() - self._sealed_at)
+            self.commit_messages.add(self.count(self._hub.ledger.sealed))
+        else:
+            self.commits_failed += 1
+
+    @property
+    def callbacks_failed(self) -> Counter[str]:
+        """How many callbacks raised, by kind."""
+        return self._hub.callbacks.failed
+
+    def count(self, runs: Iterable[LedgerRun]) -> int:
+        """Gives how many messages were accepted."""
+        accepted = 0
+        found = self._found
+        for run in runs:
+            steps = found.get((run.peer.protocol, run.destination))
+            series = None if steps is None else steps[run.step]
+            if series is None:
+                series = self._find(run.peer.protocol, run.destination, run.step)
+            number = len(run.ids)
+            series.count += number
+            if series.histogram is not None:
+                self._measure(run, number, series.histogram)
+            elif run.step is Step.ACCEPTED and number:
+                accepted += number
+                self._accept_times.add(run.ids[0], run.time)
+                if run.counts is not None:
+                    delivered = self._find("", run.destination, Step.DELIVERED)
+                    delivered.count += sum(run.counts)
+        return accepted
+
+    def _find(self, protocol: str, destination: str, step: Step) -> _StepSeries:
+        """Remembered by destination, so that it need not be taken apart; there may be many."""
+        key = (protocol, destination.partition("/")[0], step)
+        series = self.series.get(key)
+        if series is None:
+            series = self.series[key] = _StepSeries(step)
+        if len(self._found) >= _SHORTCUTS:
+            self._found.clear()
+        steps = self._found.setdefault((protocol, destination), [None] * (max(Step) + 1))
+        steps[step] = series
+        return series
+
+    def _measure(self, run: LedgerRun, number: int, histogram: Histogram) -> None:
+        """A few of a run's messages stand for all of them: they have much in common."""
+        ids, time_of = run.ids, self._accept_times.time_of
+        if number == 1:
+            accepted = time_of(ids[0])
+            if accepted is not None:
+                histogram.add(max(run.time - accepted, 0) / 1e6)
+            return
+        samples = min(number, _SAMPLES)
+        for sample in range(samples):
+            first, end = sample * number // samples, (sample + 1) * number // samples
+            accepted = time_of(ids[first])
+            if accepted is not None:
+                histogram.add(max(run.time - accepted, 0) / 1e6, end - first)
+
+
+def render(
+    metrics: Metrics,
+    counters: Counter[tuple[str, ...]],
+    gauges: dict[str, tuple[str, float]],
+    histograms: dict[str, tuple[str, Histogram]] | None = None,
+) -> str:
+    """All of it as text. `counters` are the site's; a gauge or histogram comes with its help."""
+    lines: list[str] = []
+    _family(lines, "crosswire_messages_total", "counter", "Steps of messages, by outcome.")
+    for (protocol, kind, step), series in sorted(metrics.series.items()):
+        labels = _labels(protocol=protocol or "hub", kind=kind, outcome=step.name.lower())
+        lines.append(f"crosswire_messages_total{{{labels}}} {series.count}")
+    name = "crosswire_latency_seconds"
+    _family(lines, name, "histogram", "From acceptance to this step.")
+    for (protocol, kind, step), series in sorted(metrics.series.items()):
+        if series.histogram is not None:
+            labels = _labels(protocol=protocol or "hub", kind=kind, step=step.name.lower())
+            lines += series.histogram.lines(name, labels)
+    _family(lines, "crosswire_commit_seconds", "histogram", "Duration of a group commit.")
+    lines += metrics.commit_seconds.lines("crosswire_commit_seconds")
+    _family(lines, "crosswire_commit_messages", "histogram", "Messages accepted by a group commit.")
+    lines += metrics.commit_messages.lines("crosswire_commit_messages")
+    _family(lines, "crosswire_commits_failed_total", "counter", "Groups that were not written.")
+    lines.append(f"crosswire_commits_failed_total {metrics.commits_failed}")
+    name = "crosswire_callbacks_failed_total"
+    _family(lines, name, "counter", "Callbacks that raised, by kind; the log has the errors.")
+    for kind, number in sorted(metrics.callbacks_failed.items()):
+        lines.append(f"{name}{{{_labels(kind=kind)}}} {number}")
+    _family(lines, "crosswire_events_total", "counter", "What gateways did or saw.")
+    for what, number in sorted(counters.items())[:_SERIES]:
+        event, protocol, detail = (*what, "", "")[:3]
+        labels = _labels(event=event, protocol=protocol, detail=detail)
+        lines.append(f"crosswire_events_total{{{labels}}} {number}")
+    for name, (text, histogram) in (histograms or {}).items():
+        _family(lines, name, "histogram", text)
+        lines += histogram.lines(name)
+    for gauge, (text, value) in gauges.items():
+        _family(lines, gauge, "counter" if gauge.endswith("_total") else "gauge", text)
+        lines.append(f"{gauge} {+value!r}")
+    return "\n".join(lines) + "\n"
+
+
+def _family(lines: list[str], name: str, kind: str, text: str) -> None:
+    lines.append(f"# HELP {name} {text}")
+    lines.append(f"# TYPE {name} {kind}")
+
+
+def _labels(**labels: str) -> str:
+    return ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

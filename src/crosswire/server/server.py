@@ -1,0 +1,528 @@
+"""A whole hub: store, hub, listeners; how it starts, keeps time, changes its mind, and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import re
+import tempfile
+import zlib
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from crosswire.access import Access
+from crosswire.config import Address, Config, ScheduleEntry
+from crosswire.envelope import Envelope
+from crosswire.errors import (
+    BondError,
+    ConfigError,
+    HubError,
+    InvalidSchedule,
+    RecordDamaged,
+    StoreDamaged,
+    StoreError,
+)
+from crosswire.gateways.clock import Clock
+from crosswire.gateways.context import GatewayContext
+from crosswire.gateways.gateway import Gateway
+from crosswire.gateways.payloads import JSON, TEXT, Schemas
+from crosswire.hub.hub import Hub, HubConfig
+from crosswire.hub.schedules import Schedule
+from crosswire.lake.files import find
+from crosswire.logs import log_event
+from crosswire.server.lake_feed import LakeFeed, note_absence
+from crosswire.server.leftovers import LeftoverCheck
+from crosswire.server.listener import Listener, fill_context, server_context
+from crosswire.server.log_reader import Log
+from crosswire.server.metrics import Metrics
+from crosswire.server.tap_feed import TapFeed, has_spool
+from crosswire.server.watchdog import Watchdog
+from crosswire.store.records import reader
+from crosswire.store.reserve import flush_bytes, room_for_others
+from crosswire.store.rocks import RocksStore, is_new
+
+__all__ = ["GATEWAYS", "HttpListener", "Server"]
+
+_log = logging.getLogger("crosswire.server")
+
+_LOOK_S: Final = 0.02
+_TICK_S: Final = 0.1
+_AFTER_FAILURE_S: Final = 1.0
+_IDLE_LOOK_S: Final = 10.0
+_GOODBYE_S: Final = 2.0
+_CONFIGURED: Final = "configured"
+_STORE_FILES: Final = re.compile(
+    r"LOCK|LOG.*|IDENTITY|MANIFEST-\d+|OPTIONS-\d+(\.dbtmp)?|\d+\.(sst|log|dbtmp)|RESERVE"
+    r"|rocksdict-config\.json|crosswire\..*"
+)
+"""What can be there when a hub was killed while it made its store."""
+_read_names: Callable[[bytes], list[str]] = reader(list[str], "the configured schedules")
+_RESTART: Final = ("data", "emqp", "insecure", "lake", "listen", "store")
+"""Settings that a running hub can't change."""
+
+GATEWAYS: Final = {
+    "emp": "emp.gateway:EmpGateway",
+    "emqp-admin": "emqp.gateway:AdminGateway",
+    "emqp-clients": "emqp.gateway:ClientGateway",
+    "emqp-publishers": "emqp.gateway:PublisherGateway",
+    "emqp-subscribers": "emqp.gateway:SubscriberGateway",
+    "emqp-workers": "emqp.workers:WorkerGateway",
+    "epoxy": "epoxy.gateway:EpoxyGateway",
+    "micromsg2": "micromsg2.gateway:MicroMsg2Gateway",
+    "relink": "relink.gateway:RelinkGateway",
+}
+"""Module and class behind a listener, by its name without `-tls`."""
+
+
+class HttpListener(Protocol):
+    """A listener that leads to no gateway: the one for HTTP."""
+
+    address: Address
+
+    async def open(self, address: Address) -> Address: ...
+
+    def close(self) -> None:
+        """Accept nobody any more."""
+
+    async def finish(self) -> None:
+        """Let the last answers go out, within a moment."""
+
+
+class Server:
+    """`start` opens everything, `stop` drains and closes it.
+
+    `http` makes what stands behind the listener of that name, which must be off without it.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        http: Callable[[Server], HttpListener] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.config = config
+        self.clock = clock or Clock()
+        self.watchdog = Watchdog()
+        self.listeners: dict[str, Listener | HttpListener] = {}
+        self.started_at = 0.0
+        self._http = http
+        self._tls = server_context(config.tls) if config.tls is not None else None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._hurried = False
+        self._idle_at = 0.0
+        self._lake: LakeFeed | None = None
+        self._tap: TapFeed | None = None
+        self.log: Log | None = None
+
+    async def start(self) -> dict[str, Address]:
+        """Every listener's address. Raises ConfigError or StoreError."""
+        config = self.config
+        addresses = self._addresses()
+        _refuse_strangers(config)
+        schemas = _schemas(config.bond.files)
+        store = _open_store(config)
+        _log_damage(store)
+        try:
+            clock = self.clock.now
+            now = clock()
+            self.hub = Hub(store, _hub_config(config), now=now, random=random.Random(), clock=clock)
+            self.metrics = Metrics(self.hub)
+            self.context = GatewayContext(self.hub, config, schemas=schemas, clock=clock)
+            gateways = {each.protocol: each for each in map(_gateway, addresses.keys() - {"http"})}
+            sources = [each.leftovers for each in gateways.values()]
+            self.leftovers = LeftoverCheck(self.context, sources)
+        except BaseException:
+            await store.close()
+            raise
+        store.start(asyncio.get_running_loop())
+        try:
+            await self._open_lake()
+            self._follow_schedules(config.schedules)
+            for name in addresses:
+                if name != "http":
+                    _gateway(name).prepare(self.context)
+            for name, address in addresses.items():
+                listener = self._listener(name)
+                await listener.open(address)
+                self.listeners[name] = self.context.listeners[name] = listener
+        except BaseException:
+            self.hurry()
+            await self.stop()
+            raise
+        self.leftovers.start()
+        self.started_at = now
+        self.hub.on_earlier_deadline(self._look_sooner)
+        self._timer_at = asyncio.get_running_loop().time()
+        self.watchdog.start()
+        self._keep_time()
+        return {name: listener.address for name, listener in self.listeners.items()}
+
+    async def _open_lake(self) -> None:
+        settings = self.config.lake
+        path = Path(settings.directory or Path(self.config.data) / "lake")
+        least_bytes = flush_bytes(self.config.store.buffer_bytes)
+        has_room = room_for_others(path, Path(self.config.data) / "store", least_bytes)
+        try:
+            await self._start_lake(path, has_room)
+        except OSError as error:
+            raise ConfigError(f"can't keep the lake in {path}: {error.strerror}") from error
+
+    async def _start_lake(self, path: Path, has_room: Callable[[], bool]) -> None:
+        settings, hub, count = self.config.lake, self.hub, self.context.count
+        if settings.messages or settings.ledger:
+            self._lake = LakeFeed(hub, settings, path, count=count, has_room=has_room)
+            await self._lake.start()
+        else:
+            await note_absence(hub)
+        self.log = Log(hub, path, self._lake, count=count)
+        if settings.tap.listeners or has_spool(path):
+            self._tap = TapFeed(settings, path, hub.node, count=count, has_room=has_room)
+            self.context.tap = self._tap
+            await self._tap.start()
+
+    async def _close_lake(self) -> None:
+        if self.log is not None:
+            await self.log.close()
+        if self._tap is not None:
+            await self._tap.stop()
+        if self._lake is not None:
+            await self._lake.stop()
+
+    def _addresses(self) -> dict[str, Address]:
+        addresses = self.config.addresses()
+        for name in addresses:
+            if name.removesuffix("-tls") not in GATEWAYS and not (name == "http" and self._http):
+                raise ConfigError(f"nothing stands behind the listener {name}")
+        return addresses
+
+    def _listener(self, name: str) -> Listener | HttpListener:
+        if name == "http" and self._http is not None:
+            return self._http(self)
+        secure = self._tls if name.endswith("-tls") else None
+        return Listener(name, _gateway(name), self.context, tls=secure)
+
+    # Stopping.
+
+    async def stop(self) -> None:
+        """Accept nobody, let what is under way be settled within a grace time, say goodbye.
+
+        The door for HTTP is the last one to close: it tells that the hub is draining.
+        """
+        self.context.draining = True
+        for name, listener in self.listeners.items():
+            if name != "http":
+                listener.close()
+        deadline = self.context.now() + self.config.drain_s
+        run = self.hub.callbacks.run
+        for gateway in list(self.context.gateways.values()):
+            run("drain", gateway.drain)
+        while self._under_way() and self.context.now() < deadline and not self._hurried:
+            await asyncio.sleep(_LOOK_S)
+        for gateway in list(self.context.gateways.values()):
+            run("close", gateway.session.connection.close)
+            gateway.session.wake()
+        deadline = self.context.now() + _GOODBYE_S
+        while self.context.gateways and self.context.now() < deadline and not self._hurried:
+            await asyncio.sleep(_LOOK_S)
+        for gateway in list(self.context.gateways.values()):
+            gateway.session.transport.abort()
+        for listener in self.listeners.values():
+            listener.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        self.watchdog.stop()
+        self.leftovers.stop()
+        await asyncio.sleep(0)
+        try:
+            await self._close_lake()
+        finally:
+            try:
+                await self._close_store()
+            finally:
+                for listener in self.listeners.values():
+                    if not isinstance(listener, Listener):
+                        await listener.finish()
+
+    async def _close_store(self) -> None:
+        """The files are closed in any case. Raises StoreError."""
+        try:
+            await self.hub.store.close()
+        except StoreError as error:
+            raise type(error)(
+                f"it has stopped, but its last changes are not on the disk: {error}. All that was"
+                " acknowledged is; what was settled last is delivered again after the next start"
+            ) from error
+
+    def hurry(self) -> None:
+        """No more grace."""
+        self._hurried = True
+
+    def _under_way(self) -> bool:
+        return any(gateway.is_busy for gateway in self.context.gateways.values())
+
+    # Other settings.
+
+    def reload(self, config: Config) -> list[str]:
+        """Take on what can be changed; gives the names of settings that wait for a restart.
+
+        Raises ConfigError; then nothing has changed.
+        """
+        old = self.config
+        waiting = [name for name in _RESTART if getattr(config, name) != getattr(old, name)]
+        kept = {name: getattr(old, name) for name in waiting}
+        if (config.tls is None) != (old.tls is None):
+            waiting.append("tls")
+            kept["tls"] = old.tls
+        config = msgspec.structs.replace(config, **kept)
+        _refuse_strangers(config)
+        schemas = _schemas(config.bond.files)
+        if config.tls is not None and self._tls is not None:
+            server_context(config.tls)
+            fill_context(self._tls, config.tls)
+        context = self.context
+        self._follow_schedules(config.schedules)
+        self.hub.reconfigure(_hub_config(config))
+        self.config = context.config = config
+        context.access = Access(config.users)
+        context.schemas = schemas
+        context.connection_slots.limits = config.connections
+        return sorted(waiting)
+
+    def _follow_schedules(self, entries: Sequence[ScheduleEntry]) -> None:
+        """Those of the configuration, no more and no less; others are nobody's business here.
+
+        One that is there already goes on as it is, unless the configuration changed it.
+        """
+        schedules, store = self.hub.schedules, self.hub.store
+        stored = store.get(_CONFIGURED, b"schedules")
+        before: list[str] = []
+        if stored is not None:
+            try:
+                before = _read_names(stored)
+            except RecordDamaged as error:
+                self.hub.set_aside_state(_CONFIGURED, b"schedules", stored, error)
+        now = self.context.now()
+        for entry in entries:
+            schedule = _schedule(entry)
+            known = schedules.get(entry.id)
+            if known is None or not known.is_equivalent(schedule):
+                try:
+                    schedules.add(schedule, now)
+                except HubError as error:
+                    # Such as a cron expression with a year that is over.
+                    self.hub.report(InvalidSchedule(f"schedule {entry.id} is left out: {error}"))
+                    log_event(
+                        _log,
+                        logging.WARNING,
+                        "a configured schedule is left out",
+                        schedule=entry.id,
+                        reason=str(error),
+                    )
+        names = [entry.id for entry in entries]
+        for name in before:
+            if name not in names and schedules.get(name) is not None:
+                try:
+                    schedules.remove(name)
+                except HubError as error:
+                    # It is removed when the configuration is applied again.
+                    names.append(name)
+                    log_event(
+                        _log,
+                        logging.WARNING,
+                        "a schedule that is no longer configured is not removed yet",
+                        schedule=name,
+                        reason=str(error),
+                    )
+        if names != before:
+            store.save(_CONFIGURED, b"schedules", msgspec.msgpack.encode(names))
+            store.request()
+
+    # Time.
+
+    def _look_sooner(self) -> None:
+        """Something is due before we would have looked."""
+        loop, deadline = asyncio.get_running_loop(), self.hub.next_deadline()
+        if self._timer is None or deadline is None:
+            return
+        wait = max(deadline - self.context.now(), 0.0)
+        if loop.time() + wait < self._timer_at:
+            self._timer.cancel()
+            self._look_in(wait)
+
+    def _keep_time(self) -> None:
+        """The hub's deadlines, looked at when they come and at least every tenth of a second."""
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        self.watchdog.beat(max(loop.time() - self._timer_at, 0.0))
+        shortest_s = 0.0
+        try:
+            self._have_turn()
+        except Exception:
+            self.context.count("failed", "", "clock")
+            _log.exception("a turn of the clock failed")
+            shortest_s = _AFTER_FAILURE_S
+        finally:
+            # Whatever happened: a clock that is not armed again stands still for good.
+            deadline = self.hub.next_deadline()
+            wait_s = _TICK_S if deadline is None else min(deadline - self.context.now(), _TICK_S)
+            self._look_in(max(wait_s, shortest_s))
+
+    def _have_turn(self) -> None:
+        now = self.context.now()
+        look = self.clock.look()
+        if look is not None:
+            self.hub.follow_wall(*look)
+        deadline = self.hub.next_deadline()
+        if deadline is not None and deadline <= now:
+            self.hub.handle_deadline(now)
+        self._send_idle_away()
+
+    def _send_idle_away(self) -> None:
+        loop = asyncio.get_running_loop()
+        idle_s = self.config.connections.idle_s
+        if idle_s and loop.time() >= self._idle_at:
+            self._idle_at = loop.time() + min(idle_s / 4, _IDLE_LOOK_S)
+            for gateway in list(self.context.gateways.values()):
+                self.hub.callbacks.run("idle", gateway.send_away, idle_s, loop.time())
+
+    def timers_late_s(self) -> float:
+        """How long ago the hub's next deadline should have been handled."""
+        deadline = self.hub.next_deadline()
+        return 0.0 if deadline is None else max(self.context.now() - deadline, 0.0)
+
+    def _look_in(self, wait_s: float) -> None:
+        # Not every loop's handle can tell when it is due.
+        loop = asyncio.get_running_loop()
+        self._timer_at = loop.time() + wait_s
+        self._timer = loop.call_later(wait_s, self._keep_time)
+
+
+def _gateway(listener: str) -> type[Gateway]:
+    module, name = GATEWAYS[listener.removesuffix("-tls")].split(":")
+    kind: type[Gateway] = getattr(import_module(f"crosswire.gateways.{module}"), name)
+    return kind
+
+
+def _hub_config(config: Config) -> HubConfig:
+    return HubConfig(
+        queues=config.queues,
+        topics=config.topics,
+        service=config.services,
+        staging=config.ingest,
+        lake=config.lake.messages or config.lake.ledger,
+    )
+
+
+def _open_store(config: Config) -> RocksStore:
+    path = Path(config.data) / "store"
+    needed = flush_bytes(config.store.buffer_bytes)
+    if config.store.spare_bytes < needed:
+        raise ConfigError(
+            f"store.spare_bytes = {config.store.spare_bytes} is less than the {needed} bytes that"
+            f" the store's own work may take with buffer_bytes = {config.store.buffer_bytes}"
+        )
+    if is_new(path) and _has_lake(Path(config.data)):
+        raise StoreDamaged(
+            f"there is no store in {path}, but a lake beside it: the store is missing. "
+            f"`crosswire store repair {config.data}` makes one of what the lake has; "
+            "to begin anew, move the lake away"
+        )
+    try:
+        _check_folder(path)
+        return RocksStore(path, config.store)
+    except OSError as error:
+        raise ConfigError(f"can't keep data in {path}: {error.strerror}") from error
+
+
+def _check_folder(path: Path) -> None:
+    """Is this where a store is, or could be? Raises ConfigError and OSError.
+
+    The engine takes any folder for its own: where it finds no store it makes one, and removes what
+    has names like those of its files.
+    """
+    for folder in (path.parent, path):
+        if folder.is_symlink() and not folder.exists():
+            raise ConfigError(
+                f"can't keep data in {folder}: it is a link to {folder.readlink()}, which does not"
+                " exist"
+            )
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"can't keep data in {folder}: it is not a folder")
+    path.mkdir(parents=True, exist_ok=True)
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        # Whether that is about rights or about the file system, the system says best itself.
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    if not (path / "CURRENT").exists():
+        names = sorted(each.name for each in path.iterdir())
+        others = [name for name in names if not _STORE_FILES.fullmatch(name)]
+        if others:
+            raise ConfigError(
+                f"{path} is no store of a hub, but has files of something else"
+                f" ({', '.join(others[:3])}): choose another folder for the data"
+            )
+
+
+def _has_lake(data: Path) -> bool:
+    try:
+        return any(find(data / "lake", ("messages", "ledger")))
+    except OSError:
+        return False
+
+
+def _log_damage(store: RocksStore) -> None:
+    """What is damaged stands in the log, too: what was found so far, and what will be."""
+
+    def log(part: str, detail: str) -> None:
+        log_event(_log, logging.ERROR, "the store is damaged", part=part, detail=detail)
+
+    for entry in store.damages.entries:
+        log(entry.part, entry.detail)
+    store.on_damage = log
+
+
+def _schemas(files: Sequence[str]) -> Schemas:
+    try:
+        return Schemas(tuple(files))
+    except OSError as error:
+        raise ConfigError(f"can't read {error.filename}: {error.strerror}") from error
+    except (BondError, UnicodeDecodeError) as error:
+        raise ConfigError(f"a .bond file can't be used: {error}") from error
+
+
+def _schedule(entry: ScheduleEntry) -> Schedule:
+    payload, content_type = (entry.text or "").encode(), TEXT
+    if entry.text is None:
+        payload, content_type = msgspec.json.encode(entry.json), JSON
+    return Schedule(
+        id=entry.id,
+        envelope=Envelope(
+            destination=entry.destination,
+            kind="publish" if entry.destination.startswith("topic/") else "send",
+            payload=payload,
+            content_type=content_type,
+            properties=entry.properties,
+            crc=zlib.crc32(payload),
+        ),
+        interval_s=entry.interval_s,
+        cron=entry.cron,
+        run_count=entry.run_count,
+        missed=entry.missed,
+        nohaste=entry.nohaste,
+    )
+
+
+def _refuse_strangers(config: Config) -> None:
+    """Without users anybody who can connect may do anything: not from another machine."""
+    for name, address in config.exposed().items():
+        raise ConfigError(
+            f"{name} on {address} would let anybody do anything: configure users, or say --insecure"
+        )

@@ -1,0 +1,127 @@
+"""Watches the event loop and the clock that runs on it.
+
+Whoever keeps time reports every turn with `beat`. A thread of its own looks for turns that don't
+come: it can say that the loop is blocked, and where, while it is blocked.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from crosswire.logs import log_event
+from crosswire.server.metrics import Histogram
+
+__all__ = ["LATE_S", "Watchdog"]
+
+_log = logging.getLogger("crosswire.watchdog")
+
+LATE_S: Final = 5.0
+"""So late is not busy but broken."""
+_LOOK_S: Final = 1.0
+_AGAIN_S: Final = 60.0
+_MINUTE_S: Final = 60.0
+_LAGS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
+
+
+class Watchdog:
+    """`start` on the event loop's thread; `look` is what its own thread does every second."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.lag = Histogram(_LAGS_S)
+        """How late the turns of the clock came."""
+        self.blocked = 0
+        """How many times the loop did not turn for `LATE_S`."""
+        self._monotonic = monotonic
+        self._beat_at: float | None = None
+        self._worst: deque[tuple[int, float]] = deque()
+        self._reported_at: float | None = None
+        self._loop_thread = 0
+        self._thread: threading.Thread | None = None
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """From now on turns are expected."""
+        self._beat_at = self._monotonic()
+        self._loop_thread = threading.get_ident()
+        self._thread = threading.Thread(target=self._run, name="crosswire-watchdog", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """No more turns will come."""
+        self._beat_at = None
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(_LOOK_S)
+
+    # On the event loop.
+
+    def beat(self, lag_s: float) -> None:
+        """The clock had a turn, so much later than it was asked for."""
+        now = self._monotonic()
+        silent_s = self.silent_s()
+        self._beat_at = now
+        self.lag.add(lag_s)
+        self._note(now, lag_s)
+        if silent_s > LATE_S:
+            self.blocked += 1
+            self._reported_at = None
+            log_event(
+                _log, logging.WARNING, "the event loop was blocked", seconds=round(silent_s, 1)
+            )
+
+    def silent_s(self) -> float:
+        """For how long there has been no turn; 0 when none is expected."""
+        beat_at = self._beat_at
+        return 0.0 if beat_at is None else max(self._monotonic() - beat_at, 0.0)
+
+    def worst_lag_s(self) -> float:
+        """The latest turn of the last minute."""
+        first = self._monotonic() - _MINUTE_S
+        return max((lag for second, lag in self._worst if second >= first), default=0.0)
+
+    def _note(self, now: float, lag_s: float) -> None:
+        """One entry a second, so that a minute stays short."""
+        second = int(now)
+        if self._worst and self._worst[-1][0] == second:
+            lag_s = max(lag_s, self._worst.pop()[1])
+        self._worst.append((second, lag_s))
+        while self._worst[0][0] < second - _MINUTE_S:
+            self._worst.popleft()
+
+    # On its own thread.
+
+    def _run(self) -> None:
+        while not self._stopped.wait(_LOOK_S):
+            self.look()
+
+    def look(self) -> None:
+        """Say so if the loop is blocked, again every minute."""
+        silent_s, now = self.silent_s(), self._monotonic()
+        if silent_s <= LATE_S or (
+            self._reported_at is not None and now - self._reported_at < _AGAIN_S
+        ):
+            return
+        self._reported_at = now
+        log_event(
+            _log,
+            logging.ERROR,
+            "the event loop is blocked",
+            seconds=round(silent_s, 1),
+            where=_where(self._loop_thread),
+        )
+
+
+def _where(thread: int) -> str:
+    """The innermost calls of a thread, the last one first."""
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return ""
+    calls = traceback.extract_stack(frame)[-4:]
+    return " < ".join(f"{each.filename}:{each.lineno} {each.name}" for each in reversed(calls))

@@ -1,0 +1,162 @@
+"""The listener for HTTP: uvicorn's protocol on the hub's own event loop, with limits of ours."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import socket
+from contextlib import suppress
+from typing import Any, ClassVar, Final
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from crosswire.config import Address
+from crosswire.logs import log_event
+from crosswire.server.listener import cannot_listen
+from crosswire.server.server import Server
+from crosswire.web.app import App
+
+__all__ = ["WebListener"]
+
+_HEAD_S: Final = 5.0
+_REQUEST_S: Final = 30.0
+_KEEP_ALIVE_S: Final = 15
+_FINISH_S: Final = 1.0
+_LOOK_S: Final = 0.01
+_HEAD_BYTES: Final = 32 * 1024
+
+
+_log = logging.getLogger("crosswire.web")
+
+
+class WebListener:
+    """Open it, and the API answers; it shares the hub's limits on connections."""
+
+    def __init__(self, server: Server) -> None:
+        self.address = Address("", 0)
+        self.app = App(server)
+        self._server = server
+        self._state = ServerState()
+        self._listening: asyncio.Server | None = None
+        self._config = uvicorn.Config(
+            self.app,
+            http=H11Protocol,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            h11_max_incomplete_event_size=_HEAD_BYTES,
+        )
+        self._config.load()
+        # Its warnings are about peers: ours say which.
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+
+    async def open(self, address: Address) -> Address:
+        """Raises ConfigError."""
+        loop = asyncio.get_running_loop()
+        make = functools.partial(_HttpConnection, self._config, self._state, self._server)
+        try:
+            self._listening = await loop.create_server(
+                make, address.host, address.port, backlog=1024
+            )
+        except OSError as error:
+            raise cannot_listen("http", address, error) from error
+        self.address = Address(address.host, self._listening.sockets[0].getsockname()[1])
+        return self.address
+
+    def close(self) -> None:
+        """Accept nobody, end what replays are running, and let the answers under way go out."""
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+        self.app.replays.cancel_all()
+        for conversation in list(self._state.connections):
+            conversation.shutdown()
+
+    async def finish(self) -> None:
+        """What waited for the disk has its answer now."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _FINISH_S
+        while self._state.tasks and loop.time() < deadline:
+            await asyncio.sleep(_LOOK_S)
+        for conversation in list(self._state.connections):
+            conversation.transport.abort()
+
+
+class _HttpConnection(H11Protocol):
+    """One connection. A head or a request that takes too long ends it, and so does a full house."""
+
+    protocol: ClassVar[str] = "http"
+
+    def __init__(self, config: uvicorn.Config, state: ServerState, server: Server) -> None:
+        super().__init__(config, state, {})
+        self._context = server.context
+        self._host = ""
+        self._lost = False
+        self._watch: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        peer = transport.get_extra_info("peername")
+        self._host = str(peer[0]) if peer else ""
+        with suppress(OSError):  # the peer has reset it already
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._context.count("connections", "http")
+        if not self._context.connection_slots.enter(self, self._host):
+            self._context.count("rejected", "http")
+            transport.abort()
+            return
+        self._expect(_HEAD_S)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        self._context.connection_slots.leave(self)
+        self._expect(None)
+        super().connection_lost(exc)
+
+    @property
+    def is_gone(self) -> bool:
+        return self._lost
+
+    def data_received(self, data: bytes) -> None:
+        was_idle = self._is_idle
+        super().data_received(data)
+        if not self._is_idle:
+            self._expect(_REQUEST_S)
+        elif was_idle and self._watch is None:
+            self._expect(_HEAD_S)
+
+    def on_response_complete(self) -> None:
+        self._expect(None)
+        super().on_response_complete()
+        if not self._is_idle:
+            self._expect(_REQUEST_S)
+
+    def send_400_response(self, msg: str) -> None:
+        self._context.count("failed", "http", "MalformedFrame")
+        log_event(_log, logging.WARNING, "failed", address=self._host, description=msg)
+        super().send_400_response(msg)
+
+    @property
+    def _is_idle(self) -> bool:
+        """Between requests, or before the first."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _expect(self, within_s: float | None) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        if within_s is not None and not self.transport.is_closing():
+            self._watch = self.loop.call_later(within_s, self._too_slow)
+
+    def _too_slow(self) -> None:
+        self._context.count("failed", "http", "PeerTimeout")
+        self.transport.abort()

@@ -1,0 +1,125 @@
+"""Asking a hub: patiently where it is not ready, and not where it says no."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pyarrow as pa
+import pytest
+
+from crosswire.errors import ClientError, ConnectFailed, RequestFailed
+from crosswire.pipeline.connector.address import HubAddress, path_of
+
+Answer = tuple[int, bytes]
+
+
+@contextmanager
+def peer(*answers: Answer, length: int | None = None) -> Iterator[HubAddress]:
+    """Answers one after the other, the last for ever; `length` is what it says a body has."""
+    left = list(answers)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.do_GET()
+
+        def do_GET(self) -> None:
+            status, body = left.pop(0) if len(left) > 1 else left[0]
+            self.send_response(status)
+            self.send_header("content-length", str(length or len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Nobody wants to know."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield HubAddress(f"http://127.0.0.1:{server.server_port}", patience_s=5.0)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+BUSY = (503, b'{"error": "unavailable", "description": "starting"}')
+DONE = (200, b'{"done": true}')
+
+
+def table(*batches: list[int]) -> bytes:
+    sink = pa.BufferOutputStream()
+    schema = pa.schema([("id", pa.int64())])
+    with pa.ipc.new_stream(sink, schema) as writer:
+        for batch in batches:
+            made = pa.record_batch([pa.array(batch, pa.int64())], schema=schema)
+            writer.write_batch(made, custom_metadata={"last": str(batch[-1])})
+    return bytes(sink.getvalue())
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda hub: hub.get("/x", {"a": 1, "b": None}),
+        lambda hub: hub.post("/x", {"a": 1}),
+        lambda hub: hub.post_bytes("/x", b"abc", "text/plain"),
+    ],
+)
+def test_a_hub_that_is_not_ready_is_asked_again(ask: Callable[[HubAddress], object]) -> None:
+    with peer(BUSY, BUSY, DONE) as hub:
+        assert ask(hub) == {"done": True}
+
+
+def test_what_must_not_be_repeated_is_not() -> None:
+    with peer(BUSY, DONE) as hub, pytest.raises(RequestFailed, match="starting"):
+        hub.post("/x", {}, repeatable=False)
+
+
+def test_a_hub_that_says_no_is_not_asked_again() -> None:
+    no = (403, b'{"error": "forbidden", "description": "not you"}')
+    with peer(no, DONE) as hub, pytest.raises(RequestFailed) as caught:
+        hub.get("/x")
+    assert (caught.value.code, caught.value.description) == ("forbidden", "not you")
+
+
+def test_patience_has_an_end() -> None:
+    with peer(DONE) as hub:
+        gone = HubAddress(hub.url, patience_s=0.2)
+    with pytest.raises(ConnectFailed, match="Connection refused"):
+        gone.get("/x")
+
+
+@pytest.mark.parametrize("status", [200, 404])
+def test_what_is_no_hub_is_told(status: int) -> None:
+    with peer((status, b"<html>")) as hub, pytest.raises(ClientError, match="is no hub"):
+        hub.get("/x")
+
+
+def test_batches_come_with_their_metadata() -> None:
+    with peer(BUSY, (200, table([1, 2], [3]))) as hub:
+        found = [
+            (batch.column(0).to_pylist(), dict(metadata)) for batch, metadata in hub.batches("/", 0)
+        ]
+    assert found == [([1, 2], {b"last": b"2"}), ([3], {b"last": b"3"})]
+
+
+def test_a_stream_that_breaks_off_gives_what_came_whole() -> None:
+    whole = table([1, 2], [3, 4])
+    half = whole[: len(table([1, 2]))]
+    with peer((200, half), length=len(whole)) as hub:
+        found = [batch.column(0).to_pylist() for batch, _ in hub.batches("/", 0)]
+    assert found == [[1, 2]]
+
+
+@pytest.mark.parametrize("url", ["http://", "ftp://x", "http://x:y"])
+def test_what_is_no_url_is_told(url: str) -> None:
+    with pytest.raises(ClientError, match="URL"):
+        HubAddress(url).check()
+
+
+def test_paths_are_quoted() -> None:
+    assert path_of("v1", "queues", "a b/c?d") == "/v1/queues/a%20b/c%3Fd"

@@ -1,0 +1,102 @@
+"""What a hub noted, in a stream: the same deliveries and passages as in a batch, at every step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+
+from crosswire.lake.files import write
+from crosswire.pipeline.batch import BatchJob, Summary, run_batch
+from crosswire.pipeline.sources.inputs import find_inputs
+from crosswire.pipeline.stream.run import Stream, run_stream
+from tests.pipeline.records import Records
+from tests.pipeline.stream.test_run import Tables, few_tasks, tables
+from tests.pipeline.stretched import DURATION, MINUTE, START, recorded, until
+
+__all__ = ["few_tasks"]
+
+CHOSEN = frozenset({"deliveries", "reconciliation"})
+LATE_US = 20_000_000
+NEWS = "topic/of-EMP"
+
+
+class Lake:
+    """The lake of a hub, given out in pieces."""
+
+    def __init__(self, folder: Path, rows: dict[str, pa.Table]) -> None:
+        self.folder = folder
+        self._rows = rows
+        self._given = dict.fromkeys(rows, 0)
+
+    def give(self, until_us: int, **ahead_us: int) -> None:
+        """What was noted until then; of some tables a little more or less."""
+        for name, rows in self._rows.items():
+            first, behind = self._given[name], until(rows, until_us + ahead_us.get(name, 0))
+            write(self.folder, name, rows.slice(first, behind - first))
+            self._given[name] = behind
+
+
+def batch(spark: SparkSession, lake: Path, output: Path) -> tuple[Tables, Summary]:
+    given = find_inputs([str(lake)])
+    summary = run_batch(spark, BatchJob(given, str(output), CHOSEN, late_us=LATE_US), quiet=True)
+    return tables(output), summary
+
+
+def once(spark: SparkSession, lake: Path, output: Path) -> tuple[Tables, Summary]:
+    stream = Stream((str(lake),), str(output), once=True, tables=CHOSEN, late_us=LATE_US)
+    summary = run_stream(spark, stream)
+    return tables(output), summary
+
+
+def holed(rows: dict[str, pa.Table]) -> dict[str, pa.Table]:
+    """Some of what the hub noted is missing."""
+    random = Random(7)
+    made = dict(rows)
+    for name in ("ledger", "messages"):
+        news = pc.equal(rows[name]["destination"], NEWS).to_pylist()
+        made[name] = rows[name].filter(pa.array(each or random.random() < 0.9 for each in news))
+    return made
+
+
+def test_at_every_step_and_with_rows_missing(spark: SparkSession, tmp_path: Path) -> None:
+    """What is settled is written once; a message that is heard of again is called back."""
+    lake = Lake(tmp_path / "lake", holed(recorded()))
+    for until_us, ahead in ((4 * MINUTE, MINUTE // 6), (DURATION, 0)):
+        lake.give(until_us, ledger=ahead, messages=-ahead)
+        found, summary = once(spark, lake.folder, tmp_path / "out")
+        for name in CHOSEN:
+            assert list((tmp_path / "out" / "gold" / name).rglob("0*.parquet"))
+    expected, whole = batch(spark, lake.folder, tmp_path / "batch")
+    assert found == expected
+    assert summary.findings == whole.findings
+    assert {name: n for name, n in summary.rows.items() if n} == whole.rows
+    news = [row for row in found["gold/deliveries"] if f"'{NEWS}'" in row]
+    assert sorted("('connection', 'late')" in row for row in news) == [False, True]
+
+
+def test_a_hub_without_a_tap(spark: SparkSession, tmp_path: Path) -> None:
+    """An answer, a dead letter that waits, and a topic that is read after an hour."""
+    told = Records(START)
+    with told.on("c", "emp"):
+        news = told.noted("accepted", payload=b"news", destination="topic/news")
+        asked = told.noted("accepted", payload=b"?", destination="service/s", kind="request")
+        told.noted("accepted", payload=b"!", destination="service/s", kind="response")
+        told.noted("answered", identifier=asked, destination="service/s", after_us=0)
+        poison = told.noted("accepted", payload=b"p")
+        told.noted("dead", identifier=poison, connection="")
+        letter = told.noted("accepted", payload=b"p", destination="queue/q/dead")
+        told.noted("accepted", payload=b"2", after_us=2 * MINUTE)
+        told.noted("delivered", identifier=news, destination="topic/news", after_us=60 * MINUTE)
+        told.noted("settled", identifier=letter, destination="queue/q/dead")
+        told.noted("accepted", payload=b"3", after_us=2 * MINUTE)
+    ledger, messages = told.rows()
+    lake = Lake(tmp_path / "lake", {"ledger": ledger, "messages": messages})
+    for until_us in (MINUTE, 10 * MINUTE, 100 * MINUTE):
+        lake.give(until_us)
+        found, _ = once(spark, lake.folder, tmp_path / "out")
+    assert found == batch(spark, lake.folder, tmp_path / "batch")[0]
+    assert (len(found["gold/deliveries"]), len(found["open/deliveries"])) == (4, 2)

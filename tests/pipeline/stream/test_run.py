@@ -1,0 +1,282 @@
+"""Streams end with the tables of a batch over the same input, however it comes, and are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from benchmarks.traffic import Traffic
+from pyspark.sql import SparkSession
+
+from crosswire.errors import InvalidInput
+from crosswire.lake.files import write
+from crosswire.pipeline.batch import BatchJob, Summary, run_batch
+from crosswire.pipeline.output import Output
+from crosswire.pipeline.sources.inputs import find_inputs
+from crosswire.pipeline.stream.commits import Journal, StreamCommit, StreamStart
+from crosswire.pipeline.stream.run import BatchDone, Stream, run_stream
+from tests.pipeline.captures import write_captures
+from tests.pipeline.conftest import TRAFFIC
+from tests.pipeline.stretched import DURATION, recorded, until
+from tests.pipeline.test_batch import CROSSWIRE, ODD, tap_rows
+
+STEPS = 3
+
+Tables = dict[str, list[str]]
+"""The rows of each table, in words and sorted."""
+
+
+def tables(folder: Path) -> Tables:
+    found: Tables = {}
+    for layer in ("bronze", "silver", "gold", "open"):
+        for table in sorted((folder / layer).glob("*")):
+            files = any(table.rglob("*.parquet"))
+            rows = pq.read_table(table).to_pylist() if files else []
+            found[f"{layer}/{table.name}"] = sorted(str(sorted(row.items())) for row in rows)
+    return found
+
+
+class Delivery:
+    """Tap files of all protocols, what a hub recorded, and captures, cut so that each step has a
+    part of all of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.paths = (str(folder / "lake"), str(folder / "captures"))
+        (folder / "captures").mkdir(parents=True)
+        rows = pa.concat_tables(TRAFFIC.wire()).sort_by("time")
+        seq = pa.array(range(len(rows)), pa.int64())
+        self._tables = [
+            ("wire", rows.set_column(1, rows.schema.field("seq"), seq)),
+            ("wire", tap_rows(ODD)),
+        ]
+        write_captures(folder / "made", TRAFFIC)
+
+    def deliver(self, step: int) -> None:
+        """The first capture grows, and ends inside of a record before it is whole."""
+        for name, rows in self._tables:
+            first, behind = len(rows) * step // STEPS, len(rows) * (step + 1) // STEPS
+            write(self.folder / "lake", name, rows.slice(first, behind - first))
+        for name, rows in recorded().items():
+            first, behind = (until(rows, DURATION * each // STEPS) for each in (step, step + 1))
+            write(self.folder / "lake", name, rows.slice(first, behind - first))
+        growing, compressed = sorted((self.folder / "made").iterdir())
+        if step < 2:
+            whole = growing.read_bytes()
+            self._capture(growing.name, whole[: (step + 1) * len(whole) // 2])
+        else:
+            self._capture(compressed.name, compressed.read_bytes())
+
+    def _capture(self, name: str, data: bytes) -> None:
+        file = self.folder / "captures" / name
+        file.write_bytes(data)
+        # A stream waits until nobody writes to a compressed file any more.
+        os.utime(file, (file.stat().st_atime, file.stat().st_mtime - 60))
+
+    def all(self) -> Delivery:
+        for step in range(STEPS):
+            self.deliver(step)
+        return self
+
+
+def batch(spark: SparkSession, given: Delivery, output: Path) -> tuple[Tables, Summary]:
+    summary = run_batch(spark, BatchJob(find_inputs(given.paths), str(output)), quiet=True)
+    return tables(output), summary
+
+
+def once(spark: SparkSession, given: Delivery, output: Path) -> Summary:
+    return run_stream(spark, Stream(given.paths, str(output), once=True))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_tasks(spark: SparkSession) -> Iterator[None]:
+    """There is little to do in each of many batches."""
+    name = "spark.sql.shuffle.partitions"
+    before = spark.conf.get(name)
+    spark.conf.set(name, "1")
+    yield
+    spark.conf.set(name, before)
+
+
+@pytest.fixture(scope="module")
+def expected(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Tables, Summary]:
+    folder = tmp_path_factory.mktemp("batch")
+    return batch(spark, Delivery(folder / "given").all(), folder / "out")
+
+
+def test_once_in_one_go(
+    spark: SparkSession, tmp_path: Path, expected: tuple[Tables, Summary]
+) -> None:
+    given = Delivery(tmp_path / "given").all()
+    summary = once(spark, given, tmp_path / "out")
+    assert tables(tmp_path / "out") == expected[0]
+    assert summary.accounting == expected[1].accounting
+    assert {name: rows for name, rows in summary.rows.items() if rows} == {
+        name: rows for name, rows in expected[1].rows.items() if rows
+    }
+
+
+def test_in_steps(spark: SparkSession, tmp_path: Path, expected: tuple[Tables, Summary]) -> None:
+    """After each the tables are those of a batch over what there is."""
+    given = Delivery(tmp_path / "given")
+    given.deliver(0)
+    until_told(spark, given, tmp_path / "out")
+    assert tables(tmp_path / "out") == batch(spark, given, tmp_path / "so far")[0]
+    given.deliver(1)
+    given.deliver(2)
+    summary = until_told(spark, given, tmp_path / "out")
+    assert tables(tmp_path / "out") == expected[0]
+    assert summary.accounting == expected[1].accounting
+
+
+def until_told(spark: SparkSession, given: Delivery, output: Path) -> Summary:
+    """A stream that is stopped after a batch."""
+    stop = threading.Event()
+    told: list[BatchDone] = []
+
+    def tell(done: BatchDone) -> None:
+        told.append(done)
+        stop.set()
+
+    summary = run_stream(spark, Stream(given.paths, str(output)), stop=stop, notify=tell)
+    assert len(told) == 1 and told[0].files
+    return summary
+
+
+def test_killed_at_any_moment(
+    spark: SparkSession, tmp_path: Path, expected: tuple[Tables, Summary]
+) -> None:
+    """A batch for each file; killed while it starts, reads, writes or commits."""
+    random = Random(int.from_bytes(os.urandom(4)))
+    given = Delivery(tmp_path / "given")
+    for step in range(STEPS):
+        given.deliver(step)
+        seconds = random.uniform(0, 8)
+        assert killed_after(seconds, spark, "stream", tmp_path / "out", *given.paths)
+    once(spark, given, tmp_path / "out")
+    assert tables(tmp_path / "out") == expected[0]
+
+
+def killed_after(
+    seconds: float, spark: SparkSession, how: str, output: Path, *paths: str
+) -> int | None:
+    """Gives its exit code: it may have been quicker."""
+    gateway: Any = spark.sparkContext._gateway
+    parameters = gateway.gateway_parameters
+    environment = {
+        **os.environ,
+        "PYSPARK_GATEWAY_PORT": str(parameters.port),
+        "PYSPARK_GATEWAY_SECRET": parameters.auth_token,
+    }
+    command = [sys.executable, "-m", "tests.pipeline.driver", how, str(output), *paths]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(seconds)
+        child.send_signal(signal.SIGKILL)
+        _, said = child.communicate()
+    assert child.returncode in (0, -signal.SIGKILL), said
+    return child.returncode
+
+
+def test_a_commit_is_carried_out_by_who_comes_next(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was killed when it had moved a part of its files."""
+    write(tmp_path / "lake", "wire", tap_rows(ODD))
+    wanted = frozenset({"frames", "sessions"})
+    stream = Stream((str(tmp_path / "lake"),), str(tmp_path / "out"), once=True, tables=wanted)
+
+    def dies(journal: Journal, commit: StreamCommit) -> None:
+        for source, target in list(commit.move.items())[:3]:
+            Path(target).parent.mkdir(parents=True, exist_ok=True)
+            Path(source).rename(target)
+        raise OSError("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "_apply", dies)
+        with pytest.raises(OSError, match="killed"):
+            run_stream(spark, stream)
+    assert run_stream(spark, stream).rows["silver.frames"] == 23
+    rows = tables(tmp_path / "out")
+    assert len(rows["silver/frames"]) == 23
+    assert (len(rows["gold/sessions"]), len(rows["open/sessions"])) == (7, 2)
+    left = {path.name for path in (tmp_path / "out" / ".stream").iterdir()}
+    assert left == {"begun.json", "commits", "lock", "state"}
+
+
+# ------------------------------------------------------------------------------- what is refused
+
+
+def test_one_writer_at_a_time(spark: SparkSession, tmp_path: Path) -> None:
+    first = Journal(spark, str(tmp_path / "out"))
+    with pytest.raises(InvalidInput, match="another run is writing"):
+        Journal(spark, str(tmp_path / "out"))
+    first.close()
+    Journal(spark, str(tmp_path / "out")).close()
+
+
+def test_a_stream_goes_on_with_what_it_was_begun_with(spark: SparkSession, tmp_path: Path) -> None:
+    journal = Journal(spark, str(tmp_path / "out"))
+    begun = journal.begin(StreamStart(["frames"], 5, {1: "emp"}))
+    assert journal.begin(StreamStart(["frames"], 9, {1: "emp"})) == begun
+    for other, name in (
+        (StreamStart([], 5, {1: "emp"}), "tables"),
+        (StreamStart(["frames"], 5, {}), "ports"),
+    ):
+        with pytest.raises(InvalidInput, match=f"was begun with other --{name}"):
+            journal.begin(other)
+    journal.close()
+
+
+def test_batches_and_streams_have_folders_of_their_own(spark: SparkSession, tmp_path: Path) -> None:
+    Journal(spark, str(tmp_path / "stream")).close()
+    with pytest.raises(InvalidInput, match="holds the tables of a stream"):
+        Output(spark, str(tmp_path / "stream"))
+    (tmp_path / "batch" / "silver").mkdir(parents=True)
+    with pytest.raises(InvalidInput, match="holds the tables of a batch"):
+        Journal(spark, str(tmp_path / "batch"))
+
+
+# --------------------------------------------------------------------------------- the program
+
+
+def test_the_command_ends_with_a_summary_when_it_is_told_to(tmp_path: Path) -> None:
+    size = Traffic(protocols=("epoxy",), connections=1, messages=5).write_tap(tmp_path / "lake")
+    command: list[str | Path] = [
+        *(CROSSWIRE, "pipeline", "run", "--stream", "--json", "--input", tmp_path / "lake"),
+        *("--output", tmp_path / "out", "--tables", "frames", "--master", "local[1]"),
+        *("--conf", "spark.sql.shuffle.partitions=1", "--conf", "spark.driver.memory=1g"),
+        *("--conf", "spark.sql.codegen.factoryMode=NO_CODEGEN"),
+        *("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        while not list((tmp_path / "out").glob("silver/frames/*/*.parquet")):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(0.2)
+            assert child.returncode is None, child.communicate()
+        child.send_signal(signal.SIGTERM)
+        said, wrong = child.communicate()
+    assert (child.returncode, wrong) == (0, "")
+    summary = json.loads(said)
+    assert summary["tables"].keys() == {"silver.frames"}
+    assert [account["frames"] for account in summary["accounting"]] == [size]

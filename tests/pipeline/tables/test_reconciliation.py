@@ -1,0 +1,141 @@
+"""What the wire shows against what the hub recorded, case by case, each on its own connection."""
+
+from __future__ import annotations
+
+from typing import Any
+from zlib import crc32
+
+import pytest
+from pyspark.sql import SparkSession
+
+from crosswire.envelope import SCHEDULED
+from crosswire.pipeline.sources.records import from_records
+from crosswire.pipeline.tables.reconciliation import reconciliation
+from tests.pipeline.records import Records
+
+Found = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def found(spark: SparkSession) -> Found:
+    records = Records()
+
+    with records.on("swapped", "relink"):
+        records.noted("accepted", payload=b"a")
+        records.noted("accepted", payload=b"b")
+        records.said(b"b")
+        records.said(b"a")
+    with records.on("unrecorded", "emp"):
+        records.said(b"a", identifier="1", status="success")
+    with records.on("refused", "emp"):
+        records.said(b"a", identifier="1", status="destination_full")
+        records.said(b"a", identifier="2", status="success")
+        records.noted("accepted", payload=b"a")
+    with records.on("unacknowledged", "emp"):
+        records.said(b"a", identifier="1")
+    with records.on("uncarried", "micromsg2"):
+        records.noted("delivered", payload=b"a", attempt=1)
+    with records.on("left", "micromsg2"):
+        identifier = records.noted("delivered", payload=b"a", attempt=1)
+        records.noted("returned", identifier=identifier, attempt=1)
+    with records.on("with gaps", "micromsg2", gaps=10):
+        records.noted("delivered", payload=b"a", attempt=1)
+    with records.on("killed", "emp", ended=None):
+        records.noted("delivered", payload=b"carried", attempt=1)
+        records.said(b"carried", out=True, identifier="1")
+        records.noted("delivered", payload=b"a", attempt=1)
+    with records.on("alive", "emp", ended=None):
+        records.noted("delivered", payload=b"a", attempt=1)
+        records.noted("delivered", payload=b"later", attempt=1, after_us=2_000_000)
+        records.said(b"later", out=True, identifier="1")
+    with records.on("scheduled", "emqp"):
+        records.noted("accepted", payload=b"a", native={SCHEDULED: b"0.0"})
+    with records.on("converted", "epoxy"):
+        records.noted("accepted", payload=b"json", destination="service/s", kind="request")
+        records.said(b"bond", destination="service/s", kind="request")
+    with records.on("by id", "emp"):
+        first = records.noted("delivered", payload=b"same", attempt=1)
+        second = records.noted("delivered", payload=b"same", attempt=1)
+        records.said(b"same", out=True, identifier="1", message_id=second)
+        records.said(b"same", out=True, identifier="2", message_id=first)
+    with records.on("buried", "emp"):
+        identifier = records.noted("accepted", payload=b"a")
+        records.said(b"a", identifier="1", status="success")
+        records.noted("dead", identifier=identifier, connection="")
+        records.noted("accepted", payload=b"a", destination="queue/q/dead")
+    with records.on("resumed", "relink"):
+        records.said(b"again", out=True, sequence=None)
+    with records.on("broken off", "micromsg2"):
+        records.said(b"a")
+        records.error()
+    with records.on("passing", "emp"):
+        records.noted("accepted", destination="topic/p", detail="not durable", count=1, kept=False)
+        records.said(b"a", destination="topic/p", kind="publish", identifier="1", status="success")
+        records.said(b"a", destination="topic/p", kind="publish", out=True, identifier="2")
+    with records.on("worker", "emqp"):
+        records.said(b"done", kind="response")
+    records.noted("delivered", payload=b"a", connection="nobody tapped it")
+    records.end()
+
+    tables = records.tables(spark)
+    rows: Found = {name: [] for name in records.connections}
+    for row in reconciliation(*tables).collect():
+        rows[row["connection"]].append(row.asDict())
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("connection", "expected"),
+    [
+        ("swapped", ["equal", "equal"]),
+        ("unrecorded", ["missing in the ledger"]),
+        ("refused", ["equal", "not accepted"]),
+        ("unacknowledged", ["not accepted"]),
+        ("uncarried", ["missing on the wire"]),
+        ("left", ["withdrawn"]),
+        ("with gaps", ["uncertain"]),
+        ("killed", ["equal", "uncertain"]),
+        ("alive", ["equal", "missing on the wire"]),
+        ("scheduled", []),
+        ("converted", ["equal"]),
+        ("by id", ["equal", "equal"]),
+        ("buried", ["equal"]),
+        ("resumed", ["uncertain"]),
+        ("broken off", ["not accepted"]),
+        ("passing", ["equal"]),
+        ("worker", []),
+    ],
+)
+def test_verdicts(found: Found, connection: str, expected: list[str]) -> None:
+    assert sorted(row["verdict"] for row in found[connection]) == expected
+
+
+def test_the_same_payload_is_found_whatever_the_order(found: Found) -> None:
+    assert all(row["same_payload"] for row in found["swapped"])
+    assert len({row["id"] for row in found["swapped"]}) == 2
+
+
+def test_what_was_acknowledged_goes_with_what_was_recorded(found: Found) -> None:
+    (equal,) = (row for row in found["refused"] if row["verdict"] == "equal")
+    assert equal["acknowledged"] is True
+
+
+def test_another_payload_is_told(found: Found) -> None:
+    (row,) = found["converted"]
+    assert row["same_payload"] is False
+
+
+def test_the_hubs_ids_outrank_the_order(found: Found) -> None:
+    first, second = sorted(found["by id"], key=lambda row: row["offset"])
+    assert first["id"] > second["id"]
+
+
+def test_no_folder_is_an_empty_table(spark: SparkSession) -> None:
+    from crosswire.lake.schemas import LEDGER
+
+    empty = from_records(spark, [], LEDGER)
+    assert empty.columns == LEDGER.names and empty.isEmpty()
+
+
+def test_checksums_are_unsigned() -> None:
+    assert crc32(b"a") == Records().crc_of(b"a") > 1 << 31
