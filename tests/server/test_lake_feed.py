@@ -513,3 +513,35 @@ async def test_a_mistake_does_not_end_the_lake(site: Site, monkeypatch: pytest.M
     await until(lambda: len(site.payloads) == 2)
     await site.stop()
     assert site.payloads == [b"a", b"b"]
+
+
+async def test_a_store_that_knows_less_than_its_lake_has_lost_its_end(site: Site) -> None:
+    """Nothing of the store shows it: the log is shorter, and the file with its end is gone."""
+    await site.start()
+    await site.send(b"1", b"2")
+    await until(lambda: site.payloads == [b"1", b"2"])
+    await site.stop()
+    rows, copies = dict(site.disk.rows), dict(site.disk.copies or {})
+    await site.start()
+    await site.send(b"3", b"4")
+    await until(lambda: len(site.payloads) == 4)
+    await site.stop()
+    ends = max(site.rows)
+    site.disk.rows, site.disk.keys, site.disk.mark = rows, sorted(rows), None
+    site.disk.copies, site.disk.unsynced = copies, []
+    hub = await site.start()
+    assert any("which the store has lost" in each.detail for each in hub.store.damages.entries)
+    assert hub.store.next_row > ends
+    await site.send(b"5")
+    await until(lambda: site.payloads[-1:] == [b"5"])
+    await site.stop()
+    assert len(site.rows) == len(set(site.rows))
+
+
+async def test_a_store_that_is_whole_is_not_accused_by_its_lake(site: Site) -> None:
+    for number in range(3):
+        hub = await site.start()
+        assert hub.store.damages.entries == []
+        await site.send(b"%d" % number)
+        await until(lambda number=number: len(site.payloads) == number + 1)
+        await (site.kill() if number == 1 else site.stop())

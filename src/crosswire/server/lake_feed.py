@@ -133,7 +133,12 @@ class LakeFeed:
 
     async def start(self) -> None:
         """Raises StoreError."""
+        ends = await self._in_thread(self._ends)
+        is_ahead = self._is_ahead(ends)
         old = self._hub.feed.last_seal()
+        if is_ahead:
+            # All that the store still has is in the lake: it goes on after that.
+            old = None
         if old is not None and old.tables and old.tables != self._tables and not old.skipped:
             # Other tables from now on, but what was promised of the old ones is kept.
             self._seal = old
@@ -141,7 +146,7 @@ class LakeFeed:
                 await self._retry_placing()
             except OSError as error:
                 self._failed(error)
-        self._seal = await self._begin(old)
+        self._seal = await self._begin(old, ends)
         self._is_placed = False
         self._behind, self._read_row = True, self._seal.last_row
         if self._seal.skipped:
@@ -151,12 +156,25 @@ class LakeFeed:
         self._task = asyncio.get_running_loop().create_task(self._run())
         self._task.add_done_callback(self._ended)
 
-    async def _begin(self, old: Seal | None) -> Seal:
+    def _is_ahead(self, ends: dict[str, int]) -> bool:
+        """Has the lake more than the store? What is in the lake was durable in the store before, so
+        the store has lost its end, and would give out the same numbers again."""
+        store = self._hub.store
+        if ends["ledger"] < store.next_row:
+            return False
+        store.report_damage(
+            "log",
+            f"the lake has rows {store.next_row} to {ends['ledger']} of the ledger, which the store"
+            " has lost: messages that were accepted with them may be missing",
+        )
+        store.skip_rows(ends["ledger"])
+        return True
+
+    async def _begin(self, old: Seal | None, ends: dict[str, int]) -> Seal:
         """The seal to go on from; where there is none, or the lake was off, it begins here."""
         if old is not None and old.tables and set(self._tables) <= set(old.tables):
             return old
         hub, now = self._hub, _now_us()
-        ends = await self._in_thread(self._ends)
         if old is None or not old.tables:
             last_row, newest = hub.store.next_row - 1, hub.store.newest_id
         else:

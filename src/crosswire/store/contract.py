@@ -577,6 +577,10 @@ class Store(ABC):
         """The number that the next row of the journal gets."""
         return self._next_row
 
+    def skip_rows(self, upto: int) -> None:
+        """Rows up to this one were there once: their numbers are not given out again."""
+        self._next_row = max(self._next_row, upto + 1)
+
     def journal(self, block: bytes, rows: int) -> None:
         """Add this group's block; to be called by `before_commit`, at most once."""
         self._group.block = (block, rows)
