@@ -116,5 +116,7 @@ def test_the_command_on_a_cluster(cluster: tuple[str, Path], tmp_path: Path) -> 
     assert {each["protocol"] for each in accounts} == {"emp", "epoxy"}
     # Both workers ran what they were sent: Python compiled it where it was unpacked.
     for worker in ("first", "second"):
-        compiled = (folder / worker).glob("app-*/*/crosswire/pipeline/__pycache__/decode.*.pyc")
+        compiled = (folder / worker).glob(
+            "app-*/*/crosswire/pipeline/decode/__pycache__/frames.*.pyc"
+        )
         assert list(compiled), f"the {worker} worker did nothing"
