@@ -15,7 +15,7 @@ OPERATORS = ["=", "!=", "<", "<=", ">", ">=", "~", "&"]
 
 
 def naive(term: Term, properties: dict[str, Any]) -> bool:
-    """The rules one after the other, as RULINGS has them."""
+    """The rules one after the other."""
     if term.key not in properties:
         return False
     found, wanted = properties[term.key], term.value

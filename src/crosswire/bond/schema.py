@@ -341,7 +341,7 @@ class FieldDef:
 
     @property
     def may_be_omitted(self) -> bool:
-        """Only optional fields are left out, and structs never are (RULINGS, Bond)."""
+        """Only optional fields are left out, and structs never are."""
         return self.modifier is Modifier.OPTIONAL and self.type.wire is not DataType.STRUCT
 
     @property

@@ -14,7 +14,7 @@ must hold. A value is typed as a property is: `N10` a number, `D1413198000.0` a 
 
 Numbers and dates compare with one another; a boolean property is the text `true` or `false`. What
 is ordered or searched must be of the filter's type, or the term doesn't hold; `=` never holds
-between types and `!=` always does. A missing property holds no term (RULINGS: pub/sub).
+between types and `!=` always does. A missing property holds no term.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def test_round_trip(sent: list[Frame]) -> None:
 
 
 class TestFramingErrors:
-    """RULINGS, framing errors: before the content is there."""
+    """Framing errors: before the content is there."""
 
     @pytest.mark.parametrize(
         ("wire", "error", "length"),

@@ -170,7 +170,7 @@ class TestStateErrors:
 
 
 class TestAnswers:
-    """RULINGS, errors to a caller."""
+    """Errors to a caller."""
 
     async def answer(self, server: EpoxyServer, request: Message) -> Error:
         config, answer = await exchange(server, CONFIG + serialize(request), half_close=True)

@@ -1,4 +1,4 @@
-"""A Relink connection: handshake, health, and every violation that RULINGS names."""
+"""A Relink connection: handshake, health, and every violation."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class EmqpGateway(Gateway):
             self.close()
 
     def ignore(self, error: CrosswireError) -> None:
-        """Counted, without effect, never harmful (RULINGS)."""
+        """Counted, without effect, never harmful."""
         self.context.count("ignored", self.protocol, type(error).__name__)
 
     def leave(self) -> None:
@@ -278,7 +278,7 @@ class PublisherGateway(EmqpGateway):
     def give_receipts(self, msgids: list[bytes]) -> None:
         """Only requests get any."""
 
-    # A full queue, or a full disk: the REPLY is withheld and the peer not read (RULINGS).
+    # A full queue, or a full disk: the REPLY is withheld and the peer not read.
 
     def _sort_out(self, taken: list[_Taken], receipt: Receipt) -> None:
         full = []

@@ -135,7 +135,7 @@ def _with_content_type(envelope: Envelope) -> dict[str, Property]:
 
 
 def is_timeout(result: bytes) -> bool:
-    """Does a worker report that the job took too long? Any other REPLY is success (RULINGS)."""
+    """Does a worker report that the job took too long? Any other REPLY is success."""
     if b"TimeoutError" not in result:
         return False
     try:

@@ -40,7 +40,7 @@ from crosswire.wire.emqp.states import State
 __all__ = ["AssignedJob", "WorkerGateway"]
 
 _GRACE_S: Final = 2.0
-"""How much longer than the worker we wait for a job's end, so that its answer wins (RULINGS)."""
+"""How much longer than the worker we wait for a job's end, so that its answer wins."""
 
 _LEFT: Final = "the worker left before it answered"
 

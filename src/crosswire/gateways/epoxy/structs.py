@@ -105,7 +105,7 @@ _CODES: Final = {
     "conflict": ErrorCode.INVALID_INVOCATION,
     "invalid_request": ErrorCode.INVALID_INVOCATION,
 }
-"""The hub's own failures; a payload that can't be read is an internal error (RULINGS)."""
+"""The hub's own failures; a payload that can't be read is an internal error."""
 
 _WORDS: Final = {
     ErrorCode.METHOD_NOT_FOUND: "unknown_op",

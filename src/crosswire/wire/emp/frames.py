@@ -1,6 +1,6 @@
 """EMP's messages, parsed and serialized.
 
-A message on the wire (RULINGS: framing; the specification leaves the length out):
+A message on the wire (the specification leaves the length out):
 
     length        4   big-endian; counts header and body
     type          1   ┐ header

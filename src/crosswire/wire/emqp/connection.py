@@ -141,7 +141,7 @@ class EmqpConnection(Connection):
         self.paused = False
         """Set by an owner that can't take more for now; a peer that isn't read isn't silent."""
         self.goodbye = "KBYE"
-        """How the peer spells it: KBAI once it has, KBYE until then (RULINGS)."""
+        """How the peer spells it: KBAI once it has, KBYE until then."""
         self._queues = tuple(queues)
         self._next_id = next_id or _counter()
         self._unix_offset_s = unix_offset_s
@@ -180,7 +180,7 @@ class EmqpConnection(Connection):
             self._send_heartbeat(self._now)
 
     def send_receipt(self, request: str) -> None:
-        """Tell a client that its request was taken (RULINGS: the hand-over REPLY)."""
+        """Tell a client that its request was taken."""
         self._send(Reply(self._next_id(), request.encode()))
 
     def send_receipts(self, requests: Sequence[bytes]) -> None:

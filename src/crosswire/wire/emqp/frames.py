@@ -8,9 +8,9 @@ A command on the wire, without the identity that a ROUTER socket puts in front:
     msgid         3   unique, made by who sends it
     …             4   by command; the layouts stand beside the frames
 
-Message bodies, results and identities may be any bytes; every other part is UTF-8 (RULINGS: what
-may be any bytes). Parts behind the last that a layout names are ignored. What is no command at all
-becomes a `Malformed`, which is counted and otherwise has no effect.
+Message bodies, results and identities may be any bytes; every other part is UTF-8. Parts behind the
+last that a layout names are ignored. What is no command at all becomes a `Malformed`, which is
+counted and otherwise has no effect.
 """
 
 from __future__ import annotations

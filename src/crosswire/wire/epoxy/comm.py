@@ -35,7 +35,7 @@ __all__ = [
 
 
 class ErrorCode(IntEnum):
-    """RULINGS, errors to a caller: the int32 of 0xA0BD0000 + n."""
+    """Errors to a caller: the int32 of 0xA0BD0000 + n."""
 
     INTERNAL_SERVER_ERROR = -0x5F430000
     METHOD_NOT_FOUND = -0x5F42FFFF
@@ -64,7 +64,7 @@ class Error(msgspec.Struct, frozen=True, gc=False):
             return str(self.error_code)
 
     def fields(self) -> dict[str, Any]:
-        """As DESIGN section 8 has it."""
+        """As `crosswire decode` shows it."""
         fields: dict[str, Any] = {"error_code": self.error_code}
         if self.message:
             fields["message"] = self.message
@@ -202,7 +202,7 @@ def _credentials() -> StructDef:
 
 
 def marshal_credentials(token: str) -> bytes:
-    """The layer data that says who we are (RULINGS, credentials)."""
+    """The layer data that says who we are."""
     from crosswire.bond import marshal
 
     return marshal.marshal(_credentials().python_class(token=token), _credentials())

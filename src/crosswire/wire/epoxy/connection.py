@@ -273,7 +273,7 @@ class EpoxyConnection(Connection):
         )
 
     def _check_id(self, conversation: int) -> None:
-        """Specification, section Conversation ID; RULINGS: checked only when strict."""
+        """Specification, section Conversation ID: checked only when strict."""
         if conversation % 2 != (self.role == "server") or conversation in self._owed:
             raise InvalidIdentifier(f"conversation id {conversation} can't be used")
 

@@ -5,7 +5,7 @@ A frame on the wire, little-endian throughout:
     count         2   of framelets, 1 to the limit
     framelets     …   each:
       type        2   `CG` config, `HR` headers, `LY` layer data, `PD` payload, `ED` error data,
-                      `ER` protocol error (RULINGS: the specification's table shows them reversed)
+                      `ER` protocol error (the specification's table shows them reversed)
       size        4   of the content, at least 1
       content     …
 

@@ -118,7 +118,7 @@ class MicroMsg2Decoder(Decoder):
         return frame, length
 
     def _follow(self, message: Message, offset: int, length: int) -> None:
-        """Sequence and continuation (RULINGS: sequence numbers, continued payloads).
+        """Sequence and continuation.
 
         Behind a violation things are taken as the frame has them, so that it is told once.
         """

@@ -210,7 +210,7 @@ def _check_counts(extensions: Iterable[Extension]) -> None:
 
 
 def _count(extension: Extension) -> int | None:
-    """batch-ack's window, if it says one; `count` is read as well (RULINGS: extension properties).
+    """batch-ack's window, if it says one; `count` is read as well.
 
     Raises ValueError.
     """

@@ -80,7 +80,7 @@ DEFAULTS: Final = MicroMsg2Limits()
 
 
 class ErrorName(StrEnum):
-    """What an ERROR that we send is called (RULINGS: ERROR frame)."""
+    """What an ERROR that we send is called."""
 
     VERSION = "version"
     EXTENSION = "extension"

@@ -4,8 +4,8 @@
     command       name;key=value,key=value          error frames are laid out alike
     extensions    name:key=value,key=value;name     in a handshake
 
-Names are FIELDs: written in lower case, read in any case and with underscores (RULINGS: names,
-properties). Whatever is wrong is raised as MalformedFrame without a place, which the caller knows.
+Names are FIELDs: written in lower case, read in any case and with underscores. Whatever is wrong is
+raised as MalformedFrame without a place, which the caller knows.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def quote(text: str) -> str:
 
 
 def unquote(text: str) -> str:
-    """`+` is a plus, escapes are UTF-8 (RULINGS: names)."""
+    """`+` is a plus, escapes are UTF-8."""
     if "%" not in text:
         return text
     if _BAD_ESCAPE(text):

@@ -2,7 +2,7 @@
 
 Sequence numbers run from 1 to 65535 and on to 1, in each direction on its own. An ack names one
 and covers all before it, across the wrap; a window is at most 32767 frames, so that a number names
-one frame only (RULINGS: sequence numbers, acks).
+one frame only.
 """
 
 from __future__ import annotations

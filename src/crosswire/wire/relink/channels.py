@@ -9,7 +9,7 @@ that something does not hold for yet, so that marks only grow:
 
 `received` and `consumed` are the cursors of the acknowledgements of that name. `decided` is the
 one cursor of commit and rollback, `settled` the one of committed and uncommitted: a message is
-decided once, and its outcome is told once (RULINGS: cursors).
+decided once, and its outcome is told once.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ _CHANNEL_ACKNOWLEDGEMENTS: Final[tuple[Acknowledgement, ...]] = (
 )
 _SEQUENCE_ACKNOWLEDGEMENTS: Final = _CHANNEL_ACKNOWLEDGEMENTS[:4]
 
-# Values of the first byte's fields (specification 2.1; RULINGS: bit numbering).
+# Values of the first byte's fields (specification 2.1; bit 0 is the least significant).
 _CHANNEL, _MULTICAST = 1, 2
 _FORMAT_SHIFT, _DATA_SHIFT = 2, 5
 _CHANNEL_OPERATION, _CHANNEL_ACK, _SEQUENCE_OPERATION, _SEQUENCE_ACK, _MESSAGE = range(5)

@@ -51,7 +51,7 @@ _AGREED: Final = OWN + 4
 _HANDSHAKE, _MESSAGE, _COMMAND, _EXTENSION, _ERROR = range(5)
 _PAYLOAD, _DESTINATION, _PROPERTIES = range(3)
 
-# Frame flags (RULINGS: frame flags).
+# Frame flags.
 _TYPES: Final = 7
 _LARGE: Final = 8
 _IS_CONTINUED: Final = 16
