@@ -162,7 +162,7 @@ class ProtocolError(Frame, frozen=True, gc=False):
 
     @property
     def error_name(self) -> str:
-        """The code's name as DESIGN writes it, or its number."""
+        """The code's name in lower case with hyphens, or its number."""
         try:
             return _public(ProtocolErrorCode(self.error_code))
         except ValueError:

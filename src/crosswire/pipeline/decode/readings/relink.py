@@ -214,7 +214,7 @@ def _listed(items: Iterable[object]) -> str:
 def _content(frame: Message) -> tuple[str | None, bytes, int, int]:
     """Properties, payload, how many bytes it takes on the wire, how many stand behind it.
 
-    One part is the payload, two are properties and payload (DESIGN, section 4); more are taken as
+    One part is the payload, two are properties and payload; more are taken as
     they stand, padding included.
     """
     parts = frame.parts
