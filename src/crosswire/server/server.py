@@ -18,7 +18,7 @@ import msgspec
 
 from crosswire.access import Access
 from crosswire.config import Address, Config, ScheduleEntry
-from crosswire.envelope import Envelope
+from crosswire.envelope import Envelope, message_kind
 from crosswire.errors import (
     BondError,
     ConfigError,
@@ -506,7 +506,7 @@ def _schedule(entry: ScheduleEntry) -> Schedule:
         id=entry.id,
         envelope=Envelope(
             destination=entry.destination,
-            kind="publish" if entry.destination.startswith("topic/") else "send",
+            kind=message_kind(entry.destination),
             payload=payload,
             content_type=content_type,
             properties=entry.properties,

@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from crosswire.envelope import Envelope, Property
+from crosswire.envelope import Envelope, Property, message_kind
 from crosswire.errors import HubError, InvalidDestination, InvalidEnvelope
 from crosswire.gateways.payloads import BYTES, TEXT
 from crosswire.hub.ingest.records import StagedPart, pack
@@ -167,7 +167,7 @@ def _envelopes(
             found.append(
                 Envelope(
                     destination=destination,
-                    kind="publish" if destination.startswith("topic/") else "send",
+                    kind=message_kind(destination),
                     payload=value or b"",
                     protocol="http",
                     connection=connection,

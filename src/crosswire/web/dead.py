@@ -12,9 +12,9 @@ from crosswire.envelope import Property
 from crosswire.errors import HubError, InvalidEnvelope, UnknownMessage
 from crosswire.gateways.edits import refit
 from crosswire.gateways.payloads import JsonPayload, from_body
-from crosswire.hub.attachment import Predicate
 from crosswire.hub.cursor import FailedDelivery
 from crosswire.hub.dead import DeadLetter
+from crosswire.hub.filters import Predicate
 from crosswire.hub.hub import Hub
 from crosswire.hub.subscriptions import predicate
 from crosswire.web.contract import Id, OperationRequest

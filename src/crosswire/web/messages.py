@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from crosswire.envelope import Envelope, Property
+from crosswire.envelope import Envelope, Property, message_kind
 from crosswire.errors import HubError, InvalidEnvelope, RecordDamaged, UnknownMessage
 from crosswire.gateways.payloads import JsonPayload, from_body, to_shown_body
 from crosswire.hub.hub import Hub
@@ -176,7 +176,7 @@ def _envelope(message: Production, principal: str) -> Envelope:
         raise InvalidEnvelope("messages go to queues and topics; a service is called")
     return Envelope(
         destination=message.destination,
-        kind="publish" if message.destination.startswith("topic/") else "send",
+        kind=message_kind(message.destination),
         payload=payload,
         protocol="http",
         principal=principal,

@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from crosswire.cli.body import Property
+from crosswire.envelope import Property
 from crosswire.listeners import LISTENERS
 
 __all__ = [
