@@ -158,8 +158,10 @@ class TapFeed:
     def _write(
         self, rows: list[WireRow], lost: int, ended: list[str], closing: bool
     ) -> tuple[bool, int]:
-        """Spool, and seal when it is time. Tells if something waits for that, and how many bytes
-        are lost that no spool knows of."""
+        """Spool, and seal when it is time.
+
+        Returns whether something waits for that, and how many bytes no spool has.
+        """
         now_us = int(time.time() * MICROSECONDS)
         settings, spool = self._settings, self._spool
         if not closing and not self._has_room():
@@ -253,7 +255,7 @@ class ConnectionTap:
             self._end(FORWARD, RESET)
             self._end(BACKWARD, RESET)
         else:
-            # Whoever closed it: nothing comes any more, of either side.
+            # Whichever side closed it: no more bytes follow in either direction.
             self._end(BACKWARD, FIN)
             self._end(FORWARD, FIN)
         self._feed.end(self._peers.connection)

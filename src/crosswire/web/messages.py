@@ -99,7 +99,7 @@ def _beginning(envelope: Envelope, most_bytes: int) -> str:
 class Production(msgspec.Struct, frozen=True, kw_only=True):
     """A message for a queue or a topic; exactly one of `json`, `text` and `base64` is its payload.
 
-    `content_type` follows from which of them it is, unless it is said."""
+    `content_type` follows from which of them it is, unless it is given."""
 
     destination: str
     json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -118,13 +118,13 @@ class Productions(msgspec.Struct, frozen=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    place: int
+    index: int
     error: str
     description: str
 
 
 class Produced(msgspec.Struct, frozen=True):
-    """Ids by place, 0 for a message that was refused. Those that are durable are on disk."""
+    """Ids by position, 0 for a message that was refused. Those that are durable are on disk."""
 
     ids: list[int]
     refused: list[Refusal]
