@@ -257,20 +257,22 @@ def scan(
     Requests and responses are what there is most of, so they are read by one unpacking, in line.
     """
     end_of_buffer = len(buffer)
-    last_request = end_of_buffer - JSON_OFFSET
+    # Locals: in this loop the lookups of globals could be measured.
+    prefix, head, least = LENGTH_SIZE, JSON_OFFSET, MIN_REQUEST_LENGTH
     unpack = REQUEST_STRUCT.unpack_from
     append = placed.append
+    last_request = end_of_buffer - head
     while position <= last_request:
         length, kind, identifier = unpack(buffer, position)
-        end = position + LENGTH_SIZE + length
+        end = position + prefix + length
         if length > limit:
             break
         if end > end_of_buffer:
-            return position, LENGTH_SIZE + length
-        if length >= MIN_REQUEST_LENGTH and kind == TYPE_REQUEST:
-            frame: Frame = Request(identifier, buffer[position + JSON_OFFSET : end])
-        elif length >= MIN_REQUEST_LENGTH and kind == TYPE_RESPONSE:
-            frame = Response(identifier, buffer[position + JSON_OFFSET : end])
+            return position, prefix + length
+        if length >= least and kind == TYPE_REQUEST:
+            frame: Frame = Request(identifier, buffer[position + head : end])
+        elif length >= least and kind == TYPE_RESPONSE:
+            frame = Response(identifier, buffer[position + head : end])
         else:
             frame = _parse(kind, buffer, position, base, length)
         append((base + position, end - position, frame))
@@ -339,24 +341,25 @@ def _parse(kind: int, buffer: bytes, position: int, base: int, length: int) -> F
     raise UnknownFrame(f"message type {kind} is not defined", **location)
 
 
+_pack_request: Final = REQUEST_STRUCT.pack
 _BYE: Final = HEADER_STRUCT.pack(MIN_LENGTH, TYPE_BYE)
 _PING: Final = HEADER_STRUCT.pack(MIN_LENGTH, TYPE_PING)
 _PONG: Final = HEADER_STRUCT.pack(MIN_LENGTH, TYPE_PONG)
 
 
 def serialize_request(identifier: int, body: bytes) -> bytes:
-    return REQUEST_STRUCT.pack(MIN_REQUEST_LENGTH + len(body), TYPE_REQUEST, identifier) + body
+    return _pack_request(MIN_REQUEST_LENGTH + len(body), TYPE_REQUEST, identifier) + body
 
 
 def serialize_large_request(identifier: int, op: str, data: bytes) -> list[bytes]:
     """The bytes of a request in pieces, of which `data` is one: it is not copied."""
     opening, end = _opening(op), b"}"
     length = MIN_REQUEST_LENGTH + len(opening) + len(data) + len(end)
-    return [REQUEST_STRUCT.pack(length, TYPE_REQUEST, identifier) + opening, data, end]
+    return [_pack_request(length, TYPE_REQUEST, identifier) + opening, data, end]
 
 
 def serialize_response(identifier: int, body: bytes) -> bytes:
-    return REQUEST_STRUCT.pack(MIN_REQUEST_LENGTH + len(body), TYPE_RESPONSE, identifier) + body
+    return _pack_request(MIN_REQUEST_LENGTH + len(body), TYPE_RESPONSE, identifier) + body
 
 
 def serialize(frame: Frame) -> bytes:

@@ -67,17 +67,19 @@ def _requests(limit: int) -> Taker:
     def take(buffer: bytes, position: int) -> tuple[int, Frame | None]:
         events: list[Event] = []
         end = len(buffer)
+        # Locals: in this loop the lookups of globals could be measured.
+        header, size_at = SHORT_HEADER_SIZE, SIZE_OFFSET
         try:
             while buffer.startswith(_REQUEST, position):
                 msgid = position + len(_REQUEST)
-                queue = msgid + SHORT_HEADER_SIZE + buffer[msgid + SIZE_OFFSET]
-                headers = queue + SHORT_HEADER_SIZE + buffer[queue + SIZE_OFFSET]
-                message = headers + SHORT_HEADER_SIZE + buffer[headers + SIZE_OFFSET]
-                body = message + SHORT_HEADER_SIZE
-                stop = body + buffer[message + SIZE_OFFSET]
+                queue = msgid + header + buffer[msgid + size_at]
+                headers = queue + header + buffer[queue + size_at]
+                message = headers + header + buffer[headers + size_at]
+                body = message + header
+                stop = body + buffer[message + size_at]
                 if buffer[message] == FLAG_LONG:
                     body = message + LONG_HEADER_SIZE
-                    stop = body + int.from_bytes(buffer[message + SIZE_OFFSET : body])
+                    stop = body + int.from_bytes(buffer[message + size_at : body])
                 elif buffer[message]:
                     break
                 if (
@@ -89,13 +91,13 @@ def _requests(limit: int) -> Taker:
                 address = addresses.get(buffer[queue:message])
                 if address is None:
                     address = (
-                        buffer[queue + SHORT_HEADER_SIZE : headers].decode(),
-                        buffer[headers + SHORT_HEADER_SIZE : message].decode(),
+                        buffer[queue + header : headers].decode(),
+                        buffer[headers + header : message].decode(),
                     )
                     if len(addresses) >= _ADDRESSES:
                         addresses.clear()
                     addresses[buffer[queue:message]] = address
-                name = buffer[msgid + SHORT_HEADER_SIZE : queue].decode()
+                name = buffer[msgid + header : queue].decode()
                 events.append(RequestReceived(name, *address, buffer[body:stop]))
                 position = stop
         except (IndexError, UnicodeDecodeError):
@@ -136,27 +138,28 @@ def _take_readies(buffer: bytes, position: int) -> tuple[int, Frame | None]:
 def _take_replies(buffer: bytes, position: int, limit: int) -> tuple[int, Frame | None]:
     events: list[Event] = []
     end = len(buffer)
+    header, size_at = SHORT_HEADER_SIZE, SIZE_OFFSET
     try:
         while buffer.startswith(_REPLY, position):
             msgid = position + len(_REPLY)
-            message = msgid + SHORT_HEADER_SIZE + buffer[msgid + SIZE_OFFSET]
-            body = message + SHORT_HEADER_SIZE
-            request = body + buffer[message + SIZE_OFFSET]
+            message = msgid + header + buffer[msgid + size_at]
+            body = message + header
+            request = body + buffer[message + size_at]
             if buffer[message] == FLAG_LONG | FLAG_MORE:
                 body = message + LONG_HEADER_SIZE
-                request = body + int.from_bytes(buffer[message + SIZE_OFFSET : body])
+                request = body + int.from_bytes(buffer[message + size_at : body])
             elif buffer[message] != FLAG_MORE:
                 break
-            stop = request + SHORT_HEADER_SIZE + buffer[request + SIZE_OFFSET]
+            stop = request + header + buffer[request + size_at]
             if stop > end or stop - position > limit:
                 break
             if buffer[msgid] != FLAG_MORE or buffer[request]:
                 break
             events.append(
                 ReplyReceived(
-                    buffer[msgid + SHORT_HEADER_SIZE : message].decode(),
+                    buffer[msgid + header : message].decode(),
                     buffer[body:request],
-                    buffer[request + SHORT_HEADER_SIZE : stop].decode(),
+                    buffer[request + header : stop].decode(),
                 )
             )
             position = stop

@@ -364,18 +364,21 @@ def serialize_message(
 ) -> list[bytes | memoryview]:
     """A message's bytes; a large payload is not copied. Lengths are the caller's to check."""
     flags = FLAG_CONTINUED if continued else 0
-    size, size_size = len(payload), SHORT_LENGTH_SIZE
-    if size > MAX_SHORT_SIZE:
+    size = len(payload)
+    if size <= MAX_SHORT_SIZE:
+        length = _SHORT_LENGTHS[size]
+    else:
         flags |= FLAG_LARGE
-        size_size = LARGE_LENGTH_SIZE
+        length = size.to_bytes(LARGE_LENGTH_SIZE)
     head = (
         MESSAGE_STRUCT.pack(flags, sequence, len(destination))
         + destination
         + LENGTH_STRUCT.pack(len(properties))
         + properties
-        + size.to_bytes(size_size)
     )
-    return [head, payload] if size > _NOT_COPIED_BYTES else [b"".join((head, payload))]
+    if size > _NOT_COPIED_BYTES:
+        return [head + length, payload]
+    return [b"".join((head, length, payload))]
 
 
 def message_prefix(destination: bytes, properties: bytes) -> bytes:

@@ -394,6 +394,8 @@ def scan_messages(
     end = len(buffer)
     parts, start, used = partial.take()
     limit, most = limits.frame_bytes, limits.parts
+    # Locals: in this loop the lookups of globals could be measured.
+    header, size_at, last_flags = SHORT_HEADER_SIZE, SIZE_OFFSET, LAST_MESSAGE_FLAGS
     heads = partial.heads if most > _HEAD_PARTS and take is None else ()
     while True:
         if not parts:
@@ -418,13 +420,13 @@ def scan_messages(
         try:
             for _ in repeat(None, most - len(parts)):
                 flags = buffer[position]
-                body = position + SHORT_HEADER_SIZE
-                stop = body + buffer[position + SIZE_OFFSET]
+                body = position + header
+                stop = body + buffer[position + size_at]
                 if flags > FLAG_MORE:
-                    if flags > LAST_MESSAGE_FLAGS:
+                    if flags > last_flags:
                         break
                     body = position + LONG_HEADER_SIZE
-                    stop = body + int.from_bytes(buffer[position + SIZE_OFFSET : body])
+                    stop = body + int.from_bytes(buffer[position + size_at : body])
                     if body > end:
                         partial.keep(parts, start, used + position - turn)
                         return position, LONG_HEADER_SIZE
@@ -451,8 +453,8 @@ def scan_messages(
                 )
         except IndexError:
             partial.keep(parts, start, used + position - turn)
-            return position, SHORT_HEADER_SIZE
-        if flags > LAST_MESSAGE_FLAGS:
+            return position, header
+        if flags > last_flags:
             used += position - turn
             stop, need = _scan_nested(buffer, position, base, limits, start, parts, placed)
             if need:
