@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from crosswire.config import LakeSettings
 from crosswire.envelope import MICROSECONDS
 from crosswire.lake.schemas import BACKWARD, DATA, FIN, FORWARD, OPEN, RESET
-from crosswire.lake.tap import Peers, Spool, WireRow
+from crosswire.lake.tap_spool import Peers, Spool, WireRow
 from crosswire.logs import log_event
 from crosswire.wire.masking import Mask
 
