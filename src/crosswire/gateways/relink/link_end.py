@@ -27,7 +27,7 @@ from crosswire.errors import (
 )
 from crosswire.gateways.gateway import guarded, parse_start
 from crosswire.gateways.relink.link_records import Head, LinkRecords, LoadedLink, Outbound, SentRun
-from crosswire.gateways.relink.parts import Origin
+from crosswire.gateways.relink.messages import Origin
 from crosswire.hub.intake import OpenGroup
 from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.receipt import Receipt
