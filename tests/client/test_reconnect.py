@@ -28,7 +28,7 @@ from crosswire.client.native.resubscribe import (
     KeptSubscriptions,
     SubscriptionNumbers,
 )
-from crosswire.envelope import Envelope
+from crosswire.envelope import Envelope, message_kind
 from crosswire.errors import ConnectionLost
 from crosswire.server.server import Server
 from tests.gateways.conftest import StartServer, port_of, start_server
@@ -44,7 +44,7 @@ def soon() -> Backoff:
 
 
 def publish(server: Server, destination: str, payload: bytes) -> Awaitable[list[int]]:
-    kind = "publish" if destination.startswith("topic/") else "send"
+    kind = message_kind(destination)
     envelope = Envelope(
         destination=destination, kind=kind, payload=payload, content_type="application/json"
     )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from crosswire.config import ProtocolLimits
-from crosswire.envelope import Envelope
+from crosswire.envelope import Envelope, message_kind
 from crosswire.errors import RequestFailed
 from crosswire.gateways.payloads import BYTES, JSON
 from crosswire.hub.items import Retry
@@ -57,7 +57,7 @@ async def party_of(server: Server, name: str) -> AsyncIterator[Party]:
 
 
 def message(destination: str, payload: bytes, content_type: str = BYTES) -> Envelope:
-    kind: Any = "publish" if destination.startswith("topic/") else "send"
+    kind: Any = message_kind(destination)
     return Envelope(destination=destination, kind=kind, payload=payload, content_type=content_type)
 
 

@@ -79,7 +79,7 @@ class LeftoverCheck:
                 return
 
     def _examine(self) -> Iterator[None]:
-        """A round; what it yields are places where it can be interrupted."""
+        """A round; each yield is a point where it can be interrupted."""
         suspects: dict[tuple[str, int], object] = {}
         for found in self._find():
             if found is not None:
@@ -171,7 +171,7 @@ class LeftoverCheck:
 
 
 def _is_gone(held: Attachment | Provider) -> bool:
-    """Whoever holds messages or calls for longer than a moment can tell; others are not judged."""
+    """Only what has been held for more than a moment is checked."""
     return bool(getattr(held.receiver, "is_gone", False))
 
 

@@ -117,7 +117,7 @@ def _report(error: HubError) -> str:
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a long list: names behind `after`, with `contains` in them."""
+    """A part of a long list: names after `after`, with `contains` in them."""
 
     after: str = ""
     contains: str = ""
@@ -125,7 +125,7 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Peek(msgspec.Struct, frozen=True, kw_only=True):
-    """How many of its messages to show, those with ids behind `after`."""
+    """How many of its messages to show, those with ids after `after`."""
 
     messages: Few = 0
     after: Id = 0

@@ -26,7 +26,14 @@ from crosswire.errors import (
     TooLargeToSend,
 )
 from crosswire.gateways.gateway import guarded, parse_start
-from crosswire.gateways.relink.link_records import Head, LinkRecords, LoadedLink, Outbound, SentRun
+from crosswire.gateways.relink.link_records import (
+    Head,
+    LinkRecords,
+    LoadedLink,
+    Outbound,
+    Parts,
+    SentRun,
+)
 from crosswire.gateways.relink.messages import Origin
 from crosswire.hub.intake import OpenGroup
 from crosswire.hub.ledger import LedgerPeer
@@ -42,7 +49,7 @@ if TYPE_CHECKING:
     from crosswire.gateways.relink.gateway import RelinkGateway
     from crosswire.gateways.relink.links import Links
 
-__all__ = ["Endpoint", "LinkEnd", "Parts", "parse_endpoint"]
+__all__ = ["Endpoint", "LinkEnd", "parse_endpoint"]
 
 _RIGHTS: Final[dict[tuple[str, str], tuple[Right, frozenset[str]]]] = {
     ("queue", ""): ("produce", frozenset()),
@@ -53,8 +60,6 @@ _RIGHTS: Final[dict[tuple[str, str], tuple[Right, frozenset[str]]]] = {
     ("service", "serve"): ("serve", frozenset()),
 }
 _KINDS: Final[dict[str, Kind]] = {"queue": "send", "topic": "publish", "service": "request"}
-
-Parts = tuple[bytes, ...]
 
 
 class Endpoint(msgspec.Struct, frozen=True):

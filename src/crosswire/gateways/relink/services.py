@@ -20,8 +20,8 @@ from crosswire.errors import (
     UnexpectedFrame,
 )
 from crosswire.gateways.gateway import guarded
-from crosswire.gateways.relink.link_end import LinkEnd, Parts
-from crosswire.gateways.relink.link_records import LoadedLink, Outbound, SentRun
+from crosswire.gateways.relink.link_end import LinkEnd
+from crosswire.gateways.relink.link_records import LoadedLink, Outbound, Parts, SentRun
 from crosswire.gateways.relink.messages import (
     Origin,
     failure_of,

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BinaryType
 
+from crosswire.envelope import MICROSECONDS
 from crosswire.lake.schemas import LOST, WIRE
 from crosswire.pipeline.decode.arrow_batches import Batches
 from crosswire.pipeline.decode.connection_rows import WANTED, ConnectionRows
@@ -35,7 +36,7 @@ FLOWS: Final = "flows"
 
 _FIRST: Final = -1
 """Sorts a state before all that comes after it."""
-_LINGER_US: Final = LINGER_NS // 1000 + 1_000_000
+_LINGER_US: Final = LINGER_NS // 1000 + MICROSECONDS
 """A little longer than the reassembly: a connection is never given up before its flow is."""
 
 _ON_WIRE: Final = pa.schema(

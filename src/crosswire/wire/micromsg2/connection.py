@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from crosswire.envelope import Property
 from crosswire.errors import (
     ConnectionRejected,
     CrosswireError,
@@ -190,7 +191,7 @@ class MicroMsg2Connection(Connection):
         self,
         destination: str,
         payload: bytes,
-        properties: Mapping[str, int | float | bool | str] | None = None,
+        properties: Mapping[str, Property] | None = None,
     ) -> int:
         """Gives the number under which it will be acknowledged: that of its last frame.
 

@@ -18,6 +18,7 @@ from uuid import uuid4
 
 from crosswire.client.native.dial import Backoff, StayingClient, dial, within
 from crosswire.client.native.remote import RemotePeer
+from crosswire.envelope import Property
 from crosswire.errors import (
     ConnectionLost,
     LocalProtocolError,
@@ -27,7 +28,7 @@ from crosswire.wire.contract import ConnectionClosed, ConnectionFailed, Event
 from crosswire.wire.emqp.connection import EmqpConnection
 from crosswire.wire.emqp.events import PeerReady, PublicationReceived, ReplyReceived
 from crosswire.wire.emqp.frames import EmqpLimits
-from crosswire.wire.emqp.headers import Headers, Property
+from crosswire.wire.emqp.headers import Headers
 from crosswire.wire.emqp.jobs import failure_of, serialize_job, value_of
 from crosswire.wire.zmtp.mechanisms import Mechanism
 

@@ -5,7 +5,6 @@ from crosswire.client.native.micromsg2.client import (
     MicroMsg2Delivery,
     MicroMsg2Peer,
     MicroMsg2Subscription,
-    Properties,
     Responder,
     client_offer,
 )
@@ -15,7 +14,6 @@ __all__ = [
     "MicroMsg2Delivery",
     "MicroMsg2Peer",
     "MicroMsg2Subscription",
-    "Properties",
     "Responder",
     "client_offer",
 ]
