@@ -34,7 +34,7 @@ from crosswire.gateways.relink.link_records import (
     Parts,
     SentRun,
 )
-from crosswire.gateways.relink.parts import Origin
+from crosswire.gateways.relink.messages import Origin
 from crosswire.hub.intake import OpenGroup
 from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.receipt import Receipt

@@ -4,7 +4,7 @@ async with EmqpClient("127.0.0.1") as client:
     total = await client.call("billing.sum_up", [2026, 11], queue="reports")
 
 The broker may be Crosswire or a deployed EventMQ. The jobs are done by a worker:
-`crosswire.client.native.emqp_worker`.
+`crosswire.client.native.emqp.worker`.
 """
 
 from __future__ import annotations
