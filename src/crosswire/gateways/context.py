@@ -145,7 +145,7 @@ class GatewayContext:
         if len(stored) == _COUNT_BYTES and boots < 1 << 8 * _COUNT_BYTES:
             return boots
         error = RecordDamaged("how often the hub was started is unknown")
-        self.hub.set_aside_state(_BOOTS, _COUNT, stored, error)
+        self.hub.damage.set_aside_state(_BOOTS, _COUNT, stored, error)
         # The time in seconds is above any count, so that no name comes twice.
         return int(self._clock()) % (1 << 8 * _COUNT_BYTES - 1)
 
