@@ -28,8 +28,7 @@ from crosswire.errors import (
     StoreDamaged,
     StoreError,
 )
-from crosswire.gateways.clock import Clock
-from crosswire.gateways.context import GatewayContext
+from crosswire.gateways.context import Clock, GatewayContext
 from crosswire.gateways.gateway import Gateway
 from crosswire.gateways.payloads import JSON, TEXT, Schemas
 from crosswire.hub.hub import Hub, HubConfig
@@ -391,7 +390,7 @@ class Server:
         if idle_s and loop.time() >= self._idle_at:
             self._idle_at = loop.time() + min(idle_s / 4, _IDLE_LOOK_S)
             for gateway in list(self.context.gateways.values()):
-                self.hub.callbacks.run("idle", gateway.send_away, idle_s, loop.time())
+                self.hub.callbacks.run("idle", gateway.close_idle, idle_s, loop.time())
 
     def timers_late_s(self) -> float:
         """How long ago the hub's next deadline should have been handled."""
