@@ -19,7 +19,7 @@ from crosswire.client.native import dial as dialling
 from crosswire.client.native.dial import Backoff
 from crosswire.client.native.emp import EmpClient, Json
 from crosswire.client.native.emqp import EmqpClient, EmqpSubscriber
-from crosswire.client.native.emqp_worker import Worker
+from crosswire.client.native.emqp.worker import Worker
 from crosswire.client.native.epoxy import EpoxyClient, IncomingCall
 from crosswire.client.native.micromsg2 import MicroMsg2Client
 from crosswire.client.native.relink import RelinkClient
@@ -341,7 +341,7 @@ class TestAReconnectThatFails:
                 raise Breaks("no more sockets of this kind")
 
             for module in ("emp", "emqp", "epoxy", "micromsg2", "relink"):
-                monkeypatch.setattr(f"crosswire.client.native.{module}.dial", dial)
+                monkeypatch.setattr(f"crosswire.client.native.{module}.client.dial", dial)
 
         return fail
 

@@ -16,7 +16,7 @@ import msgspec
 
 from crosswire.bond import marshal
 from crosswire.gateways.emqp.broker import Broker
-from crosswire.gateways.epoxy.structs import PUBLICATION, SERVICES, SUBSCRIPTION
+from crosswire.gateways.epoxy.messages import PUBLICATION, SERVICES, SUBSCRIPTION
 from crosswire.gateways.gateway import Gateway
 from crosswire.gateways.relink.links import Links
 from crosswire.server.server import Server

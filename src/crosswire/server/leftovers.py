@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
-from crosswire.gateways.context import GatewayContext, Leftover
+from crosswire.gateways.context import ConnectedPeer, GatewayContext, Leftover
 from crosswire.gateways.gateway import Gateway
 from crosswire.hub.attachment import Attachment
 from crosswire.hub.services import Provider
@@ -175,7 +175,7 @@ def _is_gone(held: Attachment | Provider) -> bool:
     return bool(getattr(held.receiver, "is_gone", False))
 
 
-def _of(kind: str, gateway: Gateway, heal: Callable[[], object]) -> Leftover:
+def _of(kind: str, gateway: ConnectedPeer, heal: Callable[[], object]) -> Leftover:
     return Leftover(kind, gateway.protocol, gateway.id, gateway, heal)
 
 
@@ -184,5 +184,5 @@ def _held(kind: str, held: Attachment | Provider, heal: Callable[[], object]) ->
     return Leftover(kind, held.peer.protocol, f"{held.peer.connection}: {name}", held, heal)
 
 
-def _list(context: GatewayContext, gateway: Gateway) -> None:
+def _list(context: GatewayContext, gateway: ConnectedPeer) -> None:
     context.gateways[gateway.id] = gateway

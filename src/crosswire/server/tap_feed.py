@@ -14,17 +14,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from crosswire.config import LakeSettings
 from crosswire.envelope import MICROSECONDS
+from crosswire.gateways.context import ConnectedPeer
 from crosswire.lake.schemas import BACKWARD, DATA, FIN, FORWARD, OPEN, RESET
-from crosswire.lake.tap import Peers, Spool, WireRow
+from crosswire.lake.tap_spool import Peers, Spool, WireRow
 from crosswire.logs import log_event
 from crosswire.wire.masking import Mask
-
-if TYPE_CHECKING:
-    from crosswire.gateways.gateway import Gateway
 
 __all__ = ["ConnectionTap", "TapFeed", "has_spool"]
 
@@ -72,7 +70,7 @@ class TapFeed:
         self._is_failing = False
         self._stopped = False
 
-    def open(self, gateway: Gateway) -> ConnectionTap | None:
+    def open(self, gateway: ConnectedPeer) -> ConnectionTap | None:
         """For a new connection, if its listener is tapped and it is in the sample."""
         tap = self._settings.tap
         if gateway.listener not in tap.listeners:

@@ -10,10 +10,12 @@ import msgspec
 from crosswire import __version__
 from crosswire.envelope import Envelope
 from crosswire.errors import HubError, RecordDamaged, UnknownMessage
-from crosswire.gateways.gateway import Gateway
+from crosswire.gateways.context import ConnectedPeer
 from crosswire.hub.attachment import Attachment, Consumer
-from crosswire.hub.queues import Queue, QueuePolicy
-from crosswire.hub.topics import Subscription, Topic, TopicPolicy
+from crosswire.hub.policies import QueuePolicy, TopicPolicy
+from crosswire.hub.queues import Queue
+from crosswire.hub.subscriptions import Subscription
+from crosswire.hub.topics import Topic
 from crosswire.store.contract import Page
 from crosswire.web.contract import Id, OperationRequest
 from crosswire.web.messages import JsonMessage, show_message
@@ -302,14 +304,14 @@ def list_topics(ask: OperationRequest) -> Topics:
     names: Names = ask.query
     rows = []
     for topic in [each for each in ask.hub.topics() if _is_in(each, names)][: names.limit]:
-        ask.hub.subscriptions.refresh(topic)
+        audience = ask.hub.subscriptions.audience(topic)
         rows.append(
             TopicRow(
                 name=topic.name,
                 durable=topic.policy.durable,
                 published=topic.published,
-                subscribers=len(topic.subscribers),
-                subscriptions=[each.name for each in topic.subscriptions],
+                subscribers=len(audience.subscribers),
+                subscriptions=[each.name for each in audience.subscriptions],
             )
         )
     return Topics(rows)
@@ -320,15 +322,15 @@ def show_topic(ask: OperationRequest) -> TopicDetail:
     topic = hub.topics_by_name().get(f"topic/{ask.path['name']}")
     if topic is None:
         raise UnknownMessage(f"there is no topic {ask.path['name']!r}")
-    hub.subscriptions.refresh(topic)
+    audience = hub.subscriptions.audience(topic)
     found: list[Envelope] = []
 
     def look(page: Page) -> None:
         for number, identifier, record in page.records:
             try:
-                found.append(hub.decode(number, identifier, record))
+                found.append(hub.damage.decode(number, identifier, record))
             except RecordDamaged as error:
-                hub.set_aside(number, identifier, record, error)
+                hub.damage.set_aside(number, identifier, record, error)
 
     if peek.messages:
         after = max(peek.after, topic.reclaimed)
@@ -336,8 +338,8 @@ def show_topic(ask: OperationRequest) -> TopicDetail:
     return TopicDetail(
         name=topic.name,
         published=topic.published,
-        subscribers=len(topic.subscribers),
-        subscriptions=[each.name for each in topic.subscriptions],
+        subscribers=len(audience.subscribers),
+        subscriptions=[each.name for each in audience.subscriptions],
         reclaimed=topic.reclaimed,
         policy=topic.policy,
         messages=[show_message(each) for each in found],
@@ -455,7 +457,7 @@ def list_connections(ask: OperationRequest) -> ConnectionList:
     return ConnectionList([_connection(each) for each in gateways[: query.limit]])
 
 
-def _connection(gateway: Gateway) -> ConnectionRow:
+def _connection(gateway: ConnectedPeer) -> ConnectionRow:
     return ConnectionRow(
         id=gateway.id,
         protocol=gateway.protocol,
@@ -481,6 +483,6 @@ def close_connection(ask: OperationRequest) -> Closed:
     """In its protocol's own way; what it holds goes to others."""
     name: str = ask.path["id"]
     gateway = ask.server.context.gateways.get(name)
-    if gateway is None or not gateway.end():
+    if gateway is None or not gateway.disconnect():
         raise UnknownMessage(f"there is no connection {name!r}")
     return Closed(name)

@@ -81,7 +81,7 @@ class Broker:
                 self._asked.add(key.decode())
             except (UnicodeDecodeError, InvalidDestination) as error:
                 damaged = RecordDamaged(f"a queue that was asked for has no name: {error}")
-                self.hub.set_aside_state(_ASKED, key, value, damaged)
+                self.hub.damage.set_aside_state(_ASKED, key, value, damaged)
         self._for_schedulers: OrderedDict[str, ScheduleReceived] = OrderedDict()
         self._returned: OrderedDict[str, Envelope] = OrderedDict()
         self._due: list[tuple[float, int, WorkerGateway, AssignedJob]] = []

@@ -46,7 +46,7 @@ from crosswire.gateways.gateway import Gateway
 from crosswire.hub.attachment import Attachment, Delivery
 from crosswire.hub.receipt import Receipt
 from crosswire.hub.services import Answer, Provider
-from crosswire.hub.topics import Subscriber
+from crosswire.hub.subscribers import Subscriber
 from crosswire.wire.contract import Connection, Event
 from crosswire.wire.emqp.connection import EmqpConnection
 from crosswire.wire.emqp.events import (

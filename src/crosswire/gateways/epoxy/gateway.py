@@ -30,7 +30,7 @@ from crosswire.errors import (
     TooLargeToSend,
     UnknownMessage,
 )
-from crosswire.gateways.epoxy.structs import (
+from crosswire.gateways.epoxy.messages import (
     NOTHING,
     PUBLICATION,
     PUBLISHED,

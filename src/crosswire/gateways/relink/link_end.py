@@ -34,8 +34,8 @@ from crosswire.gateways.relink.link_records import (
     Parts,
     SentRun,
 )
-from crosswire.gateways.relink.parts import Origin
-from crosswire.hub.intake import OpenGroup
+from crosswire.gateways.relink.messages import Origin
+from crosswire.hub.commits import OpenGroup
 from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.receipt import Receipt
 from crosswire.hub.subscriptions import Start, predicate
@@ -233,7 +233,7 @@ class LinkEnd(ABC):
 
     def once_written(self, action: Callable[[], None]) -> None:
         """Do it when what was saved so far has been written."""
-        group, pending = self.hub.group, self._pending
+        group, pending = self.hub.commits.group, self._pending
         if pending and pending[-1][0] is group:
             pending[-1][1].append(action)
             return

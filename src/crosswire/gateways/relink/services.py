@@ -22,7 +22,7 @@ from crosswire.errors import (
 from crosswire.gateways.gateway import guarded
 from crosswire.gateways.relink.link_end import LinkEnd
 from crosswire.gateways.relink.link_records import LoadedLink, Outbound, Parts, SentRun
-from crosswire.gateways.relink.parts import (
+from crosswire.gateways.relink.messages import (
     Origin,
     failure_of,
     failure_parts,

@@ -1,34 +1,48 @@
-"""EMP's messages, parsed and serialized.
+"""EMP's messages, parsed and serialized; `layout.py` has their bytes.
 
-A message on the wire (the specification leaves the length out):
-
-    length        4   big-endian; counts header and body
-    type          1   ┐ header
-    unused        3   ┘ sent as zero, ignored
-    body          …   by type; `request` and `response` open with an 8 byte identifier
-
-Requests and responses carry JSON, which stays the bytes it came as until somebody asks:
-`Request.call()` and `Response.result()`. msgspec reads it, since it can check one member and hand
-another through untouched, so that `$echo` gives back what it got to the last digit; it is also the
-fastest of those that we measured (benchmarks/codec.py).
+Requests and responses carry JSON, which stays as bytes until `Request.call()` or
+`Response.result()` reads it. msgspec does, since it can check one member and pass another on
+untouched, so that `$echo` returns what it received to the last digit; it is also the fastest reader
+that we measured (benchmarks/codec.py).
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
 from functools import lru_cache
-from struct import Struct
 from typing import Any, ClassVar, Final, Literal, TypeVar
 
 import msgspec
 
 from crosswire.errors import FrameTooLarge, MalformedFrame, UnknownFrame
 from crosswire.wire.contract import Frame, Limits, Placed
+from crosswire.wire.emp.layout import (
+    ERROR_DESCRIPTION_OFFSET,
+    ERROR_STRUCT,
+    HEADER_STRUCT,
+    HELLO_LENGTH,
+    HELLO_STRUCT,
+    JSON_OFFSET,
+    LENGTH_OFFSET,
+    LENGTH_SIZE,
+    MAX_DESCRIPTION_SIZE,
+    MIN_ERROR_LENGTH,
+    MIN_LENGTH,
+    MIN_REQUEST_LENGTH,
+    REQUEST_STRUCT,
+    TYPE_BYE,
+    TYPE_ERROR,
+    TYPE_HELLO,
+    TYPE_OFFSET,
+    TYPE_PING,
+    TYPE_PONG,
+    TYPE_REQUEST,
+    TYPE_RESPONSE,
+)
 
 __all__ = [
     "ABSENT",
     "DEFAULTS",
-    "VERSION",
     "Bye",
     "EmpCall",
     "EmpLimits",
@@ -50,15 +64,13 @@ __all__ = [
     "serialize_success",
 ]
 
-VERSION: Final = 1
-
 
 class EmpLimits(Limits, frozen=True, kw_only=True):
-    """`pending_requests` is how many requests a peer may have waiting before we stop reading, and
-    `pending_bytes` how large they may be together, each with 512 bytes for itself.
+    """`pending_requests` is how many requests of a peer may wait for a response before we stop
+    reading, and `pending_bytes` their total size, each counted with 512 bytes more.
 
-    A peer's pings and responses can't be read either once we stop: both are far beyond what peers
-    pipeline.
+    While we don't read, the peer's pings and responses are not read either, so both limits are far
+    beyond what peers pipeline.
     """
 
     ping_interval_s: float = 10.0
@@ -71,7 +83,7 @@ DEFAULTS: Final = EmpLimits()
 
 
 class ErrorCode(IntEnum):
-    """Specification, section Error."""
+    """The codes of the specification's section "Error"."""
 
     INTERNAL = 0
     PROTOCOL = 1
@@ -84,24 +96,32 @@ class ErrorCode(IntEnum):
 
 
 class Hello(Frame, frozen=True, gc=False):
+    """The first message of both peers."""
+
     frame_name: ClassVar[str] = "hello"
     version: int
 
 
 class Bye(Frame, frozen=True, gc=False):
+    """The sender closes the connection, without an error."""
+
     frame_name: ClassVar[str] = "bye"
 
 
 class Ping(Frame, frozen=True, gc=False):
+    """To be answered with Pong."""
+
     frame_name: ClassVar[str] = "ping"
 
 
 class Pong(Frame, frozen=True, gc=False):
+    """The answer to Ping."""
+
     frame_name: ClassVar[str] = "pong"
 
 
 class Error(Frame, frozen=True, gc=False):
-    """`code` may be one that nobody defined: it ends the connection all the same."""
+    """Ends the connection. `code` may be one that is not in ErrorCode."""
 
     frame_name: ClassVar[str] = "error"
     code: int
@@ -109,17 +129,18 @@ class Error(Frame, frozen=True, gc=False):
 
 
 class Request(Frame, frozen=True, gc=False):
-    """`body` is JSON as it came; `call()` reads it."""
+    """`body` is unparsed JSON; `call()` parses it."""
 
     frame_name: ClassVar[str] = "request"
     id: int
     body: bytes
 
     def call(self) -> EmpCall:
-        """Raises MalformedFrame for what is no JSON object with an `op`."""
+        """The operation and its data. Raises MalformedFrame if `body` is no object with an `op`."""
         return _read_json(self.body, _CALL)
 
     def fields(self) -> dict[str, Any]:
+        """With the JSON parsed. Raises MalformedFrame."""
         call = self.call()
         fields: dict[str, Any] = {"id": self.id, "op": call.op}
         if call.data is not ABSENT:
@@ -128,15 +149,16 @@ class Request(Frame, frozen=True, gc=False):
 
 
 class Response(Frame, frozen=True, gc=False):
-    """`body` is JSON as it came; `result()` reads it."""
+    """`body` is unparsed JSON; `result()` parses it."""
 
     frame_name: ClassVar[str] = "response"
     id: int
     body: bytes
 
     def result(self) -> Result:
-        """Raises MalformedFrame for what is no JSON object with a `status`."""
-        if self.body == _DONE:
+        """Status and data. Raises MalformedFrame if `body` is no object with a `status`, and for a
+        failure without a description, which the specification requires ("Application data")."""
+        if self.body == _SUCCESS_BODY:
             return _SUCCESS
         result = _read_json(self.body, _RESULT)
         if result.status == "failure" and result.description is None:
@@ -144,6 +166,7 @@ class Response(Frame, frozen=True, gc=False):
         return result
 
     def fields(self) -> dict[str, Any]:
+        """With the JSON parsed. Raises MalformedFrame."""
         result = self.result()
         fields: dict[str, Any] = {"id": self.id, "status": result.status}
         if result.code is not None:
@@ -159,19 +182,19 @@ class Response(Frame, frozen=True, gc=False):
 
 
 ABSENT: Final = msgspec.Raw(b"{}")
-"""`data` that is not written: it means an empty object. It is this very value, so that it can be
-told apart from an empty object that is written."""
+"""Missing `data`, which means an empty object. Compare by identity: an empty object that was sent
+is equal to it."""
 
 
 class EmpCall(msgspec.Struct, frozen=True, gc=False):
-    """What a request asks for; `data` is a JSON object, as it came, or ABSENT."""
+    """The operation of a request; `data` is an unparsed JSON object, or ABSENT."""
 
     op: str
     data: msgspec.Raw = ABSENT
 
 
 class Result(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What a response says; `data` is a JSON object, as it came, or ABSENT."""
+    """The outcome in a response; `data` is an unparsed JSON object, or ABSENT."""
 
     status: Literal["success", "failure"]
     code: str | None = None
@@ -179,9 +202,9 @@ class Result(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     data: msgspec.Raw = ABSENT
 
 
-_DONE: Final = b'{"status":"success","data":{}}'
+_SUCCESS_BODY: Final = b'{"status":"success","data":{}}'
 _SUCCESS: Final = Result("success", data=msgspec.Raw(b"{}"))
-"""What nearly every response to the hub says, in its shortest form, and what that means."""
+"""Nearly all responses to the hub are this body: it is recognized without parsing."""
 
 _T = TypeVar("_T", EmpCall, Result)
 
@@ -190,7 +213,7 @@ _RESULT: Final = msgspec.json.Decoder(Result)
 
 
 def _read_json(body: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
-    """The decoder passes over `data` and checks all but its UTF-8: so that is done here."""
+    """Raises MalformedFrame. msgspec does not check the UTF-8 of the raw `data`: done here."""
     try:
         if not body.isascii():
             body.decode()
@@ -200,6 +223,7 @@ def _read_json(body: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
     except (msgspec.MsgspecError, RecursionError) as error:
         reason = "nested too deep" if isinstance(error, RecursionError) else str(error)
         raise MalformedFrame(f"application data is not as it should be: {reason}") from None
+    # A view: `bytes(value.data)` would copy all of it.
     if memoryview(value.data)[:1] != b"{":
         raise MalformedFrame("application data is not as it should be: `data` is not an object")
     return value
@@ -210,17 +234,18 @@ def _on_one_line(data: msgspec.Raw) -> msgspec.Raw:
 
 
 def serialize_call(op: str, data: bytes = b"{}") -> bytes:
-    """The body of a request; `data`, an object, is always written: the reference demands it."""
+    """The body of a request. `data`, an object, is always sent: the reference requires it."""
     return b"%b%b}" % (_opening(op), data)
 
 
 @lru_cache(maxsize=1024)
 def _opening(op: str) -> bytes:
+    """A request's body up to its data. A peer uses few operations, again and again."""
     return b'{"op":%b,"data":' % msgspec.json.encode(op)
 
 
 def serialize_success(data: bytes = b"{}") -> bytes:
-    """The body of a response; `data` is always written."""
+    """The body of a successful response; `data`, an object, is always sent."""
     return b'{"status":"success","data":%b}' % data
 
 
@@ -236,91 +261,92 @@ def serialize_result(result: Result) -> bytes:
 
 # ------------------------------------------------------------------------------ parse, serialize
 
-_HEADER: Final = Struct(">IB3x")
-_IDENTIFIED: Final = Struct(">IB3xQ")
-_ERROR: Final = Struct(">IB3xB3xH")
-_HELLO: Final = Struct(">IB3xB3x")
-
-_PREFIX = 4
-_REQUEST = 5
-_RESPONSE = 6
-
 
 def scan(
     buffer: bytes, position: int, base: int, limit: int, placed: list[Placed]
 ) -> tuple[int, int]:
-    """The frames from `position` on, as `Decoder._scan` has it; `buffer[0]` stands at `base`.
+    """The frames from `position` on, as specified for `Decoder._scan`; `buffer[0]` is at `base`.
 
-    Requests and responses are what there is most of, so they are read by one unpacking, in line.
+    Most messages are requests and responses: one unpacking reads their whole header, and no
+    function is called for them.
     """
     end_of_buffer = len(buffer)
-    last_identified = end_of_buffer - 16
-    unpack = _IDENTIFIED.unpack_from
+    # Locals: in this loop the lookups of globals could be measured.
+    prefix, head, least = LENGTH_SIZE, JSON_OFFSET, MIN_REQUEST_LENGTH
+    unpack = REQUEST_STRUCT.unpack_from
     append = placed.append
-    while position <= last_identified:
+    last_request = end_of_buffer - head
+    while position <= last_request:
         length, kind, identifier = unpack(buffer, position)
-        end = position + _PREFIX + length
+        end = position + prefix + length
         if length > limit:
             break
         if end > end_of_buffer:
-            return position, _PREFIX + length
-        if length >= 12 and kind == _REQUEST:
-            frame: Frame = Request(identifier, buffer[position + 16 : end])
-        elif length >= 12 and kind == _RESPONSE:
-            frame = Response(identifier, buffer[position + 16 : end])
+            return position, prefix + length
+        if length >= least and kind == TYPE_REQUEST:
+            frame: Frame = Request(identifier, buffer[position + head : end])
+        elif length >= least and kind == TYPE_RESPONSE:
+            frame = Response(identifier, buffer[position + head : end])
         else:
             frame = _parse(kind, buffer, position, base, length)
         append((base + position, end - position, frame))
         position = end
 
-    while position + _PREFIX <= end_of_buffer:
-        length = int.from_bytes(buffer[position : position + _PREFIX])
-        end = position + _PREFIX + length
+    # A length over the limit, or the last bytes: they may be too few for an identifier.
+    while position + LENGTH_SIZE <= end_of_buffer:
+        start = position + LENGTH_OFFSET
+        length = int.from_bytes(buffer[start : start + LENGTH_SIZE])
+        end = position + LENGTH_SIZE + length
         if length > limit:
             raise FrameTooLarge(
                 f"a message of {length} bytes, more than the {limit} allowed",
                 offset=base + position,
-                length=_PREFIX,
+                length=LENGTH_SIZE,
             )
         if end > end_of_buffer:
-            return position, _PREFIX + length
-        kind = buffer[position + _PREFIX] if length else 0
+            return position, LENGTH_SIZE + length
+        kind = buffer[position + TYPE_OFFSET] if length else 0
         append((base + position, end - position, _parse(kind, buffer, position, base, length)))
         position = end
-    return position, _PREFIX
+    return position, LENGTH_SIZE
 
 
 def _parse(kind: int, buffer: bytes, position: int, base: int, length: int) -> Frame:
-    """A whole message of any type."""
-    location: Any = {"offset": base + position, "length": _PREFIX + length, "resumable": True}
-    if length < 4:
+    """A complete message of any type. Raises MalformedFrame or UnknownFrame."""
+    location: Any = {"offset": base + position, "length": LENGTH_SIZE + length, "resumable": True}
+    if length < MIN_LENGTH:
         raise MalformedFrame(f"a message of {length} bytes has no header", **location)
-    if kind in (_REQUEST, _RESPONSE):
-        if length < 12:
+    if kind in (TYPE_REQUEST, TYPE_RESPONSE):
+        if length < MIN_REQUEST_LENGTH:
             raise MalformedFrame("no room for an identifier", **location)
-        (_, _, identifier) = _IDENTIFIED.unpack_from(buffer, position)
-        body = buffer[position + 16 : position + _PREFIX + length]
-        return Request(identifier, body) if kind == _REQUEST else Response(identifier, body)
-    if kind == 0:
-        if length != 8:
-            raise MalformedFrame(f"hello has a body of 4 bytes, not {length - 4}", **location)
-        return Hello(_HELLO.unpack_from(buffer, position)[2])
-    if kind == 1:
-        return Bye()
-    if kind == 2:
-        return Ping()
-    if kind == 3:
-        return Pong()
-    if kind == 4:
-        if length < 10:
-            raise MalformedFrame("error has no room for its code and description", **location)
-        (_, _, code, size) = _ERROR.unpack_from(buffer, position)
-        if size != length - 10:
+        (_, _, identifier) = REQUEST_STRUCT.unpack_from(buffer, position)
+        body = buffer[position + JSON_OFFSET : position + LENGTH_SIZE + length]
+        return Request(identifier, body) if kind == TYPE_REQUEST else Response(identifier, body)
+    if kind == TYPE_HELLO:
+        if length != HELLO_LENGTH:
             raise MalformedFrame(
-                f"a description of {size} bytes in a body that has {length - 10} for it", **location
+                f"hello has a body of {HELLO_LENGTH - MIN_LENGTH} bytes, not {length - MIN_LENGTH}",
+                **location,
             )
+        return Hello(HELLO_STRUCT.unpack_from(buffer, position)[2])
+    if kind == TYPE_BYE:
+        return Bye()
+    if kind == TYPE_PING:
+        return Ping()
+    if kind == TYPE_PONG:
+        return Pong()
+    if kind == TYPE_ERROR:
+        if length < MIN_ERROR_LENGTH:
+            raise MalformedFrame("error has no room for its code and description", **location)
+        (_, _, code, size) = ERROR_STRUCT.unpack_from(buffer, position)
+        room = length - MIN_ERROR_LENGTH
+        if size != room:
+            raise MalformedFrame(
+                f"a description of {size} bytes in a body that has {room} for it", **location
+            )
+        start = position + ERROR_DESCRIPTION_OFFSET
         try:
-            text = buffer[position + 14 : position + 14 + size].decode()
+            text = buffer[start : start + size].decode()
         except UnicodeDecodeError as error:
             raise MalformedFrame(
                 f"a description is not UTF-8: {error.reason}", **location
@@ -329,35 +355,38 @@ def _parse(kind: int, buffer: bytes, position: int, base: int, length: int) -> F
     raise UnknownFrame(f"message type {kind} is not defined", **location)
 
 
-_BYE: Final = _HEADER.pack(4, 1)
-_PING: Final = _HEADER.pack(4, 2)
-_PONG: Final = _HEADER.pack(4, 3)
+_pack_request: Final = REQUEST_STRUCT.pack
+_BYE: Final = HEADER_STRUCT.pack(MIN_LENGTH, TYPE_BYE)
+_PING: Final = HEADER_STRUCT.pack(MIN_LENGTH, TYPE_PING)
+_PONG: Final = HEADER_STRUCT.pack(MIN_LENGTH, TYPE_PONG)
 
 
 def serialize_request(identifier: int, body: bytes) -> bytes:
-    return _IDENTIFIED.pack(12 + len(body), _REQUEST, identifier) + body
+    """The bytes of a request; `body` as `serialize_call` returns it."""
+    return _pack_request(MIN_REQUEST_LENGTH + len(body), TYPE_REQUEST, identifier) + body
 
 
 def serialize_large_request(identifier: int, op: str, data: bytes) -> list[bytes]:
-    """The bytes of a request in pieces, of which `data` is one: it is not copied."""
+    """The bytes of a request in pieces, of which `data` is one, so that it is not copied."""
     opening, end = _opening(op), b"}"
-    length = 12 + len(opening) + len(data) + len(end)
-    return [_IDENTIFIED.pack(length, _REQUEST, identifier) + opening, data, end]
+    length = MIN_REQUEST_LENGTH + len(opening) + len(data) + len(end)
+    return [_pack_request(length, TYPE_REQUEST, identifier) + opening, data, end]
 
 
 def serialize_response(identifier: int, body: bytes) -> bytes:
-    return _IDENTIFIED.pack(12 + len(body), _RESPONSE, identifier) + body
+    """The bytes of a response; `body` as `serialize_success` or `serialize_result` returns it."""
+    return _pack_request(MIN_REQUEST_LENGTH + len(body), TYPE_RESPONSE, identifier) + body
 
 
 def serialize(frame: Frame) -> bytes:
-    """The bytes of a message."""
+    """The bytes of a message. An error's description is cut if it is too long."""
     match frame:
         case Request(id=identifier, body=body):
             return serialize_request(identifier, body)
         case Response(id=identifier, body=body):
             return serialize_response(identifier, body)
         case Hello(version=version):
-            return _HELLO.pack(8, 0, version)
+            return HELLO_STRUCT.pack(HELLO_LENGTH, TYPE_HELLO, version)
         case Bye():
             return _BYE
         case Ping():
@@ -365,11 +394,12 @@ def serialize(frame: Frame) -> bytes:
         case Pong():
             return _PONG
         case Error(code=code, description=description):
-            text = _at_most(description.encode(), 0xFFFF)
-            return _ERROR.pack(10 + len(text), 4, code, len(text)) + text
+            text = _at_most(description.encode(), MAX_DESCRIPTION_SIZE)
+            length = MIN_ERROR_LENGTH + len(text)
+            return ERROR_STRUCT.pack(length, TYPE_ERROR, code, len(text)) + text
     raise TypeError(f"{type(frame).__name__} is not an EMP message")
 
 
 def _at_most(text: bytes, size: int) -> bytes:
-    """Cut without splitting a character."""
+    """Cut to `size` bytes without splitting a UTF-8 character."""
     return text if len(text) <= size else text[:size].decode(errors="ignore").encode()

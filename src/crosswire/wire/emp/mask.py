@@ -1,4 +1,4 @@
-"""Where EMP carries a secret: the token of `$authenticate`, in whichever request that is."""
+"""Finds EMP's secret: the token in a request of the operation `$authenticate`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ import msgspec
 
 from crosswire.errors import MalformedFrame
 from crosswire.wire.emp.frames import Request
+from crosswire.wire.emp.layout import (
+    JSON_OFFSET,
+    LENGTH_OFFSET,
+    LENGTH_SIZE,
+    TYPE_OFFSET,
+    TYPE_REQUEST,
+    UNUSED_OFFSET,
+)
 from crosswire.wire.masking import EVERYTHING, Mask
 
 __all__ = ["EmpMask"]
@@ -16,43 +24,45 @@ __all__ = ["EmpMask"]
 _OPERATION: Final = "$authenticate"
 _PLAIN: Final = frozenset({"op", "data", "token", _OPERATION})
 _STRING: Final = re.compile(rb'"((?:[^"\\]|\\.)*)("|$)', re.DOTALL)
-_REQUEST: Final = 5
-_HEAD: Final = 5
-_BODY: Final = 16
 
 
 class EmpMask(Mask):
-    """Only requests are looked at, each when it is whole: `op` may stand behind `data`."""
+    """Judges requests only, each when it is complete: `op` may follow `data` in the JSON."""
 
     def __init__(self, frame_bytes: int = 64 * 1024 * 1024) -> None:
         super().__init__()
         self._frame_bytes = frame_bytes
 
     def _judge(self, buffer: bytes, position: int) -> tuple[int, int, list[tuple[int, int]]]:
-        if len(buffer) - position < _HEAD:
-            return 0, _HEAD, []
-        length = 4 + int.from_bytes(buffer[position : position + 4])
-        if length - 4 > self._frame_bytes:
-            # It ends the connection here.
+        if len(buffer) - position < UNUSED_OFFSET:
+            # A length and a type are needed to judge.
+            return 0, UNUSED_OFFSET, []
+        start = position + LENGTH_OFFSET
+        size = LENGTH_SIZE + int.from_bytes(buffer[start : start + LENGTH_SIZE])
+        if size - LENGTH_SIZE > self._frame_bytes:
+            # The connection refuses it and ends: no request can follow.
             return EVERYTHING, 0, []
-        if buffer[position + 4] != _REQUEST or length < _BODY:
-            return length, 0, []
-        if len(buffer) - position < length:
-            return 0, length, []
-        start = position + _BODY
-        body = buffer[start : position + length]
-        return length, 0, [(start + at, start + end) for at, end in _secrets(body)]
+        if buffer[position + TYPE_OFFSET] != TYPE_REQUEST or size < JSON_OFFSET:
+            return size, 0, []
+        if len(buffer) - position < size:
+            return 0, size, []
+        start = position + JSON_OFFSET
+        body = buffer[start : position + size]
+        return size, 0, [(start + at, start + end) for at, end in _secrets(body)]
 
 
 def _secrets(body: bytes) -> list[tuple[int, int]]:
-    """Nearly all requests are told apart by one search: only escapes could hide the name."""
+    """Where the strings are, except the names in _PLAIN, of a body that may authenticate.
+
+    Of nearly all requests one search decides: only escapes could hide the operation's name.
+    """
     if b"authenticate" not in body and b"\\u" not in body:
         return []
     try:
         if Request(1, body).call().op != _OPERATION:
             return []
     except MalformedFrame:
-        # It may be meant as one. What can't be read can't be trusted either.
+        # It may have been meant as one, so its strings are masked too.
         pass
     return [found.span(1) for found in _STRING.finditer(body) if _text(found[1]) not in _PLAIN]
 

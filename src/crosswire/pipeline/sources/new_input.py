@@ -1,0 +1,329 @@
+"""What is new in the input of a stream: rows of a lake by their numbers, captures by their bytes.
+
+A lake's rows are numbered without holes, node by node, and its files say in their names which ones
+they hold. So a stream remembers the last number of each node, not names: files may be compacted
+while it runs or stands still. Captures may grow: of each one it remembers how far it was read.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from crosswire.capture.headers import CaptureLayout
+from crosswire.errors import InvalidInput
+from crosswire.lake.files import LakeFile, parse_name
+from crosswire.pipeline.sources.capture_reader import Split, advance
+from crosswire.pipeline.sources.inputs import Inputs, search
+
+__all__ = ["CaptureRead", "InputPosition", "LakeRows", "NewInput", "NewInputFinder", "files_of"]
+
+_HEAD_BYTES: Final = 64
+_SETTLED_S: Final = 10.0
+
+Listing = Callable[[str], Iterable[tuple[str, int]]]
+"""Of a folder of a lake: the path and the size of each of its files."""
+
+
+class CaptureRead(msgspec.Struct, frozen=True):
+    """How far a capture was read. `head` is a checksum of its first bytes: where these change, the
+    name was given to another capture."""
+
+    size_bytes: int
+    changed_ns: int
+    head: int
+    end: int
+    layout: CaptureLayout | None
+
+
+class InputPosition(msgspec.Struct, frozen=True):
+    """How far the input was read: the last `seq` by folder and node, captures by path.
+
+    `alone`: of hubs without a tap, whose own messages stand for what was on the wire.
+    """
+
+    taps: dict[str, dict[str, int]] = {}
+    messages: dict[str, dict[str, int]] = {}
+    ledgers: dict[str, dict[str, int]] = {}
+    captures: dict[str, CaptureRead] = {}
+    alone: bool = False
+
+    def with_rows(self, table: str, rows: LakeRows) -> InputPosition:
+        folders = dict(getattr(self, table))
+        folders[rows.folder] = {**folders.get(rows.folder, {}), rows.node: rows.last}
+        return msgspec.structs.replace(self, **{table: folders})
+
+    def with_capture(self, path: str, read: CaptureRead) -> InputPosition:
+        return msgspec.structs.replace(self, captures={**self.captures, path: read})
+
+    def rows(self, table: str) -> list[LakeRows]:
+        """All that was read of a table."""
+        folders: dict[str, dict[str, int]] = getattr(self, table)
+        return [
+            LakeRows(folder, node, 0, last)
+            for folder, nodes in folders.items()
+            for node, last in nodes.items()
+        ]
+
+
+class LakeRows(NamedTuple):
+    """Rows of a lake's folder: those of a node from `first` to `last`."""
+
+    folder: str
+    node: str
+    first: int
+    last: int
+
+
+class NewInput(msgspec.Struct, frozen=True):
+    """What one batch is made of, and the position behind it; `lagging` are the tables of which
+    there is more."""
+
+    position: InputPosition
+    taps: tuple[LakeRows, ...] = ()
+    messages: tuple[LakeRows, ...] = ()
+    ledgers: tuple[LakeRows, ...] = ()
+    captures: tuple[Split, ...] = ()
+    files: int = 0
+    size_bytes: int = 0
+    lagging: frozenset[str] = frozenset()
+
+    @property
+    def rows(self) -> tuple[LakeRows, ...]:
+        """Of lakes, whatever the table."""
+        return (*self.taps, *self.messages, *self.ledgers)
+
+
+Order = tuple[str, str, float]
+
+
+class _InputPiece(NamedTuple):
+    """A file, or a part of it, to be read next; `table` is where Position and Arrived have it."""
+
+    order: Order
+    size_bytes: int
+    table: str
+    rows: LakeRows | None = None
+    splits: tuple[Split, ...] = ()
+    path: str = ""
+    read: CaptureRead | None = None
+
+
+class NewInputFinder:
+    """Looks for what is new. `batch_bytes` is about how much a batch takes in: at least a file.
+
+    `patient`: a compressed capture is left alone until nothing has been written to it for a while.
+    `records`: what a hub noted is wanted too where there is a wire.
+    """
+
+    def __init__(
+        self,
+        paths: Iterable[str],
+        listing: Listing,
+        *,
+        batch_bytes: int,
+        split_bytes: int,
+        patient: bool,
+        records: bool,
+    ) -> None:
+        self._paths = list(paths)
+        self._listing = listing
+        self._batch_bytes = batch_bytes
+        self._split_bytes = split_bytes
+        self._patient = patient
+        self._records = records
+
+    def look(self, position: InputPosition) -> Iterator[NewInput]:
+        """All that is there and was not read yet, batch by batch. Raises InvalidInput."""
+        inputs = search(self._paths)
+        wired = [*self._captured(inputs, position), *self._rows("taps", inputs.taps, position)]
+        if position.alone and wired:
+            raise InvalidInput(
+                "the stream was begun with the messages of a hub, and now there is a wire to look "
+                "at: start a new folder"
+            )
+        pieces = wired
+        ledgers, messages = inputs.ledgers, inputs.messages
+        if not (wired or position.captures or position.taps):
+            ledgers = tuple(filter(_is_untapped, ledgers))
+            messages = tuple(filter(_is_untapped, messages))
+            position = msgspec.structs.replace(position, alone=True)
+        if self._records:
+            pieces += self._rows("ledgers", ledgers, position)
+        if self._records or position.alone:
+            pieces += self._rows("messages", messages, position)
+        pieces.sort(key=lambda piece: piece.order)
+        yield from self._batches(pieces, position)
+
+    def _batches(self, pieces: list[_InputPiece], position: InputPosition) -> Iterator[NewInput]:
+        last = {piece.table: piece_index for piece_index, piece in enumerate(pieces)}
+        start, size_bytes = 0, 0
+        for index, piece in enumerate([*pieces, None]):
+            full = piece is None or size_bytes + piece.size_bytes > self._batch_bytes
+            if full and index > start:
+                lagging = frozenset(table for table in last if last[table] >= index)
+                arrived = _together(position, pieces[start:index], lagging)
+                yield arrived
+                position, start, size_bytes = arrived.position, index, 0
+            if piece is not None:
+                size_bytes += piece.size_bytes
+
+    def _rows(
+        self, table: str, folders: Iterable[str], position: InputPosition
+    ) -> Iterator[_InputPiece]:
+        for folder in folders:
+            last = getattr(position, table).get(folder, {})
+            for rows, size, order in _following(folder, last, self._listing):
+                yield _InputPiece(order, size, table, rows)
+
+    def _captured(self, inputs: Inputs, position: InputPosition) -> Iterator[_InputPiece]:
+        for path in inputs.captures:
+            try:
+                state = Path(path).stat()
+            except FileNotFoundError:
+                continue  # taken away while we looked
+            before = position.captures.get(path)
+            if before is not None and (state.st_size, state.st_mtime_ns) == (
+                before.size_bytes,
+                before.changed_ns,
+            ):
+                continue
+            with Path(path).open("rb") as file:
+                head = zlib.crc32(file.read(_HEAD_BYTES))
+            if state.st_size < _HEAD_BYTES and self._patient:
+                continue  # hardly begun
+            same = before is not None and before.head == head and state.st_size >= before.end
+            start = before.end if before is not None and same else 0
+            layout = before.layout if before is not None and same else None
+            if same and layout is None and start:
+                raise InvalidInput(f"{path} is compressed, and has changed after it was read")
+            splits, end, layout = advance(path, self._split_bytes, start, layout)
+            unchanged_s = time.time() - state.st_mtime
+            if layout is None and self._patient and unchanged_s < _SETTLED_S:
+                continue
+            read = CaptureRead(state.st_size, state.st_mtime_ns, head, end, layout)
+            if splits:
+                size = state.st_size - start
+                order = ("", path, 0.0)
+                yield _InputPiece(order, size, "captures", None, tuple(splits), path, read)
+
+
+def _is_untapped(folder: str) -> bool:
+    """Nothing says that the hub of this folder records its wire, now or later."""
+    path = Path(folder)
+    lake = path.parents[2] if path.suffix else path.parent
+    return not (lake / "wire").is_dir() and not any((lake / ".spool").glob("*"))
+
+
+def files_of(rows: Iterable[LakeRows], listing: Listing) -> list[str]:
+    """The files that hold any of these rows."""
+    found: dict[str, None] = {}
+    wanted: dict[str, list[LakeRows]] = {}
+    for each in rows:
+        wanted.setdefault(each.folder, []).append(each)
+    for folder, parts in wanted.items():
+        for file, _ in _files(folder, listing):
+            for part in parts:
+                if file.node == part.node and file.first <= part.last and file.last >= part.first:
+                    found[str(file.path)] = None
+    return list(found)
+
+
+def _together(
+    position: InputPosition, pieces: list[_InputPiece], lagging: frozenset[str]
+) -> NewInput:
+    found: dict[str, list[LakeRows]] = {"taps": [], "messages": [], "ledgers": []}
+    splits: list[Split] = []
+    for piece in pieces:
+        if piece.rows is not None:
+            found[piece.table].append(piece.rows)
+            position = position.with_rows(piece.table, piece.rows)
+        elif piece.read is not None:
+            splits += piece.splits
+            position = position.with_capture(piece.path, piece.read)
+    return NewInput(
+        position,
+        **{table: _joined(rows) for table, rows in found.items()},
+        captures=tuple(splits),
+        files=len(pieces),
+        size_bytes=sum(piece.size_bytes for piece in pieces),
+        lagging=lagging,
+    )
+
+
+def _joined(rows: list[LakeRows]) -> tuple[LakeRows, ...]:
+    """Those that follow one another as one."""
+    joined: dict[tuple[str, str], LakeRows] = {}
+    for each in rows:
+        key = (each.folder, each.node)
+        before = joined.get(key)
+        joined[key] = each if before is None else each._replace(first=before.first)
+    return tuple(joined.values())
+
+
+# ------------------------------------------------------------------------------------------ lake
+
+
+def _following(
+    folder: str, last: dict[str, int], listing: Listing
+) -> Iterator[tuple[LakeRows, int, Order]]:
+    """The rows of each file behind these, in order, with its size and its place among all.
+
+    Tables of a lake are read side by side: a file that begins in the middle of a day's rows comes
+    about when those of other tables do.
+    """
+    files = list(_files(folder, listing))
+    if _has_hole(files, last):
+        # A folder is not listed in one moment: a file may be missing that was there before one
+        # that was found. Files come in order, so now it is found, or gone for good.
+        newest = {file.node: 0 for file, _ in files}
+        for file, _ in files:
+            newest[file.node] = max(newest[file.node], file.last)
+        files = [each for each in _files(folder, listing) if _is_old(each[0], newest)]
+    ends: dict[tuple[str, str], tuple[int, int]] = {}
+    for file, _ in files:
+        low, high = ends.get((file.node, file.date), (file.first, file.last))
+        ends[file.node, file.date] = min(low, file.first), max(high, file.last)
+    reached = dict(last)
+    dates: dict[str, str] = {}
+    for file, size in _in_order(files):
+        first = max(file.first, reached.get(file.node, -1) + 1)
+        if first <= file.last:
+            reached[file.node] = file.last
+            # A clock may have been set back over midnight: rows stay in order all the same.
+            date = dates[file.node] = max(file.date, dates.get(file.node, ""))
+            low, high = ends[file.node, file.date]
+            share = (file.first - low) / (high - low + 1) if date == file.date else 1.0
+            yield LakeRows(folder, file.node, first, file.last), size, (date, file.node, share)
+
+
+def _is_old(file: LakeFile, newest: dict[str, int]) -> bool:
+    return file.last <= newest.get(file.node, -1)
+
+
+def _has_hole(files: list[tuple[LakeFile, int]], last: dict[str, int]) -> bool:
+    reached = dict(last)
+    for file, _ in _in_order(files):
+        before = reached.get(file.node)
+        if before is not None and file.first > before + 1:
+            return True
+        reached[file.node] = max(file.last, reached.get(file.node, -1))
+    return False
+
+
+def _in_order(files: list[tuple[LakeFile, int]]) -> list[tuple[LakeFile, int]]:
+    return sorted(files, key=lambda each: (each[0].node, each[0].first, -each[0].last))
+
+
+def _files(folder: str, listing: Listing) -> Iterator[tuple[LakeFile, int]]:
+    for name, size in listing(folder):
+        path = Path(name)
+        file = parse_name("", path.parent.name.removeprefix("date="), path)
+        if file is not None:
+            # A URL is no path: it is given back as it was found.
+            yield file._replace(path=name), size  # type: ignore[arg-type]
