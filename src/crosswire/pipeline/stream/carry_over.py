@@ -14,6 +14,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
+from crosswire.envelope import MICROSECONDS
 from crosswire.pipeline.decode.readings.contract import REQUEST, RESPONSE
 from crosswire.pipeline.stream.decoder_state import KEPT
 from crosswire.pipeline.tables import tallies as counts
@@ -23,7 +24,7 @@ from crosswire.pipeline.tables.sessions import connections
 __all__ = ["LINK_US", "PART", "CarriedCalls", "Counts", "Edges", "together"]
 
 PART: Final = "part"
-LINK_US: Final = 24 * 3600 * 1_000_000
+LINK_US: Final = 24 * 3600 * MICROSECONDS
 """How long after its last connection a Relink link may be resumed and still be one session."""
 
 _TALLIES: Final = "tallies"

@@ -18,6 +18,7 @@ from pyspark.sql.types import BinaryType
 
 from crosswire.capture.classify import PortMap
 from crosswire.capture.reassembly import LINGER_NS
+from crosswire.envelope import MICROSECONDS
 from crosswire.lake.schemas import LOST, WIRE
 from crosswire.pipeline.decode.arrow_batches import Batches
 from crosswire.pipeline.decode.connection_rows import WANTED, ConnectionRows
@@ -35,7 +36,7 @@ FLOWS: Final = "flows"
 
 _FIRST: Final = -1
 """Sorts a state before all that comes after it."""
-_LINGER_US: Final = LINGER_NS // 1000 + 1_000_000
+_LINGER_US: Final = LINGER_NS // 1000 + MICROSECONDS
 """A little longer than the reassembly: a connection is never given up before its flow is."""
 
 _ON_WIRE: Final = pa.schema(

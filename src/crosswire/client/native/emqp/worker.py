@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from crosswire.client.native.dial import Backoff, Redialler
 from crosswire.client.native.emqp import EmqpPeer, connect_peer
-from crosswire.client.native.emqp_executors import (
+from crosswire.client.native.emqp.executors import (
     JobExecutor,
     ProcessJobExecutor,
     ThreadJobExecutor,

@@ -44,10 +44,8 @@ _CORRELATION: Final = "correlation-id"
 _REPLY_TO: Final = "reply-to"
 _TIMEOUT: Final = "timeout"
 
-_Properties = dict[str, Property]
-
 _encode: Final = msgspec.json.Encoder().encode
-_read_properties: Final = msgspec.json.Decoder(_Properties).decode
+_read_properties: Final = msgspec.json.Decoder(dict[str, Property]).decode
 
 
 class Origin(msgspec.Struct, frozen=True, gc=False):
@@ -73,7 +71,7 @@ def from_parts(parts: Sequence[Buffer], origin: Origin) -> Envelope:
             principal=origin.principal,
             crc=crc32(payload),
         )
-    properties: _Properties = {}
+    properties: dict[str, Property] = {}
     native: dict[str, bytes] = {}
     if count == 2:
         properties, payload = _properties(parts[0]), bytes(parts[1])
@@ -125,7 +123,7 @@ def failure_of(envelope: Envelope) -> ProviderFailed | None:
     return read_failure(envelope.payload, envelope.properties)
 
 
-def _properties(part: Buffer) -> _Properties:
+def _properties(part: Buffer) -> dict[str, Property]:
     if not part:
         return {}
     try:
@@ -135,7 +133,7 @@ def _properties(part: Buffer) -> _Properties:
     return properties
 
 
-def _text(properties: _Properties, name: str) -> str:
+def _text(properties: dict[str, Property], name: str) -> str:
     value = properties.get(name, "")
     return value if isinstance(value, str) else ""
 

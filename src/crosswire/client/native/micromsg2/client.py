@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from crosswire.client.native.dial import Backoff, StayingClient, dial, within
 from crosswire.client.native.remote import RemotePeer
+from crosswire.envelope import Property
 from crosswire.errors import (
     ConnectionLost,
     CrosswireError,
@@ -46,12 +47,9 @@ __all__ = [
     "MicroMsg2Delivery",
     "MicroMsg2Peer",
     "MicroMsg2Subscription",
-    "Properties",
     "Responder",
     "client_offer",
 ]
-
-Properties = Mapping[str, int | float | bool | str]
 
 _log = logging.getLogger("crosswire.client.native.micromsg2")
 
@@ -100,7 +98,7 @@ class MicroMsg2Delivery:
             self.peer.acknowledge(self.sequence)
 
 
-Responder = Callable[[MicroMsg2Delivery], Awaitable[bytes | tuple[bytes, Properties]]]
+Responder = Callable[[MicroMsg2Delivery], Awaitable[bytes | tuple[bytes, Mapping[str, Property]]]]
 """Answers a call. Raise RequestFailed(code, description) to answer with a failure."""
 
 
@@ -205,7 +203,9 @@ class MicroMsg2Peer(RemotePeer):
         self._loop = asyncio.get_running_loop()
         self._route = route
         self._on_event = on_event
-        self._to_send: deque[tuple[str, bytes, Properties, asyncio.Future[None]]] = deque()
+        self._to_send: deque[tuple[str, bytes, Mapping[str, Property], asyncio.Future[None]]] = (
+            deque()
+        )
         self._unsettled: dict[int, asyncio.Future[None]] = {}
         self.agreed: Opened | None = None
 
@@ -224,7 +224,7 @@ class MicroMsg2Peer(RemotePeer):
         return None
 
     def send(
-        self, destination: str, payload: bytes, properties: Properties | None = None
+        self, destination: str, payload: bytes, properties: Mapping[str, Property] | None = None
     ) -> asyncio.Future[None]:
         """Send as soon as the window allows. Done when it was acknowledged; where no
         acknowledgements were agreed, when it was written."""
@@ -338,7 +338,7 @@ class MicroMsg2Client(StayingClient[MicroMsg2Peer]):
         self,
         destination: str,
         payload: bytes,
-        properties: Properties | None = None,
+        properties: Mapping[str, Property] | None = None,
         *,
         timeout_s: float | None = 30.0,
     ) -> None:
@@ -355,7 +355,7 @@ class MicroMsg2Client(StayingClient[MicroMsg2Peer]):
         self,
         destination: str,
         payload: bytes,
-        properties: Properties | None = None,
+        properties: Mapping[str, Property] | None = None,
         *,
         timeout_s: float | None = 30.0,
     ) -> MicroMsg2Delivery:
@@ -515,7 +515,7 @@ class MicroMsg2Client(StayingClient[MicroMsg2Peer]):
         return None
 
     async def _answer(self, responder: Responder, asked: MicroMsg2Delivery) -> None:
-        properties: dict[str, int | float | bool | str] = {}
+        properties: dict[str, Property] = {}
         payload = b""
         try:
             answer = await responder(asked)

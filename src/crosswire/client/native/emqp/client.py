@@ -4,7 +4,7 @@ async with EmqpClient("127.0.0.1") as client:
     total = await client.call("billing.sum_up", [2026, 11], queue="reports")
 
 The broker may be Crosswire or a deployed EventMQ. The jobs are done by a worker:
-`crosswire.client.native.emqp_worker`.
+`crosswire.client.native.emqp.worker`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from uuid import uuid4
 
 from crosswire.client.native.dial import Backoff, StayingClient, dial, within
 from crosswire.client.native.remote import RemotePeer
+from crosswire.envelope import Property
 from crosswire.errors import (
     ConnectionLost,
     LocalProtocolError,
@@ -27,7 +28,7 @@ from crosswire.wire.contract import ConnectionClosed, ConnectionFailed, Event
 from crosswire.wire.emqp.connection import EmqpConnection
 from crosswire.wire.emqp.events import PeerReady, PublicationReceived, ReplyReceived
 from crosswire.wire.emqp.frames import EmqpLimits
-from crosswire.wire.emqp.headers import Headers, Property
+from crosswire.wire.emqp.headers import Headers
 from crosswire.wire.emqp.jobs import failure_of, serialize_job, value_of
 from crosswire.wire.zmtp.mechanisms import Mechanism
 
