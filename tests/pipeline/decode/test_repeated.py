@@ -19,7 +19,7 @@ from benchmarks.repeated import (
 )
 from benchmarks.traffic import Traffic
 
-from crosswire.lake.catalog import verify
+from crosswire.lake.verification import verify
 from crosswire.pipeline.decode.columnar import ColumnarDecoder
 from crosswire.pipeline.sources.tap import read_tap, tap_files
 from crosswire.pipeline.tables.decoded import DIRECTIONS, FRAMES, VIOLATIONS
