@@ -19,8 +19,8 @@ from crosswire.pipeline.decode.frames import decode, decode_captures, decode_tap
 from crosswire.pipeline.output import Output
 from crosswire.pipeline.progress import Progress
 from crosswire.pipeline.sources.inputs import Inputs
+from crosswire.pipeline.sources.lake import from_records
 from crosswire.pipeline.sources.pcap import Captures
-from crosswire.pipeline.sources.records import from_records
 from crosswire.pipeline.sources.tap import from_tap
 from crosswire.pipeline.spark import plain_errors
 from crosswire.pipeline.tables.accounting import PARTS, accounting

@@ -20,7 +20,7 @@ from crosswire.config import LakeSettings
 from crosswire.envelope import MICROSECONDS
 from crosswire.gateways.context import ConnectedPeer
 from crosswire.lake.schemas import BACKWARD, DATA, FIN, FORWARD, OPEN, RESET
-from crosswire.lake.tap import Peers, Spool, WireRow
+from crosswire.lake.tap_spool import Peers, Spool, WireRow
 from crosswire.logs import log_event
 from crosswire.wire.masking import Mask
 

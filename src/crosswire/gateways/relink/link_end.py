@@ -42,7 +42,8 @@ from crosswire.hub.receipt import Receipt
 from crosswire.hub.subscriptions import Start, predicate
 from crosswire.wire.contract import Event
 from crosswire.wire.relink.channels import Decision, ReceivingChannel, SendingChannel
-from crosswire.wire.relink.frames import layout, message_bytes
+from crosswire.wire.relink.frames import message_bytes
+from crosswire.wire.relink.layout import packet_layout
 from crosswire.wire.relink.link import Link
 from crosswire.wire.relink.saved import SavedLink, encode
 
@@ -282,7 +283,7 @@ class LinkEnd(ABC):
         limit = self.limits.frame_bytes
         if sum(map(len, parts)) > limit // 2:
             terms = self.head.terms
-            ours = layout("listener", terms.connector_id_size, terms.listener_id_size)
+            ours = packet_layout("listener", terms.connector_id_size, terms.listener_id_size)
             size = message_bytes(parts, ours)
             if size > limit:
                 raise TooLargeToSend(size, limit)

@@ -30,8 +30,8 @@ from pyspark.sql.types import StructType
 from crosswire.errors import InvalidInput
 from crosswire.pipeline.files import Files, lock
 from crosswire.pipeline.output import LAYERS, STREAM
+from crosswire.pipeline.sources.new_input import InputPosition
 from crosswire.pipeline.stream.decoder_state import KEPT, CompleteUpTo, HubTimes
-from crosswire.pipeline.stream.new_input import InputPosition
 
 __all__ = ["DAYS", "Journal", "StreamCommit", "StreamStaging", "StreamStart"]
 

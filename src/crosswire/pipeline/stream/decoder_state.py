@@ -16,14 +16,14 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BinaryType
 
+from crosswire.capture.classify import PortMap
+from crosswire.capture.reassembly import LINGER_NS
 from crosswire.envelope import MICROSECONDS
 from crosswire.lake.schemas import LOST, WIRE
 from crosswire.pipeline.decode.arrow_batches import Batches
 from crosswire.pipeline.decode.connection_rows import WANTED, ConnectionRows
-from crosswire.pipeline.sources.classify import PortMap
+from crosswire.pipeline.sources.flow_rows import NODE, FlowRows
 from crosswire.pipeline.sources.pcap import segment_rows
-from crosswire.pipeline.sources.reassembly import LINGER_NS
-from crosswire.pipeline.sources.rows import NODE, FlowRows
 from crosswire.pipeline.tables.decoded import ARROW
 
 __all__ = ["FLOWS", "KEPT", "STATES", "CompleteUpTo", "HubTimes", "decode_on", "reassemble_on"]

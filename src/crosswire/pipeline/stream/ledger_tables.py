@@ -21,11 +21,11 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.lake.schemas import BACKWARD, LEDGER, MESSAGES
 from crosswire.pipeline.batch import OF_RECORDS, WRONG
-from crosswire.pipeline.sources.rows import NODE
+from crosswire.pipeline.sources.flow_rows import NODE
+from crosswire.pipeline.sources.new_input import LakeRows, NewInput
 from crosswire.pipeline.stream.carry_over import PART, Counts, together
 from crosswire.pipeline.stream.commits import Journal, StreamStaging
 from crosswire.pipeline.stream.decoder_state import KEPT, HubTimes
-from crosswire.pipeline.stream.new_input import LakeRows, NewInput
 from crosswire.pipeline.tables import reconciliation as compared
 from crosswire.pipeline.tables.deliveries import hops
 from crosswire.pipeline.tables.steps import ACCEPTED, ANSWERED, DEAD, REPLAYED, kept_of, related

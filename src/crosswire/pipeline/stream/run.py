@@ -18,14 +18,21 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from crosswire.capture.classify import PortMap
 from crosswire.errors import BytesMissing, InvalidInput
 from crosswire.lake.schemas import MESSAGES, OPEN, WIRE
 from crosswire.pipeline.batch import OF_RECORDS, Summary
 from crosswire.pipeline.output import LAYERS
-from crosswire.pipeline.sources.classify import PortMap
+from crosswire.pipeline.sources.flow_rows import NODE
 from crosswire.pipeline.sources.inputs import find_inputs
+from crosswire.pipeline.sources.new_input import (
+    InputPosition,
+    LakeRows,
+    NewInput,
+    NewInputFinder,
+    files_of,
+)
 from crosswire.pipeline.sources.pcap import SPLIT_BYTES, segments_of
-from crosswire.pipeline.sources.rows import NODE
 from crosswire.pipeline.spark import plain_errors
 from crosswire.pipeline.stream.carry_over import PART, CarriedCalls, Counts, Edges, together
 from crosswire.pipeline.stream.commits import (
@@ -44,13 +51,6 @@ from crosswire.pipeline.stream.decoder_state import (
     reassemble_on,
 )
 from crosswire.pipeline.stream.ledger_tables import DecodedBatch, LedgerBatch
-from crosswire.pipeline.stream.new_input import (
-    InputPosition,
-    LakeRows,
-    NewInput,
-    NewInputFinder,
-    files_of,
-)
 from crosswire.pipeline.tables import tallies as counts
 from crosswire.pipeline.tables import topology as graph
 from crosswire.pipeline.tables import traffic as minutes

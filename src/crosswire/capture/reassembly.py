@@ -14,9 +14,9 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
-from crosswire.lake.schemas import DATA, FIN, GAP, OPEN, RESET
-from crosswire.pipeline.sources.tcp import ACK, RST, SYN
-from crosswire.pipeline.sources.tcp import FIN as FIN_FLAG
+from crosswire.capture.tcp import ACK, RST, SYN
+from crosswire.capture.tcp import FIN as FIN_FLAG
+from crosswire.wire.runs import DATA, FIN, GAP, OPEN, RESET
 
 __all__ = ["LINGER_NS", "REORDER_BYTES", "REORDER_NS", "Flow", "ReassembledRun", "Segment"]
 

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from crosswire.capture.reassembly import ReassembledRun
 from crosswire.errors import InvalidInput
-from crosswire.lake.schemas import DATA
-from crosswire.pipeline.decode.readings.contract import TLS
-from crosswire.pipeline.sources.reassembly import ReassembledRun
 from crosswire.wire import PROTOCOL_NAMES, protocol
+from crosswire.wire.runs import DATA
 from crosswire.wire.sniff import sniff
 
 __all__ = [
+    "TLS",
     "Classified",
     "Classifier",
     "DetectedProtocol",
@@ -22,6 +22,9 @@ __all__ = [
     "decide",
     "looks_like_tls",
 ]
+
+TLS: Final = "tls"
+"""Stands for the protocol of connections that are encrypted, so that their frames can't be read."""
 
 _SNIFF_BYTES: Final = 256
 _SNIFF_RUNS: Final = 64

@@ -14,11 +14,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from crosswire.lake import schemas
+from crosswire.capture.reassembly import LINGER_NS, REORDER_NS, Flow
+from crosswire.capture.tcp import ACK, FIN, RST, SYN
 from crosswire.pipeline.decode.compiled import compiled, inlined
-from crosswire.pipeline.sources.packets import Packets
-from crosswire.pipeline.sources.reassembly import LINGER_NS, REORDER_NS, Flow
-from crosswire.pipeline.sources.tcp import ACK, FIN, RST, SYN
+from crosswire.pipeline.sources.packet_kernels import Packets
+from crosswire.wire import runs
 
 __all__ = [
     "DATA",
@@ -44,7 +44,7 @@ __all__ = [
 
 Int64 = npt.NDArray[np.int64]
 
-KINDS: Final = (schemas.OPEN, schemas.DATA, schemas.GAP, schemas.FIN, schemas.RESET)
+KINDS: Final = (runs.OPEN, runs.DATA, runs.GAP, runs.FIN, runs.RESET)
 """A row's kind is a place in here."""
 _OPEN, DATA, _GAP, _FIN, _RESET = 0, 1, 2, 3, 4
 

@@ -17,10 +17,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from crosswire.capture.flows import FLOW_BYTES
 from crosswire.errors import InvalidInput
 from crosswire.pipeline.decode.compiled import compiled
-from crosswire.pipeline.sources.capture import Segments, Split, read
-from crosswire.pipeline.sources.packets import FLOW_BYTES, PACKET, Packets
+from crosswire.pipeline.sources.capture_reader import Segments, Split, read
+from crosswire.pipeline.sources.packet_kernels import PACKET, Packets
 
 __all__ = ["BUCKETS", "FlowShare", "Mapped", "Ordered", "Survey", "collect", "prepare", "survey"]
 

@@ -3,41 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
-from ipaddress import IPv6Address
 from typing import Any, Final
 
 import msgspec
 
+from crosswire.capture.classify import Classified, Classifier, PortMap
+from crosswire.capture.flows import END_BYTES, FlowEnd, connection_name, end_of
+from crosswire.capture.reassembly import REORDER_BYTES, Flow, Segment
 from crosswire.errors import DecoderStateError
-from crosswire.lake.schemas import BACKWARD, FORWARD
-from crosswire.pipeline.sources.classify import Classified, Classifier, PortMap
-from crosswire.pipeline.sources.reassembly import REORDER_BYTES, Flow, Segment
+from crosswire.wire.runs import BACKWARD, FORWARD
 
-__all__ = ["NODE", "End", "FlowRows", "address_of", "end_of", "name_of"]
+__all__ = ["NODE", "FlowRows"]
 
 NODE: Final = "pcap"
 """What stands for the hub's node where there is none."""
-
-End = tuple[str, int]
-"""Address and port."""
-
-_IPV4: Final = bytes(10) + b"\xff\xff"
-"""What an IPv4 address is mapped into."""
-_MOST_ADDRESSES: Final = 65_536
-
-
-def end_of(end: bytes) -> End:
-    """Of a half of a flow's key."""
-    return address_of(end[:16]), int.from_bytes(end[16:])
-
-
-@lru_cache(_MOST_ADDRESSES)
-def address_of(address: bytes) -> str:
-    """As people write it."""
-    if address[:12] == _IPV4:
-        return ".".join(map(str, address[12:]))
-    return str(IPv6Address(address))
 
 
 class _FlowState(msgspec.Struct, array_like=True, frozen=True):
@@ -59,7 +38,7 @@ class FlowRows:
     """Turns the segments of one flow, given in order, into rows of bronze.wire."""
 
     def __init__(self, flow: bytes, ports: PortMap, *, reorder_bytes: int = REORDER_BYTES) -> None:
-        self._forward, self._backward = end_of(flow[:18]), end_of(flow[18:])
+        self._forward, self._backward = end_of(flow[:END_BYTES]), end_of(flow[END_BYTES:])
         self._flow = Flow(reorder_bytes=reorder_bytes)
         self._classifier = Classifier(self._forward[1], self._backward[1], ports)
         self._number, self._seq = -1, 0
@@ -89,7 +68,7 @@ class FlowRows:
         connector, acceptor = ends if item.opener_is_forward else ends[::-1]
         if run.connection != self._number:
             self._number, self._seq = run.connection, 0
-            self._name = name_of(connector, acceptor, run.time_ns)
+            self._name = connection_name(connector, acceptor, run.time_ns)
         row = _wire_row(item, self._name, self._seq, connector, acceptor)
         self._seq += 1
         return row
@@ -124,8 +103,8 @@ def _wire_row(
     item: Classified,
     name: str,
     seq: int,
-    connector: End,
-    acceptor: End,
+    connector: FlowEnd,
+    acceptor: FlowEnd,
 ) -> tuple[Any, ...]:
     run = item.run
     return (
@@ -144,10 +123,3 @@ def _wire_row(
         *connector,
         *acceptor,
     )
-
-
-def name_of(connector: End, acceptor: End, time_ns: int) -> str:
-    """Unique, since two connections between the same ends can't begin at once."""
-    (here, here_port), (there, there_port) = connector, acceptor
-    seconds, rest = divmod(time_ns // 1000, 1_000_000)
-    return f"{here}:{here_port}-{there}:{there_port}@{seconds}.{rest:06}"

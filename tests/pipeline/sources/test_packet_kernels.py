@@ -10,9 +10,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crosswire.pipeline.sources.capture import segment_of
-from crosswire.pipeline.sources.packets import FLOW_BYTES, PACKET, find_segments
-from crosswire.pipeline.sources.reassembly import Segment
+from crosswire.capture.flows import FLOW_BYTES
+from crosswire.capture.reassembly import Segment
+from crosswire.pipeline.sources.capture_reader import segment_of
+from crosswire.pipeline.sources.packet_kernels import PACKET, find_segments
 from tests.pipeline.captures import (
     COOKED,
     COOKED_2,

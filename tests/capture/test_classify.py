@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from benchmarks.traffic import Traffic
 
+from crosswire.capture.classify import Classified, PortMap, classify
+from crosswire.capture.reassembly import ReassembledRun
 from crosswire.errors import InvalidInput
-from crosswire.pipeline.sources.classify import Classified, PortMap, classify
-from crosswire.pipeline.sources.reassembly import ReassembledRun
 from crosswire.wire import PROTOCOL_NAMES, protocol
 
 NOBODYS = 61_000

@@ -14,11 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from crosswire.capture.classify import PortMap, decide
+from crosswire.capture.reassembly import REORDER_BYTES, Flow, ReassembledRun
 from crosswire.lake.schemas import BACKWARD, FORWARD, WIRE
 from crosswire.pipeline.decode.arrow_batches import BATCH_BYTES, BATCH_ROWS
-from crosswire.pipeline.sources.capture import segment_of
-from crosswire.pipeline.sources.classify import PortMap, decide
-from crosswire.pipeline.sources.follow import (
+from crosswire.pipeline.sources.capture_reader import segment_of
+from crosswire.pipeline.sources.connection_columns import NOBODY, BatchConnections, Ports, coded
+from crosswire.pipeline.sources.flow_kernel import (
     DATA,
     DONE,
     FULL,
@@ -39,11 +41,9 @@ from crosswire.pipeline.sources.follow import (
     rename,
     to_flow,
 )
-from crosswire.pipeline.sources.index import Ordered
-from crosswire.pipeline.sources.introductions import NOBODY, BatchConnections, Ports, coded
-from crosswire.pipeline.sources.packets import copy_slices
-from crosswire.pipeline.sources.reassembly import REORDER_BYTES, Flow, ReassembledRun
-from crosswire.pipeline.sources.rows import NODE
+from crosswire.pipeline.sources.flow_rows import NODE
+from crosswire.pipeline.sources.flow_shares import Ordered
+from crosswire.pipeline.sources.packet_kernels import copy_slices
 
 __all__ = ["Assembler", "plain"]
 

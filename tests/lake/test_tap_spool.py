@@ -10,7 +10,7 @@ import pytest
 
 from crosswire.lake.catalog import verify
 from crosswire.lake.schemas import BACKWARD, DATA, FIN, FORWARD, GAP, LOST, OPEN
-from crosswire.lake.tap import Peers, Spool, WireRow
+from crosswire.lake.tap_spool import Peers, Spool, WireRow
 from tests.lake.crash import read_lake
 
 NOW = 1_790_000_000_000_000
@@ -159,7 +159,7 @@ def test_when_files_can_not_be_sealed_memory_stays_bounded(
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
-        broken.setattr("crosswire.lake.tap.write", full)
+        broken.setattr("crosswire.lake.tap_spool.write", full)
         for number in range(20):
             one.add([data(number * 500, bytes(500))], NOW)
             with pytest.raises(OSError, match="No space"):

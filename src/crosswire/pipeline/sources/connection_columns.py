@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from crosswire.capture.classify import DetectedProtocol, PortMap
+from crosswire.capture.flows import ADDRESS_BYTES, END_BYTES, FLOW_BYTES, address_of
 from crosswire.pipeline.decode.text import Coded, Decimal, Fixed, TextPart, distinct, text
-from crosswire.pipeline.sources.classify import DetectedProtocol, PortMap
-from crosswire.pipeline.sources.packets import FLOW_BYTES
-from crosswire.pipeline.sources.rows import address_of
 
 __all__ = ["NOBODY", "BatchConnections", "Ports", "coded"]
 
@@ -22,8 +21,6 @@ Numbers = npt.NDArray[np.int64]
 NOBODY: Final = 0
 """Stands for what is spoken where no port tells it."""
 
-_END_BYTES: Final = FLOW_BYTES // 2
-_ADDRESS_BYTES: Final = 16
 _PORT: Final = np.dtype(">u2")
 _ZEROS: Final = [zeros * "0" for zeros in range(6)]
 _TENS: Final = 10 ** np.arange(1, 6)
@@ -148,17 +145,17 @@ class BatchConnections:
         """Of all forward ends, then of all others; as numbers, and what they stand for."""
         octets = self.flows.reshape(-1)
         forward = np.arange(0, len(octets), FLOW_BYTES)
-        starts = np.concatenate((forward, forward + _END_BYTES))
-        codes, firsts = distinct(octets, starts, np.full(len(starts), _ADDRESS_BYTES))
+        starts = np.concatenate((forward, forward + END_BYTES))
+        codes, firsts = distinct(octets, starts, np.full(len(starts), ADDRESS_BYTES))
         indexes = starts[firsts].tolist()
-        return codes, [address_of(octets[at : at + _ADDRESS_BYTES].tobytes()) for at in indexes]
+        return codes, [address_of(octets[at : at + ADDRESS_BYTES].tobytes()) for at in indexes]
 
 
 def _ports(flows: npt.NDArray[np.uint8]) -> tuple[Numbers, Numbers]:
     """Of the forward ends, and of the others."""
     forward, backward = (
         np.ascontiguousarray(flows[:, end - 2 : end]).view(_PORT)[:, 0].astype(np.int64)
-        for end in (_END_BYTES, FLOW_BYTES)
+        for end in (END_BYTES, FLOW_BYTES)
     )
     return forward, backward
 
@@ -171,7 +168,7 @@ def _name(
     other: Numbers,
     times: Numbers,
 ) -> pa.Array:
-    """Like `rows.name_of`."""
+    """Like `connection_name`."""
     count = len(times)
     every = np.ones(count, np.bool_)
     seconds, micros = np.divmod(times // 1000, 1_000_000)

@@ -8,11 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crosswire.pipeline.sources.classify import DetectedProtocol, PortMap, classify
-from crosswire.pipeline.sources.introductions import NOBODY, BatchConnections, Ports
-from crosswire.pipeline.sources.packets import FLOW_BYTES
-from crosswire.pipeline.sources.reassembly import ReassembledRun
-from crosswire.pipeline.sources.rows import end_of, name_of
+from crosswire.capture.classify import DetectedProtocol, PortMap, classify
+from crosswire.capture.flows import FLOW_BYTES, connection_name, end_of
+from crosswire.capture.reassembly import ReassembledRun
+from crosswire.pipeline.sources.connection_columns import NOBODY, BatchConnections, Ports
 
 PORTS = PortMap({9000: "emqp", 0: "relink", 65535: "tls"})
 NUMBERS = (0, 1, 5040, 5041, 9000, 9999, 40_000, 65535)
@@ -55,7 +54,7 @@ def test_the_same_as_for_each_alone(random: Random) -> None:
         )
         (told,) = classify([run], ends[0][1], ends[1][1], PORTS)
         connector, acceptor = ends if told.opener_is_forward else ends[::-1]
-        name = name_of(connector, acceptor, time_ns)
+        name = connection_name(connector, acceptor, time_ns)
         expected.append((name, *told.detected, *connector, *acceptor))
     assert rows == [expected[index] for index in which.tolist()]
     assert [found.ports(index) for index in range(count)] == [

@@ -7,9 +7,9 @@ from itertools import chain, pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crosswire.capture import tcp
+from crosswire.capture.reassembly import Flow, ReassembledRun, Segment
 from crosswire.lake.schemas import DATA, FIN, GAP, OPEN, RESET
-from crosswire.pipeline.sources import tcp
-from crosswire.pipeline.sources.reassembly import Flow, ReassembledRun, Segment
 
 Pieces = list[tuple[int, int]]
 

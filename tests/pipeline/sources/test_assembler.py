@@ -10,14 +10,14 @@ import numpy as np
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from crosswire.capture import tcp
+from crosswire.capture.classify import PortMap
+from crosswire.capture.reassembly import LINGER_NS, Segment
 from crosswire.pipeline.decode.arrow_batches import BATCH_BYTES, BATCH_ROWS
-from crosswire.pipeline.sources import tcp
-from crosswire.pipeline.sources.assemble import Assembler
-from crosswire.pipeline.sources.classify import PortMap
-from crosswire.pipeline.sources.index import Ordered
-from crosswire.pipeline.sources.packets import PACKET
-from crosswire.pipeline.sources.reassembly import LINGER_NS, Segment
-from crosswire.pipeline.sources.rows import FlowRows
+from crosswire.pipeline.sources.assembler import Assembler
+from crosswire.pipeline.sources.flow_rows import FlowRows
+from crosswire.pipeline.sources.flow_shares import Ordered
+from crosswire.pipeline.sources.packet_kernels import PACKET
 
 PORTS = PortMap({9000: "emqp"})
 Flows = list[tuple[bytes, list[Segment]]]

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from benchmarks.traffic import Traffic, packets, write_pcap
 
+from crosswire.capture.classify import PortMap
+from crosswire.capture.reassembly import Segment
 from crosswire.errors import InvalidInput
-from crosswire.pipeline.sources.capture import Split, read, segment_of, whole
-from crosswire.pipeline.sources.classify import PortMap
-from crosswire.pipeline.sources.index import BUCKETS, survey
+from crosswire.pipeline.sources.capture_reader import Split, read, segment_of, whole
+from crosswire.pipeline.sources.flow_rows import FlowRows
+from crosswire.pipeline.sources.flow_shares import BUCKETS, survey
 from crosswire.pipeline.sources.pcap import wire_of_share
-from crosswire.pipeline.sources.reassembly import Segment
-from crosswire.pipeline.sources.rows import FlowRows
 from tests.pipeline.captures import RAW, Packets, classic, fragments_v4, ipv4, swapped, tcp
 
 PORTS = PortMap()
