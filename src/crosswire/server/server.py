@@ -68,10 +68,10 @@ _RESTART: Final = ("data", "emqp", "insecure", "lake", "listen", "store")
 
 GATEWAYS: Final = {
     "emp": "emp.gateway:EmpGateway",
-    "emqp-admin": "emqp.gateway:AdminGateway",
-    "emqp-clients": "emqp.gateway:ClientGateway",
-    "emqp-publishers": "emqp.gateway:PublisherGateway",
-    "emqp-subscribers": "emqp.gateway:SubscriberGateway",
+    "emqp-admin": "emqp.administration:AdminGateway",
+    "emqp-clients": "emqp.clients:ClientGateway",
+    "emqp-publishers": "emqp.clients:PublisherGateway",
+    "emqp-subscribers": "emqp.subscribers:SubscriberGateway",
     "emqp-workers": "emqp.workers:WorkerGateway",
     "epoxy": "epoxy.gateway:EpoxyGateway",
     "micromsg2": "micromsg2.gateway:MicroMsg2Gateway",

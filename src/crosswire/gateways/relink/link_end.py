@@ -25,7 +25,8 @@ from crosswire.errors import (
     LinkStateError,
     TooLargeToSend,
 )
-from crosswire.gateways.gateway import guarded, parse_start
+from crosswire.gateways.gateway import guarded
+from crosswire.gateways.options import parse_start
 from crosswire.gateways.relink.link_records import (
     Head,
     LinkRecords,
