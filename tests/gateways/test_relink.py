@@ -304,7 +304,7 @@ async def send_undecided(producer: RelinkClient, *messages: bytes) -> None:
     for message in messages:
         producer.link.send(0, (message,))
     producer.wake()
-    sending = producer.link._sending[0]
+    sending = producer.link._sending.channels[0]
     async with asyncio.timeout(WAIT_S):
         while sending.received < len(messages):
             await asyncio.sleep(0.001)
