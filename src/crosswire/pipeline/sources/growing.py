@@ -23,8 +23,8 @@ from pyspark.sql.streaming.datasource import (
 
 from crosswire.errors import InvalidInput
 from crosswire.pipeline.sources.capture import Split, advance
+from crosswire.pipeline.sources.new_input import CaptureRead, InputPosition, NewInputFinder
 from crosswire.pipeline.sources.pcap import PcapPartition, PcapReader
-from crosswire.pipeline.stream.new_input import CaptureRead, InputPosition, NewInputFinder
 
 __all__ = ["PcapStreamReader"]
 

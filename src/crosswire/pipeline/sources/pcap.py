@@ -21,7 +21,6 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from crosswire.errors import InvalidInput
-from crosswire.pipeline import register
 from crosswire.pipeline.sources.assemble import Assembler, plain
 from crosswire.pipeline.sources.capture import Segments, Split, read, splits, whole
 from crosswire.pipeline.sources.classify import PortMap
@@ -45,6 +44,7 @@ __all__ = [
     "Change",
     "PcapDataSource",
     "reassemble",
+    "register_pcap",
     "segment_rows",
     "segments_of",
     "wire_of_segments",
@@ -249,6 +249,12 @@ def _ends(packets: Packets, flows: npt.NDArray[np.uint8], which: int) -> Iterato
 # ---------------------------------------------------------------------------------------- runs
 
 
+def register_pcap(spark: SparkSession) -> None:
+    """Register the data source `pcap`, and allow filter pushdown, which it offers."""
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    spark.dataSource.register(PcapDataSource)
+
+
 def segments_of(spark: SparkSession, parts: list[Split], *, since_us: int = 0) -> DataFrame:
     """The TCP segments of parts of capture files, as the reassembly needs them."""
     if not parts:
@@ -258,7 +264,7 @@ def segments_of(spark: SparkSession, parts: list[Split], *, since_us: int = 0) -
 
 
 def _source(spark: SparkSession, since_us: int) -> DataFrameReader:
-    register(spark)
+    register_pcap(spark)
     columns = ",".join(_FOR_REASSEMBLY)
     return spark.read.format("pcap").option("columns", columns).option("since", since_us)
 

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.traffic import Traffic, packets, write_pcap
 
 from crosswire.errors import InvalidInput
-from crosswire.pipeline.stream.new_input import (
+from crosswire.pipeline.sources.new_input import (
     InputPosition,
     LakeRows,
     NewInput,
