@@ -560,7 +560,7 @@ def test_no_input_is_said(tmp_path: Path) -> None:
     for name, says in (
         ("nothing", "does not exist"),
         ("empty", "there are no tables"),
-        ("hub", "is what a hub recorded"),
+        ("hub", "is the lake of a hub"),
     ):
         with pytest.raises(InvalidInput, match=says):
             write_report(str(tmp_path / name), tmp_path / "r.html", made_us=START)
