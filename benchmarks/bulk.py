@@ -26,6 +26,7 @@ from crosswire.wire.emp import frames as emp
 from crosswire.wire.emqp import frames as emqp
 from crosswire.wire.epoxy import frames as epoxy
 from crosswire.wire.micromsg2 import frames as micromsg2
+from crosswire.wire.micromsg2.layout import LAST_SEQUENCE
 from crosswire.wire.relink import frames as relink
 from crosswire.wire.relink import handshake as relink_handshake
 from crosswire.wire.zmtp import frames as zmtp
@@ -84,7 +85,7 @@ def of_micromsg2() -> tuple[bytes, Message]:
     properties = b"content-type:Tapplication/json;priority:N4;"
 
     def message(number: int) -> bytes:
-        sequence = number % micromsg2.LAST_SEQUENCE + 1
+        sequence = number % LAST_SEQUENCE + 1
         frame = micromsg2.Message(sequence, "queue/orders", properties, PAYLOAD)
         return micromsg2.serialize(frame)
 

@@ -12,17 +12,18 @@ from measure import line, rate
 from crosswire.wire.relink.connection import RelinkConnection
 from crosswire.wire.relink.decoder import RelinkDecoder
 from crosswire.wire.relink.events import HandshakeReceived, MessageReceived
-from crosswire.wire.relink.frames import Message, RelinkLimits, layout, serialize
+from crosswire.wire.relink.frames import Message, RelinkLimits, serialize
 from crosswire.wire.relink.handshake import (
     ConnectorHello,
     ConnectorVersion,
     LinkTerms,
     serialize_handshake,
 )
+from crosswire.wire.relink.layout import packet_layout
 from crosswire.wire.relink.link import Link
 
 READ_BYTES = 256 * 1024
-LAYOUT = layout("connector", 1, 1)
+LAYOUT = packet_layout("connector", 1, 1)
 HELLO = serialize_handshake(ConnectorVersion(0)) + serialize_handshake(ConnectorHello(endpoint="e"))
 
 

@@ -217,13 +217,7 @@ def _emqp(random: Random, messages: int, mean: int) -> Iterator[Said]:
 
 
 def _relink(random: Random, messages: int, mean: int) -> Iterator[Said]:
-    from crosswire.wire.relink.frames import (
-        Message,
-        SequenceAcknowledgement,
-        Shutdown,
-        layout,
-        serialize,
-    )
+    from crosswire.wire.relink.frames import Message, SequenceAcknowledgement, Shutdown, serialize
     from crosswire.wire.relink.handshake import (
         ConnectorHello,
         ConnectorVersion,
@@ -231,8 +225,9 @@ def _relink(random: Random, messages: int, mean: int) -> Iterator[Said]:
         ListenerVersion,
         serialize_handshake,
     )
+    from crosswire.wire.relink.layout import packet_layout
 
-    here, there = layout("connector", 1, 1), layout("listener", 1, 1)
+    here, there = packet_layout("connector", 1, 1), packet_layout("listener", 1, 1)
     yield True, serialize_handshake(ConnectorVersion(0))
     yield False, serialize_handshake(ListenerVersion(0))
     yield True, serialize_handshake(ConnectorHello(endpoint="service/price"))

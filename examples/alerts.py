@@ -26,7 +26,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from crosswire.cli.bench.hub import started_hub
 from crosswire.client.native.emp import EmpClient
-from crosswire.client.native.emqp_worker import Worker
+from crosswire.client.native.emqp.worker import Worker
 from crosswire.listeners import PLAIN_LISTENERS
 from crosswire.pipeline import register
 from crosswire.pipeline.spark import FOR_LITTLE, start

@@ -51,9 +51,9 @@ size = "big"
 """
     assert explained(text) == [
         "line 1: owner: Expected `str`, got `int`",
-        "line 2: colours: nothing is called that (known: attic, guests, owner, rooms)",
+        "line 2: colours: unknown key (known: attic, guests, owner, rooms)",
         "line 5: rooms.hall.size: Expected `int` >= 1",
-        "line 6: rooms.hall.color: nothing is called that (did you mean colour?)",
+        "line 6: rooms.hall.color: unknown key (did you mean colour?)",
         "line 11: guests[2].colour: Invalid enum value 'blue' (one of red, green)",
         "line 14: attic.size: Expected `int`, got `str`",
     ]

@@ -1,4 +1,4 @@
-"""Who a peer is, and what it may do."""
+"""Users, how they authenticate, and their rights to destinations."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ ANONYMOUS: Final = ""
 
 
 class User(msgspec.Struct, frozen=True, kw_only=True):
-    """A peer that says who it is, by any of the ways given, and what it may do.
+    """A user, its credentials (at least one) and the destinations it has rights to.
 
     `certificate` is the common name in a client certificate, `curve_key` a CURVE public key in Z85.
     Patterns are destinations with MQTT's wildcards: `queue/orders`, `topic/ticks/+`, `service/#`.
+    Raises ValueError without a name or credentials, or for a short token.
     """
 
     name: str
@@ -43,41 +44,46 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Access:
-    """The users of a hub. Without any, everybody may do everything, as nobody; see `open`.
+    """The users of a hub. Without users, every peer may do everything, anonymously: see `open`.
 
-    A principal is a user's name, or ANONYMOUS for a peer that did not say who it is.
+    A principal is a user's name, or ANONYMOUS for a peer that did not authenticate.
     """
 
     def __init__(self, users: Sequence[User] = ()) -> None:
         self._users = {user.name: user for user in users}
         self._certificates = {user.certificate: user.name for user in users if user.certificate}
         self._curve_keys = {user.curve_key: user.name for user in users if user.curve_key}
+        # Asked for every message. Bounded, since peers choose the destinations.
         self._decide = lru_cache(maxsize=65536)(self._may)
 
     @property
     def open(self) -> bool:
-        """No user is configured: anybody who can connect may do anything."""
+        """No user is configured: every peer that can connect may do everything."""
         return not self._users
 
     def by_token(self, token: str) -> str | None:
-        """The user who has this token. All are compared, whichever it is, in the same time."""
+        """The name of the user with this token, or None."""
         found = None
+        # All tokens are compared, in constant time each: how long it takes reveals nothing.
         for user in self._users.values():
             if user.token is not None and hmac.compare_digest(user.token.encode(), token.encode()):
                 found = user.name
         return found
 
     def by_certificate(self, common_name: str) -> str | None:
+        """The name of the user whose client certificate has this common name, or None."""
         return self._certificates.get(common_name)
 
     def by_curve_key(self, key: str) -> str | None:
+        """The name of the user with this CURVE public key (Z85), or None."""
         return self._curve_keys.get(key)
 
     def may(self, principal: str, right: Right, destination: str) -> bool:
-        """May this principal do this with this destination, or subscribe to this pattern?"""
+        """Whether the principal has this right to a destination or to a whole pattern."""
         return not self._users or self._decide(principal, right, destination)
 
     def may_administer(self, principal: str) -> bool:
+        """Whether the principal may use the administrative operations of the HTTP API."""
         user = self._users.get(principal)
         return not self._users or (user is not None and user.administer)
 
@@ -89,9 +95,9 @@ class Access:
 
 
 def covers(pattern: str, destination: str) -> bool:
-    """Does the pattern allow all that the destination, which may have wildcards too, can match?
+    """Whether the pattern matches all that the destination, which may be a pattern, matches.
 
-    `+` stands for one level; a final `#` for any number of them, none included.
+    `+` stands for one level; a final `#` for any number of levels, including none.
     """
     levels = destination.split("/")
     for position, level in enumerate(allowed := pattern.split("/")):

@@ -15,6 +15,7 @@ from crosswire.errors import InvalidDestination, InvalidEnvelope, RecordDamaged
 
 __all__ = [
     "LARGEST_INTEGER",
+    "MICROSECONDS",
     "NAME_BYTES",
     "SCHEDULED",
     "Destination",
@@ -26,6 +27,7 @@ __all__ = [
     "decode_at",
     "encode",
     "encode_run",
+    "message_kind",
     "parse_destination",
     "parse_pattern",
     "parse_stored_destination",
@@ -36,6 +38,8 @@ __all__ = [
 NAME_BYTES: Final = 255
 LARGEST_INTEGER: Final = (1 << 63) - 1
 """Ids, counts and integer properties have 63 bits and a sign."""
+MICROSECONDS: Final = 1_000_000
+"""In a second: times are stored as microseconds since 1970."""
 SCHEDULED: Final = "crosswire.schedule"
 """In `native` of what a schedule sent: when it was due."""
 _VERSION: Final = 1
@@ -244,6 +248,11 @@ class Destination(msgspec.Struct, frozen=True, gc=False):
         return (
             f"{self.kind}/{self.name}/{self.method}" if self.method else f"{self.kind}/{self.name}"
         )
+
+
+def message_kind(destination: str) -> Literal["send", "publish"]:
+    """The kind of a message that is produced to a queue or a topic."""
+    return "publish" if destination.startswith("topic/") else "send"
 
 
 @lru_cache(maxsize=8192)

@@ -1,72 +1,77 @@
 """Every exception of Crosswire.
 
+Two classes separate whose fault a protocol error is: LocalProtocolError is raised to the caller,
+and nothing was sent; RemoteProtocolError is the peer's, and ends its connection.
+
 CrosswireError
-├── LocalProtocolError          our side asked for what the protocol does not allow now
-│   ├── IdentifiersExhausted    … for one more conversation than the connection can number
-│   └── TooLargeToSend          … for a message larger than the peer may be expected to take
-├── RemoteProtocolError         the peer broke the protocol
-│   ├── FrameError              … in bytes that can be pointed at
-│   │   ├── MalformedFrame      not laid out as the protocol asks
-│   │   │   └── ErrorInError    … in the peer's own goodbye
-│   │   ├── UnknownFrame        a type or an enumeration value that nobody defined
-│   │   ├── UnsupportedFrame    well formed, but of a kind that we don't serve
-│   │   └── FrameTooLarge       announces more than a limit allows
+├── LocalProtocolError          the caller asked for what the protocol does not allow now
+│   ├── IdentifiersExhausted    no conversation id is left on this connection
+│   └── TooLargeToSend          a message exceeds the limit that peers can be expected to have
+├── RemoteProtocolError         the peer violated the protocol
+│   ├── FrameError              a violation at known byte offsets
+│   │   ├── MalformedFrame      the layout is wrong
+│   │   │   └── ErrorInError    the layout of the peer's own error message is wrong
+│   │   ├── UnknownFrame        a type or an enumeration value that is not defined
+│   │   ├── UnsupportedFrame    well formed, but of a kind that is not supported
+│   │   └── FrameTooLarge       the announced size exceeds a limit
 │   ├── UnexpectedFrame         well formed, but not allowed in this state
-│   ├── UnsupportedVersion      speaks a version that we do not
-│   ├── IncompatiblePeer        is of a kind that ours does not go with
-│   ├── InvalidHandshake        says in the handshake what can't be accepted
-│   ├── LimitExceeded           has more under way than was agreed
-│   ├── InvalidIdentifier       answers what was never asked
-│   ├── InvalidRequest          asks in a way that ends the connection
-│   ├── PeerTimeout             was silent for too long
-│   └── PeerError               said goodbye with an error of its own
-├── ConnectionRejected          we don't want this peer
+│   ├── UnsupportedVersion      a protocol version that is not supported
+│   ├── IncompatiblePeer        socket type or security mechanism don't match
+│   ├── InvalidHandshake        the handshake contains what can't be accepted
+│   ├── LimitExceeded           more messages, channels or bytes than agreed
+│   ├── InvalidIdentifier       a response that belongs to no request
+│   ├── InvalidRequest          a request that can't be answered with an error
+│   ├── PeerTimeout             the peer did not respond in time
+│   └── PeerError               the peer ended the connection with an error message
+├── ConnectionRejected          authentication failed, or the application rejected the peer
 ├── ServiceUnavailable          the hub is draining or has no room for the connection
-├── InternalError               something of ours failed: the connection ends with its goodbye
-├── DecoderStateError           saved decoder state that is damaged or of another version
-├── LinkStateError              a saved Relink link that is damaged or of another version
-├── UnknownProtocol             a protocol name that is not one of ours
-├── ConfigError                 settings that can't be used
-├── BondError                   what `crosswire.bond` cannot read or write
-│   ├── BondSyntaxError         … in a .bond file, at a line and column
-│   ├── BondSchemaError         … in a schema: an unknown name, a contradiction
-│   ├── BondDecodeError         … in bytes or JSON that somebody sent
-│   └── BondEncodeError         … in a value that its schema does not allow
-├── HubError                    what `crosswire.hub` and `crosswire.store` refuse or lose
-│   ├── Forbidden               the peer may not do this with this destination
-│   ├── InvalidDestination      a name that is no destination, or not one for this
-│   ├── InvalidEnvelope         an envelope that can't be accepted
-│   ├── InvalidFilter           a filter that can't be read
-│   ├── InvalidSchedule         no interval and no cron expression that can be kept
-│   ├── DestinationFull         a queue's or a service's limit is reached
-│   ├── ClockJumped             the system's clock was set; what the hub made of it
+├── InternalError               a fault in Crosswire
+├── DecoderStateError           saved decoder state is damaged or of another version
+├── LinkStateError              a saved Relink link is damaged or of another version
+├── UnknownProtocol             no protocol has this name
+├── ConfigError                 invalid settings
+├── BondError                   errors of `crosswire.bond`
+│   ├── BondSyntaxError         in a .bond file, at a line and column
+│   ├── BondSchemaError         in a schema: an unknown name, a contradiction
+│   ├── BondDecodeError         in bytes or JSON that were received
+│   └── BondEncodeError         in a value that its schema does not allow
+├── HubError                    errors of `crosswire.hub` and `crosswire.store`
+│   ├── Forbidden               the principal lacks the right for this destination
+│   ├── InvalidDestination      not a destination, or not one for this operation
+│   ├── InvalidEnvelope         a message that can't be accepted
+│   ├── InvalidFilter           a filter that can't be parsed
+│   ├── InvalidSchedule         an invalid interval, cron expression, id or destination
+│   ├── DestinationFull         the limit of a queue or a service is reached
+│   ├── ClockJumped             the system's clock was set
 │   ├── SubscriptionConflict    a subscription's name is in use with another pattern or filter
-│   ├── UnknownMessage          an id, a schedule or a subscription that is not there
-│   ├── HistoryMissing          messages that were there once, and that retention took
-│   ├── StagingFull             no room for another staged attempt, or its turn has not come
-│   ├── AttemptLost             a staged attempt that a commit counts on is not there, or not whole
-│   ├── BatchConflict           a batch that does not go with what its producer committed before
-│   ├── CallError               what became of a call that got no answer
-│   │   ├── NoProvider          nobody serves it
-│   │   ├── ProviderLost        its provider left before it answered
-│   │   ├── ProviderFailed      its provider answered with a failure
-│   │   ├── CallTimeout         no answer before its deadline
-│   │   └── CallCancelled       the caller left, or no longer wants an answer
-│   └── StoreError              the disk
-│       ├── StoreFull           no room: producers wait, consumers go on
-│       ├── StoreFailed         a group could not be written, or the store is closed
-│       └── RecordDamaged       bytes on disk that are not what was written
+│   ├── UnknownMessage          no message, schedule or subscription has this id or name
+│   ├── HistoryMissing          messages that were removed by retention
+│   ├── StagingFull             no room for another staged attempt now
+│   ├── AttemptLost             a staged attempt is missing or incomplete
+│   ├── BatchConflict           a batch contradicts what its producer committed before
+│   ├── CallError               a call without a response
+│   │   ├── NoProvider          no provider serves this service
+│   │   ├── ProviderLost        the provider disconnected before it responded
+│   │   ├── ProviderFailed      the provider responded with a failure
+│   │   ├── CallTimeout         no response before the deadline
+│   │   └── CallCancelled       the caller disconnected or cancelled
+│   └── StoreError              errors of the disk
+│       ├── StoreFull           no space: producers wait, consumers continue
+│       ├── StoreFailed         a commit group could not be written, or the store is closed
+│       │   └── StoreDamaged    files of the store are missing or unreadable
+│       └── RecordDamaged       the bytes of a record are not those that were written
+│           └── RecordUnreadable    a record can't be read from the disk
 ├── LakeError                   no lake, or one that is damaged
-├── PipelineError               what `crosswire pipeline` can't do
-│   ├── InvalidInput            … with this input: none, unreadable, not what it should be
-│   └── BytesMissing            … because the tables don't account for every byte
-└── ClientError                 what a caller of `crosswire.client.native` sees
-    ├── ConnectFailed           nobody answered, or the handshake failed
-    ├── ConnectionLost          the connection ended while something was under way
-    │   └── LinkLost            … and so did the Relink link, with what was not acknowledged
+├── PipelineError               errors of `crosswire pipeline`
+│   ├── InvalidInput            input that is missing, unreadable or of the wrong kind
+│   └── BytesMissing            the tables don't account for every captured byte
+└── ClientError                 errors of `crosswire.client.native`
+    ├── ConnectFailed           connecting or the handshake failed
+    ├── ConnectionLost          the connection ended before the result was known
+    │   └── LinkLost            the Relink link ended, too
     ├── RequestTimeout          no response in time
-    └── RequestFailed           the other side answered with a failure
-        └── CallFailed          … which is a bond.comm.Error
+    └── RequestFailed           the peer responded with a failure
+        └── CallFailed          the failure is a bond.comm.Error
 """
 
 __all__ = [
@@ -143,27 +148,29 @@ __all__ = [
 
 
 class CrosswireError(Exception):
-    """Root of all that Crosswire raises on purpose."""
+    """Base of all exceptions that Crosswire raises deliberately."""
 
 
 class LocalProtocolError(CrosswireError):
-    """Our side asked for what the protocol does not allow now; nothing was sent."""
+    """The caller asked for what the protocol does not allow now; nothing was sent."""
 
 
 class IdentifiersExhausted(LocalProtocolError):
-    """The connection has no number left for another conversation: a new one starts afresh."""
+    """No conversation id is left on this connection; a new connection starts again at the first."""
 
 
 class TooLargeToSend(LocalProtocolError):
-    """It takes a frame or a message beyond our own limit: a peer that has the same one would end
-    the connection, and again each time that it came back."""
+    """A message exceeds our own limit.
+
+    A peer with the same limit would close the connection, and again after each redelivery.
+    """
 
     def __init__(self, size_bytes: int, limit_bytes: int) -> None:
         super().__init__(f"a frame of {size_bytes} bytes can't be sent, {limit_bytes} are allowed")
 
 
 class RemoteProtocolError(CrosswireError):
-    """The peer broke the protocol; `reason` says how."""
+    """The peer violated the protocol; `reason` describes how."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -173,8 +180,9 @@ class RemoteProtocolError(CrosswireError):
 class FrameError(RemoteProtocolError):
     """A violation in the bytes [offset, offset + length) of one direction.
 
-    `resumable` says that the frame's end is known, so that a decoder can go on behind it. Where it
-    is not, `length` counts what had been read when the violation showed.
+    If `resumable`, the end of the frame is known, and a decoder can continue after it. If not,
+    `length` counts the bytes that were read until the violation was found. `code` is the kind of
+    violation in the pipeline's tables.
     """
 
     code = "frame"
@@ -192,13 +200,13 @@ class FrameError(RemoteProtocolError):
 
 
 class MalformedFrame(FrameError):
-    """Not laid out as the protocol asks."""
+    """The layout is not the one that the protocol defines."""
 
     code = "malformed"
 
 
 class ErrorInError(MalformedFrame):
-    """The peer's own error message, but unreadable; like any other it is not answered."""
+    """The peer's own error message is malformed; like any error message it is not answered."""
 
 
 class UnknownFrame(FrameError):
@@ -208,13 +216,13 @@ class UnknownFrame(FrameError):
 
 
 class UnsupportedFrame(FrameError):
-    """Well formed, but of a kind that we don't serve."""
+    """Well formed, but of a kind that is not supported."""
 
     code = "unsupported"
 
 
 class FrameTooLarge(FrameError):
-    """Announces more than a limit allows; refused before any of it is kept."""
+    """The announced size exceeds a limit; refused before any of it is buffered."""
 
     code = "limit"
 
@@ -224,35 +232,35 @@ class UnexpectedFrame(RemoteProtocolError):
 
 
 class UnsupportedVersion(RemoteProtocolError):
-    """The peer speaks a version of the protocol that we do not."""
+    """The peer offers a protocol version that is not supported."""
 
 
 class IncompatiblePeer(RemoteProtocolError):
-    """The peer speaks our protocol, but in a part or with a security that ours does not go with."""
+    """The protocol is the same, but the socket type or the security mechanism does not match."""
 
 
 class InvalidHandshake(RemoteProtocolError):
-    """The peer said in the handshake what can't be accepted."""
+    """The peer's handshake contains what can't be accepted."""
 
 
 class LimitExceeded(RemoteProtocolError):
-    """The peer has more under way, or in one piece, than was agreed."""
+    """The peer sent more messages, channels or bytes than the limits or its window allow."""
 
 
 class InvalidIdentifier(RemoteProtocolError):
-    """A response that answers no request, or not the one whose turn it is."""
+    """A response that belongs to no request, or not to the next one in order."""
 
 
 class InvalidRequest(RemoteProtocolError):
-    """A request that cannot be answered, only refused by ending the connection."""
+    """A request that can't be answered with an error: the connection ends instead."""
 
 
 class PeerTimeout(RemoteProtocolError):
-    """The peer did not do in time what the protocol asks of it."""
+    """The peer did not send what the protocol requires before the deadline."""
 
 
 class PeerError(RemoteProtocolError):
-    """The peer ended the connection with an error message of its own."""
+    """The peer ended the connection with an error message; `code` is the protocol's own code."""
 
     def __init__(self, reason: str, *, code: int | str = 0) -> None:
         super().__init__(reason)
@@ -260,7 +268,7 @@ class PeerError(RemoteProtocolError):
 
 
 class ConnectionRejected(CrosswireError):
-    """We don't want this peer: it could not say who it is, or the application said no."""
+    """Authentication failed, or the application rejected the peer."""
 
 
 class ServiceUnavailable(CrosswireError):
@@ -268,7 +276,7 @@ class ServiceUnavailable(CrosswireError):
 
 
 class InternalError(CrosswireError):
-    """Something of ours failed that nobody but us can be blamed for."""
+    """A fault in Crosswire, not in what a peer or a caller did."""
 
 
 class DecoderStateError(CrosswireError):
@@ -280,7 +288,7 @@ class LinkStateError(CrosswireError):
 
 
 class UnknownProtocol(CrosswireError):
-    """A protocol name that is not one of ours."""
+    """No protocol has this name."""
 
 
 class BondError(CrosswireError):
@@ -288,7 +296,7 @@ class BondError(CrosswireError):
 
 
 class BondSyntaxError(BondError):
-    """A .bond file that is not Bond; `expected` says what should have stood there, if known."""
+    """A .bond file that is not Bond; `expected` names what should be there instead, if known."""
 
     def __init__(
         self, reason: str, *, file: str, line: int, column: int, expected: str = ""
@@ -306,11 +314,11 @@ class BondSyntaxError(BondError):
 
 
 class BondSchemaError(BondError):
-    """A schema that names what is not there, or contradicts itself."""
+    """A schema that refers to an unknown name, or contradicts itself."""
 
 
 class BondDecodeError(BondError):
-    """Bytes or JSON that are not what the encoding or the schema asks; `offset` is where."""
+    """Bytes or JSON that don't match encoding or schema; `offset` is the byte, -1 if unknown."""
 
     def __init__(self, reason: str, *, offset: int = -1) -> None:
         super().__init__(reason)
@@ -331,23 +339,23 @@ class BondEncodeError(BondError):
 
 
 class HubError(CrosswireError):
-    """What the hub or its store refuses, loses or can't find."""
+    """Base of what the hub and its store refuse, lose or don't find."""
 
 
 class Forbidden(HubError):
-    """The peer may not do this with this destination, or has not said who it is."""
+    """The principal lacks the right for this destination, or is not authenticated."""
 
 
 class InvalidDestination(HubError):
-    """A name that is no destination, or not one for what was asked."""
+    """A name that is not a destination, or not one for this operation."""
 
 
 class InvalidEnvelope(HubError):
-    """An envelope that can't be accepted."""
+    """A message that can't be accepted."""
 
 
 class InvalidFilter(HubError):
-    """A filter that can't be read; `position` is the character where reading stopped."""
+    """A filter that can't be parsed; `position` is the index of the first wrong character."""
 
     def __init__(self, reason: str, *, position: int = 0) -> None:
         super().__init__(reason)
@@ -359,61 +367,61 @@ class InvalidFilter(HubError):
 
 
 class InvalidSchedule(HubError):
-    """No interval and no cron expression that can be kept."""
+    """A schedule whose interval, cron expression, run count, id or destination is invalid."""
 
 
 class DestinationFull(HubError):
-    """A queue's or a service's limit is reached; try again when its consumers have caught up."""
+    """The limit of a queue or a service is reached; retry when its consumers have caught up."""
 
 
 class ClockJumped(HubError):
-    """The system's clock was set, forward or back; says what follows from it."""
+    """The system's clock was set, forward or back; the message describes the consequences."""
 
 
 class SubscriptionConflict(HubError):
-    """A subscription's name is in use, right now, with another pattern or filter."""
+    """A subscription's name is in use by a consumer with another pattern or filter."""
 
 
 class UnknownMessage(HubError):
-    """A message, a schedule or a subscription that is not there, or no longer."""
+    """A message, a schedule or a subscription that does not exist, or no longer."""
 
 
 class HistoryMissing(HubError):
-    """Messages that were asked for are gone, or are those of another hub."""
+    """Requested messages were removed by retention, or belong to another hub."""
 
 
 class StagingFull(HubError):
-    """What is staged takes all the room there is for it; try again when some was committed."""
+    """Staged batches use all the space they may, or a commit is in progress; retry later."""
 
 
 class AttemptLost(HubError):
-    """What was staged is not there, or not all of it: the batch has to be written again."""
+    """Staged messages are missing: the batch has to be written again."""
 
 
 class BatchConflict(HubError):
-    """The producer has committed a later batch, or this one for somebody else."""
+    """A producer's batch does not continue what it committed before, or is committed already."""
 
 
 class CallError(HubError):
-    """A call that got no answer; `code` names the fault in an answer's `error` property."""
+    """A call without a response; `code` is the `error` property of the answer sent instead."""
 
     code = "internal"
 
 
 class NoProvider(CallError):
-    """Nobody serves it."""
+    """No provider serves this service."""
 
     code = "unknown_op"
 
 
 class ProviderLost(CallError):
-    """Its provider left before it answered: it may or may not have been carried out."""
+    """The provider disconnected before it responded: the call may have been carried out."""
 
     code = "provider_lost"
 
 
 class ProviderFailed(CallError):
-    """Its provider answered with a failure; `code` is the one it gave, `data` what came along."""
+    """The provider responded with a failure; `code` and `data` are the provider's."""
 
     def __init__(self, code: str, description: str, *, data: bytes = b"") -> None:
         super().__init__(f"{code}: {description}" if code else description)
@@ -423,39 +431,39 @@ class ProviderFailed(CallError):
 
 
 class CallTimeout(CallError):
-    """No answer before its deadline: it may or may not have been carried out."""
+    """No response before the deadline: the call may have been carried out."""
 
     code = "timeout"
 
 
 class CallCancelled(CallError):
-    """The caller left, or no longer wants an answer."""
+    """The caller disconnected or cancelled the call."""
 
     code = "cancelled"
 
 
 class StoreError(HubError):
-    """The disk."""
+    """Base of errors of the disk."""
 
 
 class StoreFull(StoreError):
-    """No room: producers have to wait, consumers go on."""
+    """No space on the disk: producers have to wait, consumers continue."""
 
 
 class StoreFailed(StoreError):
-    """A group could not be written, or the store is closed; the cause is chained."""
+    """A commit group could not be written, or the store is closed; the cause is chained."""
 
 
 class RecordDamaged(StoreError):
-    """Bytes on disk that are not what was written."""
+    """The bytes of a record are not those that were written."""
 
 
 class RecordUnreadable(RecordDamaged):
-    """Something is stored under a key, or may be, and can't be read: not the same as no record."""
+    """A record can't be read from the disk. It may exist: this is not the same as no record."""
 
 
 class StoreDamaged(StoreFailed):
-    """Files of the store are missing or unreadable, and to go on would be a guess."""
+    """Files of the store are missing or unreadable; continuing could serve wrong data."""
 
 
 class LakeError(CrosswireError):
@@ -463,43 +471,43 @@ class LakeError(CrosswireError):
 
 
 class PipelineError(CrosswireError):
-    """The pipeline can't do what was asked."""
+    """Base of errors of the pipeline."""
 
 
 class InvalidInput(PipelineError):
-    """There is no input, or it can't be read, or it is not what it should be."""
+    """The input is missing, unreadable or of the wrong kind."""
 
 
 class BytesMissing(PipelineError):
-    """The tables don't account for every byte that was captured: never to be seen."""
+    """The tables don't account for every captured byte: a fault in the pipeline."""
 
 
 class ConfigError(CrosswireError):
-    """Settings that can't be used; says which, and what to do."""
+    """Invalid settings; the message names them and suggests a correction."""
 
 
 class ClientError(CrosswireError):
-    """What a caller of `crosswire.client.native` has to expect."""
+    """Base of errors that callers of `crosswire.client.native` have to handle."""
 
 
 class ConnectFailed(ClientError):
-    """Nobody answered, or the handshake failed; the cause is chained."""
+    """Connecting or the handshake failed; the cause is chained."""
 
 
 class ConnectionLost(ClientError):
-    """The connection ended while something was under way: it may or may not have been done."""
+    """The connection ended before the result was known: it may have been carried out."""
 
 
 class LinkLost(ConnectionLost):
-    """The other side no longer knows the link: what it did not acknowledge may be lost."""
+    """The peer no longer has the Relink link: messages it did not acknowledge may be lost."""
 
 
 class RequestTimeout(ClientError):
-    """No response came in time: the request may or may not have been carried out."""
+    """No response in time: the request may have been carried out."""
 
 
 class RequestFailed(ClientError):
-    """The other side answered with a failure; `code` is the one it gave, `data` its JSON."""
+    """The peer responded with a failure; `code` is the peer's, `data` its JSON."""
 
     def __init__(self, code: str, description: str, *, data: bytes = b"{}") -> None:
         super().__init__(f"{code}: {description}" if code else description)
@@ -509,10 +517,10 @@ class RequestFailed(ClientError):
 
 
 class CallFailed(RequestFailed):
-    """A service answered with a bond.comm.Error, or shall answer with one.
+    """A service responded with a bond.comm.Error, or a handler raises it to respond with one.
 
-    `error_code` is its number, `code` that number's name if it has one, `data` the whole of it,
-    marshalled, if it came from a peer.
+    `error_code` is its number, `code` the name of that number if it has one, `data` the marshalled
+    error if a peer sent it.
     """
 
     def __init__(

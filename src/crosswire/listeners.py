@@ -1,4 +1,4 @@
-"""The names of a hub's listeners, and the ports where they are unless told otherwise."""
+"""The names of a hub's listeners, with their default ports."""
 
 from typing import Final
 
@@ -23,4 +23,4 @@ LISTENERS: Final = {
     "epoxy-tls": 25156,
     "micromsg2-tls": 7361,
 }
-"""Every listener by name, with its default port. The twins with TLS need a certificate."""
+"""Those without TLS, and those with it, which need a certificate."""

@@ -1,4 +1,7 @@
-"""Log lines: JSON objects on one line each, for what happens to connections, never to messages."""
+"""Structured logging: one JSON object a line, about connections and the process.
+
+Messages are not logged: one line per message would cost more than the message.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,16 @@ _FIELDS: Final = "crosswire_fields"
 
 
 def log_event(log: logging.Logger, level: int, what: str, **fields: object) -> None:
-    """One line that says what happened, with what belongs to it as members of their own."""
+    """Log an event; `fields` become members of its JSON object."""
     if log.isEnabledFor(level):
         log.log(level, what, extra={_FIELDS: fields})
 
 
 class JsonLines(logging.Formatter):
-    """`time`, `level`, `logger`, `event`, then what belongs to it; peers' text is escaped."""
+    """Formats a record as JSON: `time`, `level`, `logger`, `event`, then the event's fields."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """The JSON object, on one line: line breaks in text from peers are escaped."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -37,7 +41,7 @@ class JsonLines(logging.Formatter):
 
 
 def send_to_stderr(level: str) -> None:
-    """All that is logged in this program, from a level up."""
+    """Write all logs of this process from `level` on to stderr; other handlers are removed."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logging.getLogger().handlers = [handler]
@@ -45,4 +49,5 @@ def send_to_stderr(level: str) -> None:
 
 
 def set_level(level: str) -> None:
+    """Change the least level that is logged: debug, info, warning, error."""
     logging.getLogger().setLevel(level.upper())

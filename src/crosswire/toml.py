@@ -1,4 +1,4 @@
-"""TOML into frozen structs, with every mistake explained: its line, what is wrong, what to do."""
+"""Reads TOML into frozen structs, and reports all mistakes at once, with lines and hints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Mistake(msgspec.Struct, frozen=True, order=True):
-    """Something in a file that can't be used, and what to do about it."""
+    """An error in a file: line (0 if unknown), key, what is wrong, and how to correct it."""
 
     line: int
     where: str
@@ -31,7 +31,7 @@ class Mistake(msgspec.Struct, frozen=True, order=True):
 
 
 def read(text: str, kind: type[T]) -> tuple[T | None, list[Mistake]]:
-    """The struct, or None and all mistakes at once, in the order of their lines."""
+    """The struct and no mistakes; or None and all mistakes, ordered by line."""
     try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -54,7 +54,7 @@ def _syntax(error: tomllib.TOMLDecodeError) -> Mistake:
 
 
 class Lines:
-    """Where a key stands. tomllib does not tell, so the text is looked through once."""
+    """The line of each key: tomllib does not report it, so the text is searched once."""
 
     _HEAD = re.compile(r"^\s*(\[\[?)([^\[\]]+)\]\]?\s*(?:#.*)?$")
     _KEY = re.compile(
@@ -80,7 +80,7 @@ class Lines:
         return tuple("".join(part) for part in self._PART.findall(dotted))
 
     def of(self, path: tuple[str | int, ...]) -> int:
-        """The first line of this key, or of the closest table around it."""
+        """The first line of this key, or of the innermost table around it; 0 if there is none."""
         while path:
             inside = [line for key, line in self._lines.items() if key[: len(path)] == path]
             if inside:
@@ -93,7 +93,7 @@ Path = tuple[str | int, ...]
 
 
 def _check(value: Any, kind: Any, path: Path, lines: Lines, mistakes: list[Mistake]) -> None:
-    """Go as deep as tables go, so that one mistake does not hide the next."""
+    """Check each table and value separately, so that one mistake does not hide the next."""
     kind = _without_none(kind)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(value, dict):
         _check_table(value, kind, path, lines, mistakes)
@@ -127,7 +127,7 @@ def _check_table(
         here = (*path, name)
         close = difflib.get_close_matches(name, fields, 1)
         hint = f"did you mean {close[0]}?" if close else "known: " + ", ".join(sorted(fields))
-        mistakes.append(Mistake(lines.of(here), dotted(here), "nothing is called that", hint))
+        mistakes.append(Mistake(lines.of(here), dotted(here), "unknown key", hint))
     for name, field in fields.items():
         if field.required and name not in table:
             mistakes.append(Mistake(lines.of(path), dotted(path), f"{name} is missing"))
@@ -139,7 +139,7 @@ def _check_table(
 
 
 def _choices(kind: Any) -> str:
-    """What could stand there, where that can be listed."""
+    """The allowed values, where they are a list."""
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(str(choice) for choice in get_args(kind))
     return ""
@@ -154,7 +154,7 @@ def _without_none(kind: Any) -> Any:
 
 
 def dotted(path: Path) -> str:
-    """How a key is written: `table.key`, `tables[1].key`."""
+    """The key as users write it: `table.key`, `tables[1].key`, counted from 1."""
     text = ""
     for part in path:
         text += f"[{part + 1}]" if isinstance(part, int) else f".{part}" if text else part

@@ -19,7 +19,7 @@ from crosswire.client.native import dial as dialling
 from crosswire.client.native.dial import Backoff
 from crosswire.client.native.emp import EmpClient, Json
 from crosswire.client.native.emqp import EmqpClient, EmqpSubscriber
-from crosswire.client.native.emqp_worker import Worker
+from crosswire.client.native.emqp.worker import Worker
 from crosswire.client.native.epoxy import EpoxyClient, IncomingCall
 from crosswire.client.native.micromsg2 import MicroMsg2Client
 from crosswire.client.native.relink import RelinkClient
@@ -28,7 +28,7 @@ from crosswire.client.native.resubscribe import (
     KeptSubscriptions,
     SubscriptionNumbers,
 )
-from crosswire.envelope import Envelope
+from crosswire.envelope import Envelope, message_kind
 from crosswire.errors import ConnectionLost
 from crosswire.server.server import Server
 from tests.gateways.conftest import StartServer, port_of, start_server
@@ -44,7 +44,7 @@ def soon() -> Backoff:
 
 
 def publish(server: Server, destination: str, payload: bytes) -> Awaitable[list[int]]:
-    kind = "publish" if destination.startswith("topic/") else "send"
+    kind = message_kind(destination)
     envelope = Envelope(
         destination=destination, kind=kind, payload=payload, content_type="application/json"
     )
@@ -341,7 +341,7 @@ class TestAReconnectThatFails:
                 raise Breaks("no more sockets of this kind")
 
             for module in ("emp", "emqp", "epoxy", "micromsg2", "relink"):
-                monkeypatch.setattr(f"crosswire.client.native.{module}.dial", dial)
+                monkeypatch.setattr(f"crosswire.client.native.{module}.client.dial", dial)
 
         return fail
 

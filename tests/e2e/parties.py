@@ -24,13 +24,13 @@ from crosswire.client.native.epoxy import EpoxyClient, EpoxyPeer, Handler, Incom
 from crosswire.client.native.micromsg2 import MicroMsg2Client, MicroMsg2Delivery
 from crosswire.client.native.relink import Received as RelinkMessage
 from crosswire.client.native.relink import Receiver, RelinkClient
+from crosswire.envelope import Property
 from crosswire.errors import CallFailed, ConnectionLost, RequestFailed
 from crosswire.gateways.payloads import BYTES, JSON, TEXT, unwrap, wrap
 from crosswire.wire.contract import Event
 from crosswire.wire.emqp.events import PeerReady, Registered, RequestReceived
 from crosswire.wire.emqp.headers import Headers
 
-Property = int | float | bool | str
 Properties = Mapping[str, Property]
 
 _HUB = hub_module()

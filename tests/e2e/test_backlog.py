@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from crosswire.envelope import Envelope
+from crosswire.envelope import Envelope, message_kind
 from crosswire.hub.queues import QueuePolicy
 from tests.e2e.bridging import ports_of
 from tests.e2e.parties import PARTIES, Party, RelinkParty
@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 def sent(count: int, size: int, destination: str) -> list[Envelope]:
-    kind = "publish" if destination.startswith("topic/") else "send"
+    kind = message_kind(destination)
     return [
         Envelope(destination=destination, kind=kind, payload=b"%06d" % each + bytes(size - 6))  # type: ignore[arg-type]
         for each in range(count)

@@ -13,7 +13,7 @@ from examples.calculator import Calc, Calculator, Operation, Params, Result
 
 from crosswire.bond import hub_module
 from crosswire.client.native.emp import EmpClient
-from crosswire.client.native.emqp_worker import Worker
+from crosswire.client.native.emqp.worker import Worker
 from crosswire.client.native.epoxy import EpoxyClient, Handlers, offer
 from crosswire.client.native.micromsg2 import MicroMsg2Client
 from crosswire.client.native.relink import RelinkClient

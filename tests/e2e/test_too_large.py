@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from crosswire.config import ProtocolLimits
-from crosswire.envelope import Envelope
+from crosswire.envelope import Envelope, message_kind
 from crosswire.errors import RequestFailed
 from crosswire.gateways.payloads import BYTES, JSON
 from crosswire.hub.items import Retry
@@ -21,13 +21,8 @@ from crosswire.wire.emp.frames import EmpLimits
 from crosswire.wire.emqp.frames import EmqpLimits
 from crosswire.wire.epoxy.frames import EpoxyLimits
 from crosswire.wire.micromsg2.frames import MicroMsg2Limits
-from crosswire.wire.relink.frames import (
-    Message,
-    RelinkLimits,
-    layout,
-    message_bytes,
-    serialize,
-)
+from crosswire.wire.relink.frames import Message, RelinkLimits, message_bytes, serialize
+from crosswire.wire.relink.layout import packet_layout
 from crosswire.wire.zmtp.frames import message_bytes as zmtp_message_bytes
 from crosswire.wire.zmtp.frames import serialize_message
 from tests.e2e.bridging import ports_of, until
@@ -57,7 +52,7 @@ async def party_of(server: Server, name: str) -> AsyncIterator[Party]:
 
 
 def message(destination: str, payload: bytes, content_type: str = BYTES) -> Envelope:
-    kind: Any = "publish" if destination.startswith("topic/") else "send"
+    kind: Any = message_kind(destination)
     return Envelope(destination=destination, kind=kind, payload=payload, content_type=content_type)
 
 
@@ -158,7 +153,7 @@ async def test_a_call_that_is_too_large_fails_with_a_cause(
 @pytest.mark.parametrize("id_sizes", [(0, 0), (1, 1), (2, 2), (3, 5), (8, 8)])
 @pytest.mark.parametrize("role", ["listener", "connector"])
 def test_the_size_of_a_relink_packet_is_known_before(id_sizes: tuple[int, int], role: str) -> None:
-    ours = layout(role, *id_sizes)
+    ours = packet_layout(role, *id_sizes)
     for sizes in ([], [0], [7], [65535], [65536], [1, 65536], [3] * 255, [3] * 256, [70000] * 300):
         parts = tuple(bytes(size) for size in sizes)
         packet = serialize(Message((0,), False, parts), ours)

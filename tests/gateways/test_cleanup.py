@@ -340,7 +340,7 @@ async def test_an_exception_in_the_connection(watched: Watched, listener: str, e
             peer.gateway.receive = Fault()  # type: ignore[method-assign]
         peer.write(peer.say(opening.steps) + VIOLATION)
         if end == "delete":
-            peer.gateway.end()
+            peer.gateway.disconnect()
         else:
             await peer.end(end)
         await until(lambda peer=peer: peer.gateway.left)
@@ -387,7 +387,7 @@ async def test_an_exception_in_the_tap(
     peer.connection.send_request("$echo", b"{}")
     await peer.pump(lambda: peer.events)
     if callback == "finished":
-        peer.gateway.end()
+        peer.gateway.disconnect()
     await peer.end("eof")
     await until(peer.gateway.session.gone.done)
     assert peer.gateway.left

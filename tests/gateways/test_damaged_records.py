@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from crosswire.config import Config, ScheduleEntry
-from crosswire.envelope import Envelope
+from crosswire.envelope import Envelope, message_kind
 from crosswire.errors import ClockJumped, HubError
 from crosswire.gateways.context import GatewayContext
 from crosswire.gateways.emqp.broker import Broker
@@ -44,7 +44,7 @@ Rows = dict[bytes, bytes]
 
 
 def envelope(destination: str, payload: bytes = b"x", **options: Any) -> Envelope:
-    kind: Any = "publish" if destination.startswith("topic/") else "send"
+    kind: Any = message_kind(destination)
     return Envelope(destination=destination, kind=kind, payload=payload, **options)
 
 

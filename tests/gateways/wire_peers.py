@@ -16,7 +16,7 @@ import msgspec
 
 from crosswire.bond import marshal
 from crosswire.gateways.emqp.broker import Broker
-from crosswire.gateways.epoxy.structs import PUBLICATION, SERVICES, SUBSCRIPTION
+from crosswire.gateways.epoxy.messages import PUBLICATION, SERVICES, SUBSCRIPTION
 from crosswire.gateways.gateway import Gateway
 from crosswire.gateways.relink.links import Links
 from crosswire.server.server import Server
@@ -136,7 +136,7 @@ class WirePeer:
         if data:
             self.writer.write(data)
 
-    def say(self, steps: Sequence[Step]) -> bytes:
+    def line(self, steps: Sequence[Step]) -> bytes:
         for step in steps:
             step(self.connection)
         return b"".join(self.connection.data_to_send())

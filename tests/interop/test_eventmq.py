@@ -22,7 +22,7 @@ import pytest
 
 from crosswire.client.native.dial import Backoff
 from crosswire.client.native.emqp import EmqpClient, EmqpSubscriber
-from crosswire.client.native.emqp_worker import Worker
+from crosswire.client.native.emqp.worker import Worker
 from crosswire.errors import RequestTimeout
 from crosswire.wire.emqp.events import (
     CommandIgnored,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from crosswire.client.native.emqp import EmqpSubscriber
-from crosswire.client.native.emqp_worker import Worker
+from crosswire.client.native.emqp.worker import Worker
 from crosswire.config import EmqpSettings
 from crosswire.gateways.emqp.broker import Broker
 from crosswire.server.server import Server

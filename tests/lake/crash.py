@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import signal
+import select
 import subprocess
 import sys
 import tempfile
@@ -126,29 +126,39 @@ async def load(client: EmpClient, life: int, number: int, random: Random) -> Non
 
 
 def run_life(path: Path, life: int, random: Random) -> list[str]:
-    """One life and death; gives the keys of what was acknowledged in it."""
-    seed = random.getrandbits(32)
-    child = start(path, life, seed)
+    """Runs a hub and kills it; gives the keys of the messages that it acknowledged.
+
+    Half of the hubs are killed at any moment, also before the first message. The others are killed
+    after a number of acknowledgements, which a loaded machine reaches later, but does reach.
+    """
+    child = start(path, life, random.getrandbits(32))
     assert child.stdout is not None
-    output = b""
-    while b"ready" not in output:
-        chunk = os.read(child.stdout.fileno(), 1 << 16)
-        if not chunk:
-            raise RuntimeError("the child died on its own")
-        output += chunk
-    ends = time.monotonic() + random.choice((random.uniform(0, 0.1), random.uniform(0.1, 1.0)))
-    os.set_blocking(child.stdout.fileno(), False)
-    while time.monotonic() < ends:
-        output += child.stdout.read() or b""
-        time.sleep(0.002)
-    if child.poll() is not None:
-        raise RuntimeError("the child died on its own")
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    output += child.stdout.read() or b""
-    child.stdout.close()
+    try:
+        output = read_until(child, b"ready", 1, time.monotonic())
+        ends = time.monotonic() + random.uniform(0, 0.3)
+        least = random.choice((0, random.randrange(50, 500)))
+        output += read_until(child, b"acknowledged ", least, ends)
+    finally:
+        child.kill()
+        rest, _ = child.communicate()
+    output += rest
     whole = output[: output.rfind(b"\n") + 1].decode().split("\n")
     return [line.split()[1] for line in whole if line.startswith("acknowledged ")]
+
+
+def read_until(child: subprocess.Popen[bytes], word: bytes, least: int, ends: float) -> bytes:
+    """What a child prints until it printed the word `least` times and a moment is reached."""
+    assert child.stdout is not None
+    output = b""
+    while (left := ends - time.monotonic()) > 0 or output.count(word) < least:
+        # Without an end of time for the count: a child that ends is noticed.
+        wait_s = left if output.count(word) >= least else None
+        if select.select([child.stdout], [], [], wait_s)[0]:
+            chunk = os.read(child.stdout.fileno(), 1 << 16)
+            if not chunk:
+                raise RuntimeError(f"the hub ended with exit code {child.wait()}")
+            output += chunk
+    return output
 
 
 def start(path: Path, life: int, seed: int, *extra: str) -> subprocess.Popen[bytes]:

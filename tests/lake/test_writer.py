@@ -176,7 +176,7 @@ def test_writing_needs_no_pandas(tmp_path: Path) -> None:
         "import sys\n"
         "from pathlib import Path\n"
         "from crosswire.envelope import Envelope\n"
-        "from crosswire.lake.tap import Peers, Spool, WireRow\n"
+        "from crosswire.lake.tap_spool import Peers, Spool, WireRow\n"
         "from crosswire.lake.writer import LakeBatch, LakeWriter, MissingRows\n"
         f"lake = Path({str(tmp_path)!r})\n"
         "message = Envelope(destination='queue/q', kind='send', native={'a': b'b'})\n"

@@ -18,7 +18,7 @@ from crosswire.lake.files import write
 from crosswire.lake.schemas import LEDGER, MESSAGES, WIRE
 from crosswire.pipeline.batch import BatchJob, run_batch
 from crosswire.pipeline.sources.inputs import find_inputs
-from crosswire.pipeline.sources.records import from_records
+from crosswire.pipeline.sources.lake import from_records
 from crosswire.pipeline.sources.tap import from_tap, tap_files
 from crosswire.wire.emp.frames import (
     Hello,

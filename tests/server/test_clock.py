@@ -11,7 +11,7 @@ import pytest
 from crosswire.config import ScheduleEntry
 from crosswire.envelope import Envelope
 from crosswire.errors import CallTimeout, InvalidSchedule
-from crosswire.gateways.clock import Clock
+from crosswire.gateways.context import Clock
 from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.schedules import Schedule
 from crosswire.server import server as server_module

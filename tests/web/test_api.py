@@ -39,7 +39,7 @@ async def test_each_message_of_a_batch_is_accepted_or_refused_on_its_own(web: We
     messages = [good, {"destination": "nowhere", "text": "x"}, good, {"destination": "queue/x"}]
     answer = await web.post("/v1/messages", {"messages": messages})
     assert [bool(identifier) for identifier in answer["ids"]] == [True, False, True, False]
-    assert [(each["place"], each["error"]) for each in answer["refused"]] == [
+    assert [(each["index"], each["error"]) for each in answer["refused"]] == [
         (1, "invalid_request"),
         (3, "invalid_request"),
     ]

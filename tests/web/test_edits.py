@@ -11,7 +11,7 @@ from crosswire.envelope import Envelope, encode
 from crosswire.gateways.edits import refit
 from crosswire.gateways.emqp.messages import HEADERS, MSGID, QUEUE
 from crosswire.gateways.payloads import BYTES, JSON, TEXT
-from crosswire.gateways.relink.parts import Origin, from_parts, to_parts
+from crosswire.gateways.relink.messages import Origin, from_parts, to_parts
 from crosswire.server.server import GATEWAYS
 from tests.e2e.bridging import everybody
 from tests.e2e.parties import Party, RelinkParty

@@ -6,7 +6,7 @@ import time
 
 import msgspec
 
-from crosswire.gateways.clock import Clock
+from crosswire.gateways.context import Clock
 from tests.web.conftest import StartWeb, WebHub
 
 
@@ -44,7 +44,7 @@ async def test_a_jump_is_noted_but_the_hub_is_ready(start_web: StartWeb) -> None
     status, _, notes = await readiness(web)
     assert status == 200
     assert "jumped by +3456000 s" in notes[0]
-    assert "retention by age is 3456000 s behind" in notes[1]
+    assert "retention by age is 3456000 s late" in notes[1]
     metrics = (await web.ask("GET /metrics HTTP/1.1\nhost: localhost"))[1].decode()
     assert "\ncrosswire_clock_jumps_forward_total 1\n" in metrics
     assert "\ncrosswire_clock_jumps_back_total 0\n" in metrics

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from crosswire.cli.table import harmless, in_short
+from crosswire.envelope import Property
 from crosswire.errors import CrosswireError
 
 __all__ = [
-    "Property",
     "add_payload_options",
     "as_body",
     "content_type_of",
@@ -22,8 +22,6 @@ __all__ = [
     "properties_of",
     "shown_body",
 ]
-
-Property = int | float | bool | str
 
 
 def add_payload_options(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:

@@ -15,7 +15,9 @@ __all__ = ["configure", "run"]
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     parser.add_argument("--protocol", default="", help="only those that speak this one")
     parser.add_argument("--limit", type=int, default=1000, help="how many at most (1000)")
-    parser.add_argument("--close", metavar="ID", help="say goodbye to this one")
+    parser.add_argument(
+        "--close", metavar="ID", help="close this connection, with its protocol's goodbye"
+    )
     add_hub_options(parser)
 
 

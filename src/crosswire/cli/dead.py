@@ -1,4 +1,4 @@
-"""Dead letters: what nobody could take. Look, mend, send again, or let go."""
+"""Dead letters: list, edit, replay or delete messages that could not be delivered."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     listing = commands.add_parser("list", help="where letters wait; with QUEUE, the letters")
     listing.add_argument("queue", nargs="?", help=queue)
     listing.add_argument("--filter", default="", help="only those whose properties pass, price>N10")
-    listing.add_argument("--after", type=int, default=0, metavar="ID", help="those behind this one")
+    listing.add_argument(
+        "--after", type=int, default=0, metavar="ID", help="only letters after this id"
+    )
     listing.add_argument("--limit", type=int, default=100, help="how many at most (100)")
     showing = commands.add_parser("show", help="a letter and every attempt to deliver it")
     editing = commands.add_parser("edit", help="change a letter before it is sent again")
@@ -47,8 +49,10 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
         which.add_argument("--id", type=int, action="append", default=[], help="this one, and more")
         which.add_argument("--filter", default="", help="those whose properties pass")
         which.add_argument("--all", action="store_true", help="all that are there now")
-        each.add_argument("--dry-run", action="store_true", help="only say which it would be")
-    replaying.add_argument("--rate", type=float, default=0.0, help="so many a second at most")
+        each.add_argument(
+            "--dry-run", action="store_true", help="only list the letters that would be affected"
+        )
+    replaying.add_argument("--rate", type=float, default=0.0, help="messages a second, at most")
     replaying.add_argument(
         "--to", default="", metavar="DESTINATION", help="send them there instead"
     )
@@ -129,7 +133,7 @@ def _print_dead_letter(dead_letter: dict[str, Any]) -> None:
 
 
 def _unmarked(message: dict[str, Any]) -> dict[str, Any]:
-    """Without the properties that say what stands beside it anyway."""
+    """Without the properties that repeat what other columns show."""
     properties = {
         key: value
         for key, value in message.get("properties", {}).items()
@@ -188,7 +192,7 @@ def _purge(api: Api, options: argparse.Namespace) -> int:
     if options.json:
         print_json(answer)
     else:
-        _print_outcome("let go", answer["done"], answer)
+        _print_outcome("deleted", answer["done"], answer)
     return 0
 
 

@@ -17,7 +17,9 @@ __all__ = ["configure", "run"]
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     parser.add_argument("service", help="service/NAME[/METHOD]; a bare name is a service")
-    parser.add_argument("--count", type=int, default=0, help="end after so many calls")
+    parser.add_argument(
+        "--count", type=int, default=0, help="end after this many calls (default: never)"
+    )
     add_via_options(parser)
 
 

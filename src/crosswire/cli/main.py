@@ -33,7 +33,7 @@ COMMANDS: Final = {
     "store": "verify and repair the store of a hub that is stopped",
     "lake": "list, verify and compact the files of a hub's lake",
     "pipeline": "make tables of captured traffic, on Spark",
-    "report": "make one HTML page of what the tables say",
+    "report": "make an HTML report of the tables",
 }
 
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"crosswire {name}: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # Whoever read our output has enough. Nothing more can be said, not even at exit.
+        # The reader of our output closed it. Nothing more can be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
@@ -68,7 +68,7 @@ def _front_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="crosswire",
         description="A message hub for EMP, eMQP, Relink, Bond Epoxy and MicroMsg2.",
-        epilog="commands:\n" + "\n".join(lines) + "\n\ncrosswire COMMAND --help says more.",
+        epilog="commands:\n" + "\n".join(lines) + "\n\nSee also: crosswire COMMAND --help",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"crosswire {__version__}")

@@ -62,7 +62,7 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
         type=_port,
         default=[],
         metavar="PORT=PROTOCOL",
-        help="what is spoken on a port (default: its protocol's own, else a look at the bytes)",
+        help="the protocol of a port (default: by port number, else detected from the bytes)",
     )
     one.add_argument(
         "--late",

@@ -19,7 +19,7 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     parser.add_argument("destination", help="queue/NAME or topic/NAME; a bare name is a queue")
     add_payload_options(parser)
     parser.add_argument("--lines", action="store_true", help="every line is a message of its own")
-    parser.add_argument("--count", type=int, default=1, help="send it so often (1)")
+    parser.add_argument("--count", type=int, default=1, help="how many times to send it (1)")
     parser.add_argument(
         "--content-type", metavar="TYPE", help="what it is; without it, what it looks like"
     )

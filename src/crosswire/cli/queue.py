@@ -21,7 +21,9 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     showing = commands.add_parser("show", help="a queue, its consumers and its messages")
     showing.add_argument("name", help="NAME or queue/NAME")
     showing.add_argument("--messages", type=int, default=10, help="how many to show (10)")
-    showing.add_argument("--after", type=int, default=0, metavar="ID", help="those behind this one")
+    showing.add_argument(
+        "--after", type=int, default=0, metavar="ID", help="only messages after this id"
+    )
     purging = commands.add_parser("purge", help="let everything go that no consumer holds")
     purging.add_argument("name", help="NAME or queue/NAME")
     for each in (listing, showing, purging):

@@ -1,4 +1,4 @@
-"""Make one HTML page of what the pipeline's tables say."""
+"""Make an HTML report of the pipeline's tables."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _summary(facts: Facts) -> dict[str, Any]:
-    """The answers of the cards; null for what can't be told."""
+    """The answers of the cards; null for what is unknown."""
     clock, traffic, took, calls = facts.clock, facts.traffic, facts.latencies, facts.calls
     sent, compared, accounts = facts.deliveries, facts.reconciliation, facts.accounts
     return {

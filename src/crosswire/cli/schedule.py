@@ -1,4 +1,4 @@
-"""Schedules: messages that the hub sends by itself, at intervals or when a cron expression says."""
+"""Schedules: messages that the hub sends at intervals or by a cron expression."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     add_payload_options(adding)
     adding.add_argument("--id", default="", help="its name; without it the hub makes one")
     _add_times(adding, required=True)
-    adding.add_argument("--run-count", type=int, default=0, help="fire so often, then end")
+    adding.add_argument(
+        "--run-count", type=int, default=0, help="fire this many times, then end (default: no end)"
+    )
     adding.add_argument(
         "--missed",
         choices=("skip", "once", "all"),

@@ -1,4 +1,4 @@
-"""Run a hub: all protocols on one event loop, until it is told to stop."""
+"""Run a hub: all protocols on one event loop, until it is stopped."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
         action="store_true",
         help="let anybody who can connect do anything, from other machines too",
     )
-    parser.add_argument("--json", action="store_true", help="say that it is ready in JSON")
+    parser.add_argument("--json", action="store_true", help="report readiness as JSON")
     parser.add_argument(
         "--log", choices=("debug", "info", "warning", "error"), help="what to log (warning)"
     )
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def merged(options: argparse.Namespace) -> Config:
-    """The file's settings, with those of the command line in their place. Raises ConfigError."""
+    """The file's settings, overridden by those of the command line. Raises ConfigError."""
     config = Config() if options.config is None else configuration.load(Path(options.config))
     changes: dict[str, object] = {}
     if options.data is not None:
@@ -140,7 +140,7 @@ def _calm_collector() -> None:
 
 
 def _reload(server: Server, options: argparse.Namespace) -> None:
-    """Said at the level of a warning: who sends a signal wants to know what became of it."""
+    """Logged as a warning: the sender of a signal wants to see its outcome."""
     try:
         config = merged(options)
         waiting = server.reload(config)

@@ -2,7 +2,7 @@
 
 crosswire store verify /var/lib/crosswire        what is damaged or missing (exit code 1)
 crosswire store repair /var/lib/crosswire        restore what the store and the lake still have
-crosswire store acknowledge                      /readyz says "ready" again
+crosswire store acknowledge                      /readyz is "ready" again
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     checking = actions.add_parser(
         "verify",
-        help="read everything and tell what is damaged (exit code 1); changes nothing",
+        help="read everything and list damage (exit code 1); changes nothing",
         epilog="example: crosswire store verify /var/lib/crosswire --json",
     )
     mending = actions.add_parser(

@@ -21,7 +21,9 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     parser.add_argument(
         "destination", help="queue/NAME, or topic/NAME with wildcards; a bare name is a queue"
     )
-    parser.add_argument("--count", type=int, default=0, help="end after so many")
+    parser.add_argument(
+        "--count", type=int, default=0, help="end after this many messages (default: never)"
+    )
     parser.add_argument(
         "--wait", type=float, metavar="SECONDS", help="end after so long without one"
     )

@@ -9,6 +9,7 @@ from typing import Any
 from crosswire.cli.body import shown_body
 from crosswire.cli.hub import add_hub_options, api_of, moment, path_of, print_json
 from crosswire.cli.table import harmless, print_table
+from crosswire.envelope import MICROSECONDS
 
 __all__ = ["configure", "repeated_deliveries", "run"]
 
@@ -44,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _clock(time_us: int) -> str:
-    return f"{moment(time_us // 1_000_000)}.{time_us % 1_000_000:06}"
+    return f"{moment(time_us // MICROSECONDS)}.{time_us % MICROSECONDS:06}"
 
 
 def _who(step: dict[str, Any]) -> str:

@@ -21,7 +21,7 @@ from typing import Final
 
 from crosswire.envelope import Envelope, Property
 from crosswire.gateways.emqp.messages import HEADERS, QUEUE
-from crosswire.gateways.relink.parts import PARTS
+from crosswire.gateways.relink.messages import PARTS
 from crosswire.wire.emqp.headers import KNOWN, Headers
 from crosswire.wire.micromsg2.connection import DOTNET_TYPE
 

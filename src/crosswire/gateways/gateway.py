@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, ClassVar, Final, ParamSpec
+from typing import Any, ClassVar, Final, ParamSpec
 
 from crosswire.access import ANONYMOUS, Right
 from crosswire.envelope import LARGEST_INTEGER, Envelope, Property
@@ -22,7 +22,7 @@ from crosswire.errors import (
     PeerTimeout,
     ServiceUnavailable,
 )
-from crosswire.gateways.context import GatewayContext, Leftover
+from crosswire.gateways.context import GatewayContext, Leftover, TapSource
 from crosswire.hub.attachment import Attachment, Consumer, Delivery, Notice, Window
 from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.receipt import Receipt
@@ -31,9 +31,6 @@ from crosswire.hub.subscriptions import AtId, AtTime, Start
 from crosswire.logs import log_event
 from crosswire.session import Session
 from crosswire.wire.contract import Connection, ConnectionClosed, ConnectionFailed, Event
-
-if TYPE_CHECKING:
-    from crosswire.gateways.context import TapSource
 
 __all__ = ["LARGEST_WINDOW", "Gateway", "check_timeout", "guarded", "parse_start"]
 
@@ -331,14 +328,14 @@ class Gateway(ABC):
         held = any(isinstance(each, Consumer) and each.held for each in self.attachments)
         return held or bool(self.calls) or any(each.calls for each in self.providers)
 
-    def send_away(self, idle_s: float, loop_time: float) -> None:
+    def close_idle(self, idle_s: float, loop_time: float) -> None:
         """End a connection that says nothing, and waits for nothing, for so long."""
         waits = self.attachments or self.providers or self.calls
         if not waits and loop_time - self.session.read_at > idle_s:
             self.session.connection.fail(PeerTimeout(f"idle for {idle_s:g} s"))
             self.session.wake()
 
-    def end(self) -> bool:
+    def disconnect(self) -> bool:
         """Say goodbye and go, in time even if the peer does not answer; False if it is gone.
 
         For others than the peer's own doing: not to be called while events are handled.

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import msgspec
 
-from crosswire.envelope import Envelope, Property
+from crosswire.envelope import Envelope
+from crosswire.hub.filters import Predicate
 from crosswire.hub.ledger import LedgerPeer
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ __all__ = [
     "DeliveryReceiver",
     "Ended",
     "Notice",
-    "Predicate",
     "Waiter",
     "Window",
 ]
@@ -34,7 +34,6 @@ _NEVER: Final = 1 << 62
 
 _numbers = count()
 
-Predicate: TypeAlias = Callable[[dict[str, Property]], bool]
 Choice: TypeAlias = Callable[[Envelope], bool]
 
 

@@ -39,10 +39,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from crosswire.envelope import Envelope
+from crosswire.envelope import MICROSECONDS, Envelope
 from crosswire.errors import RecordDamaged
-from crosswire.hub.attachment import Choice, Consumer, Delivery, DeliveryReceiver, Predicate, Window
+from crosswire.hub.attachment import Choice, Consumer, Delivery, DeliveryReceiver, Window
 from crosswire.hub.cursor import Cursor, FailedDelivery, UnsettledMessage
+from crosswire.hub.filters import Predicate
 from crosswire.hub.items import AcceptedMessages, Item, Retry
 from crosswire.hub.ledger import LedgerPeer, Step
 
@@ -399,7 +400,7 @@ class Backlog(ABC):
         self._is_held_up = False
         given: dict[Consumer, list[Delivery]] = {}
         passed: list[Consumer] = []
-        now_us = int(now * 1_000_000)
+        now_us = int(now * MICROSECONDS)
         try:
             while self._ready and self._eligible:
                 consumer = heapq.heappop(self._eligible)[3]
@@ -498,7 +499,7 @@ class Backlog(ABC):
             return
         hub = self._hub
         hub.note_by_attempt(
-            Step.DELIVERED, int(now * 1_000_000), self.destination, deliveries, consumer.peer
+            Step.DELIVERED, int(now * MICROSECONDS), self.destination, deliveries, consumer.peer
         )
         hub.deliver(consumer, deliveries)
 
@@ -574,7 +575,7 @@ class Backlog(ABC):
         final: bool | None = None,
     ) -> None:
         """A delivery ended badly: later again, at once again, or never again."""
-        now_us = int(now * 1_000_000)
+        now_us = int(now * MICROSECONDS)
         item.consumer = None
         self._held_bytes -= item.size
         time_us = self._hub.wall.stamp_us(now_us)
@@ -771,7 +772,7 @@ class Backlog(ABC):
     ) -> None:
         self._hub.ledger.note(
             step,
-            int(now * 1_000_000),
+            int(now * MICROSECONDS),
             self.destination,
             ids,
             peer=peer or LedgerPeer(),
@@ -820,7 +821,7 @@ class Backlog(ABC):
 
     def _on_time(self, now: float) -> None:
         self._wake_at = 0.0
-        now_us = int(now * 1_000_000)
+        now_us = int(now * MICROSECONDS)
         while self._delayed and self._delayed[0][0] <= now:
             item = heapq.heappop(self._delayed)[2]
             item.due = 0.0

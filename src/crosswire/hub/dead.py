@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
-from crosswire.envelope import Envelope, Property, encode
+from crosswire.envelope import Envelope, Property, encode, message_kind
 from crosswire.errors import UnknownMessage
 from crosswire.hub.cursor import FailedDelivery
 from crosswire.hub.ledger import Step
@@ -23,7 +23,6 @@ __all__ = ["DeadLetter", "DeadLetters", "Refit", "bury"]
 
 _NATIVE: Final = "crosswire.dead"
 _MARKS: Final = ("dead-cause", "dead-attempts", "dead-origin", "dead-id")
-
 
 Refit: TypeAlias = Callable[[Envelope, Envelope], Envelope]
 """Given a message and a changed copy of it, gives the copy without what describes only the first:
@@ -189,7 +188,7 @@ def _revive(envelope: Envelope, destination: str) -> Envelope:
     native = {key: value for key, value in envelope.native.items() if key != _NATIVE}
     return envelope.replace(
         destination=destination,
-        kind="publish" if destination.startswith("topic/") else "send",
+        kind=message_kind(destination),
         properties=_without(envelope.properties),
         native=native,
     )

@@ -26,13 +26,13 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from crosswire.envelope import Property
 from crosswire.errors import InvalidFilter, MalformedFrame
 from crosswire.wire.micromsg2.values import Value, parse_value, quote, serialize_value, unquote
 
 __all__ = ["Filter", "Predicate", "Term"]
 
-Properties: TypeAlias = Mapping[str, int | float | bool | str]
-Predicate: TypeAlias = Callable[[Properties], bool]
+Predicate: TypeAlias = Callable[[Mapping[str, Property]], bool]
 
 MOST_TERMS: Final = 100
 """Every term is asked of every message, so a subscriber can't have any number of them."""
@@ -80,7 +80,7 @@ class Filter(msgspec.Struct, frozen=True):
         if len(tests) == 1:
             return tests[0]
 
-        def all_hold(properties: Properties) -> bool:
+        def all_hold(properties: Mapping[str, Property]) -> bool:
             for test in tests:  # noqa: SIM110  a generator costs more than the tests
                 if not test(properties):
                     return False
@@ -103,7 +103,7 @@ def _parse_term(item: str, position: int) -> Term:
         raise InvalidFilter(error.reason, position=position) from None
 
 
-def _everything(_properties: Properties) -> bool:
+def _everything(_properties: Mapping[str, Property]) -> bool:
     return True
 
 
@@ -124,7 +124,7 @@ def _never(_key: str, _value: Value) -> Predicate:
 
 
 def _number_equals(key: str, value: Value) -> Predicate:
-    def test(properties: Properties) -> bool:
+    def test(properties: Mapping[str, Property]) -> bool:
         found = properties.get(key)
         return found.__class__ in _NUMBERS and found == value
 
@@ -132,7 +132,7 @@ def _number_equals(key: str, value: Value) -> Predicate:
 
 
 def _number_differs(key: str, value: Value) -> Predicate:
-    def test(properties: Properties) -> bool:
+    def test(properties: Mapping[str, Property]) -> bool:
         found = properties.get(key)
         return found is not None and (found.__class__ not in _NUMBERS or found != value)
 
@@ -141,7 +141,7 @@ def _number_differs(key: str, value: Value) -> Predicate:
 
 def _ordered(compare: Callable[[Any, Any], bool]) -> _Maker:
     def make(key: str, value: Value) -> Predicate:
-        def test(properties: Properties) -> bool:
+        def test(properties: Mapping[str, Property]) -> bool:
             found = properties.get(key)
             return found.__class__ in _NUMBERS and compare(found, value)
 
@@ -164,7 +164,7 @@ def _text_equals(key: str, value: Value) -> Predicate:
 
 
 def _text_differs(key: str, value: Value) -> Predicate:
-    def test(properties: Properties) -> bool:
+    def test(properties: Mapping[str, Property]) -> bool:
         found = properties.get(key)
         return found is not None and _as_text(found) != value
 
@@ -173,7 +173,7 @@ def _text_differs(key: str, value: Value) -> Predicate:
 
 def _searched(search: Callable[[str, Any], bool]) -> _Maker:
     def make(key: str, value: Value) -> Predicate:
-        def test(properties: Properties) -> bool:
+        def test(properties: Mapping[str, Property]) -> bool:
             found = _as_text(properties.get(key))
             return found is not None and search(found, value)
 

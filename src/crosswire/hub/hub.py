@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, Protocol
 import msgspec
 
 from crosswire.envelope import (
+    MICROSECONDS,
     Destination,
     Envelope,
     decode_at,
@@ -61,7 +62,6 @@ __all__ = ["Hub", "HubConfig"]
 
 _log = logging.getLogger("crosswire.hub")
 
-_US: Final = 1_000_000
 _HOUSEKEEPING_S: Final = 10.0
 _READ_AGAIN_S: Final = 1.0
 _DAMAGED: Final = "damaged"
@@ -677,7 +677,9 @@ class Hub:
     def bury(self, backlog: Backlog, item: Item, cause: str, now: float) -> None:
         """Move a message to the dead letters; the caller settles it where it was."""
         queue = backlog.dead_letters
-        self.ledger.note(Step.DEAD, int(now * _US), backlog.destination, [item.id], detail=cause)
+        self.ledger.note(
+            Step.DEAD, int(now * MICROSECONDS), backlog.destination, [item.id], detail=cause
+        )
         self.inject(bury(item.envelope, queue, cause, item.attempts), now)
         if self.watched:
             self.notify_watchers([item.id], cause)
@@ -758,7 +760,7 @@ class Hub:
         )
         self.store.save(_DAMAGED, number.to_bytes(4) + identifier.to_bytes(8), record)
         self.ledger.note(
-            Step.DAMAGED, int(self.now * _US), destination, [identifier], detail=str(error)
+            Step.DAMAGED, int(self.now * MICROSECONDS), destination, [identifier], detail=str(error)
         )
         self.store.request(urgent=False)
 
@@ -791,14 +793,18 @@ class Hub:
         topic = self._topics.get(destination)
         if topic is not None and identifier <= topic.reclaimed:
             self.ledger.note(
-                Step.EXPIRED, int(self.now * _US), destination, [identifier], detail="retention"
+                Step.EXPIRED,
+                int(self.now * MICROSECONDS),
+                destination,
+                [identifier],
+                detail="retention",
             )
             return
         error = RecordDamaged(f"message {identifier} of {destination} is missing")
         self.report(error)
         self.store.report_damage("record", str(error))
         self.ledger.note(
-            Step.DAMAGED, int(self.now * _US), destination, [identifier], detail="missing"
+            Step.DAMAGED, int(self.now * MICROSECONDS), destination, [identifier], detail="missing"
         )
 
     def report_stopped(self, backlog: Backlog) -> None:

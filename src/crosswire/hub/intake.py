@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from crosswire.envelope import Envelope, encode, encode_run, stamp_run
+from crosswire.envelope import MICROSECONDS, Envelope, encode, encode_run, stamp_run
 from crosswire.errors import HubError, InvalidDestination, InvalidEnvelope
 from crosswire.hub.items import AcceptedMessages
 from crosswire.hub.ledger import LedgerPeer, Step
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Intake", "OpenGroup"]
 
-_US: Final = 1_000_000
 _FIRST_LEVEL: Final = slice(6, 7)
 """Where the name begins in `queue/NAME` and `topic/NAME`."""
 
@@ -103,7 +102,7 @@ class Intake:
         obstacle = self._hub.store.obstacle(now)
         if obstacle is not None:
             raise obstacle
-        now_us = int(now * _US)
+        now_us = int(now * MICROSECONDS)
         run = stamp_run(run, self._hub.node, receipt.ids[index], self._hub.wall.stamp_us(now_us))
         self._limit_life(queue, run, now)
         direct = not queue.waiting and queue.has_space_for(len(run))
@@ -160,7 +159,7 @@ class Intake:
         published: list[tuple[Topic, list[Envelope]]],
     ) -> bool:
         self._hub.subscriptions.refresh(topic)
-        now_us = int(now * _US)
+        now_us = int(now * MICROSECONDS)
         time_us = self._hub.wall.stamp_us(now_us)
         run = stamp_run(run, self._hub.node, receipt.ids[index], time_us)
         if not topic.policy.durable:
@@ -220,7 +219,7 @@ class Intake:
     def _fan_out(self, topic: Topic, accepted: list[Envelope], now: float) -> None:
         """To those without a name, at once."""
         durable = topic.policy.durable
-        now_us = int(now * _US)
+        now_us = int(now * MICROSECONDS)
         rows = durable or topic.policy.ledger == "rows"
         counts: dict[int, int] = dict.fromkeys((each.id for each in accepted), 0)
         whole = 0
@@ -285,7 +284,7 @@ class Intake:
 
         No limit refuses it; a queue that lets its oldest go does so for these as well.
         """
-        now_us = int(now * _US)
+        now_us = int(now * MICROSECONDS)
         time_us = self._hub.wall.stamp_us(now_us)
         run = stamp_run(run, self._hub.node, first, time_us)
         if isinstance(target, Topic) and not target.policy.durable:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 import msgspec
 
-from crosswire.envelope import Envelope, encode, parse_destination, stamp, stamp_run
+from crosswire.envelope import MICROSECONDS, Envelope, encode, parse_destination, stamp, stamp_run
 from crosswire.errors import (
     CallCancelled,
     CallError,
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Answer", "Call", "Provider", "ProviderReceiver", "ServicePolicy", "Services"]
 
-_US: Final = 1_000_000
 _URGENT: Final = 1 << 30
 """Somebody waits for the answer to a call: its provider comes before the consumers who share its
 window."""
@@ -231,7 +230,7 @@ class Services:
     ) -> list[Call]:
         hub = self._hub
         first = hub.store.reserve(len(envelopes))
-        now_us = int(now * _US)
+        now_us = int(now * MICROSECONDS)
         due = now + (self.policy.deadline_s if timeout_s is None else timeout_s)
         calls: list[Call] = []
         given: dict[Provider, list[Delivery]] = {}
@@ -306,7 +305,7 @@ class Services:
         given: dict[Provider, list[Delivery]] = {}
         while service.waiting and self._assign(service.waiting[0], service, given):
             service.waiting.popleft()
-        self._hand_over(given, int(now * _US))
+        self._hand_over(given, int(now * MICROSECONDS))
 
     def _hand_over(self, given: dict[Provider, list[Delivery]], now_us: int) -> None:
         for provider, deliveries in given.items():
@@ -328,7 +327,7 @@ class Services:
             kind="response",
             correlation=response.correlation or request.correlation,
         )
-        now_us = int(now * _US)
+        now_us = int(now * MICROSECONDS)
         time_us = self._hub.wall.stamp_us(now_us)
         response = stamp(response, self._hub.node, self._hub.store.reserve(1), time_us)
         record = encode(response)
@@ -381,7 +380,7 @@ class Services:
         ended = isinstance(answer, Envelope)
         self._hub.ledger.note(
             Step.ANSWERED if ended else Step.FAILED,
-            int(now * _US),
+            int(now * MICROSECONDS),
             call.envelope.destination,
             [call.id],
             peer=call.peer if provider is None else provider.peer,
@@ -422,4 +421,4 @@ class Services:
                 return
             hub.store.append(journal.number, envelope.id, record)
             hub.group.stored.append(AcceptedMessages(journal.number, [envelope], [len(record)]))
-            journal.count(envelope.id, len(record), hub.wall.stamp_us(int(now * _US)))
+            journal.count(envelope.id, len(record), hub.wall.stamp_us(int(now * MICROSECONDS)))

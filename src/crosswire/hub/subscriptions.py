@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 
-from crosswire.envelope import LARGEST_INTEGER
+from crosswire.envelope import LARGEST_INTEGER, MICROSECONDS
 from crosswire.errors import (
     HubError,
     InvalidDestination,
@@ -15,9 +15,9 @@ from crosswire.errors import (
     SubscriptionConflict,
     UnknownMessage,
 )
-from crosswire.hub.attachment import DeliveryReceiver, Ended, Predicate, Window
+from crosswire.hub.attachment import DeliveryReceiver, Ended, Window
 from crosswire.hub.backlog import Backlog
-from crosswire.hub.filters import Filter
+from crosswire.hub.filters import Filter, Predicate
 from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.receipt import Receipt
 from crosswire.hub.topics import Definition, Index, Subscriber, Subscription, Topic
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["AtId", "AtTime", "Start", "Subscriptions", "predicate"]
 
 _SPACE: Final = "subscription"
-_US: Final = 1_000_000
 _NAME_BYTES: Final = 200
 _LAST_S: Final = 253_402_300_800.0
 """When the year 9999 ends."""
@@ -135,8 +134,8 @@ class Subscriptions:
         obstacle = self._hub.store.obstacle(now)
         if obstacle is not None:
             raise obstacle
-        since_us = int(start.time_s * _US) if isinstance(start, AtTime) else 0
-        created_us = self._hub.wall.stamp_us(int(now * _US))
+        since_us = int(start.time_s * MICROSECONDS) if isinstance(start, AtTime) else 0
+        created_us = self._hub.wall.stamp_us(int(now * MICROSECONDS))
         definition = Definition(name, pattern, filter_text, since_us, created_us)
         subscription = self._keep(definition)
         if subscription.cursor.is_begun or subscription.cursor.damage:
@@ -234,7 +233,7 @@ class Subscriptions:
         _check_start(start)
         self._subscribers.add(subscriber.pattern, subscriber)
         if start is not None and start != "latest":
-            since_us = int(start.time_s * _US) if isinstance(start, AtTime) else 0
+            since_us = int(start.time_s * MICROSECONDS) if isinstance(start, AtTime) else 0
             subscriber.start_after(self._position(subscriber.pattern, start), since_us)
             self._hub.touch(subscriber)
         return subscriber
@@ -252,7 +251,7 @@ class Subscriptions:
         if isinstance(start, AtId):
             return max(start.id - 1, kept)
         if isinstance(start, AtTime):
-            since_us = int(start.time_s * _US)
+            since_us = int(start.time_s * MICROSECONDS)
             return min((topic.before(since_us) for topic in topics), default=0)
         return kept
 

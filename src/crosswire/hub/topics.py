@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Generic, Literal, TypeVar
 
 import msgspec
 
-from crosswire.envelope import LARGEST_INTEGER, Envelope
+from crosswire.envelope import LARGEST_INTEGER, MICROSECONDS, Envelope
 from crosswire.errors import RecordDamaged
 from crosswire.hub.attachment import (
     Attachment,
@@ -21,10 +21,10 @@ from crosswire.hub.attachment import (
     DeliveryGap,
     DeliveryReceiver,
     Ended,
-    Predicate,
     Window,
 )
 from crosswire.hub.backlog import Backlog
+from crosswire.hub.filters import Predicate
 from crosswire.hub.floors import floor_of, save_floor
 from crosswire.hub.items import Retry
 from crosswire.hub.ledger import LedgerPeer
@@ -41,7 +41,6 @@ _MARK_BYTES: Final = 4 << 20
 _MARK_S: Final = 3600
 _BACK_S: Final = 60
 _PAGE: Final = 256
-_US: Final = 1_000_000
 
 T = TypeVar("T")
 
@@ -217,8 +216,8 @@ class Topic:
         since_us = now_us - last.time
         return (
             size_bytes - last.bytes_before >= _MARK_BYTES
-            or since_us >= _MARK_S * _US
-            or since_us < -_BACK_S * _US
+            or since_us >= _MARK_S * MICROSECONDS
+            or since_us < -_BACK_S * MICROSECONDS
         )
 
     def count_run(self, first: int, sizes: Sequence[int], now_us: int) -> None:
@@ -233,7 +232,7 @@ class Topic:
 
     def retain(self, now: float) -> None:
         """Let go of what is too old or too much, if the lake has it. Whole marks at a time."""
-        oldest = int((self._hub.wall.age(now) - self.policy.retention_s) * _US)
+        oldest = int((self._hub.wall.age(now) - self.policy.retention_s) * MICROSECONDS)
         marks, times = self._marks, self._mark_times()
         cut = 0
         while cut + 1 < len(marks) and marks[cut + 1].id - 1 <= self._hub.feed.reclaim_limit:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from crosswire.envelope import Envelope
+from crosswire.envelope import MICROSECONDS, Envelope
 from crosswire.errors import ClockJumped, RecordDamaged
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ _log = logging.getLogger("crosswire.hub")
 
 _SPACE: Final = "clock"
 _KEY: Final = b"wall"
-_US: Final = 1_000_000
 _JUMP_S: Final = 1.0
 """Less between two looks is the clock's ordinary adjustment."""
 _BACK_S: Final = 5.0
@@ -88,7 +87,7 @@ class WallClock:
         self._save_at = now
         self._report_at = 0.0
         # Timestamps: from `_base_now_us` on they run at `_rate`, beginning with `_base_us`.
-        self._base_us = self._base_now_us = int(now * _US)
+        self._base_us = self._base_now_us = int(now * MICROSECONDS)
         self._rate = 1.0
         self._restore(now)
 
@@ -117,7 +116,7 @@ class WallClock:
 
     def expires_us(self, now: float, ttl_s: float) -> int:
         """When a message ends that is accepted now and is worth something for `ttl_s`."""
-        return int((now + self._offset + ttl_s) * _US)
+        return int((now + self._offset + ttl_s) * MICROSECONDS)
 
     def is_expired(self, envelope: Envelope, now_us: int) -> bool:
         """Has it lived its time? Jumps of the clock since it was accepted don't count."""
@@ -127,12 +126,16 @@ class WallClock:
         """The hub's time at which it will have lived its time."""
         # One more: where the division rounds down, `is_expired` would be false at that moment, and
         # a timer for it would be set again and again.
-        return (envelope.expires + 1 - self._offset_us + self._jumped_us(envelope.id)) / _US
+        return (
+            envelope.expires + 1 - self._offset_us + self._jumped_us(envelope.id)
+        ) / MICROSECONDS
 
     def _jumped_us(self, identifier: int) -> int:
         if not self._jumps or identifier > self._jumps[-1].id:
             return 0
-        return int(sum(each.seconds for each in self._jumps if each.id >= identifier) * _US)
+        return int(
+            sum(each.seconds for each in self._jumps if each.id >= identifier) * MICROSECONDS
+        )
 
     # Following it.
 
@@ -142,7 +145,7 @@ class WallClock:
             return 0.0
         change = wall - now - self._offset
         self._offset = wall - now
-        self._offset_us = int(self._offset * _US)
+        self._offset_us = int(self._offset * MICROSECONDS)
         self._stamp_from(wall, now)
         jumped = abs(change) > _JUMP_S
         if jumped:
@@ -156,11 +159,11 @@ class WallClock:
         return change if jumped else 0.0
 
     def _stamp_from(self, wall: float, now: float) -> None:
-        now_us, wall_us = int(now * _US), int(wall * _US)
-        ahead_s = (self.stamp_us(now_us) - wall_us) / _US
+        now_us, wall_us = int(now * MICROSECONDS), int(wall * MICROSECONDS)
+        ahead_s = (self.stamp_us(now_us) - wall_us) / MICROSECONDS
         # The order of times is worth more than their exactness, unless they are far off.
         is_slowed = 0 < ahead_s <= _SLOWED_S
-        self._base_us = wall_us + int(ahead_s * _US) if is_slowed else wall_us
+        self._base_us = wall_us + int(ahead_s * MICROSECONDS) if is_slowed else wall_us
         self._base_now_us = now_us
         self._rate = max(1.0 - ahead_s, _SLOWEST) if is_slowed else 1.0
 

@@ -15,6 +15,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from crosswire.wire.runs import BACKWARD, DATA, FIN, FORWARD, GAP, LOST, OPEN, RESET
+
 __all__ = [
     "BACKWARD",
     "DATA",
@@ -30,25 +32,6 @@ __all__ = [
     "SCHEMAS",
     "WIRE",
 ]
-
-FORWARD: Final = "forward"
-"""Direction of what the side sends that opened the connection."""
-BACKWARD: Final = "backward"
-"""Direction of what the side sends that accepted it."""
-
-# What a row of `wire` is about.
-OPEN: Final = "open"
-"""The connection was opened; no bytes."""
-DATA: Final = "data"
-"""`data` was sent."""
-GAP: Final = "gap"
-"""`length` bytes were sent and are missing here."""
-FIN: Final = "fin"
-"""This direction was ended in order; no bytes."""
-RESET: Final = "reset"
-"""The connection was broken off; no bytes."""
-LOST: Final = "lost"
-"""Rows of this node are missing: a full disk or a power cut took them. Belongs to no connection."""
 
 
 def _column(name: str, kind: pa.DataType, *, optional: bool = False) -> pa.Field:

@@ -14,11 +14,12 @@ def register(spark: SparkSession) -> None:
     """Register the data sources `crosswire` (a running hub) and `pcap` (captures) with a session.
 
     Also turns on Spark's filter pushdown for Python sources: without that setting Spark refuses
-    every source that offers it, as both of these do.
+    every source that offers it, as `crosswire` does.
     """
     # Imported here so that `crosswire.pipeline.report` needs neither Spark nor numba.
     from crosswire.pipeline.connector.source import CrosswireDataSource
-    from crosswire.pipeline.sources.pcap import register_pcap
+    from crosswire.pipeline.sources.pcap import PcapDataSource
 
-    register_pcap(spark)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(CrosswireDataSource)
+    spark.dataSource.register(PcapDataSource)

@@ -20,8 +20,8 @@ from crosswire.pipeline.output import Output
 from crosswire.pipeline.progress import Progress
 from crosswire.pipeline.sources.decoded import decode, decode_captures, decode_tap
 from crosswire.pipeline.sources.inputs import Inputs
+from crosswire.pipeline.sources.lake import from_records
 from crosswire.pipeline.sources.pcap import Captures
-from crosswire.pipeline.sources.records import from_records
 from crosswire.pipeline.sources.tap import from_tap
 from crosswire.pipeline.spark import plain_errors
 from crosswire.pipeline.summary import (

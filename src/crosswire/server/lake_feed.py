@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from crosswire.config import LakeSettings
-from crosswire.envelope import Envelope
+from crosswire.envelope import MICROSECONDS, Envelope
 from crosswire.errors import CrosswireError, LakeError, RecordDamaged, StoreError
 from crosswire.hub.feed import CommittedGroup, LakeGap, Seal
 from crosswire.hub.hub import Hub
@@ -37,7 +37,6 @@ __all__ = ["LakeFeed", "note_absence"]
 
 _log = logging.getLogger("crosswire.lake")
 
-_US: Final = 1_000_000
 _DAY_S: Final = 86_400
 _PAGE: Final = 8
 _RETRY_S: Final = 1.0
@@ -613,7 +612,7 @@ class LakeFeed:
         if settings.retention_days:
             # Not the wall clock: one that was set wrong must not empty the lake.
             now = self._hub.wall.age(self._hub.now)
-            oldest_us = int((now - settings.retention_days * _DAY_S) * _US)
+            oldest_us = int((now - settings.retention_days * _DAY_S) * MICROSECONDS)
         gone = await self._in_thread(
             expire, self._lake, self._hub.node, oldest_us, settings.retention_bytes
         )
@@ -626,4 +625,4 @@ class LakeFeed:
 
 
 def _now_us() -> int:
-    return int(time.time() * _US)
+    return int(time.time() * MICROSECONDS)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
-from crosswire.gateways.context import GatewayContext, Leftover
+from crosswire.gateways.context import ConnectedPeer, GatewayContext, Leftover
 from crosswire.gateways.gateway import Gateway
 from crosswire.hub.attachment import Attachment
 from crosswire.hub.services import Provider
@@ -79,7 +79,7 @@ class LeftoverCheck:
                 return
 
     def _examine(self) -> Iterator[None]:
-        """A round; what it yields are places where it can be interrupted."""
+        """A round; each yield is a point where it can be interrupted."""
         suspects: dict[tuple[str, int], object] = {}
         for found in self._find():
             if found is not None:
@@ -171,11 +171,11 @@ class LeftoverCheck:
 
 
 def _is_gone(held: Attachment | Provider) -> bool:
-    """Whoever holds messages or calls for longer than a moment can tell; others are not judged."""
+    """Only what has been held for more than a moment is checked."""
     return bool(getattr(held.receiver, "is_gone", False))
 
 
-def _of(kind: str, gateway: Gateway, heal: Callable[[], object]) -> Leftover:
+def _of(kind: str, gateway: ConnectedPeer, heal: Callable[[], object]) -> Leftover:
     return Leftover(kind, gateway.protocol, gateway.id, gateway, heal)
 
 
@@ -184,5 +184,5 @@ def _held(kind: str, held: Attachment | Provider, heal: Callable[[], object]) ->
     return Leftover(kind, held.peer.protocol, f"{held.peer.connection}: {name}", held, heal)
 
 
-def _list(context: GatewayContext, gateway: Gateway) -> None:
+def _list(context: GatewayContext, gateway: ConnectedPeer) -> None:
     context.gateways[gateway.id] = gateway

@@ -100,7 +100,7 @@ class Listener:
         return session
 
     def _look_back(self, session: Session) -> None:
-        """The event loop tells nobody of a handshake that failed: there is no session, that is all.
+        """The event loop doesn't report a failed handshake: there is just no session.
         By now it would be there."""
         if not session.opened:
             self.context.count("failed", self.gateway.protocol, "TlsHandshake")

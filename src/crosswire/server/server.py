@@ -1,4 +1,4 @@
-"""A whole hub: store, hub, listeners; how it starts, keeps time, changes its mind, and stops."""
+"""A whole hub: store, hub, listeners; start, timekeeping, reload and stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import msgspec
 
 from crosswire.access import Access
 from crosswire.config import Address, Config, ScheduleEntry
-from crosswire.envelope import Envelope
+from crosswire.envelope import Envelope, message_kind
 from crosswire.errors import (
     BondError,
     ConfigError,
@@ -28,8 +28,7 @@ from crosswire.errors import (
     StoreDamaged,
     StoreError,
 )
-from crosswire.gateways.clock import Clock
-from crosswire.gateways.context import GatewayContext
+from crosswire.gateways.context import Clock, GatewayContext
 from crosswire.gateways.gateway import Gateway
 from crosswire.gateways.payloads import JSON, TEXT, Schemas
 from crosswire.hub.hub import Hub, HubConfig
@@ -77,7 +76,7 @@ GATEWAYS: Final = {
     "micromsg2": "micromsg2.gateway:MicroMsg2Gateway",
     "relink": "relink.gateway:RelinkGateway",
 }
-"""Module and class behind a listener, by its name without `-tls`."""
+"""Module and class of a listener, by its name without `-tls`."""
 
 
 class HttpListener(Protocol):
@@ -97,7 +96,7 @@ class HttpListener(Protocol):
 class Server:
     """`start` opens everything, `stop` drains and closes it.
 
-    `http` makes what stands behind the listener of that name, which must be off without it.
+    `http` makes the application of the listener `http`, which must be off without it.
     """
 
     def __init__(
@@ -200,7 +199,7 @@ class Server:
         addresses = self.config.addresses()
         for name in addresses:
             if name.removesuffix("-tls") not in GATEWAYS and not (name == "http" and self._http):
-                raise ConfigError(f"nothing stands behind the listener {name}")
+                raise ConfigError(f"the listener {name} has no application")
         return addresses
 
     def _listener(self, name: str) -> Listener | HttpListener:
@@ -212,9 +211,9 @@ class Server:
     # Stopping.
 
     async def stop(self) -> None:
-        """Accept nobody, let what is under way be settled within a grace time, say goodbye.
+        """Accept nobody, wait for settlements within a grace time, then close with goodbyes.
 
-        The door for HTTP is the last one to close: it tells that the hub is draining.
+        HTTP closes last: it reports that the hub is draining.
         """
         self.context.draining = True
         for name, listener in self.listeners.items():
@@ -391,7 +390,7 @@ class Server:
         if idle_s and loop.time() >= self._idle_at:
             self._idle_at = loop.time() + min(idle_s / 4, _IDLE_LOOK_S)
             for gateway in list(self.context.gateways.values()):
-                self.hub.callbacks.run("idle", gateway.send_away, idle_s, loop.time())
+                self.hub.callbacks.run("idle", gateway.close_idle, idle_s, loop.time())
 
     def timers_late_s(self) -> float:
         """How long ago the hub's next deadline should have been handled."""
@@ -399,7 +398,7 @@ class Server:
         return 0.0 if deadline is None else max(self.context.now() - deadline, 0.0)
 
     def _look_in(self, wait_s: float) -> None:
-        # Not every loop's handle can tell when it is due.
+        # Not every loop's handle knows when it is due.
         loop = asyncio.get_running_loop()
         self._timer_at = loop.time() + wait_s
         self._timer = loop.call_later(wait_s, self._keep_time)
@@ -458,7 +457,7 @@ def _check_folder(path: Path) -> None:
             raise ConfigError(f"can't keep data in {folder}: it is not a folder")
     path.mkdir(parents=True, exist_ok=True)
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        # Whether that is about rights or about the file system, the system says best itself.
+        # The system's own message distinguishes rights from file system problems.
         with tempfile.TemporaryFile(dir=path):
             pass
     if not (path / "CURRENT").exists():
@@ -506,7 +505,7 @@ def _schedule(entry: ScheduleEntry) -> Schedule:
         id=entry.id,
         envelope=Envelope(
             destination=entry.destination,
-            kind="publish" if entry.destination.startswith("topic/") else "send",
+            kind=message_kind(entry.destination),
             payload=payload,
             content_type=content_type,
             properties=entry.properties,
@@ -524,5 +523,5 @@ def _refuse_strangers(config: Config) -> None:
     """Without users anybody who can connect may do anything: not from another machine."""
     for name, address in config.exposed().items():
         raise ConfigError(
-            f"{name} on {address} would let anybody do anything: configure users, or say --insecure"
+            f"{name} on {address} would let anybody do anything: configure users, or use --insecure"
         )

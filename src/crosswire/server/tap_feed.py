@@ -14,22 +14,20 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from crosswire.config import LakeSettings
+from crosswire.envelope import MICROSECONDS
+from crosswire.gateways.context import ConnectedPeer
 from crosswire.lake.schemas import BACKWARD, DATA, FIN, FORWARD, OPEN, RESET
-from crosswire.lake.tap import Peers, Spool, WireRow
+from crosswire.lake.tap_spool import Peers, Spool, WireRow
 from crosswire.logs import log_event
 from crosswire.wire.masking import Mask
-
-if TYPE_CHECKING:
-    from crosswire.gateways.gateway import Gateway
 
 __all__ = ["ConnectionTap", "TapFeed", "has_spool"]
 
 _log = logging.getLogger("crosswire.lake")
 
-_US: Final = 1_000_000
 _FLUSH_S: Final = 0.2
 _FLUSH_BYTES: Final = 1 << 20
 _SAMPLES: Final = 1 << 32
@@ -72,7 +70,7 @@ class TapFeed:
         self._is_failing = False
         self._stopped = False
 
-    def open(self, gateway: Gateway) -> ConnectionTap | None:
+    def open(self, gateway: ConnectedPeer) -> ConnectionTap | None:
         """For a new connection, if its listener is tapped and it is in the sample."""
         tap = self._settings.tap
         if gateway.listener not in tap.listeners:
@@ -158,9 +156,11 @@ class TapFeed:
     def _write(
         self, rows: list[WireRow], lost: int, ended: list[str], closing: bool
     ) -> tuple[bool, int]:
-        """Spool, and seal when it is time. Tells if something waits for that, and how many bytes
-        are lost that no spool knows of."""
-        now_us = int(time.time() * _US)
+        """Spool, and seal when it is time.
+
+        Returns whether something waits for that, and how many bytes no spool has.
+        """
+        now_us = int(time.time() * MICROSECONDS)
         settings, spool = self._settings, self._spool
         if not closing and not self._has_room():
             self._fail("the rest of the disk is left to the store")
@@ -175,7 +175,7 @@ class TapFeed:
             spool.add(rows, now_us, lost_bytes=lost)
             spool.forget(ended)
             # A clock that was set back must not keep it waiting.
-            age_s = abs(now_us - spool.first_time) / _US
+            age_s = abs(now_us - spool.first_time) / MICROSECONDS
             if closing:
                 spool.close(now_us)
             elif spool.size_bytes >= settings.seal_bytes or age_s >= settings.seal_s:
@@ -253,7 +253,7 @@ class ConnectionTap:
             self._end(FORWARD, RESET)
             self._end(BACKWARD, RESET)
         else:
-            # Whoever closed it: nothing comes any more, of either side.
+            # Whichever side closed it: no more bytes follow in either direction.
             self._end(BACKWARD, FIN)
             self._end(FORWARD, FIN)
         self._feed.end(self._peers.connection)
@@ -290,4 +290,4 @@ def _address(name: Any) -> tuple[str, int]:
 
 
 def _now_us() -> int:
-    return int(time.time() * _US)
+    return int(time.time() * MICROSECONDS)

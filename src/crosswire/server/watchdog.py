@@ -1,7 +1,7 @@
 """Watches the event loop and the clock that runs on it.
 
-Whoever keeps time reports every turn with `beat`. A thread of its own looks for turns that don't
-come: it can say that the loop is blocked, and where, while it is blocked.
+The timekeeper reports every turn with `beat`. A thread of its own looks for turns that don't
+come: it reports that the loop is blocked, and where, while it is blocked.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Watchdog:
     # On the event loop.
 
     def beat(self, lag_s: float) -> None:
-        """The clock had a turn, so much later than it was asked for."""
+        """The timer ran, this much later than requested."""
         now = self._monotonic()
         silent_s = self.silent_s()
         self._beat_at = now
@@ -102,7 +102,7 @@ class Watchdog:
             self.look()
 
     def look(self) -> None:
-        """Say so if the loop is blocked, again every minute."""
+        """Report a blocked loop, again every minute."""
         silent_s, now = self.silent_s(), self._monotonic()
         if silent_s <= LATE_S or (
             self._reported_at is not None and now - self._reported_at < _AGAIN_S

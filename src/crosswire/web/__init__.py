@@ -1,1 +1,1 @@
-"""The hub over HTTP: its API, its metrics, and the door they stand behind."""
+"""The hub over HTTP: API, metrics, and their listener with its access checks."""

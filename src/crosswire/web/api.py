@@ -119,7 +119,7 @@ OPERATIONS: Final = (
         name="close_connection",
         method="DELETE",
         path="/v1/connections/{id}",
-        summary="Say goodbye to a peer, in its own protocol",
+        summary="Close a connection, with its protocol's goodbye",
         handler=state.close_connection,
         answer=state.Closed,
     ),
@@ -213,8 +213,8 @@ OPERATIONS: Final = (
         name="read_log",
         method="POST",
         path="/v1/log/read",
-        summary="The messages of a range as an Arrow stream; `last` in a batch's metadata says how"
-        " far it goes",
+        summary="The messages of a range as an Arrow stream; `last` in a batch's metadata is its"
+        " last id",
         handler=log.read,
         body=log.ReadSplit,
         answer=None,

@@ -239,10 +239,7 @@ class App:
             notes.append(f"the system's clock jumped by {seconds:+.0f} s at {when}")
         held_s = wall.held_s(now)
         if held_s:
-            notes.append(
-                f"retention by age is {wall.lag_s:.0f} s behind the clock for"
-                f" another {held_s:.0f} s"
-            )
+            notes.append(f"retention by age is {wall.lag_s:.0f} s late for another {held_s:.0f} s")
         worst_s = self.server.watchdog.worst_lag_s()
         if worst_s > _LAG_S:
             notes.append(f"the event loop was {worst_s:.1f} s late within the last minute")
@@ -316,7 +313,7 @@ class App:
             "crosswire_clock_jumps_forward_total": ("Of the system's clock.", hub.wall.forward),
             "crosswire_clock_jumps_back_total": ("Of the system's clock.", hub.wall.backward),
             "crosswire_retention_lag_seconds": (
-                "How far retention by age is behind the clock.",
+                "How late retention by age is, in seconds of the clock.",
                 hub.wall.lag_s,
             ),
             "process_cpu_seconds_total": ("CPU time.", usage.ru_utime + usage.ru_stime),
@@ -328,7 +325,7 @@ class _Guard:
     """Nobody but whom the hub means to talk to: a page from elsewhere must not reach it.
 
     The Host header must name the hub (an address, localhost, or a name from the configuration), so
-    that no foreign name can be pointed at it; an Origin header must name the same place.
+    that no foreign name can be pointed at it; an Origin header must name the same host.
     """
 
     def __init__(self, app: ASGIApp, server: Server) -> None:
@@ -394,7 +391,7 @@ def _answer(answer: msgspec.Struct) -> Response:
 
 
 async def _stream(chunks: Chunks) -> Response:
-    """What goes wrong before anything was given is told like everywhere."""
+    """An error before the first byte of the answer is reported like any other."""
     first = await anext(chunks, b"")
 
     async def whole() -> AsyncIterator[bytes]:
@@ -440,4 +437,4 @@ def _hub_failure(_request: Request, error: Exception) -> Response:
 
 
 def _internal_failure(_request: Request, _error: Exception) -> Response:
-    return _failure(500, FailureResponse("internal", "the hub made a mistake; its log says more"))
+    return _failure(500, FailureResponse("internal", "internal error; see the hub's log"))

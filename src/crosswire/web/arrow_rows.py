@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from crosswire.envelope import Envelope, Property
+from crosswire.envelope import Envelope, Property, message_kind
 from crosswire.errors import HubError, InvalidDestination, InvalidEnvelope
 from crosswire.gateways.payloads import BYTES, TEXT
 from crosswire.hub.ingest.records import StagedPart, pack
@@ -39,7 +39,7 @@ COLUMNS: Final = (
 )
 _INT64: Final = 1 << 63
 _encode = msgspec.json.Encoder().encode
-# Fields of the flatbuffers that describe a message, by their places in its tables.
+# Fields of the flatbuffers that describe a message, by their index in its tables.
 _MESSAGE_HEADER: Final = 2
 _BATCH_COMPRESSION: Final = 3
 
@@ -90,7 +90,7 @@ def _is_compressed(metadata: bytes) -> bool:
 
 
 def _field(data: bytes, table: int, number: int) -> int:
-    """How far behind its table's start a field is, 0 if it is left out."""
+    """A field's offset from its table's start, 0 if it is absent."""
     shape = table - int.from_bytes(data[table : table + 4], "little", signed=True)
     size = int.from_bytes(data[shape : shape + 2], "little")
     offset = 4 + 2 * number
@@ -143,7 +143,7 @@ def _is_binary(kind: pa.DataType) -> bool:
 def _envelopes(
     batch: pa.RecordBatch, first: int, connection: str, principal: str
 ) -> list[Envelope]:
-    """`first` is the row's number in the body, for whoever made a mistake in it."""
+    """`first` is the row's number in the body, for error messages."""
     found: list[Envelope] = []
     usual = TEXT if _is_text(batch.schema.field("value").type) else BYTES
     rows = zip(
@@ -167,7 +167,7 @@ def _envelopes(
             found.append(
                 Envelope(
                     destination=destination,
-                    kind="publish" if destination.startswith("topic/") else "send",
+                    kind=message_kind(destination),
                     payload=value or b"",
                     protocol="http",
                     connection=connection,

@@ -106,7 +106,7 @@ _FAILURES: Final[list[tuple[type[CrosswireError], int, str]]] = [
 
 
 def failure_of(error: CrosswireError) -> tuple[int, FailureResponse]:
-    """The status for an error of the hub, and what is said about it."""
+    """The HTTP status for an error of the hub, and its description."""
     for kind, status, name in _FAILURES:
         if isinstance(error, kind):
             return status, FailureResponse(name, str(error))

@@ -1,4 +1,4 @@
-"""Dead letters over HTTP: looked at, edited, let go, or given another chance at a rate."""
+"""Dead letters over HTTP: list, edit, delete, or replay at a rate."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from crosswire.envelope import Property
 from crosswire.errors import HubError, InvalidEnvelope, UnknownMessage
 from crosswire.gateways.edits import refit
 from crosswire.gateways.payloads import JsonPayload, from_body
-from crosswire.hub.attachment import Predicate
 from crosswire.hub.cursor import FailedDelivery
 from crosswire.hub.dead import DeadLetter
+from crosswire.hub.filters import Predicate
 from crosswire.hub.hub import Hub
 from crosswire.hub.subscriptions import predicate
 from crosswire.web.contract import Id, OperationRequest
@@ -59,7 +59,7 @@ class DeadQueues(msgspec.Struct, frozen=True):
 
 
 class DeadLettersQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Letters of a queue with ids behind `after` whose properties pass `filter`."""
+    """Letters of a queue with ids after `after` whose properties pass `filter`."""
 
     queue: str
     filter: str = ""
@@ -199,13 +199,13 @@ async def edit_dead_letter(ask: OperationRequest) -> DeadLetterRow:
     return _dead_letter_row(edit.queue, dead_letter, whole=True)
 
 
-# ----------------------------------------------------------------------------- choosing, letting go
+# ----------------------------------------------------------------------------- choosing, deleting
 
 
 class DeadLetterSelection(msgspec.Struct, frozen=True, kw_only=True):
     """Which letters: these `ids`, those whose properties pass `filter`, or `all`: one of them.
 
-    A `dry_run` only says which it would be."""
+    A `dry_run` only lists them."""
 
     queue: str
     ids: list[Id] = []
@@ -215,7 +215,7 @@ class DeadLetterSelection(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         if bool(self.ids) + bool(self.filter) + self.all != 1:
-            raise InvalidEnvelope("exactly one of ids, filter and all says which letters are meant")
+            raise InvalidEnvelope("give exactly one of ids, filter and all")
 
 
 class Chosen(msgspec.Struct, frozen=True, kw_only=True):
@@ -285,7 +285,7 @@ class ReplayRequest(DeadLetterSelection, frozen=True, kw_only=True):
 
 
 class ReplayRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`skipped` had gone meanwhile, or could not be sent again; `error` says why the last."""
+    """`skipped` were gone or could not be sent again; `error` is the reason of the last."""
 
     id: int
     queue: str
@@ -345,7 +345,7 @@ class _Replay:
             self.state, self.error = "failed", str(error)
 
     async def _send(self, hub: Hub, queue: str, ids: list[int], now: Callable[[], float]) -> None:
-        """A tenth of a second's worth at a time, and never so many that others have to wait."""
+        """A tenth of a second's worth at a time, and never enough to make others wait."""
         rate = self.asked.rate
         step = min(max(int(rate * _STEP_S), 1), _BATCH) if rate else _BATCH
         for start in range(0, len(ids), step):

@@ -26,7 +26,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 class PartQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Parts are numbered from 0. `run` tells apart two queries that call themselves alike."""
+    """Parts are numbered from 0. `run` distinguishes two queries of the same name."""
 
     part: Count
     run: str = ""
@@ -93,7 +93,7 @@ async def commit(ask: OperationRequest) -> CommitResponse:
 
 
 class AbortRequest(msgspec.Struct, frozen=True):
-    """Nothing to say."""
+    """An empty answer."""
 
 
 class Aborted(msgspec.Struct, frozen=True):

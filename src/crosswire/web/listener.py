@@ -56,7 +56,7 @@ class WebListener:
             h11_max_incomplete_event_size=_HEAD_BYTES,
         )
         self._config.load()
-        # Its warnings are about peers: ours say which.
+        # uvicorn's warnings are about peers; ours name the peer.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 
     async def open(self, address: Address) -> Address:

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from crosswire.envelope import Envelope, Property
+from crosswire.envelope import Envelope, Property, message_kind
 from crosswire.errors import HubError, InvalidEnvelope, RecordDamaged, UnknownMessage
 from crosswire.gateways.payloads import JsonPayload, from_body, to_shown_body
 from crosswire.hub.hub import Hub
@@ -99,7 +99,7 @@ def _beginning(envelope: Envelope, most_bytes: int) -> str:
 class Production(msgspec.Struct, frozen=True, kw_only=True):
     """A message for a queue or a topic; exactly one of `json`, `text` and `base64` is its payload.
 
-    `content_type` follows from which of them it is, unless it is said."""
+    `content_type` follows from which of them it is, unless it is given."""
 
     destination: str
     json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -118,13 +118,13 @@ class Productions(msgspec.Struct, frozen=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    place: int
+    index: int
     error: str
     description: str
 
 
 class Produced(msgspec.Struct, frozen=True):
-    """Ids by place, 0 for a message that was refused. Those that are durable are on disk."""
+    """Ids by position, 0 for a message that was refused. Those that are durable are on disk."""
 
     ids: list[int]
     refused: list[Refusal]
@@ -176,7 +176,7 @@ def _envelope(message: Production, principal: str) -> Envelope:
         raise InvalidEnvelope("messages go to queues and topics; a service is called")
     return Envelope(
         destination=message.destination,
-        kind="publish" if message.destination.startswith("topic/") else "send",
+        kind=message_kind(message.destination),
         payload=payload,
         protocol="http",
         principal=principal,

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from crosswire.envelope import LARGEST_INTEGER, Envelope, Property
+from crosswire.envelope import LARGEST_INTEGER, Envelope, Property, message_kind
 from crosswire.errors import InvalidSchedule, UnknownMessage
 from crosswire.gateways.payloads import JsonPayload, from_body
 from crosswire.hub.schedules import Schedule, check_interval
@@ -113,7 +113,7 @@ async def add_schedule(ask: OperationRequest) -> ScheduleRow:
     payload, content_type = from_body(JsonPayload(asked.json, asked.text, asked.base64))
     envelope = Envelope(
         destination=asked.destination,
-        kind="publish" if asked.destination.startswith("topic/") else "send",
+        kind=message_kind(asked.destination),
         payload=payload,
         content_type=content_type,
         protocol="http",

@@ -10,7 +10,7 @@ import msgspec
 from crosswire import __version__
 from crosswire.envelope import Envelope
 from crosswire.errors import HubError, RecordDamaged, UnknownMessage
-from crosswire.gateways.gateway import Gateway
+from crosswire.gateways.context import ConnectedPeer
 from crosswire.hub.attachment import Attachment, Consumer
 from crosswire.hub.queues import Queue, QueuePolicy
 from crosswire.hub.topics import Subscription, Topic, TopicPolicy
@@ -117,7 +117,7 @@ def _report(error: HubError) -> str:
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a long list: names behind `after`, with `contains` in them."""
+    """A part of a long list: names after `after`, with `contains` in them."""
 
     after: str = ""
     contains: str = ""
@@ -125,7 +125,7 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Peek(msgspec.Struct, frozen=True, kw_only=True):
-    """How many of its messages to show, those with ids behind `after`."""
+    """How many of its messages to show, those with ids after `after`."""
 
     messages: Few = 0
     after: Id = 0
@@ -455,7 +455,7 @@ def list_connections(ask: OperationRequest) -> ConnectionList:
     return ConnectionList([_connection(each) for each in gateways[: query.limit]])
 
 
-def _connection(gateway: Gateway) -> ConnectionRow:
+def _connection(gateway: ConnectedPeer) -> ConnectionRow:
     return ConnectionRow(
         id=gateway.id,
         protocol=gateway.protocol,
@@ -481,6 +481,6 @@ def close_connection(ask: OperationRequest) -> Closed:
     """In its protocol's own way; what it holds goes to others."""
     name: str = ask.path["id"]
     gateway = ask.server.context.gateways.get(name)
-    if gateway is None or not gateway.end():
+    if gateway is None or not gateway.disconnect():
         raise UnknownMessage(f"there is no connection {name!r}")
     return Closed(name)

@@ -21,6 +21,7 @@ from crosswire.wire import PROTOCOL_NAMES, protocol
 from crosswire.wire.contract import Frame
 from crosswire.wire.emp import frames as emp
 from crosswire.wire.emqp import frames as emqp
+from crosswire.wire.emqp.layout import ADMIN_COMMANDS, VERSION
 from crosswire.wire.epoxy import comm
 from crosswire.wire.epoxy import frames as epoxy
 from crosswire.wire.micromsg2 import frames as micromsg2
@@ -33,6 +34,7 @@ from crosswire.wire.relink.handshake import (
     serialize_handshake,
 )
 from crosswire.wire.zmtp import frames as zmtp
+from crosswire.wire.zmtp.layout import FLAG_LONG, FLAG_MORE
 from tests.pipeline.decode.described import (
     Said,
     Talk,
@@ -421,7 +423,7 @@ emqp_frames = st.one_of(
     st.builds(emqp.Inform, msgids, text, text),
     st.builds(emqp.Disconnect, msgids),
     st.builds(emqp.Kbai, msgids, st.sampled_from(["KBAI", "KBYE"])),
-    st.builds(emqp.Admin, msgids, st.sampled_from(emqp.ADMIN_COMMANDS)),
+    st.builds(emqp.Admin, msgids, st.sampled_from(ADMIN_COMMANDS).map(bytes.decode)),
 )
 more_parts = st.lists(st.sampled_from([b"", b"1", b"x" * 256]), max_size=2)
 
@@ -429,7 +431,7 @@ more_parts = st.lists(st.sampled_from([b"", b"1", b"x" * 256]), max_size=2)
 def with_long_heads(parts: list[bytes]) -> bytes:
     """As nobody has to write short parts, but may."""
     return b"".join(
-        bytes((zmtp.LONG | (zmtp.MORE if index < len(parts) - 1 else 0),))
+        bytes((FLAG_LONG | (FLAG_MORE if index < len(parts) - 1 else 0),))
         + len(part).to_bytes(8)
         + part
         for index, part in enumerate(parts)
@@ -448,8 +450,8 @@ others = st.sampled_from(
         zmtp.serialize_command("PING", b"\0\0hi"),
         zmtp.serialize_command("SUBSCRIBE", b"topic"),
         zmtp.serialize_message([b"no command"]),
-        zmtp.serialize_message([b"", emqp.VERSION, b"REQUEST", b"1"]),
-        zmtp.serialize_message([b"", emqp.VERSION, b"REPLY", b"\xff", b"x"]),
+        zmtp.serialize_message([b"", VERSION, b"REQUEST", b"1"]),
+        zmtp.serialize_message([b"", VERSION, b"REPLY", b"\xff", b"x"]),
     ]
 )
 

@@ -12,7 +12,6 @@ from crosswire.pipeline.decode.scanners.scanner import AWAY, NONE, ODD, STOP
 from crosswire.wire.contract import Frame
 from crosswire.wire.emqp.decoder import EmqpDecoder
 from crosswire.wire.emqp.frames import (
-    VERSION,
     Ack,
     Admin,
     DeliveryFrame,
@@ -26,6 +25,7 @@ from crosswire.wire.emqp.frames import (
     ScheduleFrame,
     UnscheduleFrame,
 )
+from crosswire.wire.emqp.layout import VERSION
 from crosswire.wire.zmtp.frames import (
     Command,
     Greeting,

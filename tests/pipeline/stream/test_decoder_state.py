@@ -12,19 +12,19 @@ import msgspec
 import pytest
 from benchmarks.traffic import Traffic
 
+from crosswire.capture.classify import PortMap
+from crosswire.capture.reassembly import LINGER_NS, Flow, Segment
 from crosswire.errors import DecoderStateError
 from crosswire.pipeline.decode.arrow_batches import Batches
 from crosswire.pipeline.decode.connection_rows import ConnectionRows
 from crosswire.pipeline.decode.readings import reading_of
 from crosswire.pipeline.decode.row_schema import ARROW
-from crosswire.pipeline.sources.capture import advance, read, segment_of
-from crosswire.pipeline.sources.classify import PortMap
-from crosswire.pipeline.sources.reassembly import LINGER_NS, Flow, Segment
-from crosswire.pipeline.sources.rows import FlowRows
+from crosswire.pipeline.sources.capture_reader import advance, read, segment_of
+from crosswire.pipeline.sources.flow_rows import FlowRows
 from crosswire.wire import PROTOCOL_NAMES
+from tests.capture.test_reassembly import opened, segment
 from tests.pipeline.captures import write_captures
 from tests.pipeline.conftest import TRAFFIC
-from tests.pipeline.sources.test_reassembly import opened, segment
 
 PORTS = PortMap()
 Row = tuple[Any, ...]

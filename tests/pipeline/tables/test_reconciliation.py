@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from crosswire.envelope import SCHEDULED
-from crosswire.pipeline.sources.records import from_records
+from crosswire.pipeline.sources.lake import from_records
 from crosswire.pipeline.tables.reconciliation import reconciliation
 from tests.pipeline.records import Records
 

@@ -9,7 +9,6 @@ from crosswire.wire.contract import Connection, Frame
 from crosswire.wire.emqp.connection import EmqpConnection
 from crosswire.wire.emqp.events import PeerInformed
 from crosswire.wire.emqp.frames import (
-    ADMIN_COMMANDS,
     Ack,
     Admin,
     DeliveryFrame,
@@ -26,6 +25,7 @@ from crosswire.wire.emqp.frames import (
     UnscheduleFrame,
     serialize,
 )
+from crosswire.wire.emqp.layout import ADMIN_COMMANDS
 from crosswire.wire.zmtp.frames import (
     Command,
     Greeting,
@@ -51,7 +51,7 @@ commands: SearchStrategy[Frame] = st.one_of(
     st.builds(lambda a, b, c, d: ScheduleFrame(a, b, c, *d), text, text, text, timed),
     st.builds(lambda a, b, c, d: UnscheduleFrame(a, b, c, *d), text, text, text, timed),
     st.builds(Inform, text, text, text),
-    st.builds(Admin, text, st.sampled_from(ADMIN_COMMANDS)),
+    st.builds(Admin, text, st.sampled_from(ADMIN_COMMANDS).map(bytes.decode)),
 )
 deliveries = st.builds(DeliveryFrame, text, bodies)
 

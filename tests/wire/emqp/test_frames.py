@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from crosswire.errors import FrameError, MalformedFrame, UnknownFrame
 from crosswire.wire.contract import Frame
 from crosswire.wire.emqp.frames import (
-    ADMIN_COMMANDS,
     Admin,
     DeliveryFrame,
     Inform,
@@ -27,6 +26,7 @@ from crosswire.wire.emqp.frames import (
     serialize,
     serialize_queues,
 )
+from crosswire.wire.emqp.layout import ADMIN_COMMANDS
 from tests.wire.emqp.strategies import commands
 from tests.wire.vectors import load
 
@@ -128,7 +128,7 @@ def test_any_byte_strings_are_parsed(parts: list[bytes]) -> None:
 names = st.sampled_from(
     [
         *("ACK", "REPLY", "HEARTBEAT", "DISCONNECT", "KBAI", "KBYE", "READY", "REQUEST"),
-        *("PUBLISH", "SCHEDULE", "UNSCHEDULE", "INFORM", *ADMIN_COMMANDS),
+        *("PUBLISH", "SCHEDULE", "UNSCHEDULE", "INFORM", *map(bytes.decode, ADMIN_COMMANDS)),
     ]
 )
 

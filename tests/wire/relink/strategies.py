@@ -15,14 +15,12 @@ from crosswire.wire.relink.frames import (
     ChannelOperation,
     Message,
     Nop,
-    PacketLayout,
     Ping,
     Pong,
     Resume,
     SequenceAcknowledgement,
     SequenceOperation,
     Shutdown,
-    layout,
     serialize,
 )
 from crosswire.wire.relink.handshake import (
@@ -33,6 +31,7 @@ from crosswire.wire.relink.handshake import (
     ListenerVersion,
     serialize_handshake,
 )
+from crosswire.wire.relink.layout import PacketLayout, packet_layout
 from crosswire.wire.relink.link import Link
 from tests.wire.stream import Stream, pump
 
@@ -101,7 +100,7 @@ def packets(sender: str, sizes: tuple[int, int]) -> SearchStrategy[Frame]:
 
 
 def layout_of(sender: str, sizes: tuple[int, int]) -> PacketLayout:
-    return layout(sender, *sizes)
+    return packet_layout(sender, *sizes)
 
 
 def written(sent: list[Frame], sender: str, sizes: tuple[int, int]) -> bytes:

@@ -19,11 +19,11 @@ from crosswire.wire.relink.frames import (
     Message,
     Ping,
     RelinkLimits,
-    layout,
     scan,
     serialize,
 )
 from crosswire.wire.relink.handshake import ConnectorHello, serialize_handshake
+from crosswire.wire.relink.layout import packet_layout
 from tests.wire.relink.strategies import (
     connector_start,
     hellos,
@@ -133,11 +133,11 @@ class TestVectors:
 def bytes_of(frame: Frame, reading: Reading) -> bytes:
     if frame.frame_name.startswith(("connector-", "listener-")):
         return serialize_handshake(frame)
-    return b"".join(serialize(frame, layout(reading.sender, *reading.sizes)))
+    return b"".join(serialize(frame, packet_layout(reading.sender, *reading.sizes)))
 
 
 def test_the_long_and_large_form_is_written_where_it_must_be() -> None:
-    at = layout("connector", 1, 1)
+    at = packet_layout("connector", 1, 1)
     assert serialize(Message((7,), False, (b"x",) * 256), at)[0][0] == 0x31
     assert serialize(Message((7,), False, (bytes(65536),)), at)[0][0] == 0x51
 
@@ -149,7 +149,7 @@ def test_round_trip(sender: str, data: st.DataObject, sizes: tuple[int, int]) ->
     sent = data.draw(st.lists(packets(sender, sizes), max_size=6))
     wire = written(sent, sender, sizes)
     placed: list[Any] = []
-    assert scan(wire, 0, 0, layout(sender, *sizes), RelinkLimits(), placed) == (len(wire), 8)
+    assert scan(wire, 0, 0, packet_layout(sender, *sizes), RelinkLimits(), placed) == (len(wire), 8)
     assert [item for _, _, item in placed] == sent
     assert all(offset % 8 == 0 and length % 8 == 0 for offset, length, _ in placed)
 
@@ -241,7 +241,7 @@ def test_what_is_unused_is_ignored(rest: bytes, unused: int, value: int) -> None
 
 def test_a_channel_that_does_not_fit_is_our_own_fault() -> None:
     with pytest.raises(ValueError, match="channel 256"):
-        serialize(Message((256,), False, ()), layout("connector", 1, 8))
+        serialize(Message((256,), False, ()), packet_layout("connector", 1, 8))
 
 
 def test_65536_times_no_bytes_take_no_room() -> None:
@@ -258,7 +258,7 @@ def test_65536_times_no_bytes_take_no_room() -> None:
     assert isinstance(last, ChannelOperation) and last.channels == (0,) * 65536
     assert last.channels != (0,) * 65535 + (1,) and last.channels[5:7] == (0, 0)
     assert last.fields()["channels"] == [0] * 65536
-    assert b"".join(serialize(last, layout("connector", 0, 0))) == many[:8]
+    assert b"".join(serialize(last, packet_layout("connector", 0, 0))) == many[:8]
 
 
 # ------------------------------------------------------------------------------------- zero-copy
@@ -266,7 +266,7 @@ def test_65536_times_no_bytes_take_no_room() -> None:
 
 def test_a_large_part_is_a_view_of_what_came_and_leaves_as_it_is() -> None:
     part = bytes(16 * 1024 * 1024)
-    at = layout("connector", 1, 1)
+    at = packet_layout("connector", 1, 1)
     pieces = serialize(Message((7,), False, (b"small", part, b"tail")), at)
     assert any(piece is part for piece in pieces)
     wire = b"".join(pieces)

@@ -18,11 +18,11 @@ from crosswire.wire.relink.frames import (
     Message,
     Ping,
     SequenceAcknowledgement,
-    layout,
     serialize,
     serialize_all,
 )
 from crosswire.wire.relink.handshake import LinkTerms
+from crosswire.wire.relink.layout import packet_layout
 from crosswire.wire.relink.link import Link
 from tests.wire.stream import pump
 
@@ -149,7 +149,7 @@ def test_a_run_is_received_like_one_after_the_other() -> None:
 
 @pytest.mark.parametrize("id_size", [0, 1, 2, 3, 8])
 def test_packets_together_are_the_bytes_of_each(id_size: int) -> None:
-    shape = layout("connector", id_size, id_size)
+    shape = packet_layout("connector", id_size, id_size)
     packets: list[Frame] = [
         Message((0,), False, (b"x" * size,)) for size in (0, 1, 8, 9, 9, 8192, 8193, 70_000)
     ]

@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="have messages on disk before they are acknowledged. What a topic does its hub "
-        "decides: only one that is started here can be told (--durable)",
+        "decides: --durable only works with a hub that is started here",
     )
     parser.add_argument(
         "--not-durable", dest="durable", action="store_false", help="the same as --no-durable"

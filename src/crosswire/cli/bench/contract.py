@@ -37,7 +37,7 @@ E = TypeVar("E", bound=Event)
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be done. `ports` are those of listeners that are not where they usually are;
-    `durable` is what the protocol can say about it, a topic's own policy decides the rest."""
+    `durable` is what the protocol can ask for; a topic's own policy decides the rest."""
 
     via: str
     destination: str
@@ -82,7 +82,7 @@ class Line:
         part.open(self)
 
     def write(self) -> None:
-        """What the connection has to say."""
+        """Handle what the connection received."""
         outgoing = self.connection.data_to_send()
         if outgoing:
             self.socket.sendall(b"".join(outgoing))
@@ -105,7 +105,7 @@ class Line:
         return events
 
     def wait_for(self, kind: type[E]) -> E:
-        """The next event of this kind; those behind it are read later."""
+        """The next event of this kind; those after it are read later."""
         while True:
             events = self.read()
             self.write()
@@ -158,7 +158,7 @@ class BenchProducer(BenchEnd):
 
     @abstractmethod
     def send(self, count: int) -> None:
-        """So many more messages. There never are more than the window without an answer."""
+        """Allow this many more messages. There never are more than the window without an answer."""
 
     @abstractmethod
     def answered(self, events: list[Event]) -> int:

@@ -33,7 +33,7 @@ class StartedHub(msgspec.Struct, frozen=True):
         for line in Path(f"/proc/{self.pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Private_Dirty:"):
                 return int(line.split()[1]) * 1024
-        raise ClientError("this system does not tell how much memory a process uses")
+        raise ClientError("this system does not report how much memory a process uses")
 
 
 @contextmanager

@@ -55,7 +55,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(work: Work, count: int, cpu_s: Callable[[], float] | None = None) -> Figures:
-    """Send so many messages, as fast as they go, behind some that warm up. Raises ClientError."""
+    """Send `count` messages as fast as possible, after some for warming up. Raises ClientError."""
     taken: Any = _processes.RawValue("q", 0)
     with _running(_consume, work, taken) as consumer, _running(_produce, work, taken) as producer:
         _round(producer, consumer, max(int(count * _WARM_UP), 1))

@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
         help="how long traffic is made (default: 15)",
     )
     parser.add_argument(
-        "--no-pipeline", action="store_true", help="end behind the proof: no Spark, no report"
+        "--no-pipeline", action="store_true", help="end after the proof: no Spark, no report"
     )
     parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
 
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.no_pipeline:
         _check_spark()
     folder = prepare(Path(options.data))
-    ticker.say("Crosswire: one hub, five protocols, real connections, a kill -9 in the middle.\n")
+    ticker.line("Crosswire: one hub, five protocols, real connections, a kill -9 in the middle.\n")
     scenes = _play(folder, options.seconds, ticker)
     if not options.json:
         _show(scenes, ticker)
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
         print(msgspec.json.encode(_outcome(scenes, folder, summary, facts, seconds)).decode())
     else:
         _print_next_steps(folder, scenes, ticker, with_report=facts is not None)
-        ticker.say(f"\nDone in {seconds:.0f} s.")
+        ticker.line(f"\nDone in {seconds:.0f} s.")
     return 1 if lost else 0
 
 
@@ -97,7 +97,7 @@ def _play(folder: DemoFolder, seconds: float, ticker: Ticker) -> list[Scene]:
 
 
 def _show(scenes: list[Scene], ticker: Ticker) -> None:
-    ticker.say("3  What was acknowledged, and what arrived\n")
+    ticker.line("3  What was acknowledged, and what arrived\n")
     names = ("tried", "acknowledged", "arrived", "dead", "again", "lost")
     head = ("flow", *(f">{name}" for name in names), "and")
     rows = []
@@ -123,7 +123,7 @@ def _proof(scenes: list[Scene]) -> str:
 
 
 def _check_spark() -> None:
-    """Before anything is begun: nobody wants to hear at the end that it can't be finished."""
+    """Before anything is begun: a missing requirement is reported before the work, not after it."""
     try:
         from crosswire.pipeline.spark import java_home
     except ModuleNotFoundError as error:
@@ -144,14 +144,14 @@ def _tables(folder: DemoFolder, ticker: Ticker, *, quiet: bool) -> tuple[Summary
     from crosswire.pipeline.sources.inputs import find_inputs
     from crosswire.pipeline.spark import FOR_LITTLE, start
 
-    ticker.say("\n4  Spark makes tables of what was tapped; the first start takes a moment")
+    ticker.line("\n4  Spark makes tables of what was tapped; the first start takes a moment")
     batch = BatchJob(inputs=find_inputs([str(folder.folder)]), output=str(folder.tables))
     spark = start(conf=FOR_LITTLE)
     try:
         summary = run_batch(spark, batch, quiet=quiet)
     finally:
         spark.stop()
-    ticker.say(f"   {summary.seen:,} bytes decoded, every one accounted for")
+    ticker.line(f"   {summary.seen:,} bytes decoded, every one accounted for")
     facts = write_report(str(folder.tables), folder.report, made_us=time.time_ns() // 1000)
     if not quiet:
         print_figures(facts)
@@ -186,7 +186,7 @@ def _print_next_steps(
     demo_folder: DemoFolder, scenes: list[Scene], ticker: Ticker, *, with_report: bool
 ) -> None:
     if with_report:
-        ticker.say("\n5  All of it on one page, with plots, for any browser:")
+        ticker.line("\n5  All of it on one page, with plots, for any browser:")
         print(f"   {demo_folder.report}", flush=True)
     me, folder = _program(), shlex.quote(str(demo_folder.folder))
     dead_letters = [number for scene in scenes for number in scene.dead.values()]
@@ -197,9 +197,9 @@ def _print_next_steps(
         (f"{me} lake list --data {folder}", "its files, for Spark or DuckDB"),
     ]
     wide = max(len(command) for command, _ in commands)
-    ticker.say("\nGo on by hand:")
+    ticker.line("\nGo on by hand:")
     for command, what in commands:
-        ticker.say(f"   {command:<{wide}}  # {what}")
+        ticker.line(f"   {command:<{wide}}  # {what}")
 
 
 def _program() -> str:

@@ -1,4 +1,4 @@
-"""What the pipeline's tables say, on a terminal: the main ones, a few lines each."""
+"""The pipeline's main tables on a terminal, a few lines each."""
 
 from __future__ import annotations
 

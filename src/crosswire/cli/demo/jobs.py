@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from crosswire.cli.demo.scene import HOST, Scene, soon
 from crosswire.client.native.emqp import EmqpClient
-from crosswire.client.native.emqp_worker import Worker
+from crosswire.client.native.emqp.worker import Worker
 from crosswire.wire.emqp.jobs import serialize_job
 
 __all__ = ["Jobs"]

@@ -42,7 +42,7 @@ class DemoRun:
         ticker = self._ticker
         try:
             self._ports = await self._hub.start()
-            ticker.say(
+            ticker.line(
                 f"1  A hub, process {self._hub.pid}, on {len(self._ports)} free ports; its store, "
                 f"lake and tap are in {self._folder.folder}"
             )
@@ -51,7 +51,7 @@ class DemoRun:
             await self._end()
 
     def abandon(self) -> None:
-        """Leave no hub behind, whatever happened."""
+        """Leave no hub running, whatever happened."""
         self._hub.abandon()
 
     async def _act(self) -> None:
@@ -63,10 +63,10 @@ class DemoRun:
             Calculator(self._ports),
             Ticks(self._ports),
         ]
-        ticker.say(f"2  Traffic in all five protocols at once, for {self._seconds:g} s")
+        ticker.line(f"2  Traffic in all five protocols at once, for {self._seconds:g} s")
         wide = max(len(scene.way) for scene in self.scenes)
         for scene in self.scenes:
-            ticker.say(f"     {scene.title:<7} {scene.way:<{wide}}  {scene.story}")
+            ticker.line(f"     {scene.title:<7} {scene.way:<{wide}}  {scene.story}")
         curtain = asyncio.Event()
         ticker.restart()
         loop = asyncio.get_running_loop()
@@ -82,7 +82,7 @@ class DemoRun:
             await self._until(start + share * self._seconds)
             begun = loop.time()
             ticker.event(await act())
-            # However long a hub takes to come back, there is as much traffic behind it.
+            # However long a hub takes to come back, there is as much traffic after it.
             start += loop.time() - begun
         await self._until(start + self._seconds)
         curtain.set()

@@ -70,7 +70,7 @@ class HubProcess:
         if not line:
             await self._process.wait()
             output = self._log.read_bytes()[log_size:].decode(errors="replace").strip()
-            raise CrosswireError(f"the hub did not start: {output or 'it said nothing'}")
+            raise CrosswireError(f"the hub did not start: {output or 'it printed nothing'}")
         listen: dict[str, str] = msgspec.json.decode(line)["listen"]
         self._ports = {name: int(at.rpartition(":")[2]) for name, at in listen.items()}
         return self._ports

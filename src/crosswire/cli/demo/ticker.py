@@ -1,4 +1,4 @@
-"""What the demo says while it runs, on standard error."""
+"""The demo's progress, on standard error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Ticker"]
 
 
 class Ticker:
-    """Lines that stay, and on a terminal one that is written over; `quiet` says nothing."""
+    """Lines that stay, and on a terminal one that is written over; `quiet` prints nothing."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -21,7 +21,7 @@ class Ticker:
         """Time counts from here."""
         self._start = time.monotonic()
 
-    def say(self, text: str = "") -> None:
+    def line(self, text: str = "") -> None:
         if self._quiet:
             return
         sys.stdout.flush()
@@ -30,10 +30,10 @@ class Ticker:
 
     def event(self, text: str) -> None:
         """Something happened now."""
-        self.say(f"{self._clock()}  {text}")
+        self.line(f"{self._clock()}  {text}")
 
     def show(self, text: str) -> None:
-        """How things stand, until something else is said."""
+        """A status line, until something else is printed."""
         if self._is_terminal:
             line = f"{self._clock()}  {text}"
             width = shutil.get_terminal_size().columns - 1

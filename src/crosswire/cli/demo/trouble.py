@@ -28,7 +28,7 @@ _NEARLY = {
 
 
 async def make_trouble(ports: dict[str, int]) -> int:
-    """Say something wrong to every listener; gives how often."""
+    """Send something invalid to every listener; returns how many times."""
     messages = [
         (port, each)
         for name, port in ports.items()

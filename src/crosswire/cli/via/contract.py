@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from crosswire.cli.body import Property
+from crosswire.envelope import Property
 from crosswire.listeners import LISTENERS
 
 __all__ = [
@@ -93,7 +93,7 @@ class SubscriptionRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IncomingMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """What came; `settle` tells the hub that it is done."""
+    """A received message; `settle` acknowledges it to the hub."""
 
     destination: str
     payload: bytes
@@ -115,7 +115,10 @@ class Via(ABC):
 
     @abstractmethod
     async def publish(self, destination: str, messages: Sequence[OutgoingMessage]) -> list[int]:
-        """Send to a queue or a topic; returns when the hub has them. Ids where they are told."""
+        """Send to a queue or a topic; returns when the hub has them.
+
+        Ids where the protocol returns them.
+        """
 
     @abstractmethod
     def subscribe(self, wanted: SubscriptionRequest) -> AsyncGenerator[IncomingMessage, None]:

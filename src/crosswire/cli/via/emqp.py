@@ -163,7 +163,7 @@ def _job(peer: EmqpPeer, event: RequestReceived, answerer: Answerer | None) -> I
 
 
 def mechanism_of(target: HubTarget) -> Mechanism | None:
-    """Keys of our own are made up where none are given: they say nothing about who we are."""
+    """Keys are generated where none are given: such keys identify nobody."""
     if target.curve_server is None:
         return None
     try:

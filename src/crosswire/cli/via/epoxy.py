@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from crosswire.bond import hub_module, marshal
-from crosswire.cli.body import Property
 from crosswire.cli.via.contract import (
     Answerer,
     HubTarget,
@@ -22,7 +21,7 @@ from crosswire.cli.via.contract import (
     runs,
 )
 from crosswire.client.native.epoxy import EpoxyClient, EpoxyPeer, Handlers, IncomingCall
-from crosswire.envelope import Envelope
+from crosswire.envelope import Envelope, Property
 from crosswire.gateways.payloads import Schemas
 
 __all__ = ["EpoxyVia"]

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
-from crosswire.cli.body import Property
 from crosswire.cli.via.contract import (
     BYTES,
     Answerer,
@@ -18,6 +17,7 @@ from crosswire.cli.via.contract import (
     with_type,
 )
 from crosswire.client.native.micromsg2 import MicroMsg2Client, MicroMsg2Delivery, client_offer
+from crosswire.envelope import Property
 
 __all__ = ["MicroMsg2Via"]
 

@@ -37,7 +37,7 @@ def add_via_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         action="append",
         default=[],
-        help="a .bond file that says what a service takes, for Epoxy",
+        help="a .bond file with a service's types, for Epoxy",
     )
     parser.add_argument("--json", action="store_true", help="JSON, one object a line")
 

@@ -9,7 +9,6 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from crosswire.cli.body import Property
 from crosswire.cli.via.contract import (
     BYTES,
     Answerer,
@@ -21,6 +20,7 @@ from crosswire.cli.via.contract import (
 )
 from crosswire.client.native.dial import within
 from crosswire.client.native.relink import Received, Receiver, RelinkClient
+from crosswire.envelope import Property
 from crosswire.errors import ClientError, RequestFailed
 
 __all__ = ["RelinkVia"]

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
 
-from crosswire.envelope import LARGEST_INTEGER, Envelope, Property
+from crosswire.envelope import LARGEST_INTEGER, Envelope, Property, message_kind
 from crosswire.errors import (
     CrosswireError,
     Forbidden,
@@ -38,7 +38,6 @@ from crosswire.wire.emp.events import RequestReceived, ResponseReceived
 
 __all__ = ["EmpGateway"]
 
-_Properties = dict[str, Property]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_INTEGER)]
 _Window = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_WINDOW)]
 
@@ -47,7 +46,7 @@ class _PublishData(RawBody, frozen=True, gc=False, kw_only=True):
     """Data of `$publish`."""
 
     destination: str
-    properties: _Properties = msgspec.field(default_factory=dict)
+    properties: dict[str, Property] = msgspec.field(default_factory=dict)
     key: str = ""
 
 
@@ -93,7 +92,7 @@ class _DeliverData(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     id: int
     destination: str
     attempt: int
-    properties: _Properties
+    properties: dict[str, Property]
     json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     text: str | None = None
     base64: bytes | None = None
@@ -215,7 +214,7 @@ class EmpGateway(Gateway):
         payload, content_type = from_raw_body(data)
         return Envelope(
             destination=data.destination,
-            kind="publish" if data.destination.startswith("topic/") else "send",
+            kind=message_kind(data.destination),
             payload=payload,
             protocol=self.protocol,
             connection=self.id,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterable
 from typing import ClassVar, Final
 
 from crosswire.bond import marshal
-from crosswire.envelope import Envelope, Kind, Property
+from crosswire.envelope import Envelope, Kind, Property, message_kind
 from crosswire.errors import (
     BondError,
     CallCancelled,
@@ -30,7 +30,7 @@ from crosswire.errors import (
     TooLargeToSend,
     UnknownMessage,
 )
-from crosswire.gateways.epoxy.structs import (
+from crosswire.gateways.epoxy.messages import (
     NOTHING,
     PUBLICATION,
     PUBLISHED,
@@ -198,7 +198,7 @@ class EpoxyGateway(Gateway):
         self.require("produce", destination)
         self._batch.append(
             self._envelope(
-                "publish" if destination.startswith("topic/") else "send",
+                message_kind(destination),
                 destination,
                 asked.payload,
                 asked.content_type or BYTES,

@@ -15,7 +15,7 @@ from zlib import crc32
 
 import msgspec
 
-from crosswire.envelope import NAME_BYTES, Envelope, Kind, Property, parse_destination
+from crosswire.envelope import NAME_BYTES, Envelope, Kind, Property, message_kind, parse_destination
 from crosswire.errors import (
     ConnectionRejected,
     CrosswireError,
@@ -58,8 +58,6 @@ _TIMEOUT: Final = "timeout"
 _OPEN_CALLS: Final = 1024
 _PROVIDER_WINDOW: Final = 256
 
-_Properties = dict[str, Property]
-
 
 class _ReplyAddress:
     """Where the answer to a call goes, and what it repeats."""
@@ -71,12 +69,12 @@ class _ReplyAddress:
         self.correlation = correlation
         self.in_json = in_json
 
-    def failure(self, error: CrosswireError) -> tuple[bytes, _Properties]:
+    def failure(self, error: CrosswireError) -> tuple[bytes, dict[str, Property]]:
         """Payload and properties that tell what went wrong."""
         payload, properties = to_failure(error)
         return payload, self.marked(properties)
 
-    def marked(self, properties: Mapping[str, Property]) -> _Properties:
+    def marked(self, properties: Mapping[str, Property]) -> dict[str, Property]:
         if self.correlation is None:
             return dict(properties)
         return {**properties, _CORRELATION: self.correlation}
@@ -192,7 +190,7 @@ class MicroMsg2Gateway(Gateway):
         if destination.startswith(_REPLY):
             return destination, "reply"
         self.require("produce", destination)
-        return destination, "publish" if destination.startswith("topic/") else "send"
+        return destination, message_kind(destination)
 
     def _envelope(self, event: MessageReceived, destination: str, kind: str) -> Envelope:
         payload = event.payload
@@ -209,7 +207,7 @@ class MicroMsg2Gateway(Gateway):
             )
         correlation = reply_to = ""
         content_type = self._content_type
-        taken: _Properties = {}
+        taken: dict[str, Property] = {}
         for key, value in event.properties.items():
             if value == "true":
                 taken[key] = True
@@ -437,7 +435,7 @@ class MicroMsg2Gateway(Gateway):
         self._acknowledge_calls()
 
     def _produce_answer(self, reply: _ReplyAddress, answer: Answer) -> None:
-        kind: Kind = "publish" if reply.destination.startswith("topic/") else "send"
+        kind: Kind = message_kind(reply.destination)
         if isinstance(answer, Envelope):
             answer = self.context.schemas.readable(answer) if reply.in_json else answer
             properties = reply.marked(answer.properties)

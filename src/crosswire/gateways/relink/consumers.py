@@ -23,9 +23,9 @@ from crosswire.errors import (
     TooLargeToSend,
 )
 from crosswire.gateways.context import GatewayContext
-from crosswire.gateways.relink.link_end import LinkEnd, Parts
-from crosswire.gateways.relink.link_records import LoadedLink, Outbound, SentRun, encode_runs
-from crosswire.gateways.relink.parts import to_parts
+from crosswire.gateways.relink.link_end import LinkEnd
+from crosswire.gateways.relink.link_records import LoadedLink, Outbound, Parts, SentRun, encode_runs
+from crosswire.gateways.relink.messages import to_parts
 from crosswire.hub.attachment import Attachment, Delivery, Ended, Notice, Window
 from crosswire.hub.subscriptions import AtId, Start
 from crosswire.wire.contract import Event

@@ -26,15 +26,23 @@ from crosswire.errors import (
     TooLargeToSend,
 )
 from crosswire.gateways.gateway import guarded, parse_start
-from crosswire.gateways.relink.link_records import Head, LinkRecords, LoadedLink, Outbound, SentRun
-from crosswire.gateways.relink.parts import Origin
+from crosswire.gateways.relink.link_records import (
+    Head,
+    LinkRecords,
+    LoadedLink,
+    Outbound,
+    Parts,
+    SentRun,
+)
+from crosswire.gateways.relink.messages import Origin
 from crosswire.hub.intake import OpenGroup
 from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.receipt import Receipt
 from crosswire.hub.subscriptions import Start, predicate
 from crosswire.wire.contract import Event
 from crosswire.wire.relink.channels import Decision, ReceivingChannel, SendingChannel
-from crosswire.wire.relink.frames import layout, message_bytes
+from crosswire.wire.relink.frames import message_bytes
+from crosswire.wire.relink.layout import packet_layout
 from crosswire.wire.relink.link import Link
 from crosswire.wire.relink.saved import SavedLink, encode
 
@@ -42,7 +50,7 @@ if TYPE_CHECKING:
     from crosswire.gateways.relink.gateway import RelinkGateway
     from crosswire.gateways.relink.links import Links
 
-__all__ = ["Endpoint", "LinkEnd", "Parts", "parse_endpoint"]
+__all__ = ["Endpoint", "LinkEnd", "parse_endpoint"]
 
 _RIGHTS: Final[dict[tuple[str, str], tuple[Right, frozenset[str]]]] = {
     ("queue", ""): ("produce", frozenset()),
@@ -53,8 +61,6 @@ _RIGHTS: Final[dict[tuple[str, str], tuple[Right, frozenset[str]]]] = {
     ("service", "serve"): ("serve", frozenset()),
 }
 _KINDS: Final[dict[str, Kind]] = {"queue": "send", "topic": "publish", "service": "request"}
-
-Parts = tuple[bytes, ...]
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -276,7 +282,7 @@ class LinkEnd(ABC):
         limit = self.limits.frame_bytes
         if sum(map(len, parts)) > limit // 2:
             terms = self.head.terms
-            ours = layout("listener", terms.connector_id_size, terms.listener_id_size)
+            ours = packet_layout("listener", terms.connector_id_size, terms.listener_id_size)
             size = message_bytes(parts, ours)
             if size > limit:
                 raise TooLargeToSend(size, limit)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from crosswire.envelope import MICROSECONDS
 from crosswire.errors import CrosswireError, HubError, LinkStateError, RecordDamaged
 from crosswire.gateways.context import GatewayContext, Leftover
 from crosswire.gateways.relink.consumers import ConsumeEnd
@@ -28,7 +29,6 @@ _log = logging.getLogger("crosswire.gateways")
 
 _EPOCH: Final = "relink-epoch"
 _KEY: Final = b"epoch"
-_US: Final = 1_000_000
 _IDS: Final = 1 << 63
 _OVERDUE_S: Final = 60.0
 """How much later than it should have been a link is forgotten by who looks for leftovers."""
@@ -110,7 +110,7 @@ class Links:
     def _renew(self, stored: int) -> None:
         store = self.context.hub.store
         wipe(store)
-        self.epoch = max(int(self.context.now() * _US), stored + 1)
+        self.epoch = max(int(self.context.now() * MICROSECONDS), stored + 1)
         store.save(_EPOCH, _KEY, self.epoch.to_bytes(_EPOCH_BYTES))
         store.request()
 

@@ -15,9 +15,9 @@ from typing import Final, cast
 from crosswire.envelope import Envelope, encode
 from crosswire.errors import InvalidEnvelope, InvalidRequest
 from crosswire.gateways.gateway import guarded
-from crosswire.gateways.relink.link_end import LinkEnd, Parts
-from crosswire.gateways.relink.link_records import LoadedLink
-from crosswire.gateways.relink.parts import from_parts
+from crosswire.gateways.relink.link_end import LinkEnd
+from crosswire.gateways.relink.link_records import LoadedLink, Parts
+from crosswire.gateways.relink.messages import from_parts
 from crosswire.hub.queues import Queue
 from crosswire.hub.receipt import Receipt
 from crosswire.hub.topics import Topic

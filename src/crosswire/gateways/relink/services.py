@@ -20,9 +20,9 @@ from crosswire.errors import (
     UnexpectedFrame,
 )
 from crosswire.gateways.gateway import guarded
-from crosswire.gateways.relink.link_end import LinkEnd, Parts
-from crosswire.gateways.relink.link_records import LoadedLink, Outbound, SentRun
-from crosswire.gateways.relink.parts import (
+from crosswire.gateways.relink.link_end import LinkEnd
+from crosswire.gateways.relink.link_records import LoadedLink, Outbound, Parts, SentRun
+from crosswire.gateways.relink.messages import (
     Origin,
     failure_of,
     failure_parts,

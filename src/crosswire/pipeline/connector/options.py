@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from crosswire.envelope import parse_pattern
+from crosswire.envelope import MICROSECONDS, parse_pattern
 from crosswire.errors import ClientError, InvalidDestination, InvalidInput
 from crosswire.pipeline.connector.address import DEFAULT_HUB, PATIENCE_S, HubAddress
 from crosswire.pipeline.connector.columns import COLUMNS, HEADERS
@@ -211,7 +211,7 @@ def _moment(given: Mapping[str, str]) -> int | None:
             "startingTimestamp is in milliseconds since 1970, or like 2026-11-15T08:00:00Z, "
             f"not {text!r}"
         ) from None
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1_000_000)
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * MICROSECONDS)
 
 
 def _count(given: Mapping[str, str], name: str) -> int:

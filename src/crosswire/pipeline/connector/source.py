@@ -31,6 +31,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from crosswire.envelope import MICROSECONDS
 from crosswire.pipeline.connector.columns import schema
 from crosswire.pipeline.connector.options import (
     EARLIEST,
@@ -164,7 +165,7 @@ def _bound(filter_: Filter, value: Any, at_least: list[int], below: list[int]) -
 def _microseconds(moment: datetime) -> int:
     aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
     since = aware - datetime(1970, 1, 1, tzinfo=UTC)
-    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+    return (since.days * 86_400 + since.seconds) * MICROSECONDS + since.microseconds
 
 
 # ------------------------------------------------------------------------------------------ stream

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 import numpy as np
 
+from crosswire.capture.classify import TLS
 from crosswire.errors import DecoderStateError, FrameError, InvalidInput
 from crosswire.lake.schemas import DATA, FIN, FORWARD, GAP, OPEN, RESET
 from crosswire.pipeline.decode.arrow_batches import Batches
 from crosswire.pipeline.decode.readings import reading_of
-from crosswire.pipeline.decode.readings.contract import TLS, Described, Reading, json_text
+from crosswire.pipeline.decode.readings.contract import Described, Reading, json_text
 from crosswire.pipeline.decode.row_schema import DIRECTIONS, FRAMES, VIOLATIONS
 from crosswire.wire import protocol
 from crosswire.wire.contract import Decoder, Encrypted, Gap, Placed, Unsynchronized

@@ -52,15 +52,9 @@ from crosswire.pipeline.decode.text import (
     words,
 )
 from crosswire.wire.contract import Frame, Placed
-from crosswire.wire.relink.frames import (
-    DEFAULTS,
-    Acknowledgement,
-    Message,
-    Operation,
-    layout,
-    scan,
-)
+from crosswire.wire.relink.frames import DEFAULTS, Acknowledgement, Message, Operation, scan
 from crosswire.wire.relink.handshake import ConnectorHello, parse_hello, parse_version
+from crosswire.wire.relink.layout import packet_layout
 
 __all__ = ["describe"]
 
@@ -441,7 +435,7 @@ def _frame_of(rows: FrameRows, row: int, reading: RelinkReading | None = None) -
     if rows.detail[row] >= _MULTICAST:
         id_size //= max(int.from_bytes(whole[4:8], "little"), 1)
     placed: list[Placed] = []
-    scan(whole, 0, offset, layout(sender, id_size, id_size), DEFAULTS, placed)
+    scan(whole, 0, offset, packet_layout(sender, id_size, id_size), DEFAULTS, placed)
     ((_, _, packet),) = placed
     assert isinstance(packet, Frame)
     return packet

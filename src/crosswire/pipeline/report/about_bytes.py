@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from html import escape
-from typing import Any, Final
+from typing import Final
 
 from crosswire.pipeline.report.cells import (
     all_is_well,
@@ -15,7 +15,7 @@ from crosswire.pipeline.report.cells import (
     table,
     when,
 )
-from crosswire.pipeline.report.facts import Facts
+from crosswire.pipeline.report.facts import Facts, Row
 from crosswire.pipeline.report.plots import (
     split_bar,
 )
@@ -28,9 +28,6 @@ from crosswire.pipeline.report.words import (
 from crosswire.pipeline.tables.names import ACCOUNT_PARTS
 
 __all__ = ["accounting", "violations"]
-
-Row = dict[str, Any]
-
 
 _PART_WORDS: Final = {
     "frames": ("frames", "a-frames", "decoded"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from html import escape
-from typing import Any, Final
+from typing import Final
 
 from crosswire.pipeline.report.cells import (
     all_is_well,
@@ -15,7 +15,7 @@ from crosswire.pipeline.report.cells import (
     table,
     when,
 )
-from crosswire.pipeline.report.facts import Facts
+from crosswire.pipeline.report.facts import Facts, Row
 from crosswire.pipeline.report.plots import (
     bars,
     legend,
@@ -28,8 +28,6 @@ from crosswire.pipeline.report.words import (
 )
 
 __all__ = ["deliveries", "reconciliation"]
-
-Row = dict[str, Any]
 
 
 def deliveries(facts: Facts) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from html import escape
-from typing import Any
 
 from crosswire.pipeline.report.cells import (
     all_is_well,
@@ -21,7 +20,7 @@ from crosswire.pipeline.report.cells import (
     table,
     when,
 )
-from crosswire.pipeline.report.facts import Facts, Latencies, LatencyRow
+from crosswire.pipeline.report.facts import Facts, Latencies, LatencyRow, Row
 from crosswire.pipeline.report.plots import (
     PlotSeries,
     bars,
@@ -45,8 +44,6 @@ from crosswire.pipeline.report.words import (
 )
 
 __all__ = ["destinations", "errors", "latency", "slowest", "traffic"]
-
-Row = dict[str, Any]
 
 
 def traffic(facts: Facts) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from html import escape
-from typing import Any, Final
+from typing import Final
 
 from crosswire.pipeline.report.cells import (
     all_is_well,
@@ -19,7 +19,7 @@ from crosswire.pipeline.report.cells import (
     table,
     when,
 )
-from crosswire.pipeline.report.facts import Facts
+from crosswire.pipeline.report.facts import Facts, Row
 from crosswire.pipeline.report.graph import graph
 from crosswire.pipeline.report.plots import (
     PlotSeries,
@@ -35,9 +35,6 @@ from crosswire.pipeline.report.words import (
 )
 
 __all__ = ["causes", "sessions", "topology"]
-
-Row = dict[str, Any]
-
 
 _ENDINGS: Final = {
     "goodbye": ("goodbye", "s-good"),

@@ -13,20 +13,20 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from crosswire.envelope import MICROSECONDS
 from crosswire.pipeline.report.facts import Latencies, LatencyRow, TimeBuckets, Traffic
 from crosswire.pipeline.report.histogram import buckets_of, percentiles
 from crosswire.pipeline.report.source import ReportTables, Tally
 
 __all__ = ["LatencyHistogram", "clock_of", "latencies", "piece_of", "traffic"]
 
-_SECOND_US: Final = 1_000_000
-_MINUTE_US: Final = 60 * _SECOND_US
-_DAY_US: Final[int] = 86_400 * _SECOND_US
+_MINUTE_US: Final = 60 * MICROSECONDS
+_DAY_US: Final[int] = 86_400 * MICROSECONDS
 _SHORT_US: Final = 20 * _MINUTE_US
 _MOST_PIECES: Final = 96
 _WIDTHS_US: Final[tuple[int, ...]] = (
     *(number * 10**power for power in range(3, 6) for number in (1, 2, 5)),
-    *(number * _SECOND_US for number in (1, 2, 5, 10, 15, 30)),
+    *(number * MICROSECONDS for number in (1, 2, 5, 10, 15, 30)),
     *(number * _MINUTE_US for number in (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720)),
 )
 _DESTINATIONS: Final = 40

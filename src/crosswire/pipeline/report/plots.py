@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from crosswire.envelope import MICROSECONDS
 from crosswire.pipeline.report.facts import TimeBuckets
 from crosswire.pipeline.report.histogram import highest_of, lowest_of
 from crosswire.pipeline.report.words import amount, brief, count, duration, moment, share, visible
@@ -262,7 +263,7 @@ def _pattern(clock: TimeBuckets) -> str:
         return "%m-%d %H:%M"
     if clock.width_us >= 60_000_000:
         return "%H:%M"
-    return "%H:%M:%S" if clock.width_us >= 1_000_000 else "%H:%M:%S.%f"
+    return "%H:%M:%S" if clock.width_us >= MICROSECONDS else "%H:%M:%S.%f"
 
 
 def _targets(
@@ -281,7 +282,7 @@ def _targets(
         if not lines_of_text:
             continue
         start = clock.start_us + piece * clock.width_us
-        pattern = "%Y-%m-%d %H:%M:%S" + (".%f" if clock.width_us < 1_000_000 else "")
+        pattern = "%Y-%m-%d %H:%M:%S" + (".%f" if clock.width_us < MICROSECONDS else "")
         lines_of_text.insert(0, f"{moment(start, pattern)} (+ {brief(duration(clock.width_us))})")
         if totals is not None and len(lines_of_text) > 2:
             lines_of_text.append(f"total: {formatted(totals[piece])}")

@@ -10,9 +10,9 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from crosswire.capture.headers import is_capture
 from crosswire.errors import InvalidInput
 from crosswire.lake.schemas import SCHEMAS
-from crosswire.pipeline.sources.capture import is_capture
 
 __all__ = ["Inputs", "find_inputs", "search"]
 

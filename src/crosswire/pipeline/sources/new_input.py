@@ -15,9 +15,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from crosswire.capture.headers import CaptureLayout
 from crosswire.errors import InvalidInput
 from crosswire.lake.files import LakeFile, parse_name
-from crosswire.pipeline.sources.capture import CaptureLayout, Split, advance
+from crosswire.pipeline.sources.capture_reader import Split, advance
 from crosswire.pipeline.sources.inputs import Inputs, search
 
 __all__ = ["CaptureRead", "InputPosition", "LakeRows", "NewInput", "NewInputFinder", "files_of"]

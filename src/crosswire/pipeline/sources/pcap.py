@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
@@ -16,15 +15,16 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
-    InputPartition,
 )
 from pyspark.sql.types import StructType
 
+from crosswire.capture.classify import PortMap
+from crosswire.capture.flows import FLOW_BYTES
+from crosswire.capture.reassembly import Segment
 from crosswire.errors import InvalidInput
-from crosswire.pipeline.sources.assemble import Assembler, plain
-from crosswire.pipeline.sources.capture import Segments, Split, read, splits, whole
-from crosswire.pipeline.sources.classify import PortMap
-from crosswire.pipeline.sources.index import (
+from crosswire.pipeline.sources.assembler import Assembler, plain
+from crosswire.pipeline.sources.capture_reader import Split, whole
+from crosswire.pipeline.sources.flow_shares import (
     FlowShare,
     Mapped,
     Ordered,
@@ -33,9 +33,9 @@ from crosswire.pipeline.sources.index import (
     prepare,
     survey,
 )
-from crosswire.pipeline.sources.packets import FLOW_BYTES, PACKET, Packets, copy_slices
-from crosswire.pipeline.sources.reassembly import Segment
-from crosswire.pipeline.sources.rows import end_of
+from crosswire.pipeline.sources.packet_kernels import PACKET
+from crosswire.pipeline.sources.pcap_reader import COLUMNS, FOR_REASSEMBLY, READABLE, PcapReader
+from crosswire.pipeline.sources.pcap_stream import PcapStreamReader
 from crosswire.pipeline.tables.wire import COLUMNS as WIRE_COLUMNS
 
 __all__ = [
@@ -44,7 +44,6 @@ __all__ = [
     "Change",
     "PcapDataSource",
     "reassemble",
-    "register_pcap",
     "segment_rows",
     "segments_of",
     "wire_of_segments",
@@ -64,36 +63,6 @@ _PACKETS_OF_A_SHARE: Final = 8_000_000
 _FEW_PACKETS: Final = 4096
 _MOST_JOINED_BYTES: Final = 64 << 20
 """What came in fragments is not in the file as it is: a task keeps it in memory."""
-
-_COLUMNS: Final = {
-    "flow": "binary",
-    "forward": "boolean",
-    "time_ns": "bigint",
-    "file": "int",
-    "record": "bigint",
-    "number": "bigint",
-    "acknowledgement": "bigint",
-    "flags": "smallint",
-    "length": "int",
-    "payload": "binary",
-    "source": "string",
-    "source_port": "int",
-    "destination": "string",
-    "destination_port": "int",
-}
-_READABLE: Final = (
-    "time_ns",
-    "source",
-    "source_port",
-    "destination",
-    "destination_port",
-    "number",
-    "acknowledgement",
-    "flags",
-    "length",
-    "payload",
-)
-_FOR_REASSEMBLY: Final = tuple(_COLUMNS)[:10]
 
 
 # ---------------------------------------------------------------------------------------- source
@@ -116,14 +85,14 @@ class PcapDataSource(DataSource):
 
     def _columns(self) -> list[str]:
         chosen = self.options.get("columns")
-        columns = chosen.replace(" ", "").split(",") if chosen else list(_READABLE)
+        columns = chosen.replace(" ", "").split(",") if chosen else list(READABLE)
         for column in columns:
-            if column not in _COLUMNS:
-                raise InvalidInput(f"pcap has no column {column!r}; it has {', '.join(_COLUMNS)}")
+            if column not in COLUMNS:
+                raise InvalidInput(f"pcap has no column {column!r}; it has {', '.join(COLUMNS)}")
         return columns
 
     def schema(self) -> str:
-        return ", ".join(f"{column} {_COLUMNS[column]}" for column in self._columns())
+        return ", ".join(f"{column} {COLUMNS[column]}" for column in self._columns())
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
         return self._reader()
@@ -142,8 +111,6 @@ class PcapDataSource(DataSource):
         )
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
-        from crosswire.pipeline.sources.growing import PcapStreamReader
-
         return PcapStreamReader(
             self._paths(),
             self._reader(),
@@ -152,120 +119,20 @@ class PcapDataSource(DataSource):
         )
 
 
-@dataclass
-class PcapPartition(InputPartition):
-    file: int
-    split: Split
-
-
-class PcapReader(DataSourceReader):
-    def __init__(
-        self,
-        paths: list[str],
-        parts: list[Split],
-        columns: list[str],
-        split_bytes: int,
-        since_us: int,
-    ) -> None:
-        self._paths = paths
-        self._parts = parts
-        self._columns = columns
-        self._split_bytes = split_bytes
-        self._since_ns = since_us * 1000
-
-    def partitions(self) -> list[InputPartition]:
-        if self._parts:
-            files = {path: file for file, path in enumerate(sorted({p.path for p in self._parts}))}
-            return [PcapPartition(files[part.path], part) for part in self._parts]
-        if not self._paths:
-            raise InvalidInput("pcap needs the path of a capture file")
-        return [
-            PcapPartition(file, split)
-            for file, path in enumerate(self._paths)
-            for split in splits(path, self._split_bytes)
-        ]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, PcapPartition)
-        for segments in read(partition.split):
-            yield _batch(segments, partition.file, self._columns, self._since_ns)
-
-
-def _batch(segments: Segments, file: int, columns: list[str], since_ns: int) -> pa.RecordBatch:
-    packets, flows, offsets = segments.packets, segments.flows, segments.offsets
-    if since_ns:
-        chosen = packets["time_ns"] >= since_ns
-        packets, flows, offsets = packets[chosen], flows[chosen], offsets[chosen]
-    count = len(packets)
-
-    def number(name: str, kind: Any) -> pa.Array:
-        return pa.array(packets[name].astype(kind))
-
-    make = {
-        "flow": lambda: _slices(flows),
-        "forward": lambda: pa.array(packets["forward"].copy()),
-        "time_ns": lambda: number("time_ns", np.int64),
-        "file": lambda: pa.array(np.full(count, file, np.int32)),
-        "record": lambda: pa.array(offsets),
-        "number": lambda: number("number", np.int64),
-        "acknowledgement": lambda: number("acknowledgement", np.int64),
-        "flags": lambda: number("flags", np.int16),
-        "length": lambda: number("length", np.int32),
-        "payload": lambda: _payloads(segments.data, packets),
-        "source": lambda: pa.array([end[0] for end in _ends(packets, flows, 0)]),
-        "source_port": lambda: pa.array([end[1] for end in _ends(packets, flows, 0)], pa.int32()),
-        "destination": lambda: pa.array([end[0] for end in _ends(packets, flows, 1)]),
-        "destination_port": lambda: pa.array(
-            [end[1] for end in _ends(packets, flows, 1)], pa.int32()
-        ),
-    }
-    return pa.RecordBatch.from_arrays([make[name]() for name in columns], names=columns)
-
-
-def _slices(rows: npt.NDArray[np.uint8]) -> pa.Array:
-    offsets = np.arange(len(rows) + 1, dtype=np.int32) * rows.shape[1]
-    # Copied, since they are written over by the next ones.
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(rows.tobytes())]
-    return pa.Array.from_buffers(pa.binary(), len(rows), buffers)
-
-
-def _payloads(data: npt.NDArray[np.uint8], packets: Packets) -> pa.Array:
-    offsets = np.zeros(len(packets) + 1, np.int32)
-    np.cumsum(packets["size"], out=offsets[1:])
-    payload = np.empty(int(offsets[-1]), np.uint8)
-    starts = np.ascontiguousarray(packets["start"])
-    copy_slices(data, np.arange(len(packets)), starts, offsets, payload)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(payload)]
-    return pa.Array.from_buffers(pa.binary(), len(packets), buffers)
-
-
-def _ends(packets: Packets, flows: npt.NDArray[np.uint8], which: int) -> Iterator[tuple[str, int]]:
-    """Address and port of who sent it (0), or of who was to get it (1)."""
-    for forward, flow in zip(packets["forward"].tolist(), flows, strict=True):
-        lower = forward is (which == 0)
-        yield end_of((flow[:18] if lower else flow[18:]).tobytes())
-
-
 # ---------------------------------------------------------------------------------------- runs
-
-
-def register_pcap(spark: SparkSession) -> None:
-    """Register the data source `pcap`, and allow filter pushdown, which it offers."""
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    spark.dataSource.register(PcapDataSource)
 
 
 def segments_of(spark: SparkSession, parts: list[Split], *, since_us: int = 0) -> DataFrame:
     """The TCP segments of parts of capture files, as the reassembly needs them."""
     if not parts:
-        shape = ", ".join(f"{name} {_COLUMNS[name]}" for name in _FOR_REASSEMBLY)
+        shape = ", ".join(f"{name} {COLUMNS[name]}" for name in FOR_REASSEMBLY)
         return spark.createDataFrame([], shape)
     return _source(spark, since_us).option("splits", msgspec.json.encode(parts).decode()).load()
 
 
 def _source(spark: SparkSession, since_us: int) -> DataFrameReader:
-    register_pcap(spark)
-    columns = ",".join(_FOR_REASSEMBLY)
+    spark.dataSource.register(PcapDataSource)
+    columns = ",".join(FOR_REASSEMBLY)
     return spark.read.format("pcap").option("columns", columns).option("since", since_us)
 
 

@@ -23,6 +23,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
+from crosswire.envelope import MICROSECONDS
 from crosswire.pipeline.stream.columns import KEPT, PART, union_of
 from crosswire.pipeline.tables import tallies as tally_table
 from crosswire.pipeline.tables import topology as topology_table
@@ -31,7 +32,7 @@ from crosswire.pipeline.tables.sessions import connections
 
 __all__ = ["CALLS", "COUNTS", "EDGES", "LINK_US", "CarriedCalls", "Counts", "Edges", "Split"]
 
-LINK_US: Final = 24 * 3600 * 1_000_000
+LINK_US: Final = 24 * 3600 * MICROSECONDS
 """How long after its last connection a Relink link may be resumed and still be one session."""
 
 # Names of states and of their parts are stored: a stream goes on with what an older version wrote.

@@ -25,14 +25,15 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BinaryType
 
+from crosswire.capture.classify import PortMap
+from crosswire.capture.reassembly import LINGER_NS
+from crosswire.envelope import MICROSECONDS
 from crosswire.lake.schemas import LOST, WIRE
 from crosswire.pipeline.decode.arrow_batches import Batches
 from crosswire.pipeline.decode.connection_rows import WANTED, ConnectionRows
 from crosswire.pipeline.decode.row_schema import ARROW
-from crosswire.pipeline.sources.classify import PortMap
+from crosswire.pipeline.sources.flow_rows import NODE, FlowRows
 from crosswire.pipeline.sources.pcap import segment_rows
-from crosswire.pipeline.sources.reassembly import LINGER_NS
-from crosswire.pipeline.sources.rows import NODE, FlowRows
 from crosswire.pipeline.stream.columns import KEPT
 from crosswire.pipeline.stream.watermarks import CompleteUpTo
 
@@ -45,7 +46,7 @@ FLOWS: Final = "flows"
 
 _FIRST: Final = -1
 """Sorts a state before the rows that follow it: times and sequence numbers are never negative."""
-_LINGER_US: Final = LINGER_NS // 1000 + 1_000_000
+_LINGER_US: Final = LINGER_NS // 1000 + MICROSECONDS
 """A second longer than the reassembly waits: the state of a connection must not be dropped while
 its flow may still give bytes."""
 

@@ -29,8 +29,8 @@ from pyspark.sql import Column, DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.lake.schemas import BACKWARD, LEDGER, MESSAGES
+from crosswire.pipeline.sources.flow_rows import NODE
 from crosswire.pipeline.sources.new_input import LakeRows, NewInput
-from crosswire.pipeline.sources.rows import NODE
 from crosswire.pipeline.stream.carry_over import Counts
 from crosswire.pipeline.stream.columns import KEPT, PART, TARGET_TABLE, union_of
 from crosswire.pipeline.stream.commits import StreamOutput, StreamStaging

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
+from crosswire.envelope import MICROSECONDS
+
 __all__ = ["LINGER_US", "PATIENCE_US", "CompleteUpTo", "HubTimes", "settled_before"]
 
-LINGER_US: Final = 60_000_000
+LINGER_US: Final = 60 * MICROSECONDS
 """How much later than a row of one table the matching row of another may be written: messages,
 ledger and tap are sealed every few seconds, each on its own."""
 
-PATIENCE_US: Final = 600_000_000
+PATIENCE_US: Final = 600 * MICROSECONDS
 """How long a stream waits for a table of a hub that lags although all of it was read: either it is
 sealed late, or nothing happens there."""
 

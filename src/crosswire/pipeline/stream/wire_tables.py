@@ -14,12 +14,12 @@ from typing import Final
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from crosswire.capture.classify import PortMap
 from crosswire.lake.schemas import OPEN, WIRE
 from crosswire.pipeline.decode.row_schema import FRAMES, TABLE, VIOLATIONS
-from crosswire.pipeline.sources.classify import PortMap
+from crosswire.pipeline.sources.flow_rows import NODE
 from crosswire.pipeline.sources.new_input import NewInput
 from crosswire.pipeline.sources.pcap import segments_of
-from crosswire.pipeline.sources.rows import NODE
 from crosswire.pipeline.stream.carry_over import (
     CALLS,
     COUNTS,

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from crosswire.wire.contract import Protocol, Sniff
 from crosswire.wire.emp.connection import EmpConnection
 from crosswire.wire.emp.decoder import EmpDecoder
 from crosswire.wire.emp.frames import DEFAULTS
+from crosswire.wire.emp.layout import (
+    BODY_OFFSET,
+    HEADER_STRUCT,
+    HELLO_LENGTH,
+    HELLO_VERSION_OFFSET,
+    TYPE_HELLO,
+    UNUSED_OFFSET,
+)
 
 __all__ = ["PROTOCOL"]
 
-_HELLO = bytes.fromhex("00000008 00")
+_HELLO: Final = HEADER_STRUCT.pack(HELLO_LENGTH, TYPE_HELLO)[:UNUSED_OFFSET]
+_SNIFFED_VERSIONS: Final = 16
 
 
 def sniff(data: bytes) -> Sniff:
-    """Both sides open with a hello: its length and type, a version that is not far off."""
-    if data[:5] != _HELLO[: len(data)]:
+    """Both sides begin with a hello: its length and type, zeros, a version below 16."""
+    if data[:UNUSED_OFFSET] != _HELLO[: len(data)]:
         return Sniff.NO
-    if len(data) < 9:
+    if len(data) <= HELLO_VERSION_OFFSET:
         return Sniff.MORE
-    return Sniff.YES if not any(data[5:8]) and data[8] < 16 else Sniff.NO
+    if any(data[UNUSED_OFFSET:BODY_OFFSET]) or data[HELLO_VERSION_OFFSET] >= _SNIFFED_VERSIONS:
+        return Sniff.NO
+    return Sniff.YES
 
 
 PROTOCOL = Protocol(

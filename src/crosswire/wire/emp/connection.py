@@ -38,7 +38,6 @@ from crosswire.wire.emp.decoder import EmpDecoder
 from crosswire.wire.emp.events import RequestReceived, ResponseReceived
 from crosswire.wire.emp.frames import (
     DEFAULTS,
-    VERSION,
     Bye,
     Error,
     ErrorCode,
@@ -56,6 +55,7 @@ from crosswire.wire.emp.frames import (
     serialize_result,
     serialize_success,
 )
+from crosswire.wire.emp.layout import JSON_OFFSET, MIN_REQUEST_LENGTH, VERSION
 
 __all__ = ["TRANSITIONS", "EmpConnection", "State"]
 
@@ -87,9 +87,6 @@ _ALLOWED: Final = {
 
 _LARGE: Final = 1 << 16
 """Data from which on it is a piece of its own in what is sent, and not copied."""
-_PREFIX_BYTES: Final = 4
-_HEAD_BYTES: Final = 12
-"""Of a request or response: what its length counts beside the body."""
 _PENDING_BYTES: Final = 512
 """What a request that waits takes in memory beside its body."""
 
@@ -149,7 +146,7 @@ class EmpConnection(Connection):
 
     def _send_large_request(self, op: str, data: bytes) -> int:
         pieces = serialize_large_request(self._last_id + 1, op, data)
-        self._require_room(sum(map(len, pieces)) - _PREFIX_BYTES - _HEAD_BYTES)
+        self._require_room(sum(map(len, pieces)) - JSON_OFFSET)
         self._last_id += 1
         self._asked.append(self._last_id)
         self._outgoing += pieces
@@ -307,7 +304,7 @@ class EmpConnection(Connection):
             self._answer_refused()
 
     def _require_room(self, body_bytes: int) -> None:
-        size, limit = _HEAD_BYTES + body_bytes, self.limits.frame_bytes
+        size, limit = MIN_REQUEST_LENGTH + body_bytes, self.limits.frame_bytes
         if size > limit:
             raise TooLargeToSend(size, limit)
 

@@ -6,6 +6,16 @@ from collections.abc import Mapping
 
 from crosswire.wire.contract import Decoder, Limits, Placed, one_of
 from crosswire.wire.emp.frames import DEFAULTS, scan
+from crosswire.wire.emp.layout import (
+    BODY_OFFSET,
+    HEADER_SIZE,
+    LAST_TYPE,
+    LENGTH_OFFSET,
+    LENGTH_SIZE,
+    MIN_LENGTH,
+    TYPE_OFFSET,
+    UNUSED_OFFSET,
+)
 
 __all__ = ["EmpDecoder"]
 
@@ -31,10 +41,10 @@ class EmpDecoder(Decoder):
 
     def _measure(self, buffer: bytes, position: int) -> int | None:
         """Peers send the unused bytes as zero and few types: enough to tell a header from text."""
-        head = buffer[position : position + 8]
-        if len(head) < 8:
+        head = buffer[position : position + HEADER_SIZE]
+        if len(head) < HEADER_SIZE:
             return 0
-        length = int.from_bytes(head[:4])
-        if head[4] > 6 or any(head[5:8]) or not 4 <= length <= _SYNC_BYTES:
+        length = int.from_bytes(head[LENGTH_OFFSET : LENGTH_OFFSET + LENGTH_SIZE])
+        if head[TYPE_OFFSET] > LAST_TYPE or any(head[UNUSED_OFFSET:BODY_OFFSET]):
             return None
-        return 4 + length
+        return LENGTH_SIZE + length if MIN_LENGTH <= length <= _SYNC_BYTES else None

@@ -1,34 +1,48 @@
-"""EMP's messages, parsed and serialized.
+"""EMP's messages, parsed and serialized; `layout.py` has their bytes.
 
-A message on the wire (the specification leaves the length out):
-
-    length        4   big-endian; counts header and body
-    type          1   ┐ header
-    unused        3   ┘ sent as zero, ignored
-    body          …   by type; `request` and `response` open with an 8 byte identifier
-
-Requests and responses carry JSON, which stays the bytes it came as until somebody asks:
-`Request.call()` and `Response.result()`. msgspec reads it, since it can check one member and hand
-another through untouched, so that `$echo` gives back what it got to the last digit; it is also the
-fastest of those that we measured (benchmarks/codec.py).
+Requests and responses carry JSON, which stays as bytes until `Request.call()` or
+`Response.result()` reads it. msgspec does, since it can check one member and pass another on
+untouched, so that `$echo` returns what it received to the last digit; it is also the fastest reader
+that we measured (benchmarks/codec.py).
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
 from functools import lru_cache
-from struct import Struct
 from typing import Any, ClassVar, Final, Literal, TypeVar
 
 import msgspec
 
 from crosswire.errors import FrameTooLarge, MalformedFrame, UnknownFrame
 from crosswire.wire.contract import Frame, Limits, Placed
+from crosswire.wire.emp.layout import (
+    ERROR_DESCRIPTION_OFFSET,
+    ERROR_STRUCT,
+    HEADER_STRUCT,
+    HELLO_LENGTH,
+    HELLO_STRUCT,
+    JSON_OFFSET,
+    LENGTH_OFFSET,
+    LENGTH_SIZE,
+    MAX_DESCRIPTION_SIZE,
+    MIN_ERROR_LENGTH,
+    MIN_LENGTH,
+    MIN_REQUEST_LENGTH,
+    REQUEST_STRUCT,
+    TYPE_BYE,
+    TYPE_ERROR,
+    TYPE_HELLO,
+    TYPE_OFFSET,
+    TYPE_PING,
+    TYPE_PONG,
+    TYPE_REQUEST,
+    TYPE_RESPONSE,
+)
 
 __all__ = [
     "ABSENT",
     "DEFAULTS",
-    "VERSION",
     "Bye",
     "EmpCall",
     "EmpLimits",
@@ -49,8 +63,6 @@ __all__ = [
     "serialize_result",
     "serialize_success",
 ]
-
-VERSION: Final = 1
 
 
 class EmpLimits(Limits, frozen=True, kw_only=True):
@@ -236,15 +248,6 @@ def serialize_result(result: Result) -> bytes:
 
 # ------------------------------------------------------------------------------ parse, serialize
 
-_HEADER: Final = Struct(">IB3x")
-_IDENTIFIED: Final = Struct(">IB3xQ")
-_ERROR: Final = Struct(">IB3xB3xH")
-_HELLO: Final = Struct(">IB3xB3x")
-
-_PREFIX = 4
-_REQUEST = 5
-_RESPONSE = 6
-
 
 def scan(
     buffer: bytes, position: int, base: int, limit: int, placed: list[Placed]
@@ -254,73 +257,82 @@ def scan(
     Requests and responses are what there is most of, so they are read by one unpacking, in line.
     """
     end_of_buffer = len(buffer)
-    last_identified = end_of_buffer - 16
-    unpack = _IDENTIFIED.unpack_from
+    # Locals: in this loop the lookups of globals could be measured.
+    prefix, head, least = LENGTH_SIZE, JSON_OFFSET, MIN_REQUEST_LENGTH
+    unpack = REQUEST_STRUCT.unpack_from
     append = placed.append
-    while position <= last_identified:
+    last_request = end_of_buffer - head
+    while position <= last_request:
         length, kind, identifier = unpack(buffer, position)
-        end = position + _PREFIX + length
+        end = position + prefix + length
         if length > limit:
             break
         if end > end_of_buffer:
-            return position, _PREFIX + length
-        if length >= 12 and kind == _REQUEST:
-            frame: Frame = Request(identifier, buffer[position + 16 : end])
-        elif length >= 12 and kind == _RESPONSE:
-            frame = Response(identifier, buffer[position + 16 : end])
+            return position, prefix + length
+        if length >= least and kind == TYPE_REQUEST:
+            frame: Frame = Request(identifier, buffer[position + head : end])
+        elif length >= least and kind == TYPE_RESPONSE:
+            frame = Response(identifier, buffer[position + head : end])
         else:
             frame = _parse(kind, buffer, position, base, length)
         append((base + position, end - position, frame))
         position = end
 
-    while position + _PREFIX <= end_of_buffer:
-        length = int.from_bytes(buffer[position : position + _PREFIX])
-        end = position + _PREFIX + length
+    # A length over the limit, or the last bytes: they may be too few for an identifier.
+    while position + LENGTH_SIZE <= end_of_buffer:
+        start = position + LENGTH_OFFSET
+        length = int.from_bytes(buffer[start : start + LENGTH_SIZE])
+        end = position + LENGTH_SIZE + length
         if length > limit:
             raise FrameTooLarge(
                 f"a message of {length} bytes, more than the {limit} allowed",
                 offset=base + position,
-                length=_PREFIX,
+                length=LENGTH_SIZE,
             )
         if end > end_of_buffer:
-            return position, _PREFIX + length
-        kind = buffer[position + _PREFIX] if length else 0
+            return position, LENGTH_SIZE + length
+        kind = buffer[position + TYPE_OFFSET] if length else 0
         append((base + position, end - position, _parse(kind, buffer, position, base, length)))
         position = end
-    return position, _PREFIX
+    return position, LENGTH_SIZE
 
 
 def _parse(kind: int, buffer: bytes, position: int, base: int, length: int) -> Frame:
     """A whole message of any type."""
-    location: Any = {"offset": base + position, "length": _PREFIX + length, "resumable": True}
-    if length < 4:
+    location: Any = {"offset": base + position, "length": LENGTH_SIZE + length, "resumable": True}
+    if length < MIN_LENGTH:
         raise MalformedFrame(f"a message of {length} bytes has no header", **location)
-    if kind in (_REQUEST, _RESPONSE):
-        if length < 12:
+    if kind in (TYPE_REQUEST, TYPE_RESPONSE):
+        if length < MIN_REQUEST_LENGTH:
             raise MalformedFrame("no room for an identifier", **location)
-        (_, _, identifier) = _IDENTIFIED.unpack_from(buffer, position)
-        body = buffer[position + 16 : position + _PREFIX + length]
-        return Request(identifier, body) if kind == _REQUEST else Response(identifier, body)
-    if kind == 0:
-        if length != 8:
-            raise MalformedFrame(f"hello has a body of 4 bytes, not {length - 4}", **location)
-        return Hello(_HELLO.unpack_from(buffer, position)[2])
-    if kind == 1:
-        return Bye()
-    if kind == 2:
-        return Ping()
-    if kind == 3:
-        return Pong()
-    if kind == 4:
-        if length < 10:
-            raise MalformedFrame("error has no room for its code and description", **location)
-        (_, _, code, size) = _ERROR.unpack_from(buffer, position)
-        if size != length - 10:
+        (_, _, identifier) = REQUEST_STRUCT.unpack_from(buffer, position)
+        body = buffer[position + JSON_OFFSET : position + LENGTH_SIZE + length]
+        return Request(identifier, body) if kind == TYPE_REQUEST else Response(identifier, body)
+    if kind == TYPE_HELLO:
+        if length != HELLO_LENGTH:
             raise MalformedFrame(
-                f"a description of {size} bytes in a body that has {length - 10} for it", **location
+                f"hello has a body of {HELLO_LENGTH - MIN_LENGTH} bytes, not {length - MIN_LENGTH}",
+                **location,
             )
+        return Hello(HELLO_STRUCT.unpack_from(buffer, position)[2])
+    if kind == TYPE_BYE:
+        return Bye()
+    if kind == TYPE_PING:
+        return Ping()
+    if kind == TYPE_PONG:
+        return Pong()
+    if kind == TYPE_ERROR:
+        if length < MIN_ERROR_LENGTH:
+            raise MalformedFrame("error has no room for its code and description", **location)
+        (_, _, code, size) = ERROR_STRUCT.unpack_from(buffer, position)
+        room = length - MIN_ERROR_LENGTH
+        if size != room:
+            raise MalformedFrame(
+                f"a description of {size} bytes in a body that has {room} for it", **location
+            )
+        start = position + ERROR_DESCRIPTION_OFFSET
         try:
-            text = buffer[position + 14 : position + 14 + size].decode()
+            text = buffer[start : start + size].decode()
         except UnicodeDecodeError as error:
             raise MalformedFrame(
                 f"a description is not UTF-8: {error.reason}", **location
@@ -329,24 +341,25 @@ def _parse(kind: int, buffer: bytes, position: int, base: int, length: int) -> F
     raise UnknownFrame(f"message type {kind} is not defined", **location)
 
 
-_BYE: Final = _HEADER.pack(4, 1)
-_PING: Final = _HEADER.pack(4, 2)
-_PONG: Final = _HEADER.pack(4, 3)
+_pack_request: Final = REQUEST_STRUCT.pack
+_BYE: Final = HEADER_STRUCT.pack(MIN_LENGTH, TYPE_BYE)
+_PING: Final = HEADER_STRUCT.pack(MIN_LENGTH, TYPE_PING)
+_PONG: Final = HEADER_STRUCT.pack(MIN_LENGTH, TYPE_PONG)
 
 
 def serialize_request(identifier: int, body: bytes) -> bytes:
-    return _IDENTIFIED.pack(12 + len(body), _REQUEST, identifier) + body
+    return _pack_request(MIN_REQUEST_LENGTH + len(body), TYPE_REQUEST, identifier) + body
 
 
 def serialize_large_request(identifier: int, op: str, data: bytes) -> list[bytes]:
     """The bytes of a request in pieces, of which `data` is one: it is not copied."""
     opening, end = _opening(op), b"}"
-    length = 12 + len(opening) + len(data) + len(end)
-    return [_IDENTIFIED.pack(length, _REQUEST, identifier) + opening, data, end]
+    length = MIN_REQUEST_LENGTH + len(opening) + len(data) + len(end)
+    return [_pack_request(length, TYPE_REQUEST, identifier) + opening, data, end]
 
 
 def serialize_response(identifier: int, body: bytes) -> bytes:
-    return _IDENTIFIED.pack(12 + len(body), _RESPONSE, identifier) + body
+    return _pack_request(MIN_REQUEST_LENGTH + len(body), TYPE_RESPONSE, identifier) + body
 
 
 def serialize(frame: Frame) -> bytes:
@@ -357,7 +370,7 @@ def serialize(frame: Frame) -> bytes:
         case Response(id=identifier, body=body):
             return serialize_response(identifier, body)
         case Hello(version=version):
-            return _HELLO.pack(8, 0, version)
+            return HELLO_STRUCT.pack(HELLO_LENGTH, TYPE_HELLO, version)
         case Bye():
             return _BYE
         case Ping():
@@ -365,8 +378,9 @@ def serialize(frame: Frame) -> bytes:
         case Pong():
             return _PONG
         case Error(code=code, description=description):
-            text = _at_most(description.encode(), 0xFFFF)
-            return _ERROR.pack(10 + len(text), 4, code, len(text)) + text
+            text = _at_most(description.encode(), MAX_DESCRIPTION_SIZE)
+            length = MIN_ERROR_LENGTH + len(text)
+            return ERROR_STRUCT.pack(length, TYPE_ERROR, code, len(text)) + text
     raise TypeError(f"{type(frame).__name__} is not an EMP message")
 
 

@@ -9,6 +9,14 @@ import msgspec
 
 from crosswire.errors import MalformedFrame
 from crosswire.wire.emp.frames import Request
+from crosswire.wire.emp.layout import (
+    JSON_OFFSET,
+    LENGTH_OFFSET,
+    LENGTH_SIZE,
+    TYPE_OFFSET,
+    TYPE_REQUEST,
+    UNUSED_OFFSET,
+)
 from crosswire.wire.masking import EVERYTHING, Mask
 
 __all__ = ["EmpMask"]
@@ -16,9 +24,6 @@ __all__ = ["EmpMask"]
 _OPERATION: Final = "$authenticate"
 _PLAIN: Final = frozenset({"op", "data", "token", _OPERATION})
 _STRING: Final = re.compile(rb'"((?:[^"\\]|\\.)*)("|$)', re.DOTALL)
-_REQUEST: Final = 5
-_HEAD: Final = 5
-_BODY: Final = 16
 
 
 class EmpMask(Mask):
@@ -29,19 +34,21 @@ class EmpMask(Mask):
         self._frame_bytes = frame_bytes
 
     def _judge(self, buffer: bytes, position: int) -> tuple[int, int, list[tuple[int, int]]]:
-        if len(buffer) - position < _HEAD:
-            return 0, _HEAD, []
-        length = 4 + int.from_bytes(buffer[position : position + 4])
-        if length - 4 > self._frame_bytes:
+        if len(buffer) - position < UNUSED_OFFSET:
+            # A length and a type are needed to judge.
+            return 0, UNUSED_OFFSET, []
+        start = position + LENGTH_OFFSET
+        size = LENGTH_SIZE + int.from_bytes(buffer[start : start + LENGTH_SIZE])
+        if size - LENGTH_SIZE > self._frame_bytes:
             # It ends the connection here.
             return EVERYTHING, 0, []
-        if buffer[position + 4] != _REQUEST or length < _BODY:
-            return length, 0, []
-        if len(buffer) - position < length:
-            return 0, length, []
-        start = position + _BODY
-        body = buffer[start : position + length]
-        return length, 0, [(start + at, start + end) for at, end in _secrets(body)]
+        if buffer[position + TYPE_OFFSET] != TYPE_REQUEST or size < JSON_OFFSET:
+            return size, 0, []
+        if len(buffer) - position < size:
+            return 0, size, []
+        start = position + JSON_OFFSET
+        body = buffer[start : position + size]
+        return size, 0, [(start + at, start + end) for at, end in _secrets(body)]
 
 
 def _secrets(body: bytes) -> list[tuple[int, int]]:

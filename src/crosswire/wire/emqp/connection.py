@@ -42,7 +42,6 @@ from crosswire.wire.emqp.events import (
 )
 from crosswire.wire.emqp.frames import (
     DEFAULTS,
-    VERSION,
     Ack,
     Admin,
     DeliveryFrame,
@@ -67,6 +66,7 @@ from crosswire.wire.emqp.frames import (
     serialize_requests,
 )
 from crosswire.wire.emqp.headers import Headers, format_number
+from crosswire.wire.emqp.layout import COMMAND_KBYE, COMMAND_REQUEST, NO_INTERVAL, VERSION
 from crosswire.wire.emqp.runs import OFFERED, MessageRun, taker_at
 from crosswire.wire.emqp.states import (
     KNOWN_STATES,
@@ -140,7 +140,7 @@ class EmqpConnection(Connection):
         self.ignored = 0
         self.paused = False
         """Set by an owner that can't take more for now; a peer that isn't read isn't silent."""
-        self.goodbye = "KBYE"
+        self.goodbye = COMMAND_KBYE.decode()
         """How the peer spells it: KBAI once it has, KBYE until then."""
         self._queues = tuple(queues)
         self._next_id = next_id or _counter()
@@ -230,7 +230,15 @@ class EmqpConnection(Connection):
         """Raises TooLargeToSend for a REQUEST that would be too large."""
         zmtp = self._zmtp
         if len(message) + 4 * (len(headers) + len(queue)) + len(msgid) > zmtp.surely_bytes:
-            parts = (b"", VERSION, b"REQUEST", msgid, queue.encode(), headers.encode(), message)
+            parts = (
+                b"",
+                VERSION,
+                COMMAND_REQUEST,
+                msgid,
+                queue.encode(),
+                headers.encode(),
+                message,
+            )
             zmtp.require_room(map(len, parts))
 
     def send_requests(self, requests: Sequence[tuple[bytes, str, str, bytes]]) -> None:
@@ -645,7 +653,7 @@ class EmqpConnection(Connection):
         if (interval_s is None) == (cron is None) and kind is ScheduleFrame:
             raise LocalProtocolError("a schedule has either an interval or a cron")
         msgid = msgid or self._next_id()
-        interval = "-1" if interval_s is None else format_number(interval_s)
+        interval = NO_INTERVAL if interval_s is None else format_number(interval_s)
         self._send(kind(msgid, queue, headers, interval, message, cron or ""))
         return msgid
 

@@ -8,10 +8,21 @@ from typing import Any, Final
 from crosswire.errors import MalformedFrame
 from crosswire.wire.contract import Decoder, Frame, Limits, Placed, one_of
 from crosswire.wire.emqp.frames import DEFAULTS, parse, parse_delivery
+from crosswire.wire.emqp.layout import DELIVERY_PARTS
 from crosswire.wire.zmtp.decoder import ZmtpDecoder
 from crosswire.wire.zmtp.frames import Command, Message, parse_metadata
+from crosswire.wire.zmtp.layout import (
+    METADATA_COMMANDS,
+    PROPERTY_SOCKET_TYPE,
+    PUBLISHING_SOCKETS,
+    SILENT_SOCKETS,
+    SUBSCRIPTION_CANCEL,
+    SUBSCRIPTION_SUBSCRIBE,
+)
 
 __all__ = ["EmqpDecoder"]
+
+_SUBSCRIPTIONS: Final = (bytes((SUBSCRIPTION_CANCEL,)), bytes((SUBSCRIPTION_SUBSCRIBE,)))
 
 
 class EmqpDecoder(ZmtpDecoder):
@@ -44,20 +55,20 @@ class EmqpDecoder(ZmtpDecoder):
                 command = self._read(frame.parts)
                 if command is not None:
                     placed.append((item[0], item[1], command))
-            elif type(frame) is Command and frame.name in _TELLING and not frame.sealed:
+            elif type(frame) is Command and frame.name in METADATA_COMMANDS and not frame.sealed:
                 self.socket_type = _socket_type(frame.body)
         return placed
 
     def _read(self, parts: Sequence[bytes]) -> Frame | None:
-        match self.socket_type:
-            case "SUB" | "XSUB":
-                return None
-            case "PUB" | "XPUB":
+        if self.socket_type is None:
+            if self.sender == "broker" and len(parts) == DELIVERY_PARTS:
                 return parse_delivery(parts)
-            case None if self.sender == "broker" and len(parts) == 2:
-                return parse_delivery(parts)
-            case None if len(parts) == 1 and parts[0][:1] in (b"\0", b"\1"):
+            if len(parts) == 1 and parts[0][:1] in _SUBSCRIPTIONS:
                 return None
+        elif self.socket_type in SILENT_SOCKETS:
+            return None
+        elif self.socket_type in PUBLISHING_SOCKETS:
+            return parse_delivery(parts)
         return parse(parts)
 
     def _save(self) -> Any:
@@ -71,14 +82,10 @@ class EmqpDecoder(ZmtpDecoder):
         self.socket_type = socket_type
 
 
-_TELLING: Final = ("READY", "INITIATE")
-"""The commands that tell a socket's type: INITIATE is that of PLAIN's client."""
-
-
 def _socket_type(metadata: bytes) -> str | None:
     try:
         properties = parse_metadata(metadata)
     except MalformedFrame:
         return None
     names = {name.lower(): value for name, value in properties.items()}
-    return names.get("socket-type", b"").decode(errors="replace") or None
+    return names.get(PROPERTY_SOCKET_TYPE.lower(), b"").decode(errors="replace") or None

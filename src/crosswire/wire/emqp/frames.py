@@ -1,16 +1,7 @@
 """eMQP's commands, parsed from and serialized to the parts of a ZeroMQ message.
 
-A command on the wire, without the identity that a ROUTER socket puts in front:
-
-    empty         0   always empty
-    version       1   `eMQP/1.0`
-    command       2   in capitals
-    msgid         3   unique, made by who sends it
-    …             4   by command; the layouts stand beside the frames
-
-Message bodies, results and identities may be any bytes; every other part is UTF-8. Parts behind the
-last that a layout names are ignored. What is no command at all becomes a `Malformed`, which is
-counted and otherwise has no effect.
+`layout.py` has the parts of each command. What is no command at all becomes a `Malformed`, which is
+counted and has no other effect.
 """
 
 from __future__ import annotations
@@ -24,12 +15,61 @@ import msgspec
 
 from crosswire.errors import FrameError, MalformedFrame, UnknownFrame
 from crosswire.wire.contract import Frame
+from crosswire.wire.emqp.layout import (
+    ACK_MSGID_PART,
+    ACK_PARTS,
+    ADMIN_COMMANDS,
+    COMMAND_ACK,
+    COMMAND_DISCONNECT,
+    COMMAND_HEARTBEAT,
+    COMMAND_INFORM,
+    COMMAND_KBAI,
+    COMMAND_KBYE,
+    COMMAND_PART,
+    COMMAND_PUBLISH,
+    COMMAND_READY,
+    COMMAND_REPLY,
+    COMMAND_REQUEST,
+    COMMAND_SCHEDULE,
+    COMMAND_UNSCHEDULE,
+    DELIVERY_MESSAGE_PART,
+    DELIVERY_PARTS,
+    DELIVERY_TOPIC_PART,
+    EMPTY_PART,
+    HEARTBEAT_PARTS,
+    HEARTBEAT_TIME_PART,
+    INFORM_PARTS,
+    INFORM_PEER_PART,
+    INFORM_QUEUES_PART,
+    MIN_PARTS,
+    MSGID_PART,
+    PUBLISH_HEADERS_PART,
+    PUBLISH_MESSAGE_PART,
+    PUBLISH_TOPIC_PART,
+    REPLY_MESSAGE_PART,
+    REPLY_PARTS,
+    REPLY_REQUEST_PART,
+    REQUEST_HEADERS_PART,
+    REQUEST_MESSAGE_PART,
+    REQUEST_PARTS,
+    REQUEST_QUEUE_PART,
+    SCHEDULE_CRON_PART,
+    SCHEDULE_HEADERS_PART,
+    SCHEDULE_INTERVAL_PART,
+    SCHEDULE_MESSAGE_PART,
+    SCHEDULE_PARTS,
+    SCHEDULE_QUEUE_PART,
+    SHORT_PUBLISH_MESSAGE_PART,
+    SHORT_PUBLISH_PARTS,
+    SHORT_SCHEDULE_MESSAGE_PART,
+    SHORT_SCHEDULE_PARTS,
+    VERSION,
+    VERSION_PART,
+)
 from crosswire.wire.zmtp.frames import ZmtpLimits, part_head, serialize_part
 
 __all__ = [
-    "ADMIN_COMMANDS",
     "DEFAULTS",
-    "VERSION",
     "Ack",
     "Admin",
     "DeliveryFrame",
@@ -50,15 +90,11 @@ __all__ = [
     "parse_delivery",
     "parse_queues",
     "serialize",
+    "serialize_head",
     "serialize_queues",
     "serialize_receipts",
     "serialize_requests",
 ]
-
-VERSION: Final = b"eMQP/1.0"
-
-ADMIN_COMMANDS: Final = ("HELLO", "STATUS", "ROUTER_SHOW_WORKERS", "ROUTER_SHOW_SCHEDULERS")
-"""What the deployed `emq-cli` sends; the specification has none of them."""
 
 Queue = tuple[int, str]
 """Weight and name, as a worker announces them."""
@@ -126,7 +162,7 @@ class Kbai(Frame, frozen=True, gc=False):
     frame_name: ClassVar[str] = "kbai"
     layer: ClassVar[int] = 1
     msgid: str
-    spelling: str = "KBYE"
+    spelling: str = COMMAND_KBYE.decode()
 
     def fields(self) -> dict[str, Any]:
         return {"msgid": self.msgid}
@@ -238,17 +274,19 @@ class Malformed(Frame, frozen=True, gc=False):
 def parse(parts: Sequence[bytes]) -> Frame:
     """The command in these parts, or a Malformed. Takes any byte strings."""
     count = len(parts)
-    if count < 4:
-        return Malformed(f"a command has at least 4 frames, not {count}")
-    command = parts[2]
-    if parts[0] or parts[1] != VERSION:
-        what = "its first frame is not empty" if parts[0] else "its version is not eMQP/1.0"
+    if count < MIN_PARTS:
+        return Malformed(f"a command has at least {MIN_PARTS} frames, not {count}")
+    command = parts[COMMAND_PART]
+    if parts[EMPTY_PART] or parts[VERSION_PART] != VERSION:
+        what = f"its version is not {VERSION.decode()}"
+        if parts[EMPTY_PART]:
+            what = "its first frame is not empty"
         return Malformed(f"not a command: {what}")
     try:
-        # What there is most of is read first and in line.
-        if command == b"REQUEST" and count >= 7:
-            return Request(parts[3].decode(), parts[4].decode(), parts[5].decode(), parts[6])
-        known = _LAYOUTS.get(command)
+        # Most commands are requests: they are recognized without a lookup.
+        if command == COMMAND_REQUEST and count >= REQUEST_PARTS:
+            return _request(parts, count)
+        known = _PARSERS.get(command)
         if known is None:
             return Malformed(f"command {_show(command)} is not defined", unknown=True)
         least, read = known
@@ -261,10 +299,10 @@ def parse(parts: Sequence[bytes]) -> Frame:
 
 def parse_delivery(parts: Sequence[bytes]) -> Frame:
     """What a subscriber is sent, or a Malformed. Takes any byte strings."""
-    if len(parts) != 2:
-        return Malformed(f"a publication has 2 frames, not {len(parts)}")
+    if len(parts) != DELIVERY_PARTS:
+        return Malformed(f"a publication has {DELIVERY_PARTS} frames, not {len(parts)}")
     try:
-        return DeliveryFrame(parts[0].decode(), parts[1])
+        return DeliveryFrame(parts[DELIVERY_TOPIC_PART].decode(), parts[DELIVERY_MESSAGE_PART])
     except UnicodeDecodeError as error:
         return Malformed(f"a topic is not UTF-8: {error.reason}")
 
@@ -275,75 +313,94 @@ def _show(command: bytes) -> str:
 
 
 def _ack(parts: Sequence[bytes], _count: int) -> Frame:
-    return Ack(parts[3].decode(), parts[4].decode())
+    return Ack(parts[MSGID_PART].decode(), parts[ACK_MSGID_PART].decode())
 
 
 def _reply(parts: Sequence[bytes], count: int) -> Frame:
-    return Reply(parts[3].decode(), parts[4], parts[5].decode() if count > 5 else None)
+    request = parts[REPLY_REQUEST_PART].decode() if count > REPLY_REQUEST_PART else None
+    return Reply(parts[MSGID_PART].decode(), parts[REPLY_MESSAGE_PART], request)
 
 
 def _heartbeat(parts: Sequence[bytes], _count: int) -> Frame:
-    return Heartbeat(parts[3].decode(), parts[4].decode())
+    return Heartbeat(parts[MSGID_PART].decode(), parts[HEARTBEAT_TIME_PART].decode())
 
 
 def _disconnect(parts: Sequence[bytes], _count: int) -> Frame:
-    return Disconnect(parts[3].decode())
+    return Disconnect(parts[MSGID_PART].decode())
 
 
 def _kbai(parts: Sequence[bytes], _count: int) -> Frame:
-    return Kbai(parts[3].decode(), parts[2].decode())
+    return Kbai(parts[MSGID_PART].decode(), parts[COMMAND_PART].decode())
 
 
 def _ready(parts: Sequence[bytes], _count: int) -> Frame:
-    return Ready(parts[3].decode())
+    return Ready(parts[MSGID_PART].decode())
 
 
 def _request(parts: Sequence[bytes], _count: int) -> Frame:
-    return Request(parts[3].decode(), parts[4].decode(), parts[5].decode(), parts[6])
+    return Request(
+        parts[MSGID_PART].decode(),
+        parts[REQUEST_QUEUE_PART].decode(),
+        parts[REQUEST_HEADERS_PART].decode(),
+        parts[REQUEST_MESSAGE_PART],
+    )
 
 
 def _publish(parts: Sequence[bytes], count: int) -> Frame:
-    if count == 6:
-        return Publish(parts[3].decode(), parts[4].decode(), None, parts[5])
-    return Publish(parts[3].decode(), parts[4].decode(), parts[5].decode(), parts[6])
+    msgid, topic = parts[MSGID_PART].decode(), parts[PUBLISH_TOPIC_PART].decode()
+    if count == SHORT_PUBLISH_PARTS:
+        return Publish(msgid, topic, None, parts[SHORT_PUBLISH_MESSAGE_PART])
+    headers = parts[PUBLISH_HEADERS_PART].decode()
+    return Publish(msgid, topic, headers, parts[PUBLISH_MESSAGE_PART])
 
 
 def _timed(kind: type[ScheduleFrame | UnscheduleFrame]) -> Callable[[Sequence[bytes], int], Frame]:
     def read(parts: Sequence[bytes], count: int) -> Frame:
-        msgid, queue, headers = parts[3].decode(), parts[4].decode(), parts[5].decode()
-        if count == 7:
-            return kind(msgid, queue, headers, None, parts[6], None)
-        if count == 8:
-            return Malformed(f"{parts[2].decode()} has 7 or 9 frames, not 8")
-        return kind(msgid, queue, headers, parts[6].decode(), parts[7], parts[8].decode())
+        msgid = parts[MSGID_PART].decode()
+        queue = parts[SCHEDULE_QUEUE_PART].decode()
+        headers = parts[SCHEDULE_HEADERS_PART].decode()
+        if count == SHORT_SCHEDULE_PARTS:
+            return kind(msgid, queue, headers, None, parts[SHORT_SCHEDULE_MESSAGE_PART], None)
+        if count < SCHEDULE_PARTS:
+            return Malformed(
+                f"{parts[COMMAND_PART].decode()} has {SHORT_SCHEDULE_PARTS} or {SCHEDULE_PARTS} "
+                f"frames, not {count}"
+            )
+        interval = parts[SCHEDULE_INTERVAL_PART].decode()
+        cron = parts[SCHEDULE_CRON_PART].decode()
+        return kind(msgid, queue, headers, interval, parts[SCHEDULE_MESSAGE_PART], cron)
 
     return read
 
 
 def _inform(parts: Sequence[bytes], _count: int) -> Frame:
-    return Inform(parts[3].decode(), parts[4].decode(), parts[5].decode())
+    return Inform(
+        parts[MSGID_PART].decode(),
+        parts[INFORM_QUEUES_PART].decode(),
+        parts[INFORM_PEER_PART].decode(),
+    )
 
 
 def _admin(parts: Sequence[bytes], _count: int) -> Frame:
-    return Admin(parts[3].decode(), parts[2].decode())
+    return Admin(parts[MSGID_PART].decode(), parts[COMMAND_PART].decode())
 
 
-_LAYOUTS: Final[dict[bytes, tuple[int, Callable[[Sequence[bytes], int], Frame]]]] = {
-    b"ACK": (5, _ack),
-    b"REPLY": (5, _reply),
-    b"HEARTBEAT": (5, _heartbeat),
-    b"DISCONNECT": (4, _disconnect),
-    b"KBAI": (4, _kbai),
-    b"KBYE": (4, _kbai),
-    b"READY": (4, _ready),
-    b"REQUEST": (7, _request),
-    b"PUBLISH": (6, _publish),
-    b"SCHEDULE": (7, _timed(ScheduleFrame)),
-    b"UNSCHEDULE": (7, _timed(UnscheduleFrame)),
-    b"INFORM": (6, _inform),
-    **{name.encode(): (4, _admin) for name in ADMIN_COMMANDS},
+_PARSERS: Final[dict[bytes, tuple[int, Callable[[Sequence[bytes], int], Frame]]]] = {
+    COMMAND_ACK: (ACK_PARTS, _ack),
+    COMMAND_REPLY: (REPLY_PARTS, _reply),
+    COMMAND_HEARTBEAT: (HEARTBEAT_PARTS, _heartbeat),
+    COMMAND_DISCONNECT: (MIN_PARTS, _disconnect),
+    COMMAND_KBAI: (MIN_PARTS, _kbai),
+    COMMAND_KBYE: (MIN_PARTS, _kbai),
+    COMMAND_READY: (MIN_PARTS, _ready),
+    COMMAND_REQUEST: (REQUEST_PARTS, _request),
+    COMMAND_PUBLISH: (SHORT_PUBLISH_PARTS, _publish),
+    COMMAND_SCHEDULE: (SHORT_SCHEDULE_PARTS, _timed(ScheduleFrame)),
+    COMMAND_UNSCHEDULE: (SHORT_SCHEDULE_PARTS, _timed(UnscheduleFrame)),
+    COMMAND_INFORM: (INFORM_PARTS, _inform),
+    **dict.fromkeys(ADMIN_COMMANDS, (MIN_PARTS, _admin)),
 }
-"""The least number of frames, which the specification's headings miscount, and who reads them."""
+"""The least number of parts, which the specification's headings miscount, and the parser."""
 
 
 # ------------------------------------------------------------------------------------- serialize
@@ -355,7 +412,7 @@ def serialize(frame: Frame) -> list[bytes]:
         return [
             b"",
             VERSION,
-            b"REQUEST",
+            COMMAND_REQUEST,
             frame.msgid.encode(),
             frame.queue.encode(),
             frame.headers.encode(),
@@ -363,45 +420,45 @@ def serialize(frame: Frame) -> list[bytes]:
         ]
     match frame:
         case Reply(msgid=msgid, message=message, request=None):
-            return _command("REPLY", msgid, message)
+            return _command(COMMAND_REPLY, msgid, message)
         case Reply(msgid=msgid, message=message, request=str(request)):
-            return _command("REPLY", msgid, message, request.encode())
+            return _command(COMMAND_REPLY, msgid, message, request.encode())
         case Ack(msgid=msgid, acknowledged=acknowledged):
-            return _command("ACK", msgid, acknowledged.encode())
+            return _command(COMMAND_ACK, msgid, acknowledged.encode())
         case Heartbeat(msgid=msgid, timestamp=timestamp):
-            return _command("HEARTBEAT", msgid, timestamp.encode())
+            return _command(COMMAND_HEARTBEAT, msgid, timestamp.encode())
         case Ready(msgid=msgid):
-            return _command("READY", msgid)
+            return _command(COMMAND_READY, msgid)
         case Disconnect(msgid=msgid):
-            return _command("DISCONNECT", msgid)
+            return _command(COMMAND_DISCONNECT, msgid)
         case Kbai(msgid=msgid, spelling=spelling):
-            return _command(spelling, msgid)
+            return _command(spelling.encode(), msgid)
         case Publish(msgid=msgid, topic=topic, headers=None, message=message):
-            return _command("PUBLISH", msgid, topic.encode(), message)
+            return _command(COMMAND_PUBLISH, msgid, topic.encode(), message)
         case Publish(msgid=msgid, topic=topic, headers=str(headers), message=message):
-            return _command("PUBLISH", msgid, topic.encode(), headers.encode(), message)
+            return _command(COMMAND_PUBLISH, msgid, topic.encode(), headers.encode(), message)
         case ScheduleFrame():
-            return _serialize_timed("SCHEDULE", frame)
+            return _serialize_timed(COMMAND_SCHEDULE, frame)
         case UnscheduleFrame():
-            return _serialize_timed("UNSCHEDULE", frame)
+            return _serialize_timed(COMMAND_UNSCHEDULE, frame)
         case Inform(msgid=msgid, queues=queues, peer=peer):
-            return _command("INFORM", msgid, queues.encode(), peer.encode())
+            return _command(COMMAND_INFORM, msgid, queues.encode(), peer.encode())
         case Admin(msgid=msgid, command=command):
-            return _command(command, msgid)
+            return _command(command.encode(), msgid)
         case DeliveryFrame(topic=topic, message=message):
             return [topic.encode(), message]
     raise TypeError(f"{type(frame).__name__} is not an eMQP command")
 
 
-def _serialize_timed(command: str, frame: ScheduleFrame | UnscheduleFrame) -> list[bytes]:
+def _serialize_timed(command: bytes, frame: ScheduleFrame | UnscheduleFrame) -> list[bytes]:
     parts = _command(command, frame.msgid, frame.queue.encode(), frame.headers.encode())
     if frame.interval is None:
         return [*parts, frame.message]
     return [*parts, frame.interval.encode(), frame.message, (frame.cron or "").encode()]
 
 
-def _command(name: str, msgid: str, *parts: bytes) -> list[bytes]:
-    return [b"", VERSION, name.encode(), msgid.encode(), *parts]
+def _command(name: bytes, msgid: str, *parts: bytes) -> list[bytes]:
+    return [b"", VERSION, name, msgid.encode(), *parts]
 
 
 @lru_cache(maxsize=4096)
@@ -410,10 +467,13 @@ def _addressed(queue: str, headers: str) -> bytes:
     return b"".join(serialize_part(part.encode(), more=True) for part in (queue, headers))
 
 
-_REQUEST_HEAD: Final = b"".join(
-    serialize_part(part, more=True) for part in (b"", VERSION, b"REQUEST")
-)
-_REPLY_HEAD: Final = b"".join(serialize_part(part, more=True) for part in (b"", VERSION, b"REPLY"))
+def serialize_head(command: bytes) -> bytes:
+    """The ZeroMQ frames that every command of this name begins with, up to its msgid."""
+    return b"".join(serialize_part(part, more=True) for part in (b"", VERSION, command))
+
+
+_REQUEST_HEAD: Final = serialize_head(COMMAND_REQUEST)
+_REPLY_HEAD: Final = serialize_head(COMMAND_REPLY)
 
 
 def serialize_requests(requests: Iterable[tuple[bytes, str, str, bytes]]) -> bytes:

@@ -16,9 +16,9 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-__all__ = ["KNOWN", "NO_HEADERS", "Headers", "Property", "format_number"]
+from crosswire.envelope import Property
 
-Property = int | float | bool | str
+__all__ = ["KNOWN", "NO_HEADERS", "Headers", "format_number"]
 
 KNOWN: Final = frozenset(
     {

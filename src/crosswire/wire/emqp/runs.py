@@ -15,15 +15,27 @@ from typing import ClassVar, Final
 
 from crosswire.wire.contract import Event, Frame
 from crosswire.wire.emqp.events import ReplyReceived, RequestReceived, SlotOffered
-from crosswire.wire.emqp.frames import VERSION, Ready, Reply, Request
-from crosswire.wire.zmtp.frames import LONG, MORE, Taker, ZmtpLimits, serialize_part
+from crosswire.wire.emqp.frames import Ready, Reply, Request, serialize_head
+from crosswire.wire.emqp.layout import (
+    COMMAND_READY,
+    COMMAND_REPLY,
+    COMMAND_REQUEST,
+    REQUEST_PARTS,
+)
+from crosswire.wire.zmtp.frames import Taker, ZmtpLimits
+from crosswire.wire.zmtp.layout import (
+    FLAG_LONG,
+    FLAG_MORE,
+    LONG_HEADER_SIZE,
+    SHORT_HEADER_SIZE,
+    SIZE_OFFSET,
+)
 
 __all__ = ["OFFERED", "MessageRun", "taker_at"]
 
 OFFERED: Final = SlotOffered()
 
 _ADDRESSES: Final = 1024
-_MOST_PARTS: Final = 7
 _SHORT_BYTES: Final = 1024
 
 
@@ -37,20 +49,16 @@ class MessageRun(Frame, frozen=True, gc=False):
 
 def taker_at(seat: str, limits: ZmtpLimits) -> Taker | None:
     """What reads the runs of this door's peers; None where there are none to expect."""
-    if limits.parts < _MOST_PARTS or limits.frame_bytes < _SHORT_BYTES:
+    if limits.parts < REQUEST_PARTS or limits.frame_bytes < _SHORT_BYTES:
         return None
     if seat == "emqp-clients":
         return _requests(limits.frame_bytes)
     return _answers(limits.frame_bytes) if seat == "emqp-workers" else None
 
 
-def _head(command: bytes) -> bytes:
-    return b"".join(serialize_part(part, more=True) for part in (b"", VERSION, command))
-
-
-_REQUEST: Final = _head(b"REQUEST")
-_READY: Final = _head(b"READY")
-_REPLY: Final = _head(b"REPLY")
+_REQUEST: Final = serialize_head(COMMAND_REQUEST)
+_READY: Final = serialize_head(COMMAND_READY)
+_REPLY: Final = serialize_head(COMMAND_REPLY)
 
 
 def _requests(limit: int) -> Taker:
@@ -59,34 +67,37 @@ def _requests(limit: int) -> Taker:
     def take(buffer: bytes, position: int) -> tuple[int, Frame | None]:
         events: list[Event] = []
         end = len(buffer)
+        # Locals: in this loop the lookups of globals could be measured.
+        header, size_at = SHORT_HEADER_SIZE, SIZE_OFFSET
         try:
             while buffer.startswith(_REQUEST, position):
                 msgid = position + len(_REQUEST)
-                queue = msgid + 2 + buffer[msgid + 1]
-                headers = queue + 2 + buffer[queue + 1]
-                message = headers + 2 + buffer[headers + 1]
-                body, stop = message + 2, message + 2 + buffer[message + 1]
-                if buffer[message] == LONG:
-                    body = message + 9
-                    stop = body + int.from_bytes(buffer[message + 1 : body])
+                queue = msgid + header + buffer[msgid + size_at]
+                headers = queue + header + buffer[queue + size_at]
+                message = headers + header + buffer[headers + size_at]
+                body = message + header
+                stop = body + buffer[message + size_at]
+                if buffer[message] == FLAG_LONG:
+                    body = message + LONG_HEADER_SIZE
+                    stop = body + int.from_bytes(buffer[message + size_at : body])
                 elif buffer[message]:
                     break
                 if (
                     stop > end
                     or stop - position > limit
-                    or not buffer[msgid] == buffer[queue] == buffer[headers] == MORE
+                    or not buffer[msgid] == buffer[queue] == buffer[headers] == FLAG_MORE
                 ):
                     break
                 address = addresses.get(buffer[queue:message])
                 if address is None:
                     address = (
-                        buffer[queue + 2 : headers].decode(),
-                        buffer[headers + 2 : message].decode(),
+                        buffer[queue + header : headers].decode(),
+                        buffer[headers + header : message].decode(),
                     )
                     if len(addresses) >= _ADDRESSES:
                         addresses.clear()
                     addresses[buffer[queue:message]] = address
-                name = buffer[msgid + 2 : queue].decode()
+                name = buffer[msgid + header : queue].decode()
                 events.append(RequestReceived(name, *address, buffer[body:stop]))
                 position = stop
         except (IndexError, UnicodeDecodeError):
@@ -113,8 +124,9 @@ def _take_readies(buffer: bytes, position: int) -> tuple[int, Frame | None]:
     try:
         while buffer.startswith(_READY, position):
             msgid = position + len(_READY)
-            stop = msgid + 2 + buffer[msgid + 1]
-            if buffer[msgid] or stop > end or not buffer[msgid + 2 : stop].isascii():
+            text = msgid + SHORT_HEADER_SIZE
+            stop = text + buffer[msgid + SIZE_OFFSET]
+            if buffer[msgid] or stop > end or not buffer[text:stop].isascii():
                 break
             count += 1
             position = stop
@@ -126,24 +138,28 @@ def _take_readies(buffer: bytes, position: int) -> tuple[int, Frame | None]:
 def _take_replies(buffer: bytes, position: int, limit: int) -> tuple[int, Frame | None]:
     events: list[Event] = []
     end = len(buffer)
+    header, size_at = SHORT_HEADER_SIZE, SIZE_OFFSET
     try:
         while buffer.startswith(_REPLY, position):
             msgid = position + len(_REPLY)
-            message = msgid + 2 + buffer[msgid + 1]
-            body, request = message + 2, message + 2 + buffer[message + 1]
-            if buffer[message] == LONG | MORE:
-                body = message + 9
-                request = body + int.from_bytes(buffer[message + 1 : body])
-            elif buffer[message] != MORE:
+            message = msgid + header + buffer[msgid + size_at]
+            body = message + header
+            request = body + buffer[message + size_at]
+            if buffer[message] == FLAG_LONG | FLAG_MORE:
+                body = message + LONG_HEADER_SIZE
+                request = body + int.from_bytes(buffer[message + size_at : body])
+            elif buffer[message] != FLAG_MORE:
                 break
-            stop = request + 2 + buffer[request + 1]
-            if stop > end or stop - position > limit or buffer[msgid] != MORE or buffer[request]:
+            stop = request + header + buffer[request + size_at]
+            if stop > end or stop - position > limit:
+                break
+            if buffer[msgid] != FLAG_MORE or buffer[request]:
                 break
             events.append(
                 ReplyReceived(
-                    buffer[msgid + 2 : message].decode(),
+                    buffer[msgid + header : message].decode(),
                     buffer[body:request],
-                    buffer[request + 2 : stop].decode(),
+                    buffer[request + header : stop].decode(),
                 )
             )
             position = stop

@@ -6,20 +6,35 @@ from crosswire.wire.contract import Protocol, Sniff
 from crosswire.wire.epoxy.connection import EpoxyConnection
 from crosswire.wire.epoxy.decoder import EpoxyDecoder
 from crosswire.wire.epoxy.frames import DEFAULTS
+from crosswire.wire.epoxy.layout import (
+    COUNT_SIZE,
+    FRAMELET_HEADER_SIZE,
+    HEADER_SIZE,
+    SIZE_OFFSET,
+    TYPE_CONFIG,
+    TYPE_PROTOCOL_ERROR,
+    TYPE_SIZE,
+)
 
 __all__ = ["PROTOCOL"]
 
-_FIRST = (b"\x01\x00CG", b"\x01\x00ER")
-_SIZE_BYTES = 4
+_FIRST = tuple(
+    (1).to_bytes(COUNT_SIZE, "little") + kind.to_bytes(TYPE_SIZE, "little")
+    for kind in (TYPE_CONFIG, TYPE_PROTOCOL_ERROR)
+)
+_SIZE_OFFSET = HEADER_SIZE + SIZE_OFFSET
+_SIZE_END = HEADER_SIZE + FRAMELET_HEADER_SIZE
+_SNIFF_BYTES = 65536
 
 
 def sniff(data: bytes) -> Sniff:
     """Both sides open with a config, or a server with a protocol error: one framelet, not large."""
-    if not any(data[:4] == first[: len(data)] for first in _FIRST):
+    if not any(data[:_SIZE_OFFSET] == first[: len(data)] for first in _FIRST):
         return Sniff.NO
-    if len(data) < 4 + _SIZE_BYTES:
+    if len(data) < _SIZE_END:
         return Sniff.MORE
-    return Sniff.YES if 0 < int.from_bytes(data[4:8], "little") < 65536 else Sniff.NO
+    size = int.from_bytes(data[_SIZE_OFFSET:_SIZE_END], "little")
+    return Sniff.YES if 0 < size < _SNIFF_BYTES else Sniff.NO
 
 
 PROTOCOL = Protocol(

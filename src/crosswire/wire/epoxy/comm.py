@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from crosswire.errors import BondDecodeError, BondError
+from crosswire.wire.epoxy.layout import STOP
 
 if TYPE_CHECKING:
     from crosswire.bond.schema import StructDef
@@ -82,7 +83,7 @@ def struct(name: str) -> StructDef:
 
 # ------------------------------------------------------------------------------------- framelets
 
-_STOP: Final = b"\x00"
+_STOP: Final = bytes((STOP,))
 _MOST_BYTES = 65536
 
 

@@ -50,10 +50,10 @@ from crosswire.wire.epoxy.frames import (
     ProtocolErrorCode,
     serialize,
 )
+from crosswire.wire.epoxy.layout import MAX_CONVERSATION
 
 __all__ = ["TRANSITIONS", "EpoxyConnection", "State"]
 
-_LAST_ID: Final = 2**64 - 1
 _AT_ONCE: Final = float("-inf")
 _PENDING_BYTES: Final = 512
 """What a request that waits takes in memory beside what it carries."""
@@ -356,7 +356,7 @@ class EpoxyConnection(Connection):
         if not self.accepts_conversations:
             raise LocalProtocolError(f"the connection is not open but in state {self.state.value}")
         conversation = self._next_id
-        if conversation > _LAST_ID:
+        if conversation > MAX_CONVERSATION:
             exhausted = IdentifiersExhausted("no conversation ids are left on this connection")
             self.fail(exhausted)
             raise exhausted

@@ -1,30 +1,14 @@
-"""Epoxy's frames, parsed and serialized.
+"""Epoxy's frames, parsed and serialized; `layout.py` has the layout.
 
-A frame on the wire, little-endian throughout:
-
-    count         2   of framelets, 1 to the limit
-    framelets     …   each:
-      type        2   `CG` config, `HR` headers, `LY` layer data, `PD` payload, `ED` error data,
-                      `ER` protocol error (the specification's table shows them reversed)
-      size        4   of the content, at least 1
-      content     …
-
-The first framelet tells what the frame is, and which may follow:
-
-    config           CG
-    message          HR [LY] PD | ED
-    protocol error   ER
-
-CG, HR and ER hold a bare Fast Binary v1 struct, the others a marshalled one, which stays the bytes
-it came as. The headers of nearly every message are written alike, so those are read in line, by
-one unpacking; whatever looks different is left to `crosswire.bond`.
+The content of most framelets stays the bytes that were received. The headers of nearly every
+message are written alike, so those are read in line, by one unpacking; whatever is written in
+another way is left to `crosswire.bond`.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
 from functools import lru_cache
-from struct import Struct
 from typing import Any, ClassVar, Final
 
 from crosswire.errors import (
@@ -43,6 +27,42 @@ from crosswire.wire.epoxy.comm import (
     decode_headers,
     decode_protocol_error,
     encode_protocol_error,
+)
+from crosswire.wire.epoxy.layout import (
+    CONVERSATION_FIELD,
+    CONVERSATION_FIELD_SIZE,
+    COUNT_SIZE,
+    FIELD_HEADER_SIZE,
+    FIRST_MESSAGE_TYPE,
+    FIRST_TYPE_SHIFT,
+    FRAMELET_HEADER_SIZE,
+    FRAMELET_STRUCT,
+    HEADER_SIZE,
+    HEADERS_STRUCT,
+    HEADERS_WITHOUT_CONVERSATION_STRUCT,
+    LAST_MESSAGE_TYPE,
+    MAX_FRAMELETS,
+    MAX_VARINT32_SIZE,
+    MESSAGE_EVENT,
+    MESSAGE_REQUEST,
+    MESSAGE_RESPONSE,
+    MESSAGE_TYPE_FIELD,
+    MESSAGE_TYPE_FIELD_SIZE,
+    METHOD_FIELD,
+    SERVICE_FIELD,
+    SIZE_SIZE,
+    STOP,
+    TYPE_CONFIG,
+    TYPE_ERROR_DATA,
+    TYPE_HEADERS,
+    TYPE_LAYER_DATA,
+    TYPE_PAYLOAD,
+    TYPE_PROTOCOL_ERROR,
+    TYPE_SIZE,
+    TYPES,
+    VARINT_BITS,
+    VARINT_MASK,
+    VARINT_MORE,
 )
 
 __all__ = [
@@ -95,9 +115,9 @@ DEFAULTS: Final = EpoxyLimits()
 class MessageType(IntEnum):
     """Specification, section Message type."""
 
-    REQUEST = 1
-    RESPONSE = 2
-    EVENT = 3
+    REQUEST = MESSAGE_REQUEST
+    RESPONSE = MESSAGE_RESPONSE
+    EVENT = MESSAGE_EVENT
 
 
 class ProtocolErrorCode(IntEnum):
@@ -181,47 +201,35 @@ def _public(member: IntEnum) -> str:
 
 # ------------------------------------------------------------------------------------- framelets
 
-_CONFIG: Final = int.from_bytes(b"CG", "little")
-_HEADERS: Final = int.from_bytes(b"HR", "little")
-_LAYER_DATA: Final = int.from_bytes(b"LY", "little")
-_PAYLOAD: Final = int.from_bytes(b"PD", "little")
-_ERROR_DATA: Final = int.from_bytes(b"ED", "little")
-_PROTOCOL_ERROR: Final = int.from_bytes(b"ER", "little")
-
-_KNOWN: Final = frozenset((_CONFIG, _HEADERS, _LAYER_DATA, _PAYLOAD, _ERROR_DATA, _PROTOCOL_ERROR))
-
 _LAYOUTS: Final = {
-    (_CONFIG,): ConfigFrame,
-    (_PROTOCOL_ERROR,): ProtocolError,
-    (_HEADERS, _PAYLOAD): Message,
-    (_HEADERS, _ERROR_DATA): Message,
-    (_HEADERS, _LAYER_DATA, _PAYLOAD): Message,
-    (_HEADERS, _LAYER_DATA, _ERROR_DATA): Message,
+    (TYPE_CONFIG,): ConfigFrame,
+    (TYPE_PROTOCOL_ERROR,): ProtocolError,
+    (TYPE_HEADERS, TYPE_PAYLOAD): Message,
+    (TYPE_HEADERS, TYPE_ERROR_DATA): Message,
+    (TYPE_HEADERS, TYPE_LAYER_DATA, TYPE_PAYLOAD): Message,
+    (TYPE_HEADERS, TYPE_LAYER_DATA, TYPE_ERROR_DATA): Message,
 }
 """Which framelets make which frame. Whatever is not in here is malformed."""
 
-_FRAMELET: Final = Struct("<HI")
-_COUNT_BYTES = 2
-_TYPE_BYTES = 2
-_FRAMELET_BYTES = _FRAMELET.size
+_CONVERSATION: Final = CONVERSATION_FIELD.to_bytes(FIELD_HEADER_SIZE, "little")
+_MESSAGE_TYPE: Final = MESSAGE_TYPE_FIELD.to_bytes(FIELD_HEADER_SIZE, "little")
+_SERVICE: Final = SERVICE_FIELD.to_bytes(FIELD_HEADER_SIZE, "little")
+_METHOD: Final = METHOD_FIELD.to_bytes(FIELD_HEADER_SIZE, "little")
+_STOP: Final = bytes((STOP,))
 
-# The way headers are written: count and type of the frame's first framelet in one, its size, then
-# field 0, a uint64, and field 1, an int32; the names follow.
-_USUAL: Final = Struct("<II3sQ3si")
-_USUAL_BYTES = _USUAL.size
-_WITHOUT_ID: Final = Struct("<II3si")
-_TWO_FRAMELETS: Final = _HEADERS << 16 | 2
-_THREE_FRAMELETS: Final = _HEADERS << 16 | 3
-_ID_FIELD: Final = bytes((6, 0, 0))
-_TYPE_FIELD: Final = bytes((16, 1, 0))
-_SERVICE_FIELD: Final = bytes((9, 2, 0))
-_METHOD_FIELD: Final = bytes((9, 3, 0))
-_STOP: Final = b"\x00"
-_NAMES_BYTES = 256
-_NAMES_KEPT = 1024
+# Of a message, what `HEADERS_STRUCT` reads first: how many framelets, and that the first of them is
+# the headers.
+_TWO_FRAMELETS: Final = TYPE_HEADERS << FIRST_TYPE_SHIFT | 2
+_THREE_FRAMELETS: Final = TYPE_HEADERS << FIRST_TYPE_SHIFT | 3
+_HEADERS_OFFSET: Final = HEADER_SIZE + FRAMELET_HEADER_SIZE
+"""Where the content of a message's headers begins."""
+_NAMES_OFFSET: Final = HEADERS_STRUCT.size
+"""Where the names in its headers begin, if it has a conversation id."""
+_NAMES_BYTES: Final = 256
+_NAMES_KEPT: Final = 1024
 
 _MESSAGE_TYPES: Final = (
-    MessageType.REQUEST,  # never looked up: 0 is not between 1 and 3
+    MessageType.REQUEST,  # never looked up: 0 is no message type
     MessageType.REQUEST,
     MessageType.RESPONSE,
     MessageType.EVENT,
@@ -236,30 +244,31 @@ def scan(
 ) -> tuple[int, int]:
     """The frames from `position` on, as `Decoder._scan` has it; `buffer[0]` stands at `base`."""
     size_of_buffer = len(buffer)
-    last_usual = size_of_buffer - _USUAL_BYTES
+    last_usual = size_of_buffer - _NAMES_OFFSET
     framelet_bytes, frame_bytes = limits.framelet_bytes, limits.frame_bytes
-    unpack, unpack_framelet = _USUAL.unpack_from, _FRAMELET.unpack_from
+    unpack, unpack_framelet = HEADERS_STRUCT.unpack_from, FRAMELET_STRUCT.unpack_from
     append, names_of, types = placed.append, _names.get, _MESSAGE_TYPES
+    first_type, last_type = FIRST_MESSAGE_TYPE, LAST_MESSAGE_TYPE
     while position < size_of_buffer:
         if position <= last_usual:
             key, size, id_field, conversation, type_field, kind = unpack(buffer, position)
-            middle = position + 8 + size
+            middle = position + _HEADERS_OFFSET + size
             if (
                 key == _TWO_FRAMELETS
-                and id_field == _ID_FIELD
-                and type_field == _TYPE_FIELD
-                and 1 <= kind <= 3
+                and id_field == _CONVERSATION
+                and type_field == _MESSAGE_TYPE
+                and first_type <= kind <= last_type
                 and size <= _NAMES_BYTES
-                and middle + _FRAMELET_BYTES < size_of_buffer
+                and middle + FRAMELET_HEADER_SIZE < size_of_buffer
             ):
-                tail = buffer[position + _USUAL_BYTES : middle]
+                tail = buffer[position + _NAMES_OFFSET : middle]
                 names = names_of(tail) or _read_names(tail)
                 content, size = unpack_framelet(buffer, middle)
-                middle += _FRAMELET_BYTES
+                middle += FRAMELET_HEADER_SIZE
                 end = middle + size
                 if (
                     names is not None
-                    and content == _PAYLOAD
+                    and content == TYPE_PAYLOAD
                     and 0 < size <= framelet_bytes
                     and end <= size_of_buffer
                     and end - position <= frame_bytes
@@ -276,16 +285,16 @@ def scan(
             return position, end - position
         append((base + position, end - position, _parse(buffer, position, base, framelets, end)))
         position = end
-    return position, _COUNT_BYTES
+    return position, COUNT_SIZE
 
 
 def _read_names(tail: bytes) -> tuple[str, str] | None:
     """The names in the headers from the third field on, if they are written as they usually are."""
     position = 0
     names = ["", ""]
-    for index, field in enumerate((_SERVICE_FIELD, _METHOD_FIELD)):
-        if tail[position : position + 3] == field:
-            size, position = _read_length(tail, position + 3)
+    for index, field in enumerate((_SERVICE, _METHOD)):
+        if tail[position : position + FIELD_HEADER_SIZE] == field:
+            size, position = _read_length(tail, position + FIELD_HEADER_SIZE)
             name = tail[position : position + size]
             position += size
             try:
@@ -306,32 +315,35 @@ def _read_names(tail: bytes) -> tuple[str, str] | None:
 def _read_length(data: bytes, position: int) -> tuple[int, int]:
     """A variable uint32 and where it ends; more than there can be, if it has no end."""
     length = 0
-    for index, octet in enumerate(data[position : position + 5]):
-        length |= (octet & 0x7F) << 7 * index
-        if octet < 0x80:
+    for index, octet in enumerate(data[position : position + MAX_VARINT32_SIZE]):
+        length |= (octet & VARINT_MASK) << VARINT_BITS * index
+        if octet < VARINT_MORE:
             return length, position + index + 1
     return len(data), position
 
 
 def _write_length(length: int) -> bytes:
     octets = bytearray()
-    while length > 0x7F:
-        octets.append(length & 0x7F | 0x80)
-        length >>= 7
+    while length > VARINT_MASK:
+        octets.append(length & VARINT_MASK | VARINT_MORE)
+        length >>= VARINT_BITS
     octets.append(length)
     return bytes(octets)
 
 
 def _read_headers(content: bytes) -> tuple[int, int, str, str]:
     """The headers of any message. Raises BondDecodeError."""
-    with_id = content[:3] == _ID_FIELD
-    at = 11 if with_id else 0
-    if content[at : at + 3] == _TYPE_FIELD:
-        tail = content[at + 7 :]
+    at = conversation = 0
+    if content[:FIELD_HEADER_SIZE] == _CONVERSATION:
+        at = CONVERSATION_FIELD_SIZE
+        conversation = int.from_bytes(content[FIELD_HEADER_SIZE:at], "little")
+    type_at = at + FIELD_HEADER_SIZE
+    if content[at:type_at] == _MESSAGE_TYPE:
+        names_at = at + MESSAGE_TYPE_FIELD_SIZE
+        tail = content[names_at:]
         names = _names.get(tail) or _read_names(tail)
         if names is not None:
-            conversation = int.from_bytes(content[3:11], "little") if with_id else 0
-            kind = int.from_bytes(content[at + 3 : at + 7], "little", signed=True)
+            kind = int.from_bytes(content[type_at:names_at], "little", signed=True)
             return conversation, kind, *names
     return decode_headers(content)
 
@@ -347,14 +359,14 @@ def _walk(
     to know more. Raises what can be told before the content is there.
     """
     size_of_buffer = len(buffer)
-    at = position + _COUNT_BYTES
+    at = position + COUNT_SIZE
     if at > size_of_buffer:
         return None, at
     count = int.from_bytes(buffer[position:at], "little")
     framelets: Framelets = []
 
     def refuse(kind: type[FrameError], reason: str) -> FrameError:
-        if framelets and framelets[0][0] == _PROTOCOL_ERROR:
+        if framelets and framelets[0][0] == TYPE_PROTOCOL_ERROR:
             kind = ErrorInError
         return kind(reason, offset=base + position, length=at - position)
 
@@ -364,16 +376,16 @@ def _walk(
         reason = f"a frame of {count} framelets, more than the {limits.framelets} allowed"
         raise refuse(FrameTooLarge, reason)
     while len(framelets) < count:
-        at += _TYPE_BYTES
+        at += TYPE_SIZE
         if at > size_of_buffer:
             return None, at
-        kind = int.from_bytes(buffer[at - _TYPE_BYTES : at], "little")
-        if kind not in _KNOWN:
+        kind = int.from_bytes(buffer[at - TYPE_SIZE : at], "little")
+        if kind not in TYPES:
             raise refuse(UnknownFrame, f"framelet type {kind:#06x} is not defined")
-        at += _FRAMELET_BYTES - _TYPE_BYTES
+        at += SIZE_SIZE
         if at > size_of_buffer:
             return None, at
-        size = int.from_bytes(buffer[at - 4 : at], "little")
+        size = int.from_bytes(buffer[at - SIZE_SIZE : at], "little")
         end = at + size
         framelets.append((kind, at, end))
         if size > limits.framelet_bytes:
@@ -396,7 +408,7 @@ def _parse(buffer: bytes, position: int, base: int, framelets: Framelets, end: i
     layout = _LAYOUTS.get(kinds)
     try:
         if layout is None:
-            shown = " ".join(kind.to_bytes(2, "little").decode() for kind in kinds)
+            shown = " ".join(kind.to_bytes(TYPE_SIZE, "little").decode() for kind in kinds)
             raise MalformedFrame(f"framelets {shown} don't make a frame", **location)
         if not all(contents):
             raise MalformedFrame("a framelet without content", **location)
@@ -408,35 +420,35 @@ def _parse(buffer: bytes, position: int, base: int, framelets: Framelets, end: i
         conversation, kind, service, method = _read_headers(contents[0])
     except (BondError, MalformedFrame) as error:
         reason = error.reason if isinstance(error, MalformedFrame) else str(error)
-        refusal = ErrorInError if kinds[0] == _PROTOCOL_ERROR else MalformedFrame
+        refusal = ErrorInError if kinds[0] == TYPE_PROTOCOL_ERROR else MalformedFrame
         raise refusal(reason, **location) from None
-    if not 1 <= kind <= 3:
+    if not FIRST_MESSAGE_TYPE <= kind <= LAST_MESSAGE_TYPE:
         raise UnsupportedFrame(f"message type {kind} is not supported", **location)
     return Message(
         conversation,
         _MESSAGE_TYPES[kind],
         service,
         method,
-        contents[1] if len(contents) == 3 else None,
-        contents[-1] if kinds[-1] == _PAYLOAD else None,
-        contents[-1] if kinds[-1] == _ERROR_DATA else None,
+        contents[1] if len(contents) == MAX_FRAMELETS else None,
+        contents[-1] if kinds[-1] == TYPE_PAYLOAD else None,
+        contents[-1] if kinds[-1] == TYPE_ERROR_DATA else None,
     )
 
 
 def measure(buffer: bytes, position: int, most_bytes: int) -> int | None:
     """Length of what might be a frame here, as `Decoder._measure` has it: few framelets in an
     allowed order, and sizes that are not absurd."""
-    count = int.from_bytes(buffer[position : position + 2], "little")
-    if len(buffer) - position >= 2 and not 1 <= count <= 3:
+    at = position + HEADER_SIZE
+    count = int.from_bytes(buffer[position:at], "little")
+    if len(buffer) >= at and not 1 <= count <= MAX_FRAMELETS:
         return None
-    at = position + 2
     kinds: tuple[int, ...] = ()
     while len(kinds) < max(count, 1):
-        if at + _FRAMELET_BYTES > len(buffer):
+        if at + FRAMELET_HEADER_SIZE > len(buffer):
             return 0
-        kind, size = _FRAMELET.unpack_from(buffer, at)
+        kind, size = FRAMELET_STRUCT.unpack_from(buffer, at)
         kinds += (kind,)
-        at += _FRAMELET_BYTES + size
+        at += FRAMELET_HEADER_SIZE + size
         if not size or at - position > most_bytes:
             return None
         if not any(layout[: len(kinds)] == kinds for layout in _LAYOUTS):
@@ -446,7 +458,18 @@ def measure(buffer: bytes, position: int, most_bytes: int) -> int | None:
 
 # ------------------------------------------------------------------------------------- serialize
 
-_CONFIG_FRAME: Final = bytes.fromhex("0100 4347 01000000 00")
+# Bound once: a method of an imported name is looked up anew with every call.
+_pack_framelet: Final = FRAMELET_STRUCT.pack
+_pack_headers: Final = HEADERS_STRUCT.pack
+_pack_headers_without_id: Final = HEADERS_WITHOUT_CONVERSATION_STRUCT.pack
+
+
+def _frame_of(kind: int, content: bytes) -> bytes:
+    """A frame of one framelet."""
+    return (1).to_bytes(COUNT_SIZE, "little") + _pack_framelet(kind, len(content)) + content
+
+
+_CONFIG_FRAME: Final = _frame_of(TYPE_CONFIG, _STOP)
 
 
 def serialize(frame: Frame) -> bytes:
@@ -457,8 +480,7 @@ def serialize(frame: Frame) -> bytes:
         case ConfigFrame():
             return _CONFIG_FRAME
         case ProtocolError(error_code=code, details=details):
-            content = encode_protocol_error(code, details)
-            return b"\x01\x00" + _FRAMELET.pack(_PROTOCOL_ERROR, len(content)) + content
+            return _frame_of(TYPE_PROTOCOL_ERROR, encode_protocol_error(code, details))
     raise TypeError(f"{type(frame).__name__} is not an Epoxy frame")
 
 
@@ -472,7 +494,7 @@ def _serialize_message(frame: Message) -> bytes:
         frame.payload,
         frame.error,
     )
-    last, content = (_PAYLOAD, payload) if error is None else (_ERROR_DATA, error)
+    last, content = (TYPE_PAYLOAD, payload) if error is None else (TYPE_ERROR_DATA, error)
     if content is None:
         raise TypeError("a message has a payload or an error")
     names = (
@@ -481,21 +503,21 @@ def _serialize_message(frame: Message) -> bytes:
         else _serialize_names(service, method)
     )
     key = _TWO_FRAMELETS if layer_data is None else _THREE_FRAMELETS
-    size = _USUAL_BYTES - 8 + len(names)
+    size = _NAMES_OFFSET - _HEADERS_OFFSET + len(names)
     if conversation:
-        head = _USUAL.pack(key, size, _ID_FIELD, conversation, _TYPE_FIELD, kind)
+        head = _pack_headers(key, size, _CONVERSATION, conversation, _MESSAGE_TYPE, kind)
     else:
-        head = _WITHOUT_ID.pack(key, size - 11, _TYPE_FIELD, kind)
+        head = _pack_headers_without_id(key, size - CONVERSATION_FIELD_SIZE, _MESSAGE_TYPE, kind)
     if layer_data is None:
-        return b"".join((head, names, _FRAMELET.pack(last, len(content)), content))
-    layer = _FRAMELET.pack(_LAYER_DATA, len(layer_data))
-    return b"".join((head, names, layer, layer_data, _FRAMELET.pack(last, len(content)), content))
+        return b"".join((head, names, _pack_framelet(last, len(content)), content))
+    layer = _pack_framelet(TYPE_LAYER_DATA, len(layer_data))
+    return b"".join((head, names, layer, layer_data, _pack_framelet(last, len(content)), content))
 
 
 def _serialize_names(service: str, method: str) -> bytes:
     """The end of the headers; empty names are left out."""
     parts = []
-    for field, name in ((_SERVICE_FIELD, service), (_METHOD_FIELD, method)):
+    for field, name in ((_SERVICE, service), (_METHOD, method)):
         if name:
             text = name.encode()
             parts += [field, _write_length(len(text)), text]

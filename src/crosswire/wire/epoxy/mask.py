@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from crosswire.wire.epoxy.comm import find_credentials
 from crosswire.wire.epoxy.frames import EpoxyLimits
+from crosswire.wire.epoxy.layout import (
+    COUNT_SIZE,
+    FRAMELET_HEADER_SIZE,
+    FRAMELET_STRUCT,
+    TYPE_LAYER_DATA,
+    TYPES,
+)
 from crosswire.wire.masking import EVERYTHING, Mask
 
 __all__ = ["EpoxyMask"]
-
-_LAYER_DATA: Final = b"LY"
-_KINDS: Final = frozenset({b"CG", b"HR", b"LY", b"PD", b"ED", b"ER"})
-_COUNT: Final = 2
-_HEAD: Final = 6
 
 
 class EpoxyMask(Mask):
@@ -27,25 +27,25 @@ class EpoxyMask(Mask):
     def _judge(self, buffer: bytes, position: int) -> tuple[int, int, list[tuple[int, int]]]:
         at_hand = len(buffer) - position
         if not self._framelets:
-            if at_hand < _COUNT:
-                return 0, _COUNT, []
-            self._framelets = int.from_bytes(buffer[position : position + _COUNT], "little")
-            return _COUNT if self._framelets else EVERYTHING, 0, []
-        if at_hand < _HEAD:
-            return 0, _HEAD, []
-        kind = buffer[position : position + 2]
-        size = int.from_bytes(buffer[position + 2 : position + _HEAD], "little")
-        if kind not in _KINDS or size > self._framelet_bytes:
+            if at_hand < COUNT_SIZE:
+                return 0, COUNT_SIZE, []
+            self._framelets = int.from_bytes(buffer[position : position + COUNT_SIZE], "little")
+            return COUNT_SIZE if self._framelets else EVERYTHING, 0, []
+        if at_hand < FRAMELET_HEADER_SIZE:
+            return 0, FRAMELET_HEADER_SIZE, []
+        kind, size = FRAMELET_STRUCT.unpack_from(buffer, position)
+        if kind not in TYPES or size > self._framelet_bytes:
             # It ends the connection here.
             return EVERYTHING, 0, []
-        length = _HEAD + size
-        if kind != _LAYER_DATA:
+        length = FRAMELET_HEADER_SIZE + size
+        if kind != TYPE_LAYER_DATA:
             self._framelets -= 1
             return length, 0, []
         if at_hand < length:
             return 0, length, []
         self._framelets -= 1
-        return length, 0, _secrets(buffer[position + _HEAD : position + length], position + _HEAD)
+        start = position + FRAMELET_HEADER_SIZE
+        return length, 0, _secrets(buffer[start : position + length], start)
 
 
 def _secrets(layer_data: bytes, start: int) -> list[tuple[int, int]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from crosswire.errors import FrameError
 from crosswire.wire.contract import Hint, Protocol, Sniff
 from crosswire.wire.micromsg2.connection import MicroMsg2Connection
@@ -13,8 +15,16 @@ from crosswire.wire.micromsg2.frames import (
     is_handshake,
     parse_handshake,
 )
+from crosswire.wire.micromsg2.layout import (
+    IDENTITY_LENGTH_OFFSET,
+    IDENTITY_OFFSET,
+    VERSION,
+)
 
 __all__ = ["PROTOCOL"]
+
+_OPENING: Final = bytes((*VERSION, 0))
+"""Version and flags of a handshake."""
 
 
 def sniff(data: bytes) -> Sniff:
@@ -22,11 +32,11 @@ def sniff(data: bytes) -> Sniff:
     may open with an ERROR of a name that is known."""
     if not data:
         return Sniff.MORE
-    opening = data[:3]
-    if is_handshake(opening[0]) and opening != b"\1\0\0"[: len(opening)]:
+    opening = data[:IDENTITY_LENGTH_OFFSET]
+    if is_handshake(opening[0]) and opening != _OPENING[: len(opening)]:
         return Sniff.NO
-    if is_handshake(opening[0]) and len(data) > 4:
-        identity = data[4 : 4 + data[3]]
+    if is_handshake(opening[0]) and len(data) > IDENTITY_OFFSET:
+        identity = data[IDENTITY_OFFSET : IDENTITY_OFFSET + data[IDENTITY_LENGTH_OFFSET]]
         if not (identity.isascii() and identity.decode("latin-1").isprintable()):
             return Sniff.NO
     try:

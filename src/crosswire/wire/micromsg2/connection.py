@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from crosswire.envelope import Property
 from crosswire.errors import (
     ConnectionRejected,
     CrosswireError,
@@ -70,8 +71,6 @@ from crosswire.wire.micromsg2.extensions import (
 )
 from crosswire.wire.micromsg2.frames import (
     DEFAULTS,
-    FRAME_BYTES,
-    VERSION,
     Command,
     Error,
     ErrorName,
@@ -81,6 +80,14 @@ from crosswire.wire.micromsg2.frames import (
     serialize,
     serialize_message,
     serialize_run,
+)
+from crosswire.wire.micromsg2.layout import (
+    ACK_SIZE,
+    FIRST_EXTENSION,
+    MAX_DESTINATION_SIZE,
+    MAX_PAYLOAD_SIZE,
+    MAX_PROPERTIES_SIZE,
+    VERSION,
 )
 from crosswire.wire.micromsg2.values import Value, serialize_call, serialize_properties
 from crosswire.wire.micromsg2.windows import ReceiveWindow, SendWindow
@@ -190,7 +197,7 @@ class MicroMsg2Connection(Connection):
         self,
         destination: str,
         payload: bytes,
-        properties: Mapping[str, int | float | bool | str] | None = None,
+        properties: Mapping[str, Property] | None = None,
     ) -> int:
         """Gives the number under which it will be acknowledged: that of its last frame.
 
@@ -205,16 +212,18 @@ class MicroMsg2Connection(Connection):
         properties = dict(properties or {})
         type_name = str(properties.pop(DOTNET_TYPE, "")) if DOTNET in self._numbers else ""
         name, head = destination.encode(), serialize_properties(properties)
-        if not 1 <= len(name) <= 255:
-            raise LocalProtocolError("a destination has 1 to 255 bytes")
-        if len(head) > 65535 or len(type_name) > 65535:
-            raise LocalProtocolError("properties, or a type name, of more than 65535 bytes")
+        if not 1 <= len(name) <= MAX_DESTINATION_SIZE:
+            raise LocalProtocolError(f"a destination has 1 to {MAX_DESTINATION_SIZE} bytes")
+        if max(len(head), len(type_name)) > MAX_PROPERTIES_SIZE:
+            raise LocalProtocolError(
+                f"properties, or a type name, of more than {MAX_PROPERTIES_SIZE} bytes"
+            )
         if JSON in self._numbers and (reason := _not_json(payload)):
             raise LocalProtocolError(f"the payload is not JSON: {reason}")
         if type_name != self._sent_type:
             self._sent_type = type_name
             self._send(ExtensionFrame(self._numbers[DOTNET], type_name.encode()))
-        size = min(self.limits.frame_bytes, FRAME_BYTES)
+        size = min(self.limits.frame_bytes, MAX_PAYLOAD_SIZE)
         if len(payload) <= size:
             sequence = self._outbox.take(last=True)
             self._outgoing += serialize_message(sequence, name, head, payload)
@@ -291,7 +300,7 @@ class MicroMsg2Connection(Connection):
             return
         self._require_open()
         number = self._numbers.get(name)
-        if number is None or not name.startswith("x-") or len(payload) > FRAME_BYTES:
+        if number is None or not name.startswith("x-") or len(payload) > MAX_PAYLOAD_SIZE:
             raise LocalProtocolError(f"can't send {len(payload)} bytes for extension {name}")
         self._send(ExtensionFrame(number, payload))
 
@@ -448,9 +457,9 @@ class MicroMsg2Connection(Connection):
 
     def _on_extension(self, frame: ExtensionFrame, _now: float) -> None:
         extensions = self.agreement.extensions
-        if not 1 <= frame.id <= len(extensions):
+        if not FIRST_EXTENSION <= frame.id <= len(extensions):
             raise MalformedFrame(f"extension number {frame.id} was not agreed")
-        name = extensions[frame.id - 1].name.lower()
+        name = extensions[frame.id - FIRST_EXTENSION].name.lower()
         if name in (BATCH_ACK, ACK):
             self._on_ack(frame.payload)
         elif name == DOTNET:
@@ -466,8 +475,8 @@ class MicroMsg2Connection(Connection):
             self._events.append(ExtensionReceived(name, frame.payload))
 
     def _on_ack(self, payload: bytes) -> None:
-        if len(payload) != 2:
-            raise MalformedFrame(f"an acknowledgement of {len(payload)} bytes, not 2")
+        if len(payload) != ACK_SIZE:
+            raise MalformedFrame(f"an acknowledgement of {len(payload)} bytes, not {ACK_SIZE}")
         settled = self._outbox.acknowledge(int.from_bytes(payload))
         if settled:
             self._events.append(MessagesAcknowledged(settled))
@@ -529,7 +538,7 @@ class MicroMsg2Connection(Connection):
         if PUB_SUB not in self._numbers:
             raise LocalProtocolError(f"{name} needs the extension {PUB_SUB}")
         fields = {key: str(value) for key, value in arguments.items() if value is not None}
-        if len(serialize_call(name, fields)) > FRAME_BYTES:
+        if len(serialize_call(name, fields)) > MAX_PAYLOAD_SIZE:
             raise LocalProtocolError(f"{name} takes more than a frame")
         self._send_ack()  # behind an unsubscribe it would settle nothing
         self._send(Command(name, fields))
@@ -543,7 +552,7 @@ class MicroMsg2Connection(Connection):
 
     def _send_ack(self) -> None:
         if self._window is not None and (due := self._window.take_due()) is not None:
-            self._send(ExtensionFrame(self._ack_number, due.to_bytes(2)))
+            self._send(ExtensionFrame(self._ack_number, due.to_bytes(ACK_SIZE)))
 
     def _send(self, frame: Frame) -> None:
         self._outgoing.append(serialize(frame))

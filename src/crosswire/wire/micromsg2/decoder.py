@@ -21,11 +21,33 @@ from crosswire.wire.micromsg2.frames import (
     parse_handshake,
     scan_messages,
 )
+from crosswire.wire.micromsg2.layout import (
+    CLIENT_HANDSHAKES,
+    DESTINATION_LENGTH_OFFSET,
+    DESTINATION_OFFSET,
+    EXTENSION_NUMBER_OFFSET,
+    FIRST_EXTENSION,
+    FIRST_SEQUENCE,
+    FLAG_CONTINUED,
+    FLAG_LARGE,
+    FLAGS_OFFSET,
+    HEADER_SIZE,
+    LARGE_LENGTH_SIZE,
+    LAST_EXTENSION,
+    MESSAGE_HEADER_SIZE,
+    PROPERTIES_LENGTH_SIZE,
+    SEQUENCE_OFFSET,
+    SERVER_HANDSHAKES,
+    SHORT_LENGTH_SIZE,
+    TYPE_EXTENSION,
+    TYPE_MASK,
+    TYPE_MESSAGE,
+)
 
 __all__ = ["MicroMsg2Decoder"]
 
 
-_HANDSHAKES: Final = {"client": 2, "server": 1}
+_HANDSHAKES: Final = {"client": CLIENT_HANDSHAKES, "server": SERVER_HANDSHAKES}
 _SYNC_BYTES = 65536
 _SYNC_EXTENSIONS = 64
 _SYNC_GLANCE = 320
@@ -56,7 +78,7 @@ class MicroMsg2Decoder(Decoder):
         super().__init__(sender, one_of(limits, DEFAULTS), late=late)
         self._peer = peer if isinstance(peer, MicroMsg2Decoder) else None
         self._handshakes = _HANDSHAKES[sender]
-        self._sequence: int | None = 1
+        self._sequence: int | None = FIRST_SEQUENCE
         self._continued: bool | None = False
         self._agreed: list[str] | None = None
         if late:
@@ -113,7 +135,7 @@ class MicroMsg2Decoder(Decoder):
             self._handshakes -= 1
             if not self._handshakes and self.sender == "client":
                 # A number is an octet, and a name is only shown: so saved state stays small.
-                named = (*frame.required, *frame.optional)[:255]
+                named = (*frame.required, *frame.optional)[:LAST_EXTENSION]
                 self._agreed = [extension.name[:64] for extension in named]
         return frame, length
 
@@ -163,7 +185,7 @@ class MicroMsg2Decoder(Decoder):
                 plausible = bool(frame.sequence) and frame.destination.isprintable()
                 plausible = plausible and bool(frame.destination) and _has_properties(frame)
             case ExtensionFrame():
-                plausible = 1 <= frame.id <= _SYNC_EXTENSIONS
+                plausible = FIRST_EXTENSION <= frame.id <= _SYNC_EXTENSIONS
             case _:
                 plausible = True
         return length if plausible else None
@@ -186,14 +208,28 @@ def _has_properties(message: Message) -> bool:
 
 def _may_begin(begun: bytes) -> bool:
     """Could a frame that is not whole begin so? A wrong guess here would wait for bytes in vain."""
-    kind = begun[:1]
-    if kind in (b"", b"\2", b"\n"):
-        return len(begun) < 2 or 1 <= begun[1] <= _SYNC_EXTENSIONS
-    if kind in (b"\0", b"\x08", b"\x10", b"\x18"):
-        if len(begun) < 4:
+    if not begun:
+        return True
+    flags = begun[FLAGS_OFFSET]
+    kind = flags & TYPE_MASK
+    if kind != TYPE_MESSAGE and flags & FLAG_CONTINUED:
+        return False
+    if kind == TYPE_EXTENSION:
+        if len(begun) <= EXTENSION_NUMBER_OFFSET:
             return True
-        at = 4 + begun[3]
-        text = begun[4:at].decode(errors="ignore")
-        listed = begun[at + 2 : at + 2 + int.from_bytes(begun[at : at + 2])]
-        return bool(any(begun[1:3]) and begun[3] and text.isprintable() and _LISTED(listed))
-    return bool(_NAMED(begun, 2 if begun[0] < 8 else 5))
+        return FIRST_EXTENSION <= begun[EXTENSION_NUMBER_OFFSET] <= _SYNC_EXTENSIONS
+    if kind == TYPE_MESSAGE:
+        if len(begun) < MESSAGE_HEADER_SIZE:
+            return True
+        name_end = DESTINATION_OFFSET + begun[DESTINATION_LENGTH_OFFSET]
+        properties = name_end + PROPERTIES_LENGTH_SIZE
+        name = begun[DESTINATION_OFFSET:name_end].decode(errors="ignore")
+        size = int.from_bytes(begun[name_end:properties])
+        return bool(
+            any(begun[SEQUENCE_OFFSET:DESTINATION_LENGTH_OFFSET])
+            and begun[DESTINATION_LENGTH_OFFSET]
+            and name.isprintable()
+            and _LISTED(begun[properties : properties + size])
+        )
+    length_size = LARGE_LENGTH_SIZE if flags & FLAG_LARGE else SHORT_LENGTH_SIZE
+    return bool(_NAMED(begun, HEADER_SIZE + length_size))

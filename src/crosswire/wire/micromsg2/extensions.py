@@ -16,7 +16,13 @@ import msgspec
 
 from crosswire.errors import IncompatiblePeer
 from crosswire.wire.contract import Event
-from crosswire.wire.micromsg2.frames import VERSION, Handshake
+from crosswire.wire.micromsg2.frames import Handshake
+from crosswire.wire.micromsg2.layout import (
+    MAX_EXTENSIONS_SIZE,
+    MAX_IDENTITY_SIZE,
+    MAX_WINDOW,
+    VERSION,
+)
 from crosswire.wire.micromsg2.values import Extension, is_field, serialize_extensions
 
 __all__ = [
@@ -47,8 +53,7 @@ AUTH: Final = "x-auth"
 KNOWN: Final = frozenset({ACK, BATCH_ACK, JSON, DOTNET, PUB_SUB, AUTH})
 """What this connection implements by itself."""
 
-_DEFAULT_COUNT = 10
-_MOST_COUNT = 32767
+_DEFAULT_COUNT: Final = 10
 
 
 class VendorExtension(ABC):
@@ -84,15 +89,17 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     vendor: tuple[type[VendorExtension], ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.identity.isascii() or len(self.identity) > 255:
-            raise ValueError("an identity has at most 255 characters, all of them ASCII")
+        if not self.identity.isascii() or len(self.identity) > MAX_IDENTITY_SIZE:
+            raise ValueError(
+                f"an identity has at most {MAX_IDENTITY_SIZE} characters, all of them ASCII"
+            )
         for extension in (*self.required, *self.optional):
             if not all(map(is_field, (extension.name, *extension.properties))):
                 raise ValueError(f"{extension!r}: names have lower-case letters, digits and -")
             _count(extension)
         for listed in (self.required, self.optional):
-            if len(serialize_extensions(listed)) > 65535:
-                raise ValueError("extensions that take more than 65535 bytes")
+            if len(serialize_extensions(listed)) > MAX_EXTENSIONS_SIZE:
+                raise ValueError(f"extensions that take more than {MAX_EXTENSIONS_SIZE} bytes")
         for kind in self.vendor:
             if not kind.name.startswith("x-") or not is_field(kind.name):
                 raise ValueError(f"a vendor's extension is named x-…, not {kind.name!r}")
@@ -219,8 +226,8 @@ def _count(extension: Extension) -> int | None:
     for key, value in extension.properties.items():
         if key.lower() in ("max-count", "count"):
             digits = value.isascii() and value.isdigit() and len(value) < 10
-            if not digits or not 1 <= int(value) <= _MOST_COUNT:
-                raise ValueError(f"batch-ack's max-count is 1 to {_MOST_COUNT}")
+            if not digits or not 1 <= int(value) <= MAX_WINDOW:
+                raise ValueError(f"batch-ack's max-count is 1 to {MAX_WINDOW}")
             return int(value)
     return None
 

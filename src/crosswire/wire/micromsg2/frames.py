@@ -1,22 +1,4 @@
-"""MicroMsg2's frames, parsed and serialized.
-
-A frame on the wire (specification, "Frame prefix" and below; numbers are big-endian):
-
-    flags         1   command 1, extension 2, error 4, large payload 8, continued 16
-    by type       …   MESSAGE/SEND:   sequence 2 · destination length 1 · destination
-                                      · properties length 2 · properties
-                      EXTENSION:      number 1
-    length        1   or 4, with flag 8
-    payload       …   COMMAND and ERROR: name;key=value,…
-
-A handshake, before all frames; an ERROR (first octet 4 or 12) may stand in its place:
-
-    major         1
-    minor         1
-    flags         1   reserved, ignored
-    identity      …   length 1, ASCII
-    required      …   length 2, extensions
-    optional      …   length 2, extensions
+"""MicroMsg2's frames, parsed and serialized; `layout.py` has their bytes.
 
 A message's properties stay the bytes they came as until somebody asks: `Message.properties()`.
 """
@@ -25,11 +7,49 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
-from struct import Struct
 from typing import Any, ClassVar, Final
 
 from crosswire.errors import FrameError, FrameTooLarge, MalformedFrame
 from crosswire.wire.contract import Frame, Limits, Placed
+from crosswire.wire.micromsg2.layout import (
+    DESTINATION_LENGTH_OFFSET,
+    DESTINATION_LENGTH_SIZE,
+    DESTINATION_OFFSET,
+    EXTENSION_HEADER_SIZE,
+    EXTENSION_NUMBER_OFFSET,
+    EXTENSIONS_LENGTH_SIZE,
+    FIRST_SEQUENCE,
+    FLAG_CONTINUED,
+    FLAG_LARGE,
+    FLAGS_OFFSET,
+    HANDSHAKE_FLAGS_OFFSET,
+    HANDSHAKE_HEADER_SIZE,
+    HEADER_SIZE,
+    IDENTITY_LENGTH_OFFSET,
+    IDENTITY_LENGTH_SIZE,
+    IDENTITY_OFFSET,
+    LARGE_LENGTH_SIZE,
+    LAST_FLAGS,
+    LAST_SEQUENCE,
+    LENGTH_STRUCT,
+    MAJOR_OFFSET,
+    MAX_DESTINATION_SIZE,
+    MAX_PAYLOAD_SIZE,
+    MAX_PROPERTIES_SIZE,
+    MAX_SHORT_SIZE,
+    MESSAGE_HEADER_SIZE,
+    MESSAGE_STRUCT,
+    MIN_MESSAGE_SIZE,
+    MINOR_OFFSET,
+    PROPERTIES_LENGTH_SIZE,
+    SEQUENCE_STRUCT,
+    SHORT_LENGTH_SIZE,
+    TYPE_COMMAND,
+    TYPE_ERROR,
+    TYPE_EXTENSION,
+    TYPE_MASK,
+    TYPE_MESSAGE,
+)
 from crosswire.wire.micromsg2.values import (
     Extension,
     Value,
@@ -42,9 +62,6 @@ from crosswire.wire.micromsg2.values import (
 
 __all__ = [
     "DEFAULTS",
-    "FRAME_BYTES",
-    "LAST_SEQUENCE",
-    "VERSION",
     "Command",
     "Error",
     "ErrorName",
@@ -64,15 +81,11 @@ __all__ = [
     "serialize_run",
 ]
 
-VERSION: Final = (1, 0)
-FRAME_BYTES: Final = 1024 * 1024
-LAST_SEQUENCE: Final = 65535
-
 
 class MicroMsg2Limits(Limits, frozen=True, kw_only=True):
     """`frame_bytes` counts a frame's payload; `message_bytes` one put together from frames."""
 
-    frame_bytes: int = FRAME_BYTES
+    frame_bytes: int = MAX_PAYLOAD_SIZE
     message_bytes: int = 64 * 1024 * 1024
 
 
@@ -94,7 +107,7 @@ class ErrorName(StrEnum):
 
 def following(sequence: int) -> int:
     """65535 is followed by 1: 0 is never used."""
-    return 1 if sequence == LAST_SEQUENCE else sequence + 1
+    return FIRST_SEQUENCE if sequence == LAST_SEQUENCE else sequence + 1
 
 
 # ---------------------------------------------------------------------------------------- frames
@@ -178,17 +191,9 @@ def _in_words(extension: Extension) -> dict[str, Any]:
 
 # ----------------------------------------------------------------------------------------- parse
 
-_COMMAND = 1
-_EXTENSION = 2
-_ERROR = 4
-_LARGE = 8
-_CONTINUED = 16
-_TYPES = _COMMAND | _EXTENSION | _ERROR
-
-_HEAD: Final = Struct(">BHB")
-_SHORT: Final = Struct(">H")
-_NUMBERED: Final = Struct(">BH")
-_OCTETS: Final = [bytes([octet]) for octet in range(256)]
+_SHORT_LENGTHS: Final = [bytes([size]) for size in range(MAX_SHORT_SIZE + 1)]
+_NOT_COPIED_BYTES: Final = 65536
+"""A payload that is larger is written as it is, not joined with its header."""
 
 
 def scan_messages(
@@ -200,30 +205,31 @@ def scan_messages(
     is most of, so they are read in line; `parse` knows all the others.
     """
     end_of_buffer = len(buffer)
-    last_start = end_of_buffer - 8
-    unpack = _HEAD.unpack_from
+    last_start = end_of_buffer - MIN_MESSAGE_SIZE
+    unpack = MESSAGE_STRUCT.unpack_from
     append = placed.append
     try:
         while position <= last_start:
             flags, number, size = unpack(buffer, position)
             if flags or number != sequence or not size:
                 break
-            name = position + 4
-            at = name + size
-            properties_at = at + 2
-            payload_at = properties_at + (buffer[at] << 8 | buffer[at + 1])
-            end = payload_at + 1 + buffer[payload_at]
+            name = position + DESTINATION_OFFSET
+            name_end = name + size
+            properties = name_end + PROPERTIES_LENGTH_SIZE
+            properties_end = properties + (buffer[name_end] << 8 | buffer[name_end + 1])
+            payload = properties_end + SHORT_LENGTH_SIZE
+            end = payload + buffer[properties_end]
             if end > end_of_buffer:
                 break
             message = Message(
                 number,
-                str(buffer[name:at], "utf-8"),
-                buffer[properties_at:payload_at],
-                buffer[payload_at + 1 : end],
+                str(buffer[name:name_end], "utf-8"),
+                buffer[properties:properties_end],
+                buffer[payload:end],
             )
             append((base + position, end - position, message))
             position = end
-            sequence = 1 if number == LAST_SEQUENCE else number + 1
+            sequence = FIRST_SEQUENCE if number == LAST_SEQUENCE else number + 1
     except (IndexError, UnicodeDecodeError):
         pass  # not whole, or not a destination: `parse` tells which
     return position, sequence
@@ -231,7 +237,7 @@ def scan_messages(
 
 def is_handshake(octet: int) -> bool:
     """In a handshake the first octet tells: 4 or 12 is an ERROR, any other a major version."""
-    return octet not in (_ERROR, _ERROR | _LARGE)
+    return octet not in (TYPE_ERROR, TYPE_ERROR | FLAG_LARGE)
 
 
 def parse_handshake(
@@ -246,27 +252,30 @@ def parse_handshake(
         return None, 1
     if not is_handshake(buffer[position]):
         return parse(buffer, position, base, limit)
-    if available < 4:
-        return None, 4
-    required_at = 4 + buffer[position + 3] + 2
+    if available < HANDSHAKE_HEADER_SIZE:
+        return None, HANDSHAKE_HEADER_SIZE
+    identity_end = IDENTITY_OFFSET + buffer[position + IDENTITY_LENGTH_OFFSET]
+    required_at = identity_end + EXTENSIONS_LENGTH_SIZE
     if available < required_at:
         return None, required_at
-    (size,) = _SHORT.unpack_from(buffer, position + required_at - 2)
-    optional_at = required_at + size + 2
+    (size,) = LENGTH_STRUCT.unpack_from(buffer, position + identity_end)
+    required_end = required_at + size
+    optional_at = required_end + EXTENSIONS_LENGTH_SIZE
     if available < optional_at:
         return None, optional_at
-    (size,) = _SHORT.unpack_from(buffer, position + optional_at - 2)
+    (size,) = LENGTH_STRUCT.unpack_from(buffer, position + required_end)
     length = optional_at + size
     if available < length:
         return None, length
     whole = buffer[position : position + length]
     try:
-        required = parse_extensions(whole[required_at : optional_at - 2])
+        required = parse_extensions(whole[required_at:required_end])
         optional = parse_extensions(whole[optional_at:])
     except FrameError as error:
         raise _at(error, base + position, length) from None
-    identity = str(whole[4 : required_at - 2], "latin-1")
-    return Handshake(whole[0], whole[1], whole[2], identity, required, optional), length
+    major, minor, flags = whole[MAJOR_OFFSET], whole[MINOR_OFFSET], whole[HANDSHAKE_FLAGS_OFFSET]
+    identity = str(whole[IDENTITY_OFFSET:identity_end], "latin-1")
+    return Handshake(major, minor, flags, identity, required, optional), length
 
 
 def parse(buffer: bytes, position: int, base: int, limit: int) -> tuple[Frame | None, int]:
@@ -278,22 +287,25 @@ def parse(buffer: bytes, position: int, base: int, limit: int) -> tuple[Frame | 
     available = len(buffer) - position
     if available < 1:
         return None, 1
-    flags = buffer[position]
-    kind = flags & _TYPES
-    if flags > 31 or kind & (kind - 1):
+    flags = buffer[position + FLAGS_OFFSET]
+    kind = flags & TYPE_MASK
+    # A type is one bit or none: clearing the lowest must leave nothing.
+    if flags > LAST_FLAGS or kind & (kind - 1):
         raise MalformedFrame(
             f"frame flags {flags} are not defined together", offset=base + position, length=1
         )
-    if not kind:
-        if available < 4:
-            return None, 4
-        at = 4 + buffer[position + 3] + 2
+    if kind == TYPE_MESSAGE:
+        if available < MESSAGE_HEADER_SIZE:
+            return None, MESSAGE_HEADER_SIZE
+        name_end = DESTINATION_OFFSET + buffer[position + DESTINATION_LENGTH_OFFSET]
+        at = name_end + PROPERTIES_LENGTH_SIZE
         if available < at:
             return None, at
-        at += buffer[position + at - 2] << 8 | buffer[position + at - 1]
+        (size,) = LENGTH_STRUCT.unpack_from(buffer, position + name_end)
+        at += size
     else:
-        at = 2 if kind == _EXTENSION else 1
-    start = at + (4 if flags & _LARGE else 1)
+        at = EXTENSION_HEADER_SIZE if kind == TYPE_EXTENSION else HEADER_SIZE
+    start = at + (LARGE_LENGTH_SIZE if flags & FLAG_LARGE else SHORT_LENGTH_SIZE)
     if available < start:
         return None, start
     size = int.from_bytes(buffer[position + at : position + start])
@@ -315,21 +327,23 @@ def parse(buffer: bytes, position: int, base: int, limit: int) -> tuple[Frame | 
 
 def _parse_whole(flags: int, head: bytes, payload: bytes) -> Frame:
     """`head` is what stands before the payload's length."""
-    kind = flags & _TYPES
-    continued = bool(flags & _CONTINUED)
-    if not kind:
-        (_, sequence, size) = _HEAD.unpack_from(head)
+    kind = flags & TYPE_MASK
+    continued = bool(flags & FLAG_CONTINUED)
+    if kind == TYPE_MESSAGE:
+        (_, sequence, size) = MESSAGE_STRUCT.unpack_from(head)
+        name_end = DESTINATION_OFFSET + size
         try:
-            destination = str(head[4 : 4 + size], "utf-8")
+            destination = str(head[DESTINATION_OFFSET:name_end], "utf-8")
         except UnicodeDecodeError as error:
             raise MalformedFrame(f"a destination is not UTF-8: {error.reason}") from None
-        return Message(sequence, destination, head[4 + size + 2 :], payload, continued)
+        properties = head[name_end + PROPERTIES_LENGTH_SIZE :]
+        return Message(sequence, destination, properties, payload, continued)
     if continued:
         raise MalformedFrame("only a message can be continued")
-    if kind == _EXTENSION:
-        return ExtensionFrame(head[1], payload)
+    if kind == TYPE_EXTENSION:
+        return ExtensionFrame(head[EXTENSION_NUMBER_OFFSET], payload)
     name, arguments = parse_call(payload)
-    return Command(name, arguments) if kind == _COMMAND else Error(name, arguments)
+    return Command(name, arguments) if kind == TYPE_COMMAND else Error(name, arguments)
 
 
 def _at(error: FrameError, offset: int, length: int) -> FrameError:
@@ -349,36 +363,47 @@ def serialize_message(
     continued: bool = False,
 ) -> list[bytes | memoryview]:
     """A message's bytes; a large payload is not copied. Lengths are the caller's to check."""
-    flags = _CONTINUED if continued else 0
+    flags = FLAG_CONTINUED if continued else 0
     size = len(payload)
+    if size <= MAX_SHORT_SIZE:
+        length = _SHORT_LENGTHS[size]
+    else:
+        flags |= FLAG_LARGE
+        length = size.to_bytes(LARGE_LENGTH_SIZE)
     head = (
-        _HEAD.pack(flags | _LARGE if size > 255 else flags, sequence, len(destination))
+        MESSAGE_STRUCT.pack(flags, sequence, len(destination))
         + destination
-        + _SHORT.pack(len(properties))
+        + LENGTH_STRUCT.pack(len(properties))
         + properties
     )
-    if size > 65536:
-        return [head + size.to_bytes(4), payload]
-    return [b"".join((head, size.to_bytes(4 if size > 255 else 1), payload))]
+    if size > _NOT_COPIED_BYTES:
+        return [head + length, payload]
+    return [b"".join((head, length, payload))]
 
 
 def message_prefix(destination: bytes, properties: bytes) -> bytes:
     """What stands between a message's number and its payload's length: see `serialize_run`."""
     return b"".join(
-        (len(destination).to_bytes(1), destination, _SHORT.pack(len(properties)), properties)
+        (
+            len(destination).to_bytes(DESTINATION_LENGTH_SIZE),
+            destination,
+            LENGTH_STRUCT.pack(len(properties)),
+            properties,
+        )
     )
 
 
 def serialize_run(sequences: Iterable[int], messages: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Many small messages, each a prefix and a payload, as one piece."""
     parts: list[bytes] = []
-    pack, octets = _NUMBERED.pack, _OCTETS
+    pack, lengths = SEQUENCE_STRUCT.pack, _SHORT_LENGTHS
     for sequence, (prefix, payload) in zip(sequences, messages, strict=True):
         size = len(payload)
-        if size < 256:
-            parts += (pack(0, sequence), prefix, octets[size], payload)
+        if size <= MAX_SHORT_SIZE:
+            parts += (pack(TYPE_MESSAGE, sequence), prefix, lengths[size], payload)
         else:
-            parts += (pack(_LARGE, sequence), prefix, size.to_bytes(4), payload)
+            length = size.to_bytes(LARGE_LENGTH_SIZE)
+            parts += (pack(TYPE_MESSAGE | FLAG_LARGE, sequence), prefix, length, payload)
     return b"".join(parts)
 
 
@@ -387,7 +412,10 @@ def serialize(frame: Frame) -> bytes:
     match frame:
         case Message():
             destination = frame.destination.encode()
-            if len(destination) > 255 or len(frame.raw_properties) > 65535:
+            if (
+                len(destination) > MAX_DESTINATION_SIZE
+                or len(frame.raw_properties) > MAX_PROPERTIES_SIZE
+            ):
                 raise OverflowError("a destination or properties that are too long")
             return b"".join(
                 serialize_message(
@@ -399,11 +427,11 @@ def serialize(frame: Frame) -> bytes:
                 )
             )
         case ExtensionFrame(id=number, payload=payload):
-            return _with_length(_EXTENSION, bytes([number]), payload)
+            return _with_length(TYPE_EXTENSION, bytes([number]), payload)
         case Command(name=name, arguments=arguments):
-            return _with_length(_COMMAND, b"", serialize_call(name, arguments))
+            return _with_length(TYPE_COMMAND, b"", serialize_call(name, arguments))
         case Error(name=name, arguments=arguments):
-            return _with_length(_ERROR, b"", serialize_call(name, arguments))
+            return _with_length(TYPE_ERROR, b"", serialize_call(name, arguments))
         case Handshake():
             return _serialize_handshake(frame)
     raise TypeError(f"{type(frame).__name__} is not a MicroMsg2 frame")
@@ -411,9 +439,9 @@ def serialize(frame: Frame) -> bytes:
 
 def _with_length(flags: int, head: bytes, payload: bytes) -> bytes:
     size = len(payload)
-    if size > 255:
-        return bytes([flags | _LARGE]) + head + size.to_bytes(4) + payload
-    return bytes([flags]) + head + bytes([size]) + payload
+    if size > MAX_SHORT_SIZE:
+        return bytes([flags | FLAG_LARGE]) + head + size.to_bytes(LARGE_LENGTH_SIZE) + payload
+    return bytes([flags]) + head + size.to_bytes(SHORT_LENGTH_SIZE) + payload
 
 
 def _serialize_handshake(frame: Handshake) -> bytes:
@@ -423,11 +451,11 @@ def _serialize_handshake(frame: Handshake) -> bytes:
     return b"".join(
         (
             bytes([frame.major, frame.minor, frame.flags]),
-            len(identity).to_bytes(1),
+            len(identity).to_bytes(IDENTITY_LENGTH_SIZE),
             identity,
-            len(required).to_bytes(2),
+            len(required).to_bytes(EXTENSIONS_LENGTH_SIZE),
             required,
-            len(optional).to_bytes(2),
+            len(optional).to_bytes(EXTENSIONS_LENGTH_SIZE),
             optional,
         )
     )

@@ -7,12 +7,18 @@ from typing import Final
 
 from crosswire.wire.masking import EVERYTHING, Mask
 from crosswire.wire.micromsg2.frames import is_handshake
+from crosswire.wire.micromsg2.layout import (
+    CLIENT_HANDSHAKES,
+    EXTENSIONS_LENGTH_SIZE,
+    HANDSHAKE_HEADER_SIZE,
+    IDENTITY_LENGTH_OFFSET,
+    IDENTITY_OFFSET,
+)
 
 __all__ = ["MicroMsg2Mask"]
 
 _AUTH: Final = re.compile(rb"(?:^|;)\s*x-auth:([^;]*)", re.IGNORECASE)
 _VALUE: Final = re.compile(rb"(?:^|,)[^,=:]*[=:]?([^,]*)")
-_CLIENT_HANDSHAKES: Final = 2
 
 
 class MicroMsg2Mask(Mask):
@@ -20,20 +26,20 @@ class MicroMsg2Mask(Mask):
 
     def __init__(self) -> None:
         super().__init__()
-        self._handshakes = _CLIENT_HANDSHAKES
+        self._handshakes = CLIENT_HANDSHAKES
 
     def _judge(self, buffer: bytes, position: int) -> tuple[int, int, list[tuple[int, int]]]:
         if not self._handshakes or not is_handshake(buffer[position]):
             return EVERYTHING, 0, []
         at_hand = len(buffer) - position
         secrets: list[tuple[int, int]] = []
-        if at_hand < 4:
-            return 0, 4, []
-        at = 4 + buffer[position + 3]
+        if at_hand < HANDSHAKE_HEADER_SIZE:
+            return 0, HANDSHAKE_HEADER_SIZE, []
+        at = IDENTITY_OFFSET + buffer[position + IDENTITY_LENGTH_OFFSET]
         for _ in ("required", "optional"):
-            if at_hand < at + 2:
-                return 0, at + 2, []
-            start = at + 2
+            start = at + EXTENSIONS_LENGTH_SIZE
+            if at_hand < start:
+                return 0, start, []
             at = start + int.from_bytes(buffer[position + at : position + start])
             if at_hand < at:
                 return 0, at, []

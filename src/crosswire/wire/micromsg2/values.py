@@ -20,6 +20,7 @@ from urllib.parse import unquote as _unquote
 
 import msgspec
 
+from crosswire.envelope import Property
 from crosswire.errors import MalformedFrame
 
 __all__ = [
@@ -132,7 +133,7 @@ def parse_value(text: str) -> Value:
     return unquote(text)
 
 
-def serialize_value(value: int | float | bool | str) -> str:
+def serialize_value(value: Property) -> str:
     """Booleans, numbers beyond 64 bits and what is not finite are written as text."""
     if isinstance(value, str):
         return "T" + quote(value)
@@ -174,7 +175,7 @@ def _property(item: str) -> tuple[str, Value]:
     return _checked(key, "a property"), parse_value(value)
 
 
-def serialize_properties(properties: Mapping[str, int | float | bool | str]) -> bytes:
+def serialize_properties(properties: Mapping[str, Property]) -> bytes:
     parts = []
     for key, value in properties.items():
         size = len(value) if isinstance(value, str) else 0
@@ -187,7 +188,7 @@ def serialize_properties(properties: Mapping[str, int | float | bool | str]) -> 
 
 
 @lru_cache(maxsize=4096, typed=True)
-def _item(key: str, value: int | float | bool | str) -> str:
+def _item(key: str, value: Property) -> str:
     return f"{field(key)}:{serialize_value(value)};"
 
 

@@ -11,7 +11,8 @@ from collections import deque
 from typing import Final
 
 from crosswire.errors import LimitExceeded, LocalProtocolError, MalformedFrame, UnexpectedFrame
-from crosswire.wire.micromsg2.frames import LAST_SEQUENCE, following
+from crosswire.wire.micromsg2.frames import following
+from crosswire.wire.micromsg2.layout import LAST_SEQUENCE
 
 __all__ = ["UNLIMITED", "ReceiveWindow", "SendWindow"]
 

@@ -8,6 +8,7 @@ from crosswire.wire.relink.connection import RelinkConnection
 from crosswire.wire.relink.decoder import RelinkDecoder
 from crosswire.wire.relink.frames import DEFAULTS
 from crosswire.wire.relink.handshake import ConnectorHello, parse_hello
+from crosswire.wire.relink.layout import EPOCH_SIZE, VERSION_OFFSET, VERSION_SIZE
 
 __all__ = ["PROTOCOL"]
 
@@ -18,7 +19,7 @@ def sniff(data: bytes) -> Sniff:
     """A version that is not far off, seven bytes of padding, and one of the two hellos."""
     if not data:
         return Sniff.MORE
-    if data[0] >= _FAR_VERSION or any(data[1:8]):
+    if data[VERSION_OFFSET] >= _FAR_VERSION or any(data[VERSION_OFFSET + 1 : VERSION_SIZE]):
         return Sniff.NO
     plausible = [_sniff_hello("connector", data), _sniff_hello("listener", data)]
     if Sniff.YES in plausible:
@@ -27,17 +28,17 @@ def sniff(data: bytes) -> Sniff:
 
 
 def _sniff_hello(sender: str, data: bytes) -> Sniff:
-    if len(data) <= 8:
+    if len(data) <= VERSION_SIZE:
         return Sniff.MORE
     try:
-        hello, _ = parse_hello(sender, data, 8, 8)
+        hello, _ = parse_hello(sender, data, VERSION_SIZE, VERSION_SIZE)
     except FrameError:
         return Sniff.NO
     if hello is None:
         return Sniff.MORE
     # Any 16 bytes might be epoch and link of a listener: an epoch of this century is likely.
     if not isinstance(hello, ConnectorHello):
-        epoch = int.from_bytes(data[8:16], "little")
+        epoch = int.from_bytes(data[VERSION_SIZE : VERSION_SIZE + EPOCH_SIZE], "little")
         return Sniff.YES if epoch >> 49 in range(1, 16) or epoch < 1 << 32 else Sniff.NO
     return Sniff.YES
 

@@ -29,6 +29,7 @@ from crosswire.wire.relink.frames import (
     SequenceAcknowledgement,
     SequenceOperation,
 )
+from crosswire.wire.relink.layout import SEQUENCES
 
 __all__ = [
     "Kept",
@@ -41,8 +42,7 @@ __all__ = [
     "operation",
 ]
 
-_SEQUENCES: Final = 1 << 32
-_HALF: Final = 1 << 31
+_HALF: Final = SEQUENCES // 2
 
 Parts = tuple[Buffer, ...]
 Kept = tuple[int, Message | SequenceOperation | ChannelOperation]
@@ -50,7 +50,7 @@ Kept = tuple[int, Message | SequenceOperation | ChannelOperation]
 
 
 def on_the_wire(number: int) -> int:
-    return number % _SEQUENCES
+    return number % SEQUENCES
 
 
 def ahead(sequence: int, mark: int) -> int:
@@ -58,7 +58,7 @@ def ahead(sequence: int, mark: int) -> int:
 
     Raises UnexpectedFrame for the one number of which nobody can say whether it is behind.
     """
-    distance = (sequence - mark + 1) % _SEQUENCES
+    distance = (sequence - mark + 1) % SEQUENCES
     if distance == _HALF:
         raise UnexpectedFrame(f"sequence number {sequence} is exactly 2^31 away")
     return distance if distance < _HALF else 0

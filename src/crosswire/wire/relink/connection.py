@@ -37,19 +37,16 @@ from crosswire.wire.relink.frames import (
     ChannelOperation,
     Message,
     Nop,
-    PacketLayout,
     Ping,
     Pong,
     Resume,
     SequenceAcknowledgement,
     SequenceOperation,
     Shutdown,
-    layout,
     serialize,
     serialize_all,
 )
 from crosswire.wire.relink.handshake import (
-    VERSION,
     ConnectorHello,
     ConnectorVersion,
     LinkTerms,
@@ -57,6 +54,7 @@ from crosswire.wire.relink.handshake import (
     ListenerVersion,
     serialize_handshake,
 )
+from crosswire.wire.relink.layout import MAX_LINK, VERSION, PacketLayout, packet_layout
 from crosswire.wire.relink.link import Link, Phase
 
 __all__ = ["TRANSITIONS", "RelinkConnection", "State"]
@@ -177,7 +175,7 @@ class RelinkConnection(Connection):
         hello = self._require_asked()
         if link.terms != LinkTerms.of(hello):
             raise LocalProtocolError("the link has another endpoint, other id sizes or other flags")
-        if not 1 <= link.id < 1 << 63:
+        if not 1 <= link.id <= MAX_LINK:
             raise LocalProtocolError(f"{link.id} is not a link id")
         resumed = (link.epoch, link.id) == (hello.epoch, hello.link)
         if hello.require_old_link and not resumed:
@@ -419,7 +417,7 @@ class RelinkConnection(Connection):
         link.attach(resumed=resumed)
         self._attached = True
         terms = link.terms
-        self._layout = layout(self.role, terms.connector_id_size, terms.listener_id_size)
+        self._layout = packet_layout(self.role, terms.connector_id_size, terms.listener_id_size)
         self.state = State.RESUMING if link.phase is Phase.RESUMING else State.OPEN
         self._events.append(LinkOpened(link.epoch, link.id, resumed))
 

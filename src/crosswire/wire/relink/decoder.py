@@ -7,8 +7,16 @@ from enum import Enum
 from typing import Any, Final
 
 from crosswire.wire.contract import Decoder, Limits, Placed, Unsynchronized, one_of
-from crosswire.wire.relink.frames import DEFAULTS, PacketLayout, RelinkLimits, layout, measure, scan
+from crosswire.wire.relink.frames import DEFAULTS, RelinkLimits, measure, scan
 from crosswire.wire.relink.handshake import ConnectorHello, parse_hello, parse_version
+from crosswire.wire.relink.layout import (
+    ALIGNMENT,
+    FLAG_CHANNEL,
+    MAX_ID_SIZE,
+    MIN_PACKET_SIZE,
+    PacketLayout,
+    packet_layout,
+)
 
 __all__ = ["IdSizes", "RelinkDecoder"]
 
@@ -74,7 +82,7 @@ class RelinkDecoder(Decoder):
                 return position, need
         layout = self._known_layout()
         if layout is not None:
-            self._origin = (self.offset + position) % 8
+            self._origin = (self.offset + position) % ALIGNMENT
             return scan(buffer, position, self.offset, layout, self._limits, placed)
         return self._scan_without_sizes(buffer, position, placed)
 
@@ -102,20 +110,20 @@ class RelinkDecoder(Decoder):
         self, buffer: bytes, position: int, placed: list[Placed]
     ) -> tuple[int, int]:
         """General packets are 8 bytes whatever the sizes are; behind any other we are lost."""
-        any_layout = layout(self.sender, 0, 0)
-        while len(buffer) - position >= 8:
-            if buffer[position] & 1:
+        any_layout = packet_layout(self.sender, 0, 0)
+        while len(buffer) - position >= MIN_PACKET_SIZE:
+            if buffer[position] & FLAG_CHANNEL:
                 return self._give_up(buffer, position, placed)
-            end = position + 8
+            end = position + MIN_PACKET_SIZE
             scan(buffer[:end], position, self.offset, any_layout, self._limits, placed)
             position = end
-        return position, 8
+        return position, MIN_PACKET_SIZE
 
     def _give_up(self, buffer: bytes, position: int, placed: list[Placed]) -> tuple[int, int]:
         """`position` is known to have 8 bytes behind it, however the input was cut."""
         reason = "the sizes of channel ids are not known"
-        end = position + 8
-        placed.append((self.offset + position, 8, Unsynchronized(reason)))
+        end = position + MIN_PACKET_SIZE
+        placed.append((self.offset + position, MIN_PACKET_SIZE, Unsynchronized(reason)))
         self.lost = True
         self.offset += end
         self.unread = len(buffer) - end
@@ -124,8 +132,8 @@ class RelinkDecoder(Decoder):
     def _search(self, buffer: bytes, placed: list[Placed]) -> int:
         if self._known_layout() is not None:
             return super()._search(buffer, placed)
-        if len(buffer) < 8:
-            self._need = 8
+        if len(buffer) < MIN_PACKET_SIZE:
+            self._need = MIN_PACKET_SIZE
             return 0
         self._search_from = None
         return self._give_up(buffer, 0, placed)[0]
@@ -134,7 +142,7 @@ class RelinkDecoder(Decoder):
         return position if self.lost else super()._scan_all(buffer, position, placed)
 
     def _measure(self, buffer: bytes, position: int) -> int | None:
-        if self._origin is not None and (self.offset + position) % 8 != self._origin:
+        if self._origin is not None and (self.offset + position) % ALIGNMENT != self._origin:
             return None
         layout = self._known_layout()
         assert layout is not None
@@ -147,7 +155,7 @@ class RelinkDecoder(Decoder):
 
     def _known_layout(self) -> PacketLayout | None:
         if self._layout is None and (sizes := self.id_sizes) is not None:
-            self._layout = layout(self.sender, *sizes)
+            self._layout = packet_layout(self.sender, *sizes)
         return self._layout
 
     def _save(self) -> Any:
@@ -158,7 +166,7 @@ class RelinkDecoder(Decoder):
         stage = _Stage(stage)
         if sizes is not None:
             sizes = _checked_sizes(*sizes)
-        if origin is not None and origin not in range(8):
+        if origin is not None and origin not in range(ALIGNMENT):
             raise ValueError("packets start nowhere")
         self._stage, self._sizes, self._origin = stage, sizes, origin
         self._layout = None
@@ -175,6 +183,6 @@ def _hinted(hints: Mapping[str, int]) -> IdSizes | None:
 
 def _checked_sizes(connector: int, listener: int) -> IdSizes:
     for size in (connector, listener):
-        if size not in range(9):
-            raise ValueError(f"channel ids have 0 to 8 bytes, not {size}")
+        if size not in range(MAX_ID_SIZE + 1):
+            raise ValueError(f"channel ids have 0 to {MAX_ID_SIZE} bytes, not {size}")
     return connector, listener

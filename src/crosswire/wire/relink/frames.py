@@ -1,24 +1,7 @@
 """Relink's packets, parsed and serialized; the handshake before them is in `handshake.py`.
 
-All integers are little-endian, and every packet is a multiple of 8 bytes long, so that a stream of
-them stays aligned. The first byte says what follows (specification 2):
-
-    bit 0     channel     0 for a general packet: nop, ping, pong, resume, shutdown, by bits 5–7
-    bit 1     multicast   several channel ids instead of one
-    bits 2–4  format      operation, acknowledgement, the same two with a sequence number, message
-    bits 5–7  data        which operation or acknowledgement; or the message flags long and large
-
-    head      1
-    length    1                        parts of a short message, else unused
-    channel   id size                  or, in a multicast: 2 unused · count 4 · count × id size
-    sequence  4, aligned to 4          in the two sequence formats only
-    parts     4, aligned to 2          in a long message only
-    sizes     2 × parts, aligned to 2  or, in a large message: 8 × parts, aligned to 8
-    data      aligned to 8             each part is padded to 8
-
-Packets do not repeat the size of channel ids: `PacketLayout` holds what the handshake agreed on.
-Unused bits and padding are written as zero and not looked at; an undefined enumeration value is
-refused.
+`layout.py` has the layout. Packets don't repeat the size of channel ids, so that all functions
+here take the `PacketLayout` of a direction.
 """
 
 from __future__ import annotations
@@ -31,6 +14,43 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from crosswire.errors import FrameTooLarge, UnknownFrame
 from crosswire.wire.contract import Frame, Limits, Placed
+from crosswire.wire.relink.layout import (
+    ALIGNMENT,
+    DATA_SHIFT,
+    FIRST_SEQUENCE_FORMAT,
+    FLAG_CHANNEL,
+    FLAG_LARGE,
+    FLAG_LONG,
+    FLAG_MULTICAST,
+    FLAG_UNUSED,
+    FORMAT_MASK,
+    FORMAT_MESSAGE,
+    FORMAT_SHIFT,
+    GENERAL_STRUCT,
+    HEADER_SIZE,
+    ID_OFFSET,
+    LARGE_SIZE_SIZE,
+    LAST_FORMAT,
+    LAST_SEQUENCE_ACKNOWLEDGEMENT,
+    LAST_SEQUENCE_OPERATION,
+    LAST_TYPE,
+    LONG_PARTS_SIZE,
+    MAX_SHORT_PARTS,
+    MAX_SMALL_SIZE,
+    MIN_PACKET_SIZE,
+    MULTICAST_COUNT_OFFSET,
+    MULTICAST_ID_OFFSET,
+    PARTS_OFFSET,
+    SEQUENCE_ALIGNMENT,
+    SEQUENCE_SIZE,
+    SHORT_SMALL_HEAD,
+    SIZES_ALIGNMENT,
+    SMALL_SIZE_SIZE,
+    TYPE_NOP,
+    U32_STRUCT,
+    PacketLayout,
+    align,
+)
 
 __all__ = [
     "DEFAULTS",
@@ -42,7 +62,6 @@ __all__ = [
     "Message",
     "Nop",
     "Operation",
-    "PacketLayout",
     "Ping",
     "Pong",
     "RelinkLimits",
@@ -51,11 +70,11 @@ __all__ = [
     "SequenceOperation",
     "Shutdown",
     "Zeros",
-    "layout",
     "measure",
     "message_bytes",
     "scan",
     "serialize",
+    "serialize_all",
 ]
 
 Buffer: TypeAlias = bytes | memoryview
@@ -203,31 +222,22 @@ class Message(Frame, frozen=True, gc=False):
         }
 
 
+# By their codes in `layout.py`.
 _GENERAL: Final[tuple[Frame, ...]] = (Nop(), Ping(), Pong(), Resume(), Shutdown())
 _GENERAL_KINDS: Final = tuple(type(frame) for frame in _GENERAL)
-_CHANNEL_OPERATIONS: Final[tuple[Operation, ...]] = ("commit", "rollback", "close")
-_SEQUENCE_OPERATIONS: Final = _CHANNEL_OPERATIONS[:2]
-_CHANNEL_ACKNOWLEDGEMENTS: Final[tuple[Acknowledgement, ...]] = (
+_OPERATIONS: Final[tuple[Operation, ...]] = ("commit", "rollback", "close")
+_ACKNOWLEDGEMENTS: Final[tuple[Acknowledgement, ...]] = (
     "received",
     "consumed",
     "committed",
     "uncommitted",
     "closed",
 )
-_SEQUENCE_ACKNOWLEDGEMENTS: Final = _CHANNEL_ACKNOWLEDGEMENTS[:4]
-
-# Values of the first byte's fields (specification 2.1; bit 0 is the least significant).
-_CHANNEL, _MULTICAST = 1, 2
-_FORMAT_SHIFT, _DATA_SHIFT = 2, 5
-_CHANNEL_OPERATION, _CHANNEL_ACK, _SEQUENCE_OPERATION, _SEQUENCE_ACK, _MESSAGE = range(5)
-_LONG, _LARGE, _UNUSED_FLAG = 1, 2, 4
-_SHORT_SMALL = _CHANNEL | _MESSAGE << _FORMAT_SHIFT
-
 _VALUES: Final[tuple[tuple[str, ...], ...]] = (
-    _CHANNEL_OPERATIONS,
-    _CHANNEL_ACKNOWLEDGEMENTS,
-    _SEQUENCE_OPERATIONS,
-    _SEQUENCE_ACKNOWLEDGEMENTS,
+    _OPERATIONS,
+    _ACKNOWLEDGEMENTS,
+    _OPERATIONS[: LAST_SEQUENCE_OPERATION + 1],
+    _ACKNOWLEDGEMENTS[: LAST_SEQUENCE_ACKNOWLEDGEMENT + 1],
 )
 _KINDS: Final[tuple[Any, ...]] = (
     ChannelOperation,
@@ -237,43 +247,9 @@ _KINDS: Final[tuple[Any, ...]] = (
 )
 
 
-class PacketLayout:
-    """How the packets of one direction are laid out.
-
-    Operations and messages name the sender's channels, acknowledgements the receiver's
-    (specification 2.1), and each peer chose a size for the ids of its channels.
-    """
-
-    __slots__ = ("data_of_one", "data_of_two", "id_sizes", "quick", "second_size_at")
-
-    def __init__(self, sender_id_size: int, receiver_id_size: int) -> None:
-        sizes = (sender_id_size, receiver_id_size)
-        self.id_sizes = (*sizes, *sizes, sender_id_size)  # by packet format
-        # Head, length, channel and first size of a short, small, unicast message, where `struct`
-        # knows integers of the id's size.
-        native = {0: "0s", 1: "Bx", 2: "H", 4: "I", 8: "Q"}.get(sender_id_size)
-        self.quick = None if native is None else Struct(f"<BB{native}H")
-        sizes_at = _align(2 + sender_id_size, 2)
-        self.second_size_at = sizes_at + 2
-        self.data_of_one = _align(sizes_at + 2, 8)
-        self.data_of_two = _align(sizes_at + 4, 8)
-
-
-@cache
-def layout(sender: str, connector_id_size: int, listener_id_size: int) -> PacketLayout:
-    """The layout of what `sender` ("connector" or "listener") sends."""
-    if sender == "connector":
-        return PacketLayout(connector_id_size, listener_id_size)
-    return PacketLayout(listener_id_size, connector_id_size)
-
-
-def _align(position: int, boundary: int) -> int:
-    return (position + boundary - 1) & -boundary
-
-
-_U32: Final = Struct("<I")
-_GENERAL_PACKET: Final = Struct("<B7x")
-
+# Bound once: a method of an imported name is looked up anew with every call.
+_pack_u32: Final = U32_STRUCT.pack
+_unpack_u32: Final = U32_STRUCT.unpack_from
 
 # --------------------------------------------------------------------------------- parse packets
 
@@ -296,24 +272,26 @@ def scan(
     data_of_one, data_of_two = layout.data_of_one, layout.data_of_two
     second_size_at = layout.second_size_at
     quick_end = -1
+    # Locals cost what literals do, globals a lookup for each part.
+    padding, boundary = ALIGNMENT - 1, -ALIGNMENT
     if layout.quick is not None and limits.frame_bytes >= 1 << 18 and limits.parts >= 2:
         unpack = layout.quick.unpack_from
         quick_end = end_of_buffer - data_of_two
     while True:
         while position <= quick_end:
             head, count, channel, size = unpack(buffer, position)
-            if head != _SHORT_SMALL:
+            if head != SHORT_SMALL_HEAD:
                 break
             if count == 1:
                 start = position + data_of_one
-                end = start + (size + 7 & -8)
+                end = start + (size + padding & boundary)
                 parts: tuple[bytes, ...] = (buffer[start : start + size],)
             elif count == 2:
                 at = position + second_size_at
                 second = buffer[at] | buffer[at + 1] << 8
                 start = position + data_of_two
-                middle = start + (size + 7 & -8)
-                end = middle + (second + 7 & -8)
+                middle = start + (size + padding & boundary)
+                end = middle + (second + padding & boundary)
                 parts = (buffer[start : start + size], buffer[middle : middle + second])
             else:
                 break
@@ -333,39 +311,39 @@ def _parse(
 ) -> tuple[Frame | None, int]:
     """A packet of any kind and its length, or None and how many bytes it takes to know more."""
     available = len(buffer) - position
-    if available < 8:
-        return None, 8
+    if available < MIN_PACKET_SIZE:
+        return None, MIN_PACKET_SIZE
     head = buffer[position]
-    data = head >> _DATA_SHIFT
-    if not head & _CHANNEL:
-        if data >= len(_GENERAL):
-            raise UnknownFrame(
-                f"general packet type {data} is not defined", offset=offset, length=8
-            )
-        return _GENERAL[data], 8
-    kind = head >> _FORMAT_SHIFT & 7
-    if kind > _MESSAGE:
-        raise UnknownFrame(f"packet format {kind} is not defined", offset=offset, length=8)
-    if kind < _MESSAGE and data >= len(_VALUES[kind]):
-        name = _KINDS[kind].frame_name
-        raise UnknownFrame(f"{name} type {data} is not defined", offset=offset, length=8)
+    data = head >> DATA_SHIFT
+    if not head & FLAG_CHANNEL:
+        if data > LAST_TYPE:
+            raise _unknown(f"general packet type {data} is not defined", offset)
+        return _GENERAL[data], MIN_PACKET_SIZE
+    kind = head >> FORMAT_SHIFT & FORMAT_MASK
+    if kind > LAST_FORMAT:
+        raise _unknown(f"packet format {kind} is not defined", offset)
+    if kind != FORMAT_MESSAGE and data >= len(_VALUES[kind]):
+        raise _unknown(f"{_KINDS[kind].frame_name} type {data} is not defined", offset)
 
-    multicast = bool(head & _MULTICAST)
+    multicast = bool(head & FLAG_MULTICAST)
     id_size = layout.id_sizes[kind]
-    count, ids_at = 1, 2
+    count, ids_at = 1, ID_OFFSET
     if multicast:
-        (count,) = _U32.unpack_from(buffer, position + 4)
-        ids_at = 8
+        (count,) = _unpack_u32(buffer, position + MULTICAST_COUNT_OFFSET)
+        ids_at = MULTICAST_ID_OFFSET
         if count > limits.targets:
             raise FrameTooLarge(
-                f"{count} channels, more than the {limits.targets} allowed", offset=offset, length=8
+                f"{count} channels, more than the {limits.targets} allowed",
+                offset=offset,
+                length=MIN_PACKET_SIZE,
             )
     ids_end = ids_at + count * id_size
     if available < ids_end:
-        _check_length(_align(ids_end, 8), limits, offset, 8)
-        return None, _align(ids_end, 8)
+        need = align(ids_end, ALIGNMENT)
+        _check_length(need, limits, offset, MIN_PACKET_SIZE)
+        return None, need
 
-    if kind == _MESSAGE:
+    if kind == FORMAT_MESSAGE:
         sizes, data_at, need = _parse_sizes(buffer, position, ids_end, data, offset, limits)
         if sizes is None or need > available:
             return None, need
@@ -373,18 +351,22 @@ def _parse(
         channels = _parse_ids(buffer, position + ids_at, id_size, count)
         return Message(channels, multicast, parts), need
 
-    sequence_at = _align(ids_end, 4)
-    with_sequence = kind >= _SEQUENCE_OPERATION
-    length = _align(sequence_at + 4 if with_sequence else ids_end, 8)
-    _check_length(length, limits, offset, 8)
+    sequence_at = align(ids_end, SEQUENCE_ALIGNMENT)
+    with_sequence = kind >= FIRST_SEQUENCE_FORMAT
+    length = align(sequence_at + SEQUENCE_SIZE if with_sequence else ids_end, ALIGNMENT)
+    _check_length(length, limits, offset, MIN_PACKET_SIZE)
     if length > available:
         return None, length
     channels = _parse_ids(buffer, position + ids_at, id_size, count)
     value = _VALUES[kind][data]
     if with_sequence:
-        (sequence,) = _U32.unpack_from(buffer, position + sequence_at)
+        (sequence,) = _unpack_u32(buffer, position + sequence_at)
         return _KINDS[kind](value, channels, sequence, multicast), length
     return _KINDS[kind](value, channels, multicast), length
+
+
+def _unknown(reason: str, offset: int) -> UnknownFrame:
+    return UnknownFrame(reason, offset=offset, length=MIN_PACKET_SIZE)
 
 
 def _parse_ids(buffer: bytes, at: int, size: int, count: int) -> Channels:
@@ -405,29 +387,30 @@ def _parse_sizes(
     """Sizes of a message's parts, where its data starts, and its length; or None, 0, and how many
     bytes it takes to know more. Limits hold for what is announced, before any of it is there."""
     available = len(buffer) - position
-    at = _align(ids_end, 2)
-    if flags & _LONG:
-        if available < at + 4:
-            return None, 0, _align(at + 4, 8)
-        (count,) = _U32.unpack_from(buffer, position + at)
-        at += 4
+    at = align(ids_end, SIZES_ALIGNMENT)
+    if flags & FLAG_LONG:
+        if available < at + LONG_PARTS_SIZE:
+            return None, 0, align(at + LONG_PARTS_SIZE, ALIGNMENT)
+        (count,) = _unpack_u32(buffer, position + at)
+        at += LONG_PARTS_SIZE
     else:
-        count = buffer[position + 1]
+        count = buffer[position + PARTS_OFFSET]
     if count > limits.parts:
         raise FrameTooLarge(
             f"{count} parts, more than the {limits.parts} allowed", offset=offset, length=at
         )
-    if flags & _LARGE:
-        at, width, code = _align(at, 8), 8, "Q"
+    if flags & FLAG_LARGE:
+        at, width, code = align(at, LARGE_SIZE_SIZE), LARGE_SIZE_SIZE, "Q"
     else:
-        width, code = 2, "H"
+        width, code = SMALL_SIZE_SIZE, "H"
     sizes_end = at + count * width
-    data_at = _align(sizes_end, 8)
+    data_at = align(sizes_end, ALIGNMENT)
     _check_length(data_at, limits, offset, at)
     if available < data_at:
         return None, 0, data_at
     sizes: tuple[int, ...] = _numbers(count, code).unpack_from(buffer, position + at)
-    length = data_at + sum([size + 7 & -8 for size in sizes])
+    padding, boundary = ALIGNMENT - 1, -ALIGNMENT
+    length = data_at + sum([size + padding & boundary for size in sizes])
     _check_length(length, limits, offset, data_at)
     return sizes, data_at, length
 
@@ -443,12 +426,13 @@ def _numbers(count: int, code: str) -> Struct:
 
 def _take_parts(buffer: bytes, at: int, sizes: tuple[int, ...]) -> tuple[Buffer, ...]:
     parts: list[Buffer] = []
+    padding, boundary = ALIGNMENT - 1, -ALIGNMENT
     for size in sizes:
         if size < _VIEW_BYTES:
             parts.append(buffer[at : at + size])
         else:
             parts.append(memoryview(buffer)[at : at + size])
-        at += size + 7 & -8
+        at += size + padding & boundary
     return tuple(parts)
 
 
@@ -464,19 +448,20 @@ def _check_length(length: int, limits: RelinkLimits, offset: int, read: int) -> 
 def measure(buffer: bytes, position: int, layout: PacketLayout, limits: RelinkLimits) -> int | None:
     """As `Decoder._measure` has it. Well-behaved peers send zero for what is unused, which tells a
     header from text; a nop is nothing but zeros, as is much else, and proves nothing."""
-    if len(buffer) - position < 8:
+    if len(buffer) - position < MIN_PACKET_SIZE:
         return 0
-    head, parts, second, third = buffer[position : position + 4]
-    data = head >> _DATA_SHIFT
-    if not head & _CHANNEL:
-        plausible = head & 0x1F == 0 and 0 < data < len(_GENERAL)
-        return 8 if plausible and not any(buffer[position + 1 : position + 8]) else None
-    is_message = head >> _FORMAT_SHIFT & 7 == _MESSAGE
-    if is_message and data & _UNUSED_FLAG:
+    start = buffer[position : position + MIN_PACKET_SIZE]
+    head, parts = start[:HEADER_SIZE]
+    data = head >> DATA_SHIFT
+    if not head & FLAG_CHANNEL:
+        plausible = TYPE_NOP < data <= LAST_TYPE and head == data << DATA_SHIFT
+        return MIN_PACKET_SIZE if plausible and not any(start[1:]) else None
+    is_message = head >> FORMAT_SHIFT & FORMAT_MASK == FORMAT_MESSAGE
+    if is_message and data & FLAG_UNUSED:
         return None
-    if parts and not (is_message and not data & _LONG):
+    if parts and not (is_message and not data & FLAG_LONG):
         return None
-    if head & _MULTICAST and (second or third):
+    if head & FLAG_MULTICAST and any(start[HEADER_SIZE:MULTICAST_COUNT_OFFSET]):
         return None
     try:
         frame, length = _parse(buffer, position, 0, layout, limits)
@@ -489,7 +474,7 @@ def measure(buffer: bytes, position: int, layout: PacketLayout, limits: RelinkLi
 
 # ------------------------------------------------------------------------------------- serialize
 
-_PADDING: Final = tuple(bytes(count) for count in range(8))
+_PADDING: Final = tuple(bytes(count) for count in range(ALIGNMENT))
 
 
 def serialize(packet: Frame, layout: PacketLayout) -> list[Buffer]:
@@ -501,17 +486,17 @@ def serialize(packet: Frame, layout: PacketLayout) -> list[Buffer]:
         case Message():
             return _serialize_message(packet, layout)
         case SequenceOperation(operation=value) | SequenceAcknowledgement(acknowledgement=value):
-            kind = _SEQUENCE_OPERATION if type(packet) is SequenceOperation else _SEQUENCE_ACK
+            kind = _KINDS.index(type(packet))
             fixed = _serialize_head(packet, kind, _VALUES[kind].index(value), 0, layout)
-            fixed += _PADDING[-len(fixed) % 4] + _U32.pack(packet.sequence)
+            fixed += _PADDING[-len(fixed) % SEQUENCE_ALIGNMENT] + _pack_u32(packet.sequence)
         case ChannelOperation(operation=value) | ChannelAcknowledgement(acknowledgement=value):
-            kind = _CHANNEL_OPERATION if type(packet) is ChannelOperation else _CHANNEL_ACK
+            kind = _KINDS.index(type(packet))
             fixed = _serialize_head(packet, kind, _VALUES[kind].index(value), 0, layout)
         case _:
             if type(packet) not in _GENERAL_KINDS:
                 raise TypeError(f"{type(packet).__name__} is not a Relink packet")
-            return [_GENERAL_PACKET.pack(_GENERAL_KINDS.index(type(packet)) << _DATA_SHIFT)]
-    return [fixed + _PADDING[-len(fixed) % 8]]
+            return [GENERAL_STRUCT.pack(_GENERAL_KINDS.index(type(packet)) << DATA_SHIFT)]
+    return [fixed + _PADDING[-len(fixed) % ALIGNMENT]]
 
 
 def serialize_all(packets: Sequence[Frame], layout: PacketLayout) -> list[Buffer]:
@@ -521,7 +506,7 @@ def serialize_all(packets: Sequence[Frame], layout: PacketLayout) -> list[Buffer
     """
     pieces: list[Buffer] = []
     run: list[Buffer] = []
-    quick = layout.quick if layout.id_sizes[_MESSAGE] else None
+    quick = layout.quick if layout.id_sizes[FORMAT_MESSAGE] else None
     known_size = known_channel = -1
     head = tail = b""
     for packet in packets:
@@ -531,9 +516,9 @@ def serialize_all(packets: Sequence[Frame], layout: PacketLayout) -> list[Buffer
                 channel = packet.channels[0]
                 if size != known_size or channel != known_channel:
                     known_size, known_channel = size, channel
-                    head = quick.pack(_SHORT_SMALL, 1, channel, size)
+                    head = quick.pack(SHORT_SMALL_HEAD, 1, channel, size)
                     head += _PADDING[layout.data_of_one - len(head)]
-                    tail = _PADDING[-size % 8]
+                    tail = _PADDING[-size % ALIGNMENT]
                 run += (head, parts[0], tail)
                 continue
         for piece in serialize(packet, layout):
@@ -550,13 +535,14 @@ def serialize_all(packets: Sequence[Frame], layout: PacketLayout) -> list[Buffer
 def _serialize_head(packet: Any, kind: int, data: int, parts: int, layout: PacketLayout) -> bytes:
     """The header and the channels; `parts` is the short message length."""
     id_size = layout.id_sizes[kind]
-    head = _CHANNEL | kind << _FORMAT_SHIFT | data << _DATA_SHIFT
+    head = FLAG_CHANNEL | kind << FORMAT_SHIFT | data << DATA_SHIFT
     channels = packet.channels
     if not packet.multicast:
         fixed = bytes((head, parts))
         ids = _serialize_id(channels[0], id_size)
     else:
-        fixed = bytes((head | _MULTICAST, parts, 0, 0)) + _U32.pack(len(channels))
+        unused = bytes(MULTICAST_COUNT_OFFSET - HEADER_SIZE)
+        fixed = bytes((head | FLAG_MULTICAST, parts)) + unused + _pack_u32(len(channels))
         ids = b"".join([_serialize_id(channel, id_size) for channel in channels])
     return fixed + ids
 
@@ -569,30 +555,34 @@ def _serialize_id(channel: int, size: int) -> bytes:
 
 
 def _serialize_one_part(message: Message, part: Buffer, layout: PacketLayout) -> bytes | None:
-    """What there is most of, in one packing; None where that can't do it."""
+    """A small message of one part to one channel, in one packing; None where that can't do it."""
     size = len(part)
-    if layout.quick is None or not layout.id_sizes[0] or size > 0xFFFF or message.multicast:
+    # For ids of 0 bytes `struct` would want bytes, not a number.
+    if layout.quick is None or not layout.id_sizes[FORMAT_MESSAGE]:
+        return None
+    if size > MAX_SMALL_SIZE or message.multicast:
         return None
     try:
-        head = layout.quick.pack(_SHORT_SMALL, 1, message.channels[0], size)
+        head = layout.quick.pack(SHORT_SMALL_HEAD, 1, message.channels[0], size)
     except struct.error:
         return None
-    return b"".join((head, _PADDING[layout.data_of_one - len(head)], part, _PADDING[-size % 8]))
+    before, after = _PADDING[layout.data_of_one - len(head)], _PADDING[-size % ALIGNMENT]
+    return b"".join((head, before, part, after))
 
 
 def message_bytes(parts: Sequence[Buffer], layout: PacketLayout) -> int:
     """How many bytes the packet of a message to one channel takes."""
     sizes = [len(part) for part in parts]
     count = len(parts)
-    large = max(sizes, default=0) > 0xFFFF
-    size = 2 + layout.id_sizes[_MESSAGE]
-    size += size % 2
-    if count > 0xFF:
-        size += 4
-    if large:
-        size += -size % 8
-    size += count * (8 if large else 2)
-    return size + -size % 8 + sum([each + -each % 8 for each in sizes])
+    size = align(ID_OFFSET + layout.id_sizes[FORMAT_MESSAGE], SIZES_ALIGNMENT)
+    if count > MAX_SHORT_PARTS:
+        size += LONG_PARTS_SIZE
+    if max(sizes, default=0) > MAX_SMALL_SIZE:
+        size = align(size, LARGE_SIZE_SIZE) + count * LARGE_SIZE_SIZE
+    else:
+        size += count * SMALL_SIZE_SIZE
+    padding, boundary = ALIGNMENT - 1, -ALIGNMENT
+    return align(size, ALIGNMENT) + sum([each + padding & boundary for each in sizes])
 
 
 def _serialize_message(message: Message, layout: PacketLayout) -> list[Buffer]:
@@ -601,28 +591,28 @@ def _serialize_message(message: Message, layout: PacketLayout) -> list[Buffer]:
     if count == 1 and (quick := _serialize_one_part(message, parts[0], layout)):
         return [quick]
     sizes = [len(part) for part in parts]
-    large = max(sizes, default=0) > 0xFFFF
-    long = count > 0xFF
-    flags = long * _LONG | large * _LARGE
-    fixed = _serialize_head(message, _MESSAGE, flags, 0 if long else count, layout)
-    fixed += _PADDING[-len(fixed) % 2]
+    large = max(sizes, default=0) > MAX_SMALL_SIZE
+    long = count > MAX_SHORT_PARTS
+    flags = long * FLAG_LONG | large * FLAG_LARGE
+    fixed = _serialize_head(message, FORMAT_MESSAGE, flags, 0 if long else count, layout)
+    fixed += _PADDING[-len(fixed) % SIZES_ALIGNMENT]
     if long:
-        fixed += _U32.pack(count)
+        fixed += _pack_u32(count)
     if large:
-        fixed += _PADDING[-len(fixed) % 8]
+        fixed += _PADDING[-len(fixed) % LARGE_SIZE_SIZE]
     fixed += _numbers(count, "Q" if large else "H").pack(*sizes)
-    run: list[Buffer] = [fixed, _PADDING[-len(fixed) % 8]]
+    run: list[Buffer] = [fixed, _PADDING[-len(fixed) % ALIGNMENT]]
     if not large:
         for part in parts:
-            run += (part, _PADDING[-len(part) % 8])
+            run += (part, _PADDING[-len(part) % ALIGNMENT])
         return [b"".join(run)]
 
     pieces: list[Buffer] = []
     for part in parts:
         if len(part) >= _VIEW_BYTES:
             pieces += (b"".join(run), part)
-            run = [_PADDING[-len(part) % 8]]
+            run = [_PADDING[-len(part) % ALIGNMENT]]
         else:
-            run += (part, _PADDING[-len(part) % 8])
+            run += (part, _PADDING[-len(part) % ALIGNMENT])
     tail = b"".join(run)
     return [*pieces, tail] if tail else pieces

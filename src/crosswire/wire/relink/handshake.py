@@ -1,26 +1,37 @@
-"""Relink's handshake: who wants to talk to what, and which link it is about.
+"""Relink's handshake: which endpoint the connector wants, on which terms, and by which link.
 
-The peers take turns (specification 1); integers are little-endian:
-
-    connector-version   version 1 · padding 7
-    listener-version    version 1 · padding 7
-    connector-hello     name length 1 · name · connector's id size 1 · listener's id size 1 ·
-                        flags 1 · padding to 8, from the hello's start · epoch 8 · link 8
-    listener-hello      epoch 8 · link 8
+The peers take turns (specification 1); `layout.py` has the layout.
 """
 
 from __future__ import annotations
 
-from struct import Struct
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import msgspec
 
 from crosswire.errors import MalformedFrame
 from crosswire.wire.contract import Frame
+from crosswire.wire.relink.layout import (
+    ALIGNMENT,
+    CONNECTOR_ID_SIZE_OFFSET,
+    ENDPOINT_OFFSET,
+    HELLO_FIELDS_SIZE,
+    HELLO_FLAG_CONNECTOR_TRANSACTIONS,
+    HELLO_FLAG_LISTENER_TRANSACTIONS,
+    HELLO_FLAG_REQUIRE_OLD_LINK,
+    HELLO_FLAGS_OFFSET,
+    LINK_STRUCT,
+    LISTENER_HELLO_SIZE,
+    LISTENER_ID_SIZE_OFFSET,
+    MAX_ID_SIZE,
+    MAX_LINK,
+    VERSION_OFFSET,
+    VERSION_SIZE,
+    VERSION_STRUCT,
+    align,
+)
 
 __all__ = [
-    "VERSION",
     "ConnectorHello",
     "ConnectorVersion",
     "LinkTerms",
@@ -30,8 +41,6 @@ __all__ = [
     "parse_version",
     "serialize_handshake",
 ]
-
-VERSION: Final = 0
 
 
 class ConnectorVersion(Frame, frozen=True, gc=False):
@@ -86,29 +95,24 @@ class LinkTerms(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 # ------------------------------------------------------------------------------ parse, serialize
 
-_VERSION: Final = Struct("<B7x")
-_TWO: Final = Struct("<QQ")
-_LINK_END = 1 << 63
-_MAX_ID_SIZE = 8
-
 
 def parse_version(sender: str, buffer: bytes, position: int) -> tuple[Frame | None, int]:
     """A frame and its length, or None and how many bytes it takes to know more."""
-    if len(buffer) - position < 8:
-        return None, 8
-    version = buffer[position]
-    return ConnectorVersion(version) if sender == "connector" else ListenerVersion(version), 8
+    if len(buffer) - position < VERSION_SIZE:
+        return None, VERSION_SIZE
+    kind = ConnectorVersion if sender == "connector" else ListenerVersion
+    return kind(buffer[position + VERSION_OFFSET]), VERSION_SIZE
 
 
 def parse_hello(sender: str, buffer: bytes, position: int, offset: int) -> tuple[Frame | None, int]:
     """Like `parse_version`. Raises FrameError, placed at `offset`."""
     if sender == "connector":
         return _parse_connector_hello(buffer, position, offset)
-    if len(buffer) - position < 16:
-        return None, 16
-    epoch, link = _TWO.unpack_from(buffer, position)
-    _check_link(link, offset, 16)
-    return ListenerHello(epoch, link), 16
+    if len(buffer) - position < LISTENER_HELLO_SIZE:
+        return None, LISTENER_HELLO_SIZE
+    epoch, link = LINK_STRUCT.unpack_from(buffer, position)
+    _check_link(link, offset, LISTENER_HELLO_SIZE)
+    return ListenerHello(epoch, link), LISTENER_HELLO_SIZE
 
 
 def _parse_connector_hello(
@@ -116,44 +120,50 @@ def _parse_connector_hello(
 ) -> tuple[ConnectorHello | None, int]:
     available = len(buffer) - position
     if not available:
-        return None, 1
-    name_end = 1 + buffer[position]
-    fixed_end = name_end + 3
+        return None, ENDPOINT_OFFSET
+    name_end = ENDPOINT_OFFSET + buffer[position]
+    fixed_end = name_end + HELLO_FIELDS_SIZE
     if available < fixed_end:
         return None, fixed_end
-    connector_id_size, listener_id_size, flags = buffer[position + name_end : position + fixed_end]
-    if connector_id_size > _MAX_ID_SIZE or listener_id_size > _MAX_ID_SIZE:
+    fields = buffer[position + name_end : position + fixed_end]
+    connector_id_size = fields[CONNECTOR_ID_SIZE_OFFSET]
+    listener_id_size = fields[LISTENER_ID_SIZE_OFFSET]
+    flags = fields[HELLO_FLAGS_OFFSET]
+    if connector_id_size > MAX_ID_SIZE or listener_id_size > MAX_ID_SIZE:
         raise MalformedFrame(
-            f"channel ids of {connector_id_size} and {listener_id_size} bytes; 8 is the most",
+            f"channel ids of {connector_id_size} and {listener_id_size} bytes; {MAX_ID_SIZE} is "
+            "the most",
             offset=offset,
             length=fixed_end,
         )
     try:
-        endpoint = buffer[position + 1 : position + name_end].decode()
+        endpoint = buffer[position + ENDPOINT_OFFSET : position + name_end].decode()
     except UnicodeDecodeError as error:
         raise MalformedFrame(
             f"the endpoint's name is not UTF-8: {error.reason}", offset=offset, length=fixed_end
         ) from None
-    epoch_at = fixed_end + -fixed_end % 8
-    if available < epoch_at + 16:
-        return None, epoch_at + 16
-    epoch, link = _TWO.unpack_from(buffer, position + epoch_at)
-    _check_link(link, offset, epoch_at + 16)
+    # Aligned in the connector's stream as well: what precedes the hello there is one version.
+    epoch_at = align(fixed_end, ALIGNMENT)
+    end = epoch_at + LINK_STRUCT.size
+    if available < end:
+        return None, end
+    epoch, link = LINK_STRUCT.unpack_from(buffer, position + epoch_at)
+    _check_link(link, offset, end)
     hello = ConnectorHello(
         endpoint=endpoint,
         connector_id_size=connector_id_size,
         listener_id_size=listener_id_size,
-        connector_transactions=bool(flags & 1),
-        listener_transactions=bool(flags & 2),
-        require_old_link=bool(flags & 4),
+        connector_transactions=bool(flags & HELLO_FLAG_CONNECTOR_TRANSACTIONS),
+        listener_transactions=bool(flags & HELLO_FLAG_LISTENER_TRANSACTIONS),
+        require_old_link=bool(flags & HELLO_FLAG_REQUIRE_OLD_LINK),
         epoch=epoch,
         link=link,
     )
-    return hello, epoch_at + 16
+    return hello, end
 
 
 def _check_link(link: int, offset: int, length: int) -> None:
-    if link >= _LINK_END:
+    if link > MAX_LINK:
         raise MalformedFrame(f"link id {link} is not below 2^63", offset=offset, length=length)
 
 
@@ -161,17 +171,19 @@ def serialize_handshake(frame: Frame) -> bytes:
     """The bytes of a handshake message."""
     match frame:
         case ConnectorVersion(version=version) | ListenerVersion(version=version):
-            return _VERSION.pack(version)
+            return VERSION_STRUCT.pack(version)
         case ListenerHello(epoch=epoch, link=link):
-            return _TWO.pack(epoch, link)
+            return LINK_STRUCT.pack(epoch, link)
         case ConnectorHello():
             name = frame.endpoint.encode()
             flags = (
-                frame.connector_transactions
-                | frame.listener_transactions << 1
-                | frame.require_old_link << 2
+                frame.connector_transactions * HELLO_FLAG_CONNECTOR_TRANSACTIONS
+                | frame.listener_transactions * HELLO_FLAG_LISTENER_TRANSACTIONS
+                | frame.require_old_link * HELLO_FLAG_REQUIRE_OLD_LINK
             )
             sizes = (frame.connector_id_size, frame.listener_id_size)
             fixed = bytes((len(name), *name, *sizes, flags))
-            return fixed + bytes(-len(fixed) % 8) + _TWO.pack(frame.epoch, frame.link)
+            return (
+                fixed + bytes(-len(fixed) % ALIGNMENT) + LINK_STRUCT.pack(frame.epoch, frame.link)
+            )
     raise TypeError(f"{type(frame).__name__} is not a Relink handshake message")

@@ -6,6 +6,8 @@ It is not a protocol of the hub by itself: eMQP stands on it, live and in captur
 
 from __future__ import annotations
 
+from typing import Final
+
 from crosswire.wire.contract import Sniff
 from crosswire.wire.zmtp.connection import COMPATIBLE, ZmtpConnection
 from crosswire.wire.zmtp.decoder import ZmtpDecoder
@@ -26,6 +28,13 @@ from crosswire.wire.zmtp.frames import (
     ZmtpLimits,
     serialize,
     serialize_message,
+)
+from crosswire.wire.zmtp.layout import (
+    MAJOR_OFFSET,
+    MIN_MAJOR,
+    SIGNATURE_END,
+    SIGNATURE_END_OFFSET,
+    SIGNATURE_START,
 )
 from crosswire.wire.zmtp.mechanisms import Mechanism, NullMechanism, PlainClient, PlainServer
 
@@ -55,10 +64,16 @@ __all__ = [
 ]
 
 
+_SNIFFED_VERSIONS: Final = 16
+
+
 def sniff(data: bytes) -> Sniff:
-    """Both sides open with a signature and a version; eight bytes of it may be anything."""
-    if data[:1] not in (b"\xff", b"") or data[9:10] not in (b"\x7f", b""):
+    """Both sides begin with a signature and a version; eight bytes of it may be anything."""
+    size = len(data)
+    if size and data[0] != SIGNATURE_START:
         return Sniff.NO
-    if len(data) < 11:
+    if size > SIGNATURE_END_OFFSET and data[SIGNATURE_END_OFFSET] != SIGNATURE_END:
+        return Sniff.NO
+    if size <= MAJOR_OFFSET:
         return Sniff.MORE
-    return Sniff.YES if 3 <= data[10] < 16 else Sniff.NO
+    return Sniff.YES if MIN_MAJOR <= data[MAJOR_OFFSET] < _SNIFFED_VERSIONS else Sniff.NO

@@ -53,6 +53,28 @@ from crosswire.wire.zmtp.frames import (
     serialize_metadata,
     serialize_sealed,
 )
+from crosswire.wire.zmtp.layout import (
+    COMMAND_CANCEL,
+    COMMAND_ERROR,
+    COMMAND_PING,
+    COMMAND_PONG,
+    COMMAND_SUBSCRIBE,
+    HANDSHAKE_COMMANDS,
+    MAX_IDENTITY_SIZE,
+    MAX_PING_CONTEXT_SIZE,
+    MAX_PING_TTL_S,
+    MAX_REASON_SIZE,
+    NAME_LENGTH_SIZE,
+    PING_TTL_PER_SECOND,
+    PING_TTL_SIZE,
+    PROPERTY_IDENTITY,
+    PROPERTY_SOCKET_TYPE,
+    PUBLISHING_SOCKETS,
+    REASON_LENGTH_SIZE,
+    SILENT_SOCKETS,
+    SUBSCRIPTION_CANCEL,
+    SUBSCRIPTION_SUBSCRIBE,
+)
 from crosswire.wire.zmtp.mechanisms import Mechanism, MechanismHandshake, NullMechanism
 
 __all__ = ["COMPATIBLE", "TRANSITIONS", "State", "ZmtpConnection"]
@@ -86,11 +108,7 @@ COMPATIBLE: Final[dict[str, frozenset[str]]] = {
 }
 """The socket types that we can be, and their peers (RFC 37, 3.6)."""
 
-_SUBSCRIPTION_COST = 64
-_TENTHS = 10
-_TTL_MOST_S = 6553.5
-
-
+_SUBSCRIPTION_COST: Final = 64
 _HEADS_BYTES: Final = 1 << 20
 """More than the heads of all parts of a message take."""
 
@@ -115,8 +133,8 @@ class ZmtpConnection(Connection):
     ) -> None:
         if socket_type not in COMPATIBLE:
             raise ValueError(f"there is no socket of type {socket_type!r} here")
-        if len(identity) > 255:
-            raise ValueError("an identity has at most 255 bytes")
+        if len(identity) > MAX_IDENTITY_SIZE:
+            raise ValueError(f"an identity has at most {MAX_IDENTITY_SIZE} bytes")
         self.limits = one_of(limits, DEFAULTS)
         sender = "binder" if role == "connector" else "connector"
         self.decoder = ZmtpDecoder(sender, limits=self.limits)
@@ -138,10 +156,10 @@ class ZmtpConnection(Connection):
         self._pong_by: float | None = None
         self._silent_by: float | None = None
         self._commands: dict[str, Callable[[bytes, float], None]] = {
-            "PING": self._on_ping,
-            "PONG": self._on_pong,
-            "SUBSCRIBE": self._on_subscribe,
-            "CANCEL": self._on_cancel,
+            COMMAND_PING: self._on_ping,
+            COMMAND_PONG: self._on_pong,
+            COMMAND_SUBSCRIBE: self._on_subscribe,
+            COMMAND_CANCEL: self._on_cancel,
         }
         self._send(
             Greeting(self._mechanism.name, self._mechanism.as_server, padding=len(identity) + 1)
@@ -149,9 +167,9 @@ class ZmtpConnection(Connection):
 
     def _metadata(self) -> bytes:
         """Only types that are addressed by an identity tell it, as libzmq has it."""
-        properties = {"Socket-Type": self.socket_type.encode()}
+        properties = {PROPERTY_SOCKET_TYPE: self.socket_type.encode()}
         if self.socket_type in ("ROUTER", "DEALER"):
-            properties["Identity"] = self.identity
+            properties[PROPERTY_IDENTITY] = self.identity
         return serialize_metadata(properties)
 
     # Sending.
@@ -196,11 +214,11 @@ class ZmtpConnection(Connection):
 
     def send_subscribe(self, topic: bytes) -> None:
         """Ask a publisher for what begins with `topic`; twice is two subscriptions."""
-        self._send_subscription("SUBSCRIBE", b"\x01", topic)
+        self._send_subscription(COMMAND_SUBSCRIBE, SUBSCRIPTION_SUBSCRIBE, topic)
 
     def send_cancel(self, topic: bytes) -> None:
         """Take one subscription back."""
-        self._send_subscription("CANCEL", b"\x00", topic)
+        self._send_subscription(COMMAND_CANCEL, SUBSCRIPTION_CANCEL, topic)
 
     def send_ping(self, ttl_s: float = 0.0, context: bytes = b"") -> None:
         """Ask for a sign of life. After `ttl_s` of our silence the peer may take us for dead, with
@@ -208,11 +226,13 @@ class ZmtpConnection(Connection):
         if self.closed:
             return
         self._require_open()
-        if len(context) > 16 or not 0 <= ttl_s <= _TTL_MOST_S:
+        if len(context) > MAX_PING_CONTEXT_SIZE or not 0 <= ttl_s <= MAX_PING_TTL_S:
             raise LocalProtocolError(
-                f"a PING has at most 16 bytes of context and {_TTL_MOST_S} s to live"
+                f"a PING has at most {MAX_PING_CONTEXT_SIZE} bytes of context and "
+                f"{MAX_PING_TTL_S} s to live"
             )
-        self._send_command("PING", int(ttl_s * _TENTHS).to_bytes(2) + context)
+        ttl = int(ttl_s * PING_TTL_PER_SECOND).to_bytes(PING_TTL_SIZE)
+        self._send_command(COMMAND_PING, ttl + context)
 
     def close(self) -> None:
         """ZMTP has no goodbye: the end of the connection is one."""
@@ -241,7 +261,7 @@ class ZmtpConnection(Connection):
     def _receive(self, placed: list[Placed], now: float) -> None:
         self._pong_by = self._silent_by = None
         add_event = self._events.append
-        publishes = self.socket_type in ("PUB", "XPUB")
+        publishes = self.socket_type in PUBLISHING_SOCKETS
         for _, _, frame in placed:
             if type(frame) is Message and self.state is State.OPEN and not publishes:
                 add_event(MessageReceived(frame.parts))
@@ -260,7 +280,7 @@ class ZmtpConnection(Connection):
                 self._on_message(parts)
             case Command() if self.state is State.HANDSHAKE:
                 self._on_handshake(frame, now)
-            case Command(name=name) if self.seals and name != "ERROR":
+            case Command(name=name) if self.seals and name != COMMAND_ERROR:
                 raise UnexpectedFrame(f"the command {name} in clear text")
             case Command():
                 self._on_command(frame, now)
@@ -282,7 +302,7 @@ class ZmtpConnection(Connection):
             self._outgoing.append(self._handshake.opening)
 
     def _on_handshake(self, command: Command, now: float) -> None:
-        if command.name == "ERROR":
+        if command.name == COMMAND_ERROR:
             self._on_error(command.body)
             return
         try:
@@ -302,12 +322,12 @@ class ZmtpConnection(Connection):
     def _read_properties(self, properties: dict[str, bytes]) -> PeerReady:
         """Names of properties are read in any case (RFC 37, 3.4)."""
         known = {name.lower(): value for name, value in properties.items()}
-        socket_type = known.get("socket-type", b"").decode("ascii", "replace")
+        socket_type = known.get(PROPERTY_SOCKET_TYPE.lower(), b"").decode("ascii", "replace")
         if socket_type not in self._peer_types:
             raise IncompatiblePeer(f"a {self.socket_type} does not go with {socket_type!r}")
-        identity = known.get("identity", b"")
-        if len(identity) > 255:
-            raise MalformedFrame("an identity of more than 255 bytes")
+        identity = known.get(PROPERTY_IDENTITY.lower(), b"")
+        if len(identity) > MAX_IDENTITY_SIZE:
+            raise MalformedFrame(f"an identity of more than {MAX_IDENTITY_SIZE} bytes")
         return PeerReady(
             socket_type,
             identity,
@@ -318,7 +338,7 @@ class ZmtpConnection(Connection):
         )
 
     def _on_error(self, body: bytes) -> None:
-        reason = body[1 : 1 + body[0]] if body else b""
+        reason = body[REASON_LENGTH_SIZE : REASON_LENGTH_SIZE + body[0]] if body else b""
         self.fail(PeerError(reason.decode("utf-8", "replace") or "no reason given"))
 
     def _on_sealed(self, sealed: bytes, now: float) -> None:
@@ -337,14 +357,15 @@ class ZmtpConnection(Connection):
 
     def _on_message(self, parts: tuple[bytes, ...]) -> None:
         """To a publisher a subscription of 3.0 is a message; the rest is for XPUB only."""
-        if self.socket_type in ("PUB", "XPUB"):
-            kind = parts[0][:1]
-            if len(parts) == 1 and kind == b"\x01":
-                self._on_subscribe(parts[0][1:], 0.0)
-                return
-            if len(parts) == 1 and kind == b"\x00":
-                self._on_cancel(parts[0][1:], 0.0)
-                return
+        if self.socket_type in PUBLISHING_SOCKETS:
+            if len(parts) == 1 and parts[0]:
+                kind, topic = parts[0][0], parts[0][1:]
+                if kind == SUBSCRIPTION_SUBSCRIBE:
+                    self._on_subscribe(topic, 0.0)
+                    return
+                if kind == SUBSCRIPTION_CANCEL:
+                    self._on_cancel(topic, 0.0)
+                    return
             if self.socket_type == "PUB":
                 return
         self._events.append(MessageReceived(parts))
@@ -353,24 +374,27 @@ class ZmtpConnection(Connection):
         """Commands that a later version may bring are passed over."""
         if command.name in self._commands:
             self._commands[command.name](command.body, now)
-        elif command.name == "ERROR":
+        elif command.name == COMMAND_ERROR:
             self._on_error(command.body)
-        elif command.name in ("READY", "HELLO", "WELCOME", "INITIATE"):
+        elif command.name in HANDSHAKE_COMMANDS:
             raise UnexpectedFrame(f"unexpected command: {command.name} after the handshake")
 
     def _on_ping(self, body: bytes, now: float) -> None:
-        if not 2 <= len(body) <= 18:
-            raise MalformedFrame("PING has a time to live and up to 16 bytes of context")
-        self._send_command("PONG", body[2:])
-        if ttl := int.from_bytes(body[:2]):
-            self._silent_by = now + ttl / _TENTHS
+        context = body[PING_TTL_SIZE:]
+        if len(body) < PING_TTL_SIZE or len(context) > MAX_PING_CONTEXT_SIZE:
+            raise MalformedFrame(
+                f"PING has a time to live and up to {MAX_PING_CONTEXT_SIZE} bytes of context"
+            )
+        self._send_command(COMMAND_PONG, context)
+        if ttl := int.from_bytes(body[:PING_TTL_SIZE]):
+            self._silent_by = now + ttl / PING_TTL_PER_SECOND
 
     def _on_pong(self, context: bytes, _now: float) -> None:
         if context:
             self._events.append(PongReceived(context))
 
     def _on_subscribe(self, topic: bytes, _now: float) -> None:
-        if self.socket_type not in ("PUB", "XPUB"):
+        if self.socket_type not in PUBLISHING_SOCKETS:
             raise UnexpectedFrame(f"a subscription to a {self.socket_type}")
         count = self.subscriptions.get(topic, 0)
         self.subscriptions[topic] = count + 1
@@ -382,7 +406,7 @@ class ZmtpConnection(Connection):
         self._events.append(Subscribed(topic))
 
     def _on_cancel(self, topic: bytes, _now: float) -> None:
-        if self.socket_type not in ("PUB", "XPUB"):
+        if self.socket_type not in PUBLISHING_SOCKETS:
             raise UnexpectedFrame(f"a subscription to a {self.socket_type}")
         count = self.subscriptions.get(topic, 0)
         if count > 1:
@@ -415,8 +439,9 @@ class ZmtpConnection(Connection):
         reason = "400" if isinstance(error, ConnectionRejected) else str(error)
         if isinstance(error, RemoteProtocolError):
             reason = error.reason
-        text = reason.encode()[:255].decode(errors="ignore").encode()
-        self._outgoing.append(serialize_command("ERROR", bytes((len(text),)) + text))
+        text = reason.encode()[:MAX_REASON_SIZE].decode(errors="ignore").encode()
+        length = len(text).to_bytes(REASON_LENGTH_SIZE)
+        self._outgoing.append(serialize_command(COMMAND_ERROR, length + text))
 
     def _end(self, event: ConnectionClosed | ConnectionFailed) -> None:
         self.state = State.CLOSED
@@ -433,21 +458,21 @@ class ZmtpConnection(Connection):
         if self.state is not State.OPEN:
             raise LocalProtocolError(f"the connection is not open but in state {self.state.value}")
 
-    def _send_subscription(self, name: str, kind: bytes, topic: bytes) -> None:
+    def _send_subscription(self, name: str, kind: int, topic: bytes) -> None:
         if self.closed:
             return
         self._require_open()
-        if self.socket_type not in ("SUB", "XSUB"):
+        if self.socket_type not in SILENT_SOCKETS:
             raise LocalProtocolError(f"a {self.socket_type} does not subscribe")
         if self._knows_commands:
             self._send_command(name, topic)
         else:
-            self._send_parts((kind + topic,))
+            self._send_parts((bytes((kind,)) + topic,))
 
     def _send_command(self, name: str, body: bytes) -> None:
         sealer = self._handshake.sealer
         if sealer is not None:
-            clear = bytes((len(name),)) + name.encode("ascii") + body
+            clear = len(name).to_bytes(NAME_LENGTH_SIZE) + name.encode("ascii") + body
             self._outgoing.append(serialize_sealed(sealer.seal(clear, command=True)))
         else:
             self._outgoing.append(serialize_command(name, body))

@@ -26,23 +26,42 @@ import msgspec
 
 from crosswire.errors import ConnectionRejected, MalformedFrame
 from crosswire.wire.zmtp.frames import Command, parse_metadata, serialize_command
+from crosswire.wire.zmtp.layout import (
+    COMMAND_HELLO,
+    COMMAND_INITIATE,
+    COMMAND_READY,
+    COMMAND_WELCOME,
+    COOKIE_SIZE,
+    CURVE_VERSION,
+    HELLO_BOX_OFFSET,
+    HELLO_KEY_OFFSET,
+    HELLO_NONCE_OFFSET,
+    HELLO_PROOF_SIZE,
+    HELLO_SIZE,
+    HELLO_ZEROS_SIZE,
+    INITIATE_BOX_OFFSET,
+    INITIATE_NONCE_OFFSET,
+    KEY_SIZE,
+    LONG_NONCE_SIZE,
+    MECHANISM_CURVE,
+    READY_BOX_OFFSET,
+    SEALED_FLAG_COMMAND,
+    SEALED_FLAG_MORE,
+    SEALED_FLAGS_SIZE,
+    SHORT_NONCE_SIZE,
+    VOUCH_SIZE,
+    WELCOME_BOX_OFFSET,
+    WELCOME_SIZE,
+)
 from crosswire.wire.zmtp.mechanisms import MechanismHandshake, Sealer, expect
 
 __all__ = ["CurveClient", "CurveServer", "decode_key", "encode_key", "public_key_of"]
-
-_KEY = 32
-_COOKIE = 96
-_VOUCH = 96
-_HELLO: Final = 2 + 72 + _KEY + 8 + 80
-_WELCOME: Final = 16 + 144
-_MORE = 1
-_COMMAND = 2
 
 
 class CurveClient(msgspec.Struct, frozen=True):
     """Knows the server by `server_key`; says who it is with its own pair of keys."""
 
-    name: ClassVar[str] = "CURVE"
+    name: ClassVar[str] = MECHANISM_CURVE
     as_server: ClassVar[bool] = False
     server_key: bytes
     secret_key: bytes
@@ -59,7 +78,7 @@ class CurveClient(msgspec.Struct, frozen=True):
 class CurveServer(msgspec.Struct, frozen=True):
     """`accept(public_key)` decides which client may come in."""
 
-    name: ClassVar[str] = "CURVE"
+    name: ClassVar[str] = MECHANISM_CURVE
     as_server: ClassVar[bool] = True
     secret_key: bytes
     random: Callable[[int], bytes]
@@ -85,23 +104,26 @@ class _CurveHandshake(MechanismHandshake, Sealer):
         self._failure: type[Exception] = import_module("nacl.exceptions").CryptoError
         self._random = random
         self._metadata = metadata
-        self._short_secret = random(_KEY)
+        self._short_secret = random(KEY_SIZE)
         self._short_public: bytes = self._nacl.crypto_scalarmult_base(self._short_secret)
         self._shared = b""
         self._sent = 0
         self._received = 0
 
     def seal(self, body: bytes, *, more: bool = False, command: bool = False) -> bytes:
-        flags = bytes((more * _MORE | command * _COMMAND,))
+        flags = bytes((more * SEALED_FLAG_MORE | command * SEALED_FLAG_COMMAND,))
         nonce = self._next_nonce()
         box: bytes = self._nacl.crypto_box_afternm(flags + body, self._ours + nonce, self._shared)
         return nonce + box
 
     def unseal(self, sealed: bytes) -> tuple[bytes, bool, bool]:
-        clear = self._open(self._theirs, self._take_nonce(sealed[:8]), sealed[8:])
+        clear = self._open(
+            self._theirs, self._take_nonce(sealed[:SHORT_NONCE_SIZE]), sealed[SHORT_NONCE_SIZE:]
+        )
         if not clear:
             raise MalformedFrame("a sealed frame without flags")
-        return clear[1:], bool(clear[0] & _MORE), bool(clear[0] & _COMMAND)
+        flags, body = clear[0], clear[SEALED_FLAGS_SIZE:]
+        return body, bool(flags & SEALED_FLAG_MORE), bool(flags & SEALED_FLAG_COMMAND)
 
     def _open(self, purpose: bytes, nonce: bytes, box: bytes) -> bytes:
         """Open a box between the keys of this connection. Raises MalformedFrame."""
@@ -125,7 +147,7 @@ class _CurveHandshake(MechanismHandshake, Sealer):
 
     def _next_nonce(self) -> bytes:
         self._sent += 1
-        return self._sent.to_bytes(8)
+        return self._sent.to_bytes(SHORT_NONCE_SIZE)
 
     def _take_nonce(self, nonce: bytes) -> bytes:
         """Numbers only grow, so that nothing can be repeated."""
@@ -146,31 +168,33 @@ class _CurveClientHandshake(_CurveHandshake):
         self._secret_key = mechanism.secret_key
         nonce = self._next_nonce()
         proof = self._nacl.crypto_box(
-            bytes(64), b"CurveZMQHELLO---" + nonce, self._server_key, self._short_secret
+            bytes(HELLO_PROOF_SIZE),
+            b"CurveZMQHELLO---" + nonce,
+            self._server_key,
+            self._short_secret,
         )
         # The 72 zeros make HELLO longer than its answer: nothing to gain from a forged address.
-        body = b"\x01\x00" + bytes(72) + self._short_public + nonce + proof
-        self.opening = serialize_command("HELLO", body)
+        body = CURVE_VERSION + bytes(HELLO_ZEROS_SIZE) + self._short_public + nonce + proof
+        self.opening = serialize_command(COMMAND_HELLO, body)
 
     def receive(self, command: Command) -> bytes:
         if not self._shared:
-            expect(command, "WELCOME")
+            expect(command, COMMAND_WELCOME)
             return self._on_welcome(command.body)
-        expect(command, "READY")
-        nonce = self._take_nonce(command.body[:8])
-        clear = self._open(b"CurveZMQREADY---", nonce, command.body[8:])
+        expect(command, COMMAND_READY)
+        nonce = self._take_nonce(command.body[:READY_BOX_OFFSET])
+        clear = self._open(b"CurveZMQREADY---", nonce, command.body[READY_BOX_OFFSET:])
         self.properties = parse_metadata(clear)
         return b""
 
     def _on_welcome(self, body: bytes) -> bytes:
-        if len(body) != _WELCOME:
-            raise MalformedFrame(f"WELCOME of {len(body)} bytes, not {_WELCOME}")
-        clear = self._open_with(
-            b"WELCOME-", body[:16], body[16:], self._server_key, self._short_secret
-        )
-        server_short, cookie = clear[:_KEY], clear[_KEY:]
+        if len(body) != WELCOME_SIZE:
+            raise MalformedFrame(f"WELCOME of {len(body)} bytes, not {WELCOME_SIZE}")
+        nonce, box = body[:WELCOME_BOX_OFFSET], body[WELCOME_BOX_OFFSET:]
+        clear = self._open_with(b"WELCOME-", nonce, box, self._server_key, self._short_secret)
+        server_short, cookie = clear[:KEY_SIZE], clear[KEY_SIZE:]
         self._agree(server_short)
-        vouch_nonce = self._random(16)
+        vouch_nonce = self._random(LONG_NONCE_SIZE)
         vouch = self._nacl.crypto_box(
             self._short_public + self._server_key,
             b"VOUCH---" + vouch_nonce,
@@ -184,7 +208,7 @@ class _CurveClientHandshake(_CurveHandshake):
             b"CurveZMQINITIATE" + nonce,
             self._shared,
         )
-        return serialize_command("INITIATE", cookie + nonce + box)
+        return serialize_command(COMMAND_INITIATE, cookie + nonce + box)
 
 
 class _CurveServerHandshake(_CurveHandshake):
@@ -198,56 +222,59 @@ class _CurveServerHandshake(_CurveHandshake):
         self._public_key = self._nacl.crypto_scalarmult_base(self._secret_key)
         self._client_short = b""
         # The state is kept here and not in the cookie, which need only be one of a kind.
-        self._cookie = self._random(_COOKIE)
+        self._cookie = self._random(COOKIE_SIZE)
 
     def receive(self, command: Command) -> bytes:
         if not self._client_short:
-            expect(command, "HELLO")
+            expect(command, COMMAND_HELLO)
             return self._on_hello(command.body)
-        expect(command, "INITIATE")
+        expect(command, COMMAND_INITIATE)
         return self._on_initiate(command.body)
 
     def _on_hello(self, body: bytes) -> bytes:
-        if len(body) != _HELLO:
-            raise MalformedFrame(f"HELLO of {len(body)} bytes, not {_HELLO}")
-        if body[:2] != b"\x01\x00":
+        if len(body) != HELLO_SIZE:
+            raise MalformedFrame(f"HELLO of {len(body)} bytes, not {HELLO_SIZE}")
+        if not body.startswith(CURVE_VERSION):
             raise MalformedFrame(f"version {body[0]}.{body[1]} of CURVE, not 1.0")
-        client_short, nonce, proof = body[74:106], body[106:114], body[114:]
+        client_short = body[HELLO_KEY_OFFSET:HELLO_NONCE_OFFSET]
+        nonce, proof = body[HELLO_NONCE_OFFSET:HELLO_BOX_OFFSET], body[HELLO_BOX_OFFSET:]
         self._take_nonce(nonce)
         self._open_with(b"CurveZMQHELLO---", nonce, proof, client_short, self._secret_key)
         self._client_short = client_short
-        long_nonce = self._random(16)
+        long_nonce = self._random(LONG_NONCE_SIZE)
         box = self._nacl.crypto_box(
             self._short_public + self._cookie,
             b"WELCOME-" + long_nonce,
             client_short,
             self._secret_key,
         )
-        return serialize_command("WELCOME", long_nonce + box)
+        return serialize_command(COMMAND_WELCOME, long_nonce + box)
 
     def _on_initiate(self, body: bytes) -> bytes:
-        if body[:_COOKIE] != self._cookie:
+        if body[:COOKIE_SIZE] != self._cookie:
             raise MalformedFrame("INITIATE with a cookie that is not ours")
         self._agree(self._client_short)
-        nonce = self._take_nonce(body[_COOKIE : _COOKIE + 8])
-        clear = self._open(b"CurveZMQINITIATE", nonce, body[_COOKIE + 8 :])
-        if len(clear) < _KEY + _VOUCH:
+        nonce = self._take_nonce(body[INITIATE_NONCE_OFFSET:INITIATE_BOX_OFFSET])
+        clear = self._open(b"CurveZMQINITIATE", nonce, body[INITIATE_BOX_OFFSET:])
+        metadata_at = KEY_SIZE + VOUCH_SIZE
+        if len(clear) < metadata_at:
             raise MalformedFrame("INITIATE without a key and a vouch")
-        client_key, vouch = clear[:_KEY], clear[_KEY : _KEY + _VOUCH]
+        client_key, vouch = clear[:KEY_SIZE], clear[KEY_SIZE:metadata_at]
+        vouch_nonce, vouch_box = vouch[:LONG_NONCE_SIZE], vouch[LONG_NONCE_SIZE:]
         vouched = self._open_with(
-            b"VOUCH---", vouch[:16], vouch[16:], client_key, self._short_secret
+            b"VOUCH---", vouch_nonce, vouch_box, client_key, self._short_secret
         )
         if vouched != self._client_short + self._public_key:
             raise MalformedFrame("a vouch for other keys")
         if not self._accept(client_key):
             raise ConnectionRejected(f"the key {encode_key(client_key)} may not come in")
         self.public_key = client_key
-        self.properties = parse_metadata(clear[_KEY + _VOUCH :])
+        self.properties = parse_metadata(clear[metadata_at:])
         nonce = self._next_nonce()
         box = self._nacl.crypto_box_afternm(
             self._metadata, b"CurveZMQREADY---" + nonce, self._shared
         )
-        return serialize_command("READY", nonce + box)
+        return serialize_command(COMMAND_READY, nonce + box)
 
 
 # ------------------------------------------------------------------------------------------ keys
@@ -269,7 +296,7 @@ def encode_key(key: bytes) -> str:
     """A key as ZeroMQ writes it down (Z85, RFC 32): 40 characters."""
     _require_key(key)
     text = []
-    for start in range(0, _KEY, 4):
+    for start in range(0, KEY_SIZE, 4):
         word = int.from_bytes(key[start : start + 4])
         text += [_Z85[word // 85**power % 85] for power in (4, 3, 2, 1, 0)]
     return "".join(text)
@@ -294,8 +321,8 @@ def decode_key(text: str) -> bytes:
 
 
 def _require_key(key: bytes) -> None:
-    if len(key) != _KEY:
-        raise ValueError(f"a key has {_KEY} bytes, not {len(key)}; see decode_key")
+    if len(key) != KEY_SIZE:
+        raise ValueError(f"a key has {KEY_SIZE} bytes, not {len(key)}; see decode_key")
 
 
 def _bindings() -> ModuleType:

@@ -10,11 +10,7 @@ import msgspec
 
 from crosswire.wire.contract import Decoder, Limits, Placed, Unsynchronized, one_of
 from crosswire.wire.zmtp.frames import (
-    COMMAND,
     DEFAULTS,
-    GREETING_BYTES,
-    LONG,
-    MORE,
     Command,
     Partial,
     Taker,
@@ -25,6 +21,20 @@ from crosswire.wire.zmtp.frames import (
     scan_command,
     scan_messages,
     scan_sealed,
+)
+from crosswire.wire.zmtp.layout import (
+    FLAG_COMMAND,
+    FLAG_LONG,
+    FLAG_MORE,
+    FLAGS_OFFSET,
+    GREETING_SIZE,
+    LAST_FLAGS,
+    LONG_HEADER_SIZE,
+    MAX_SHORT_SIZE,
+    MECHANISM_CURVE,
+    METADATA_COMMANDS,
+    SHORT_HEADER_SIZE,
+    SIZE_OFFSET,
 )
 
 __all__ = ["ZmtpDecoder"]
@@ -90,7 +100,7 @@ class ZmtpDecoder(Decoder):
             position, need = self._scan_opening(buffer, position, placed)
             if need:
                 return position, need
-        if self.mechanism == "CURVE":
+        if self.mechanism == MECHANISM_CURVE:
             return scan_sealed(buffer, position, self.offset, self.limits, placed)
         return scan_messages(
             buffer, position, self.offset, self.limits, self._partial, placed, self.take
@@ -105,11 +115,11 @@ class ZmtpDecoder(Decoder):
             greeting = parse_greeting(buffer, position, base)
             if greeting is None:
                 return position, len(buffer) - position + 1
-            placed.append((base + position, GREETING_BYTES, greeting))
+            placed.append((base + position, GREETING_SIZE, greeting))
             self.mechanism = greeting.mechanism
             self._stage = _Stage.HANDSHAKE
-            position += GREETING_BYTES
-        sealed = self.mechanism == "CURVE"
+            position += GREETING_SIZE
+        sealed = self.mechanism == MECHANISM_CURVE
         while True:
             position, need = scan_command(
                 buffer, position, base, self.limits, placed, sealed=sealed
@@ -117,8 +127,7 @@ class ZmtpDecoder(Decoder):
             if need:
                 return position, need
             command = placed[-1][2]
-            # The client's INITIATE or either side's READY is a direction's last handshake command.
-            if isinstance(command, Command) and command.name in ("READY", "INITIATE"):
+            if isinstance(command, Command) and command.name in METADATA_COMMANDS:
                 self._stage = _Stage.TRAFFIC
                 return position, 0
 
@@ -132,31 +141,31 @@ class ZmtpDecoder(Decoder):
             if not body or stop > len(buffer):
                 return position, stop - position
             if self.mechanism is None and is_sealed(buffer, body, stop):
-                self.mechanism = "CURVE"
-            if self.mechanism == "CURVE" or flags & COMMAND:
+                self.mechanism = MECHANISM_CURVE
+            if self.mechanism == MECHANISM_CURVE or flags & FLAG_COMMAND:
                 break
             frame = Unsynchronized("maybe the rest of a message")
             placed.append((base + position, stop - position, frame))
             position = stop
-            if not flags & MORE:
+            if not flags & FLAG_MORE:
                 break
         self._stage = _Stage.TRAFFIC
         return position, 0
 
     def _measure(self, buffer: bytes, position: int) -> int | None:
         """Long sizes are used where they must be, and a run of zeros is not a run of frames."""
-        head = buffer[position : position + 9]
-        if len(head) < 2:
+        head = buffer[position : position + LONG_HEADER_SIZE]
+        if len(head) < SHORT_HEADER_SIZE:
             return 0
-        flags, size = head[0], head[1]
-        if flags > 6 or flags == COMMAND | MORE:
+        flags, size = head[FLAGS_OFFSET], head[SIZE_OFFSET]
+        if flags > LAST_FLAGS or flags == FLAG_COMMAND | FLAG_MORE:
             return None
-        if flags & LONG:
-            if len(head) < 9:
+        if flags & FLAG_LONG:
+            if len(head) < LONG_HEADER_SIZE:
                 return 0
-            size = int.from_bytes(head[1:])
-            return 9 + size if 255 < size <= _SYNC_BYTES else None
-        return 2 + size if size or flags == MORE else None
+            size = int.from_bytes(head[SIZE_OFFSET:])
+            return LONG_HEADER_SIZE + size if MAX_SHORT_SIZE < size <= _SYNC_BYTES else None
+        return SHORT_HEADER_SIZE + size if size or flags == FLAG_MORE else None
 
     def _save(self) -> Any:
         partial = self._partial

@@ -1,18 +1,4 @@
-"""ZMTP's greeting, commands and messages, parsed and serialized.
-
-The greeting, 64 bytes (RFC 37, 3.1):
-
-    signature    10   ff, eight bytes of padding, 7f
-    version       2   major, minor
-    mechanism    20   its name, filled up with zeros
-    as-server     1   0 or 1
-    filler       31   sent as zero, ignored
-
-Everything behind it is frames:
-
-    flags         1   MORE 1, LONG 2, COMMAND 4; the other bits are zero
-    size        1|8   big-endian; eight bytes with LONG
-    body          …   a command opens with the length of its name and its name
+"""ZMTP's greeting, commands and messages, parsed and serialized; `layout.py` has their bytes.
 
 A message is all its frames, from the first one's flags to the end of the one without MORE. Its
 parts are taken out as they come, so that a long message in small steps is never read twice.
@@ -22,18 +8,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
-from struct import Struct
 from typing import Any, ClassVar, Final, TypeAlias
 
 from crosswire.errors import FrameError, FrameTooLarge, MalformedFrame, UnknownFrame
 from crosswire.wire.contract import Encrypted, Frame, Limits, Placed
+from crosswire.wire.zmtp.layout import (
+    AS_SERVER_OFFSET,
+    COMMAND_ERROR,
+    COMMAND_READY,
+    FILLER_SIZE,
+    FLAG_COMMAND,
+    FLAG_LONG,
+    FLAG_MORE,
+    FLAGS_OFFSET,
+    GREETING_SIZE,
+    LAST_FLAGS,
+    LAST_MESSAGE_FLAGS,
+    LONG_HEADER_SIZE,
+    LONG_HEADER_STRUCT,
+    MAJOR_OFFSET,
+    MAX_SHORT_SIZE,
+    MECHANISM_OFFSET,
+    MECHANISM_SIZE,
+    MIN_MAJOR,
+    MINOR_OFFSET,
+    MISSPELLED_ERROR,
+    NAME_LENGTH_SIZE,
+    PADDING_OFFSET,
+    PADDING_SIZE,
+    PROPERTY_NAME_LENGTH_SIZE,
+    PROPERTY_VALUE_LENGTH_SIZE,
+    SEALED_OVERHEAD,
+    SEALED_PREFIX,
+    SHORT_HEADER_SIZE,
+    SIGNATURE_END,
+    SIGNATURE_END_OFFSET,
+    SIGNATURE_START,
+    SIZE_OFFSET,
+)
 
 __all__ = [
-    "COMMAND",
     "DEFAULTS",
-    "GREETING_BYTES",
-    "LONG",
-    "MORE",
     "VERSION",
     "Command",
     "Greeting",
@@ -62,15 +77,6 @@ __all__ = [
 ]
 
 VERSION: Final = "3.1"
-GREETING_BYTES: Final = 64
-
-MORE: Final = 1
-LONG: Final = 2
-COMMAND: Final = 4
-
-_MESSAGE_NAME: Final = b"\x07MESSAGE"
-_SEALED_LEAST: Final = len(_MESSAGE_NAME) + 8 + 16 + 1
-"""A sealed message: its name, a nonce, the box's seal, and at least the flags in it."""
 
 
 class ZmtpLimits(Limits, frozen=True, kw_only=True):
@@ -119,7 +125,7 @@ class Command(Frame, frozen=True, gc=False):
 
     def properties(self) -> dict[str, bytes]:
         """READY's metadata, nothing for others. Raises MalformedFrame."""
-        return parse_metadata(self.body) if self.name == "READY" and not self.sealed else {}
+        return parse_metadata(self.body) if self.name == COMMAND_READY and not self.sealed else {}
 
     def fields(self) -> dict[str, Any]:
         properties = {name: value.hex() for name, value in self.properties().items()}
@@ -158,26 +164,27 @@ class Sealed(Encrypted, frozen=True, gc=False):
 def parse_greeting(buffer: bytes, position: int, base: int) -> Greeting | None:
     """The greeting at `position`, None while it isn't whole. Raises FrameError at the first byte
     that can't be in one; `buffer[0]` stands at `base`."""
-    head = buffer[position : position + GREETING_BYTES]
-    offset = base + position
-    if head[:1] not in (b"\xff", b""):
+    head = buffer[position : position + GREETING_SIZE]
+    size, offset = len(head), base + position
+    if size and head[0] != SIGNATURE_START:
         raise MalformedFrame("not a greeting of ZeroMQ", offset=offset, length=1)
-    if head[9:10] not in (b"\x7f", b""):
-        raise MalformedFrame("not a greeting of ZeroMQ", offset=offset, length=10)
-    if len(head) > 10 and head[10] < 3:
-        raise UnknownFrame("a version before ZMTP 3", offset=offset, length=11)
-    if len(head) < GREETING_BYTES:
+    if size > SIGNATURE_END_OFFSET and head[SIGNATURE_END_OFFSET] != SIGNATURE_END:
+        length = SIGNATURE_END_OFFSET + 1
+        raise MalformedFrame("not a greeting of ZeroMQ", offset=offset, length=length)
+    if size > MAJOR_OFFSET and head[MAJOR_OFFSET] < MIN_MAJOR:
+        raise UnknownFrame("a version before ZMTP 3", offset=offset, length=MAJOR_OFFSET + 1)
+    if size < GREETING_SIZE:
         return None
-    name = head[12:32].rstrip(b"\0")
+    name = head[MECHANISM_OFFSET : MECHANISM_OFFSET + MECHANISM_SIZE].rstrip(b"\0")
     if not name or not name.isascii() or not name.decode().isprintable():
         raise MalformedFrame(
-            "the name of the mechanism is not a text", offset=offset, length=GREETING_BYTES
+            "the name of the mechanism is not a text", offset=offset, length=GREETING_SIZE
         )
     return Greeting(
         mechanism=name.decode(),
-        as_server=head[32] != 0,
-        version=f"{head[10]}.{head[11]}",
-        padding=int.from_bytes(head[1:9]),
+        as_server=head[AS_SERVER_OFFSET] != 0,
+        version=f"{head[MAJOR_OFFSET]}.{head[MINOR_OFFSET]}",
+        padding=int.from_bytes(head[PADDING_OFFSET:SIGNATURE_END_OFFSET]),
     )
 
 
@@ -185,13 +192,12 @@ def _serialize_greeting(greeting: Greeting) -> bytes:
     major, minor = greeting.version.split(".")
     return b"".join(
         (
-            b"\xff",
-            greeting.padding.to_bytes(8),
-            b"\x7f",
-            bytes((int(major), int(minor))),
-            greeting.mechanism.encode("ascii").ljust(20, b"\0"),
+            bytes((SIGNATURE_START,)),
+            greeting.padding.to_bytes(PADDING_SIZE),
+            bytes((SIGNATURE_END, int(major), int(minor))),
+            greeting.mechanism.encode("ascii").ljust(MECHANISM_SIZE, b"\0"),
             bytes((greeting.as_server,)),
-            bytes(31),
+            bytes(FILLER_SIZE),
         )
     )
 
@@ -202,17 +208,19 @@ def _serialize_greeting(greeting: Greeting) -> bytes:
 def parse_command(body: bytes) -> Command:
     """The command in a command frame's body. Raises MalformedFrame.
 
-    libzmq 4.3's PLAIN has a slip of the pen in its ERROR (observed), which is read as it is meant.
+    The misspelled ERROR of libzmq's PLAIN is read as it is meant, unless its first byte can be the
+    length of a name.
     """
-    if body.startswith(b"^RROR") and len(body) < 1 + ord("^"):
-        return Command("ERROR", body[5:])
+    if body.startswith(MISSPELLED_ERROR) and len(body) < NAME_LENGTH_SIZE + MISSPELLED_ERROR[0]:
+        return Command(COMMAND_ERROR, body[len(MISSPELLED_ERROR) :])
     size = body[0] if body else 0
-    name = body[1 : 1 + size]
+    end = NAME_LENGTH_SIZE + size
+    name = body[NAME_LENGTH_SIZE:end]
     if not size or len(name) < size:
         raise MalformedFrame("a command without a whole name")
     if not name.isascii():
         raise MalformedFrame("a command's name is not ASCII")
-    return Command(name.decode(), body[1 + size :])
+    return Command(name.decode(), body[end:])
 
 
 def parse_metadata(data: bytes) -> dict[str, bytes]:
@@ -220,9 +228,11 @@ def parse_metadata(data: bytes) -> dict[str, bytes]:
     properties: dict[str, bytes] = {}
     position, end = 0, len(data)
     while position < end:
-        value = position + 1 + data[position] + 4
-        name = data[position + 1 : value - 4]
-        position = value + int.from_bytes(data[value - 4 : value])
+        name_start = position + PROPERTY_NAME_LENGTH_SIZE
+        name_end = name_start + data[position]
+        value = name_end + PROPERTY_VALUE_LENGTH_SIZE
+        name = data[name_start:name_end]
+        position = value + int.from_bytes(data[name_end:value])
         if value > end or position > end:
             raise MalformedFrame("metadata that is cut short")
         if not name or not name.isascii():
@@ -234,22 +244,29 @@ def parse_metadata(data: bytes) -> dict[str, bytes]:
 def serialize_metadata(properties: Mapping[str, bytes]) -> bytes:
     chunks: list[bytes] = []
     for name, value in properties.items():
-        chunks += (bytes((len(name),)), name.encode("ascii"), len(value).to_bytes(4), value)
+        chunks += (
+            len(name).to_bytes(PROPERTY_NAME_LENGTH_SIZE),
+            name.encode("ascii"),
+            len(value).to_bytes(PROPERTY_VALUE_LENGTH_SIZE),
+            value,
+        )
     return b"".join(chunks)
 
 
 def serialize_command(name: str, body: bytes = b"") -> bytes:
     """A command with its frame."""
-    size = 1 + len(name) + len(body)
-    head = bytes((COMMAND, size)) if size < 256 else _LONG_HEAD.pack(COMMAND | LONG, size)
-    return b"".join((head, bytes((len(name),)), name.encode("ascii"), body))
+    size = NAME_LENGTH_SIZE + len(name) + len(body)
+    if size <= MAX_SHORT_SIZE:
+        head = bytes((FLAG_COMMAND, size))
+    else:
+        head = LONG_HEADER_STRUCT.pack(FLAG_COMMAND | FLAG_LONG, size)
+    return b"".join((head, len(name).to_bytes(NAME_LENGTH_SIZE), name.encode("ascii"), body))
 
 
 # -------------------------------------------------------------------------------------- messages
 
-_LONG_HEAD: Final = Struct(">BQ")
-_MORE_HEADS: Final = [bytes((MORE, size)) for size in range(256)]
-_LAST_HEADS: Final = [bytes((0, size)) for size in range(256)]
+_MORE_HEADS: Final = [bytes((FLAG_MORE, size)) for size in range(MAX_SHORT_SIZE + 1)]
+_LAST_HEADS: Final = [bytes((0, size)) for size in range(MAX_SHORT_SIZE + 1)]
 
 
 def serialize_part(part: bytes, *, more: bool) -> bytes:
@@ -257,21 +274,20 @@ def serialize_part(part: bytes, *, more: bool) -> bytes:
     return part_head(len(part), more=more) + part
 
 
-_SEALED_HEAD_BYTES: Final = 33
-"""What CURVE puts before a part: the command's name, a nonce, the box's own bytes and flags."""
-
-
 def part_head(size: int, *, more: bool) -> bytes:
     """What stands before a part of so many bytes."""
-    if size < 256:
+    if size <= MAX_SHORT_SIZE:
         return (_MORE_HEADS if more else _LAST_HEADS)[size]
-    return _LONG_HEAD.pack(MORE | LONG if more else LONG, size)
+    return LONG_HEADER_STRUCT.pack(FLAG_MORE | FLAG_LONG if more else FLAG_LONG, size)
 
 
 def message_bytes(sizes: Iterable[int], *, sealed: bool = False) -> int:
     """How many bytes a message takes whose parts have these sizes."""
-    heads = _SEALED_HEAD_BYTES if sealed else 0
-    return sum([size + heads + (2 if size + heads < 256 else 9) for size in sizes])
+    added = SEALED_OVERHEAD if sealed else 0
+    return sum(
+        size + (SHORT_HEADER_SIZE if size <= MAX_SHORT_SIZE else LONG_HEADER_SIZE)
+        for size in [size + added for size in sizes]
+    )
 
 
 def serialize_message(parts: Sequence[bytes]) -> bytes:
@@ -279,18 +295,24 @@ def serialize_message(parts: Sequence[bytes]) -> bytes:
     chunks: list[bytes] = []
     for part in parts:
         size = len(part)
-        chunks.append(_MORE_HEADS[size] if size < 256 else _LONG_HEAD.pack(MORE | LONG, size))
+        chunks.append(
+            _MORE_HEADS[size]
+            if size <= MAX_SHORT_SIZE
+            else LONG_HEADER_STRUCT.pack(FLAG_MORE | FLAG_LONG, size)
+        )
         chunks.append(part)
     size = len(chunks[-1])
-    chunks[-2] = _LAST_HEADS[size] if size < 256 else _LONG_HEAD.pack(LONG, size)
+    chunks[-2] = (
+        _LAST_HEADS[size] if size <= MAX_SHORT_SIZE else LONG_HEADER_STRUCT.pack(FLAG_LONG, size)
+    )
     return b"".join(chunks)
 
 
 def serialize_sealed(body: bytes) -> bytes:
     """A frame of CURVE traffic. As libzmq has it, it is not marked as a command."""
-    size = len(_MESSAGE_NAME) + len(body)
-    head = _LAST_HEADS[size] if size < 256 else _LONG_HEAD.pack(LONG, size)
-    return b"".join((head, _MESSAGE_NAME, body))
+    size = len(SEALED_PREFIX) + len(body)
+    head = _LAST_HEADS[size] if size <= MAX_SHORT_SIZE else LONG_HEADER_STRUCT.pack(FLAG_LONG, size)
+    return b"".join((head, SEALED_PREFIX, body))
 
 
 def serialize(frame: Frame) -> bytes:
@@ -372,6 +394,8 @@ def scan_messages(
     end = len(buffer)
     parts, start, used = partial.take()
     limit, most = limits.frame_bytes, limits.parts
+    # Locals: in this loop the lookups of globals could be measured.
+    header, size_at, last_flags = SHORT_HEADER_SIZE, SIZE_OFFSET, LAST_MESSAGE_FLAGS
     heads = partial.heads if most > _HEAD_PARTS and take is None else ()
     while True:
         if not parts:
@@ -396,16 +420,16 @@ def scan_messages(
         try:
             for _ in repeat(None, most - len(parts)):
                 flags = buffer[position]
-                body = position + 2
-                stop = body + buffer[position + 1]
-                if flags > 1:
-                    if flags > 3:
+                body = position + header
+                stop = body + buffer[position + size_at]
+                if flags > FLAG_MORE:
+                    if flags > last_flags:
                         break
-                    body = position + 9
-                    stop = body + int.from_bytes(buffer[position + 1 : body])
+                    body = position + LONG_HEADER_SIZE
+                    stop = body + int.from_bytes(buffer[position + size_at : body])
                     if body > end:
                         partial.keep(parts, start, used + position - turn)
-                        return position, 9
+                        return position, LONG_HEADER_SIZE
                 if stop > bound:
                     used += position - turn
                     if used + stop - position > limit:
@@ -414,7 +438,7 @@ def scan_messages(
                     return position, stop - position
                 parts.append(buffer[body:stop])
                 position = stop
-                if flags & MORE:
+                if flags & FLAG_MORE:
                     continue
                 placed.append((start, base + position - start, Message(tuple(parts))))
                 if not known:
@@ -429,8 +453,8 @@ def scan_messages(
                 )
         except IndexError:
             partial.keep(parts, start, used + position - turn)
-            return position, 2
-        if flags > 3:
+            return position, header
+        if flags > last_flags:
             used += position - turn
             stop, need = _scan_nested(buffer, position, base, limits, start, parts, placed)
             if need:
@@ -479,7 +503,7 @@ def scan_command(
     if not body or stop > len(buffer):
         return position, stop - position
     offset, length = base + position, stop - position
-    if not flags & COMMAND:
+    if not flags & FLAG_COMMAND:
         raise MalformedFrame(
             "a message during the handshake", offset=offset, length=length, resumable=True
         )
@@ -504,8 +528,8 @@ def scan_sealed(
             return position, stop - position
         offset, length = base + position, stop - position
         if is_sealed(buffer, body, stop):
-            placed.append((offset, length, Sealed(buffer[body + len(_MESSAGE_NAME) : stop])))
-        elif flags & COMMAND:
+            placed.append((offset, length, Sealed(buffer[body + len(SEALED_PREFIX) : stop])))
+        elif flags & FLAG_COMMAND:
             scan_command(buffer, position, base, limits, placed, sealed=True)
         else:
             raise MalformedFrame(
@@ -516,7 +540,7 @@ def scan_sealed(
 
 def is_sealed(buffer: bytes, body: int, stop: int) -> bool:
     """Whether the body of a frame looks like CURVE's traffic."""
-    return stop - body >= _SEALED_LEAST and buffer.startswith(_MESSAGE_NAME, body)
+    return stop - body >= SEALED_OVERHEAD and buffer.startswith(SEALED_PREFIX, body)
 
 
 def read_header(
@@ -524,20 +548,20 @@ def read_header(
 ) -> tuple[int, int, int]:
     """Flags, start and end of the body at `position`. While the header isn't whole, 0 is given for
     its start, and for its end how far it must reach to know more."""
-    head = buffer[position : position + 9]
-    if len(head) < 2:
-        return 0, 0, position + 2
-    flags = head[0]
-    if flags > 6 or flags == COMMAND | MORE:
+    head = buffer[position : position + LONG_HEADER_SIZE]
+    if len(head) < SHORT_HEADER_SIZE:
+        return 0, 0, position + SHORT_HEADER_SIZE
+    flags = head[FLAGS_OFFSET]
+    if flags > LAST_FLAGS or flags == FLAG_COMMAND | FLAG_MORE:
         raise MalformedFrame(
             f"flags that nobody defined: {flags:#04x}", offset=base + position, length=1
         )
-    if flags & LONG:
-        if len(head) < 9:
-            return 0, 0, position + 9
-        body, size = position + 9, int.from_bytes(head[1:])
+    if flags & FLAG_LONG:
+        if len(head) < LONG_HEADER_SIZE:
+            return 0, 0, position + LONG_HEADER_SIZE
+        body, size = position + LONG_HEADER_SIZE, int.from_bytes(head[SIZE_OFFSET:])
     else:
-        body, size = position + 2, head[1]
+        body, size = position + SHORT_HEADER_SIZE, head[SIZE_OFFSET]
     stop = body + size
     if stop - position > limit:
         raise _too_large(what, limit, base + position, body - position)

@@ -6,12 +6,22 @@ from typing import Final
 
 from crosswire.errors import FrameError
 from crosswire.wire.masking import EVERYTHING, Mask
-from crosswire.wire.zmtp.frames import COMMAND, GREETING_BYTES, ZmtpLimits, read_header
+from crosswire.wire.zmtp.frames import ZmtpLimits, read_header
+from crosswire.wire.zmtp.layout import (
+    COMMAND_HELLO,
+    CREDENTIAL_LENGTH_SIZE,
+    FLAG_COMMAND,
+    GREETING_SIZE,
+    MECHANISM_OFFSET,
+    MECHANISM_PLAIN,
+    MECHANISM_SIZE,
+    NAME_LENGTH_SIZE,
+)
 
 __all__ = ["ZmtpMask"]
 
-_HELLO: Final = b"\x05HELLO"
-_MECHANISM: Final = slice(12, 32)
+_HELLO: Final = len(COMMAND_HELLO).to_bytes(NAME_LENGTH_SIZE) + COMMAND_HELLO.encode()
+_MECHANISM: Final = slice(MECHANISM_OFFSET, MECHANISM_OFFSET + MECHANISM_SIZE)
 
 
 class ZmtpMask(Mask):
@@ -25,17 +35,17 @@ class ZmtpMask(Mask):
     def _judge(self, buffer: bytes, position: int) -> tuple[int, int, list[tuple[int, int]]]:
         at_hand = len(buffer) - position
         if not self._greeted:
-            if at_hand < GREETING_BYTES:
-                return 0, GREETING_BYTES, []
-            greeting = buffer[position : position + GREETING_BYTES]
+            if at_hand < GREETING_SIZE:
+                return 0, GREETING_SIZE, []
+            greeting = buffer[position : position + GREETING_SIZE]
             self._greeted = True
-            plain = greeting[_MECHANISM].rstrip(b"\0") == b"PLAIN"
-            return GREETING_BYTES if plain else EVERYTHING, 0, []
+            plain = greeting[_MECHANISM].rstrip(b"\0") == MECHANISM_PLAIN.encode()
+            return GREETING_SIZE if plain else EVERYTHING, 0, []
         try:
             flags, body, stop = read_header(buffer, position, 0, self._command_bytes, "command")
         except FrameError:
             return EVERYTHING, 0, []
-        if not flags & COMMAND and body:
+        if not flags & FLAG_COMMAND and body:
             return EVERYTHING, 0, []
         if not body or stop > len(buffer):
             return 0, stop - position, []
@@ -45,6 +55,8 @@ class ZmtpMask(Mask):
 def _secrets(command: bytes, start: int) -> list[tuple[int, int]]:
     if not command.startswith(_HELLO):
         return []
-    user = len(_HELLO) + 1
-    password = user + (command[user - 1] if len(command) >= user else 0) + 1
+    user_length = len(_HELLO)
+    user = user_length + CREDENTIAL_LENGTH_SIZE
+    user_size = command[user_length] if len(command) >= user else 0
+    password = user + user_size + CREDENTIAL_LENGTH_SIZE
     return [(start + min(password, len(command)), start + len(command))]

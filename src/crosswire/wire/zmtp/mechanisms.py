@@ -15,6 +15,16 @@ import msgspec
 
 from crosswire.errors import ConnectionRejected, MalformedFrame, UnexpectedFrame
 from crosswire.wire.zmtp.frames import Command, parse_metadata, serialize_command
+from crosswire.wire.zmtp.layout import (
+    COMMAND_HELLO,
+    COMMAND_INITIATE,
+    COMMAND_READY,
+    COMMAND_WELCOME,
+    CREDENTIAL_LENGTH_SIZE,
+    MAX_CREDENTIAL_SIZE,
+    MECHANISM_NULL,
+    MECHANISM_PLAIN,
+)
 
 __all__ = [
     "Mechanism",
@@ -81,7 +91,7 @@ def expect(command: Command, name: str) -> None:
 class NullMechanism(msgspec.Struct, frozen=True):
     """No security: both sides say READY."""
 
-    name: ClassVar[str] = "NULL"
+    name: ClassVar[str] = MECHANISM_NULL
     as_server: ClassVar[bool] = False
 
     def begin(self, metadata: bytes) -> MechanismHandshake:
@@ -91,10 +101,10 @@ class NullMechanism(msgspec.Struct, frozen=True):
 class _NullHandshake(MechanismHandshake):
     def __init__(self, metadata: bytes) -> None:
         super().__init__()
-        self.opening = serialize_command("READY", metadata)
+        self.opening = serialize_command(COMMAND_READY, metadata)
 
     def receive(self, command: Command) -> bytes:
-        expect(command, "READY")
+        expect(command, COMMAND_READY)
         self.properties = parse_metadata(command.body)
         return b""
 
@@ -105,7 +115,7 @@ class _NullHandshake(MechanismHandshake):
 class PlainClient(msgspec.Struct, frozen=True):
     """Name and password in clear text (RFC 24): HELLO, WELCOME, INITIATE, READY."""
 
-    name: ClassVar[str] = "PLAIN"
+    name: ClassVar[str] = MECHANISM_PLAIN
     as_server: ClassVar[bool] = False
     username: str
     password: str
@@ -117,7 +127,7 @@ class PlainClient(msgspec.Struct, frozen=True):
 class PlainServer(msgspec.Struct, frozen=True):
     """`accept(username, password)` decides who may come in."""
 
-    name: ClassVar[str] = "PLAIN"
+    name: ClassVar[str] = MECHANISM_PLAIN
     as_server: ClassVar[bool] = True
     accept: Callable[[str, str], bool]
 
@@ -129,20 +139,23 @@ class _PlainClientHandshake(MechanismHandshake):
     def __init__(self, mechanism: PlainClient, metadata: bytes) -> None:
         super().__init__()
         texts = [text.encode() for text in (mechanism.username, mechanism.password)]
-        if any(len(text) > 255 for text in texts):
-            raise ValueError("PLAIN carries names and passwords of up to 255 bytes")
+        if any(len(text) > MAX_CREDENTIAL_SIZE for text in texts):
+            raise ValueError(
+                f"PLAIN carries names and passwords of up to {MAX_CREDENTIAL_SIZE} bytes"
+            )
         self.opening = serialize_command(
-            "HELLO", b"".join(bytes((len(text),)) + text for text in texts)
+            COMMAND_HELLO,
+            b"".join(len(text).to_bytes(CREDENTIAL_LENGTH_SIZE) + text for text in texts),
         )
         self._metadata = metadata
         self._welcome = False
 
     def receive(self, command: Command) -> bytes:
         if not self._welcome:
-            expect(command, "WELCOME")
+            expect(command, COMMAND_WELCOME)
             self._welcome = True
-            return serialize_command("INITIATE", self._metadata)
-        expect(command, "READY")
+            return serialize_command(COMMAND_INITIATE, self._metadata)
+        expect(command, COMMAND_READY)
         self.properties = parse_metadata(command.body)
         return b""
 
@@ -155,23 +168,24 @@ class _PlainServerHandshake(MechanismHandshake):
 
     def receive(self, command: Command) -> bytes:
         if self.user is None:
-            expect(command, "HELLO")
+            expect(command, COMMAND_HELLO)
             user, password = self._read_hello(command.body)
             if not self._accept(user, password):
                 raise ConnectionRejected(f"the user {user!r} is unknown or has another password")
             self.user = user
-            return serialize_command("WELCOME")
-        expect(command, "INITIATE")
+            return serialize_command(COMMAND_WELCOME)
+        expect(command, COMMAND_INITIATE)
         self.properties = parse_metadata(command.body)
-        return serialize_command("READY", self._metadata)
+        return serialize_command(COMMAND_READY, self._metadata)
 
     @staticmethod
     def _read_hello(body: bytes) -> tuple[str, str]:
-        split = 1 + body[0] if body else 0
-        user, rest = body[1:split], body[split:]
-        if not body or not rest or len(rest) != 1 + rest[0]:
+        head = CREDENTIAL_LENGTH_SIZE
+        user_end = head + body[0] if body else 0
+        user, rest = body[head:user_end], body[user_end:]
+        if not body or not rest or len(rest) != head + rest[0]:
             raise MalformedFrame("HELLO does not hold a name and a password")
         try:
-            return user.decode(), rest[1:].decode()
+            return user.decode(), rest[head:].decode()
         except UnicodeDecodeError:
             raise MalformedFrame("a name or password that is not UTF-8") from None

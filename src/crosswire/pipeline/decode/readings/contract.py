@@ -27,7 +27,6 @@ __all__ = [
     "RESPONSE",
     "SEND",
     "SUBSCRIPTION",
-    "TLS",
     "Described",
     "Memory",
     "Reading",
@@ -50,10 +49,6 @@ ERROR: Final = "error"
 CONTROL: Final = "control"
 
 MESSAGE_KINDS: Final = (SEND, PUBLISH, REQUEST, RESPONSE)
-
-
-TLS: Final = "tls"
-"""Stands for the protocol of a connection whose bytes only its two peers can read."""
 
 
 class Described(msgspec.Struct, frozen=True, gc=False):

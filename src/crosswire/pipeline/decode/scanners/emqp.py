@@ -38,9 +38,7 @@ from crosswire.pipeline.decode.scanners.zmtp import (
 from crosswire.wire.contract import Decoder, Limits, one_of
 from crosswire.wire.emqp.decoder import EmqpDecoder
 from crosswire.wire.emqp.frames import (
-    ADMIN_COMMANDS,
     DEFAULTS,
-    VERSION,
     Ack,
     Admin,
     DeliveryFrame,
@@ -55,7 +53,9 @@ from crosswire.wire.emqp.frames import (
     ScheduleFrame,
     UnscheduleFrame,
 )
-from crosswire.wire.zmtp.frames import COMMAND, GREETING_BYTES, Command, Greeting, Message
+from crosswire.wire.emqp.layout import ADMIN_COMMANDS, VERSION
+from crosswire.wire.zmtp.frames import Command, Greeting, Message
+from crosswire.wire.zmtp.layout import FLAG_COMMAND, GREETING_SIZE
 
 __all__ = ["EmqpScanner"]
 
@@ -126,7 +126,7 @@ _COMMANDS: Final = {
     "DISCONNECT": _DISCONNECT,
     "KBAI": _KBAI,
     "KBYE": _KBAI,
-    **dict.fromkeys(ADMIN_COMMANDS, _ADMIN),
+    **dict.fromkeys([name.decode() for name in ADMIN_COMMANDS], _ADMIN),
 }
 _CODES: Final = np.array(list(_COMMANDS.values()))
 _LENGTHS: Final = np.array([len(name) for name in _COMMANDS])
@@ -155,10 +155,10 @@ def _greeting(
     if name_end < 0:
         return name_end
     version, as_server = big(data, position + 10, 2), min(octet_at(data, position + 32), 1)
-    row = put(rows, progress, position + shift, GREETING_BYTES, 0, version, as_server, NONE)
+    row = put(rows, progress, position + shift, GREETING_SIZE, 0, version, as_server, NONE)
     point(rows, row, _NAME, position + 12, name_end)
     state[_STAGE] = _HANDSHAKE
-    return position + GREETING_BYTES
+    return position + GREETING_SIZE
 
 
 @compiled
@@ -315,7 +315,7 @@ def _frame(
     parts: Numbers,
 ) -> int:
     """The position behind the greeting, command or message, or why there is none to be had."""
-    if state[_STAGE] == _TRAFFIC and data[position] < COMMAND:
+    if state[_STAGE] == _TRAFFIC and data[position] < FLAG_COMMAND:
         return _message(data, position, end, shift, state, limits, rows, progress, parts)
     if state[_STAGE] == _GREETING:
         return _greeting(data, position, end, shift, state, rows, progress)

@@ -30,13 +30,13 @@ from crosswire.wire.contract import Decoder, Limits, one_of
 from crosswire.wire.micromsg2.decoder import MicroMsg2Decoder
 from crosswire.wire.micromsg2.frames import (
     DEFAULTS,
-    LAST_SEQUENCE,
     Command,
     Error,
     ExtensionFrame,
     Handshake,
     Message,
 )
+from crosswire.wire.micromsg2.layout import LAST_SEQUENCE
 
 __all__ = ["MicroMsg2Scanner"]
 

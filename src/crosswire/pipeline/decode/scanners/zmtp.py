@@ -16,7 +16,7 @@ from crosswire.pipeline.decode.scanners.scanner import (
     compiled,
     octet_at,
 )
-from crosswire.wire.zmtp.frames import COMMAND, GREETING_BYTES, LONG, MORE
+from crosswire.wire.zmtp.layout import FLAG_COMMAND, FLAG_LONG, FLAG_MORE, GREETING_SIZE
 
 __all__ = [
     "KEPT_PARTS",
@@ -52,7 +52,7 @@ _SLIP: Final = word("^RROR")
 @compiled
 def greeting_at(data: Bytes, position: int, end: int) -> int:
     """Where the mechanism's name ends. TAIL and ODD as ever; CURVE is for the decoder."""
-    if end - position < GREETING_BYTES:
+    if end - position < GREETING_SIZE:
         return TAIL
     if data[position] != 0xFF or data[position + 9] != 0x7F or data[position + 10] < 3:
         return ODD
@@ -74,10 +74,10 @@ def command_at(data: Bytes, position: int, end: int, limit: int) -> tuple[int, i
     if end - position < 2:
         return TAIL, 0, 0
     flags = data[position]
-    if flags == COMMAND:
+    if flags == FLAG_COMMAND:
         body = position + 2
         size = octet_at(data, position + 1)
-    elif flags == COMMAND | LONG:
+    elif flags == FLAG_COMMAND | FLAG_LONG:
         body = position + 9
         if body > end:
             return TAIL, 0, 0
@@ -143,7 +143,7 @@ def message_at(
         if flags > 3:
             return ODD, 0
         body, size = at + 2, octet_at(data, at + 1)
-        if flags & LONG:
+        if flags & FLAG_LONG:
             body = at + 9
             if body > end:
                 return TAIL, 0
@@ -157,7 +157,7 @@ def message_at(
             parts[2 * count] = body
             parts[2 * count + 1] = at
         count += 1
-        if not flags & MORE:
+        if not flags & FLAG_MORE:
             return at, count
         if count == most:
             return ODD, 0

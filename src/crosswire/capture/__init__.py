@@ -1,0 +1,1 @@
+"""Reading pcap and pcapng files and TCP reassembly, without Spark, numba or numpy."""

@@ -1,0 +1,378 @@
+"""Segments of many flows, arranged, into batches of bronze.wire: the same rows as `FlowRows`.
+
+The kernel follows flows as long as it can, `Flow` helps it over holes. What the rows of a
+connection have in common is found out once for it, and stands in dictionaries; nothing here is done
+in Python for each segment of an undisturbed one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from crosswire.capture.classify import PortMap, decide
+from crosswire.capture.reassembly import REORDER_BYTES, Flow, ReassembledRun
+from crosswire.lake.schemas import BACKWARD, FORWARD, WIRE
+from crosswire.pipeline.decode.arrow_batches import BATCH_BYTES, BATCH_ROWS
+from crosswire.pipeline.sources.capture_reader import segment_of
+from crosswire.pipeline.sources.connection_columns import NOBODY, BatchConnections, Ports, coded
+from crosswire.pipeline.sources.flow_kernel import (
+    DATA,
+    DONE,
+    FULL,
+    KINDS,
+    LEAVE,
+    NO_FLOW,
+    ODD,
+    ROWS_OF_A_SEGMENT,
+    enter,
+    flow_of,
+    follow,
+    followed_bytes,
+    forget_followed,
+    from_flow,
+    is_waiting,
+    new_state,
+    new_waiting,
+    rename,
+    to_flow,
+)
+from crosswire.pipeline.sources.flow_rows import NODE
+from crosswire.pipeline.sources.flow_shares import Ordered
+from crosswire.pipeline.sources.packet_kernels import copy_slices
+
+__all__ = ["Assembler", "plain"]
+
+_FIELDS: Final = 11
+_EXTRA: Final = -1
+"""The source of what no segment has as it is: cut, or kept from an earlier batch."""
+
+_FLOW, _NUMBER, _OPENER, _FORWARD, _KIND, _OFFSET, _LENGTH, _TIME, _LATE, _SOURCE, _START = range(
+    _FIELDS
+)
+_KIND_NUMBERS: Final = {kind: number for number, kind in enumerate(KINDS)}
+_KIND_NAMES: Final = pa.array(KINDS)
+_DIRECTIONS: Final = pa.array([BACKWARD, FORWARD])
+_NODES: Final = pa.array([NODE])
+
+
+def plain(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """With the columns of WIRE, as they are stored."""
+    columns = [
+        column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=WIRE)
+
+
+class _Known(NamedTuple):
+    """A connection that was given out: the next rows may be of it."""
+
+    flow: bytes
+    number: int
+    time_ns: int
+    opener: bool
+    protocol: int
+
+
+class Assembler:
+    """Feed it segments with `feed`, then call `finish`; both give batches of bronze.wire, text in
+    dictionaries: see `plain`.
+
+    A flow's segments must be together and in order, over all calls; a connection's rows are.
+    """
+
+    def __init__(self, ports: PortMap, *, reorder_bytes: int = REORDER_BYTES) -> None:
+        self._ports = Ports(ports)
+        self._reorder_bytes = reorder_bytes
+        self._key = b""
+        self._state = new_state()
+        self._waiting = new_waiting()
+        # What the kernel's rows, and what waits, are slices of.
+        self._data: Sequence[npt.NDArray[np.uint8]] = ()
+        # In charge instead of the kernel until nothing waits behind a hole any more.
+        self._flow: Flow | None = None
+        self._rows = np.zeros((_FIELDS, BATCH_ROWS), np.int64)
+        self._count = 0
+        self._extra = bytearray()
+        # The last one that was given out, and the number of its next row.
+        self._last: _Known | None = None
+        self._seq = 0
+
+    def feed(self, segments: Ordered) -> Iterator[pa.RecordBatch]:
+        if not len(segments.order):
+            return
+        first, last = segments.packets["flow"][segments.order[[0, -1]]].tolist()
+        key = segments.keys[first].tobytes()
+        if key != self._key:
+            yield from self.finish()
+        else:
+            rename(self._state, first)
+            self._rows[_FLOW, : self._count] = first
+        self._data = segments.data
+        at = 0
+        while at < len(segments.order):
+            if self._flow is not None:
+                at = self._help(segments, at)
+                why = FULL if self._is_full else DONE
+            else:
+                at, self._count, why = self._follow(segments, at)
+            if why == ODD:
+                self._flow = self._taken_over()
+            elif why == LEAVE:
+                self._leave()
+            elif why == FULL:
+                yield from self._flush(segments.keys)
+        self._key = segments.keys[last].tobytes()
+        yield from self._flush(segments.keys)
+        if is_waiting(self._state) and self._flow is None:
+            self._flow = self._taken_over()
+        self._data = ()
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """The flow has no more segments."""
+        if self._key:
+            rename(self._state, 0)
+            self._rows[_FLOW, : self._count] = 0
+            self._leave()
+            key = np.frombuffer(self._key, np.uint8).reshape(1, -1)
+            yield from self._flush(key, complete=True)
+            self._key = b""
+
+    # Flows.
+
+    def _follow(self, segments: Ordered, at: int) -> tuple[int, int, int]:
+        return follow(
+            self._state,
+            self._waiting,
+            segments.order,
+            at,
+            segments.packets,
+            self._rows,
+            self._count,
+            BATCH_BYTES,
+            self._reorder_bytes,
+        )
+
+    def _taken_over(self) -> Flow:
+        flow = Flow(reorder_bytes=self._reorder_bytes)
+        to_flow(self._state, self._waiting, flow, self._cut)
+        return flow
+
+    def _cut(self, source: int, start: int, length: int) -> bytes:
+        return self._data[source][start : start + length].tobytes()
+
+    def _help(self, segments: Ordered, at: int) -> int:
+        """Segment by segment until nothing waits any more; the place of the next one."""
+        flow, number = self._flow, flow_of(self._state)
+        assert flow is not None
+        while at < len(segments.order) and not self._is_full:
+            packet = segments.packets[segments.order[at]]
+            if packet["flow"] != number:
+                self._leave()
+                break
+            at += 1
+            for run in flow.add(segment_of(packet, segments.data[packet["source"]])):
+                self._put(run)
+            if not flow.is_waiting:
+                from_flow(flow, self._state)
+                self._flow = None
+                break
+        return at
+
+    def _leave(self) -> None:
+        """The flow is over."""
+        flow = self._flow or self._taken_over()
+        for run in flow.finish():
+            self._put(run)
+        self._flow = None
+        enter(self._state, NO_FLOW)
+
+    @property
+    def _is_full(self) -> bool:
+        return (
+            self._count + ROWS_OF_A_SEGMENT > BATCH_ROWS
+            or len(self._extra) + followed_bytes(self._state) >= BATCH_BYTES
+        )
+
+    def _put(self, run: ReassembledRun) -> None:
+        if self._count == self._rows.shape[1]:
+            self._rows = np.concatenate((self._rows, np.zeros_like(self._rows)), axis=1)
+        self._rows[:, self._count] = (
+            flow_of(self._state),
+            run.connection,
+            -1 if run.opener is None else run.opener,
+            run.forward,
+            _KIND_NUMBERS[run.kind],
+            run.offset,
+            run.length,
+            run.time_ns,
+            run.late,
+            _EXTRA,
+            len(self._extra),
+        )
+        self._extra += run.data or b""
+        self._count += 1
+
+    # Rows.
+
+    def _flush(
+        self,
+        keys: npt.NDArray[np.uint8],
+        *,
+        complete: bool = False,
+    ) -> Iterator[pa.RecordBatch]:
+        """All rows but those of a connection of which it is not known yet what it speaks."""
+        rows = self._rows[:, : self._count]
+        forget_followed(self._state)
+        if not self._count:
+            return
+        sources = _Sources(self._data, bytes(self._extra))
+        found, given = self._known(rows, keys, sources, complete=complete)
+        if given:
+            yield self._batch(found, rows[:, :given], sources)
+        self._hold(given, sources)
+
+    def _known(
+        self,
+        rows: npt.NDArray[np.int64],
+        keys: npt.NDArray[np.uint8],
+        sources: _Sources,
+        *,
+        complete: bool,
+    ) -> tuple[BatchConnections, int]:
+        """The connections of these rows of which it is known what they are, and how many rows are
+        theirs."""
+        changes = (rows[_FLOW, 1:] != rows[_FLOW, :-1]) | (rows[_NUMBER, 1:] != rows[_NUMBER, :-1])
+        starts = np.append(0, np.flatnonzero(changes) + 1)
+        first = rows[:, starts]
+        found = BatchConnections.of(
+            starts, keys[first[_FLOW]], first[_NUMBER], first[_TIME], first[_OPENER], self._ports
+        )
+        # What begins late is not told by its bytes.
+        undecided = (found.protocols == NOBODY) & (first[_LATE] == 0)
+        last = self._last
+        if last is not None and last[:2] == (found.flows[0].tobytes(), int(found.numbers[0])):
+            found.times[0], found.openers[0], found.protocols[0] = last[2:]
+            undecided[0] = False
+        else:
+            self._seq = 0
+        goes_on = not complete and rows[_FLOW, -1] == flow_of(self._state)
+        stops = np.append(starts[1:], rows.shape[1])
+        for index in np.flatnonzero(undecided).tolist():
+            runs = _runs(rows, starts[index], stops[index], sources)
+            is_whole = index + 1 < len(starts) or not goes_on
+            known = decide(runs, *found.ports(index), self._ports.map, complete=is_whole)
+            if known is None:
+                # It is the last one.
+                return found.first(index), int(starts[index])
+            found.openers[index], found.protocols[index] = known[0], self._ports.code(known[1])
+        return found, int(stops[-1])
+
+    def _batch(
+        self, found: BatchConnections, rows: npt.NDArray[np.int64], sources: _Sources
+    ) -> pa.RecordBatch:
+        count = rows.shape[1]
+        which = np.zeros(count, np.int32)
+        which[found.starts[1:]] = 1
+        np.cumsum(which, out=which)
+        seq = np.arange(count) - found.starts[which]
+        seq[which == 0] += self._seq
+        self._seq = int(seq[-1]) + 1
+        self._last = _Known(
+            found.flows[-1].tobytes(),
+            int(found.numbers[-1]),
+            int(found.times[-1]),
+            bool(found.openers[-1]),
+            int(found.protocols[-1]),
+        )
+        is_forward = rows[_FORWARD] == found.openers[which]
+        columns = {
+            "node": coded(np.zeros(count, np.int8), _NODES),
+            "seq": pa.array(seq),
+            "direction": coded(is_forward.view(np.int8), _DIRECTIONS),
+            "kind": coded(rows[_KIND].astype(np.int8), _KIND_NAMES),
+            # Copied, since the rows are written over while somebody has the batch.
+            "offset": pa.array(rows[_OFFSET].copy()),
+            "length": pa.array(rows[_LENGTH].copy()),
+            "time": pa.array(rows[_TIME] // 1000),
+            "data": sources.column(rows),
+            "late": pa.array(rows[_LATE] != 0),
+            **found.columns(which, self._ports.known),
+        }
+        return pa.RecordBatch.from_arrays([columns[name] for name in WIRE.names], WIRE.names)
+
+    def _hold(self, start: int, sources: _Sources) -> None:
+        """Keep the rows from `start` on, and what they point to."""
+        rest = self._rows[:, start : self._count].copy()
+        self._extra = bytearray()
+        for row in range(rest.shape[1]):
+            payload = sources.payload(rest, row) or b""
+            rest[[_SOURCE, _START], row] = _EXTRA, len(self._extra)
+            self._extra += payload
+        if self._rows.shape[1] > BATCH_ROWS:
+            self._rows = np.zeros((_FIELDS, BATCH_ROWS), np.int64)
+        self._count = rest.shape[1]
+        self._rows[:, : self._count] = rest
+
+
+def _runs(
+    rows: npt.NDArray[np.int64], start: int, stop: int, sources: _Sources
+) -> Iterator[ReassembledRun]:
+    for row in range(start, stop):
+        _, number, opener, forward, kind, offset, length, time_ns, late, *_ = rows[:, row].tolist()
+        yield ReassembledRun(
+            number,
+            None if opener < 0 else bool(opener),
+            bool(forward),
+            KINDS[kind],
+            offset,
+            length,
+            time_ns,
+            sources.payload(rows, row),
+            bool(late),
+        )
+
+
+class _Sources:
+    """Where the payloads of rows are."""
+
+    def __init__(self, data: Sequence[npt.NDArray[np.uint8]], extra: bytes) -> None:
+        self._data = data
+        self._extra = np.frombuffer(extra, np.uint8)
+
+    def _source(self, number: int) -> npt.NDArray[np.uint8]:
+        return self._extra if number == _EXTRA else self._data[number]
+
+    def payload(self, rows: npt.NDArray[np.int64], row: int) -> bytes | None:
+        """None for a row that is not about bytes."""
+        if rows[_KIND, row] != DATA:
+            return None
+        start = int(rows[_START, row])
+        source = self._source(int(rows[_SOURCE, row]))
+        return source[start : start + int(rows[_LENGTH, row])].tobytes()
+
+    def column(self, rows: npt.NDArray[np.int64]) -> pa.Array:
+        """The payloads of all rows."""
+        count = rows.shape[1]
+        has_data = rows[_KIND] == DATA
+        sizes = np.where(has_data, rows[_LENGTH], 0)
+        offsets = np.zeros(count + 1, np.int32)
+        np.cumsum(sizes, out=offsets[1:])
+        target = np.empty(int(offsets[-1]), np.uint8)
+        for number in _distinct(rows[_SOURCE, has_data]):
+            own = np.flatnonzero(has_data & (rows[_SOURCE] == number))
+            copy_slices(self._source(number), own, rows[_START], offsets, target)
+        valid = np.packbits(has_data, bitorder="little")
+        buffers = [pa.py_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(target)]
+        return pa.Array.from_buffers(pa.binary(), count, buffers)
+
+
+def _distinct(numbers: npt.NDArray[np.int64]) -> list[int]:
+    """Nearly always there is one."""
+    is_one = not len(numbers) or (numbers == numbers[0]).all()
+    return (numbers[:1] if is_one else np.unique(numbers)).tolist()  # type: ignore[no-any-return]

@@ -1,0 +1,379 @@
+"""Capture files block by block with compiled kernels, and parts of them for several tasks.
+
+File headers and descriptions of interfaces are read in Python (`capture.headers`), records by the
+kernels, into one buffer that stays in the processor's cache. A plain file is walked once from
+beginning to end to find positions where it can be split: between two records, where no fragmented
+datagram is open. Guessing a boundary in the middle of a file would fail on captures that contain
+captures. Each part carries the layout that its reader needs to know of what precedes it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from crosswire.capture.flows import FLOW_BYTES
+from crosswire.capture.fragments import Fragments
+from crosswire.capture.headers import (
+    CaptureLayout,
+    damaged,
+    decompressed,
+    describe_block,
+    describe_file,
+    is_compressed,
+    open_capture,
+)
+from crosswire.capture.layout import FILE_HEADER_BYTES, LINK_RAW
+from crosswire.capture.reassembly import Segment
+from crosswire.errors import InvalidInput
+from crosswire.pipeline.sources.packet_kernels import (
+    BLOCK,
+    CORRUPT,
+    FULL,
+    MORE,
+    PACKET,
+    Packets,
+    find_segments,
+    walk_classic,
+    walk_ng,
+)
+
+__all__ = ["Segments", "Split", "advance", "read", "segment_of", "splits", "whole"]
+
+_BLOCK_RECORDS: Final = 16_384
+_BLOCK_BYTES: Final = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Split:
+    """A part of a file: the bytes [start, end), or all of it where it is compressed.
+
+    It is sent to tasks as JSON.
+    """
+
+    path: str
+    start: int = 0
+    end: int | None = None
+    layout: CaptureLayout | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """The length of a part whose end is known."""
+        assert self.end is not None
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Segments:
+    """TCP segments of a block of records, in their order, with the flow's key for each.
+
+    Payloads are slices of `data`, whose first byte is the file's byte `base`.
+    """
+
+    data: npt.NDArray[np.uint8]
+    base: int
+    packets: Packets
+    flows: npt.NDArray[np.uint8]
+    is_joined: bool = False
+    """The one segment was joined from fragments: `data` is not the file's."""
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """Positions in the file, or for a joined one that of its last fragment: they grow in the
+        order of capture."""
+        offsets: npt.NDArray[np.int64] = self.packets["start"] + self.base
+        return offsets
+
+
+def segment_of(packet: Any, data: npt.NDArray[np.uint8]) -> Segment:
+    """A row of PACKET as the Python reassembly takes it; its payload is copied out of `data`."""
+    start, size = int(packet["start"]), int(packet["size"])
+    return Segment(
+        bool(packet["forward"]),
+        int(packet["time_ns"]),
+        int(packet["number"]),
+        int(packet["acknowledgement"]),
+        int(packet["flags"]),
+        int(packet["length"]),
+        data[start : start + size].tobytes(),
+    )
+
+
+# ---------------------------------------------------------------------------------------- splits
+
+
+def splits(path: str, split_bytes: int) -> list[Split]:
+    """Parts of about `split_bytes` in which a file can be read. Raises InvalidInput for what is no
+    capture."""
+    with open_capture(path) as file:
+        if is_compressed(file.read(FILE_HEADER_BYTES)):
+            return [Split(path)]
+        size = file.seek(0, 2)
+        if size <= split_bytes:
+            return [Split(path)]
+        return _split(_Walk(path), file, 0, size, split_bytes)[0]
+
+
+def advance(
+    path: str, split_bytes: int, start: int = 0, layout: CaptureLayout | None = None
+) -> tuple[list[Split], int, CaptureLayout | None]:
+    """The parts of a file that may still grow, from `start` to its last whole record; where that
+    ends, and the layout that the next call needs in order to continue there.
+
+    A compressed file is one part and has no layout: it can't be continued. Raises InvalidInput.
+    """
+    with open_capture(path) as file:
+        if is_compressed(file.read(FILE_HEADER_BYTES)):
+            return [Split(path)], file.seek(0, 2), None
+        size = file.seek(0, 2)
+        if not size:
+            return [], 0, None
+        walk = _Walk(path, layout)
+        parts, end = _split(walk, file, start if layout is not None else 0, size, split_bytes)
+        return parts, end, walk.layout
+
+
+def _split(
+    walk: _Walk, file: BinaryIO, start: int, stop: int, split_bytes: int
+) -> tuple[list[Split], int]:
+    """The parts from `start` to `stop`, and where the last whole record ends."""
+    parts: list[Split] = []
+    room, fragments = _BlockBuffers(_BLOCK_RECORDS), Fragments()
+    file.seek(start)
+    layout, end = walk.layout, start
+    block_bytes = min(split_bytes // 4 + 64, _BLOCK_BYTES)
+    for records in walk.records(file, start, stop, block_bytes):
+        if layout is None:
+            start, layout = records.start, records.layout
+        *_, pieces = room.find(records)
+        for _ in _joined(records, pieces, fragments):
+            pass  # only which datagrams are still open matters here
+        end = records.end
+        last_time = int(records.times[-1]) if len(records.times) else 0
+        # The reader of a part sees only its own fragments: a datagram must not span two parts.
+        if end - start >= split_bytes and not fragments.open(last_time):
+            parts.append(Split(walk.path, start, end, layout))
+            start, layout = end, walk.layout
+    if end > start:
+        parts.append(Split(walk.path, start, end, layout))
+    return parts, end
+
+
+# ------------------------------------------------------------------------------------------ read
+
+
+def read(split: Split, *, block_bytes: int = _BLOCK_BYTES) -> Iterator[Segments]:
+    """The TCP segments of a part of a file, in order. Raises InvalidInput.
+
+    Each item is valid until the next one is asked for: buffers are reused. A last record that is
+    not whole, as a killed capture program leaves it, is left out.
+    """
+    walk = _Walk(split.path, split.layout)
+    room, fragments = _BlockBuffers(_BLOCK_RECORDS), Fragments()
+    with open_capture(split.path) as file:
+        source = file if split.layout is not None else decompressed(file, split.path)
+        if split.start:
+            source.seek(split.start)
+        for records in walk.records(source, split.start, split.end, block_bytes):
+            yield from _segments(records, room, fragments)
+
+
+def whole(path: str) -> Split | None:
+    """A plain file up to its present end, None for a compressed one. Raises InvalidInput."""
+    with open_capture(path) as file:
+        head = file.read(FILE_HEADER_BYTES)
+        if is_compressed(head):
+            return None
+        if not head:
+            raise InvalidInput(f"{path} is empty")
+        layout, start = describe_file(head, path)
+        return Split(path, start, file.seek(0, 2), layout)
+
+
+@dataclass(frozen=True)
+class _Records:
+    """Records in `data`, whose first byte is the file's byte `base`. They are the file's bytes from
+    `start` to `end`; `layout` holds at `start`."""
+
+    data: npt.NDArray[np.uint8]
+    base: int
+    start: int
+    end: int
+    layout: CaptureLayout
+    starts: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    times: npt.NDArray[np.int64]
+    links: npt.NDArray[np.int64]
+
+
+class _Walk:
+    """Walks over the records of a file. `layout` holds at its current position; None before the
+    file's header was read."""
+
+    def __init__(self, path: str, layout: CaptureLayout | None = None) -> None:
+        self.path = path
+        self.layout = layout
+        self._columns = np.zeros((4, _BLOCK_RECORDS), np.int64)
+
+    def records(
+        self, file: BinaryIO, base: int, stop: int | None, block_bytes: int
+    ) -> Iterator[_Records]:
+        """The records from `base`, the file's current position, to `stop`, or to its end, in blocks
+        that are valid until the next one is asked for. Raises InvalidInput."""
+        buffer = np.empty(max(block_bytes, FILE_HEADER_BYTES), np.uint8)
+        held = 0
+        while True:
+            if stop is not None and len(buffer) > stop - base:
+                buffer = buffer[: stop - base]
+            filled = self._fill(file, buffer, held)
+            if stop is not None and filled < len(buffer):
+                raise InvalidInput(f"can't read {self.path} up to byte {stop}: it is shorter now")
+            data = buffer[:filled]
+            position = 0
+            if filled > held:
+                if self.layout is None:
+                    head = data[:FILE_HEADER_BYTES].tobytes()
+                    self.layout, position = describe_file(head, self.path)
+                for found in self._batches(data, position, base):
+                    yield found
+                    position = found.end - base
+            elif self.layout is None:
+                raise InvalidInput(f"{self.path} is empty")
+            if filled < len(buffer) or (stop is not None and base + filled == stop):
+                return
+            held = filled - position
+            if not position:
+                # A record that is larger than the buffer. It can't grow without end: the kernels
+                # refuse a record of more than MOST_CAPTURED_BYTES when they read its header.
+                buffer = np.concatenate((buffer, np.empty_like(buffer)))
+            else:
+                buffer[:held] = buffer[position:filled].copy()
+            base += position
+
+    def _fill(self, file: BinaryIO, buffer: npt.NDArray[np.uint8], held: int) -> int:
+        """Fill the buffer after its first `held` bytes; how many it has then: not all at the end of
+        the file."""
+        room = buffer.data
+        try:
+            while held < len(buffer):
+                count = file.readinto(room[held:])  # type: ignore[attr-defined]
+                if not count:
+                    break
+                held += count
+        except (EOFError, OSError, ValueError, zlib.error) as error:
+            raise InvalidInput(f"can't read {self.path}: {error}") from error
+        return held
+
+    def _batches(self, data: npt.NDArray[np.uint8], position: int, base: int) -> Iterator[_Records]:
+        """All whole records of `data` from `position` on."""
+        why = FULL
+        while why in (FULL, BLOCK):
+            start, layout = position, self.layout
+            assert layout is not None
+            count, position, why = self._walked(data, position, layout)
+            if why == CORRUPT:
+                raise damaged(self.path, base + position)
+            after = layout
+            if count and layout.ng:
+                after = replace(layout, time_ns=int(self._columns[2, count - 1]))
+            if why == BLOCK:
+                rest = data[position:].data
+                after, length = describe_block(after, rest, self.path, base + position)
+                position += length
+                if not length:
+                    why = MORE
+            self.layout = after
+            columns = self._columns[:, :count]
+            yield _Records(data, base, base + start, base + position, layout, *columns)
+
+    def _walked(
+        self, data: npt.NDArray[np.uint8], position: int, layout: CaptureLayout
+    ) -> tuple[int, int, int]:
+        starts, sizes, times, links = self._columns
+        if not layout.ng:
+            links[:] = layout.interfaces[0].link
+            order = layout.little, layout.nanoseconds
+            return walk_classic(data, position, *order, starts, sizes, times)
+        described = layout.interfaces
+        return walk_ng(
+            data,
+            position,
+            layout.little,
+            np.array([each.link for each in described], np.int64),
+            np.array([each.unit for each in described], np.int64),
+            np.array([each.offset_s for each in described], np.int64),
+            described[0].snap_length if described else 0,
+            layout.time_ns,
+            starts,
+            sizes,
+            times,
+            links,
+        )
+
+
+# -------------------------------------------------------------------------------------- segments
+
+
+class _BlockBuffers:
+    """Arrays for what is found in a block, reused for the next one."""
+
+    def __init__(self, most: int) -> None:
+        self._packets = np.empty(most, PACKET)
+        self._flows = np.empty(most * FLOW_BYTES, np.uint8)
+        self._fragments = np.empty((most, 3), np.int64)
+
+    def find(
+        self, records: _Records
+    ) -> tuple[Packets, npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+        """The segments of records, their flows, and rows of `fragments` as `find_segments` has."""
+        columns = records.starts, records.sizes, records.times, records.links
+        room = self._packets, self._flows, self._fragments
+        found, pieces = find_segments(records.data, *columns, *room)
+        flows = self._flows[: found * FLOW_BYTES].reshape(found, FLOW_BYTES)
+        return self._packets[:found], flows, self._fragments[:pieces]
+
+
+def _segments(records: _Records, room: _BlockBuffers, fragments: Fragments) -> Iterator[Segments]:
+    packets, flows, pieces = room.find(records)
+    given = 0
+    for packet, index, before in _joined(records, pieces, fragments):
+        found = _alone(packet, int(records.times[index]), records)
+        if found is None:
+            continue
+        if given < before:
+            yield Segments(records.data, records.base, packets[given:before], flows[given:before])
+            given = before
+        offset = records.base + int(records.starts[index])
+        own, flow = found
+        yield Segments(packet, offset - int(own["start"][0]), own, flow, is_joined=True)
+    if given < len(packets):
+        yield Segments(records.data, records.base, packets[given:], flows[given:])
+
+
+def _joined(
+    records: _Records, pieces: npt.NDArray[np.int64], fragments: Fragments
+) -> Iterator[tuple[npt.NDArray[np.uint8], int, int]]:
+    """The packets that these records complete, the record of the last fragment of each, and the
+    number of segments before it."""
+    for index, start, before in pieces.tolist():
+        end = int(records.starts[index] + records.sizes[index])
+        packet = records.data[start:end].tobytes()
+        joined = fragments.add(packet, int(records.times[index]))
+        if joined is not None:
+            yield np.frombuffer(joined, np.uint8), index, before
+
+
+def _alone(
+    packet: npt.NDArray[np.uint8], time_ns: int, records: _Records
+) -> tuple[Packets, npt.NDArray[np.uint8]] | None:
+    """The segment in an IP packet that was joined, if there is one."""
+    columns = np.array([[0], [len(packet)], [time_ns], [LINK_RAW]], np.int64)
+    own, flow, _ = _BlockBuffers(1).find(
+        _Records(packet, 0, 0, len(packet), records.layout, *columns)
+    )
+    return (own, flow) if len(own) else None

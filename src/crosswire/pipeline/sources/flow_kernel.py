@@ -1,0 +1,519 @@
+"""A compiled kernel that follows flows segment by segment, as long as nothing odd happens.
+
+It knows nearly all of `reassembly.Flow`: openings, ends, late starts, what comes in order, what
+came before, and what waits behind a hole, as long as its pieces don't overlap. What it can't tell
+it leaves to `Flow`, which takes over its state (`to_flow`) and gives it back (`from_flow`) once
+nothing waits any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from crosswire.capture.reassembly import LINGER_NS, REORDER_NS, Flow
+from crosswire.capture.tcp import ACK, FIN, RST, SYN
+from crosswire.pipeline.decode.compiled import compiled, inlined
+from crosswire.pipeline.sources.packet_kernels import Packets
+from crosswire.wire import runs
+
+__all__ = [
+    "DATA",
+    "DONE",
+    "FULL",
+    "KINDS",
+    "LEAVE",
+    "NO_FLOW",
+    "ODD",
+    "ROWS_OF_A_SEGMENT",
+    "enter",
+    "flow_of",
+    "follow",
+    "followed_bytes",
+    "forget_followed",
+    "from_flow",
+    "is_waiting",
+    "new_state",
+    "new_waiting",
+    "rename",
+    "to_flow",
+]
+
+Int64 = npt.NDArray[np.int64]
+
+KINDS: Final = (runs.OPEN, runs.DATA, runs.GAP, runs.FIN, runs.RESET)
+"""A row's kind is a place in here."""
+_OPEN, DATA, _GAP, _FIN, _RESET = 0, 1, 2, 3, 4
+
+# Why the kernel stopped.
+DONE: Final = 0
+"""All segments are read."""
+FULL: Final = 1
+"""There is no more room for rows."""
+ODD: Final = 2
+"""The next segment is one for `Flow`."""
+LEAVE: Final = 3
+"""The next segment is of another flow, and this one does not end as it should."""
+
+NO_FLOW: Final = -1
+ROWS_OF_A_SEGMENT: Final = 8
+"""At most, beside what waited."""
+_MOST_WAITING: Final = 8192
+"""In a direction; more of them are for `Flow`."""
+
+# State: all int64, -1 for None. Behind the flow's own fields those of either direction, first the
+# backward one.
+_FLOW, _NUMBER, _OPENER, _BROKEN, _BEGUN, _BYTES = 0, 1, 2, 3, 4, 5
+_HALVES, _HALF_FIELDS = 6, 8
+_BASE, _NEXT, _LATE, _FIN_AT, _ENDED, _TIME, _WAITS, _WAITING_BYTES = 0, 1, 2, 3, 4, 5, 6, 7
+
+# What waits behind a hole: for either direction, in the order of their places.
+_POSITION, _SINCE, _SOURCE, _START, _LENGTH, _WAITING_FIELDS = 0, 1, 2, 3, 4, 5
+_THERE, _OVERLAPS = -1, -2
+
+_MASK = (1 << 32) - 1
+_MIDDLE = 1 << 31
+_FAR = 1 << 30
+
+
+def new_state() -> Int64:
+    state = np.zeros(_HALVES + 2 * _HALF_FIELDS, np.int64)
+    enter(state, NO_FLOW)
+    return state
+
+
+def new_waiting() -> Int64:
+    return np.zeros((2, _MOST_WAITING, _WAITING_FIELDS), np.int64)
+
+
+def is_waiting(state: Int64) -> bool:
+    """Something waits behind a hole."""
+    return bool(_waits(state))
+
+
+def flow_of(state: Int64) -> int:
+    """The flow that it is about."""
+    return int(state[_FLOW])
+
+
+def rename(state: Int64, flow: int) -> None:
+    """Flows have other numbers from here on."""
+    state[_FLOW] = flow
+
+
+def followed_bytes(state: Int64) -> int:
+    """How much the kernel has put into rows since `forget_followed`."""
+    return int(state[_BYTES])
+
+
+def forget_followed(state: Int64) -> None:
+    state[_BYTES] = 0
+
+
+def to_flow(
+    state: Int64, waiting: Int64, flow: Flow, payload: Callable[[int, int, int], bytes]
+) -> None:
+    """Let `flow` go on where the kernel stopped; `payload` cuts so many bytes out of a source."""
+    own = state.tolist()
+    halves: list[Any] = []
+    for forward in (1, 0):
+        at = _HALVES + forward * _HALF_FIELDS
+        base, following, late, fin_at, ended, time, waits, _ = own[at : at + _HALF_FIELDS]
+        held = [
+            (position, since, payload(source, start, length))
+            for position, since, source, start, length in waiting[forward, :waits].tolist()
+        ]
+        halves.append(
+            (
+                None if base < 0 else base,
+                following,
+                bool(late),
+                None if fin_at < 0 else fin_at,
+                bool(ended),
+                time,
+                held,
+            )
+        )
+    opener = None if own[_OPENER] < 0 else bool(own[_OPENER])
+    flow.restore((own[_NUMBER], opener, halves, bool(own[_BROKEN]), bool(own[_BEGUN])))
+
+
+def from_flow(flow: Flow, state: Int64) -> None:
+    """Let the kernel go on where `flow`, in which nothing waits, stopped."""
+    number, opener, halves, broken, begun = flow.save()
+    state[_NUMBER : _BEGUN + 1] = (number, -1 if opener is None else opener, broken, begun)
+    for forward, half in zip((1, 0), halves, strict=True):
+        base, following, late, fin_at, ended, time, _ = half
+        at = _HALVES + forward * _HALF_FIELDS
+        state[at : at + _HALF_FIELDS] = (
+            -1 if base is None else base,
+            following,
+            late,
+            -1 if fin_at is None else max(fin_at, 0),
+            ended,
+            time,
+            0,
+            0,
+        )
+
+
+@compiled
+def enter(state: Int64, flow: int) -> None:
+    state[_FLOW] = flow
+    _begin(state, -1)
+    state[_NUMBER] = -1
+    state[_BEGUN] = 0
+
+
+@compiled
+def _begin(state: Int64, opener: int) -> None:
+    state[_NUMBER] += 1
+    state[_OPENER] = opener
+    state[_BROKEN] = 0
+    state[_BEGUN] = 1
+    state[_HALVES:] = 0
+    for half in (_HALVES, _HALVES + _HALF_FIELDS):
+        state[half + _BASE] = -1
+        state[half + _FIN_AT] = -1
+
+
+@compiled
+def _is_pending(state: Int64, half: int) -> bool:
+    """It said where it ends, and has not come there."""
+    return state[half + _FIN_AT] >= 0 and not state[half + _ENDED]
+
+
+@inlined
+def _waits(state: Int64) -> int:
+    """How much does, in both directions."""
+    return state[_HALVES + _WAITS] + state[_HALVES + _HALF_FIELDS + _WAITS]  # type: ignore[no-any-return]
+
+
+@compiled
+def _is_open(state: Int64) -> bool:
+    """There is something to come in front of what has come."""
+    return (
+        _waits(state) > 0
+        or _is_pending(state, _HALVES)
+        or _is_pending(state, _HALVES + _HALF_FIELDS)
+    )
+
+
+@compiled
+def _position_of(state: Int64, half: int, number: Any) -> int:
+    distance = (number - state[half + _BASE] - state[half + _NEXT]) & _MASK
+    if distance >= _MIDDLE:
+        distance -= _MASK + 1
+    return state[half + _NEXT] + distance  # type: ignore[no-any-return]
+
+
+@compiled
+def _put(
+    state: Int64,
+    half: int,
+    forward: bool,
+    kind: int,
+    length: Any,
+    time_ns: int,
+    rows: Int64,
+    position: int,
+) -> None:
+    """A row: flow · connection · opener · forward · kind · offset · length · time · late · source ·
+    start. A direction's time never runs backwards."""
+    state[half + _TIME] = max(state[half + _TIME], time_ns)
+    row = np.uint64(position)
+    rows[0, row] = state[_FLOW]
+    rows[1, row] = state[_NUMBER]
+    rows[2, row] = state[_OPENER]
+    rows[3, row] = forward
+    rows[4, row] = kind
+    rows[5, row] = state[half + _NEXT]
+    rows[6, row] = length
+    rows[7, row] = state[half + _TIME]
+    rows[8, row] = state[half + _LATE]
+    rows[9, row] = -1
+    rows[10, row] = 0
+
+
+@compiled
+def _put_data(
+    state: Int64,
+    half: int,
+    forward: bool,
+    length: Any,
+    time_ns: int,
+    source: Any,
+    start: Any,
+    rows: Int64,
+    count: int,
+) -> int:
+    """How many rows there are with it; so do the following ones."""
+    _put(state, half, forward, DATA, length, time_ns, rows, count)
+    rows[9, count] = source
+    rows[10, count] = start
+    state[half + _NEXT] += length
+    state[_BYTES] += length
+    return count + 1
+
+
+@compiled
+def _end(state: Int64, half: int, forward: bool, time_ns: int, rows: Int64, count: int) -> int:
+    if _is_pending(state, half) and state[half + _NEXT] >= state[half + _FIN_AT]:
+        state[half + _ENDED] = 1
+        _put(state, half, forward, _FIN, 0, time_ns, rows, count)
+        count += 1
+    return count
+
+
+@compiled
+def _find_slot(
+    state: Int64, half: int, waiting: Int64, side: int, position: Any, length: Any
+) -> int:
+    """Where to put a piece among those that wait, _THERE if it waits already, _OVERLAPS if only a
+    part of it does, or there is no room."""
+    waits = state[half + _WAITS]
+    at = waits
+    while at > 0 and waiting[side, at - 1, _POSITION] > position:
+        at -= 1
+    if at > 0:
+        end = waiting[side, at - 1, _POSITION] + waiting[side, at - 1, _LENGTH]
+        if position + length <= end:
+            return _THERE
+        if position < end:
+            return _OVERLAPS
+    if waits == waiting.shape[1] or (
+        at < waits and waiting[side, at, _POSITION] < position + length
+    ):
+        return _OVERLAPS
+    return at  # type: ignore[no-any-return]
+
+
+@compiled
+def _move(waiting: Int64, side: int, index: int, to: int) -> None:
+    for field in range(_WAITING_FIELDS):
+        waiting[side, to, field] = waiting[side, index, field]
+
+
+@compiled
+def _keep(
+    state: Int64, half: int, waiting: Int64, side: int, at: int, position: Any, packet: Any
+) -> None:
+    """Let a packet's payload wait."""
+    for index in range(state[half + _WAITS], at, -1):
+        _move(waiting, side, index - 1, index)
+    waiting[side, at, _POSITION] = position
+    waiting[side, at, _SINCE] = packet.time_ns
+    waiting[side, at, _SOURCE] = packet.source
+    waiting[side, at, _START] = packet.start
+    waiting[side, at, _LENGTH] = packet.size
+    state[half + _WAITS] += 1
+    state[half + _WAITING_BYTES] += packet.size
+
+
+@compiled
+def _release(
+    state: Int64, half: int, forward: bool, waiting: Int64, rows: Int64, count: int
+) -> int:
+    """What waits and is next."""
+    side = 1 if forward else 0
+    waits = state[half + _WAITS]
+    released = 0
+    while released < waits and waiting[side, released, _POSITION] == state[half + _NEXT]:
+        length, since = waiting[side, released, _LENGTH], waiting[side, released, _SINCE]
+        source, start = waiting[side, released, _SOURCE], waiting[side, released, _START]
+        count = _put_data(state, half, forward, length, since, source, start, rows, count)
+        state[half + _WAITING_BYTES] -= length
+        released += 1
+    if released:
+        for index in range(released, waits):
+            _move(waiting, side, index, index - released)
+        state[half + _WAITS] = waits - released
+    return count
+
+
+@compiled
+def _give_up(
+    state: Int64, half: int, forward: bool, waiting: Int64, rows: Int64, count: int
+) -> int:
+    """The hole in front of what waits will not be filled."""
+    side = 1 if forward else 0
+    since = waiting[side, 0, _SINCE]
+    missing = waiting[side, 0, _POSITION] - state[half + _NEXT]
+    _put(state, half, forward, _GAP, missing, since, rows, count)
+    state[half + _NEXT] += missing
+    count = _release(state, half, forward, waiting, rows, count + 1)
+    return _end(state, half, forward, since, rows, count)
+
+
+@compiled
+def _open(state: Int64, packet: Any, rows: Int64, count: int) -> int:
+    """SYN opens a connection; a repeated one changes nothing. How many rows there are, -1 if it is
+    for `Flow`."""
+    if packet.size or packet.flags & (FIN | RST) or _is_open(state):
+        return -1
+    forward = packet.forward
+    half = _HALVES + _HALF_FIELDS if forward else _HALVES
+    other = _HALVES if forward else _HALVES + _HALF_FIELDS
+    first = (np.int64(packet.number) + 1) & _MASK
+    answers = packet.flags & ACK != 0
+    acknowledged = np.int64(packet.acknowledgement)
+    over = _is_over(state)
+    if not over and state[half + _BASE] == first and not state[half + _LATE]:
+        return count
+    if over or not state[_BEGUN]:
+        opener = forward != answers
+        _begin(state, opener)
+        if answers:
+            state[other + _BASE] = acknowledged
+        side = _HALVES + _HALF_FIELDS if opener else _HALVES
+        _put(state, side, opener, _OPEN, 0, packet.time_ns, rows, count)
+        count += 1
+    elif state[half + _BASE] >= 0 or (
+        answers and state[other + _BASE] >= 0 and state[other + _BASE] != acknowledged
+    ):
+        return -1
+    state[half + _BASE] = first
+    return count
+
+
+@compiled
+def _is_over(state: Int64) -> bool:
+    ended = state[_HALVES + _ENDED] and state[_HALVES + _HALF_FIELDS + _ENDED]
+    return state[_BROKEN] != 0 or ended != 0  # type: ignore[no-any-return]
+
+
+@inlined
+def _is_expected(state: Int64, packet: Any) -> bool:
+    """Nearly all are: the next bytes of a connection in which nothing is missing."""
+    half = _HALVES + _HALF_FIELDS if packet.forward else _HALVES
+    due = (state[half + _BASE] + state[half + _NEXT]) & _MASK
+    return (
+        np.int64(packet.number) == due
+        and packet.size > 0
+        and packet.flags & (SYN | FIN | RST) == 0
+        and state[half + _BASE] >= 0
+        and state[half + _FIN_AT] < 0
+        and state[_BROKEN] == 0
+        and _waits(state) == 0
+    )
+
+
+@inlined
+def _put_payload(state: Int64, packet: Any, rows: Int64, count: int) -> None:
+    forward, size, start = packet.forward, packet.size, packet.start
+    half = _HALVES + _HALF_FIELDS if forward else _HALVES
+    _put_data(state, half, forward, size, packet.time_ns, packet.source, start, rows, count)
+
+
+@compiled
+def follow(
+    state: Int64,
+    waiting: Int64,
+    order: npt.NDArray[np.int32],
+    at: int,
+    packets: Packets,
+    rows: Int64,
+    count: int,
+    most_bytes: int,
+    reorder_bytes: int,
+) -> tuple[int, int, int]:
+    """Read packets from `order[at]` on and write rows behind the first `count` ones: the place of
+    the next packet, how many rows there are, and why it stopped."""
+    while at < len(order):
+        room = rows.shape[1] - count - _waits(state)
+        if room < ROWS_OF_A_SEGMENT or state[_BYTES] >= most_bytes:
+            return at, count, FULL
+        packet = packets[order[at]]
+        if packet.flow != state[_FLOW]:
+            if _is_open(state):
+                return at, count, LEAVE
+            enter(state, packet.flow)
+        if _is_expected(state, packet):
+            _put_payload(state, packet, rows, count)
+            count += 1
+            at += 1
+            continue
+        made = (
+            _open(state, packet, rows, count)
+            if packet.flags & SYN
+            else _take(state, waiting, packet, rows, count, reorder_bytes)
+        )
+        if made < 0:
+            return at, count, ODD
+        count = made
+        at += 1
+    return at, count, DONE
+
+
+@compiled
+def _take(
+    state: Int64, waiting: Int64, packet: Any, rows: Int64, count: int, reorder_bytes: int
+) -> int:
+    """All but a SYN. How many rows there are, -1 if it is for `Flow`."""
+    forward, time_ns, bits = packet.forward, packet.time_ns, packet.flags
+    half = _HALVES + _HALF_FIELDS if forward else _HALVES
+    other = _HALVES if forward else _HALVES + _HALF_FIELDS
+    if _is_over(state) and time_ns - max(state[half + _TIME], state[other + _TIME]) > LINGER_NS:
+        return -1
+    if bits & RST and (packet.size or bits & FIN or _is_open(state)):
+        return -1
+    if not state[_BEGUN]:
+        _begin(state, -1)
+    if state[half + _BASE] < 0:
+        state[half + _BASE] = np.int64(packet.number)
+        state[half + _LATE] = 1
+    position = _position_of(state, half, np.int64(packet.number))
+    # Of bytes that were sent twice the first hold.
+    cut = max(state[half + _NEXT] - position, 0)
+    length = np.int64(packet.size) - cut
+    if packet.size and abs(position - state[half + _NEXT]) > _FAR:
+        return -1
+    if length > 0:
+        side = 1 if forward else 0
+        if position > state[half + _NEXT]:
+            index = _find_slot(state, half, waiting, side, position, length)
+            if index == _OVERLAPS:
+                return -1
+            if index != _THERE:
+                _keep(state, half, waiting, side, index, position, packet)
+        elif state[half + _WAITS] and position + cut + length > waiting[side, 0, _POSITION]:
+            return -1
+        else:
+            start = packet.start + cut
+            count = _put_data(
+                state, half, forward, length, time_ns, packet.source, start, rows, count
+            )
+            if state[half + _WAITS]:
+                count = _release(state, half, forward, waiting, rows, count)
+    if bits & FIN and state[half + _FIN_AT] < 0:
+        state[half + _FIN_AT] = max(position + packet.length, 0)
+    count = _end(state, half, forward, time_ns, rows, count)
+    if _waits(state):
+        count = _be_patient(state, waiting, packet, rows, count, reorder_bytes)
+    if bits & RST and not state[_BROKEN]:
+        state[_BROKEN] = 1
+        _put(state, half, forward, _RESET, 0, time_ns, rows, count)
+        count += 1
+    return count
+
+
+@compiled
+def _be_patient(
+    state: Int64, waiting: Int64, packet: Any, rows: Int64, count: int, reorder_bytes: int
+) -> int:
+    """Unless too much waits, or the other side says that it has what is missing here."""
+    forward = packet.forward
+    half = _HALVES + _HALF_FIELDS if forward else _HALVES
+    other = _HALVES if forward else _HALVES + _HALF_FIELDS
+    if state[half + _WAITS] and state[half + _WAITING_BYTES] > reorder_bytes:
+        count = _give_up(state, half, forward, waiting, rows, count)
+    if state[other + _WAITS] and packet.flags & ACK and state[other + _BASE] >= 0:
+        side = 0 if forward else 1
+        acknowledged = _position_of(state, other, np.int64(packet.acknowledgement))
+        is_due = packet.time_ns - waiting[side, 0, _SINCE] > REORDER_NS
+        if acknowledged > waiting[side, 0, _POSITION] and is_due:
+            count = _give_up(state, other, not forward, waiting, rows, count)
+    return count

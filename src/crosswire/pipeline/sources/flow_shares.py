@@ -1,0 +1,346 @@
+"""The packets of some flows in captures: where they lie, in rows that are sorted in memory.
+
+Walking a capture is so much cheaper than sending it through a shuffle that every task walks all of
+it and keeps what belongs to its share of the flows. By its hash a flow is in one of `BUCKETS`; a
+survey counts what is in each, so that shares can be made of about the same size, and so that a task
+knows before it begins how many packets it will keep.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from crosswire.capture.flows import FLOW_BYTES
+from crosswire.errors import InvalidInput
+from crosswire.pipeline.decode.compiled import compiled
+from crosswire.pipeline.sources.capture_reader import Segments, Split, read
+from crosswire.pipeline.sources.packet_kernels import PACKET, Packets
+
+__all__ = ["BUCKETS", "FlowShare", "Mapped", "Ordered", "Survey", "collect", "prepare", "survey"]
+
+BUCKETS: Final = 1024
+
+_BLOCK_BYTES: Final = 1 << 20
+"""What is read at once: small enough to stay in the cache of a core."""
+_FLOW_WORDS: Final = FLOW_BYTES // 4
+_FIRST_FLOWS: Final = 1024
+_MOST_HELD_BYTES: Final = 384 * 1024 * 1024
+_STATM: Final = Path("/proc/self/statm")
+_PACKET_WEIGHT: Final = 256
+"""A packet costs about as much as so many bytes."""
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """Segments, and the order in which to put them together: flow by flow, each by time.
+
+    `flow` of a packet is a row of `keys`, `source` one of `data`, which its payload is a slice of.
+    """
+
+    order: npt.NDArray[np.int32]
+    keys: npt.NDArray[np.uint8]
+    data: Sequence[npt.NDArray[np.uint8]]
+    packets: Packets
+
+
+class Mapped:
+    """A plain file in memory, as far as it went when it was looked at. Raises InvalidInput."""
+
+    def __init__(self, file: Split) -> None:
+        assert file.end is not None
+        self._path = file.path
+        try:
+            with Path(file.path).open("rb") as opened:
+                self._mapping = mmap.mmap(opened.fileno(), file.end, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise InvalidInput(f"can't read {file.path} up to byte {file.end}: {error}") from error
+        # Unmapped when nobody looks at it any more.
+        self.data = np.frombuffer(self._mapping, np.uint8)
+
+    def check(self) -> None:
+        """Whoever looks at what is no longer there dies of it. Raises InvalidInput."""
+        if self._mapping.size() < len(self._mapping):
+            raise InvalidInput(f"{self._path} was cut short while it was read")
+
+    def forget(self) -> None:
+        """Have nothing of it in this process: the page cache has it still."""
+        self._mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def prepare(files: Sequence[Mapped]) -> None:
+    """Before one looks at files, here and there: they must be whole, and it should not look as if
+    this process needed all that it has seen. Raises InvalidInput."""
+    for file in files:
+        file.check()
+    if _held_of_files() > _MOST_HELD_BYTES:
+        for file in files:
+            file.forget()
+
+
+def _held_of_files() -> int:
+    """What Linux counts as ours though it is of files; elsewhere it is not told."""
+    try:
+        return int(_STATM.read_bytes().split()[2]) * mmap.PAGESIZE
+    except FileNotFoundError:
+        return 0
+
+
+# ---------------------------------------------------------------------------------------- shares
+
+
+@dataclass(frozen=True)
+class FlowShare:
+    """One of several parts of the flows: those in the buckets whose owner is its `number`."""
+
+    number: int
+    packets: int
+    owners: npt.NDArray[np.int32]
+    seed: np.uint64
+
+
+@dataclass(frozen=True)
+class Survey:
+    """`files` as far as they went when they were looked at, and what is in each bucket;
+    `joined_bytes` came in fragments.
+
+    Nobody who does not know the `seed` can choose flows that are all in one.
+    """
+
+    files: list[Split]
+    seed: np.uint64
+    packets: npt.NDArray[np.int64]
+    size_bytes: npt.NDArray[np.int64]
+    joined_bytes: int
+
+    def shares(self, count: int) -> list[FlowShare]:
+        """The flows in `count` parts, so that all have about as much to do."""
+        weights = self.size_bytes + _PACKET_WEIGHT * self.packets
+        owners = np.zeros(BUCKETS, np.int32)
+        loads = np.zeros(count, np.int64)
+        for bucket in np.argsort(-weights, kind="stable").tolist():
+            lightest = int(loads.argmin())
+            owners[bucket] = lightest
+            loads[lightest] += weights[bucket]
+        packets = np.bincount(owners, self.packets, count).astype(np.int64).tolist()
+        return [FlowShare(number, own, owners, self.seed) for number, own in enumerate(packets)]
+
+
+def survey(files: Iterable[Split]) -> Survey:
+    """Walk over plain files. Raises InvalidInput."""
+    found = list(files)
+    seed = np.random.default_rng().integers(1 << 63, dtype=np.uint64)
+    counts = np.zeros((2, BUCKETS), np.int64)
+    joined_bytes = 0
+    for file in found:
+        for segments in read(file, block_bytes=_BLOCK_BYTES):
+            _tally(segments.flows.view(np.uint32), segments.packets, seed, counts)
+            if segments.is_joined:
+                joined_bytes += len(segments.data)
+    packets, size_bytes = counts
+    return Survey(found, seed, packets, size_bytes, joined_bytes)
+
+
+@compiled
+def _hash(words: npt.NDArray[np.uint32], row: int, seed: Any) -> int:
+    found = seed
+    for index in range(words.shape[1]):
+        found = (found ^ np.uint64(words[row, index])) * np.uint64(0x9E3779B97F4A7C15)
+        found ^= found >> np.uint64(29)
+    return found  # type: ignore[no-any-return]
+
+
+@compiled
+def _bucket(hashed: Any) -> int:
+    return np.int64(np.uint64(hashed) >> np.uint64(54))  # type: ignore[return-value]
+
+
+@compiled
+def _tally(
+    words: npt.NDArray[np.uint32], packets: Packets, seed: Any, counts: npt.NDArray[np.int64]
+) -> None:
+    for row in range(len(packets)):
+        bucket = _bucket(_hash(words, row, seed))
+        counts[0, bucket] += 1
+        counts[1, bucket] += packets[row].size
+
+
+# --------------------------------------------------------------------------------------- collect
+
+
+def collect(
+    files: Sequence[Split], data: Sequence[Mapped], share: FlowShare, since_ns: int
+) -> Ordered:
+    """The segments of a share, of files in the order of their names. Raises InvalidInput."""
+    kept = _SharePackets(share, since_ns)
+    joined = bytearray()
+    for source, file in enumerate(files):
+        for segments in read(file, block_bytes=_BLOCK_BYTES):
+            if not segments.is_joined:
+                kept.add(segments, source, segments.base)
+            elif kept.add(segments, len(files), len(joined)):
+                joined += segments.data.tobytes()
+    keys, packets = kept.keys, kept.packets
+    sources = [*(file.data for file in data), np.frombuffer(bytes(joined), np.uint8)]
+    return Ordered(_by_flow_and_time(packets, len(keys)), keys, sources, packets)
+
+
+class _SharePackets:
+    """The packets of a share. Its flows have numbers, in the order in which they came."""
+
+    def __init__(self, share: FlowShare, since_ns: int) -> None:
+        self._share = share
+        self._since_ns = since_ns
+        self._packets = np.empty(share.packets, PACKET)
+        self._words = np.zeros((_FIRST_FLOWS, _FLOW_WORDS), np.uint32)
+        self._slots = np.full(4 * _FIRST_FLOWS, -1, np.int32)
+        # Of flows and of packets.
+        self._counts = np.zeros(2, np.int64)
+
+    @property
+    def keys(self) -> npt.NDArray[np.uint8]:
+        return self._words[: self._counts[0]].view(np.uint8)
+
+    @property
+    def packets(self) -> Packets:
+        return self._packets[: self._counts[1]]
+
+    def add(self, segments: Segments, source: int, base: int) -> int:
+        """Keep those of the share; how many there are. The place `base` of the source is where the
+        data of these segments begins."""
+        before = int(self._counts[1])
+        words = segments.flows.view(np.uint32)
+        at = 0
+        while True:
+            at = _keep(
+                words,
+                segments.packets,
+                at,
+                source,
+                base,
+                self._since_ns,
+                self._share.seed,
+                self._share.owners,
+                self._share.number,
+                self._slots,
+                self._words,
+                self._packets,
+                self._counts,
+            )
+            if at == len(words):
+                return int(self._counts[1]) - before
+            if self._counts[1] == len(self._packets):
+                raise InvalidInput("a capture has changed while it was read")
+            self._make_room()
+
+    def _make_room(self) -> None:
+        count = int(self._counts[0])
+        more = np.zeros((2 * count, _FLOW_WORDS), np.uint32)
+        more[:count] = self._words
+        self._words = more
+        self._slots = np.full(4 * len(more), -1, np.int32)
+        _enter_all(self._slots, self._words, count, self._share.seed)
+
+
+@compiled
+def _keep(
+    words: npt.NDArray[np.uint32],
+    packets: Packets,
+    at: int,
+    source: int,
+    base: int,
+    since_ns: int,
+    seed: Any,
+    owners: npt.NDArray[np.int32],
+    share: int,
+    slots: npt.NDArray[np.int32],
+    known: npt.NDArray[np.uint32],
+    kept: Packets,
+    counts: npt.NDArray[np.int64],
+) -> int:
+    """Goes on until all are seen or there is no room for a flow or a packet: the next one."""
+    mask = np.uint64(len(slots) - 1)
+    flows, count = counts
+    while at < len(packets):
+        packet = packets[at]
+        hashed = np.uint64(_hash(words, at, seed))
+        if owners[_bucket(hashed)] == share and packet.time_ns >= since_ns:
+            slot = hashed & mask
+            while slots[slot] >= 0 and not _same(words, at, known, slots[slot]):
+                slot = (slot + np.uint64(1)) & mask
+            if count == len(kept) or (slots[slot] < 0 and flows == len(known)):
+                break
+            if slots[slot] < 0:
+                known[flows] = words[at]
+                slots[slot] = flows
+                flows += 1
+            kept[count] = packet
+            kept[count].flow = slots[slot]
+            kept[count].source = source
+            kept[count].start += base
+            count += 1
+        at += 1
+    counts[0], counts[1] = flows, count
+    return at
+
+
+@compiled
+def _same(
+    words: npt.NDArray[np.uint32], row: int, known: npt.NDArray[np.uint32], flow: int
+) -> bool:
+    for index in range(words.shape[1]):  # noqa: SIM110  numba has no all()
+        if words[row, index] != known[flow, index]:
+            return False
+    return True
+
+
+@compiled
+def _enter_all(
+    slots: npt.NDArray[np.int32], known: npt.NDArray[np.uint32], count: int, seed: Any
+) -> None:
+    mask = np.uint64(len(slots) - 1)
+    for flow in range(count):
+        slot = np.uint64(_hash(known, flow, seed)) & mask
+        while slots[slot] >= 0:
+            slot = (slot + np.uint64(1)) & mask
+        slots[slot] = flow
+
+
+def _by_flow_and_time(packets: Packets, flows: int) -> npt.NDArray[np.int32]:
+    """Nearly always they come by time, and only flows have to be taken apart."""
+    bounds = np.zeros(flows + 1, np.int64)
+    order = np.empty(len(packets), np.int32)
+    mixed = np.zeros(flows, np.bool_)
+    _group(packets, bounds, order, mixed)
+    for flow in np.flatnonzero(mixed).tolist():
+        own = order[bounds[flow] : bounds[flow + 1]]
+        own[:] = own[np.argsort(packets["time_ns"][own], kind="stable")]
+    return order
+
+
+@compiled
+def _group(
+    packets: Packets,
+    bounds: npt.NDArray[np.int64],
+    order: npt.NDArray[np.int32],
+    mixed: npt.NDArray[np.bool_],
+) -> None:
+    """Flow by flow, each in the order in which it came; `mixed` says where time runs backwards."""
+    for index in range(len(packets)):
+        bounds[packets[index].flow + 1] += 1
+    for flow in range(len(mixed)):
+        bounds[flow + 1] += bounds[flow]
+    ends = bounds[:-1].copy()
+    for index in range(len(packets)):
+        packet = packets[index]
+        end = ends[packet.flow]
+        order[end] = index
+        if end > bounds[packet.flow] and packets[order[end - 1]].time_ns > packet.time_ns:
+            mixed[packet.flow] = True
+        ends[packet.flow] += 1

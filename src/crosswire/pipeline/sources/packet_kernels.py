@@ -1,0 +1,464 @@
+"""Compiled kernels: walking the records of a capture, and finding TCP segments in its packets.
+
+Packets are read where they are in the buffer and not copied. Each TCP segment that has bytes, SYN,
+FIN or RST gives a row of `PACKET` and the key of its flow, FLOW_BYTES long, as `capture.flows`
+describes it. The offsets and codes are those of `capture.layout`; `capture.reader` reads the same
+without numba.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from crosswire.capture.flows import ADDRESS_BYTES, END_BYTES, FLOW_BYTES
+from crosswire.capture.layout import (
+    BLOCK_BODY,
+    BLOCK_ENVELOPE_BYTES,
+    COOKED_2_IP,
+    COOKED_2_TYPE,
+    COOKED_TYPE,
+    ENHANCED_PACKET_BLOCK,
+    ETHERNET_TYPE,
+    ETHERTYPES_IP,
+    ETHERTYPES_VLAN,
+    INTERFACE_BLOCK,
+    IPV4_DESTINATION,
+    IPV4_FRAGMENT,
+    IPV4_HEADER_BYTES,
+    IPV4_IS_FRAGMENT,
+    IPV4_LENGTH,
+    IPV4_PROTOCOL,
+    IPV4_SOURCE,
+    IPV6_AUTHENTICATION,
+    IPV6_DESTINATION,
+    IPV6_EXTENSION_BYTES,
+    IPV6_EXTENSIONS,
+    IPV6_FRAGMENT,
+    IPV6_HEADER_BYTES,
+    IPV6_IS_FRAGMENT,
+    IPV6_LENGTH,
+    IPV6_NEXT,
+    IPV6_SOURCE,
+    LINK_COOKED,
+    LINK_COOKED_2,
+    LINK_ETHERNET,
+    LINK_LOOP,
+    LINK_NULL,
+    LOOPBACK_IP,
+    MOST_BLOCK_BYTES,
+    MOST_CAPTURED_BYTES,
+    OLD_PACKET_BLOCK,
+    PACKET_BLOCK_BYTES,
+    PACKET_CAPTURED,
+    PACKET_DATA,
+    PACKET_TIME,
+    PROTOCOL_TCP,
+    RECORD_CAPTURED,
+    RECORD_FRACTION,
+    RECORD_HEADER_BYTES,
+    SECTION_BLOCK,
+    SIMPLE_BLOCK_BYTES,
+    SIMPLE_DATA,
+    SIMPLE_PACKET_BLOCK,
+    VLAN_TAG_BYTES,
+)
+from crosswire.capture.tcp import (
+    ACKNOWLEDGEMENT_AT,
+    FIN,
+    FLAGS,
+    FLAGS_AT,
+    HEADER_BYTES,
+    RST,
+    SEQUENCE_AT,
+    SIZE_AT,
+    SYN,
+)
+from crosswire.pipeline.decode.compiled import compiled
+
+__all__ = [
+    "BLOCK",
+    "CORRUPT",
+    "FULL",
+    "MORE",
+    "PACKET",
+    "Packets",
+    "copy_slices",
+    "find_segments",
+    "walk_classic",
+    "walk_ng",
+]
+
+Bytes = npt.NDArray[np.uint8]
+Packets = npt.NDArray[np.void]
+"""Rows of `PACKET`."""
+
+PACKET: Final = np.dtype(
+    [
+        ("time_ns", np.int64),
+        # Where its payload begins in `source`, and how many bytes of it were captured.
+        ("start", np.int64),
+        ("size", np.int32),
+        # The payload's length on the wire: more than `size` where the capture cut the packet.
+        ("length", np.int32),
+        ("number", np.uint32),
+        ("acknowledgement", np.uint32),
+        ("flow", np.int32),
+        ("source", np.int32),
+        ("flags", np.uint8),
+        # Sent by the lower end of the flow.
+        ("forward", np.bool_),
+    ],
+    align=True,
+)
+"""A TCP segment. `flow` and `source` are 0 here; the collector of many blocks numbers them."""
+
+# Why a walk stopped.
+MORE: Final = 0
+"""At the end of the buffer, or before a record that is not whole in it."""
+FULL: Final = 1
+"""There is no room for more records in the arrays."""
+BLOCK: Final = 2
+"""At a block that describes the section or an interface: `capture.headers` reads it."""
+CORRUPT: Final = 3
+"""At bytes that are no record."""
+
+_SECOND_NS: Final = 1_000_000_000
+_MAPPED_ZEROS: Final = 10
+"""An IPv4 address is mapped into IPv6: ten zeros, two bytes 0xFF, four of the address."""
+
+
+# An index without a sign can't count from the end of an array, so numba leaves out that check, and
+# LLVM merges the four loads of a number into one.
+_1, _2, _3 = np.uint64(1), np.uint64(2), np.uint64(3)
+
+
+@compiled
+def _u16(data: Bytes, at: Any) -> int:
+    index = np.uint64(at)
+    return np.int64(data[index]) << 8 | np.int64(data[index + _1])  # type: ignore[return-value]
+
+
+@compiled
+def _u32(data: Bytes, at: Any, little: bool) -> int:
+    index = np.uint64(at)
+    a, b = np.int64(data[index]), np.int64(data[index + _1])
+    c, d = np.int64(data[index + _2]), np.int64(data[index + _3])
+    if little:
+        return d << 24 | c << 16 | b << 8 | a  # type: ignore[return-value]
+    return a << 24 | b << 16 | c << 8 | d  # type: ignore[return-value]
+
+
+@compiled
+def _copy(target: Bytes, to: Any, data: Bytes, start: Any, count: Any) -> None:
+    first, source = np.uint64(to), np.uint64(start)
+    for index in range(np.uint64(count)):
+        target[first + index] = data[source + index]
+
+
+# ------------------------------------------------------------------------------------------ walk
+
+
+@compiled
+def walk_classic(
+    data: Bytes,
+    position: int,
+    little: bool,
+    nanoseconds: bool,
+    starts: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    times: npt.NDArray[np.int64],
+) -> tuple[int, int, int]:
+    """Find records from `position` on: their number, where the next one begins, why it stopped."""
+    count = 0
+    end = len(data)
+    unit = 1 if nanoseconds else 1000
+    while position + RECORD_HEADER_BYTES <= end:
+        if count == len(starts):
+            return count, position, FULL
+        size = _u32(data, position + RECORD_CAPTURED, little)
+        if size > MOST_CAPTURED_BYTES:
+            return count, position, CORRUPT
+        if position + RECORD_HEADER_BYTES + size > end:
+            break
+        starts[count] = position + RECORD_HEADER_BYTES
+        sizes[count] = size
+        seconds = _u32(data, position, little)
+        fraction = _u32(data, position + RECORD_FRACTION, little)
+        times[count] = seconds * _SECOND_NS + fraction * unit
+        count += 1
+        position += RECORD_HEADER_BYTES + size
+    return count, position, MORE
+
+
+@compiled
+def walk_ng(
+    data: Bytes,
+    position: int,
+    little: bool,
+    interface_links: npt.NDArray[np.int64],
+    interface_units: npt.NDArray[np.int64],
+    interface_offsets: npt.NDArray[np.int64],
+    snap_length: int,
+    time_ns: int,
+    starts: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    times: npt.NDArray[np.int64],
+    links: npt.NDArray[np.int64],
+) -> tuple[int, int, int]:
+    """Like `walk_classic`, for the blocks of pcapng; `time_ns` is the previous packet's.
+
+    A unit above 0 is a power of ten per second, below 0 a power of two.
+    """
+    count = 0
+    end = len(data)
+    while position + BLOCK_ENVELOPE_BYTES <= end:
+        if count == len(starts):
+            return count, position, FULL
+        kind = _u32(data, position, little)
+        if kind in (SECTION_BLOCK, INTERFACE_BLOCK):
+            return count, position, BLOCK
+        length = _u32(data, position + 4, little)
+        if length < BLOCK_ENVELOPE_BYTES or length % 4 or length > MOST_BLOCK_BYTES:
+            return count, position, CORRUPT
+        if position + length > end:
+            break
+        if kind in (ENHANCED_PACKET_BLOCK, OLD_PACKET_BLOCK):
+            if length < PACKET_BLOCK_BYTES:
+                return count, position, CORRUPT
+            interface = _u32(data, position + BLOCK_BODY, little)
+            if kind == OLD_PACKET_BLOCK:
+                # Two bytes of interface, then a count of drops.
+                interface = interface & 0xFFFF if little else interface >> 16
+            size = _u32(data, position + PACKET_CAPTURED, little)
+            if interface >= len(interface_links) or size > length - PACKET_BLOCK_BYTES:
+                return count, position, CORRUPT
+            starts[count] = position + PACKET_DATA
+            sizes[count] = size
+            upper = _u32(data, position + PACKET_TIME, little)
+            stamp = upper << 32 | _u32(data, position + PACKET_TIME + 4, little)
+            time_ns = _nanoseconds(stamp, interface_units[interface]) + (
+                interface_offsets[interface] * _SECOND_NS
+            )
+            times[count] = time_ns
+            links[count] = interface_links[interface]
+            count += 1
+        elif kind == SIMPLE_PACKET_BLOCK:
+            if len(interface_links) == 0 or length < SIMPLE_BLOCK_BYTES:
+                return count, position, CORRUPT
+            # It has the original length only; the captured one is that, or the interface's snap
+            # length where that is less. The block's own length includes padding.
+            size = min(_u32(data, position + BLOCK_BODY, little), length - SIMPLE_BLOCK_BYTES)
+            if snap_length:
+                size = min(size, snap_length)
+            starts[count] = position + SIMPLE_DATA
+            sizes[count] = size
+            times[count] = time_ns
+            links[count] = interface_links[0]
+            count += 1
+        position += length
+    return count, position, MORE
+
+
+@compiled
+def _nanoseconds(stamp: int, unit: int) -> int:
+    if unit >= 0:
+        if unit <= 9:
+            return stamp * 10 ** (9 - unit)  # type: ignore[no-any-return]
+        # A number of 64 bits has at most 19 digits: a power above 27 leaves nothing of it.
+        return stamp // 10 ** (unit - 9) if unit < 28 else 0
+    bits = -unit
+    if bits >= 63:
+        return int(stamp * 1e9 / 2.0**bits)
+    seconds = stamp >> bits
+    rest = stamp - (seconds << bits)
+    return seconds * _SECOND_NS + int(rest * 1e9 / 2.0**bits)
+
+
+# ---------------------------------------------------------------------------------- link and IP
+
+
+@compiled
+def _ip_at(data: Bytes, start: int, end: int, link: int) -> int:
+    """Where the IP header begins, -1 if there is none."""
+    if link == LINK_ETHERNET:
+        at = start + ETHERNET_TYPE
+    elif link == LINK_COOKED:
+        at = start + COOKED_TYPE
+    elif link == LINK_COOKED_2:
+        at = start + COOKED_2_TYPE
+    elif link in (LINK_NULL, LINK_LOOP):
+        return start + LOOPBACK_IP if start + LOOPBACK_IP < end else -1
+    else:
+        return start if start < end else -1
+    if at + 2 > end:
+        return -1
+    ether = _u16(data, at)
+    at = start + COOKED_2_IP if link == LINK_COOKED_2 else at + 2
+    while ether in ETHERTYPES_VLAN:
+        if at + VLAN_TAG_BYTES > end:
+            return -1
+        ether = _u16(data, at + 2)
+        at += VLAN_TAG_BYTES
+    return at if ether in ETHERTYPES_IP and at < end else -1
+
+
+@compiled
+def _inside_ipv4(data: Bytes, ip: int, end: int) -> tuple[int, int, int, bool]:
+    """The protocol inside (-1 where the header is cut), where its header begins, where it ends on
+    the wire, and whether this is a fragment of it."""
+    if ip + IPV4_HEADER_BYTES > end:
+        return -1, 0, 0, False
+    total = _u16(data, ip + IPV4_LENGTH)
+    # 0 where the network card cuts a large segment up after it was captured.
+    stop = ip + total if total else end
+    is_fragment = (_u16(data, ip + IPV4_FRAGMENT) & IPV4_IS_FRAGMENT) != 0
+    protocol, size = np.int64(data[ip + IPV4_PROTOCOL]), (np.int64(data[ip]) & 15) * 4
+    return protocol, ip + size, stop, is_fragment  # type: ignore[return-value]
+
+
+@compiled
+def _inside_ipv6(data: Bytes, ip: int, end: int) -> tuple[int, int, int, bool]:
+    """Like `_inside_ipv4`."""
+    size: Any
+    if ip + IPV6_HEADER_BYTES > end:
+        return -1, 0, 0, False
+    size = _u16(data, ip + IPV6_LENGTH)
+    stop = ip + IPV6_HEADER_BYTES + size if size else end
+    protocol = np.int64(data[ip + IPV6_NEXT])
+    at = ip + IPV6_HEADER_BYTES
+    while protocol in IPV6_EXTENSIONS and at + IPV6_EXTENSION_BYTES <= end:
+        is_fragment = False
+        if protocol == IPV6_FRAGMENT:
+            is_fragment = (_u16(data, at + 2) & IPV6_IS_FRAGMENT) != 0
+            size = IPV6_EXTENSION_BYTES
+        elif protocol == IPV6_AUTHENTICATION:
+            # The only one that counts its length in units of 4 bytes, less 2.
+            size = (np.int64(data[at + 1]) + 2) * 4
+        else:
+            size = (np.int64(data[at + 1]) + 1) * 8
+        protocol = np.int64(data[at])
+        at += size
+        if is_fragment:
+            return protocol, at, stop, True  # type: ignore[return-value]
+    return protocol, at, stop, False  # type: ignore[return-value]
+
+
+# ------------------------------------------------------------------------------------------- TCP
+
+
+@compiled
+def _is_forward(data: Bytes, ip: int, at: int, is_ipv4: bool) -> bool:
+    """Whether the sender has the lower address, or the lower port at the same address."""
+    here, there = _u16(data, at), _u16(data, at + 2)
+    if is_ipv4:
+        here |= _u32(data, ip + IPV4_SOURCE, False) << 16
+        there |= _u32(data, ip + IPV4_DESTINATION, False) << 16
+        return here <= there
+    for index in range(ip + IPV6_SOURCE, ip + IPV6_DESTINATION):
+        other = index + ADDRESS_BYTES
+        if data[index] != data[other]:
+            return data[index] < data[other]  # type: ignore[no-any-return]
+    return here <= there
+
+
+@compiled
+def _write_end(flows: Bytes, to: int, data: Bytes, address: int, port: int, is_ipv4: bool) -> None:
+    if is_ipv4:
+        first = np.uint64(to)
+        for index in range(np.uint64(_MAPPED_ZEROS)):
+            flows[first + index] = 0
+        flows[to + _MAPPED_ZEROS] = flows[to + _MAPPED_ZEROS + 1] = 255
+        _copy(flows, to + _MAPPED_ZEROS + 2, data, address, 4)
+    else:
+        _copy(flows, to, data, address, ADDRESS_BYTES)
+    _copy(flows, to + ADDRESS_BYTES, data, port, 2)
+
+
+@compiled
+def find_segments(
+    data: Bytes,
+    starts: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    times: npt.NDArray[np.int64],
+    links: npt.NDArray[np.int64],
+    packets: Packets,
+    flows: npt.NDArray[np.uint8],
+    fragments: npt.NDArray[np.int64],
+) -> tuple[int, int]:
+    """Find the TCP segments in records: the number of segments and the number of fragments.
+
+    A row of `fragments` has a fragment's record, where its IP header begins, and the number of
+    segments before it: so that a joined packet is put where its last fragment was captured.
+    """
+    found = 0
+    pieces = 0
+    for index in range(len(starts)):
+        if links[index] < 0:
+            continue
+        end = starts[index] + sizes[index]
+        ip = _ip_at(data, starts[index], end, links[index])
+        if ip < 0:
+            continue
+        version = data[ip] >> 4
+        if version == 4:
+            protocol, at, stop, is_fragment = _inside_ipv4(data, ip, end)
+        elif version == 6:
+            protocol, at, stop, is_fragment = _inside_ipv6(data, ip, end)
+        else:
+            continue
+        if protocol != PROTOCOL_TCP:
+            continue
+        if is_fragment:
+            fragments[pieces, 0], fragments[pieces, 1], fragments[pieces, 2] = index, ip, found
+            pieces += 1
+            continue
+        if at + HEADER_BYTES > end or at + HEADER_BYTES > stop:
+            continue
+        body = at + (np.int64(data[at + SIZE_AT]) >> 4) * 4
+        if body < at + HEADER_BYTES or body > stop:
+            continue
+        bits = data[at + FLAGS_AT] & FLAGS
+        length = stop - body
+        # A bare acknowledgement carries nothing of its own direction; it is cumulative, so a later
+        # segment with bytes repeats it.
+        if not length and not bits & (SYN | FIN | RST):
+            continue
+        is_ipv4 = version == 4
+        forward = _is_forward(data, ip, at, is_ipv4)
+        if is_ipv4:
+            sender, receiver = ip + IPV4_SOURCE, ip + IPV4_DESTINATION
+        else:
+            sender, receiver = ip + IPV6_SOURCE, ip + IPV6_DESTINATION
+        lower = found * FLOW_BYTES
+        higher = lower + END_BYTES
+        _write_end(flows, lower if forward else higher, data, sender, at, is_ipv4)
+        _write_end(flows, higher if forward else lower, data, receiver, at + 2, is_ipv4)
+        packet = packets[found]
+        packet.time_ns = times[index]
+        packet.start = body
+        packet.size = max(0, min(stop, end) - body)
+        packet.length = length
+        packet.number = _u32(data, at + SEQUENCE_AT, False)
+        packet.acknowledgement = _u32(data, at + ACKNOWLEDGEMENT_AT, False)
+        packet.flow = 0
+        packet.source = 0
+        packet.flags = bits
+        packet.forward = forward
+        found += 1
+    return found, pieces
+
+
+@compiled
+def copy_slices(
+    data: Bytes,
+    chosen: npt.NDArray[np.int64],
+    starts: npt.NDArray[np.int64],
+    offsets: npt.NDArray[np.int32],
+    target: Bytes,
+) -> None:
+    """Copy the slices of the chosen rows to the `offsets` of these rows in `target`."""
+    for row in chosen:
+        _copy(target, offsets[row], data, starts[row], offsets[row + 1] - offsets[row])
