@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Final, ParamSpec
 
 from crosswire.access import ANONYMOUS, Right
+from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import Envelope
 from crosswire.errors import (
     DestinationFull,
@@ -26,7 +27,6 @@ from crosswire.errors import (
 from crosswire.gateways.context import GatewayContext, Leftover, TapSource
 from crosswire.hub.attachment import Attachment, Consumer, Delivery, Notice, Window
 from crosswire.hub.ledger import LedgerPeer
-from crosswire.hub.receipt import Receipt
 from crosswire.hub.services import Answer, Call, Provider
 from crosswire.hub.subscriptions import Start
 from crosswire.logs import log_event

@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Iterable
 from typing import ClassVar, Final
 
 from crosswire.bond import marshal
+from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import Envelope, Kind, Property, message_kind
 from crosswire.errors import (
     BondError,
@@ -49,7 +50,6 @@ from crosswire.gateways.gateway import Gateway
 from crosswire.gateways.options import LARGEST_WINDOW, parse_start
 from crosswire.gateways.payloads import BYTES
 from crosswire.hub.attachment import Attachment, Consumer, Delivery, Ended, Notice
-from crosswire.hub.receipt import Receipt
 from crosswire.hub.services import Answer, Provider
 from crosswire.wire.contract import Connection, Event
 from crosswire.wire.epoxy.comm import Error, ErrorCode, find_credentials

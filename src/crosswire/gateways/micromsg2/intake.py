@@ -12,9 +12,9 @@ from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import Envelope
 from crosswire.errors import CrosswireError, DestinationFull, HubError, LimitExceeded, StoreFull
-from crosswire.hub.receipt import Receipt
 from crosswire.wire.micromsg2.connection import MicroMsg2Connection
 
 if TYPE_CHECKING:

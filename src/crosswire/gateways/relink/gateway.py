@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterable
 from typing import ClassVar, Final
 
+from crosswire.commitlog.contract import Receipt
 from crosswire.errors import Forbidden, HubError, InvalidDestination, LinkStateError
 from crosswire.gateways.context import GatewayContext, Leftover
 from crosswire.gateways.gateway import Gateway
@@ -21,7 +22,6 @@ from crosswire.gateways.relink.link_end import Endpoint, LinkEnd, parse_endpoint
 from crosswire.gateways.relink.links import Links
 from crosswire.gateways.relink.services import ServeEnd
 from crosswire.hub.attachment import Attachment, Delivery
-from crosswire.hub.receipt import Receipt
 from crosswire.hub.services import Provider
 from crosswire.wire.contract import Connection, Event
 from crosswire.wire.relink.connection import RelinkConnection

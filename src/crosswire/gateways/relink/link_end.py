@@ -17,6 +17,7 @@ from urllib.parse import unquote
 import msgspec
 
 from crosswire.access import Right
+from crosswire.commitlog.contract import CommitGroup, Receipt
 from crosswire.envelope import Kind, parse_destination, parse_pattern
 from crosswire.errors import (
     CrosswireError,
@@ -36,9 +37,7 @@ from crosswire.gateways.relink.link_records import (
     SentRun,
 )
 from crosswire.gateways.relink.messages import Origin
-from crosswire.hub.commits import OpenGroup
 from crosswire.hub.ledger import LedgerPeer
-from crosswire.hub.receipt import Receipt
 from crosswire.hub.subscriptions import Start, predicate
 from crosswire.wire.contract import Event
 from crosswire.wire.relink.channels import Decision, ReceivingChannel, SendingChannel
@@ -132,7 +131,7 @@ class LinkEnd(ABC):
         self._loaded: LoadedLink | None = None
         self._holds = False
         self._closed: dict[int, None] = {}
-        self._pending: deque[tuple[OpenGroup, list[Callable[[], None]]]] = deque()
+        self._pending: deque[tuple[CommitGroup, list[Callable[[], None]]]] = deque()
         self.awaits_commit = False
         """Its first connection is told of it when its named subscription is durable."""
 
@@ -309,7 +308,7 @@ class LinkEnd(ABC):
             freed += size_bytes
             self.rows.drop_sent(channel, first)
         self.rows.save_marks(channel, out)
-        self.hub.store.request(sync=False, urgent=False)
+        self.hub.commits.request(sync=False, urgent=False)
         return freed
 
     def send(self, channel: int, messages: list[Parts]) -> None:

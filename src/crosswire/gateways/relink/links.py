@@ -75,7 +75,7 @@ class Links:
         store passed over a part of its files: nobody knows then which rows are missing.
         """
         hub = self.context.hub
-        passed_over = hub.store.ranges_passed_over
+        passed_over = hub.store.unreadable_ranges
         ends = []
         for identifier, head in heads(hub).items():
             try:
@@ -87,7 +87,7 @@ class Links:
                 LinkRecords(hub, identifier).drop_all()
             else:
                 ends.append(end)
-        if hub.store.ranges_passed_over > passed_over:
+        if hub.store.unreadable_ranges > passed_over:
             raise LinkStateError("rows of links are damaged")
         for end in ends:
             try:
@@ -112,7 +112,7 @@ class Links:
         wipe(store)
         self.epoch = max(int(self.context.now() * MICROSECONDS), stored + 1)
         store.save(_EPOCH, _KEY, self.epoch.to_bytes(_EPOCH_BYTES))
-        store.request()
+        self.context.hub.commits.request()
 
     @staticmethod
     def kind_of(endpoint: Endpoint, terms: LinkTerms) -> type[LinkEnd]:
