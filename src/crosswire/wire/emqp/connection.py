@@ -374,7 +374,7 @@ class EmqpConnection(Connection):
             zmtp._receive(placed, now)
             self._take(zmtp.events())
             return
-        zmtp.hear(now)
+        zmtp.note_received()
         for item in placed:
             frame = item[2]
             if type(frame) is MessageRun:
