@@ -24,6 +24,7 @@ from crosswire.errors import InvalidInput, PipelineError
 from crosswire.pipeline.report import write_report
 from crosswire.pipeline.report.about_bytes import _PART_WORDS
 from crosswire.pipeline.report.about_hub import _VERDICTS
+from crosswire.pipeline.report.formats import amount, duration, moment, share, size, text
 from crosswire.pipeline.report.gather import gather
 from crosswire.pipeline.report.histogram import (
     buckets_of,
@@ -32,8 +33,7 @@ from crosswire.pipeline.report.histogram import (
     percentiles,
 )
 from crosswire.pipeline.report.plots import _decades, _scale
-from crosswire.pipeline.report.source import Highest, ReportTables, Tally
-from crosswire.pipeline.report.words import amount, duration, moment, share, size, text
+from crosswire.pipeline.report.table_reader import Highest, ReportTables, Tally
 from crosswire.pipeline.tables import histogram
 from crosswire.pipeline.tables.names import ACCOUNT_PARTS, VERDICTS
 from tests.pipeline.conftest import Made
