@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from crosswire.client.native.emp import EmpClient, Json
 from crosswire.config import PLAIN_LISTENERS, Config, LakeSettings, TapSettings
 from crosswire.errors import RequestFailed
-from crosswire.hub.topics import TopicPolicy
+from crosswire.hub.policies import TopicPolicy
 from crosswire.lake.files import find
 from crosswire.lake.verification import LakeFault, verify
 from crosswire.server.server import Server

@@ -15,9 +15,9 @@ from crosswire.config import LakeSettings
 from crosswire.envelope import Envelope
 from crosswire.errors import CrosswireError
 from crosswire.hub.feed import CommittedGroup
-from crosswire.hub.hub import Hub, HubConfig
+from crosswire.hub.hub import Hub
 from crosswire.hub.ledger import LedgerPeer
-from crosswire.hub.topics import TopicPolicy
+from crosswire.hub.policies import HubConfig, TopicPolicy
 from crosswire.lake.files import FinishedFile
 from crosswire.lake.verification import verify
 from crosswire.lake.writer import LakeBatch, LakeWriter

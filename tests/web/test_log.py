@@ -17,8 +17,8 @@ from crosswire.envelope import Envelope
 from crosswire.errors import RequestFailed
 from crosswire.hub.attachment import Delivery
 from crosswire.hub.ledger import LedgerPeer
+from crosswire.hub.policies import TopicPolicy
 from crosswire.hub.services import Provider
-from crosswire.hub.topics import TopicPolicy
 from crosswire.lake import history
 from crosswire.lake.compaction import compact
 from crosswire.lake.files import find

@@ -45,7 +45,8 @@ from crosswire.gateways.epoxy.messages import (
     from_values,
     is_error,
 )
-from crosswire.gateways.gateway import LARGEST_WINDOW, Gateway, parse_start
+from crosswire.gateways.gateway import Gateway
+from crosswire.gateways.options import LARGEST_WINDOW, parse_start
 from crosswire.gateways.payloads import BYTES
 from crosswire.hub.attachment import Attachment, Consumer, Delivery, Ended, Notice
 from crosswire.hub.receipt import Receipt

@@ -29,9 +29,10 @@ from crosswire.errors import (
     TooLargeToSend,
 )
 from crosswire.gateways.failures import read_failure, to_failure
-from crosswire.gateways.gateway import Gateway, check_timeout, parse_start
+from crosswire.gateways.gateway import Gateway
 from crosswire.gateways.micromsg2.intake import ANSWER, MessageIntake
 from crosswire.gateways.micromsg2.outbox import DirectMessage, Outbox
+from crosswire.gateways.options import check_timeout, parse_start
 from crosswire.gateways.payloads import BYTES, JSON, is_json, to_raw_body
 from crosswire.hub.attachment import Attachment, Delivery, Ended, Notice
 from crosswire.hub.services import Answer, Call, Provider

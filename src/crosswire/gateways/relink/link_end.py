@@ -25,7 +25,8 @@ from crosswire.errors import (
     LinkStateError,
     TooLargeToSend,
 )
-from crosswire.gateways.gateway import guarded, parse_start
+from crosswire.gateways.gateway import guarded
+from crosswire.gateways.options import parse_start
 from crosswire.gateways.relink.link_records import (
     Head,
     LinkRecords,
@@ -35,7 +36,7 @@ from crosswire.gateways.relink.link_records import (
     SentRun,
 )
 from crosswire.gateways.relink.messages import Origin
-from crosswire.hub.intake import OpenGroup
+from crosswire.hub.commits import OpenGroup
 from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.receipt import Receipt
 from crosswire.hub.subscriptions import Start, predicate
@@ -233,7 +234,7 @@ class LinkEnd(ABC):
 
     def once_written(self, action: Callable[[], None]) -> None:
         """Do it when what was saved so far has been written."""
-        group, pending = self.hub.group, self._pending
+        group, pending = self.hub.commits.group, self._pending
         if pending and pending[-1][0] is group:
             pending[-1][1].append(action)
             return

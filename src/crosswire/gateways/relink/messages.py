@@ -23,7 +23,7 @@ import msgspec
 from crosswire.envelope import Envelope, Kind, Property
 from crosswire.errors import CrosswireError, InvalidEnvelope, ProviderFailed
 from crosswire.gateways.failures import read_failure, to_failure
-from crosswire.gateways.gateway import check_timeout
+from crosswire.gateways.options import check_timeout
 from crosswire.gateways.payloads import BYTES
 from crosswire.wire.relink.frames import Buffer
 

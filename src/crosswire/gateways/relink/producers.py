@@ -116,7 +116,7 @@ class ProduceEnd(LinkEnd):
         closed = [step[0] for step in todo if step[2] is None]
         states: _States = {}
         for channel in dict.fromkeys([*last, *closed]):
-            state = self.link.foresee(channel)
+            state = self.link.copy_channel(channel)
             if state is not None:
                 if channel in last:
                     state.consume(last[channel])
@@ -136,7 +136,7 @@ class ProduceEnd(LinkEnd):
         self._batch = None
         for channel in states:
             # The row outlives the group that failed, but says too much.
-            state = self.link.foresee(channel)
+            state = self.link.copy_channel(channel)
             if state is not None:
                 self.save_receiving(channel, state)
         self._wait(todo)
@@ -312,7 +312,7 @@ class _ReadBatch:
 
     def save(self) -> None:
         for channel in self._channels:
-            state = self._end.link.foresee(channel)
+            state = self._end.link.copy_channel(channel)
             if state is None:
                 continue
             if channel in self._last:
