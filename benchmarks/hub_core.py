@@ -26,10 +26,10 @@ import uvloop
 
 from crosswire.envelope import Envelope
 from crosswire.hub.attachment import Attachment, Delivery, Notice, Window
-from crosswire.hub.hub import Hub, HubConfig
+from crosswire.hub.hub import Hub
 from crosswire.hub.ledger import LedgerPeer
+from crosswire.hub.policies import HubConfig, TopicPolicy
 from crosswire.hub.receipt import Receipt
-from crosswire.hub.topics import TopicPolicy
 from crosswire.store.contract import WriteBatch
 from crosswire.store.memory import MemoryStore
 from crosswire.store.rocks import RocksStore
@@ -277,8 +277,7 @@ def heads(path: Path, settled: int) -> tuple[float, float, float]:
             if taker.count != 1:
                 raise SystemExit("the head is not there")
             consumer.close(time.time())
-        store.before_commit, store.after_commit = hub._before_commit, hub._after_commit
-        store.after_write = hub._after_write
+        hub.commits.connect()
         return sorted(times)[25] * 1e6
 
     settle("queue/bench", 10)

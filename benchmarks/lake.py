@@ -22,7 +22,8 @@ from crosswire.client.native.dial import dial
 from crosswire.client.native.emp import EmpPeer
 from crosswire.config import PLAIN_LISTENERS, Config, LakeSettings, TapSettings
 from crosswire.envelope import Envelope
-from crosswire.hub.hub import Hub, HubConfig
+from crosswire.hub.hub import Hub
+from crosswire.hub.policies import HubConfig
 from crosswire.server.lake_feed import LakeFeed
 from crosswire.server.server import Server
 from crosswire.store.rocks import RocksStore

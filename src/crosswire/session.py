@@ -15,7 +15,7 @@ from typing import Final, ParamSpec, cast
 from typing import Protocol as Shape
 
 from crosswire.errors import ConnectionLost, InternalError
-from crosswire.hub.callbacks import Callbacks
+from crosswire.hub.dispatch import Callbacks
 from crosswire.wire.contract import Connection, ConnectionClosed, ConnectionFailed, Event
 
 __all__ = ["Session", "SessionOwner", "Tap", "use_keep_alive"]

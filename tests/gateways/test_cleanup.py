@@ -26,7 +26,7 @@ from crosswire.config import (
     ProtocolLimits,
 )
 from crosswire.hub.attachment import DeliveryGap
-from crosswire.hub.services import ServicePolicy
+from crosswire.hub.policies import ServicePolicy
 from crosswire.server.server import GATEWAYS, Server
 from crosswire.web.listener import WebListener
 from crosswire.wire.contract import ConnectionFailed
@@ -279,7 +279,7 @@ async def test_an_exception_in_what_the_hub_calls(
     watched: Watched, caplog: pytest.LogCaptureFixture, listener: str, entry: str
 ) -> None:
     """It ends the connection of the receiver it came from, and nobody else's."""
-    hub = watched.server.hub
+    loop = watched.server.hub._core.loop
     for opening in openings_of(listener):
         peer = await watched.opened(opening, heard=True)
         attachments, providers = list(peer.gateway.attachments), list(peer.gateway.providers)
@@ -291,13 +291,13 @@ async def test_an_exception_in_what_the_hub_calls(
         setattr(held[0].receiver, entry, fault)
         match entry:
             case "deliver":
-                hub.deliver(held[0], [])
+                loop.deliver(held[0], [])
             case "notice":
-                hub.notice(held[0], DeliveryGap(1, 2, "for the test"))
+                loop.notice(held[0], DeliveryGap(1, 2, "for the test"))
             case "request":
-                hub.request(held[0], [])
+                loop.call("request", held[0], held[0].receiver.request, held[0], [])
             case _:
-                hub.withdraw(held[0], [])
+                loop.call("cancel", held[0], held[0].receiver.cancel, held[0], [])
         await until(lambda peer=peer: peer.gateway.left)
         await watched.is_as_before()
         assert tracebacks(caplog) == fault.calls == 1

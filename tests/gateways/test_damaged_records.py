@@ -16,10 +16,10 @@ from crosswire.errors import ClockJumped, HubError
 from crosswire.gateways.context import GatewayContext
 from crosswire.gateways.emqp.broker import Broker
 from crosswire.gateways.relink.links import Links
-from crosswire.hub.floors import save_floor
-from crosswire.hub.hub import Hub, HubConfig
+from crosswire.hub.hub import Hub
 from crosswire.hub.ingest.records import NamedAttempt, ProducerKey, StagedAttempt, pack
 from crosswire.hub.ledger import LedgerPeer
+from crosswire.hub.policies import HubConfig
 from crosswire.hub.schedules import Schedule
 from crosswire.server.server import Server
 from crosswire.store.memory import MemoryDisk, MemoryStore
@@ -61,7 +61,7 @@ async def busy_rows(start_server: StartServer) -> Rows:
     consumer.refuse(taker.ids[:1], now, delay_s=1000.0)
     schedule = Schedule(id="every", envelope=envelope("queue/ticks"), cron="0 0 * * *")
     hub.schedules.add(schedule, now)
-    save_floor(hub.store, hub.topic("topic/t/a").number, 1)
+    hub._core.floors.save(hub.topic("topic/t/a").number, 1)
     server.context.shared(Broker).expect("queue/jobs")
     await stage(hub, now)
     await send(server, "queue/links", b"one", b"two", b"three")
@@ -230,9 +230,7 @@ def is_set_aside(key: bytes) -> bool:
 
 
 def set_aside(hub: Hub) -> set[tuple[bytes, bytes]]:
-    return {
-        (b"s" + space.encode() + b"/" + key, value) for space, key, value in hub.damaged_state()
-    }
+    return {(b"s" + space.encode() + b"/" + key, value) for space, key, value in hub.damage.state()}
 
 
 async def test_a_decided_batch_is_taken_over_without_the_record_of_its_part(rows: Rows) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from crosswire.config import ProtocolLimits
-from crosswire.hub.queues import QueuePolicy
+from crosswire.hub.policies import QueuePolicy
 from crosswire.server.server import Server
 from crosswire.wire.contract import Event
 from crosswire.wire.micromsg2.events import MessageReceived, MessagesAcknowledged

@@ -25,7 +25,7 @@ from crosswire.errors import (
 )
 from crosswire.gateways.relink.endpoints import Endpoint, parse_endpoint
 from crosswire.gateways.relink.links import Links
-from crosswire.hub.queues import QueuePolicy
+from crosswire.hub.policies import QueuePolicy
 from crosswire.hub.subscriptions import AtId
 from crosswire.server.server import Server
 from crosswire.store.contract import StoreLimits, WriteBatch
@@ -304,7 +304,7 @@ async def send_undecided(producer: RelinkClient, *messages: bytes) -> None:
     for message in messages:
         producer.link.send(0, (message,))
     producer.wake()
-    sending = producer.link._sending[0]
+    sending = producer.link._sending.channels[0]
     async with asyncio.timeout(WAIT_S):
         while sending.received < len(messages):
             await asyncio.sleep(0.001)
@@ -733,7 +733,7 @@ async def test_a_damaged_link_is_forgotten_alone(
         server = await start_server(listen={"relink": address})
         assert server.context.shared(Links).epoch == epoch
         await server.hub.committed()  # what is set aside is written with the next group
-        assert ("relink-link", key, b"damaged") in list(server.hub.damaged_state())
+        assert ("relink-link", key, b"damaged") in list(server.hub.damage.state())
         if is_own:
             with pytest.raises(LinkLost):
                 await take(consumer)

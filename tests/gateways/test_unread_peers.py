@@ -15,7 +15,7 @@ import pytest
 from crosswire import session
 from crosswire.client.native.emp import EmpClient
 from crosswire.config import PLAIN_LISTENERS, ConnectionLimits, ProtocolLimits, TlsFiles
-from crosswire.hub.queues import QueuePolicy
+from crosswire.hub.policies import QueuePolicy
 from crosswire.server.server import GATEWAYS, Server
 from crosswire.wire.emp.events import RequestReceived
 from crosswire.wire.emp.frames import EmpLimits

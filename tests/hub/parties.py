@@ -6,8 +6,9 @@ from random import Random
 
 from crosswire.envelope import Envelope
 from crosswire.hub.attachment import Attachment, Delivery, Notice
-from crosswire.hub.hub import Hub, HubConfig
+from crosswire.hub.hub import Hub
 from crosswire.hub.ledger import LedgerPeer
+from crosswire.hub.policies import HubConfig
 from crosswire.hub.services import Answer, Call, Provider
 from crosswire.store.contract import StoreLimits
 from crosswire.store.memory import MemoryDisk, MemoryStore

@@ -12,13 +12,10 @@ from crosswire.envelope import Envelope
 from crosswire.errors import DestinationFull, NoProvider, ProviderFailed, ProviderLost, StoreError
 from crosswire.hub.attachment import Attachment, Delivery, Ended, Notice, Window
 from crosswire.hub.feed import CommittedGroup
-from crosswire.hub.hub import HubConfig
-from crosswire.hub.items import Retry
 from crosswire.hub.ledger import LedgerPeer
-from crosswire.hub.queues import QueuePolicy
+from crosswire.hub.policies import HubConfig, QueuePolicy, Retry, TopicPolicy
 from crosswire.hub.receipt import Receipt
 from crosswire.hub.services import Answer, Call, Provider
-from crosswire.hub.topics import TopicPolicy
 from crosswire.server.metrics import Metrics, render
 from crosswire.store.contract import StoreLimits
 from tests.hub.parties import Bench, Caller, Recorder, Server, publish, send
@@ -229,7 +226,7 @@ def test_answers_watchers_and_listeners_that_raise() -> None:
     consumer = bench.consume("queue/q", Recorder(settles=True), window=10)
     ids = bench.produce(send(b"a"), send(b"b"), send(b"c", "queue/later"))
     assert told == [bench.hub.queue("queue/q")]
-    bench.hub.watched = {bench.produce(send(b"d", "queue/w"))[0]: raising}
+    bench.hub.watched[bench.produce(send(b"d", "queue/w"))[0]] = raising
     watched = bench.produce(send(b"e", "queue/w"))[0]
     bench.hub.watched[watched] = lambda *args: told.append(args)
     bench.consume("queue/w", Recorder(settles=True), window=10)

@@ -9,9 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from crosswire.hub import cursor
 from crosswire.hub.attachment import Attachment, Consumer, Delivery, Notice
 from crosswire.hub.backlog import Backlog
-from crosswire.hub.hub import HubConfig
-from crosswire.hub.items import Retry
-from crosswire.hub.queues import QueuePolicy
+from crosswire.hub.policies import HubConfig, QueuePolicy, Retry
 from crosswire.hub.receipt import Receipt
 from tests.hub.parties import Bench, publish, send
 

@@ -10,9 +10,8 @@ import pytest
 from crosswire.errors import DestinationFull, InvalidDestination, InvalidEnvelope, StoreFull
 from crosswire.hub.attachment import Window
 from crosswire.hub.feed import Seal
-from crosswire.hub.hub import Hub, HubConfig
-from crosswire.hub.items import Retry
-from crosswire.hub.queues import QueuePolicy
+from crosswire.hub.hub import Hub
+from crosswire.hub.policies import HubConfig, QueuePolicy, Retry
 from tests.hub.parties import Bench, Recorder, send
 from tests.store.busy import BusyStore
 

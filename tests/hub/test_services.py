@@ -14,9 +14,9 @@ from crosswire.errors import (
     ProviderFailed,
     ProviderLost,
 )
-from crosswire.hub.hub import HubConfig
 from crosswire.hub.ledger import LedgerPeer
-from crosswire.hub.services import Call, Provider, ServicePolicy
+from crosswire.hub.policies import HubConfig, ServicePolicy
+from crosswire.hub.services import Call, Provider
 from tests.hub.parties import Bench, Caller, Server
 
 

@@ -11,9 +11,10 @@ import pytest
 from benchmarks.traffic import Traffic
 from pyspark.sql import SparkSession
 
-from crosswire.pipeline.batch import BatchJob, Summary, run_batch
+from crosswire.pipeline.batch import BatchJob, run_batch
 from crosswire.pipeline.sources.inputs import find_inputs
 from crosswire.pipeline.spark import FOR_LITTLE, start
+from crosswire.pipeline.summary import Summary
 from tests.pipeline.captures import write_captures
 
 TRAFFIC = Traffic(seed=5, connections=10, messages=12, payload_bytes=64)

@@ -16,9 +16,7 @@ from pyspark.sql import SparkSession
 from crosswire.client.native.emp import EmpClient
 from crosswire.config import PLAIN_LISTENERS, Config, LakeSettings, TapSettings
 from crosswire.errors import RequestFailed
-from crosswire.hub.items import Retry
-from crosswire.hub.queues import QueuePolicy
-from crosswire.hub.topics import TopicPolicy
+from crosswire.hub.policies import QueuePolicy, Retry, TopicPolicy
 from crosswire.server.server import GATEWAYS, Server
 from tests.e2e.parties import (
     Answer,
@@ -70,8 +68,8 @@ class Hub:
     def is_heard(self, name: str) -> bool:
         """Not all protocols tell a subscriber that it is one."""
         topic = self.server.hub.topic(name)
-        self.server.hub.subscriptions.refresh(topic)
-        return any(each.wants(topic.name) for each in topic.subscribers)
+        audience = self.server.hub.subscriptions.audience(topic)
+        return any(each.wants(topic.name) for each in audience.subscribers)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):

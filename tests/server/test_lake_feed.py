@@ -15,11 +15,11 @@ from crosswire.config import LakeSettings
 from crosswire.envelope import Envelope
 from crosswire.errors import CrosswireError
 from crosswire.hub.feed import CommittedGroup
-from crosswire.hub.hub import Hub, HubConfig
+from crosswire.hub.hub import Hub
 from crosswire.hub.ledger import LedgerPeer
-from crosswire.hub.topics import TopicPolicy
-from crosswire.lake.catalog import verify
+from crosswire.hub.policies import HubConfig, TopicPolicy
 from crosswire.lake.files import FinishedFile
+from crosswire.lake.verification import verify
 from crosswire.lake.writer import LakeBatch, LakeWriter
 from crosswire.server.lake_feed import LakeFeed, note_absence
 from crosswire.store.memory import MemoryDisk, MemoryStore

@@ -161,7 +161,7 @@ def test_a_record_in_the_wrong_place_is_set_aside_and_restored(data: Data) -> No
     hub.consume("queue/a", taker, 11.0, peer=PEER, window=2 * COUNT)
     assert taker.ids == data.unsettled[0][1:], "never served under another id"
     store.commit_now()
-    assert [each[:2] for each in hub.damaged()] == [("queue/a", one)]
+    assert [each[:2] for each in hub.damage.messages()] == [("queue/a", one)]
     taker.deliveries.clear()
     asyncio.run(store.close())
     assert data.repair().restored == {"queue/a": 1}

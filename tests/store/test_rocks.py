@@ -100,7 +100,7 @@ def test_a_damaged_record_is_set_aside(tmp_path: Path) -> None:
     hub.consume("queue/a", taker, 2.0, peer=PEER, window=100)
     assert [each.id for each in taker.deliveries] == [ids[0], ids[2]]
     store.commit_now()
-    assert list(hub.damaged()) == [("queue/a", ids[1], record[:-1] + b"\x00")]
+    assert list(hub.damage.messages()) == [("queue/a", ids[1], record[:-1] + b"\x00")]
     assert [row.step for row in hub.trace(ids[1])] == ["accepted", "damaged"]
     assert len(hub.reports) == 1
     asyncio.run(store.close())

@@ -15,8 +15,7 @@ from crosswire.client.native.emp import EmpClient, Json
 from crosswire.client.native.epoxy import EpoxyClient
 from crosswire.client.native.relink import RelinkClient
 from crosswire.errors import RequestFailed
-from crosswire.hub.items import Retry
-from crosswire.hub.queues import QueuePolicy
+from crosswire.hub.policies import QueuePolicy, Retry
 from crosswire.server.server import Server
 from tests.cli.conftest import StartHub, start_hub
 from tests.gateways.conftest import port_of

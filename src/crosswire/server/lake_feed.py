@@ -421,7 +421,7 @@ class LakeFeed:
         try:
             messages = self._hub.feed.stored(block)
         except RecordDamaged as error:
-            self._hub.report(error)
+            self._hub.damage.report(error)
             self._gaps.append(LakeGap("ledger", first_row, last_row, _now_us(), str(error)))
             block = b""
         newest = max(newest, messages[-1].id if messages else 0)

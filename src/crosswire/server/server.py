@@ -31,7 +31,8 @@ from crosswire.errors import (
 from crosswire.gateways.context import Clock, GatewayContext
 from crosswire.gateways.gateway import Gateway
 from crosswire.gateways.payloads import JSON, TEXT, Schemas
-from crosswire.hub.hub import Hub, HubConfig
+from crosswire.hub.hub import Hub
+from crosswire.hub.policies import HubConfig
 from crosswire.hub.schedules import Schedule
 from crosswire.lake.files import find
 from crosswire.logs import log_event
@@ -307,7 +308,7 @@ class Server:
             try:
                 before = _read_names(stored)
             except RecordDamaged as error:
-                self.hub.set_aside_state(_CONFIGURED, b"schedules", stored, error)
+                self.hub.damage.set_aside_state(_CONFIGURED, b"schedules", stored, error)
         now = self.context.now()
         for entry in entries:
             schedule = _schedule(entry)
@@ -317,7 +318,9 @@ class Server:
                     schedules.add(schedule, now)
                 except HubError as error:
                     # Such as a cron expression with a year that is over.
-                    self.hub.report(InvalidSchedule(f"schedule {entry.id} is left out: {error}"))
+                    self.hub.damage.report(
+                        InvalidSchedule(f"schedule {entry.id} is left out: {error}")
+                    )
                     log_event(
                         _log,
                         logging.WARNING,

@@ -19,8 +19,8 @@ from crosswire.lake.schemas import WIRE
 from crosswire.pipeline.decode.arrow_batches import Batches
 from crosswire.pipeline.decode.columnar import ColumnarDecoder
 from crosswire.pipeline.decode.connection_rows import WANTED, ConnectionRows
+from crosswire.pipeline.decode.row_schema import ARROW
 from crosswire.pipeline.decode.scanning import kit_of
-from crosswire.pipeline.tables.decoded import ARROW
 from crosswire.wire import PROTOCOL_NAMES, protocol
 
 Wire = list[dict[str, Any]]

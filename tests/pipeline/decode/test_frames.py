@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from crosswire.errors import InvalidInput
 from crosswire.pipeline.decode.arrow_batches import Batches
 from crosswire.pipeline.decode.connection_rows import ConnectionRows
-from crosswire.pipeline.tables.decoded import ARROW
+from crosswire.pipeline.decode.row_schema import ARROW
 from crosswire.wire import PROTOCOL_NAMES, protocol
 from crosswire.wire.contract import Row
 

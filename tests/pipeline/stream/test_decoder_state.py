@@ -18,9 +18,9 @@ from crosswire.errors import DecoderStateError
 from crosswire.pipeline.decode.arrow_batches import Batches
 from crosswire.pipeline.decode.connection_rows import ConnectionRows
 from crosswire.pipeline.decode.readings import reading_of
+from crosswire.pipeline.decode.row_schema import ARROW
 from crosswire.pipeline.sources.capture_reader import advance, read, segment_of
 from crosswire.pipeline.sources.flow_rows import FlowRows
-from crosswire.pipeline.tables.decoded import ARROW
 from crosswire.wire import PROTOCOL_NAMES
 from tests.capture.test_reassembly import opened, segment
 from tests.pipeline.captures import write_captures

@@ -10,9 +10,10 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from crosswire.lake.files import write
-from crosswire.pipeline.batch import BatchJob, Summary, run_batch
+from crosswire.pipeline.batch import BatchJob, run_batch
 from crosswire.pipeline.sources.inputs import find_inputs
 from crosswire.pipeline.stream.run import Stream, run_stream
+from crosswire.pipeline.summary import Summary
 from tests.pipeline.records import Records
 from tests.pipeline.stream.test_run import Tables, few_tasks, tables
 from tests.pipeline.stretched import DURATION, MINUTE, START, recorded, until

@@ -22,11 +22,12 @@ from pyspark.sql import SparkSession
 
 from crosswire.errors import InvalidInput
 from crosswire.lake.files import write
-from crosswire.pipeline.batch import BatchJob, Summary, run_batch
+from crosswire.pipeline.batch import BatchJob, run_batch
 from crosswire.pipeline.output import Output
 from crosswire.pipeline.sources.inputs import find_inputs
-from crosswire.pipeline.stream.commits import Journal, StreamCommit, StreamStart
+from crosswire.pipeline.stream.commits import StreamCommit, StreamOutput, StreamStart
 from crosswire.pipeline.stream.run import BatchDone, Stream, run_stream
+from crosswire.pipeline.summary import Summary
 from tests.pipeline.captures import write_captures
 from tests.pipeline.conftest import TRAFFIC
 from tests.pipeline.stretched import DURATION, recorded, until
@@ -204,14 +205,14 @@ def test_a_commit_is_carried_out_by_who_comes_next(
     wanted = frozenset({"frames", "sessions"})
     stream = Stream((str(tmp_path / "lake"),), str(tmp_path / "out"), once=True, tables=wanted)
 
-    def dies(journal: Journal, commit: StreamCommit) -> None:
+    def dies(output: StreamOutput, commit: StreamCommit) -> None:
         for source, target in list(commit.move.items())[:3]:
             Path(target).parent.mkdir(parents=True, exist_ok=True)
             Path(source).rename(target)
         raise OSError("killed")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Journal, "_apply", dies)
+        patched.setattr(StreamOutput, "_apply", dies)
         with pytest.raises(OSError, match="killed"):
             run_stream(spark, stream)
     assert run_stream(spark, stream).rows["silver.frames"] == 23
@@ -226,33 +227,33 @@ def test_a_commit_is_carried_out_by_who_comes_next(
 
 
 def test_one_writer_at_a_time(spark: SparkSession, tmp_path: Path) -> None:
-    first = Journal(spark, str(tmp_path / "out"))
+    first = StreamOutput(spark, str(tmp_path / "out"))
     with pytest.raises(InvalidInput, match="another run is writing"):
-        Journal(spark, str(tmp_path / "out"))
+        StreamOutput(spark, str(tmp_path / "out"))
     first.close()
-    Journal(spark, str(tmp_path / "out")).close()
+    StreamOutput(spark, str(tmp_path / "out")).close()
 
 
 def test_a_stream_goes_on_with_what_it_was_begun_with(spark: SparkSession, tmp_path: Path) -> None:
-    journal = Journal(spark, str(tmp_path / "out"))
-    begun = journal.begin(StreamStart(["frames"], 5, {1: "emp"}))
-    assert journal.begin(StreamStart(["frames"], 9, {1: "emp"})) == begun
+    output = StreamOutput(spark, str(tmp_path / "out"))
+    begun = output.begin(StreamStart(["frames"], 5, {1: "emp"}))
+    assert output.begin(StreamStart(["frames"], 9, {1: "emp"})) == begun
     for other, name in (
         (StreamStart([], 5, {1: "emp"}), "tables"),
         (StreamStart(["frames"], 5, {}), "ports"),
     ):
         with pytest.raises(InvalidInput, match=f"was begun with other --{name}"):
-            journal.begin(other)
-    journal.close()
+            output.begin(other)
+    output.close()
 
 
 def test_batches_and_streams_have_folders_of_their_own(spark: SparkSession, tmp_path: Path) -> None:
-    Journal(spark, str(tmp_path / "stream")).close()
+    StreamOutput(spark, str(tmp_path / "stream")).close()
     with pytest.raises(InvalidInput, match="holds the tables of a stream"):
         Output(spark, str(tmp_path / "stream"))
     (tmp_path / "batch" / "silver").mkdir(parents=True)
     with pytest.raises(InvalidInput, match="holds the tables of a batch"):
-        Journal(spark, str(tmp_path / "batch"))
+        StreamOutput(spark, str(tmp_path / "batch"))
 
 
 # --------------------------------------------------------------------------------- the program

@@ -11,7 +11,7 @@ from benchmarks.traffic import Conversation
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from crosswire.pipeline.batch import Summary
+from crosswire.pipeline.summary import Summary
 from crosswire.pipeline.tables.histogram import bucket_of, highest_of
 from crosswire.wire import PROTOCOL_NAMES, protocol
 from crosswire.wire.contract import Row

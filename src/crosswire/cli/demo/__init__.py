@@ -24,8 +24,8 @@ from crosswire.cli.table import print_table
 from crosswire.errors import PipelineError
 
 if TYPE_CHECKING:
-    from crosswire.pipeline.batch import Summary
     from crosswire.pipeline.report import Facts
+    from crosswire.pipeline.summary import Summary
 
 __all__ = ["configure", "run"]
 

@@ -173,7 +173,7 @@ class Broker:
                 self.requested.add(key.decode())
             except (UnicodeDecodeError, InvalidDestination) as error:
                 damaged = RecordDamaged(f"the name of a requested queue can't be read: {error}")
-                self.hub.set_aside_state(_REQUESTED, key, value, damaged)
+                self.hub.damage.set_aside_state(_REQUESTED, key, value, damaged)
         self._for_schedulers: OrderedDict[str, ScheduleReceived] = OrderedDict()
         self._returned: OrderedDict[str, Envelope] = OrderedDict()
         """Jobs whose worker is gone, by message id: it may still bring the result."""

@@ -14,7 +14,7 @@ from crosswire.errors import Forbidden, TooLargeToSend
 from crosswire.gateways.context import GatewayContext
 from crosswire.gateways.emqp.gateway import EmqpGateway
 from crosswire.hub.attachment import Attachment, Delivery
-from crosswire.hub.topics import Subscriber
+from crosswire.hub.subscribers import Subscriber
 from crosswire.wire.contract import Event
 from crosswire.wire.emqp.events import Subscribed, Unsubscribed
 

@@ -33,7 +33,7 @@ from crosswire.gateways.relink.link_records import (
 )
 from crosswire.gateways.relink.messages import Origin
 from crosswire.hub.attachment import Window
-from crosswire.hub.intake import OpenGroup
+from crosswire.hub.commits import OpenGroup
 from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.receipt import Receipt
 from crosswire.session import Session
@@ -235,7 +235,7 @@ class LinkEnd(ABC):
 
         Actions of one commit group share a callback, and run in the order in which they came.
         """
-        group, pending = self.hub.group, self._pending
+        group, pending = self.hub.commits.group, self._pending
         if pending and pending[-1][0] is group:
             pending[-1][1].append(action)
             return

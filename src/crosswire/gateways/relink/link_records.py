@@ -163,7 +163,7 @@ def heads(hub: Hub) -> dict[int, Head]:
                 raise RecordDamaged("a link's channel ids have 0 to 8 bytes")
             found[int.from_bytes(key)] = head
         except RecordDamaged as error:
-            hub.set_aside_state(HEADS, key, value, error)
+            hub.damage.set_aside_state(HEADS, key, value, error)
             if len(key) == _LINK_BYTES:
                 LinkRecords(hub, int.from_bytes(key)).drop_all()
     return found
@@ -236,7 +236,7 @@ class LinkRecords:
                 _, kind, channel, number = _KEY.unpack(key)
                 row = _read_row(kind, value)
             except RecordDamaged as error:
-                self._hub.set_aside_state(_ROWS, key, value, error)
+                self._hub.damage.set_aside_state(_ROWS, key, value, error)
                 raise LinkStateError(f"a link's row can't be read: {error}") from None
             if kind == b"r":
                 loaded.receiving[channel] = row

@@ -65,7 +65,7 @@ class Links:
         epoch = int.from_bytes(stored)
         if len(stored) != _EPOCH_BYTES or epoch >= _IDS:
             error = RecordDamaged("the epoch of links can't be read")
-            hub.set_aside_state(_EPOCH, _KEY, stored, error)
+            hub.damage.set_aside_state(_EPOCH, _KEY, stored, error)
             return 0
         return epoch
 
@@ -84,7 +84,7 @@ class Links:
                 end = self._make(identifier, head, parse_endpoint(head.terms.endpoint))
                 end.load()
             except CrosswireError as error:
-                hub.report(RecordDamaged(f"link {identifier:x} is forgotten: {error}"))
+                hub.damage.report(RecordDamaged(f"link {identifier:x} is forgotten: {error}"))
                 log_event(_log, logging.WARNING, "link forgotten", description=str(error))
                 LinkRecords(hub, identifier).drop_all()
             else:
@@ -96,7 +96,7 @@ class Links:
                 self._take_up(end)
             except Exception as error:
                 # The configuration or rights may have changed: what it held goes to others.
-                hub.report(RecordDamaged(f"link {end.id:x} is forgotten: {error}"))
+                hub.damage.report(RecordDamaged(f"link {end.id:x} is forgotten: {error}"))
                 _log.warning("link forgotten", exc_info=not isinstance(error, HubError))
                 self._ends.pop(end.id, None)
                 end.forget()

@@ -109,7 +109,7 @@ class ProduceEnd(LinkEnd):
                 # The target had room: it is the whole batch that the store can't take.
                 self._wait(todo)
                 return
-        states = self._foresee(todo)
+        states = self._save_states(todo)
         self._batch = (todo, states)
         if receipt is None or receipt.done:
             self.once_written(self._written)
@@ -119,13 +119,13 @@ class ProduceEnd(LinkEnd):
             self._retry_s = _RETRY_FIRST_S
             self.hold(False)
 
-    def _foresee(self, todo: list[_Step]) -> _States:
+    def _save_states(self, todo: list[_Step]) -> _States:
         """Save, and give, the states of channels that the peer may know after the commit."""
         last = {step[0]: step[1] for step in todo if step[2] is not None}
         closed = [step[0] for step in todo if step[2] is None]
         states: _States = {}
         for channel in dict.fromkeys([*last, *closed]):
-            state = self.link.foresee(channel)
+            state = self.link.copy_channel(channel)
             if state is not None:
                 if channel in last:
                     state.consume(last[channel])
@@ -146,7 +146,7 @@ class ProduceEnd(LinkEnd):
         for channel in states:
             # What was saved goes into the next group, but acknowledges messages that are not
             # stored: overwrite it.
-            state = self.link.foresee(channel)
+            state = self.link.copy_channel(channel)
             if state is not None:
                 self.save_receiving(channel, state)
         self._wait(todo)
@@ -331,7 +331,7 @@ class _ReadBatch:
     def save(self) -> None:
         """Save the states of the channels after the batch, and the messages still undecided."""
         for channel in self._channels:
-            state = self._end.link.foresee(channel)
+            state = self._end.link.copy_channel(channel)
             if state is None:
                 continue
             if channel in self._last:

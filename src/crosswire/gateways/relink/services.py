@@ -205,7 +205,7 @@ class CallEnd(LinkEnd):
             self._requests.pop(channel, None)
         if not answers and not closes:
             return
-        state = self.link.foresee(channel)
+        state = self.link.copy_channel(channel)
         if answers:
             self.plan(channel, [SentRun("", parts=answers)], len(answers), sum(map(_size, answers)))
             if state is not None:
@@ -264,7 +264,7 @@ class CallEnd(LinkEnd):
         self._requests.clear()
         states = {}
         for channel, sequence in last.items():
-            state = self.link.foresee(channel)
+            state = self.link.copy_channel(channel)
             if state is not None:
                 state.consume(sequence)
                 states[channel] = state
@@ -430,7 +430,7 @@ class ServeEnd(LinkEnd):
     def _acknowledge(self, last: dict[int, int], closed: list[int]) -> None:
         states: dict[int, ReceivingChannel] = {}
         for channel in dict.fromkeys([*last, *closed]):
-            state = self.link.foresee(channel)
+            state = self.link.copy_channel(channel)
             if state is None:
                 continue
             if channel in last:
