@@ -24,7 +24,7 @@ from crosswire.errors import (
     RequestFailed,
     StoreFailed,
 )
-from crosswire.gateways.relink.link_end import Endpoint, parse_endpoint
+from crosswire.gateways.relink.endpoints import Endpoint, parse_endpoint
 from crosswire.gateways.relink.links import Links
 from crosswire.hub.policies import QueuePolicy
 from crosswire.hub.subscriptions import AtId
