@@ -75,7 +75,7 @@ class Watched:
         await peer.open(opening)
         if heard:
             for step in opening.steps:
-                await peer.write_and_be_read(peer.say([step]))
+                await peer.write_and_be_read(peer.bytes_of([step]))
         return peer
 
     def peer(self, listener: str) -> WirePeer:
@@ -181,10 +181,10 @@ async def test_a_legal_opening_that_ends_badly(
             await peer.open(opening)
             tail = VIOLATION if "violation" in end else b""
             if at_once:
-                peer.write(peer.say(opening.steps) + tail)
+                peer.write(peer.bytes_of(opening.steps) + tail)
             else:
                 for step in opening.steps:
-                    await peer.write_and_be_read(peer.say([step]))
+                    await peer.write_and_be_read(peer.bytes_of([step]))
                 peer.write(tail)
             await peer.end(end)
             await until(lambda peer=peer: peer.gateway.left)
@@ -243,10 +243,10 @@ async def test_an_exception_in_receive(
     for opening in openings_of(listener):
         for end in ("", "violation", "eof") if opening.steps else ():
             peer = await watched.opened(opening)
-            said = peer.say(opening.steps)
+            sent = peer.bytes_of(opening.steps)
             fault = peer.gateway.receive = Fault()  # type: ignore[method-assign]
             failed.clear()
-            peer.write(said + (VIOLATION if end == "violation" else b""))
+            peer.write(sent + (VIOLATION if end == "violation" else b""))
             await peer.end(end)
             await until(lambda peer=peer: peer.gateway.left)
             await watched.is_as_before()
@@ -263,7 +263,7 @@ async def test_an_exception_in_leaving(
         peer = await watched.opened(opening)
         fault = peer.gateway.leave = Fault()  # type: ignore[method-assign]
         for step in opening.steps:
-            await peer.write_and_be_read(peer.say([step]))
+            await peer.write_and_be_read(peer.bytes_of([step]))
         peer.abort()
         await until(lambda peer=peer: peer.gateway.left)
         watched.server.leftovers.look()
@@ -338,7 +338,7 @@ async def test_an_exception_in_the_connection(watched: Watched, listener: str, e
         setattr(peer.gateway.session.connection, entry, Fault())
         if entry == "fail":
             peer.gateway.receive = Fault()  # type: ignore[method-assign]
-        peer.write(peer.say(opening.steps) + VIOLATION)
+        peer.write(peer.bytes_of(opening.steps) + VIOLATION)
         if end == "delete":
             peer.gateway.disconnect()
         else:
@@ -402,7 +402,7 @@ async def test_the_peer_is_told_of_an_internal_error(watched: Watched, name: str
     peer = await watched.opened(named(name))
     peer.gateway.receive = Fault()  # type: ignore[method-assign]
     peer.events.clear()
-    peer.write(peer.say(named(name).steps))
+    peer.write(peer.bytes_of(named(name).steps))
     with contextlib.suppress(AssertionError):
         await peer.pump(lambda: peer.connection.closed)
     end = peer.events[-1]
@@ -495,7 +495,7 @@ async def test_a_consumer_that_broke_the_protocol_keeps_no_messages(
         message = {"destination": "queue/q", "text": "x"}
         first = await producer.request("$publish", message)
         await peer.pump(lambda: any(isinstance(each, MessageReceived) for each in peer.events))
-        peer.write(peer.say(opening.steps) + VIOLATION)
+        peer.write(peer.bytes_of(opening.steps) + VIOLATION)
         await until(lambda: peer.gateway.left)
         second = await producer.request("$publish", message)
     taken: list[int] = []
@@ -525,7 +525,7 @@ async def test_a_peer_that_neither_reads_nor_closes_keeps_no_socket(
     peer.write(b"".join(peer.connection.data_to_send()))
     session = peer.gateway.session
     await until(lambda: session.congested, 10)
-    peer.gateway._connection.receive_eof()  # type: ignore[attr-defined]  it went before all this
+    peer.gateway.connection.receive_eof()  # type: ignore[attr-defined]  it went before all this
     session.wake()
     await until(session.gone.done)
     assert peer.gateway.left

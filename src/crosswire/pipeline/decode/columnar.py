@@ -20,11 +20,11 @@ import pyarrow as pa
 from crosswire.pipeline.decode.arrow_batches import Batches
 from crosswire.pipeline.decode.connection_index import ConnectionIndex
 from crosswire.pipeline.decode.connection_rows import MOST_OPEN, WANTED, ConnectionRows
+from crosswire.pipeline.decode.row_schema import ARROW
 from crosswire.pipeline.decode.scanning import Kit, Scan, kit_of
+from crosswire.pipeline.decode.state_spill import States
 from crosswire.pipeline.decode.text import among
 from crosswire.pipeline.decode.wire_batch import NOWHERE, Flags, Numbers, WireBatch
-from crosswire.pipeline.stream.state_spill import States
-from crosswire.pipeline.tables.decoded import ARROW
 
 __all__ = ["ColumnarDecoder"]
 
@@ -35,7 +35,7 @@ _Key = tuple[str, str]
 
 class ColumnarDecoder:
     """Takes batches of bronze.wire, each connection's rows in order; gives rows of
-    `tables.decoded`, in no certain order: the very ones that `ConnectionRows` gives.
+    `decode.row_schema`, in no certain order: the very ones that `ConnectionRows` gives.
 
     A connection is over when both its directions have ended; where connections come `grouped`, one
     after the other, when the next one begins. Of those that are not over, the `most_open` latest

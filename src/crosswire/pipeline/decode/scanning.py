@@ -17,6 +17,7 @@ from crosswire.pipeline.decode.connection_index import DIRECTION_NAMES, Connecti
 from crosswire.pipeline.decode.connection_rows import ConnectionRows, Direction, Scanned
 from crosswire.pipeline.decode.contract import Describe, DescriptionColumns, FrameRows, Readings
 from crosswire.pipeline.decode.readings.contract import Reading
+from crosswire.pipeline.decode.row_schema import ARROW, FRAMES, OF_MESSAGES
 from crosswire.pipeline.decode.scanners.scanner import (
     AWAY,
     NONE,
@@ -28,7 +29,6 @@ from crosswire.pipeline.decode.scanners.scanner import (
     read,
 )
 from crosswire.pipeline.decode.wire_batch import NOWHERE, Flags, Numbers
-from crosswire.pipeline.tables.decoded import ARROW, FRAMES, OF_MESSAGES
 from crosswire.wire import protocol
 from crosswire.wire.contract import Decoder, Placed
 
