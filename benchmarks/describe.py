@@ -24,7 +24,7 @@ MESSAGES = 20_000
 
 def scan(scanner: BulkScanner, sender: str, data: np.ndarray) -> Columns:
     at, ends = np.zeros(1, np.int64), np.array([len(data)])
-    return scanner.scan(data, at, ends, scanner.fresh(sender, 1))
+    return scanner.scan(data, at, ends, scanner.new_states(sender, 1))
 
 
 def rows_of(columns: Columns, data: np.ndarray) -> FrameRows:

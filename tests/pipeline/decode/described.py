@@ -17,7 +17,8 @@ from crosswire.pipeline.decode.contract import DescriptionColumns as Columnar
 from crosswire.pipeline.decode.contract import FrameRows, Readings
 from crosswire.pipeline.decode.readings import reading_of
 from crosswire.pipeline.decode.readings.contract import Described, Reading
-from crosswire.pipeline.decode.scanners.scanner import BulkScanner, Columns, read
+from crosswire.pipeline.decode.scanners.fallback import scan_and_decode
+from crosswire.pipeline.decode.scanners.scanner import BulkScanner, Columns
 from crosswire.pipeline.tables.decoded import OF_MESSAGES
 from crosswire.wire import protocol
 from crosswire.wire.contract import Encrypted, Frame, Gap, Unsynchronized
@@ -37,15 +38,13 @@ _BESIDE = (Gap, Unsynchronized, Encrypted)
 
 def scanner_of(name: str) -> BulkScanner:
     module = import_module(f"crosswire.pipeline.decode.scanners.{name}")
-    found = (getattr(module, each) for each in module.__all__)
-    (kind,) = (each for each in found if issubclass(each, BulkScanner))
-    scanner: BulkScanner = kind()
+    scanner: BulkScanner = module.SCANNER()
     return scanner
 
 
 def agrees(name: str) -> bool:
     """Does what one side says decide how the other is read?"""
-    return type(scanner_of(name)).share is not BulkScanner.share
+    return scanner_of(name).reads_peer_handshake
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ def by_columns(talk: Talk, *, payloads: bool, step_bytes: int) -> tuple[FrameRow
     columns: list[tuple[Any, ...]] = []
     data = np.frombuffer(whole, np.uint8)
     offsets = np.zeros(2, np.int64)
-    for part in read(
+    for part in scan_and_decode(
         scanner,
         data,
         starts,

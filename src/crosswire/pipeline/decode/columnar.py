@@ -17,12 +17,13 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from crosswire.pipeline.decode.arrays import Flags, Numbers
 from crosswire.pipeline.decode.arrow_batches import Batches
 from crosswire.pipeline.decode.connection_index import ConnectionIndex
 from crosswire.pipeline.decode.connection_rows import MOST_OPEN, WANTED, ConnectionRows
 from crosswire.pipeline.decode.scanning import Kit, Scan, kit_of
 from crosswire.pipeline.decode.text import among
-from crosswire.pipeline.decode.wire_batch import NOWHERE, Flags, Numbers, WireBatch
+from crosswire.pipeline.decode.wire_batch import NOWHERE, WireBatch
 from crosswire.pipeline.stream.state_spill import States
 from crosswire.pipeline.tables.decoded import ARROW
 

@@ -13,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 from crosswire.lake.schemas import BACKWARD, FORWARD
+from crosswire.pipeline.decode.arrays import Flags, Numbers
 from crosswire.pipeline.decode.arrow_batches import BATCH_ROWS
 from crosswire.pipeline.decode.connection_rows import ConnectionRows, Direction
 from crosswire.pipeline.decode.text import Coded, Decimal, Fixed, TextPart, json_parts, text, words
-from crosswire.pipeline.decode.wire_batch import INTRODUCTION, NOWHERE, Flags, Numbers, WireBatch
+from crosswire.pipeline.decode.wire_batch import INTRODUCTION, NOWHERE, WireBatch
 from crosswire.pipeline.tables.decoded import ARROW, DIRECTIONS
 
 __all__ = ["DIRECTION_NAMES", "ConnectionIndex"]

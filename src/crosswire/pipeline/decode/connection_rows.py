@@ -22,7 +22,8 @@ from crosswire.wire import protocol
 from crosswire.wire.contract import Decoder, Encrypted, Gap, Placed, Unsynchronized
 
 if TYPE_CHECKING:
-    from crosswire.pipeline.decode.scanners.scanner import BulkScanner, Numbers
+    from crosswire.pipeline.decode.scanners.scanner import BulkScanner
+from crosswire.pipeline.decode.arrays import Numbers
 
 __all__ = ["MOST_OPEN", "WANTED", "ConnectionRows", "Direction", "Scanned"]
 
@@ -60,7 +61,7 @@ class Scanned(NamedTuple):
     opening: bytes
 
     def leave(self, decoder: Decoder) -> None:
-        self.scanner.leave(decoder, self.state, np.frombuffer(self.opening, np.uint8), 0)
+        self.scanner.hand_over(decoder, self.state, np.frombuffer(self.opening, np.uint8), 0)
 
 
 class Direction:

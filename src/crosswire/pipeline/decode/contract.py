@@ -21,9 +21,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from crosswire.errors import FrameError
+from crosswire.pipeline.decode.arrays import NONE, Bytes, Flags, Numbers
 from crosswire.pipeline.decode.readings.contract import Described, Reading
-from crosswire.pipeline.decode.scanners.scanner import NONE, Bytes, Numbers
-from crosswire.pipeline.decode.text import Flags
 from crosswire.wire.contract import Frame
 
 __all__ = ["Describe", "DescriptionColumns", "FrameRows", "Readings", "in_turn", "nothing"]

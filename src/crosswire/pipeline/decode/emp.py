@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from crosswire.errors import FrameError
+from crosswire.pipeline.decode.arrays import NONE, Flags, Numbers
 from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Readings, nothing
 from crosswire.pipeline.decode.emp_data import Data, find
 from crosswire.pipeline.decode.json import Base64, Unescaped, surely_base64
@@ -33,12 +34,11 @@ from crosswire.pipeline.decode.readings.emp import (
     read_request,
     read_response,
 )
-from crosswire.pipeline.decode.scanners.scanner import NONE, Numbers
+from crosswire.pipeline.decode.scanners.emp import BODY
 from crosswire.pipeline.decode.text import (
     Coded,
     Decimal,
     Fixed,
-    Flags,
     Raw,
     TextPart,
     Vocabulary,
@@ -48,14 +48,17 @@ from crosswire.pipeline.decode.text import (
     words,
 )
 from crosswire.wire.contract import Frame
+from crosswire.wire.emp import layout
 from crosswire.wire.emp.frames import Bye, Error, Hello, Ping, Pong
 
 __all__ = ["describe"]
 
-# What the scanner calls frames, and its slice.
-_HELLO, _BYE, _PING, _PONG, _ERROR, _REQUEST, _RESPONSE = range(7)
-_EMPTY: Final[dict[int, Frame]] = {_BYE: Bye(), _PING: Ping(), _PONG: Pong()}
-_BODY: Final = 0
+# The scanner's codes of frames are the types of messages on the wire.
+_EMPTY: Final[dict[int, Frame]] = {
+    layout.TYPE_BYE: Bye(),
+    layout.TYPE_PING: Ping(),
+    layout.TYPE_PONG: Pong(),
+}
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,8 @@ class _RowOperations:
 
 def describe(rows: FrameRows, readings: Readings[EmpReading]) -> DescriptionColumns:
     count = len(rows)
-    starts, lengths = rows.slices[_BODY]
-    talks, responses = rows.frame >= _REQUEST, rows.frame == _RESPONSE
+    starts, lengths = rows.slices[BODY]
+    talks, responses = rows.frame >= layout.TYPE_REQUEST, rows.frame == layout.TYPE_RESPONSE
     operations_of_rows = _operations(rows, talks)
     codes, operations, data = (
         operations_of_rows.code,
@@ -133,7 +136,7 @@ def describe(rows: FrameRows, readings: Readings[EmpReading]) -> DescriptionColu
 
 def _operations(rows: FrameRows, talks: Flags) -> _RowOperations:
     """By what is around the data; where that was not found, by the whole body."""
-    data = find(rows.octets, *rows.slices[_BODY], talks)
+    data = find(rows.octets, *rows.slices[BODY], talks)
     code, operations = _operations_around(rows, data)
     errors: dict[int, FrameError] = {}
     left = talks & (code == NONE)
@@ -145,10 +148,10 @@ def _operations(rows: FrameRows, talks: Flags) -> _RowOperations:
 
 
 def _operations_around(rows: FrameRows, data: Data) -> tuple[Numbers, list[OperationText]]:
-    starts, lengths = rows.slices[_BODY]
+    starts, lengths = rows.slices[BODY]
     ends, found = starts + lengths, data.opened != NONE
     before, _ = distinct(rows.octets, starts, np.where(found, data.opened - starts, NONE))
-    tags = 2 * before + (rows.frame == _REQUEST)
+    tags = 2 * before + (rows.frame == layout.TYPE_REQUEST)
     around, firsts = distinct(
         rows.octets, data.closed, np.where(found, ends - data.closed, NONE), tags
     )
@@ -158,7 +161,7 @@ def _operations_around(rows: FrameRows, data: Data) -> tuple[Numbers, list[Opera
         operation = operation_around(
             rows.cut(starts[row], data.opened[row]),
             rows.cut(data.closed[row], ends[row]),
-            bool(rows.frame[row] == _REQUEST),
+            bool(rows.frame[row] == layout.TYPE_REQUEST),
         )
         codes.append(NONE if operation is None else len(operations))
         if operation is not None:
@@ -171,7 +174,7 @@ def _read_whole(
 ) -> tuple[Data, dict[int, FrameError]]:
     """Bodies that are read one by one, and where their data is, of which no more is known; those
     that can't be read are errors."""
-    starts, lengths = rows.slices[_BODY]
+    starts, lengths = rows.slices[BODY]
     body, firsts = distinct(rows.octets, starts, np.where(chosen, lengths, NONE), rows.frame)
     codes, sizes, after_sizes = [], [], []
     for row in firsts.tolist():
@@ -203,25 +206,25 @@ def _read_whole(
 
 
 def _read(rows: FrameRows, row: int) -> EmpBody:
-    read = read_request if rows.frame[row] == _REQUEST else read_response
-    return read(rows.part(row, _BODY))
+    read = read_request if rows.frame[row] == layout.TYPE_REQUEST else read_response
+    return read(rows.part(row, BODY))
 
 
 def _read_beside(
     rows: FrameRows, chosen: Flags, code: Numbers, operations: list[OperationText]
 ) -> None:
     """What is neither request nor response."""
-    starts, lengths = rows.slices[_BODY]
+    starts, lengths = rows.slices[BODY]
     tags = rows.frame | rows.detail << 3
     length = np.where(chosen, np.maximum(lengths, 0), NONE)
     other, firsts = distinct(rows.octets, starts, length, tags)
     np.copyto(code, np.where(other == NONE, NONE, other + len(operations)), where=chosen)
     for row in firsts.tolist():
         kind, detail = int(rows.frame[row]), int(rows.detail[row])
-        if kind == _HELLO:
+        if kind == layout.TYPE_HELLO:
             frame: Frame = Hello(detail)
-        elif kind == _ERROR:
-            frame = Error(detail, rows.part(row, _BODY).decode())
+        elif kind == layout.TYPE_ERROR:
+            frame = Error(detail, rows.part(row, BODY).decode())
         else:
             frame = _EMPTY[kind]
         operations.append(operation_beside(frame))
@@ -255,7 +258,7 @@ def _is_binary(data: Data) -> Flags:
 def _asked(
     rows: FrameRows, operations_of_rows: _RowOperations, row: int
 ) -> tuple[Described, Target | None]:
-    starts, lengths = rows.slices[_BODY]
+    starts, lengths = rows.slices[BODY]
     opened, closed = (
         int(operations_of_rows.data.opened[row]),
         int(operations_of_rows.data.closed[row]),

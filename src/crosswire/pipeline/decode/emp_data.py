@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from crosswire.pipeline.decode.compiled import INTS, OCTETS, OUT_TABLE, TRUTHS, kernel
+from crosswire.pipeline.decode.arrays import NONE, Bytes, Flags, Numbers
 from crosswire.pipeline.decode.json import (
     after_space,
     follows,
@@ -19,9 +19,9 @@ from crosswire.pipeline.decode.json import (
     scalar_end,
     string_end,
 )
+from crosswire.pipeline.decode.kernels import INTS, OCTETS, OUT_TABLE, TRUTHS, kernel, subroutine
 from crosswire.pipeline.decode.readings.emp import MOST_AROUND
-from crosswire.pipeline.decode.scanners.scanner import NONE, Bytes, Numbers, compiled, octet_at
-from crosswire.pipeline.decode.text import Flags
+from crosswire.pipeline.decode.scanners.octets import octet_at
 
 __all__ = ["Data", "find"]
 
@@ -50,7 +50,7 @@ _NAMED_PROPERTIES: Final = np.frombuffer(b"properties", np.uint8)
 _NAMED_ID: Final = np.frombuffer(b"id", np.uint8)
 
 
-@compiled
+@subroutine
 def _member(data: Bytes, start: int, end: int) -> int:
     """Which one has this name."""
     size = end - start
@@ -70,7 +70,7 @@ def _member(data: Bytes, start: int, end: int) -> int:
     return found if found != NONE and follows(data, start, end, name) else NONE
 
 
-@compiled
+@subroutine
 def _note_id(data: Bytes, start: int, end: int, row: int, out: Numbers) -> None:
     if out[_FLAGS, row] & _HAS_ID:
         out[_FLAGS, row] |= _ID_DOUBTFUL
@@ -87,7 +87,7 @@ def _note_id(data: Bytes, start: int, end: int, row: int, out: Numbers) -> None:
     out[_FLAGS, row] |= _HAS_ID
 
 
-@compiled
+@subroutine
 def _note(
     data: Bytes, member: int, start: int, end: int, escaped: bool, row: int, out: Numbers
 ) -> None:
@@ -115,7 +115,7 @@ def _note(
         out[_FLAGS, row] |= _ESCAPED
 
 
-@compiled
+@subroutine
 def _value_at(data: Bytes, at: int, end: int) -> int:
     """Where the value begins whose name ends at `at`."""
     at = after_space(data, at, end)
@@ -125,7 +125,7 @@ def _value_at(data: Bytes, at: int, end: int) -> int:
     return at if at < end else NONE
 
 
-@compiled
+@subroutine
 def _object_end(data: Bytes, at: int, end: int, row: int, out: Numbers) -> int:
     """Behind the object that begins at `at`; NONE where it is doubtful. What is open is an object
     where its bit in `objects` is set, the innermost being the last."""
@@ -191,7 +191,7 @@ def _object_end(data: Bytes, at: int, end: int, row: int, out: Numbers) -> int:
         is_first, has_value = False, True
 
 
-@compiled
+@subroutine
 def _name_end(data: Bytes, at: int, end: int) -> int:
     """Behind the first `"data":`, if it is near."""
     for index in range(at, min(end, at + MOST_AROUND) - 6):

@@ -7,8 +7,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from crosswire.pipeline.decode.compiled import INTS, OCTETS, OUT_TRUTHS, kernel
+from crosswire.pipeline.decode.arrays import NONE, Bytes, Flags, Numbers
 from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Readings, nothing
+from crosswire.pipeline.decode.kernels import INTS, OCTETS, OUT_TRUTHS, kernel
 from crosswire.pipeline.decode.matching import GET, PASS, PUT, TAKE, Matching
 from crosswire.pipeline.decode.readings.contract import (
     ACKNOWLEDGEMENT,
@@ -27,11 +28,11 @@ from crosswire.pipeline.decode.readings.emqp import (
     address_of,
     outcome_of,
 )
-from crosswire.pipeline.decode.scanners.scanner import NONE, Bytes, Numbers, valid_utf8
+from crosswire.pipeline.decode.scanners import emqp as scanner
+from crosswire.pipeline.decode.scanners.octets import valid_utf8
 from crosswire.pipeline.decode.text import (
     Coded,
     Fixed,
-    Flags,
     Quoted,
     Raw,
     TextPart,
@@ -47,37 +48,31 @@ from crosswire.pipeline.decode.zmtp import ZmtpDescription, below
 
 __all__ = ["describe"]
 
-# What the scanner calls frames, and its slices.
-_GREETING, _COMMAND, _MESSAGE, _DELIVERY, _REQUEST, _REPLY, _PUBLISH, _ACK = range(8)
-_HEARTBEAT, _READY, _DISCONNECT, _KBAI, _INFORM, _SCHEDULE, _UNSCHEDULE, _ADMIN = range(8, 16)
-_FRAMES: Final = range(16)
-_PAYLOAD, _MSGID, _NAME, _HEADERS, _ABOUT, _LAST = range(6)
-
 # By frame: what it is, where nothing else tells, and the names of its slices.
 _KINDS: Final = {
-    _REPLY: RESPONSE,
-    _ACK: ACKNOWLEDGEMENT,
-    _HEARTBEAT: HEARTBEAT,
-    _READY: CONTROL,
-    _DISCONNECT: GOODBYE,
-    _KBAI: GOODBYE,
-    _INFORM: SUBSCRIPTION,
-    _SCHEDULE: CONTROL,
-    _UNSCHEDULE: CONTROL,
-    _ADMIN: CONTROL,
+    scanner.REPLY: RESPONSE,
+    scanner.ACK: ACKNOWLEDGEMENT,
+    scanner.HEARTBEAT: HEARTBEAT,
+    scanner.READY: CONTROL,
+    scanner.DISCONNECT: GOODBYE,
+    scanner.KBAI: GOODBYE,
+    scanner.INFORM: SUBSCRIPTION,
+    scanner.SCHEDULE: CONTROL,
+    scanner.UNSCHEDULE: CONTROL,
+    scanner.ADMIN: CONTROL,
 }
 _ABOUTS: Final = {
-    _REPLY: "request",
-    _ACK: "acknowledged",
-    _HEARTBEAT: "timestamp",
-    _INFORM: "queues",
-    _SCHEDULE: "interval",
-    _UNSCHEDULE: "interval",
-    _ADMIN: "command",
+    scanner.REPLY: "request",
+    scanner.ACK: "acknowledged",
+    scanner.HEARTBEAT: "timestamp",
+    scanner.INFORM: "queues",
+    scanner.SCHEDULE: "interval",
+    scanner.UNSCHEDULE: "interval",
+    scanner.ADMIN: "command",
 }
-_LASTS: Final = {_INFORM: "peer", _SCHEDULE: "cron", _UNSCHEDULE: "cron"}
-_ABOUT_WORDS: Final = [f',"{_ABOUTS.get(frame, "")}":' for frame in _FRAMES]
-_LAST_WORDS: Final = [f',"{_LASTS.get(frame, "")}":' for frame in _FRAMES]
+_LASTS: Final = {scanner.INFORM: "peer", scanner.SCHEDULE: "cron", scanner.UNSCHEDULE: "cron"}
+_ABOUT_WORDS: Final = [f',"{_ABOUTS.get(frame, "")}":' for frame in range(len(scanner.FRAMES))]
+_LAST_WORDS: Final = [f',"{_LASTS.get(frame, "")}":' for frame in range(len(scanner.FRAMES))]
 
 _OPENINGS: Final = tuple(OPENINGS)
 _ERROR, _TIMEOUT, _ESCAPE = (tuple(np.frombuffer(mark[:3], np.uint8)) for mark in MARKS)
@@ -105,10 +100,10 @@ class _Ids(NamedTuple):
 
 def describe(rows: FrameRows, readings: Readings[EmqpReading]) -> DescriptionColumns:
     count, frame = len(rows), rows.frame
-    bodies, body_bytes = rows.slices[_PAYLOAD]
+    bodies, body_bytes = rows.slices[scanner.PAYLOAD]
     under = below(rows)
     address, addresses = _addressed(rows)
-    replies, named = frame == _REPLY, rows.slices[_ABOUT][1] != NONE
+    replies, named = frame == scanner.REPLY, rows.slices[scanner.ABOUT][1] != NONE
     results, receipts = replies & named, replies & ~named
     matching = Matching(rows, readings, lambda reading: reading.asked)
     ids = _ids(rows, receipts, matching.keys)
@@ -119,7 +114,7 @@ def describe(rows: FrameRows, readings: Readings[EmqpReading]) -> DescriptionCol
     description = DescriptionColumns(
         fields=_fields(rows, ids, under, address, addresses),
         kind=_kinds(rows, under, address, addresses, receipts, acknowledged),
-        identifier=_identifiers(rows, ids, results | (frame == _ACK), acknowledged),
+        identifier=_identifiers(rows, ids, results | (frame == scanner.ACK), acknowledged),
         destination=words(destination, destinations),
         status=words(status, statuses),
         sequence=np.full(count, NONE),
@@ -130,7 +125,7 @@ def describe(rows: FrameRows, readings: Readings[EmqpReading]) -> DescriptionCol
     if rows.payloads:
         description.payload = slices(rows.octets, bodies, description.payload_size)
         description.content_type = words(bodied.astype(np.int64) - 1, [BINARY])
-        timed = (frame == _SCHEDULE) | (frame == _UNSCHEDULE)
+        timed = (frame == scanner.SCHEDULE) | (frame == scanner.UNSCHEDULE)
         properties = [each.properties for each in addresses]
         description.properties = words(np.where(timed, NONE, address), properties)
         description.reply_to = nothing(count)
@@ -145,7 +140,7 @@ def _fields(
     address: Numbers,
     addresses: list[MessageRoute],
 ) -> pa.Array:
-    lasts, last_bytes = rows.slices[_LAST]
+    lasts, last_bytes = rows.slices[scanner.LAST]
     has_msgid = ids.msgid.lengths >= 0
     last: list[TextPart] = []
     if last_bytes.max(initial=NONE) != NONE:
@@ -177,7 +172,7 @@ def _kinds(
 ) -> pa.Array:
     """By the frame; where that does not tell, by what is below or by the address."""
     kinds: Vocabulary[str] = Vocabulary()
-    by_frame = kinds.codes(map(_KINDS.get, _FRAMES))
+    by_frame = kinds.codes(map(_KINDS.get, range(len(scanner.FRAMES))))
     by_address = among(address, kinds.codes(each.kind for each in addresses), NONE)
     by_under = among(under.code, kinds.codes(each.kind for each in under.described), NONE)
     kind = by_frame[rows.frame]
@@ -197,18 +192,21 @@ def _identifiers(rows: FrameRows, ids: _Ids, by_about: Flags, by_key: Flags) -> 
 
 def _addressed(rows: FrameRows) -> tuple[Numbers, list[MessageRoute]]:
     """On the wire the headers follow the name, with their length between them."""
-    (names, name_bytes), (headers, headers_bytes) = rows.slices[_NAME], rows.slices[_HEADERS]
-    to_topic = (rows.frame == _PUBLISH) | (rows.frame == _DELIVERY)
+    (names, name_bytes), (headers, headers_bytes) = (
+        rows.slices[scanner.NAME],
+        rows.slices[scanner.HEADERS],
+    )
+    to_topic = (rows.frame == scanner.PUBLISH) | (rows.frame == scanner.DELIVERY)
     length = np.where(headers_bytes == NONE, name_bytes, headers + headers_bytes - names)
     tags = to_topic | name_bytes << 1 | headers_bytes + 1 << 32
     code, firsts = distinct(
-        rows.octets, names, np.where(rows.frame <= _MESSAGE, NONE, length), tags
+        rows.octets, names, np.where(rows.frame <= scanner.ZMTP_MESSAGE, NONE, length), tags
     )
     return code, [
         address_of(
             not to_topic[row],
-            rows.part(row, _NAME).decode(),
-            None if headers_bytes[row] == NONE else rows.part(row, _HEADERS).decode(),
+            rows.part(row, scanner.NAME).decode(),
+            None if headers_bytes[row] == NONE else rows.part(row, scanner.HEADERS).decode(),
         )
         for row in firsts.tolist()
     ]
@@ -224,10 +222,13 @@ def _find_no_texts(octets: Bytes, starts: Numbers, lengths: Numbers, found: Flag
 def _ids(rows: FrameRows, receipts: Flags, before: list[Any]) -> _Ids:
     """A receipt may be any reply, and need not be a text. What is longer than all ids is none, and
     would not be shorter as a text."""
-    count, asking = len(rows), rows.frame == _REQUEST
-    (bodies, body_bytes), (msgids, msgid_bytes) = rows.slices[_PAYLOAD], rows.slices[_MSGID]
-    abouts, about_bytes = rows.slices[_ABOUT]
-    about_bytes = np.where(rows.frame == _COMMAND, NONE, about_bytes)
+    count, asking = len(rows), rows.frame == scanner.REQUEST
+    (bodies, body_bytes), (msgids, msgid_bytes) = (
+        rows.slices[scanner.PAYLOAD],
+        rows.slices[scanner.MSGID],
+    )
+    abouts, about_bytes = rows.slices[scanner.ABOUT]
+    about_bytes = np.where(rows.frame == scanner.ZMTP_COMMAND, NONE, about_bytes)
     asked_bytes = int(np.where(asking, msgid_bytes, NONE).max(initial=NONE))
     most_bytes = max([asked_bytes, *(4 * len(key[1]) for key in before)])
     body_bytes = np.where(receipts & (body_bytes <= most_bytes), body_bytes, NONE)
@@ -241,7 +242,9 @@ def _ids(rows: FrameRows, receipts: Flags, before: list[Any]) -> _Ids:
     msgids, abouts, bodies = starts[:count], starts[count : 2 * count], starts[2 * count :]
     octets, bodies, body_bytes = _as_texts(octets, bodies, body_bytes)
     key_starts = np.where(asking, msgids, np.where(receipts, bodies, abouts))
-    answering = np.where(receipts, body_bytes, np.where(rows.frame == _REPLY, about_bytes, NONE))
+    answering = np.where(
+        receipts, body_bytes, np.where(rows.frame == scanner.REPLY, about_bytes, NONE)
+    )
     key_bytes = np.where(asking, msgid_bytes, answering)
     return _Ids(
         octets,
@@ -280,14 +283,17 @@ def _matched(
     """Where each message goes, a reply to where its request went; and which replies have one."""
     destinations: Vocabulary[str] = Vocabulary()
     destination = among(address, destinations.codes(each.destination for each in addresses), NONE)
-    step = np.where(rows.frame == _REQUEST, PUT, np.where(receipts, GET, TAKE))
+    step = np.where(rows.frame == scanner.REQUEST, PUT, np.where(receipts, GET, TAKE))
     steps = np.where(ids.key.lengths == NONE, PASS, step)
     partner = matching.partners(matching.texts(ids.octets, *ids.key), steps)
     given = np.append(destination, destinations.codes(matching.values))
     every = list(destinations)
     forward = rows.forward
     matching.remember(
-        lambda row: ((bool(forward[row]), rows.part(row, _MSGID).decode()), every[destination[row]])
+        lambda row: (
+            (bool(forward[row]), rows.part(row, scanner.MSGID).decode()),
+            every[destination[row]],
+        )
     )
     found = partner != NONE
     return np.where(found, given[partner], destination), every, found
@@ -317,9 +323,9 @@ def _statuses(rows: FrameRows, results: Flags, acknowledged: Flags) -> tuple[Num
     """Nearly all is well; only a result with marks may be anything else."""
     names: Vocabulary[str] = Vocabulary()
     status = np.where(results | acknowledged, names.code("success"), NONE)
-    starts, lengths = rows.slices[_PAYLOAD]
+    starts, lengths = rows.slices[scanner.PAYLOAD]
     found = np.empty(len(rows), np.bool_)
     _find_marks(rows.octets, starts, np.where(results, lengths, NONE), found)
     for row in np.flatnonzero(found).tolist():
-        status[row] = names.code(outcome_of(rows.part(row, _PAYLOAD)))
+        status[row] = names.code(outcome_of(rows.part(row, scanner.PAYLOAD)))
     return status, list(names)

@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from crosswire.pipeline.decode.arrays import NONE, Flags, Numbers
 from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Readings, nothing
 from crosswire.pipeline.decode.matching import PASS, PUT, TAKE, Matching
 from crosswire.pipeline.decode.readings.contract import Described
@@ -21,12 +22,19 @@ from crosswire.pipeline.decode.readings.epoxy import (
     error_name,
     method_of,
 )
-from crosswire.pipeline.decode.scanners.scanner import NONE, Numbers
+from crosswire.pipeline.decode.scanners.epoxy import (
+    HAS_ERROR,
+    LAYER_DATA,
+    MESSAGE,
+    MESSAGE_TYPE,
+    METHOD,
+    PAYLOAD,
+    SERVICE,
+)
 from crosswire.pipeline.decode.text import (
     Coded,
     Decimal,
     Fixed,
-    Flags,
     Vocabulary,
     among,
     distinct,
@@ -37,12 +45,6 @@ from crosswire.pipeline.decode.text import (
 
 __all__ = ["describe"]
 
-# What the scanner calls a frame, its slices, and what it says of a message.
-_MESSAGE: Final = 1
-_CONTENT, _SERVICE, _METHOD, _LAYER_DATA = range(4)
-_TYPE: Final = 3
-_HAS_ERROR: Final = 4
-
 _MAGIC_BYTES: Final = 4
 
 _Answer = tuple[str, str]
@@ -50,7 +52,7 @@ _Answer = tuple[str, str]
 
 def describe(rows: FrameRows, readings: Readings[EpoxyReading]) -> DescriptionColumns:
     count = len(rows)
-    messages, failed = rows.frame == _MESSAGE, rows.detail >= _HAS_ERROR
+    messages, failed = rows.frame == MESSAGE, rows.detail >= HAS_ERROR
     method, methods = _named(rows, messages)
     responses = messages & among(method, [each.is_response for each in methods], False)
     more, layer_fields = _layer_fields(rows, failed)
@@ -71,7 +73,7 @@ def describe(rows: FrameRows, readings: Readings[EpoxyReading]) -> DescriptionCo
     kind[~messages] = len(kinds) + 1
     status, statuses = _statuses(rows, responses, failed)
 
-    starts, lengths = rows.slices[_CONTENT]
+    starts, lengths = rows.slices[PAYLOAD]
     description = DescriptionColumns(
         fields=text(
             count,
@@ -102,16 +104,16 @@ def describe(rows: FrameRows, readings: Readings[EpoxyReading]) -> DescriptionCo
 
 def _named(rows: FrameRows, messages: Flags) -> tuple[Numbers, list[Method]]:
     """On the wire the method's name follows the service's, with its length between them."""
-    services, service_bytes = rows.slices[_SERVICE]
-    methods, method_bytes = rows.slices[_METHOD]
+    services, service_bytes = rows.slices[SERVICE]
+    methods, method_bytes = rows.slices[METHOD]
     length = np.where(messages, methods + method_bytes - services, NONE)
-    tags = rows.detail & _TYPE | service_bytes << 2 | method_bytes << 33
+    tags = rows.detail & MESSAGE_TYPE | service_bytes << 2 | method_bytes << 33
     code, firsts = distinct(rows.octets, services, length, tags)
     return code, [
         method_of(
-            int(rows.detail[row]) & _TYPE,
-            rows.part(row, _SERVICE).decode(),
-            rows.part(row, _METHOD).decode(),
+            int(rows.detail[row]) & MESSAGE_TYPE,
+            rows.part(row, SERVICE).decode(),
+            rows.part(row, METHOD).decode(),
         )
         for row in firsts.tolist()
     ]
@@ -119,16 +121,16 @@ def _named(rows: FrameRows, messages: Flags) -> tuple[Numbers, list[Method]]:
 
 def _layer_fields(rows: FrameRows, failed: Flags) -> tuple[Numbers, list[str]]:
     """What only some messages have in their fields: what layers say, and errors."""
-    layers, layer_bytes = rows.slices[_LAYER_DATA]
+    layers, layer_bytes = rows.slices[LAYER_DATA]
     layer, firsts = distinct(rows.octets, layers, layer_bytes)
-    layer_fields = [describe_layer(rows.part(row, _LAYER_DATA)) for row in firsts.tolist()]
+    layer_fields = [describe_layer(rows.part(row, LAYER_DATA)) for row in firsts.tolist()]
     if not failed.any():
         return layer, layer_fields
     more: Vocabulary[str] = Vocabulary()
     code = among(layer, more.codes(layer_fields), NONE)
     for row in np.flatnonzero(failed).tolist():
         before = layer_fields[layer[row]] if layer[row] != NONE else ""
-        code[row] = more.code(f'{before},"error":"{rows.part(row, _CONTENT).hex()}"')
+        code[row] = more.code(f'{before},"error":"{rows.part(row, PAYLOAD).hex()}"')
     return code, list(more)
 
 
@@ -143,7 +145,7 @@ def _carried(
             int(rows.number[row]),
             methods[method[row]],
             layer_fields[more[row]] if more[row] != NONE else "",
-            rows.part(row, _CONTENT),
+            rows.part(row, PAYLOAD),
         )
         for row in chosen
     ]
@@ -171,12 +173,12 @@ def _statuses(rows: FrameRows, responses: Flags, failed: Flags) -> tuple[Numbers
     names: Vocabulary[str] = Vocabulary()
     status = np.where(responses, names.code("success"), NONE)
     for row in np.flatnonzero(responses & failed).tolist():
-        status[row] = names.code(error_name(rows.part(row, _CONTENT)))
+        status[row] = names.code(error_name(rows.part(row, PAYLOAD)))
     return status, list(names)
 
 
 def _content_types(rows: FrameRows, messages: Flags) -> tuple[Numbers, list[str]]:
-    starts, lengths = rows.slices[_CONTENT]
+    starts, lengths = rows.slices[PAYLOAD]
     length = np.where(messages, np.minimum(lengths, _MAGIC_BYTES), NONE)
     magic, firsts = distinct(rows.octets, starts, length)
     types: Vocabulary[str] = Vocabulary()

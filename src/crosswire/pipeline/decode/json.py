@@ -10,23 +10,18 @@ from typing import Final
 
 import numpy as np
 
-from crosswire.pipeline.decode.compiled import (
+from crosswire.pipeline.decode.arrays import NONE, Bytes, Flags, Numbers
+from crosswire.pipeline.decode.kernels import (
     INTS,
     OCTETS,
     OUT_INTS,
     OUT_OCTETS,
     OUT_TRUTHS,
     kernel,
+    subroutine,
 )
-from crosswire.pipeline.decode.scanners.scanner import (
-    NONE,
-    Bytes,
-    Numbers,
-    compiled,
-    octet_at,
-    valid_utf8,
-)
-from crosswire.pipeline.decode.text import Flags, Raw, copy_octets
+from crosswire.pipeline.decode.scanners.octets import octet_at, valid_utf8
+from crosswire.pipeline.decode.text import Raw, copy_octets
 
 __all__ = [
     "Base64",
@@ -67,7 +62,7 @@ _PAD: Final = 61
 # ------------------------------------------------------------------------------------ passing over
 
 
-@compiled
+@subroutine
 def after_space(data: Bytes, at: int, end: int) -> int:
     # The compiled `in` is a call; where it counts it is spelled out.
     while at < end:
@@ -78,7 +73,7 @@ def after_space(data: Bytes, at: int, end: int) -> int:
     return at
 
 
-@compiled
+@subroutine
 def _digit(octet: int) -> int:
     if 48 <= octet <= 57:
         return octet - 48
@@ -86,7 +81,7 @@ def _digit(octet: int) -> int:
     return octet - 87 if 97 <= octet <= 102 else _UNFIT
 
 
-@compiled
+@subroutine
 def _unit(data: Bytes, at: int, end: int) -> int:
     """What stands as \\u and four digits at `at`."""
     if end - at < 6 or octet_at(data, at) != 92 or octet_at(data, at + 1) != 117:
@@ -100,7 +95,7 @@ def _unit(data: Bytes, at: int, end: int) -> int:
     return unit
 
 
-@compiled
+@subroutine
 def _escape_end(data: Bytes, at: int, end: int) -> int:
     """Behind the escape that begins at `at`; two of them that stand for one character are one."""
     if at + 1 < end and _PLAIN[octet_at(data, at + 1)] != 0:
@@ -113,7 +108,7 @@ def _escape_end(data: Bytes, at: int, end: int) -> int:
     return NONE
 
 
-@compiled
+@subroutine
 def _word(data: Bytes, at: int) -> np.uint64:
     """Eight octets; the compiler makes one load of it."""
     word = np.uint64(0)
@@ -122,7 +117,7 @@ def _word(data: Bytes, at: int) -> np.uint64:
     return word
 
 
-@compiled
+@subroutine
 def _has_special(word: np.uint64) -> bool:
     """Is one of the eight a quote, a backslash or a control character? Taking away more than an
     octet is worth leaves its highest bit set, which in text it is not."""
@@ -131,7 +126,7 @@ def _has_special(word: np.uint64) -> bool:
     return bool(below & _HIGHEST != 0)
 
 
-@compiled
+@subroutine
 def string_end(data: Bytes, at: int, end: int) -> tuple[int, bool]:
     """The closing quote of the string that is open at `at`, and whether it has escapes."""
     start, together, escaped = at, np.uint64(0), False
@@ -162,14 +157,14 @@ def string_end(data: Bytes, at: int, end: int) -> tuple[int, bool]:
     return at, escaped
 
 
-@compiled
+@subroutine
 def _digits_end(data: Bytes, at: int, end: int) -> int:
     while at < end and 48 <= octet_at(data, at) <= 57:
         at += 1
     return at
 
 
-@compiled
+@subroutine
 def number_end(data: Bytes, at: int, end: int) -> tuple[int, bool]:
     """Behind the number that begins at `at`, and whether it is a whole one."""
     if at < end and octet_at(data, at) == 45:
@@ -197,7 +192,7 @@ def number_end(data: Bytes, at: int, end: int) -> tuple[int, bool]:
     return at if digits <= _MOST_DIGITS else NONE, whole
 
 
-@compiled
+@subroutine
 def follows(data: Bytes, at: int, end: int, word: Bytes) -> bool:
     """Does the word stand at `at`?"""
     same, index = end - at >= len(word), 0
@@ -207,7 +202,7 @@ def follows(data: Bytes, at: int, end: int, word: Bytes) -> bool:
     return same
 
 
-@compiled
+@subroutine
 def scalar_end(data: Bytes, at: int, end: int) -> int:
     """Behind the value that begins at `at` and is neither string, object nor array."""
     first = octet_at(data, at)
@@ -222,7 +217,7 @@ def scalar_end(data: Bytes, at: int, end: int) -> int:
 # ---------------------------------------------------------------------------------------- strings
 
 
-@compiled
+@subroutine
 def _code_point(data: Bytes, at: int, end: int) -> int:
     """Of the character for which the escape at `at` stands."""
     plain = _PLAIN[octet_at(data, at + 1)]
@@ -234,13 +229,13 @@ def _code_point(data: Bytes, at: int, end: int) -> int:
     return 0x10000 + ((unit - 0xD800) << 10) + _unit(data, at + 6, end) - 0xDC00
 
 
-@compiled
+@subroutine
 def _width(point: int) -> int:
     """In UTF-8."""
     return 1 + (point > 0x7F) + (point > 0x7FF) + (point > 0xFFFF)
 
 
-@compiled
+@subroutine
 def _write_point(point: int, out: Bytes, position: int) -> int:
     width = _width(point)
     for index in range(position + width - 1, position, -1):
@@ -250,7 +245,7 @@ def _write_point(point: int, out: Bytes, position: int) -> int:
     return position + width
 
 
-@compiled
+@subroutine
 def _plain_end(data: Bytes, at: int, end: int) -> int:
     """Behind what stands for itself."""
     while at + 8 <= end and not _has_special(_word(data, at)):
@@ -301,7 +296,7 @@ class Unescaped(Raw):
         _write_unescaped(self._octets, self._starts, self._lengths, out, at)
 
 
-@compiled
+@subroutine
 def _padding(data: Bytes, start: int, end: int) -> int:
     if start == end or octet_at(data, end - 1) != _PAD:
         return 0

@@ -8,10 +8,10 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from crosswire.pipeline.decode.compiled import INT, INTS, OUT_INTS, kernel
+from crosswire.pipeline.decode.arrays import NONE, Bytes, Numbers
 from crosswire.pipeline.decode.contract import FrameRows, Readings
+from crosswire.pipeline.decode.kernels import INT, INTS, OUT_INTS, kernel
 from crosswire.pipeline.decode.readings.contract import MOST_ASKED, Memory, Reading
-from crosswire.pipeline.decode.scanners.scanner import NONE, Bytes, Numbers
 from crosswire.pipeline.decode.text import distinct
 
 __all__ = ["GET", "PASS", "PUT", "TAKE", "Matching"]

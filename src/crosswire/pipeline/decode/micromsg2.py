@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from crosswire.pipeline.decode.arrays import NONE, Flags, Numbers
 from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Readings, nothing
 from crosswire.pipeline.decode.matching import GET, PASS, PUT, Matching
 from crosswire.pipeline.decode.micromsg2_headers import (
@@ -20,7 +21,7 @@ from crosswire.pipeline.decode.micromsg2_headers import (
     HeaderColumns,
     key_of,
 )
-from crosswire.pipeline.decode.micromsg2_messages import MESSAGE, PAYLOAD, Messages, begun_before
+from crosswire.pipeline.decode.micromsg2_messages import Messages, begun_before
 from crosswire.pipeline.decode.readings.contract import (
     ACKNOWLEDGEMENT,
     CONTROL,
@@ -39,12 +40,11 @@ from crosswire.pipeline.decode.readings.micromsg2 import (
     extensions_of,
     full_name,
 )
-from crosswire.pipeline.decode.scanners.scanner import NONE, Numbers
+from crosswire.pipeline.decode.scanners import micromsg2 as scanner
 from crosswire.pipeline.decode.text import (
     Coded,
     Decimal,
     Fixed,
-    Flags,
     Hexadecimal,
     Quoted,
     Raw,
@@ -54,16 +54,11 @@ from crosswire.pipeline.decode.text import (
     text,
     words,
 )
+from crosswire.wire.micromsg2 import layout
 from crosswire.wire.micromsg2.frames import Command, Error, Handshake, parse_handshake
 from crosswire.wire.micromsg2.values import parse_call
 
 __all__ = ["describe"]
-
-# What the scanner calls the other frames.
-_HANDSHAKE: Final = 0
-_COMMAND, _EXTENSION, _ERROR = range(2, 5)
-
-_ACK_BYTES: Final = 2
 
 # Kinds: those of messages, by what the destination begins with; then others.
 _QUEUE: Final = full_name("")
@@ -85,11 +80,11 @@ def describe(rows: FrameRows, readings: _Readings) -> DescriptionColumns:
     asked, before = _matched(rows, readings, messages, headers)
     use, uses = _in_use(rows, readings, hello, hellos)
     acks = among(use, [name in ACKS for name in uses], False)
-    acks &= rows.slices[PAYLOAD][1] == _ACK_BYTES
+    acks &= rows.slices[scanner.PAYLOAD][1] == layout.ACK_SIZE
 
     head, whole, responses = messages.head, messages.whole, asked != NONE
     kind = np.where(whole, np.where(responses, _RESPONSE, headers.prefixes[head]), NONE)
-    kind[rows.frame == _EXTENSION] = _CONTROL
+    kind[rows.frame == scanner.EXTENSION] = _CONTROL
     kind[acks] = _ACKNOWLEDGEMENT
     kind[hello != NONE] = _GREETING
     kind = np.where(call == NONE, kind, len(_KINDS) + call)
@@ -100,7 +95,7 @@ def describe(rows: FrameRows, readings: _Readings) -> DescriptionColumns:
         destination=_destinations(headers, head, asked, before, call, calls),
         status=_statuses(headers, head, responses, use, uses, call, calls),
         sequence=_sequences(rows, acks),
-        payload_size=np.where(rows.frame == MESSAGE, rows.slices[PAYLOAD][1], NONE),
+        payload_size=np.where(rows.frame == scanner.MESSAGE, rows.slices[scanner.PAYLOAD][1], NONE),
         payload_end=np.zeros(len(rows), np.int64),
         begun_at=messages.begun_at(),
         errors=dict(headers.wrong),
@@ -128,10 +123,12 @@ class _HandshakeFields(NamedTuple):
 
 
 def _handshakes(rows: FrameRows) -> tuple[Numbers, list[_HandshakeFields]]:
-    starts, lengths = rows.slices[PAYLOAD]
-    chosen = np.where(rows.frame == _HANDSHAKE, lengths, NONE)
+    starts, lengths = rows.slices[scanner.PAYLOAD]
+    chosen = np.where(rows.frame == scanner.HANDSHAKE, lengths, NONE)
     code, firsts = distinct(rows.octets, starts, chosen, rows.number.view(np.int64))
-    return code, [_hello(int(rows.number[row]), rows.part(row, PAYLOAD)) for row in firsts.tolist()]
+    return code, [
+        _hello(int(rows.number[row]), rows.part(row, scanner.PAYLOAD)) for row in firsts.tolist()
+    ]
 
 
 def _hello(version: int, extensions: bytes) -> _HandshakeFields:
@@ -144,12 +141,12 @@ def _hello(version: int, extensions: bytes) -> _HandshakeFields:
 
 def _calls(rows: FrameRows) -> tuple[Numbers, list[Described]]:
     """Commands and errors."""
-    starts, lengths = rows.slices[PAYLOAD]
-    calls = (rows.frame == _COMMAND) | (rows.frame == _ERROR)
+    starts, lengths = rows.slices[scanner.PAYLOAD]
+    calls = (rows.frame == scanner.COMMAND) | (rows.frame == scanner.ERROR)
     code, firsts = distinct(rows.octets, starts, np.where(calls, lengths, NONE), rows.frame)
-    kinds: dict[int, Any] = {_COMMAND: Command, _ERROR: Error}
+    kinds: dict[int, Any] = {scanner.COMMAND: Command, scanner.ERROR: Error}
     return code, [
-        describe_small(kinds[int(rows.frame[row])](*parse_call(rows.part(row, PAYLOAD))))
+        describe_small(kinds[int(rows.frame[row])](*parse_call(rows.part(row, scanner.PAYLOAD))))
         for row in firsts.tolist()
     ]
 
@@ -173,7 +170,7 @@ def _in_use(
         readings.of(int(rows.owner[row])).extensions = list(every[named[row]])
     sizes = np.array([len(each) for each in every], np.int64)
     number = rows.number.view(np.int64)
-    known = (rows.frame == _EXTENSION) & (number > 0) & (number <= among(which, sizes, 0))
+    known = (rows.frame == scanner.EXTENSION) & (number > 0) & (number <= among(which, sizes, 0))
     use = np.where(known, among(which, np.cumsum(sizes) - sizes, 0) + number - 1, NONE)
     return use, [name for each in every for name in each]
 
@@ -237,12 +234,16 @@ def _fields(
     call: Numbers,
     calls: list[Described],
 ) -> pa.Array:
-    count, messages, extensions = len(rows), rows.frame == MESSAGE, rows.frame == _EXTENSION
+    count, messages, extensions = (
+        len(rows),
+        rows.frame == scanner.MESSAGE,
+        rows.frame == scanner.EXTENSION,
+    )
     kind = np.where(messages, 0, np.where(extensions, 1, NONE))
     opening = np.where(hello == NONE, kind, 2 + hello)
     opening[call != NONE] = 2 + len(hellos) + call[call != NONE]
     closing = np.where(messages, rows.detail, np.where(extensions, 2, NONE))
-    payloads, sizes = rows.slices[PAYLOAD]
+    payloads, sizes = rows.slices[scanner.PAYLOAD]
     return text(
         count,
         Coded(
@@ -314,8 +315,8 @@ def _statuses(
 
 def _sequences(rows: FrameRows, acks: Flags) -> Numbers:
     """A message's own, or that of the one that is acknowledged."""
-    sequence = np.where(rows.frame == MESSAGE, rows.sequence, NONE)
+    sequence = np.where(rows.frame == scanner.MESSAGE, rows.sequence, NONE)
     chosen = np.flatnonzero(acks)
-    at = rows.slices[PAYLOAD][0][chosen]
+    at = rows.slices[scanner.PAYLOAD][0][chosen]
     sequence[chosen] = rows.octets[at].astype(np.int64) << 8 | rows.octets[at + 1]
     return sequence

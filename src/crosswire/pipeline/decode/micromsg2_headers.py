@@ -16,7 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from crosswire.errors import FrameError
-from crosswire.pipeline.decode.compiled import (
+from crosswire.pipeline.decode.arrays import NONE, Bytes, Flags, Numbers
+from crosswire.pipeline.decode.contract import FrameRows, nothing
+from crosswire.pipeline.decode.kernels import (
     INT,
     INTS,
     OCTETS,
@@ -24,27 +26,18 @@ from crosswire.pipeline.decode.compiled import (
     OUT_OCTETS,
     OUT_TABLE,
     kernel,
+    subroutine,
 )
-from crosswire.pipeline.decode.contract import FrameRows, nothing
-from crosswire.pipeline.decode.micromsg2_messages import DESTINATION, PROPERTIES
 from crosswire.pipeline.decode.readings.micromsg2 import (
     PREFIXES,
     PartialMessage,
     Properties,
     describe_properties,
 )
-from crosswire.pipeline.decode.scanners.scanner import (
-    NONE,
-    Bytes,
-    Numbers,
-    compiled,
-    octet_at,
-    valid_utf8,
-    valid_utf8_escaped,
-)
+from crosswire.pipeline.decode.scanners.micromsg2 import DESTINATION, PROPERTIES
+from crosswire.pipeline.decode.scanners.octets import octet_at, valid_utf8, valid_utf8_escaped
 from crosswire.pipeline.decode.text import (
     Fixed,
-    Flags,
     Raw,
     copy_octets,
     distinct,
@@ -117,7 +110,7 @@ for _octet in b"0123456789abcdefABCDEF":
 # ----------------------------------------------------------------------------------------- values
 
 
-@compiled
+@subroutine
 def _find(data: Bytes, start: int, end: int, octet: int) -> int:
     """Where it is, or the end."""
     for index in range(start, end):
@@ -126,7 +119,7 @@ def _find(data: Bytes, start: int, end: int, octet: int) -> int:
     return end
 
 
-@compiled
+@subroutine
 def _digits_end(data: Bytes, start: int, end: int) -> int:
     for index in range(start, end):
         if not 48 <= octet_at(data, index) <= 57:
@@ -134,7 +127,7 @@ def _digits_end(data: Bytes, start: int, end: int) -> int:
     return end
 
 
-@compiled
+@subroutine
 def _zeros_end(data: Bytes, start: int, end: int) -> int:
     for index in range(start, end):
         if octet_at(data, index) != 48:
@@ -142,7 +135,7 @@ def _zeros_end(data: Bytes, start: int, end: int) -> int:
     return end
 
 
-@compiled
+@subroutine
 def _integer(data: Bytes, start: int, end: int) -> int:
     """What stands behind an N: a number as JSON has it, or what else it is."""
     signed = start < end and octet_at(data, start) in (43, 45)
@@ -155,7 +148,7 @@ def _integer(data: Bytes, start: int, end: int) -> int:
     return _ODD if zero and (signed or end - first > 1) else _NUMBER
 
 
-@compiled
+@subroutine
 def _real(data: Bytes, start: int, end: int) -> int:
     """What stands behind a D, likewise."""
     if start == end or not (45 <= octet_at(data, start) <= 57 or octet_at(data, start) == 43):
@@ -177,7 +170,7 @@ def _real(data: Bytes, start: int, end: int) -> int:
     return _ODD if is_small else number
 
 
-@compiled
+@subroutine
 def _kind(data: Bytes, start: int, end: int) -> int:
     prefix = octet_at(data, start) if start < end else 0
     kind = _PLAIN
@@ -192,7 +185,7 @@ def _kind(data: Bytes, start: int, end: int) -> int:
     return kind
 
 
-@compiled
+@subroutine
 def _put(data: Bytes, start: int, end: int, in_json: bool, out: Bytes, position: int) -> int:
     """A text without its escapes; gives the place behind it."""
     index = start
@@ -211,7 +204,7 @@ def _put(data: Bytes, start: int, end: int, in_json: bool, out: Bytes, position:
     return position
 
 
-@compiled
+@subroutine
 def _put_value(data: Bytes, start: int, end: int, kind: int, out: Bytes, position: int) -> int:
     if kind in (_NUMBER, _DOUBTFUL):
         return _put(data, start + 1, end, False, out, position)
@@ -224,7 +217,7 @@ def _put_value(data: Bytes, start: int, end: int, kind: int, out: Bytes, positio
 # ------------------------------------------------------------------------------------- properties
 
 
-@compiled
+@subroutine
 def _same(some: Bytes, start: int, others: Bytes, begin: int, length: int) -> bool:
     for index in range(length):
         if octet_at(some, start + index) != octet_at(others, begin + index):
@@ -232,7 +225,7 @@ def _same(some: Bytes, start: int, others: Bytes, begin: int, length: int) -> bo
     return True
 
 
-@compiled
+@subroutine
 def _is_new(data: Bytes, start: int, end: int, names: Numbers, count: int) -> bool:
     """Is it a name, and none of those that are there already?"""
     for index in range(start, end):
@@ -245,7 +238,7 @@ def _is_new(data: Bytes, start: int, end: int, names: Numbers, count: int) -> bo
     return start < end
 
 
-@compiled
+@subroutine
 def _known(data: Bytes, start: int, end: int) -> int:
     """Which of those whose value is told; NONE if none."""
     for index in range(len(_KNOWN_ENDS) - 1):
@@ -255,7 +248,7 @@ def _known(data: Bytes, start: int, end: int) -> int:
     return NONE
 
 
-@compiled
+@subroutine
 def _doubt(doubtful: Numbers, row: int, start: int, end: int) -> None:
     """The first one counts them."""
     doubtful[0, 0] += 1
@@ -263,7 +256,7 @@ def _doubt(doubtful: Numbers, row: int, start: int, end: int) -> None:
     doubtful[0, index], doubtful[1, index], doubtful[2, index] = row, start, end - start
 
 
-@compiled
+@subroutine
 def _read(
     data: Bytes,
     start: int,
@@ -309,7 +302,7 @@ def _read(
 # --------------------------------------------------------------------------------------- all texts
 
 
-@compiled
+@subroutine
 def _prefix(data: Bytes, start: int, length: int) -> int:
     for which in range(BARE):
         begin, size = _PREFIX_ENDS[which], _PREFIX_ENDS[which + 1] - _PREFIX_ENDS[which]
@@ -318,7 +311,7 @@ def _prefix(data: Bytes, start: int, length: int) -> int:
     return BARE
 
 
-@compiled
+@subroutine
 def _put_known(
     data: Bytes,
     known: Numbers,
@@ -342,7 +335,7 @@ def _put_known(
     return position
 
 
-@compiled
+@subroutine
 def _touch(data: Bytes, starts: Numbers, begin: int, end: int) -> int:
     """Frames are far apart in memory: what is asked for together comes together."""
     touched = 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from crosswire.pipeline.decode.compiled import (
+from crosswire.pipeline.decode.arrays import NONE, Bytes, Flags, Numbers
+from crosswire.pipeline.decode.contract import FrameRows, Readings
+from crosswire.pipeline.decode.kernels import (
     INT,
     INTS,
     OCTETS,
@@ -17,30 +19,22 @@ from crosswire.pipeline.decode.compiled import (
     OUT_TRUTHS,
     TRUTHS,
     kernel,
+    subroutine,
 )
-from crosswire.pipeline.decode.contract import FrameRows, Readings
 from crosswire.pipeline.decode.readings.micromsg2 import (
     MESSAGE_BYTES,
     MicroMsg2Reading,
     PartialMessage,
 )
-from crosswire.pipeline.decode.scanners.scanner import NONE, Bytes, Numbers, compiled
-from crosswire.pipeline.decode.text import Flags, Raw, binary, copy_octets
+from crosswire.pipeline.decode.scanners.micromsg2 import DESTINATION, MESSAGE, PAYLOAD, PROPERTIES
+from crosswire.pipeline.decode.text import Raw, binary, copy_octets
 from crosswire.wire.micromsg2.values import parse_properties
 
 __all__ = [
-    "DESTINATION",
-    "MESSAGE",
-    "PAYLOAD",
-    "PROPERTIES",
     "Messages",
     "PendingMessage",
     "begun_before",
 ]
-
-# What the scanner calls a message, and its slices.
-MESSAGE: Final = 1
-PAYLOAD, DESTINATION, PROPERTIES = range(3)
 
 
 class PendingMessage(NamedTuple):
@@ -60,7 +54,7 @@ def begun_before(readings: Readings[MicroMsg2Reading]) -> list[PendingMessage]:
     ]
 
 
-@compiled
+@subroutine
 def _close(first: int, count: int, closed: Flags) -> int:
     if first >= count:
         closed[first - count] = True

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from crosswire.pipeline.decode.compiled import INTS, OUT_INTS, TRUTHS, kernel
+from crosswire.pipeline.decode.arrays import NONE, Flags, Numbers
 from crosswire.pipeline.decode.contract import (
     DescriptionColumns,
     FrameRows,
@@ -17,6 +17,7 @@ from crosswire.pipeline.decode.contract import (
     in_turn,
     nothing,
 )
+from crosswire.pipeline.decode.kernels import INTS, OUT_INTS, TRUTHS, kernel
 from crosswire.pipeline.decode.readings.contract import (
     ACKNOWLEDGEMENT,
     CONTROL,
@@ -37,12 +38,23 @@ from crosswire.pipeline.decode.readings.relink import (
     message,
     properties_of,
 )
-from crosswire.pipeline.decode.scanners.scanner import NONE, Numbers
+from crosswire.pipeline.decode.scanners.relink import (
+    CHANNELS,
+    CONNECTOR_HELLO,
+    DATA_BITS,
+    FIRST_ABOUT_CHANNELS,
+    LISTENER_HELLO,
+    MESSAGE,
+    MULTICAST,
+    PAYLOAD,
+    PROPERTIES,
+    SIZES,
+    VERSIONS,
+)
 from crosswire.pipeline.decode.text import (
     Coded,
     Decimal,
     Fixed,
-    Flags,
     TextPart,
     Vocabulary,
     among,
@@ -52,25 +64,13 @@ from crosswire.pipeline.decode.text import (
     words,
 )
 from crosswire.wire.contract import Frame, Placed
+from crosswire.wire.relink import layout
 from crosswire.wire.relink.frames import DEFAULTS, Acknowledgement, Message, Operation, scan
 from crosswire.wire.relink.handshake import ConnectorHello, parse_hello, parse_version
-from crosswire.wire.relink.layout import packet_layout
 
 __all__ = ["describe"]
 
-# What the scanner calls frames, its slices, and what it says of packets about channels.
-_OPERATION: Final = 5
-"""The first of four about channels."""
-_MESSAGE: Final = 9
-_VERSIONS: Final = (10, 11)
-_CONNECTOR_HELLO: Final = 12
-_LISTENER_HELLO: Final = 13
-_PAYLOAD, _PROPERTIES, _CHANNELS, _SIZES = range(4)
-_VALUE: Final = 7
-_LARGE, _MULTICAST = 2, 8
-
-_CLOSE: Final = get_args(Operation).index("close")
-_ALIGNED: Final = 8
+_CHANNEL_OPERATION: Final = FIRST_ABOUT_CHANNELS + layout.FORMAT_CHANNEL_OPERATION
 _FEW_PARTS: Final = 2
 """With more, a message's parts are listed one by one."""
 
@@ -118,7 +118,7 @@ _BY_FRAME: Final = (
         for values in (_OPERATIONS, _ACKNOWLEDGEMENTS)
     ),
     [_form_of_message("]}"), _form_of_message("", "]}"), _form_of_message("", ",", "]}")],
-    *([_RowTemplate(('{"version":', "}"), HANDSHAKE)] for _ in _VERSIONS),
+    *([_RowTemplate(('{"version":', "}"), HANDSHAKE)] for _ in VERSIONS),
     [_RowTemplate((), HANDSHAKE)],  # a connector's hello has more to say
     [_RowTemplate(('{"epoch":', ',"link":', "}"), HANDSHAKE)],
 )
@@ -149,11 +149,13 @@ _HAS_NUMBER: Final = [
 
 def describe(rows: FrameRows, readings: Readings[RelinkReading]) -> DescriptionColumns:
     count = len(rows)
-    messages = rows.frame == _MESSAGE
-    about = (rows.frame >= _OPERATION) & (rows.frame < _MESSAGE)
-    closes = (rows.frame == _OPERATION) & (rows.detail & _VALUE == _CLOSE)
-    parts = rows.slices[_SIZES][1] >> np.where(rows.detail & _LARGE, 3, 1)
-    form = _FIRST_FORM[rows.frame] + np.where(about, rows.detail & _VALUE, 0)
+    messages = rows.frame == MESSAGE
+    about = (rows.frame >= FIRST_ABOUT_CHANNELS) & (rows.frame < MESSAGE)
+    closes = (rows.frame == _CHANNEL_OPERATION) & (
+        rows.detail & DATA_BITS == layout.OPERATION_CLOSE
+    )
+    parts = rows.slices[SIZES][1] >> np.where(rows.detail & layout.FLAG_LARGE, 3, 1)
+    form = _FIRST_FORM[rows.frame] + np.where(about, rows.detail & DATA_BITS, 0)
     form += np.where(messages, np.minimum(parts, _FEW_PARTS), 0)
 
     talks = _RowConnections(rows, readings)
@@ -163,8 +165,8 @@ def describe(rows: FrameRows, readings: Readings[RelinkReading]) -> DescriptionC
     numbers, following, apart = _numbers(rows, talks, messages, closes)
     context = _Context(wanted, wants, counted, numbers, following)
     session, sessions = _sessions(rows)
-    has_destination = (about | messages | (rows.frame >= _CONNECTOR_HELLO)) & (wanted > 0)
-    size = np.where(messages, rows.slices[_PAYLOAD][1], NONE)
+    has_destination = (about | messages | (rows.frame >= CONNECTOR_HELLO)) & (wanted > 0)
+    size = np.where(messages, rows.slices[PAYLOAD][1], NONE)
     description = DescriptionColumns(
         fields=_fields(rows, form, hello, hellos),
         kind=words(
@@ -185,17 +187,17 @@ def describe(rows: FrameRows, readings: Readings[RelinkReading]) -> DescriptionC
         status=words(_STATUS[form], _STATUSES),
         sequence=np.where(messages, np.where(counted, numbers, NONE), rows.sequence),
         payload_size=size,
-        payload_end=np.where(messages, -size % _ALIGNED, 0),
+        payload_end=np.where(messages, -size % layout.ALIGNMENT, 0),
         begun_at=np.full(count, NONE),
     )
     if rows.payloads:
-        description.payload = slices(rows.octets, rows.slices[_PAYLOAD][0], size)
+        description.payload = slices(rows.octets, rows.slices[PAYLOAD][0], size)
         description.content_type = words(messages.astype(np.int64) - 1, [CONTENT_TYPE])
         description.properties = _properties(rows)
         description.reply_to = nothing(count)
         description.message_id = nothing(count, pa.int64())
 
-    multicast = (about | messages) & (rows.detail >= _MULTICAST)
+    multicast = (about | messages) & (rows.detail >= MULTICAST)
     # Where that counts on many channels at once, a connection is read on its own.
     apart |= talks.with_any(multicast & (messages | closes))
     _remember(talks, ~apart, context)
@@ -256,11 +258,11 @@ class _Context(NamedTuple):
 def _fields(
     rows: FrameRows, form: Numbers, hello: Numbers, hellos: list[ConnectorHello]
 ) -> pa.Array:
-    _, payload_bytes = rows.slices[_PAYLOAD]
-    _, property_bytes = rows.slices[_PROPERTIES]
+    _, payload_bytes = rows.slices[PAYLOAD]
+    _, property_bytes = rows.slices[PROPERTIES]
     first, second = rows.number, np.where(property_bytes == NONE, payload_bytes, property_bytes)
     second = np.where(rows.sequence == NONE, second, rows.sequence)
-    greeted = np.flatnonzero(rows.frame == _LISTENER_HELLO)
+    greeted = np.flatnonzero(rows.frame == LISTENER_HELLO)
     if len(greeted):
         second[greeted] = rows.number[greeted]
         first = first.copy()
@@ -275,7 +277,7 @@ def _fields(
 
 def _epochs(rows: FrameRows, chosen: Numbers) -> NDArray[np.uint64]:
     """Of listeners' hellos."""
-    index = rows.slices[_PAYLOAD][0][chosen, np.newaxis] + np.arange(8)
+    index = rows.slices[PAYLOAD][0][chosen, np.newaxis] + np.arange(layout.EPOCH_SIZE)
     epochs: NDArray[np.uint64] = rows.octets[index].view("<u8")[:, 0].astype(np.uint64)
     return epochs
 
@@ -283,7 +285,7 @@ def _epochs(rows: FrameRows, chosen: Numbers) -> NDArray[np.uint64]:
 def _sessions(rows: FrameRows) -> tuple[Numbers, list[str]]:
     """The links that listeners give."""
     session = np.full(len(rows), NONE)
-    greeted = np.flatnonzero((rows.frame == _LISTENER_HELLO) & (rows.number > 0))
+    greeted = np.flatnonzero((rows.frame == LISTENER_HELLO) & (rows.number > 0))
     session[greeted] = np.arange(len(greeted))
     links = zip(_epochs(rows, greeted).tolist(), rows.number[greeted].tolist(), strict=True)
     return session, [f"{epoch:x}/{link:x}" for epoch, link in links]
@@ -291,7 +293,7 @@ def _sessions(rows: FrameRows) -> tuple[Numbers, list[str]]:
 
 def _hellos(rows: FrameRows) -> tuple[Numbers, list[ConnectorHello]]:
     """Connectors', which mostly say the same."""
-    length = np.where(rows.frame == _CONNECTOR_HELLO, rows.length, NONE)
+    length = np.where(rows.frame == CONNECTOR_HELLO, rows.length, NONE)
     hello, firsts = distinct(rows.octets, rows.position, length)
     return hello, [cast(ConnectorHello, _frame_of(rows, row)) for row in firsts.tolist()]
 
@@ -314,7 +316,7 @@ def _counted(
     had = np.array([each.link for each in wants], np.uint64)[wanted]
     is_new = (rows.number != 0) & (rows.number != had)
     before = [reading.counted for _, reading in talks.before]
-    return talks.latest(rows.frame == _LISTENER_HELLO, is_new, before)
+    return talks.latest(rows.frame == LISTENER_HELLO, is_new, before)
 
 
 # ---------------------------------------------------------------------------------------- numbers
@@ -402,12 +404,12 @@ def _remember(talks: _RowConnections, chosen: Flags, context: _Context) -> None:
 
 
 def _properties(rows: FrameRows) -> pa.Array:
-    starts, lengths = rows.slices[_PROPERTIES]
+    starts, lengths = rows.slices[PROPERTIES]
     if (lengths == NONE).all():
         return nothing(len(rows))
     part, firsts = distinct(rows.octets, starts, lengths)
     found: Vocabulary[str] = Vocabulary()
-    code = found.codes(properties_of(rows.part(row, _PROPERTIES)) for row in firsts.tolist())
+    code = found.codes(properties_of(rows.part(row, PROPERTIES)) for row in firsts.tolist())
     return words(among(part, code, NONE), list(found))
 
 
@@ -423,19 +425,20 @@ def _in_full(rows: FrameRows, row: int, context: _Context) -> Described:
 def _frame_of(rows: FrameRows, row: int, reading: RelinkReading | None = None) -> Frame:  # noqa: ARG001
     sender = "connector" if rows.forward[row] else "listener"
     code, whole, offset = int(rows.frame[row]), rows.whole(row), int(rows.offset[row])
-    if code > _MESSAGE:
+    if code > MESSAGE:
         frame, _ = (
             parse_version(sender, whole, 0)
-            if code in _VERSIONS
+            if code in VERSIONS
             else parse_hello(sender, whole, 0, offset)
         )
         assert frame is not None
         return frame
-    id_size = max(int(rows.slices[_CHANNELS][1][row]), 0)
-    if rows.detail[row] >= _MULTICAST:
-        id_size //= max(int.from_bytes(whole[4:8], "little"), 1)
+    id_size = max(int(rows.slices[CHANNELS][1][row]), 0)
+    if rows.detail[row] >= MULTICAST:
+        count = whole[layout.MULTICAST_COUNT_OFFSET : layout.MULTICAST_ID_OFFSET]
+        id_size //= max(int.from_bytes(count, "little"), 1)
     placed: list[Placed] = []
-    scan(whole, 0, offset, packet_layout(sender, id_size, id_size), DEFAULTS, placed)
+    scan(whole, 0, offset, layout.packet_layout(sender, id_size, id_size), DEFAULTS, placed)
     ((_, _, packet),) = placed
     assert isinstance(packet, Frame)
     return packet

@@ -6,41 +6,32 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from crosswire.pipeline.decode import describe_of
+from crosswire.pipeline.decode.arrays import NONE, Flags, Numbers
 from crosswire.pipeline.decode.arrow_batches import BATCH_ROWS
 from crosswire.pipeline.decode.connection_index import DIRECTION_NAMES, ConnectionIndex
 from crosswire.pipeline.decode.connection_rows import ConnectionRows, Direction, Scanned
 from crosswire.pipeline.decode.contract import Describe, DescriptionColumns, FrameRows, Readings
 from crosswire.pipeline.decode.readings.contract import Reading
+from crosswire.pipeline.decode.scanners.fallback import DecoderOutput, scan_and_decode
 from crosswire.pipeline.decode.scanners.scanner import (
-    AWAY,
-    NONE,
-    OPENED,
-    STOP,
+    DECODER_ONLY,
+    HANDSHAKE_END,
+    STOP_REASON,
     BulkScanner,
     Columns,
-    DecoderOutput,
-    read,
 )
-from crosswire.pipeline.decode.wire_batch import NOWHERE, Flags, Numbers
+from crosswire.pipeline.decode.wire_batch import NOWHERE
 from crosswire.pipeline.tables.decoded import ARROW, FRAMES, OF_MESSAGES
-from crosswire.wire import protocol
+from crosswire.wire import PROTOCOL_NAMES, protocol
 from crosswire.wire.contract import Decoder, Placed
 
 __all__ = ["Kit", "Scan", "kit_of"]
-
-_SCANNERS: Final = {
-    "emp": "EmpScanner",
-    "emqp": "EmqpScanner",
-    "relink": "RelinkScanner",
-    "epoxy": "EpoxyScanner",
-    "micromsg2": "MicroMsg2Scanner",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,16 +55,16 @@ class Kit:
 
     def has_opened(self, direction: Direction | None) -> bool:
         state = None if direction is None else self.state_of(direction)
-        return state is not None and bool(state[OPENED] != NONE)
+        return state is not None and bool(state[HANDSHAKE_END] != NONE)
 
 
 @cache
 def kit_of(name: str | None) -> Kit | None:
     """None for what no scanner reads."""
-    if name is None or name not in _SCANNERS:
+    if name is None or name not in PROTOCOL_NAMES:
         return None
     module = import_module(f"crosswire.pipeline.decode.scanners.{name}")
-    scanner: BulkScanner = getattr(module, _SCANNERS[name])()
+    scanner: BulkScanner = module.SCANNER()
     roles = protocol(name).roles
     return Kit(
         name,
@@ -82,7 +73,7 @@ def kit_of(name: str | None) -> Kit | None:
         describe_of(name),
         pa.array(scanner.frame_names),
         np.array(scanner.frame_layers, np.int64),
-        type(scanner).share is not BulkScanner.share,
+        scanner.reads_peer_handshake,
     )
 
 
@@ -99,7 +90,7 @@ class _DirectionScan:
         self.bases = present.lane_base[lanes]
         # A decoder counts from where the capture begins.
         self.offsets = present.lane_seen[lanes]
-        self.states = kit.scanner.fresh(kit.roles[0 if forward else 1], len(lanes))
+        self.states = kit.scanner.new_states(kit.roles[0 if forward else 1], len(lanes))
         self.fresh = np.ones(len(lanes), np.bool_)
         for run in np.flatnonzero(present.lane_known[lanes]).tolist():
             state = kit.state_of(present.direction(int(lanes[run])))
@@ -113,7 +104,7 @@ class _DirectionScan:
 
     def opened_at(self) -> Numbers:
         """Where in its direction each run's handshake ended."""
-        opened = self.states[:, OPENED].copy()
+        opened = self.states[:, HANDSHAKE_END].copy()
         for run, index in self.opened.items():
             opened[run] = index
         return opened
@@ -152,7 +143,7 @@ class Scan:
             self._share(side)
 
         def decoder_of(run: int) -> Decoder:
-            side.opened.setdefault(run, int(side.states[run, OPENED]))
+            side.opened.setdefault(run, int(side.states[run, HANDSHAKE_END]))
             connection = present.entered(int(side.owners[run]))
             if not forward:
                 # Its decoder is made with the other one at hand.
@@ -160,7 +151,7 @@ class Scan:
             return connection.decoder(forward, connection.directions[forward])
 
         bounds = (side.starts, side.ends, side.offsets)
-        for part in read(
+        for part in scan_and_decode(
             kit.scanner, pieces.array, *bounds, side.states, decoder_of, cuts=pieces.ends
         ):
             side.parts.append(part)
@@ -173,7 +164,7 @@ class Scan:
         kit, forward = self.kit, self._forward
         runs = np.flatnonzero(side.fresh)
         owners = side.owners[runs]
-        peers = kit.scanner.fresh(kit.roles[0], len(runs))
+        peers = kit.scanner.new_states(kit.roles[0], len(runs))
         peer, spoke = _find(forward.owners, owners)
         peers[spoke] = forward.states[peer[spoke]]
         for index in np.flatnonzero(~spoke & ~self.present.is_new[owners]).tolist():
@@ -182,9 +173,9 @@ class Scan:
             if state is not None:
                 peers[index] = state
         states = side.states[runs]
-        kit.scanner.share(states, peers)
+        kit.scanner.share_handshake(states, peers)
         # Who can't be read in columns can't say what was agreed either.
-        states[peers[:, STOP] == AWAY, STOP] = AWAY
+        states[peers[:, STOP_REASON] == DECODER_ONLY, STOP_REASON] = DECODER_ONLY
         side.states[runs] = states
 
     def _out_of_turn(self) -> list[int]:
@@ -256,12 +247,12 @@ class Scan:
         if direction.decoder is not None:
             if side.fed_to.get(run) != end:
                 whole = pieces.array[start:end]
-                scanner.leave(direction.decoder, side.states[run], whole, offset)
+                scanner.hand_over(direction.decoder, side.states[run], whole, offset)
             return
         known = direction.scanned
         opening = b"" if known is None else known.opening
-        if known is None or known.state[OPENED] == NONE:
-            opened = int(side.states[run, OPENED])
+        if known is None or known.state[HANDSHAKE_END] == NONE:
+            opened = int(side.states[run, HANDSHAKE_END])
             stop = end if opened == NONE else start + opened - offset
             opening += pieces.array[start:stop].tobytes()
         direction.scanned = Scanned(scanner, side.states[run].copy(), opening)

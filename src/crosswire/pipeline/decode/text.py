@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from crosswire.pipeline.decode.compiled import (
+from crosswire.pipeline.decode.arrays import NONE, Bytes, Numbers
+from crosswire.pipeline.decode.kernels import (
     INT,
     INTS,
     NATURAL,
@@ -28,8 +29,8 @@ from crosswire.pipeline.decode.compiled import (
     OUT_OCTETS,
     TRUTHS,
     kernel,
+    subroutine,
 )
-from crosswire.pipeline.decode.scanners.scanner import NONE, Bytes, Numbers, compiled
 
 __all__ = [
     "Coded",
@@ -59,7 +60,7 @@ Flags = NDArray[np.bool_]
 _MOST_BYTES: Final = (1 << 31) - 1
 
 
-@compiled
+@subroutine
 def copy_octets(octets: Bytes, start: int, out: Bytes, position: int, length: int) -> None:
     """By unsigned indexes, which can't count from the end: the compiler then copies in large
     steps."""
@@ -80,7 +81,7 @@ _DIGITS: Final = np.frombuffer(b"0123456789abcdef", np.uint8).copy()
 _SPACE, _QUOTE, _BACKSLASH = np.frombuffer(b' "\\', np.uint8)
 
 
-@compiled
+@subroutine
 def _is_plain(octets: Bytes, start: int, length: int) -> bool:
     """All of these octets stand for themselves in a JSON string. Numbers of the same size as the
     octets let the compiler take large steps."""
@@ -186,7 +187,7 @@ def _measure_quoted(octets: Bytes, starts: Numbers, lengths: Numbers, sizes: Num
             sizes[row] += size
 
 
-@compiled
+@subroutine
 def put_quoted(octet: int, out: Bytes, position: int) -> int:
     """As it stands in a JSON string; gives the place behind it."""
     width = _WIDTHS[octet]
@@ -412,7 +413,7 @@ class Vocabulary(Generic[T]):
         return np.array([self.code(value) for value in values], np.int64)
 
 
-@compiled
+@subroutine
 def _key_of(octets: Bytes, start: int, length: int, key: np.uint64) -> np.uint64:
     """Four octets at a time: who chooses them reaches half of the key only, and what that leaves in
     the other half can't be undone with the next four."""
@@ -433,7 +434,7 @@ def _key_of(octets: Bytes, start: int, length: int, key: np.uint64) -> np.uint64
     return key * prime
 
 
-@compiled
+@subroutine
 def _are_same(octets: Bytes, one: int, other: int, length: int) -> bool:
     """Octets here and there; to the end, since the compiler then takes large steps."""
     this, that, differs = np.uint64(one), np.uint64(other), np.uint8(0)

@@ -6,15 +6,22 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from crosswire.pipeline.decode.compiled import INT, INTS, OCTETS, OUT_TABLE, kernel
+from crosswire.pipeline.decode.arrays import NONE, Bytes, Flags, Numbers
 from crosswire.pipeline.decode.contract import FrameRows
+from crosswire.pipeline.decode.kernels import INT, INTS, OCTETS, OUT_TABLE, kernel
 from crosswire.pipeline.decode.readings.contract import Described, json_text
 from crosswire.pipeline.decode.readings.emqp import MESSAGE, describe_below
-from crosswire.pipeline.decode.scanners.scanner import NONE, Bytes, Numbers, big, octet_at
+from crosswire.pipeline.decode.scanners.emqp import (
+    ABOUT,
+    NAME,
+    ZMTP_COMMAND,
+    ZMTP_GREETING,
+    ZMTP_MESSAGE,
+)
+from crosswire.pipeline.decode.scanners.octets import big_endian, octet_at
 from crosswire.pipeline.decode.text import (
     Coded,
     Fixed,
-    Flags,
     Hexadecimal,
     Quoted,
     Raw,
@@ -24,16 +31,15 @@ from crosswire.pipeline.decode.text import (
     distinct,
     octets_of,
 )
+from crosswire.wire.zmtp import layout
 from crosswire.wire.zmtp.frames import Command, Greeting, parse_greeting, parse_metadata
 
 __all__ = ["ZmtpDescription", "below"]
 
-# What the scanner calls frames, and its slices.
-_GREETING, _COMMAND, _MESSAGE = range(3)
-_NAME, _ABOUT = 2, 4
-
-_LEAST_PROPERTY: Final = 6
-"""Bytes: a name of one letter and its length, and how long the value is."""
+_LEAST_PROPERTY_BYTES: Final = (
+    layout.PROPERTY_NAME_LENGTH_SIZE + 1 + layout.PROPERTY_VALUE_LENGTH_SIZE
+)
+"""A name of one letter, and an empty value."""
 
 
 class ZmtpDescription(NamedTuple):
@@ -47,8 +53,8 @@ class ZmtpDescription(NamedTuple):
 
 def below(rows: FrameRows) -> ZmtpDescription:
     """What a message has to say is told by the command in it."""
-    code = np.where(rows.frame == _MESSAGE, 0, NONE)
-    commands, greetings = rows.frame == _COMMAND, rows.frame == _GREETING
+    code = np.where(rows.frame == ZMTP_MESSAGE, 0, NONE)
+    commands, greetings = rows.frame == ZMTP_COMMAND, rows.frame == ZMTP_GREETING
     if not (commands.any() or greetings.any()):
         return ZmtpDescription(code, [MESSAGE], [Coded(code, [MESSAGE.fields])])
     found, frames = _distinct_kinds(rows, commands, greetings)
@@ -68,7 +74,7 @@ def _distinct_kinds(
     rows: FrameRows, commands: Flags, greetings: Flags
 ) -> tuple[Numbers, list[Greeting | Command]]:
     """Greetings are alike, and so are commands of one name, but for their bodies."""
-    names, name_bytes = rows.slices[_NAME]
+    names, name_bytes = rows.slices[NAME]
     code, firsts = distinct(
         rows.octets,
         np.where(greetings, rows.position, names),
@@ -78,7 +84,7 @@ def _distinct_kinds(
     frames: list[Greeting | Command] = []
     for row in firsts.tolist():
         greeting = parse_greeting(rows.whole(row), 0, 0) if greetings[row] else None
-        frames.append(greeting or Command(rows.part(row, _NAME).decode()))
+        frames.append(greeting or Command(rows.part(row, NAME).decode()))
     return code, frames
 
 
@@ -90,11 +96,12 @@ def _split(octets: Bytes, starts: Numbers, lengths: Numbers, properties: Numbers
     for row in range(len(starts)):
         at = starts[row]
         while at < starts[row] + lengths[row]:
-            name_bytes = octet_at(octets, at)
-            value = at + 1 + name_bytes + 4
-            value_bytes = big(octets, value - 4, 4)
+            name, name_bytes = at + layout.PROPERTY_NAME_LENGTH_SIZE, octet_at(octets, at)
+            name_end = name + name_bytes
+            value = name_end + layout.PROPERTY_VALUE_LENGTH_SIZE
+            value_bytes = big_endian(octets, name_end, layout.PROPERTY_VALUE_LENGTH_SIZE)
             properties[0, found], properties[1, found] = row, at > starts[row]
-            properties[2, found], properties[3, found] = at + 1, name_bytes
+            properties[2, found], properties[3, found] = name, name_bytes
             properties[4, found], properties[5, found] = value, value_bytes
             found += 1
             at = value + value_bytes
@@ -104,9 +111,9 @@ def _split(octets: Bytes, starts: Numbers, lengths: Numbers, properties: Numbers
 def _metadata(rows: FrameRows, chosen: Flags) -> list[TextPart]:
     """Names and values, which are any bytes. The properties of a row stand together, and so do
     their texts."""
-    starts, lengths = rows.slices[_ABOUT]
+    starts, lengths = rows.slices[ABOUT]
     lengths = np.where(chosen, lengths, NONE)
-    room = int(np.maximum(lengths, 0).sum()) // _LEAST_PROPERTY
+    room = int(np.maximum(lengths, 0).sum()) // _LEAST_PROPERTY_BYTES
     properties = np.empty((6, room), np.int64)
     found = _split(rows.octets, starts, lengths, properties)
     row, follows, names, name_bytes, values, value_bytes = properties[:, :found].copy()
@@ -133,7 +140,7 @@ def _metadata(rows: FrameRows, chosen: Flags) -> list[TextPart]:
         lengths[again] = NONE
         code = np.full(len(rows), NONE)
         code[again] = np.arange(len(again))
-        parts.append(Coded(code, [_read(rows.part(each, _ABOUT)) for each in again.tolist()]))
+        parts.append(Coded(code, [_read(rows.part(each, ABOUT)) for each in again.tolist()]))
     return [*parts, Raw(octets, starts, lengths)]
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from crosswire.capture.reassembly import LINGER_NS, REORDER_NS, Flow
 from crosswire.capture.tcp import ACK, FIN, RST, SYN
-from crosswire.pipeline.decode.compiled import compiled, inlined
+from crosswire.pipeline.decode.kernels import inlined, lazy_kernel
 from crosswire.pipeline.sources.packet_kernels import Packets
 from crosswire.wire import runs
 
@@ -160,7 +160,7 @@ def from_flow(flow: Flow, state: Int64) -> None:
         )
 
 
-@compiled
+@lazy_kernel
 def enter(state: Int64, flow: int) -> None:
     state[_FLOW] = flow
     _begin(state, -1)
@@ -168,7 +168,7 @@ def enter(state: Int64, flow: int) -> None:
     state[_BEGUN] = 0
 
 
-@compiled
+@lazy_kernel
 def _begin(state: Int64, opener: int) -> None:
     state[_NUMBER] += 1
     state[_OPENER] = opener
@@ -180,7 +180,7 @@ def _begin(state: Int64, opener: int) -> None:
         state[half + _FIN_AT] = -1
 
 
-@compiled
+@lazy_kernel
 def _is_pending(state: Int64, half: int) -> bool:
     """It said where it ends, and has not come there."""
     return state[half + _FIN_AT] >= 0 and not state[half + _ENDED]
@@ -192,7 +192,7 @@ def _waits(state: Int64) -> int:
     return state[_HALVES + _WAITS] + state[_HALVES + _HALF_FIELDS + _WAITS]  # type: ignore[no-any-return]
 
 
-@compiled
+@lazy_kernel
 def _is_open(state: Int64) -> bool:
     """There is something to come in front of what has come."""
     return (
@@ -202,7 +202,7 @@ def _is_open(state: Int64) -> bool:
     )
 
 
-@compiled
+@lazy_kernel
 def _position_of(state: Int64, half: int, number: Any) -> int:
     distance = (number - state[half + _BASE] - state[half + _NEXT]) & _MASK
     if distance >= _MIDDLE:
@@ -210,7 +210,7 @@ def _position_of(state: Int64, half: int, number: Any) -> int:
     return state[half + _NEXT] + distance  # type: ignore[no-any-return]
 
 
-@compiled
+@lazy_kernel
 def _put(
     state: Int64,
     half: int,
@@ -238,7 +238,7 @@ def _put(
     rows[10, row] = 0
 
 
-@compiled
+@lazy_kernel
 def _put_data(
     state: Int64,
     half: int,
@@ -259,7 +259,7 @@ def _put_data(
     return count + 1
 
 
-@compiled
+@lazy_kernel
 def _end(state: Int64, half: int, forward: bool, time_ns: int, rows: Int64, count: int) -> int:
     if _is_pending(state, half) and state[half + _NEXT] >= state[half + _FIN_AT]:
         state[half + _ENDED] = 1
@@ -268,7 +268,7 @@ def _end(state: Int64, half: int, forward: bool, time_ns: int, rows: Int64, coun
     return count
 
 
-@compiled
+@lazy_kernel
 def _find_slot(
     state: Int64, half: int, waiting: Int64, side: int, position: Any, length: Any
 ) -> int:
@@ -291,13 +291,13 @@ def _find_slot(
     return at  # type: ignore[no-any-return]
 
 
-@compiled
+@lazy_kernel
 def _move(waiting: Int64, side: int, index: int, to: int) -> None:
     for field in range(_WAITING_FIELDS):
         waiting[side, to, field] = waiting[side, index, field]
 
 
-@compiled
+@lazy_kernel
 def _keep(
     state: Int64, half: int, waiting: Int64, side: int, at: int, position: Any, packet: Any
 ) -> None:
@@ -313,7 +313,7 @@ def _keep(
     state[half + _WAITING_BYTES] += packet.size
 
 
-@compiled
+@lazy_kernel
 def _release(
     state: Int64, half: int, forward: bool, waiting: Int64, rows: Int64, count: int
 ) -> int:
@@ -334,7 +334,7 @@ def _release(
     return count
 
 
-@compiled
+@lazy_kernel
 def _give_up(
     state: Int64, half: int, forward: bool, waiting: Int64, rows: Int64, count: int
 ) -> int:
@@ -348,7 +348,7 @@ def _give_up(
     return _end(state, half, forward, since, rows, count)
 
 
-@compiled
+@lazy_kernel
 def _open(state: Int64, packet: Any, rows: Int64, count: int) -> int:
     """SYN opens a connection; a repeated one changes nothing. How many rows there are, -1 if it is
     for `Flow`."""
@@ -379,7 +379,7 @@ def _open(state: Int64, packet: Any, rows: Int64, count: int) -> int:
     return count
 
 
-@compiled
+@lazy_kernel
 def _is_over(state: Int64) -> bool:
     ended = state[_HALVES + _ENDED] and state[_HALVES + _HALF_FIELDS + _ENDED]
     return state[_BROKEN] != 0 or ended != 0  # type: ignore[no-any-return]
@@ -408,7 +408,7 @@ def _put_payload(state: Int64, packet: Any, rows: Int64, count: int) -> None:
     _put_data(state, half, forward, size, packet.time_ns, packet.source, start, rows, count)
 
 
-@compiled
+@lazy_kernel
 def follow(
     state: Int64,
     waiting: Int64,
@@ -448,7 +448,7 @@ def follow(
     return at, count, DONE
 
 
-@compiled
+@lazy_kernel
 def _take(
     state: Int64, waiting: Int64, packet: Any, rows: Int64, count: int, reorder_bytes: int
 ) -> int:
@@ -500,7 +500,7 @@ def _take(
     return count
 
 
-@compiled
+@lazy_kernel
 def _be_patient(
     state: Int64, waiting: Int64, packet: Any, rows: Int64, count: int, reorder_bytes: int
 ) -> int:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from crosswire.capture.flows import FLOW_BYTES
 from crosswire.errors import InvalidInput
-from crosswire.pipeline.decode.compiled import compiled
+from crosswire.pipeline.decode.kernels import lazy_kernel
 from crosswire.pipeline.sources.capture_reader import Segments, Split, read
 from crosswire.pipeline.sources.packet_kernels import PACKET, Packets
 
@@ -147,7 +147,7 @@ def survey(files: Iterable[Split]) -> Survey:
     return Survey(found, seed, packets, size_bytes, joined_bytes)
 
 
-@compiled
+@lazy_kernel
 def _hash(words: npt.NDArray[np.uint32], row: int, seed: Any) -> int:
     found = seed
     for index in range(words.shape[1]):
@@ -156,12 +156,12 @@ def _hash(words: npt.NDArray[np.uint32], row: int, seed: Any) -> int:
     return found  # type: ignore[no-any-return]
 
 
-@compiled
+@lazy_kernel
 def _bucket(hashed: Any) -> int:
     return np.int64(np.uint64(hashed) >> np.uint64(54))  # type: ignore[return-value]
 
 
-@compiled
+@lazy_kernel
 def _tally(
     words: npt.NDArray[np.uint32], packets: Packets, seed: Any, counts: npt.NDArray[np.int64]
 ) -> None:
@@ -248,7 +248,7 @@ class _SharePackets:
         _enter_all(self._slots, self._words, count, self._share.seed)
 
 
-@compiled
+@lazy_kernel
 def _keep(
     words: npt.NDArray[np.uint32],
     packets: Packets,
@@ -290,7 +290,7 @@ def _keep(
     return at
 
 
-@compiled
+@lazy_kernel
 def _same(
     words: npt.NDArray[np.uint32], row: int, known: npt.NDArray[np.uint32], flow: int
 ) -> bool:
@@ -300,7 +300,7 @@ def _same(
     return True
 
 
-@compiled
+@lazy_kernel
 def _enter_all(
     slots: npt.NDArray[np.int32], known: npt.NDArray[np.uint32], count: int, seed: Any
 ) -> None:
@@ -324,7 +324,7 @@ def _by_flow_and_time(packets: Packets, flows: int) -> npt.NDArray[np.int32]:
     return order
 
 
-@compiled
+@lazy_kernel
 def _group(
     packets: Packets,
     bounds: npt.NDArray[np.int64],
