@@ -12,9 +12,9 @@ import numpy as np
 from msgspec import structs
 
 from crosswire.errors import FrameError
-from crosswire.pipeline.decode import describe_of
+from crosswire.pipeline.decode.batch_scan import columnar_protocol
+from crosswire.pipeline.decode.contract import Describe, FrameRows, Readings
 from crosswire.pipeline.decode.contract import DescriptionColumns as Columnar
-from crosswire.pipeline.decode.contract import FrameRows, Readings
 from crosswire.pipeline.decode.readings import reading_of
 from crosswire.pipeline.decode.readings.contract import Described, Reading
 from crosswire.pipeline.decode.scanners.fallback import scan_and_decode
@@ -40,6 +40,12 @@ def scanner_of(name: str) -> BulkScanner:
     module = import_module(f"crosswire.pipeline.decode.scanners.{name}")
     scanner: BulkScanner = module.SCANNER()
     return scanner
+
+
+def describe_of(name: str) -> Describe:
+    found = columnar_protocol(name)
+    assert found is not None
+    return found.describe
 
 
 def agrees(name: str) -> bool:

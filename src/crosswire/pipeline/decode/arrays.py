@@ -17,5 +17,5 @@ Flags: TypeAlias = NDArray[np.bool_]
 NONE: Final = -1
 """An absent code, index, length or value in a column of numbers, none of which is negative.
 
-As an index it is the last element: `values_by_code` relies on it.
+As an index it is the last element: `text.by_code` relies on it.
 """

@@ -25,7 +25,14 @@ from crosswire.pipeline.decode.arrays import NONE, Bytes, Flags, Numbers
 from crosswire.pipeline.decode.readings.contract import Described, Reading
 from crosswire.wire.contract import Frame
 
-__all__ = ["Describe", "DescriptionColumns", "FrameRows", "Readings", "in_turn", "nothing"]
+__all__ = [
+    "Describe",
+    "DescriptionColumns",
+    "FrameRows",
+    "Readings",
+    "describe_one_by_one",
+    "null_column",
+]
 
 R = TypeVar("R", bound=Reading)
 
@@ -160,12 +167,12 @@ class Describe(Protocol):
     def __call__(self, rows: FrameRows, readings: Readings[Any]) -> DescriptionColumns: ...
 
 
-def nothing(count: int, kind: pa.DataType | None = None) -> pa.Array:
+def null_column(count: int, kind: pa.DataType | None = None) -> pa.Array:
     """A column of nulls: of text, if nothing else is said."""
     return pa.nulls(count, kind or pa.string())
 
 
-def in_turn(
+def describe_one_by_one(
     rows: FrameRows,
     chosen: Sequence[int],
     readings: Readings[R],

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from crosswire.errors import FrameError
 from crosswire.pipeline.decode.arrays import NONE, Flags, Numbers
-from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Readings, nothing
+from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Readings, null_column
 from crosswire.pipeline.decode.emp_data import Data, find
 from crosswire.pipeline.decode.json import Base64, Unescaped, surely_base64
 from crosswire.pipeline.decode.matching import PASS, PUT, TAKE, Matching
@@ -42,7 +42,7 @@ from crosswire.pipeline.decode.text import (
     Raw,
     TextPart,
     Vocabulary,
-    among,
+    by_code,
     distinct,
     text,
     words,
@@ -72,7 +72,7 @@ class _RowOperations:
     errors: dict[int, FrameError]
 
     def flags(self, operations: list[bool]) -> Flags:
-        found: Flags = among(self.code, operations, False)
+        found: Flags = by_code(self.code, operations, False)
         return found
 
 
@@ -90,8 +90,8 @@ def describe(rows: FrameRows, readings: Readings[EmpReading]) -> DescriptionColu
     looked_at = [_asked(rows, operations_of_rows, row) for row in doubtful]
 
     targets: Vocabulary[Target] = Vocabulary()
-    target = among(codes, targets.codes(each.target for each in operations), NONE)
-    answer = among(codes, targets.codes(each.answer for each in operations), NONE)
+    target = by_code(codes, targets.codes(each.target for each in operations), NONE)
+    answer = by_code(codes, targets.codes(each.answer for each in operations), NONE)
     _redirect(rows, data, carriers, targets, target, answer)
     answer[doubtful] = targets.codes(each for _, each in looked_at)
     _match(rows, readings, responses & (codes != NONE), targets, target, answer)
@@ -107,9 +107,9 @@ def describe(rows: FrameRows, readings: Readings[EmpReading]) -> DescriptionColu
         ),
         kind=words(target, [kind for kind, _ in targets]),
         identifier=text(count, Decimal(rows.number, talks), valid=talks),
-        destination=words(among(target, goals, NONE), [goal or "" for _, goal in targets]),
+        destination=words(by_code(target, goals, NONE), [goal or "" for _, goal in targets]),
         status=words(
-            among(codes, statuses.codes(each.status for each in operations), NONE), list(statuses)
+            by_code(codes, statuses.codes(each.status for each in operations), NONE), list(statuses)
         ),
         sequence=np.full(count, NONE),
         payload_size=np.where(talks, data.closed - data.opened, NONE),
@@ -125,7 +125,7 @@ def describe(rows: FrameRows, readings: Readings[EmpReading]) -> DescriptionColu
             rows,
             operations_of_rows,
             carriers,
-            responses & among(target, acknowledged, False),
+            responses & by_code(target, acknowledged, False),
         )
     description.patch(doubtful, [described for described, _ in looked_at])
     return description
@@ -166,7 +166,7 @@ def _operations_around(rows: FrameRows, data: Data) -> tuple[Numbers, list[Opera
         codes.append(NONE if operation is None else len(operations))
         if operation is not None:
             operations.append(operation)
-    return among(around, codes, NONE), operations
+    return by_code(around, codes, NONE), operations
 
 
 def _read_whole(
@@ -188,9 +188,9 @@ def _read_whole(
             operations.append(operation)
         sizes.append(size)
         after_sizes.append(after)
-    np.copyto(code, among(body, codes, NONE), where=chosen)
-    closed = np.where(chosen, starts + lengths - among(body, after_sizes, 0), data.closed)
-    opened = np.where(chosen, closed - among(body, sizes, 0), data.opened)
+    np.copyto(code, by_code(body, codes, NONE), where=chosen)
+    closed = np.where(chosen, starts + lengths - by_code(body, after_sizes, 0), data.closed)
+    opened = np.where(chosen, closed - by_code(body, sizes, 0), data.opened)
     carries, has_message_id = data.carries & ~chosen, data.has_message_id & ~chosen
     data = replace(
         data, opened=opened, closed=closed, carries=carries, has_message_id=has_message_id
@@ -296,8 +296,10 @@ def _redirect(
         carrying(msgspec.json.decode(b'"%b"' % _slice(rows, data.destination, row), type=str))
         for row in firsts.tolist()
     ]
-    np.copyto(target, among(goal, targets.codes(there for there, _ in found), NONE), where=carriers)
-    np.copyto(answer, among(goal, targets.codes(back for _, back in found), NONE), where=carriers)
+    np.copyto(
+        target, by_code(goal, targets.codes(there for there, _ in found), NONE), where=carriers
+    )
+    np.copyto(answer, by_code(goal, targets.codes(back for _, back in found), NONE), where=carriers)
 
 
 def _slice(rows: FrameRows, member: tuple[Numbers, Numbers], row: int) -> bytes:
@@ -359,7 +361,7 @@ def _describe_messages(
     description.payload = text(count, *parts, valid=shown | carriers).view(pa.binary())
 
     types: Vocabulary[str] = Vocabulary()
-    content_type = among(
+    content_type = by_code(
         operations_of_rows.code,
         types.codes(each.content_type for each in operations_of_rows.operations),
         NONE,
@@ -369,7 +371,7 @@ def _describe_messages(
         content_type[chosen] = types.code(name)
     description.content_type = words(content_type, list(types))
     description.properties = _properties(rows, data, carriers)
-    description.reply_to = nothing(count)
+    description.reply_to = null_column(count)
 
 
 def _properties(rows: FrameRows, data: Data, carriers: Flags) -> pa.Array:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from crosswire.pipeline.decode.arrays import NONE, Bytes, Flags, Numbers
-from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Readings, nothing
+from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Readings, null_column
 from crosswire.pipeline.decode.kernels import INTS, OCTETS, OUT_TRUTHS, kernel
 from crosswire.pipeline.decode.matching import GET, PASS, PUT, TAKE, Matching
 from crosswire.pipeline.decode.readings.contract import (
@@ -37,7 +37,7 @@ from crosswire.pipeline.decode.text import (
     Raw,
     TextPart,
     Vocabulary,
-    among,
+    by_code,
     distinct,
     octets_of,
     slices,
@@ -128,8 +128,8 @@ def describe(rows: FrameRows, readings: Readings[EmqpReading]) -> DescriptionCol
         timed = (frame == scanner.SCHEDULE) | (frame == scanner.UNSCHEDULE)
         properties = [each.properties for each in addresses]
         description.properties = words(np.where(timed, NONE, address), properties)
-        description.reply_to = nothing(count)
-        description.message_id = nothing(count, pa.int64())
+        description.reply_to = null_column(count)
+        description.message_id = null_column(count, pa.int64())
     return description
 
 
@@ -173,8 +173,8 @@ def _kinds(
     """By the frame; where that does not tell, by what is below or by the address."""
     kinds: Vocabulary[str] = Vocabulary()
     by_frame = kinds.codes(map(_KINDS.get, range(len(scanner.FRAMES))))
-    by_address = among(address, kinds.codes(each.kind for each in addresses), NONE)
-    by_under = among(under.code, kinds.codes(each.kind for each in under.described), NONE)
+    by_address = by_code(address, kinds.codes(each.kind for each in addresses), NONE)
+    by_under = by_code(under.code, kinds.codes(each.kind for each in under.described), NONE)
     kind = by_frame[rows.frame]
     kind = np.where(kind == NONE, np.maximum(by_address, by_under), kind)
     kind[receipts] = kinds.code(CONTROL)
@@ -282,7 +282,7 @@ def _matched(
 ) -> tuple[Numbers, list[str], Flags]:
     """Where each message goes, a reply to where its request went; and which replies have one."""
     destinations: Vocabulary[str] = Vocabulary()
-    destination = among(address, destinations.codes(each.destination for each in addresses), NONE)
+    destination = by_code(address, destinations.codes(each.destination for each in addresses), NONE)
     step = np.where(rows.frame == scanner.REQUEST, PUT, np.where(receipts, GET, TAKE))
     steps = np.where(ids.key.lengths == NONE, PASS, step)
     partner = matching.partners(matching.texts(ids.octets, *ids.key), steps)

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from crosswire.pipeline.decode.arrays import NONE, Flags, Numbers
-from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Readings, nothing
+from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Readings, null_column
 from crosswire.pipeline.decode.matching import PASS, PUT, TAKE, Matching
 from crosswire.pipeline.decode.readings.contract import Described
 from crosswire.pipeline.decode.readings.epoxy import (
@@ -36,7 +36,7 @@ from crosswire.pipeline.decode.text import (
     Decimal,
     Fixed,
     Vocabulary,
-    among,
+    by_code,
     distinct,
     slices,
     text,
@@ -54,11 +54,11 @@ def describe(rows: FrameRows, readings: Readings[EpoxyReading]) -> DescriptionCo
     count = len(rows)
     messages, failed = rows.frame == MESSAGE, rows.detail >= HAS_ERROR
     method, methods = _named(rows, messages)
-    responses = messages & among(method, [each.is_response for each in methods], False)
+    responses = messages & by_code(method, [each.is_response for each in methods], False)
     more, layer_fields = _layer_fields(rows, failed)
 
     answers: Vocabulary[_Answer] = Vocabulary()
-    answer = among(method, answers.codes(each.answer for each in methods), NONE)
+    answer = by_code(method, answers.codes(each.answer for each in methods), NONE)
     carriers, carried = _carried(rows, method, methods, more, layer_fields)
     answer[carriers] = answers.codes(each for _, each in carried)
     answered = _matched(rows, readings, responses, answer, answers)
@@ -96,8 +96,8 @@ def describe(rows: FrameRows, readings: Readings[EpoxyReading]) -> DescriptionCo
     if rows.payloads:
         description.payload = slices(rows.octets, starts, np.where(messages, lengths, NONE))
         description.content_type = words(*_content_types(rows, messages))
-        description.properties = description.reply_to = nothing(count)
-        description.message_id = nothing(count, pa.int64())
+        description.properties = description.reply_to = null_column(count)
+        description.message_id = null_column(count, pa.int64())
     description.patch(carriers, [described for described, _ in carried])
     return description
 
@@ -127,7 +127,7 @@ def _layer_fields(rows: FrameRows, failed: Flags) -> tuple[Numbers, list[str]]:
     if not failed.any():
         return layer, layer_fields
     more: Vocabulary[str] = Vocabulary()
-    code = among(layer, more.codes(layer_fields), NONE)
+    code = by_code(layer, more.codes(layer_fields), NONE)
     for row in np.flatnonzero(failed).tolist():
         before = layer_fields[layer[row]] if layer[row] != NONE else ""
         code[row] = more.code(f'{before},"error":"{rows.part(row, PAYLOAD).hex()}"')
@@ -138,7 +138,7 @@ def _carried(
     rows: FrameRows, method: Numbers, methods: list[Method], more: Numbers, layer_fields: list[str]
 ) -> tuple[list[int], list[tuple[Described, _Answer | None]]]:
     """The hub's own messages that take others' along, each with its answer."""
-    carries = among(method, [each.carrier is not None for each in methods], False)
+    carries = by_code(method, [each.carrier is not None for each in methods], False)
     chosen: list[int] = np.flatnonzero(carries).tolist()
     return chosen, [
         asked(
@@ -185,4 +185,4 @@ def _content_types(rows: FrameRows, messages: Flags) -> tuple[Numbers, list[str]
     found = types.codes(
         content_type_of(rows.cut(starts[row], starts[row] + length[row])) for row in firsts.tolist()
     )
-    return among(magic, found, NONE), list(types)
+    return by_code(magic, found, NONE), list(types)

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from crosswire.pipeline.decode.arrays import NONE, Flags, Numbers
-from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Readings, nothing
+from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Readings, null_column
 from crosswire.pipeline.decode.matching import GET, PASS, PUT, Matching
 from crosswire.pipeline.decode.micromsg2_headers import (
     BARE,
@@ -49,7 +49,7 @@ from crosswire.pipeline.decode.text import (
     Quoted,
     Raw,
     Vocabulary,
-    among,
+    by_code,
     distinct,
     text,
     words,
@@ -79,7 +79,7 @@ def describe(rows: FrameRows, readings: _Readings) -> DescriptionColumns:
     messages = Messages(rows, begun, headers.wrong)
     asked, before = _matched(rows, readings, messages, headers)
     use, uses = _in_use(rows, readings, hello, hellos)
-    acks = among(use, [name in ACKS for name in uses], False)
+    acks = by_code(use, [name in ACKS for name in uses], False)
     acks &= rows.slices[scanner.PAYLOAD][1] == layout.ACK_SIZE
 
     head, whole, responses = messages.head, messages.whole, asked != NONE
@@ -105,7 +105,7 @@ def describe(rows: FrameRows, readings: _Readings) -> DescriptionColumns:
         description.content_type = headers.column(CONTENT_TYPE, head, whole, BINARY)
         description.properties = headers.column(TEXT, head, whole)
         description.reply_to = headers.column(REPLY_TO, head, whole)
-        description.message_id = nothing(len(rows), pa.int64())
+        description.message_id = null_column(len(rows), pa.int64())
     messages.keep(readings)
     return description
 
@@ -157,7 +157,7 @@ def _in_use(
     """The extension that each extension frame belongs to: what the latest handshake of who opened
     the connection calls so."""
     lists: Vocabulary[tuple[str, ...]] = Vocabulary()
-    named = among(hello, lists.codes(each.extensions for each in hellos), NONE)
+    named = by_code(hello, lists.codes(each.extensions for each in hellos), NONE)
     before = np.full(len(readings.stays), NONE)
     for owner, reading in readings.known.items():
         before[owner] = lists.code(tuple(reading.extensions))
@@ -170,8 +170,8 @@ def _in_use(
         readings.of(int(rows.owner[row])).extensions = list(every[named[row]])
     sizes = np.array([len(each) for each in every], np.int64)
     number = rows.number.view(np.int64)
-    known = (rows.frame == scanner.EXTENSION) & (number > 0) & (number <= among(which, sizes, 0))
-    use = np.where(known, among(which, np.cumsum(sizes) - sizes, 0) + number - 1, NONE)
+    known = (rows.frame == scanner.EXTENSION) & (number > 0) & (number <= by_code(which, sizes, 0))
+    use = np.where(known, by_code(which, np.cumsum(sizes) - sizes, 0) + number - 1, NONE)
     return use, [name for each in every for name in each]
 
 
@@ -279,7 +279,7 @@ def _destinations(
     named = np.where(asked == NONE, head, head[np.where(from_before, NONE, asked)])
     named[from_before] = NONE
     description = np.where(from_before, asked - count, NONE)
-    has = among(call, [each.destination is not None for each in calls], False)
+    has = by_code(call, [each.destination is not None for each in calls], False)
     description[has] = len(before) + call[has]
     return text(
         count,
@@ -303,7 +303,7 @@ def _statuses(
     failed = responses & (headers.lengths[ERROR][head] != NONE)
     code = np.where(use == NONE, NONE, 1 + use)
     code[responses & ~failed] = 0
-    has = among(call, [each.status is not None for each in calls], False)
+    has = by_code(call, [each.status is not None for each in calls], False)
     code[has] = 1 + len(uses) + call[has]
     return text(
         len(head),

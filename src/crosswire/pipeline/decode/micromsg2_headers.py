@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from crosswire.errors import FrameError
 from crosswire.pipeline.decode.arrays import NONE, Bytes, Flags, Numbers
-from crosswire.pipeline.decode.contract import FrameRows, nothing
+from crosswire.pipeline.decode.contract import FrameRows, null_column
 from crosswire.pipeline.decode.kernels import (
     INT,
     INTS,
@@ -449,7 +449,7 @@ class HeaderColumns:
         lengths = np.where(chosen, self.lengths[which][rows], NONE)
         there = lengths != NONE
         if otherwise is None and not there.any():
-            return nothing(len(rows))
+            return null_column(len(rows))
         part = Raw(self.octets, self.starts[which][rows], lengths)
         if otherwise is None:
             return text(len(rows), part, valid=there)

@@ -14,8 +14,8 @@ from crosswire.pipeline.decode.contract import (
     DescriptionColumns,
     FrameRows,
     Readings,
-    in_turn,
-    nothing,
+    describe_one_by_one,
+    null_column,
 )
 from crosswire.pipeline.decode.kernels import INTS, OUT_INTS, TRUTHS, kernel
 from crosswire.pipeline.decode.readings.contract import (
@@ -57,7 +57,7 @@ from crosswire.pipeline.decode.text import (
     Fixed,
     TextPart,
     Vocabulary,
-    among,
+    by_code,
     distinct,
     slices,
     text,
@@ -194,8 +194,8 @@ def describe(rows: FrameRows, readings: Readings[RelinkReading]) -> DescriptionC
         description.payload = slices(rows.octets, rows.slices[PAYLOAD][0], size)
         description.content_type = words(messages.astype(np.int64) - 1, [CONTENT_TYPE])
         description.properties = _properties(rows)
-        description.reply_to = nothing(count)
-        description.message_id = nothing(count, pa.int64())
+        description.reply_to = null_column(count)
+        description.message_id = null_column(count, pa.int64())
 
     multicast = (about | messages) & (rows.detail >= MULTICAST)
     # Where that counts on many channels at once, a connection is read on its own.
@@ -204,7 +204,7 @@ def describe(rows: FrameRows, readings: Readings[RelinkReading]) -> DescriptionC
     one_by_one = apart[talks.whose]
     in_full = (multicast | messages & (parts > _FEW_PARTS)) & ~one_by_one
     chosen: list[int] = np.flatnonzero(one_by_one).tolist()
-    description.patch(chosen, in_turn(rows, chosen, readings, _frame_of))
+    description.patch(chosen, describe_one_by_one(rows, chosen, readings, _frame_of))
     chosen = np.flatnonzero(in_full).tolist()
     description.patch(chosen, [_in_full(rows, row, context) for row in chosen])
     return description
@@ -304,7 +304,7 @@ def _wanted(
     """What a row's connector has asked for up to then; NOTHING has code 0."""
     wants: Vocabulary[RequestedLink] = Vocabulary()
     wants.code(NOTHING)
-    asked = among(hello, wants.codes(map(RequestedLink.of, hellos)), NONE)
+    asked = by_code(hello, wants.codes(map(RequestedLink.of, hellos)), NONE)
     before = [wants.code(reading.wanted) for _, reading in talks.before]
     return talks.latest(hello >= 0, asked, before), list(wants)
 
@@ -406,11 +406,11 @@ def _remember(talks: _RowConnections, chosen: Flags, context: _Context) -> None:
 def _properties(rows: FrameRows) -> pa.Array:
     starts, lengths = rows.slices[PROPERTIES]
     if (lengths == NONE).all():
-        return nothing(len(rows))
+        return null_column(len(rows))
     part, firsts = distinct(rows.octets, starts, lengths)
     found: Vocabulary[str] = Vocabulary()
     code = found.codes(properties_of(rows.part(row, PROPERTIES)) for row in firsts.tolist())
-    return words(among(part, code, NONE), list(found))
+    return words(by_code(part, code, NONE), list(found))
 
 
 def _in_full(rows: FrameRows, row: int, context: _Context) -> Described:

@@ -42,8 +42,8 @@ __all__ = [
     "Raw",
     "TextPart",
     "Vocabulary",
-    "among",
     "binary",
+    "by_code",
     "copy_octets",
     "distinct",
     "hashes",
@@ -493,7 +493,7 @@ _SEED: Final = np.random.default_rng().integers(1 << 63, dtype=np.uint64)
 """Nobody can choose names that fall on one another."""
 
 
-def among(codes: Numbers, values: Sequence[Any] | Numbers, otherwise: Any) -> NDArray[Any]:
+def by_code(codes: Numbers, values: Sequence[Any] | Numbers, otherwise: Any) -> NDArray[Any]:
     """What stands under each code; something else under NONE."""
     return np.append(np.asarray(values, type(otherwise)), otherwise)[codes]
 

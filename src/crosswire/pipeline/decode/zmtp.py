@@ -26,8 +26,8 @@ from crosswire.pipeline.decode.text import (
     Quoted,
     Raw,
     TextPart,
-    among,
     binary,
+    by_code,
     distinct,
     octets_of,
 )
@@ -65,7 +65,7 @@ def below(rows: FrameRows) -> ZmtpDescription:
         each.fields if isinstance(frame, Greeting) else each.fields.removesuffix("}}")
         for frame, each in zip(frames, described, strict=True)
     ]
-    ready = among(found, [frame == Command("READY") for frame in frames], False)
+    ready = by_code(found, [frame == Command("READY") for frame in frames], False)
     fields = [Coded(code, [MESSAGE.fields, *begun]), *_metadata(rows, ready)]
     return ZmtpDescription(code, [MESSAGE, *described], [*fields, Fixed("}}", commands)])
 
