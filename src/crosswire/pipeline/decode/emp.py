@@ -1,4 +1,4 @@
-"""EMP in columns: by what stands around `data`, which comes again and again."""
+"""EMP in columns: bodies are grouped by the text around `data`, of which there are few."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ _EMPTY: Final[dict[int, Frame]] = {
 
 @dataclass(frozen=True)
 class _RowOperations:
-    """What rows say, as codes of `operations`, NONE for those that are wrong; and where their data
-    is, which is empty if it is not written."""
+    """The operations of rows, as codes of `operations`, NONE for those that are not valid; and
+    where their data is, which is empty if there is none."""
 
     code: Numbers
     operations: list[OperationText]
@@ -72,28 +72,30 @@ class _RowOperations:
     errors: dict[int, FrameError]
 
     def flags(self, operations: list[bool]) -> Flags:
+        """By row: the flag of its operation."""
         found: Flags = by_code(self.code, operations, False)
         return found
 
 
 def describe(rows: FrameRows, readings: Readings[EmpReading]) -> DescriptionColumns:
+    """What `EmpReading.describe` gives for each row."""
     count = len(rows)
     starts, lengths = rows.slices[BODY]
-    talks, responses = rows.frame >= layout.TYPE_REQUEST, rows.frame == layout.TYPE_RESPONSE
-    operations_of_rows = _operations(rows, talks)
+    calls, responses = rows.frame >= layout.TYPE_REQUEST, rows.frame == layout.TYPE_RESPONSE
+    operations_of_rows = _operations(rows, calls)
     codes, operations, data = (
         operations_of_rows.code,
         operations_of_rows.operations,
         operations_of_rows.data,
     )
-    carriers, doubtful = _carriers(rows, operations_of_rows)
-    looked_at = [_asked(rows, operations_of_rows, row) for row in doubtful]
+    carriers, uncertain = _carriers(rows, operations_of_rows)
+    read_alone = [_asked(rows, operations_of_rows, row) for row in uncertain]
 
     targets: Vocabulary[Target] = Vocabulary()
     target = by_code(codes, targets.codes(each.target for each in operations), NONE)
     answer = by_code(codes, targets.codes(each.answer for each in operations), NONE)
-    _redirect(rows, data, carriers, targets, target, answer)
-    answer[doubtful] = targets.codes(each for _, each in looked_at)
+    _set_targets(rows, data, carriers, targets, target, answer)
+    answer[uncertain] = targets.codes(each for _, each in read_alone)
     _match(rows, readings, responses & (codes != NONE), targets, target, answer)
     goals = [NONE if goal is None else code for code, (_, goal) in enumerate(targets)]
     statuses: Vocabulary[str] = Vocabulary()
@@ -101,19 +103,19 @@ def describe(rows: FrameRows, readings: Readings[EmpReading]) -> DescriptionColu
     description = DescriptionColumns(
         fields=text(
             count,
-            Fixed('{"id":', talks),
-            Decimal(rows.number, talks),
+            Fixed('{"id":', calls),
+            Decimal(rows.number, calls),
             Coded(codes, [each.fields for each in operations]),
         ),
         kind=words(target, [kind for kind, _ in targets]),
-        identifier=text(count, Decimal(rows.number, talks), valid=talks),
+        identifier=text(count, Decimal(rows.number, calls), valid=calls),
         destination=words(by_code(target, goals, NONE), [goal or "" for _, goal in targets]),
         status=words(
             by_code(codes, statuses.codes(each.status for each in operations), NONE), list(statuses)
         ),
         sequence=np.full(count, NONE),
-        payload_size=np.where(talks, data.closed - data.opened, NONE),
-        payload_end=np.where(talks, starts + lengths - data.closed, 0),
+        payload_size=np.where(calls, data.closed - data.opened, NONE),
+        payload_end=np.where(calls, starts + lengths - data.closed, 0),
         begun_at=np.full(count, NONE),
         errors=operations_of_rows.errors,
     )
@@ -127,23 +129,23 @@ def describe(rows: FrameRows, readings: Readings[EmpReading]) -> DescriptionColu
             carriers,
             responses & by_code(target, acknowledged, False),
         )
-    description.patch(doubtful, [described for described, _ in looked_at])
+    description.patch(uncertain, [described for described, _ in read_alone])
     return description
 
 
-# -------------------------------------------------------------------------------------------- said
+# -------------------------------------------------------------------------------------- operations
 
 
-def _operations(rows: FrameRows, talks: Flags) -> _RowOperations:
-    """By what is around the data; where that was not found, by the whole body."""
-    data = find(rows.octets, *rows.slices[BODY], talks)
+def _operations(rows: FrameRows, calls: Flags) -> _RowOperations:
+    """By the text around the data; where that was not found, by the whole body."""
+    data = find(rows.octets, *rows.slices[BODY], calls)
     code, operations = _operations_around(rows, data)
     errors: dict[int, FrameError] = {}
-    left = talks & (code == NONE)
+    left = calls & (code == NONE)
     if left.any():
         data, errors = _read_whole(rows, left, code, operations, data)
-    if not talks.all():
-        _read_beside(rows, ~talks, code, operations)
+    if not calls.all():
+        _read_beside(rows, ~calls, code, operations)
     return _RowOperations(code, operations, data, errors)
 
 
@@ -172,7 +174,7 @@ def _operations_around(rows: FrameRows, data: Data) -> tuple[Numbers, list[Opera
 def _read_whole(
     rows: FrameRows, chosen: Flags, code: Numbers, operations: list[OperationText], data: Data
 ) -> tuple[Data, dict[int, FrameError]]:
-    """Bodies that are read one by one, and where their data is, of which no more is known; those
+    """Read whole bodies, and find their data, of which no more is known than where it is. Bodies
     that can't be read are errors."""
     starts, lengths = rows.slices[BODY]
     body, firsts = distinct(rows.octets, starts, np.where(chosen, lengths, NONE), rows.frame)
@@ -213,7 +215,7 @@ def _read(rows: FrameRows, row: int) -> EmpBody:
 def _read_beside(
     rows: FrameRows, chosen: Flags, code: Numbers, operations: list[OperationText]
 ) -> None:
-    """What is neither request nor response."""
+    """Frames that are neither request nor response."""
     starts, lengths = rows.slices[BODY]
     tags = rows.frame | rows.detail << 3
     length = np.where(chosen, np.maximum(lengths, 0), NONE)
@@ -230,12 +232,12 @@ def _read_beside(
         operations.append(operation_beside(frame))
 
 
-# ----------------------------------------------------------------------------------------- carried
+# ----------------------------------------------------------------------------------------- carriers
 
 
 def _carriers(rows: FrameRows, operations_of_rows: _RowOperations) -> tuple[Flags, list[int]]:
-    """The hub's own operations that carry messages, as far as is sure what they do; and the rows
-    that must be looked at."""
+    """Which rows certainly carry a message, as some of the hub's operations do; and the rows of
+    such operations that have to be read one by one."""
     data = operations_of_rows.data
     every = operations_of_rows.flags(
         [each.decode is not None for each in operations_of_rows.operations]
@@ -279,7 +281,7 @@ def _asked(
     return described, answer
 
 
-def _redirect(
+def _set_targets(
     rows: FrameRows,
     data: Data,
     carriers: Flags,
@@ -287,7 +289,7 @@ def _redirect(
     target: Numbers,
     answer: Numbers,
 ) -> None:
-    """What carries a message goes where that does."""
+    """The target of a row that carries a message is the message's destination."""
     if not carriers.any():
         return
     starts, lengths = data.destination
@@ -315,7 +317,7 @@ def _match(
     target: Numbers,
     answer: Numbers,
 ) -> None:
-    """A response has the place that its request has for its answer."""
+    """The target of a response is the `answer` of its request."""
     matching = Matching(rows, readings, lambda reading: reading.asked)
     steps = np.where(responses, TAKE, np.where(answer == NONE, PASS, PUT))
     partner = matching.partners(matching.numbered(rows.number), steps)
@@ -335,7 +337,7 @@ def _describe_messages(
     operations_of_rows: _RowOperations,
     carriers: Flags,
 ) -> None:
-    """What is the payload, and what is said about it."""
+    """Set payload, content type and properties."""
     data, count = operations_of_rows.data, len(rows)
     written = data.closed > data.opened
     shown = (
@@ -347,7 +349,7 @@ def _describe_messages(
     as_text = carriers & (data.text[1] != NONE) & ~as_json
     binary = carriers & _is_binary(data)
 
-    # Most of it is taken as it stands.
+    # Most payloads are slices of the body, unchanged.
     starts = np.where(as_json, data.json[0], np.where(as_text, data.text[0], data.opened))
     sizes = np.where(as_json, data.json[1], np.where(as_text, data.text[1], NONE))
     sizes = np.where(shown, data.closed - data.opened, sizes)
@@ -388,7 +390,7 @@ def _describe_ids(
     carriers: Flags,
     acknowledgements: Flags,
 ) -> None:
-    """The hub's, of what it delivers and of what it takes."""
+    """Set the hub's id of messages that it delivers or has accepted."""
     data = operations_of_rows.data
     delivered = carriers & operations_of_rows.flags(
         [each.has_id for each in operations_of_rows.operations]

@@ -1,4 +1,4 @@
-"""eMQP in columns: by queues and topics and the headers with them, which come again and again."""
+"""eMQP in columns: messages are grouped by queue or topic and headers, of which there are few."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from crosswire.pipeline.decode.zmtp import ZmtpDescription, below
 
 __all__ = ["describe"]
 
-# By frame: what it is, where nothing else tells, and the names of its slices.
+# By frame: its kind, if that does not depend on more, and the names of its slices in `fields`.
 _KINDS: Final = {
     scanner.REPLY: RESPONSE,
     scanner.ACK: ACKNOWLEDGEMENT,
@@ -80,16 +80,18 @@ _ONE, _TWO = np.uint64(1), np.uint64(2)
 
 
 class _Texts(NamedTuple):
-    """Where texts stand, a row each; of none, its length is NONE."""
+    """Start and length of a text for each row; a length of NONE if there is none."""
 
     starts: Numbers
     lengths: Numbers
 
 
 class _Ids(NamedTuple):
-    """The short texts of rows, close together: they are gone through several times.
+    """The short texts of rows, copied together: they are read several times, and in the capture
+    they are far apart.
 
-    `key` is the request that a row is, that a result answers, and that a receipt may consist of.
+    `key` is the msgid of the request that a row is, that a result answers, or that the body of a
+    receipt may be.
     """
 
     octets: Bytes
@@ -99,9 +101,10 @@ class _Ids(NamedTuple):
 
 
 def describe(rows: FrameRows, readings: Readings[EmqpReading]) -> DescriptionColumns:
+    """What `EmqpReading.describe` gives for each row."""
     count, frame = len(rows), rows.frame
     bodies, body_bytes = rows.slices[scanner.PAYLOAD]
-    under = below(rows)
+    below_frames = below(rows)
     address, addresses = _addressed(rows)
     replies, named = frame == scanner.REPLY, rows.slices[scanner.ABOUT][1] != NONE
     results, receipts = replies & named, replies & ~named
@@ -112,8 +115,8 @@ def describe(rows: FrameRows, readings: Readings[EmqpReading]) -> DescriptionCol
     status, statuses = _statuses(rows, results, acknowledged)
     bodied = (body_bytes >= 0) & ~acknowledged
     description = DescriptionColumns(
-        fields=_fields(rows, ids, under, address, addresses),
-        kind=_kinds(rows, under, address, addresses, receipts, acknowledged),
+        fields=_fields(rows, ids, below_frames, address, addresses),
+        kind=_kinds(rows, below_frames, address, addresses, receipts, acknowledged),
         identifier=_identifiers(rows, ids, results | (frame == scanner.ACK), acknowledged),
         destination=words(destination, destinations),
         status=words(status, statuses),
@@ -136,7 +139,7 @@ def describe(rows: FrameRows, readings: Readings[EmqpReading]) -> DescriptionCol
 def _fields(
     rows: FrameRows,
     ids: _Ids,
-    under: ZmtpDescription,
+    below_frames: ZmtpDescription,
     address: Numbers,
     addresses: list[MessageRoute],
 ) -> pa.Array:
@@ -150,7 +153,7 @@ def _fields(
         ]
     return text(
         len(rows),
-        *under.fields,
+        *below_frames.fields,
         Fixed('{"msgid":', has_msgid),
         Quoted(ids.octets, *ids.msgid),
         Coded(np.where(address == NONE, NONE, has_msgid), ["{", ","]),
@@ -158,25 +161,27 @@ def _fields(
         Coded(np.where(ids.about.lengths == NONE, NONE, rows.frame), _ABOUT_WORDS),
         Quoted(ids.octets, *ids.about),
         *last,
-        Fixed("}", under.code == NONE),
+        Fixed("}", below_frames.code == NONE),
     )
 
 
 def _kinds(
     rows: FrameRows,
-    under: ZmtpDescription,
+    below_frames: ZmtpDescription,
     address: Numbers,
     addresses: list[MessageRoute],
     receipts: Flags,
     acknowledged: Flags,
 ) -> pa.Array:
-    """By the frame; where that does not tell, by what is below or by the address."""
+    """By the frame; where that is not enough, by ZMTP's description or by the address."""
     kinds: Vocabulary[str] = Vocabulary()
     by_frame = kinds.codes(map(_KINDS.get, range(len(scanner.FRAMES))))
     by_address = by_code(address, kinds.codes(each.kind for each in addresses), NONE)
-    by_under = by_code(under.code, kinds.codes(each.kind for each in under.described), NONE)
+    by_below = by_code(
+        below_frames.code, kinds.codes(each.kind for each in below_frames.described), NONE
+    )
     kind = by_frame[rows.frame]
-    kind = np.where(kind == NONE, np.maximum(by_address, by_under), kind)
+    kind = np.where(kind == NONE, np.maximum(by_address, by_below), kind)
     kind[receipts] = kinds.code(CONTROL)
     kind[acknowledged] = kinds.code(ACKNOWLEDGEMENT)
     return words(kind, list(kinds))
@@ -191,7 +196,10 @@ def _identifiers(rows: FrameRows, ids: _Ids, by_about: Flags, by_key: Flags) -> 
 
 
 def _addressed(rows: FrameRows) -> tuple[Numbers, list[MessageRoute]]:
-    """On the wire the headers follow the name, with their length between them."""
+    """By row the code of queue or topic with headers, and the description of each code.
+
+    On the wire the headers follow the name, with their length between them: one slice is compared.
+    """
     (names, name_bytes), (headers, headers_bytes) = (
         rows.slices[scanner.NAME],
         rows.slices[scanner.HEADERS],
@@ -220,8 +228,9 @@ def _find_no_texts(octets: Bytes, starts: Numbers, lengths: Numbers, found: Flag
 
 
 def _ids(rows: FrameRows, receipts: Flags, before: list[Any]) -> _Ids:
-    """A receipt may be any reply, and need not be a text. What is longer than all ids is none, and
-    would not be shorter as a text."""
+    """A receipt is a reply without a request: its body, any bytes, may be the id of one. A body
+    that is longer than all ids that were asked is none of them, and is not copied; replacing what
+    is not UTF-8 in it would not make it shorter."""
     count, asking = len(rows), rows.frame == scanner.REQUEST
     (bodies, body_bytes), (msgids, msgid_bytes) = (
         rows.slices[scanner.PAYLOAD],
@@ -255,7 +264,7 @@ def _ids(rows: FrameRows, receipts: Flags, before: list[Any]) -> _Ids:
 
 
 def _as_texts(octets: Bytes, starts: Numbers, lengths: Numbers) -> tuple[Bytes, Numbers, Numbers]:
-    """With a sign in place of what is not UTF-8."""
+    """Texts in which U+FFFD replaces what is not UTF-8."""
     found = np.empty(len(starts), np.bool_)
     _find_no_texts(octets, starts, lengths, found)
     if not found.any():
@@ -280,7 +289,8 @@ def _matched(
     address: Numbers,
     addresses: list[MessageRoute],
 ) -> tuple[Numbers, list[str], Flags]:
-    """Where each message goes, a reply to where its request went; and which replies have one."""
+    """By row the code of the destination, a reply's being that of its request; what the codes
+    stand for; and which replies have a request."""
     destinations: Vocabulary[str] = Vocabulary()
     destination = by_code(address, destinations.codes(each.destination for each in addresses), NONE)
     step = np.where(rows.frame == scanner.REQUEST, PUT, np.where(receipts, GET, TAKE))
@@ -301,8 +311,8 @@ def _matched(
 
 @kernel(OCTETS, INTS, INTS, OUT_TRUTHS)
 def _find_marks(octets: Bytes, starts: Numbers, lengths: Numbers, found: Flags) -> None:
-    """Bodies that open like an object and have the beginning of a mark in them. The compiler takes
-    large steps where an index can't be negative and nothing is left early."""
+    """Find bodies that begin like an object and contain the beginning of a mark. With unsigned
+    indexes and without leaving the loop early, the compiler uses vector instructions."""
     for row in range(len(starts)):
         found[row] = False
         if lengths[row] <= 2 or octets[starts[row]] not in _OPENINGS:
@@ -320,7 +330,7 @@ def _find_marks(octets: Bytes, starts: Numbers, lengths: Numbers, found: Flags) 
 
 
 def _statuses(rows: FrameRows, results: Flags, acknowledged: Flags) -> tuple[Numbers, list[str]]:
-    """Nearly all is well; only a result with marks may be anything else."""
+    """Nearly all results are a success: only those with marks are read."""
     names: Vocabulary[str] = Vocabulary()
     status = np.where(results | acknowledged, names.code("success"), NONE)
     starts, lengths = rows.slices[scanner.PAYLOAD]

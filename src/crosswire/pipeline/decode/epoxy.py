@@ -1,4 +1,4 @@
-"""Epoxy in columns: by the names of service and method, which come again and again."""
+"""Epoxy in columns: messages are grouped by service and method, of which there are few."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ _Answer = tuple[str, str]
 
 
 def describe(rows: FrameRows, readings: Readings[EpoxyReading]) -> DescriptionColumns:
+    """What `EpoxyReading.describe` gives for each row."""
     count = len(rows)
     messages, failed = rows.frame == MESSAGE, rows.detail >= HAS_ERROR
     method, methods = _named(rows, messages)
@@ -63,7 +64,7 @@ def describe(rows: FrameRows, readings: Readings[EpoxyReading]) -> DescriptionCo
     answer[carriers] = answers.codes(each for _, each in carried)
     answered = _matched(rows, readings, responses, answer, answers)
 
-    # Kinds and destinations are those of the methods and, behind them, of answers.
+    # Codes of kinds and destinations are those of the methods, and after them those of answers.
     kinds = [each.kind or "" for each in methods] + [kind for kind, _ in answers]
     destinations = [each.destination or "" for each in methods] + [code for _, code in answers]
     destination = np.where(
@@ -103,7 +104,11 @@ def describe(rows: FrameRows, readings: Readings[EpoxyReading]) -> DescriptionCo
 
 
 def _named(rows: FrameRows, messages: Flags) -> tuple[Numbers, list[Method]]:
-    """On the wire the method's name follows the service's, with its length between them."""
+    """By row the code of message type, service and method, and the description of each code.
+
+    On the wire the method's name follows the service's, with its length between them: one slice is
+    compared.
+    """
     services, service_bytes = rows.slices[SERVICE]
     methods, method_bytes = rows.slices[METHOD]
     length = np.where(messages, methods + method_bytes - services, NONE)
@@ -120,7 +125,7 @@ def _named(rows: FrameRows, messages: Flags) -> tuple[Numbers, list[Method]]:
 
 
 def _layer_fields(rows: FrameRows, failed: Flags) -> tuple[Numbers, list[str]]:
-    """What only some messages have in their fields: what layers say, and errors."""
+    """Members of `fields` that only some messages have: layer data and errors."""
     layers, layer_bytes = rows.slices[LAYER_DATA]
     layer, firsts = distinct(rows.octets, layers, layer_bytes)
     layer_fields = [describe_layer(rows.part(row, LAYER_DATA)) for row in firsts.tolist()]
@@ -137,7 +142,7 @@ def _layer_fields(rows: FrameRows, failed: Flags) -> tuple[Numbers, list[str]]:
 def _carried(
     rows: FrameRows, method: Numbers, methods: list[Method], more: Numbers, layer_fields: list[str]
 ) -> tuple[list[int], list[tuple[Described, _Answer | None]]]:
-    """The hub's own messages that take others' along, each with its answer."""
+    """Rows of the hub's methods that carry a message; the description of each, and its answer."""
     carries = by_code(method, [each.carrier is not None for each in methods], False)
     chosen: list[int] = np.flatnonzero(carries).tolist()
     return chosen, [
@@ -158,7 +163,7 @@ def _matched(
     answer: Numbers,
     answers: Vocabulary[_Answer],
 ) -> Numbers:
-    """The answer that each response is."""
+    """By row: the code of the answer that a response is."""
     matching = Matching(rows, readings, lambda reading: reading.asked)
     steps = np.where(responses, TAKE, np.where(answer == NONE, PASS, PUT))
     partner = matching.partners(matching.numbered(rows.number), steps)

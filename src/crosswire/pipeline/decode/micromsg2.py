@@ -1,4 +1,4 @@
-"""MicroMsg2 in columns: messages, most of them in one frame, and acknowledgements between them."""
+"""MicroMsg2 in columns: messages, most of them of one frame, and acknowledgements between them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ from crosswire.wire.micromsg2.values import parse_call
 
 __all__ = ["describe"]
 
-# Kinds: those of messages, by what the destination begins with; then others.
+# Kinds: those of messages, by the prefix of their destination; then others.
 _QUEUE: Final = full_name("")
 _KINDS: Final = (
     *map(kind_of_destination, (*PREFIXES, _QUEUE)),
@@ -72,13 +72,14 @@ _Readings = Readings[MicroMsg2Reading]
 
 
 def describe(rows: FrameRows, readings: _Readings) -> DescriptionColumns:
-    hello, hellos = _handshakes(rows)
+    """What `MicroMsg2Reading.describe` gives for each row."""
+    handshake, handshakes = _handshakes(rows)
     call, calls = _calls(rows)
     begun = begun_before(readings)
     headers = HeaderColumns(rows, [each.message for each in begun])
     messages = Messages(rows, begun, headers.wrong)
     asked, before = _matched(rows, readings, messages, headers)
-    use, uses = _in_use(rows, readings, hello, hellos)
+    use, uses = _in_use(rows, readings, handshake, handshakes)
     acks = by_code(use, [name in ACKS for name in uses], False)
     acks &= rows.slices[scanner.PAYLOAD][1] == layout.ACK_SIZE
 
@@ -86,10 +87,10 @@ def describe(rows: FrameRows, readings: _Readings) -> DescriptionColumns:
     kind = np.where(whole, np.where(responses, _RESPONSE, headers.prefixes[head]), NONE)
     kind[rows.frame == scanner.EXTENSION] = _CONTROL
     kind[acks] = _ACKNOWLEDGEMENT
-    kind[hello != NONE] = _GREETING
+    kind[handshake != NONE] = _GREETING
     kind = np.where(call == NONE, kind, len(_KINDS) + call)
     description = DescriptionColumns(
-        fields=_fields(rows, headers, hello, hellos, call, calls),
+        fields=_fields(rows, headers, handshake, handshakes, call, calls),
         kind=words(kind, [*_KINDS, *(each.kind or "" for each in calls)]),
         identifier=headers.column(IDENTIFIER, head, whole),
         destination=_destinations(headers, head, asked, before, call, calls),
@@ -114,8 +115,8 @@ def describe(rows: FrameRows, readings: _Readings) -> DescriptionColumns:
 
 
 class _HandshakeFields(NamedTuple):
-    """A handshake, but for the identity: what its fields have before and behind it, and the names
-    of the extensions."""
+    """A handshake without its identity: what `fields` has before and after that, and the names of
+    the extensions."""
 
     before: str
     after: str
@@ -127,11 +128,12 @@ def _handshakes(rows: FrameRows) -> tuple[Numbers, list[_HandshakeFields]]:
     chosen = np.where(rows.frame == scanner.HANDSHAKE, lengths, NONE)
     code, firsts = distinct(rows.octets, starts, chosen, rows.number.view(np.int64))
     return code, [
-        _hello(int(rows.number[row]), rows.part(row, scanner.PAYLOAD)) for row in firsts.tolist()
+        _handshake_fields(int(rows.number[row]), rows.part(row, scanner.PAYLOAD))
+        for row in firsts.tolist()
     ]
 
 
-def _hello(version: int, extensions: bytes) -> _HandshakeFields:
+def _handshake_fields(version: int, extensions: bytes) -> _HandshakeFields:
     no_identity = bytes(1)
     frame, _ = parse_handshake(version.to_bytes(3) + no_identity + extensions, 0, 0, 0)
     assert isinstance(frame, Handshake)
@@ -140,7 +142,7 @@ def _hello(version: int, extensions: bytes) -> _HandshakeFields:
 
 
 def _calls(rows: FrameRows) -> tuple[Numbers, list[Described]]:
-    """Commands and errors."""
+    """By row the code of a command or error, and the description of each code."""
     starts, lengths = rows.slices[scanner.PAYLOAD]
     calls = (rows.frame == scanner.COMMAND) | (rows.frame == scanner.ERROR)
     code, firsts = distinct(rows.octets, starts, np.where(calls, lengths, NONE), rows.frame)
@@ -152,16 +154,16 @@ def _calls(rows: FrameRows) -> tuple[Numbers, list[Described]]:
 
 
 def _in_use(
-    rows: FrameRows, readings: _Readings, hello: Numbers, hellos: list[_HandshakeFields]
+    rows: FrameRows, readings: _Readings, handshake: Numbers, handshakes: list[_HandshakeFields]
 ) -> tuple[Numbers, list[str]]:
-    """The extension that each extension frame belongs to: what the latest handshake of who opened
-    the connection calls so."""
+    """By row the code of the extension that an extension frame belongs to, and the codes' names:
+    the frame has a number, to which the opener's latest handshake gives a name."""
     lists: Vocabulary[tuple[str, ...]] = Vocabulary()
-    named = by_code(hello, lists.codes(each.extensions for each in hellos), NONE)
+    named = by_code(handshake, lists.codes(each.extensions for each in handshakes), NONE)
     before = np.full(len(readings.stays), NONE)
     for owner, reading in readings.known.items():
         before[owner] = lists.code(tuple(reading.extensions))
-    naming = (hello != NONE) & rows.forward
+    naming = (handshake != NONE) & rows.forward
     latest = np.maximum.accumulate(np.where(naming, np.arange(len(rows)), NONE))
     here = (latest != NONE) & (rows.owner[latest] == rows.owner)
     which = np.where(here, named[latest], before[rows.owner])
@@ -179,20 +181,22 @@ def _in_use(
 
 
 _Asked = tuple[tuple[bool, str, str | None], tuple[str, str]]
-"""As it is remembered."""
+"""Key and value of a pending request, as a reading has them."""
 
 
 def _matched(
     rows: FrameRows, readings: _Readings, messages: Messages, headers: HeaderColumns
 ) -> tuple[Numbers, list[str]]:
-    """The row that each answers, or behind the last, one from before, which has a destination of
-    these. A message that wants an answer asks, unless it is one."""
+    """By row the row of the request that it answers, where a row after the last is a request of an
+    earlier batch; and the destinations of those. A message with `reply-to` is a request, unless it
+    answers one itself."""
     count, head, whole = len(rows), messages.head, messages.whole
     matching = Matching(rows, readings, lambda reading: reading.asked)
     asks = whole & (headers.lengths[REPLY_TO][head] != NONE)
     if not (asks.any() or matching.keys):
         return np.full(count, NONE), []
-    # What rows ask for or answer, and behind that, what those who ask might answer.
+    # The keys of requests and possible responses by row, and after the last row, the keys that
+    # requests would have as responses.
     asking = np.flatnonzero(asks)
     starts, lengths = headers.keys(NAME, np.append(head, head[asking]))
     lengths[:count][~whole] = NONE
@@ -212,7 +216,7 @@ def _matched(
 def _asked(
     rows: FrameRows, headers: HeaderColumns, chosen: Numbers, head: Numbers
 ) -> dict[int, _Asked]:
-    """By row, what is remembered of those who ask."""
+    """By row: key and value of requests, to be remembered."""
     every = np.ones(len(chosen), np.bool_)
     names, replies, identifiers = (
         headers.column(which, head, every).to_pylist() for which in (NAME, REPLY_TO, IDENTIFIER)
@@ -229,8 +233,8 @@ def _asked(
 def _fields(
     rows: FrameRows,
     headers: HeaderColumns,
-    hello: Numbers,
-    hellos: list[_HandshakeFields],
+    handshake: Numbers,
+    handshakes: list[_HandshakeFields],
     call: Numbers,
     calls: list[Described],
 ) -> pa.Array:
@@ -240,8 +244,8 @@ def _fields(
         rows.frame == scanner.EXTENSION,
     )
     kind = np.where(messages, 0, np.where(extensions, 1, NONE))
-    opening = np.where(hello == NONE, kind, 2 + hello)
-    opening[call != NONE] = 2 + len(hellos) + call[call != NONE]
+    opening = np.where(handshake == NONE, kind, 2 + handshake)
+    opening[call != NONE] = 2 + len(handshakes) + call[call != NONE]
     closing = np.where(messages, rows.detail, np.where(extensions, 2, NONE))
     payloads, sizes = rows.slices[scanner.PAYLOAD]
     return text(
@@ -249,7 +253,7 @@ def _fields(
         Coded(
             opening,
             ['{"sequence":', '{"id":']
-            + [each.before for each in hellos]
+            + [each.before for each in handshakes]
             + [each.fields for each in calls],
         ),
         Decimal(np.where(messages, rows.sequence, rows.number.view(np.int64)), kind != NONE),
@@ -259,8 +263,9 @@ def _fields(
         Raw(headers.octets, headers.starts[TEXT][:count], headers.lengths[TEXT][:count]),
         Hexadecimal(rows.octets, payloads, np.where(extensions, sizes, NONE)),
         Coded(
-            np.where(hello == NONE, closing, 3 + hello),
-            [',"continued":false}', ',"continued":true}', '"}'] + [each.after for each in hellos],
+            np.where(handshake == NONE, closing, 3 + handshake),
+            [',"continued":false}', ',"continued":true}', '"}']
+            + [each.after for each in handshakes],
         ),
     )
 
@@ -273,7 +278,7 @@ def _destinations(
     call: Numbers,
     calls: list[Described],
 ) -> pa.Array:
-    """An answer has its question's."""
+    """A response has the destination of its request."""
     count = len(head)
     from_before = asked >= count
     named = np.where(asked == NONE, head, head[np.where(from_before, NONE, asked)])
@@ -299,7 +304,7 @@ def _statuses(
     call: Numbers,
     calls: list[Described],
 ) -> pa.Array:
-    """What went wrong, or whose frame it is."""
+    """The outcome of a response, or the extension of a frame."""
     failed = responses & (headers.lengths[ERROR][head] != NONE)
     code = np.where(use == NONE, NONE, 1 + use)
     code[responses & ~failed] = 0
@@ -314,7 +319,7 @@ def _statuses(
 
 
 def _sequences(rows: FrameRows, acks: Flags) -> Numbers:
-    """A message's own, or that of the one that is acknowledged."""
+    """The sequence number of a message, or of the one that a frame acknowledges."""
     sequence = np.where(rows.frame == scanner.MESSAGE, rows.sequence, NONE)
     chosen = np.flatnonzero(acks)
     at = rows.slices[scanner.PAYLOAD][0][chosen]

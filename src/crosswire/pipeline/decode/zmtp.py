@@ -1,4 +1,4 @@
-"""ZMTP's own frames in columns: greetings, and commands with the metadata of a handshake."""
+"""ZMTP's frames in columns: greetings, and commands with the metadata of a handshake."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _LEAST_PROPERTY_BYTES: Final = (
 
 
 class ZmtpDescription(NamedTuple):
-    """What is said of frames below the commands of eMQP: their codes, NONE for others; what they
-    are; and the parts of their fields."""
+    """Descriptions of frames on layer 0: by row a code, NONE for other frames; by code the
+    description; and the parts of their `fields`."""
 
     code: Numbers
     described: list[Described]
@@ -52,7 +52,7 @@ class ZmtpDescription(NamedTuple):
 
 
 def below(rows: FrameRows) -> ZmtpDescription:
-    """What a message has to say is told by the command in it."""
+    """Describe frames of ZMTP. Of a message, the command in it is described."""
     code = np.where(rows.frame == ZMTP_MESSAGE, 0, NONE)
     commands, greetings = rows.frame == ZMTP_COMMAND, rows.frame == ZMTP_GREETING
     if not (commands.any() or greetings.any()):
@@ -60,20 +60,20 @@ def below(rows: FrameRows) -> ZmtpDescription:
     found, frames = _distinct_kinds(rows, commands, greetings)
     code = np.where(found == NONE, code, found + 1)
     described = [describe_below(frame) for frame in frames]
-    # A command's fields end with its properties.
-    begun = [
+    # The fields of a command end with its properties, which follow as a part of their own.
+    opening = [
         each.fields if isinstance(frame, Greeting) else each.fields.removesuffix("}}")
         for frame, each in zip(frames, described, strict=True)
     ]
     ready = by_code(found, [frame == Command("READY") for frame in frames], False)
-    fields = [Coded(code, [MESSAGE.fields, *begun]), *_metadata(rows, ready)]
+    fields = [Coded(code, [MESSAGE.fields, *opening]), *_metadata(rows, ready)]
     return ZmtpDescription(code, [MESSAGE, *described], [*fields, Fixed("}}", commands)])
 
 
 def _distinct_kinds(
     rows: FrameRows, commands: Flags, greetings: Flags
 ) -> tuple[Numbers, list[Greeting | Command]]:
-    """Greetings are alike, and so are commands of one name, but for their bodies."""
+    """Most greetings are equal, and commands of one name differ in their bodies only."""
     names, name_bytes = rows.slices[NAME]
     code, firsts = distinct(
         rows.octets,
@@ -90,8 +90,8 @@ def _distinct_kinds(
 
 @kernel(OCTETS, INTS, INTS, OUT_TABLE, returns=INT)
 def _split(octets: Bytes, starts: Numbers, lengths: Numbers, properties: Numbers) -> int:
-    """Of each property the row, whether it is the first, and where name and value are; the scanner
-    has seen that there is nothing else."""
+    """Write a column for each property: row, whether another is before it, start and length of
+    name and value. The scanner has checked that lengths are within the metadata."""
     found = 0
     for row in range(len(starts)):
         at = starts[row]
@@ -109,8 +109,11 @@ def _split(octets: Bytes, starts: Numbers, lengths: Numbers, properties: Numbers
 
 
 def _metadata(rows: FrameRows, chosen: Flags) -> list[TextPart]:
-    """Names and values, which are any bytes. The properties of a row stand together, and so do
-    their texts."""
+    """The properties as members of a JSON object, values in hexadecimal since they are any bytes.
+
+    The texts of all properties are written to one buffer first, in which those of a row follow one
+    another: a slice of it is the part of a row.
+    """
     starts, lengths = rows.slices[ABOUT]
     lengths = np.where(chosen, lengths, NONE)
     room = int(np.maximum(lengths, 0).sum()) // _LEAST_PROPERTY_BYTES
@@ -135,7 +138,7 @@ def _metadata(rows: FrameRows, chosen: Flags) -> list[TextPart]:
     parts: list[TextPart] = []
     firsts = distinct(rows.octets, names, name_bytes, row)[1]
     if len(firsts) < found:
-        # A name that comes again counts once, where it came first.
+        # A name that occurs again counts once, as in a dictionary: such rows are read in Python.
         again = np.unique(np.delete(row, firsts))
         lengths[again] = NONE
         code = np.full(len(rows), NONE)
