@@ -165,7 +165,9 @@ _WRONG: Final = Described("")
 class Describe(Protocol):
     """The type of a protocol's `describe`."""
 
-    def __call__(self, rows: FrameRows, readings: Readings[Any]) -> DescriptionColumns: ...
+    def __call__(self, rows: FrameRows, readings: Readings[Any]) -> DescriptionColumns:
+        """What the protocol's Reading would give for each row."""
+        ...
 
 
 def null_column(count: int, kind: pa.DataType | None = None) -> pa.Array:

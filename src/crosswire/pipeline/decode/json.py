@@ -325,9 +325,11 @@ class Unescaped(Raw):
     """The texts that JSON strings stand for: slices without quotes that `string_end` accepted."""
 
     def measure(self, sizes: Numbers) -> None:
+        """Add the lengths that the texts have in UTF-8."""
         _measure_unescaped(self._octets, self._starts, self._lengths, sizes)
 
     def write(self, out: Bytes, at: Numbers) -> None:
+        """Copy what is not escaped, and write the characters of escapes."""
         _write_unescaped(self._octets, self._starts, self._lengths, out, at)
 
 
@@ -391,7 +393,9 @@ class Base64(Raw):
     """The octets that texts stand for which are `surely_base64`."""
 
     def measure(self, sizes: Numbers) -> None:
+        """Add three octets for four digits, without padding."""
         _measure_base64(self._octets, self._starts, self._lengths, sizes)
 
     def write(self, out: Bytes, at: Numbers) -> None:
+        """Write three octets for four digits."""
         _write_base64(self._octets, self._starts, self._lengths, out, at)

@@ -119,7 +119,7 @@ _BY_FRAME: Final = (
     ),
     [_form_of_message("]}"), _form_of_message("", "]}"), _form_of_message("", ",", "]}")],
     *([_RowTemplate(('{"version":', "}"), HANDSHAKE)] for _ in VERSIONS),
-    [_RowTemplate((), HANDSHAKE)],  # a connector's hello has more to say
+    [_RowTemplate((), HANDSHAKE)],  # its fields are written as a whole
     [_RowTemplate(('{"epoch":', ',"link":', "}"), HANDSHAKE)],
 )
 _FORMS: Final = [form for forms in _BY_FRAME for form in forms]

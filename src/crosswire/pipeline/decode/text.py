@@ -142,9 +142,11 @@ class Coded(TextPart):
         self._texts = np.frombuffer(b"".join(encoded), np.uint8)
 
     def measure(self, sizes: Numbers) -> None:
+        """Add the length of each row's word."""
         _measure_coded(self._codes, self._lengths, sizes)
 
     def write(self, out: Bytes, at: Numbers) -> None:
+        """Copy each row's word."""
         _write_coded(self._codes, np.cumsum(self._lengths), self._texts, out, at)
 
 
@@ -178,9 +180,11 @@ class Raw(TextPart):
         self._octets, self._starts, self._lengths = octets, starts, lengths
 
     def measure(self, sizes: Numbers) -> None:
+        """Add the lengths that are not NONE."""
         _measure_raw(self._lengths, sizes)
 
     def write(self, out: Bytes, at: Numbers) -> None:
+        """Copy the slices."""
         _write_raw(self._octets, self._starts, self._lengths, out, at)
 
 
@@ -237,9 +241,11 @@ class Quoted(Raw):
     """The same slices as JSON strings, with their quotes."""
 
     def measure(self, sizes: Numbers) -> None:
+        """Add the lengths with quotes and escapes."""
         _measure_quoted(self._octets, self._starts, self._lengths, sizes)
 
     def write(self, out: Bytes, at: Numbers) -> None:
+        """Copy the slices that need no escape as a whole, the others octet by octet."""
         _write_quoted(self._octets, self._starts, self._lengths, out, at)
 
 
@@ -260,9 +266,11 @@ class Hexadecimal(Raw):
     """Slices of any octets, two hexadecimal digits each."""
 
     def measure(self, sizes: Numbers) -> None:
+        """Add twice the lengths."""
         sizes += 2 * np.maximum(self._lengths, 0)
 
     def write(self, out: Bytes, at: Numbers) -> None:
+        """Write two digits for each octet."""
         _write_hexadecimal(self._octets, self._starts, self._lengths, out, at)
 
 
@@ -302,9 +310,11 @@ class Decimal(TextPart):
         self._values, self._chosen = values.astype(np.uint64, copy=False), chosen
 
     def measure(self, sizes: Numbers) -> None:
+        """Add the numbers of digits."""
         _measure_decimal(self._values, self._chosen, sizes)
 
     def write(self, out: Bytes, at: Numbers) -> None:
+        """Write digits, the last one first."""
         _write_decimal(self._values, self._chosen, out, at)
 
 

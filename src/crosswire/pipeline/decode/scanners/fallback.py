@@ -1,4 +1,4 @@
-"""A scanner and the decoders behind it: together they read everything, each what it is for.
+"""A scanner, and decoders for what it leaves: together they read everything.
 
 The scanner stops in front of what it is not sure of. The direction's decoder then reads a few KiB
 from there, and if it comes out in a state that the scanner can go on from, the scanner does. So
