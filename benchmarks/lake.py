@@ -22,7 +22,8 @@ from crosswire.client.native.dial import dial
 from crosswire.client.native.emp import EmpPeer
 from crosswire.config import PLAIN_LISTENERS, Config, LakeSettings, TapSettings
 from crosswire.envelope import Envelope
-from crosswire.hub.hub import Hub, HubConfig
+from crosswire.hub.hub import Hub
+from crosswire.hub.policies import HubConfig
 from crosswire.server.lake_feed import LakeFeed
 from crosswire.server.server import Server
 from crosswire.store.rocks import RocksStore
@@ -53,7 +54,7 @@ async def core(path: Path, lake: LakeSettings | None, seconds: float) -> float:
     store = RocksStore(path / "store")
     config = HubConfig(lake=lake is not None)
     hub = Hub(store, config, now=time.time(), random=Random(1), clock=time.time)
-    store.start(asyncio.get_running_loop())
+    hub.commits.start(asyncio.get_running_loop())
     feed = None
     if lake is not None:
         feed = LakeFeed(hub, lake, path / "lake", count=lambda *_, **__: None)
@@ -70,7 +71,7 @@ async def core(path: Path, lake: LakeSettings | None, seconds: float) -> float:
     rate = done / (time.perf_counter() - start)
     if feed is not None:
         await feed.stop()
-    await store.close()
+    await hub.commits.close()
     return rate
 
 

@@ -40,9 +40,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from repeated import Counted, Repeated, long_connections, many_connections
 from traffic import Traffic
 
-from crosswire.pipeline.decode.frames import decode_tap
+from crosswire.pipeline.decode.row_schema import DIRECTIONS, FRAMES, TABLE, VIOLATIONS
+from crosswire.pipeline.sources.decoded import decode_tap
 from crosswire.pipeline.spark import start
-from crosswire.pipeline.tables.decoded import DIRECTIONS, FRAMES, TABLE, VIOLATIONS
 from crosswire.pipeline.tables.frames import frames
 from crosswire.wire import PROTOCOL_NAMES
 

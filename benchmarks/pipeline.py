@@ -40,11 +40,11 @@ from traffic import Traffic, packets, write_pcap
 
 from crosswire.pipeline.decode.arrow_batches import Batches
 from crosswire.pipeline.decode.connection_rows import WIRE_COLUMNS, ConnectionRows
-from crosswire.pipeline.decode.frames import decode_captures, decode_tap
+from crosswire.pipeline.decode.row_schema import ARROW, COLUMNS, FRAME_COLUMNS
+from crosswire.pipeline.sources.decoded import decode_captures, decode_tap
 from crosswire.pipeline.sources.pcap import Captures
 from crosswire.pipeline.sources.tap import from_tap
 from crosswire.pipeline.spark import start
-from crosswire.pipeline.tables.decoded import ARROW, COLUMNS, FRAME_COLUMNS
 from crosswire.pipeline.tables.frames import frames
 from crosswire.wire import PROTOCOL_NAMES
 

@@ -24,7 +24,7 @@ from crosswire.lake.files import write
 from crosswire.lake.schemas import BACKWARD, DATA, FORWARD
 from crosswire.pipeline.decode.arrow_batches import Batches
 from crosswire.pipeline.decode.connection_rows import WIRE_COLUMNS, ConnectionRows
-from crosswire.pipeline.tables.decoded import ARROW, DIRECTIONS, FRAMES, VIOLATIONS
+from crosswire.pipeline.decode.row_schema import ARROW, DIRECTIONS, FRAMES, VIOLATIONS
 from crosswire.wire import protocol
 
 if TYPE_CHECKING:

@@ -13,13 +13,10 @@ import msgspec
 from crosswire.access import User
 from crosswire.envelope import LARGEST_INTEGER, Property, check_properties, parse_destination
 from crosswire.errors import ConfigError, InvalidDestination, InvalidEnvelope, InvalidSchedule
-from crosswire.hub.ingest.staging import StagingLimits
-from crosswire.hub.queues import QueuePolicy
+from crosswire.hub.policies import QueuePolicy, ServicePolicy, StagingLimits, TopicPolicy
 from crosswire.hub.schedules import check_cron, check_id, check_interval
-from crosswire.hub.services import ServicePolicy
-from crosswire.hub.topics import TopicPolicy
 from crosswire.listeners import LISTENERS, PLAIN_LISTENERS
-from crosswire.store.contract import LEAST_BUFFER_BYTES, StoreLimits
+from crosswire.store.engine import LEAST_BUFFER_BYTES, StoreLimits
 from crosswire.store.reserve import flush_bytes
 from crosswire.toml import Lines, Mistake, dotted, read
 from crosswire.wire.emp.frames import EmpLimits

@@ -1,4 +1,7 @@
-"""Envelope and Destination: the one message that all parts speak of."""
+"""Envelope and Destination: the message as gateways, hub, store and lake pass it on.
+
+Its binary form is what the store keeps, so that an older version's records must stay readable.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +39,13 @@ __all__ = [
 ]
 
 NAME_BYTES: Final = 255
+"""The longest destination that a peer may name."""
 LARGEST_INTEGER: Final = (1 << 63) - 1
-"""Ids, counts and integer properties have 63 bits and a sign."""
+"""Ids, counts and integer properties are signed 64-bit integers."""
 MICROSECONDS: Final = 1_000_000
 """In a second: times are stored as microseconds since 1970."""
 SCHEDULED: Final = "crosswire.schedule"
-"""In `native` of what a schedule sent: when it was due."""
+"""Key in `native` of a message that a schedule sent: the time when it was due."""
 _VERSION: Final = 1
 _HEADER: Final = 5
 
@@ -49,16 +53,19 @@ Kind: TypeAlias = Literal["send", "publish", "request", "response"]
 Property: TypeAlias = (
     Annotated[int, msgspec.Meta(ge=-LARGEST_INTEGER - 1, le=LARGEST_INTEGER)] | float | bool | str
 )
-"""Of 64 bits, and finite: what is decoded with this type from JSON is checked by that."""
+"""Integers have 64 bits. msgspec checks that when it decodes JSON into this type, and JSON has no
+numbers that are not finite; for other sources there is `check_properties`."""
 
+# Envelopes are frozen. Only `stamp_run` writes to one, before the hub passes it on.
 _set = msgspec.structs.force_setattr
 
 
 class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=True):
-    """A message on its way, whatever protocol brought it.
+    """A message, independent of the protocol that it was received by.
 
-    A gateway makes it without `node`, `id` and `time`: the hub stamps these when it accepts the
-    message. Nothing else of it ever changes, the payload least of all.
+    A gateway creates it without `node`, `id` and `time`: the hub sets these when it accepts the
+    message. Nothing else changes afterwards. The order of the fields is that of the stored record:
+    new ones are appended, with a default.
     """
 
     destination: str
@@ -82,22 +89,19 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=T
     crc: int = 0
 
     def replace(self, **changes: object) -> Envelope:
-        """A copy with other values; `crc` follows the payload."""
+        """A copy with other values; a new payload gets its checksum, unless `crc` is given."""
         if "payload" in changes and "crc" not in changes:
             changes["crc"] = zlib.crc32(changes["payload"])  # type: ignore[arg-type]
         copy: Envelope = msgspec.structs.replace(self, **changes)
         return copy
 
     def intact(self) -> bool:
-        """Is the payload the one that the edge took the checksum of?"""
+        """Whether the payload matches the checksum that was computed when it was received."""
         return zlib.crc32(self.payload) == self.crc
 
 
 def check_properties(properties: dict[str, Property]) -> dict[str, Property]:
-    """The same properties. Raises InvalidEnvelope for a number that is not finite or too large.
-
-    For properties that were not decoded as `dict[str, Property]` from JSON.
-    """
+    """The same properties. Raises InvalidEnvelope for a number that is not finite or too large."""
     for name, value in properties.items():
         if isinstance(value, float):
             if not isfinite(value):
@@ -108,9 +112,9 @@ def check_properties(properties: dict[str, Property]) -> dict[str, Property]:
 
 
 def stamp(envelope: Envelope, node: str, identifier: int, time_us: int) -> Envelope:
-    """Complete an envelope at its acceptance: the hub's, and only the hub's, to call.
+    """Set node, id and time of a message that the hub accepts. For the hub only.
 
-    Gives the envelope or, if it has been a message already, a copy: that one may be on its way.
+    Returns the envelope or, if it has an id already, a copy: it may still be being delivered.
     """
     return stamp_run((envelope,), node, identifier, time_us)[0]
 
@@ -118,7 +122,7 @@ def stamp(envelope: Envelope, node: str, identifier: int, time_us: int) -> Envel
 def stamp_run(
     envelopes: Sequence[Envelope], node: str, first: int, time_us: int
 ) -> Sequence[Envelope]:
-    """`stamp` for many, with ids in a row."""
+    """`stamp` for many, with consecutive ids from `first` on."""
     identifier = first
     for envelope in envelopes:
         if envelope.id:
@@ -146,7 +150,7 @@ def _unstamped(envelope: Envelope) -> Envelope:
 #   …         MessagePack array of the envelope's fields in the order above
 
 _LARGE: Final = 1 << 20
-"""A payload from which on a copy that can be saved takes longer than what saves it."""
+"""Payload size from which on avoiding one copy is worth the extra steps (measured)."""
 _ARRAY_BYTES: Final = 3
 _EMPTY: Final = b"\xc4\x00"
 _PAYLOAD: Final = Layout(">BI").pack
@@ -159,7 +163,7 @@ _header = Layout(">BI").pack
 
 
 def encode(envelope: Envelope) -> bytes:
-    """The form in which the store keeps it. Raises InvalidEnvelope for what has none."""
+    """The record that the store keeps. Raises InvalidEnvelope for values that can't be encoded."""
     try:
         if len(envelope.payload) >= _LARGE:
             return _encode_large(envelope)
@@ -170,25 +174,25 @@ def encode(envelope: Envelope) -> bytes:
 
 
 def encode_run(envelopes: Sequence[Envelope]) -> list[bytes]:
-    """`encode` for many: all of them, or InvalidEnvelope."""
+    """`encode` for many. Raises InvalidEnvelope if one of them can't be encoded."""
     if len(envelopes) == 1:
         return [encode(envelopes[0])]
     encode_body, crc32, header, version = _encode, _crc32, _header, _VERSION
     try:
-        # One after the other: a body that was just made is in the processor's cache.
+        # Encode, checksum and copy one by one: the body is then still in the processor's cache.
         return [header(version, crc32(body := encode_body(each))) + body for each in envelopes]
     except (TypeError, OverflowError, ValueError) as error:
         raise InvalidEnvelope(f"the envelope can't be stored: {error}") from None
 
 
 def _encode_large(envelope: Envelope) -> bytes:
-    """The same record, with the payload copied once: it is put between what stands around an empty
-    one."""
+    """The same record, with the payload copied once: an envelope with an empty payload is encoded,
+    and the payload is inserted where the empty one is."""
     around = _encode(msgspec.structs.replace(envelope, payload=b""))
     cut = _ARRAY_BYTES + len(_encode(envelope.destination)) + len(_encode(envelope.kind))
     end = cut + len(_EMPTY)
     if around[cut:end] != _EMPTY:
-        raise AssertionError("the payload is not where it should be in a record")
+        raise AssertionError("the payload is not the third field of the record")
     payload = envelope.payload
     before = around[:cut] + _PAYLOAD(_PAYLOAD_CODE, len(payload))
     crc = _crc32(around[end:], _crc32(payload, _crc32(before)))
@@ -196,34 +200,31 @@ def _encode_large(envelope: Envelope) -> bytes:
 
 
 def decode(record: bytes) -> Envelope:
-    """Raises RecordDamaged for bytes that are not what `encode` gave."""
+    """The envelope of a record. Raises RecordDamaged for bytes that `encode` did not return."""
     if len(record) < _HEADER:
         raise RecordDamaged(f"a record of {len(record)} bytes is no envelope")
     if record[0] != _VERSION:
         raise RecordDamaged(f"a record of version {record[0]}, this is version {_VERSION}")
-    body: bytes | memoryview = record[_HEADER:] if len(record) < _LARGE else _behind_header(record)
+    # A slice is quicker than a view for small records, a view saves the copy for large ones.
+    body: bytes | memoryview = record if len(record) < _LARGE else memoryview(record)
+    body = body[_HEADER:]
     if _crc32(body) != int.from_bytes(record[1:_HEADER]):
-        raise RecordDamaged("the record's checksum does not fit")
+        raise RecordDamaged("the record's checksum is wrong")
     try:
         return _decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise RecordDamaged(f"the record can't be read: {error}") from None
 
 
-def _behind_header(record: bytes) -> memoryview:
-    """Without a copy: small records are quicker with one."""
-    return memoryview(record)[_HEADER:]
-
-
 def decode_at(record: bytes, destination: str, identifier: int) -> Envelope:
-    """The message that is stored under this id of a destination.
+    """The message in the record that is stored for this id of a destination.
 
-    Raises RecordDamaged for bytes that are no message, or another one's.
+    Raises RecordDamaged for bytes that are not a message, or that are another message.
     """
     envelope = decode(record)
     if envelope.id != identifier:
         raise RecordDamaged(f"message {envelope.id} is stored as message {identifier}")
-    # Calls and their answers are kept under the name that their provider gave.
+    # Requests and responses are stored under the service's name, without the method.
     if envelope.destination != destination and not destination.startswith("service/"):
         raise RecordDamaged(
             f"message {identifier} of {envelope.destination} is stored in {destination}"
@@ -235,9 +236,9 @@ def decode_at(record: bytes, destination: str, identifier: int) -> Envelope:
 
 
 class Destination(msgspec.Struct, frozen=True, gc=False):
-    """Where a message goes: `queue/NAME`, `topic/NAME`, `service/NAME[/METHOD]`.
+    """The parts of a destination: `queue/NAME`, `topic/NAME`, `service/NAME[/METHOD]`.
 
-    A service's name ends at the next slash; names of queues and topics may hold more of them.
+    A service's name ends at the next slash; names of queues and topics may contain slashes.
     """
 
     kind: Literal["queue", "topic", "service"]
@@ -257,10 +258,10 @@ def message_kind(destination: str) -> Literal["send", "publish"]:
 
 @lru_cache(maxsize=8192)
 def parse_destination(text: str) -> Destination:
-    """A destination that a peer names. Raises InvalidDestination.
+    """A destination that a peer sends to. Raises InvalidDestination.
 
     Wildcards are for subscriptions only: see `parse_pattern`. A first level that starts with `@`
-    is the hub's own.
+    is reserved for the hub.
     """
     destination = _split(text)
     if destination.kind == "topic" and ("+" in text or "#" in text):
@@ -288,10 +289,10 @@ def parse_pattern(text: str) -> Destination:
 
 
 def parse_stored_destination(text: str) -> Destination:
-    """A destination that the store has, or that the hub names itself. Raises InvalidDestination.
+    """A destination from the store, or one that the hub created. Raises InvalidDestination.
 
-    It need not keep to the rules for new names, which came later than the first stores, and the
-    dead letters of a queue have a longer name than the queue.
+    It need not follow the rules for new names: older versions accepted more, and the queue for a
+    queue's dead letters has a longer name than that queue.
     """
     return _split(text, own=True)
 
@@ -301,7 +302,7 @@ def _check_levels(text: str) -> None:
     if "" in levels:
         raise InvalidDestination(f"{text!r} has an empty level")
     if levels[0].startswith("@"):
-        raise InvalidDestination(f"{text!r}: names that start with @ are the hub's own")
+        raise InvalidDestination(f"{text!r}: names that start with @ are reserved")
     if kind != "topic" and ("+" in levels or "#" in levels):
         raise InvalidDestination(f"{text!r}: `+` and `#` stand for levels of topics only")
 

@@ -1,52 +1,66 @@
-"""A wire connection on an asyncio socket: one read, one pass, one write per turn of the loop."""
+"""A wire connection on an asyncio socket, for gateways and clients.
+
+A turn of the event loop is one read, one pass over the events and one write: messages that arrive
+together are handled, committed and answered together.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import select
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, ParamSpec, cast
 from typing import Protocol as Shape
 
 from crosswire.errors import ConnectionLost, InternalError
-from crosswire.hub.callbacks import Callbacks
+from crosswire.hub.dispatch import Callbacks
 from crosswire.wire.contract import Connection, ConnectionClosed, ConnectionFailed, Event
 
-__all__ = ["Session", "SessionOwner", "Tap"]
+__all__ = ["Session", "SessionOwner", "Tap", "use_keep_alive"]
 
 LINGER_S = 1.0
+"""How long a connection that has ended waits for its last bytes to be written; see `_linger`."""
 LINGER_ROUNDS = 10
 CLOSE_S = 10.0
+"""How long a peer may take to answer the protocol's goodbye."""
 JOINED_BYTES = 256 * 1024
-LOOK_S = 1.0
-"""How often the socket of a peer that is not read from is looked at."""
+"""Up to this size chunks are copied into one buffer for a single write."""
+POLL_S = 1.0
+"""The interval at which the socket of a peer that is not read from is polled."""
 
 _BROKEN: Final = select.POLLERR | select.POLLNVAL
-_FINISHED: Final = select.POLLHUP | getattr(select, "POLLRDHUP", 0)  # elsewhere POLLHUP says both
+# Only Linux has POLLRDHUP for a half-closed peer; elsewhere POLLHUP covers it.
+_FINISHED: Final = select.POLLHUP | getattr(select, "POLLRDHUP", 0)
 
 P = ParamSpec("P")
 
 
 class SessionOwner(Shape):
-    """Who a session works for. The session makes itself known in `session`."""
+    """The gateway or client that a session reports to. The session sets its `session`."""
 
     session: Session
 
     def handle_events(self, events: list[Event]) -> None:
-        """What one read, or one deadline, brought. Send on the connection right here, or later and
-        then call `Session.wake`."""
+        """Act on the events of one read, or of one deadline.
+
+        What is sent on the connection during this call is written after it; what is sent later
+        needs `Session.wake`.
+        """
 
     def handle_drain(self) -> None:
         """The peer reads again: `Session.congested` has become false."""
 
 
 class Tap(Shape):
-    """Who is shown the bytes of a session, as they are read and written."""
+    """Records the bytes of a session as they are read and written."""
 
-    def received(self, data: bytes) -> None: ...
+    def received(self, data: bytes) -> None:
+        """These bytes were read from the socket."""
 
-    def sent(self, chunks: Sequence[bytes | memoryview]) -> None: ...
+    def sent(self, chunks: Sequence[bytes | memoryview]) -> None:
+        """These bytes were given to the socket."""
 
     def peer_finished(self) -> None:
         """The peer sends no more."""
@@ -55,25 +69,25 @@ class Tap(Shape):
         """We send no more."""
 
     def closed(self, error: Exception | None) -> None:
-        """The socket is gone; with an error if it was broken off."""
+        """The socket is closed; with an error if the connection broke."""
 
 
 class Session(asyncio.Protocol):
-    """Carries bytes between a socket and a `Connection`, and time to it.
+    """Carries bytes between a socket and a `Connection`, and gives the connection the time.
 
-    `connect` makes the connection when the socket is there; it is given the loop's time. When the
-    connection is over, what it had to say is written, the sending half is closed and the rest of
-    what the peer sends is read and dropped for a moment: closing at once could make the kernel
-    throw our goodbye away.
+    `connect` makes the connection when the socket is ready; its argument is the loop's time. When
+    the connection has ended, its last bytes are written, the sending half is closed, and what the
+    peer still sends is read and dropped for a moment: a socket that is closed with unread input is
+    reset by the kernel, which would discard our goodbye.
 
-    The event loop does not tell of the end of a peer that is not read from, so the socket is looked
-    at meanwhile: a connection that broke ends at once. One whose peer has closed its side ends if
-    nothing was read from it for a while (`Connection.unread_end_s`): what it sent last may be
-    unread, but its owner may have no room for it for ever.
+    The event loop doesn't report the end of a peer that is not read from, so the socket is polled
+    meanwhile. A connection that broke ends at once. One whose peer has closed its side ends if
+    nothing was read from it for `Connection.unread_end_s`: its last messages may be unread, but
+    the owner may never have room for them.
 
-    The owner is told of the end exactly once, whatever happens before: an exception in the
-    connection or in its owner fails the connection, with its protocol's goodbye for an internal
-    error, and goes no further. `callbacks` logs and counts it.
+    The owner gets the end exactly once, whatever happens before. An exception in the connection or
+    in its owner fails the connection, with its protocol's goodbye for an internal error, and is not
+    raised further; `callbacks` logs and counts it.
     """
 
     connection: Connection
@@ -96,31 +110,32 @@ class Session(asyncio.Protocol):
         self._timer_at = 0.0
         self._flush_planned = False
         self._reading_paused = False
-        self._look_timer: asyncio.TimerHandle | None = None
+        self._poll_timer: asyncio.TimerHandle | None = None
         self._end_seen_at: float | None = None
         self._leaving = False
         self._peer_finished = False
         self._held = False
         self.opened = False
-        """Is, or was, there a socket? With TLS only when the handshake is done."""
+        """Whether there is, or was, a socket; with TLS only after its handshake."""
         self.gone: asyncio.Future[None] = self._loop.create_future()
-        """Done when the socket is closed, some time after the connection's own end."""
+        """Done when the socket is closed, which may be some time after the connection's end."""
         self.congested = False
-        """The peer doesn't keep up with what we send."""
+        """Whether the write buffer is above its limit: the peer reads slower than we send."""
         self.read_at = self._loop.time()
-        """When something came from the peer, by the loop's clock."""
+        """When bytes were last read from the peer, by the loop's clock."""
         self.on_congestion: Callable[[bool], None] | None = None
-        """Told when `congested` becomes true, and before `handle_drain` when it becomes false."""
+        """Called when `congested` becomes true, and before `handle_drain` when it becomes false."""
         self.tap: Tap | None = None
+        """Records the bytes of this session, if set."""
 
     def wake(self) -> None:
-        """The owner made the connection send: write it at the end of this turn of the loop."""
+        """Write what the owner sent on the connection at the end of this turn of the loop."""
         if not self._flush_planned and not self._leaving:
             self._flush_planned = True
             self._loop.call_soon(self._turn)
 
     def close(self) -> None:
-        """Say the protocol's goodbye now, and end in time even if the peer does not answer it.
+        """Send the protocol's goodbye, and abort after `CLOSE_S` if the peer doesn't answer it.
 
         Not to be called from `handle_events`: there `Connection.close` is enough.
         """
@@ -131,23 +146,24 @@ class Session(asyncio.Protocol):
         self._loop.call_later(CLOSE_S, self.abort)
 
     def abort(self) -> None:
-        """Without a goodbye, and without what was not written yet. Harmless when it is gone."""
+        """Close the socket without a goodbye, dropping what is not written. May be repeated."""
         if self.opened and not self.gone.done():
             self.transport.abort()
 
     def hold_reading(self, held: bool) -> None:
-        """The owner has no room for what this peer sends, or has some again."""
+        """Stop reading from the peer, or resume: the owner has no room for what it sends."""
         self._held = held
         self._steer_reading()
 
     # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by asyncio when the socket, and TLS if there is any, is ready."""
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
         self.opened = True
         failed = self._callbacks.run("connect", self._open)
         if failed is not None:
-            # There is no connection that could fail: the owner has cleaned up already.
+            # There is no connection that could fail, and the owner has cleaned up already.
             self._leaving = self._end_reported = True
             self.transport.abort()
             return
@@ -157,6 +173,7 @@ class Session(asyncio.Protocol):
         self.connection = self._connect(self._loop.time())
 
     def data_received(self, data: bytes) -> None:
+        """Called by asyncio with the bytes of one read."""
         tap = self.tap
         if tap is not None:
             self._show(tap.received, data)
@@ -165,10 +182,13 @@ class Session(asyncio.Protocol):
             try:
                 self.connection.receive_data(data, self.read_at)
             except Exception as error:
+                # Called directly, not through `_run`: it happens for every read, and only a
+                # failure should cost more.
                 self._run("receive_data", _raise, error)
             self._turn()
 
     def eof_received(self) -> bool:
+        """Called by asyncio when the peer sends no more; gives whether we may still send."""
         self._peer_finished = True
         if self.tap is not None:
             self._show(self.tap.peer_finished)
@@ -179,32 +199,38 @@ class Session(asyncio.Protocol):
         return not self.connection.closed and self.transport.can_write_eof()
 
     def connection_lost(self, error: Exception | None) -> None:
+        """Called by asyncio, once, when the socket is closed."""
         self._cancel_timer()
-        if self._look_timer is not None:
-            self._look_timer.cancel()
-            self._look_timer = None
+        if self._poll_timer is not None:
+            self._poll_timer.cancel()
+            self._poll_timer = None
         self.gone.set_result(None)
         if self.tap is not None:
             self._show(self.tap.closed, error)
         self._leaving = True
         if self._end_reported:
             return
+        # First the orderly end: a connection whose protocol ends with the socket has not failed.
         self._run("receive_eof", self.connection.receive_eof)
         lost = ConnectionLost("the socket was closed")
         self._run("fail", self.connection.fail, lost)
         self._dispatch_events()
         if not self._end_reported:
-            # The connection itself is broken, and can't even end.
+            # The connection itself raises: its owner gets the end from us.
             self._hand_over([ConnectionFailed(lost)])
 
     def pause_writing(self) -> None:
-        """A peer that does not read is not read from either: its answers would only pile up."""
+        """Called by asyncio above the limit of the write buffer.
+
+        A peer that doesn't read is not read from either: answers to it would only pile up.
+        """
         self.congested = True
         self._steer_reading()
         if self.on_congestion is not None and not self._leaving:
             self._run("on_congestion", self.on_congestion, True)
 
     def resume_writing(self) -> None:
+        """Called by asyncio when the write buffer has drained."""
         self.congested = False
         self._steer_reading()
         if not self._leaving:
@@ -213,13 +239,13 @@ class Session(asyncio.Protocol):
             self._run("handle_drain", self._owner.handle_drain)
             self.wake()
 
-    # Our part.
+    # The turn: events out, bytes out, timers.
 
     def _turn(self) -> None:
         if self._leaving:
             self._flush_planned = False
             return
-        # Whatever the owner sends meanwhile is written below: it need not wake us for it.
+        # What the owner sends meanwhile is written below: `wake` must not plan another turn.
         self._flush_planned = True
         self._dispatch_events()
         self._flush_planned = False
@@ -236,7 +262,7 @@ class Session(asyncio.Protocol):
             if self.transport.can_write_eof():
                 self._finish()
             else:
-                # TLS can't close one half: the end of ours is the end of both.
+                # TLS can't close one half: the end of our half is the end of both.
                 self._run("receive_eof", self.connection.receive_eof)
                 self._dispatch_events()
         if self.connection.closed:
@@ -246,8 +272,8 @@ class Session(asyncio.Protocol):
         self._arm_timer()
 
     def _write(self, chunks: list[bytes | memoryview]) -> None:
-        """Many small chunks are put together: that takes less time than to hand each over."""
-        if self.transport.is_closing():  # `connection_lost` is on its way
+        """One write for all chunks; small ones are joined, which is cheaper than a writev."""
+        if self.transport.is_closing():  # `connection_lost` will follow
             return
         if len(chunks) == 1:
             self.transport.write(chunks[0])
@@ -257,7 +283,7 @@ class Session(asyncio.Protocol):
             self.transport.writelines(chunks)
 
     def _dispatch_events(self) -> None:
-        """Hand events over until the owner's reaction brings no more of them."""
+        """Hand events over until the owner's reaction causes no more of them."""
         while events := self._take_events():
             self._hand_over(events)
 
@@ -270,6 +296,7 @@ class Session(asyncio.Protocol):
 
     def _hand_over(self, events: list[Event]) -> None:
         if isinstance(events[-1], ConnectionClosed | ConnectionFailed):
+            # Before the call: if the owner raises on the end, it still had it.
             self._end_reported = True
         try:
             self._owner.handle_events(events)
@@ -277,24 +304,25 @@ class Session(asyncio.Protocol):
             self._run("handle_events", _raise, error)
 
     def _run(self, kind: str, step: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """A step of the connection or of its owner: what it raises ends the connection."""
+        """Call a step of the connection or of its owner; an exception ends the connection."""
         failed = self._callbacks.run(kind, step, *args, **kwargs)
         if failed is not None:
             self._end_broken()
 
     def _end_broken(self) -> None:
-        """Its goodbye may be what is broken: then the socket is all there is to end."""
+        """Fail the connection; if even that raises, close the socket without a goodbye."""
         failed = self._callbacks.run("fail", self.connection.fail, InternalError("internal error"))
         if failed is not None:
             self.transport.abort()
         self.wake()
 
     def _show(self, step: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """To the tap. One that fails has no use for the rest of the connection's bytes."""
+        """Call the tap. One that raises is removed: a recording with a hole is of no use."""
         if self._callbacks.run("tap", step, *args, **kwargs) is not None:
             self.tap = None
 
     def _steer_reading(self) -> None:
+        """Pause or resume reading, as connection, congestion and owner allow."""
         wanted = self._leaving or (
             self.connection.wants_data and not self.congested and not self._held
         )
@@ -304,17 +332,18 @@ class Session(asyncio.Protocol):
                 self.transport.resume_reading()
             else:
                 self.transport.pause_reading()
-                # Reading may stop and go on for every batch, so a look that is planned stays so.
+                # Reading may pause and resume for every batch: a timer that runs is kept, since
+                # cancelling and setting one each time would cost more than a poll in vain.
                 self._end_seen_at = None
-                if self._look_timer is None:
-                    self._look_timer = self._loop.call_later(LOOK_S, self._look)
+                if self._poll_timer is None:
+                    self._poll_timer = self._loop.call_later(POLL_S, self._poll_peer)
 
-    def _look(self) -> None:
-        """Is the peer still there? Only while it is not read from: else the event loop tells."""
-        self._look_timer = None
+    def _poll_peer(self) -> None:
+        """Check that the peer is there, while it is not read from and asyncio doesn't notice."""
+        self._poll_timer = None
         if not self._reading_paused or self._leaving or self.transport.is_closing():
             return
-        self._look_timer = self._loop.call_later(LOOK_S, self._look)
+        self._poll_timer = self._loop.call_later(POLL_S, self._poll_peer)
         state = _poll(self.transport)
         if state & _BROKEN:
             self._run("fail", self.connection.fail, ConnectionLost("the socket was reset"))
@@ -323,7 +352,7 @@ class Session(asyncio.Protocol):
         elif state & _FINISHED:
             now = self._loop.time()
             if self._end_seen_at is None:
-                # A pause that is short is no reason to lose what it sent before it closed.
+                # After a short pause what it sent before it closed can still be read.
                 self._end_seen_at = now
             elif now - self._end_seen_at >= self.connection.unread_end_s:
                 lost = ConnectionLost("the peer closed its side while it was not read from")
@@ -331,6 +360,7 @@ class Session(asyncio.Protocol):
                 self._turn()
 
     def _leave(self, *, has_output: bool) -> None:
+        """The connection has ended: write what is left, then close the socket."""
         self._leaving = True
         self._cancel_timer()
         if has_output and not self._peer_finished and self.transport.can_write_eof():
@@ -338,8 +368,7 @@ class Session(asyncio.Protocol):
             self._steer_reading()
         else:
             self.transport.close()
-        # Closing waits until all is written, which a peer that does not read could prevent for
-        # ever.
+        # Closing waits until all is written; a peer that doesn't read would delay it for ever.
         if not self.gone.done():
             self._timer = self._loop.call_later(LINGER_S, self._linger, 1)
 
@@ -348,18 +377,22 @@ class Session(asyncio.Protocol):
             return
         if self.tap is not None:
             self._show(self.tap.finished)
-        with suppress(OSError):  # reset since the last write: reading tells, or time does
+        with suppress(OSError):  # reset since the last write: `connection_lost` will follow
             self.transport.write_eof()
 
     def _linger(self, rounds: int) -> None:
-        """The last words of a connection may be long and the peer slow, but not for ever."""
+        """Abort when all is written and the peer hasn't closed, or after `LINGER_ROUNDS`."""
         if self.transport.get_write_buffer_size() and rounds < LINGER_ROUNDS:
             self._timer = self._loop.call_later(LINGER_S, self._linger, rounds + 1)
         else:
             self.transport.abort()
 
     def _arm_timer(self) -> None:
-        """A deadline that moved away is looked at when the old one comes, not for every read."""
+        """Set the timer for an earlier deadline only.
+
+        Every read moves the deadline of a ping: the timer that runs fires, finds nothing due, and
+        is set anew, which is cheaper than a cancelled timer for each read.
+        """
         deadline = self.connection.next_deadline()
         if deadline is None:
             self._cancel_timer()
@@ -379,8 +412,23 @@ class Session(asyncio.Protocol):
             self._timer = None
 
 
+def use_keep_alive(transport: asyncio.Transport, options: Mapping[str, int] | None = None) -> None:
+    """Have TCP probe a silent peer, for protocols without a ping of their own.
+
+    `options` are names of `socket` and their values; those that the system lacks are left out.
+    """
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    with suppress(OSError):  # reset meanwhile: the session notices the end anyway
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (options or {}).items():
+            if hasattr(socket, option):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
 def _poll(transport: asyncio.Transport) -> int:
-    """What poll(2) tells about the socket, other than that it can be read and written."""
+    """The state of the socket by poll(2), other than that it can be read and written."""
     sock = transport.get_extra_info("socket")
     number = -1 if sock is None else sock.fileno()
     if number < 0:
@@ -391,5 +439,5 @@ def _poll(transport: asyncio.Transport) -> int:
 
 
 def _raise(error: Exception) -> None:
-    """For steps that every read takes: they are called directly, and only a failure costs more."""
+    """Let `_run` log and count an exception of a step that was called directly."""
     raise error

@@ -9,7 +9,7 @@ import pytest
 
 from crosswire.cli.main import main
 from crosswire.lake.files import find
-from tests.lake.test_catalog import fill
+from tests.lake.ledger_files import fill
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from crosswire import session
 from crosswire.access import User
 from crosswire.bond import hub_module, marshal
-from crosswire.client.native import dial as dialling
 from crosswire.client.native.dial import Backoff
 from crosswire.client.native.emp import EmpClient, Json
 from crosswire.client.native.emqp import EmqpClient, EmqpSubscriber
@@ -411,7 +411,7 @@ async def test_a_socket_that_was_reset_takes_no_options(monkeypatch: pytest.Monk
             return Reset()
 
     asked = Transport()
-    dialling.use_keep_alive(asked)  # type: ignore[arg-type]
+    session.use_keep_alive(asked)  # type: ignore[arg-type]
     assert asked.get_extra_info("socket").family == socket.AF_INET
 
 

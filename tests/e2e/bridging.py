@@ -22,7 +22,7 @@ import uvloop
 from crosswire.config import PLAIN_LISTENERS, BondFiles, Config
 from crosswire.errors import CallFailed, RequestFailed
 from crosswire.gateways.payloads import BYTES, JSON, TEXT
-from crosswire.hub.services import ServicePolicy
+from crosswire.hub.policies import ServicePolicy
 from crosswire.server.server import GATEWAYS, Server
 from tests.e2e.parties import PARTIES, Answer, Inbox, Party, Property, Received
 

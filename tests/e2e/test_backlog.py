@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from crosswire.envelope import Envelope, message_kind
-from crosswire.hub.queues import QueuePolicy
+from crosswire.hub.policies import QueuePolicy
 from tests.e2e.bridging import ports_of
 from tests.e2e.parties import PARTIES, Party, RelinkParty
 from tests.gateways.conftest import StartServer

@@ -14,8 +14,7 @@ from crosswire.config import ProtocolLimits
 from crosswire.envelope import Envelope, message_kind
 from crosswire.errors import RequestFailed
 from crosswire.gateways.payloads import BYTES, JSON
-from crosswire.hub.items import Retry
-from crosswire.hub.queues import QueuePolicy
+from crosswire.hub.policies import QueuePolicy, Retry
 from crosswire.server.server import Server
 from crosswire.wire.emp.frames import EmpLimits
 from crosswire.wire.emqp.frames import EmqpLimits

@@ -26,7 +26,7 @@ from crosswire.config import (
     ProtocolLimits,
 )
 from crosswire.hub.attachment import DeliveryGap
-from crosswire.hub.services import ServicePolicy
+from crosswire.hub.policies import ServicePolicy
 from crosswire.server.server import GATEWAYS, Server
 from crosswire.web.listener import WebListener
 from crosswire.wire.contract import ConnectionFailed
@@ -75,7 +75,7 @@ class Watched:
         await peer.open(opening)
         if heard:
             for step in opening.steps:
-                await peer.write_and_be_read(peer.say([step]))
+                await peer.write_and_be_read(peer.bytes_of([step]))
         return peer
 
     def peer(self, listener: str) -> WirePeer:
@@ -181,10 +181,10 @@ async def test_a_legal_opening_that_ends_badly(
             await peer.open(opening)
             tail = VIOLATION if "violation" in end else b""
             if at_once:
-                peer.write(peer.say(opening.steps) + tail)
+                peer.write(peer.bytes_of(opening.steps) + tail)
             else:
                 for step in opening.steps:
-                    await peer.write_and_be_read(peer.say([step]))
+                    await peer.write_and_be_read(peer.bytes_of([step]))
                 peer.write(tail)
             await peer.end(end)
             await until(lambda peer=peer: peer.gateway.left)
@@ -243,10 +243,10 @@ async def test_an_exception_in_receive(
     for opening in openings_of(listener):
         for end in ("", "violation", "eof") if opening.steps else ():
             peer = await watched.opened(opening)
-            said = peer.say(opening.steps)
+            sent = peer.bytes_of(opening.steps)
             fault = peer.gateway.receive = Fault()  # type: ignore[method-assign]
             failed.clear()
-            peer.write(said + (VIOLATION if end == "violation" else b""))
+            peer.write(sent + (VIOLATION if end == "violation" else b""))
             await peer.end(end)
             await until(lambda peer=peer: peer.gateway.left)
             await watched.is_as_before()
@@ -263,7 +263,7 @@ async def test_an_exception_in_leaving(
         peer = await watched.opened(opening)
         fault = peer.gateway.leave = Fault()  # type: ignore[method-assign]
         for step in opening.steps:
-            await peer.write_and_be_read(peer.say([step]))
+            await peer.write_and_be_read(peer.bytes_of([step]))
         peer.abort()
         await until(lambda peer=peer: peer.gateway.left)
         watched.server.leftovers.look()
@@ -279,7 +279,7 @@ async def test_an_exception_in_what_the_hub_calls(
     watched: Watched, caplog: pytest.LogCaptureFixture, listener: str, entry: str
 ) -> None:
     """It ends the connection of the receiver it came from, and nobody else's."""
-    hub = watched.server.hub
+    loop = watched.server.hub._core.loop
     for opening in openings_of(listener):
         peer = await watched.opened(opening, heard=True)
         attachments, providers = list(peer.gateway.attachments), list(peer.gateway.providers)
@@ -291,13 +291,13 @@ async def test_an_exception_in_what_the_hub_calls(
         setattr(held[0].receiver, entry, fault)
         match entry:
             case "deliver":
-                hub.deliver(held[0], [])
+                loop.deliver(held[0], [])
             case "notice":
-                hub.notice(held[0], DeliveryGap(1, 2, "for the test"))
+                loop.notice(held[0], DeliveryGap(1, 2, "for the test"))
             case "request":
-                hub.request(held[0], [])
+                loop.call("request", held[0], held[0].receiver.request, held[0], [])
             case _:
-                hub.withdraw(held[0], [])
+                loop.call("cancel", held[0], held[0].receiver.cancel, held[0], [])
         await until(lambda peer=peer: peer.gateway.left)
         await watched.is_as_before()
         assert tracebacks(caplog) == fault.calls == 1
@@ -338,7 +338,7 @@ async def test_an_exception_in_the_connection(watched: Watched, listener: str, e
         setattr(peer.gateway.session.connection, entry, Fault())
         if entry == "fail":
             peer.gateway.receive = Fault()  # type: ignore[method-assign]
-        peer.write(peer.say(opening.steps) + VIOLATION)
+        peer.write(peer.bytes_of(opening.steps) + VIOLATION)
         if end == "delete":
             peer.gateway.disconnect()
         else:
@@ -402,7 +402,7 @@ async def test_the_peer_is_told_of_an_internal_error(watched: Watched, name: str
     peer = await watched.opened(named(name))
     peer.gateway.receive = Fault()  # type: ignore[method-assign]
     peer.events.clear()
-    peer.write(peer.say(named(name).steps))
+    peer.write(peer.bytes_of(named(name).steps))
     with contextlib.suppress(AssertionError):
         await peer.pump(lambda: peer.connection.closed)
     end = peer.events[-1]
@@ -495,7 +495,7 @@ async def test_a_consumer_that_broke_the_protocol_keeps_no_messages(
         message = {"destination": "queue/q", "text": "x"}
         first = await producer.request("$publish", message)
         await peer.pump(lambda: any(isinstance(each, MessageReceived) for each in peer.events))
-        peer.write(peer.say(opening.steps) + VIOLATION)
+        peer.write(peer.bytes_of(opening.steps) + VIOLATION)
         await until(lambda: peer.gateway.left)
         second = await producer.request("$publish", message)
     taken: list[int] = []
@@ -525,7 +525,7 @@ async def test_a_peer_that_neither_reads_nor_closes_keeps_no_socket(
     peer.write(b"".join(peer.connection.data_to_send()))
     session = peer.gateway.session
     await until(lambda: session.congested, 10)
-    peer.gateway._connection.receive_eof()  # type: ignore[attr-defined]  it went before all this
+    peer.gateway.connection.receive_eof()  # type: ignore[attr-defined]  it went before all this
     session.wake()
     await until(session.gone.done)
     assert peer.gateway.left

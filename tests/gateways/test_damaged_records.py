@@ -16,16 +16,17 @@ from crosswire.errors import ClockJumped, HubError
 from crosswire.gateways.context import GatewayContext
 from crosswire.gateways.emqp.broker import Broker
 from crosswire.gateways.relink.links import Links
-from crosswire.hub.floors import save_floor
-from crosswire.hub.hub import Hub, HubConfig
+from crosswire.hub.hub import Hub
 from crosswire.hub.ingest.records import NamedAttempt, ProducerKey, StagedAttempt, pack
 from crosswire.hub.ledger import LedgerPeer
+from crosswire.hub.policies import HubConfig
 from crosswire.hub.schedules import Schedule
 from crosswire.server.server import Server
 from crosswire.store.memory import MemoryDisk, MemoryStore
 from tests.gateways.conftest import StartServer
 from tests.gateways.test_relink import abandon, client, send, take, until
 from tests.hub.parties import Recorder
+from tests.store.committing import commit
 
 NOW = 2e9
 PEER = LedgerPeer("test", "test-1")
@@ -61,7 +62,7 @@ async def busy_rows(start_server: StartServer) -> Rows:
     consumer.refuse(taker.ids[:1], now, delay_s=1000.0)
     schedule = Schedule(id="every", envelope=envelope("queue/ticks"), cron="0 0 * * *")
     hub.schedules.add(schedule, now)
-    save_floor(hub.store, hub.topic("topic/t/a").number, 1)
+    hub._core.floors.save(hub.topic("topic/t/a").number, 1)
     server.context.shared(Broker).expect("queue/jobs")
     await stage(hub, now)
     await send(server, "queue/links", b"one", b"two", b"three")
@@ -175,7 +176,7 @@ def restart(rows: Rows) -> Hub:
     hub.queues()
     for _ in range(20):
         hub.handle_deadline(NOW)
-        assert hub.store.commit_now() is None
+        assert hub.commits.commit_now() is None
     return hub
 
 
@@ -188,7 +189,7 @@ def check_others(hub: Hub, payload: bytes) -> None:
     taker = Recorder(settles=True)
     hub.consume("queue/other", taker, NOW, peer=PEER, window=10)
     receipt = hub.produce([envelope("queue/other", payload)], NOW)
-    assert hub.store.commit_now() is None
+    assert hub.commits.commit_now() is None
     assert receipt.done
     assert not receipt.refused
     assert taker.payloads == [payload]
@@ -230,9 +231,7 @@ def is_set_aside(key: bytes) -> bool:
 
 
 def set_aside(hub: Hub) -> set[tuple[bytes, bytes]]:
-    return {
-        (b"s" + space.encode() + b"/" + key, value) for space, key, value in hub.damaged_state()
-    }
+    return {(b"s" + space.encode() + b"/" + key, value) for space, key, value in hub.damage.state()}
 
 
 async def test_a_decided_batch_is_taken_over_without_the_record_of_its_part(rows: Rows) -> None:
@@ -274,7 +273,7 @@ def test_attempts_skip_chunks_that_were_taken() -> None:
     attempt = StagedAttempt(store, 5)
     attempt.stage(OWNER, 1, "a", pack([envelope("queue/q")] * 600))
     store.drop("staged", next(iter(attempt.chunks()))[0])
-    assert store.commit_now() is None
+    assert commit(store) is None
     found = StagedAttempt(store, 5)
     found.find_chunks()
     assert list(found.chunks()) == list(attempt.chunks())[1:]
@@ -285,7 +284,7 @@ async def test_who_subscribes_by_the_name_of_a_damaged_one_goes_on_where_it_was(
     assert hub.subscriptions.all() == []
     taker = Recorder(settles=True)
     hub.subscribe("topic/t/#", taker, NOW, peer=PEER, name="named", window=10)
-    assert hub.store.commit_now() is None
+    assert hub.commits.commit_now() is None
     assert taker.payloads == [b"%d" % number for number in range(6)]
     again = Hub(hub.store, HubConfig(lake=True), now=NOW, random=Random(1))
     assert [each.name for each in again.subscriptions.all()] == ["named"]

@@ -22,9 +22,7 @@ import pytest
 
 from crosswire.bond import hub_module, marshal
 from crosswire.config import BondFiles
-from crosswire.hub.items import Retry
-from crosswire.hub.queues import QueuePolicy
-from crosswire.hub.topics import TopicPolicy
+from crosswire.hub.policies import QueuePolicy, Retry, TopicPolicy
 from crosswire.server.server import Server
 from crosswire.wire.emp import events as emp_events
 from crosswire.wire.emqp import events as emqp_events

@@ -11,7 +11,7 @@ from crosswire.access import User
 from crosswire.client.native.dial import Backoff
 from crosswire.client.native.emp import EmpClient, Json
 from crosswire.errors import RequestFailed, StoreFull
-from crosswire.hub.queues import QueuePolicy
+from crosswire.hub.policies import QueuePolicy
 from crosswire.server.server import Server
 from crosswire.wire.emp.decoder import EmpDecoder
 from crosswire.wire.emp.frames import Hello, Request, serialize, serialize_call
@@ -289,7 +289,7 @@ async def test_what_is_refused_on_a_full_disk_is_not_there(
         assert "no room on the disk" in str(caught.value) and "srv" not in str(caught.value)
         monkeypatch.undo()
         store._room_until = 0.0
-        await store.flush()
+        await server.hub.commits.flush()
         assert server.hub.schedules.all() == [] and server.hub.subscriptions.all() == []
         await client.request(op, data)
         assert len(server.hub.schedules.all()) + len(server.hub.subscriptions.all()) == 1
@@ -319,7 +319,7 @@ async def test_stopping_says_bye_and_loses_nothing(start_server: StartServer) ->
 
 
 def _quick() -> Any:
-    from crosswire.hub.backlog import Retry
+    from crosswire.hub.policies import Retry
 
     return Retry(first_delay_s=0.001, longest_delay_s=0.002)
 

@@ -17,8 +17,7 @@ from crosswire.client.native.emp import EmpClient
 from crosswire.client.native.emqp import EmqpClient, EmqpPeer, EmqpSubscriber, connect_peer
 from crosswire.config import ConnectionLimits, EmqpSettings
 from crosswire.errors import ClientError, RequestFailed
-from crosswire.hub.items import Retry
-from crosswire.hub.queues import QueuePolicy
+from crosswire.hub.policies import QueuePolicy, Retry
 from crosswire.server.server import Server
 from crosswire.wire.contract import Event
 from crosswire.wire.emqp.events import (

@@ -22,10 +22,7 @@ from crosswire.config import LISTENERS, BondFiles, ConnectionLimits, ProtocolLim
 from crosswire.envelope import Envelope
 from crosswire.errors import CallFailed, ConnectionLost, RequestFailed
 from crosswire.gateways.payloads import BOND, BYTES, JSON, TEXT, unwrap, wrap
-from crosswire.hub.items import Retry
-from crosswire.hub.queues import QueuePolicy
-from crosswire.hub.services import ServicePolicy
-from crosswire.hub.topics import TopicPolicy
+from crosswire.hub.policies import QueuePolicy, Retry, ServicePolicy, TopicPolicy
 from crosswire.server.server import Server
 from crosswire.wire.epoxy.comm import Error, ErrorCode, marshal_credentials, marshal_error
 from crosswire.wire.epoxy.frames import EpoxyLimits

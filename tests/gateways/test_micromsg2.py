@@ -21,9 +21,7 @@ from crosswire.client.native.micromsg2 import (
 )
 from crosswire.config import ProtocolLimits
 from crosswire.errors import ConnectionLost, RequestFailed
-from crosswire.hub.items import Retry
-from crosswire.hub.queues import QueuePolicy
-from crosswire.hub.topics import TopicPolicy
+from crosswire.hub.policies import QueuePolicy, Retry, TopicPolicy
 from crosswire.server.server import Server
 from crosswire.session import Session
 from crosswire.wire.contract import Event

@@ -15,7 +15,7 @@ import pytest
 from crosswire import session
 from crosswire.client.native.emp import EmpClient
 from crosswire.config import PLAIN_LISTENERS, ConnectionLimits, ProtocolLimits, TlsFiles
-from crosswire.hub.queues import QueuePolicy
+from crosswire.hub.policies import QueuePolicy
 from crosswire.server.server import GATEWAYS, Server
 from crosswire.wire.emp.events import RequestReceived
 from crosswire.wire.emp.frames import EmpLimits
@@ -30,18 +30,18 @@ pytestmark = pytest.mark.loops
 
 ENDS = ["close", "eof", "rst"]
 ends = pytest.mark.parametrize("how", ENDS)
-LOOK_S = 0.03
+POLL_S = 0.03
 TLS_TAKES = 300 * 1024
 """More than what TLS reads ahead; less than that and what the kernel buffers."""
 
 
 @pytest.fixture(autouse=True)
-def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert session.LOOK_S <= 1.5, "two looks must not take longer than 3 s"
-    monkeypatch.setattr(session, "LOOK_S", LOOK_S)
+def _poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert session.POLL_S <= 1.5, "two polls must not take longer than 3 s"
+    monkeypatch.setattr(session, "POLL_S", POLL_S)
 
 
-def limits(drain_s: float = LOOK_S) -> ProtocolLimits:
+def limits(drain_s: float = POLL_S) -> ProtocolLimits:
     return ProtocolLimits(
         emp=EmpLimits(pending_requests=2), epoxy=EpoxyLimits(pending_requests=2, drain_s=drain_s)
     )
@@ -83,9 +83,9 @@ async def is_noticed(server: Server, peer: WirePeer) -> None:
 
 async def stop_reading(peer: WirePeer, steps: list[Step]) -> None:
     """Send what makes the hub stop reading, and something that it then doesn't read."""
-    peer.write(peer.say(steps))
+    peer.write(peer.bytes_of(steps))
     await until(lambda: peer.gateway.session._reading_paused)
-    peer.write(peer.say(steps))
+    peer.write(peer.bytes_of(steps))
 
 
 @ends
@@ -99,7 +99,7 @@ async def test_who_the_owner_has_no_room_for(start_server: StartServer, how: str
             peer = peers[listener] = WirePeer(server, listener)
             await peer.open(opening)
             peer.gateway.session.hold_reading(True)
-            peer.write(peer.say(opening.steps))
+            peer.write(peer.bytes_of(opening.steps))
         for peer in peers.values():
             await end(peer, how)
         with suppress(TimeoutError):
@@ -129,7 +129,7 @@ async def congest(start_server: StartServer) -> tuple[Server, WirePeer, int]:
     opening = named("emp-queue")
     peer = WirePeer(server, "emp")
     await peer.open(opening)
-    await peer.write_and_be_read(peer.say(opening.steps))
+    await peer.write_and_be_read(peer.bytes_of(opening.steps))
     peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
     message = {"destination": "queue/q", "text": "x" * (4 << 20)}
     async with bystander(server) as producer:
@@ -152,7 +152,7 @@ async def test_who_does_not_read(start_server: StartServer, how: str) -> None:
 async def test_who_is_only_slow_stays(start_server: StartServer) -> None:
     _, peer, sent = await congest(start_server)
     far = peer.gateway.session
-    await asyncio.sleep(5 * LOOK_S)
+    await asyncio.sleep(5 * POLL_S)
     assert far.congested and not peer.gateway.left
     peer.writer.transport.resume_reading()  # type: ignore[attr-defined]
     await peer.pump(lambda: sum(isinstance(e, RequestReceived) for e in peer.events) == sent)
@@ -222,7 +222,7 @@ async def test_a_short_pause_costs_nothing_of_what_was_sent_before_the_end(
     await peer.open(named("emp-hello"))
     far = peer.gateway.session
     far.hold_reading(True)
-    monkeypatch.setattr(session, "LOOK_S", 30.0)  # after the one that is planned
+    monkeypatch.setattr(session, "POLL_S", 30.0)  # after the one that is planned
     for _ in range(10):
         peer.connection.send_request("$publish", b'{"destination":"queue/q","text":"x"}')
     peer.write(b"".join(peer.connection.data_to_send()))
@@ -241,10 +241,10 @@ async def test_epoxy_peers_may_close_their_half_and_wait(start_server: StartServ
     far = peer.gateway.session
     far.hold_reading(True)
     publish = named("epoxy-publish").steps[0]
-    peer.write(peer.say([publish] * 5))
+    peer.write(peer.bytes_of([publish] * 5))
     await end(peer, "eof")
     await until(lambda: far._end_seen_at is not None)
-    await asyncio.sleep(3 * LOOK_S)
+    await asyncio.sleep(3 * POLL_S)
     assert not peer.gateway.left
     far.hold_reading(False)
     await peer.pump(lambda: sum(isinstance(e, EpoxyResponse) for e in peer.events) == 5)

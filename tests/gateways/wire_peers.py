@@ -136,7 +136,7 @@ class WirePeer:
         if data:
             self.writer.write(data)
 
-    def line(self, steps: Sequence[Step]) -> bytes:
+    def bytes_of(self, steps: Sequence[Step]) -> bytes:
         for step in steps:
             step(self.connection)
         return b"".join(self.connection.data_to_send())

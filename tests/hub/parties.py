@@ -6,8 +6,9 @@ from random import Random
 
 from crosswire.envelope import Envelope
 from crosswire.hub.attachment import Attachment, Delivery, Notice
-from crosswire.hub.hub import Hub, HubConfig
+from crosswire.hub.hub import Hub
 from crosswire.hub.ledger import LedgerPeer
+from crosswire.hub.policies import HubConfig
 from crosswire.hub.services import Answer, Call, Provider
 from crosswire.store.contract import StoreLimits
 from crosswire.store.memory import MemoryDisk, MemoryStore
@@ -112,7 +113,7 @@ class Bench:
 
     def commit(self) -> None:
         """The open group is written, and synced if something in it asks for that."""
-        self.store.commit_now()
+        self.hub.commits.commit_now()
 
     def produce(self, *envelopes: Envelope) -> list[int]:
         receipt = self.hub.produce(envelopes, self.now)

@@ -6,8 +6,7 @@ import pytest
 
 from crosswire.envelope import NAME_BYTES
 from crosswire.errors import InvalidDestination, UnknownMessage
-from crosswire.hub.hub import HubConfig
-from crosswire.hub.queues import QueuePolicy
+from crosswire.hub.policies import HubConfig, QueuePolicy
 from tests.hub.parties import Bench, Recorder, publish, send
 
 DEAD = "queue/q/dead"

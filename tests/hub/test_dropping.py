@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 from crosswire.envelope import Envelope
 from crosswire.errors import DestinationFull, StoreFull
-from crosswire.hub.hub import HubConfig
-from crosswire.hub.items import Retry
-from crosswire.hub.queues import QueuePolicy
+from crosswire.hub.policies import HubConfig, QueuePolicy, Retry
 from tests.hub.parties import Bench, Recorder, send
 
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from crosswire.envelope import Envelope
 from crosswire.errors import RecordDamaged
-from crosswire.hub.hub import HubConfig
 from crosswire.hub.ledger import Ledger, LedgerPeer, LedgerRun, Step, parse_block, serialize_block
-from crosswire.hub.topics import TopicPolicy
+from crosswire.hub.policies import HubConfig, TopicPolicy
 from tests.hub.parties import Bench, Caller, Recorder, Server, publish, send
 
 IDS = st.lists(st.integers(1, 2**62), max_size=5)

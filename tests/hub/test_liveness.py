@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable
+from operator import attrgetter
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,17 +23,17 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import Envelope
 from crosswire.errors import UnknownMessage
 from crosswire.hub import cursor
 from crosswire.hub.attachment import Attachment, Consumer, Delivery, Notice, Window
 from crosswire.hub.backlog import Backlog
-from crosswire.hub.hub import Hub, HubConfig
-from crosswire.hub.items import Retry
+from crosswire.hub.hub import Hub
 from crosswire.hub.ledger import Step
-from crosswire.hub.queues import QueuePolicy
-from crosswire.hub.receipt import Receipt
-from crosswire.hub.topics import Subscriber, Subscription
+from crosswire.hub.policies import HubConfig, QueuePolicy, Retry
+from crosswire.hub.subscribers import Subscriber
+from crosswire.hub.subscriptions import Subscription
 from crosswire.store.contract import StoreLimits
 from crosswire.store.rocks import RocksStore
 from tests.hub.parties import Bench, Recorder, publish, send
@@ -45,12 +46,12 @@ MIB = 1 << 20
 
 def assert_live(hub: Hub, now: float) -> None:
     """Nothing that could move waits; to be asked when the timers that are due have run."""
-    assert not any(each.consumers for each in hub._touched), "touched, and nobody pumps"
-    for queue in hub._queues.values():
+    assert not any(each.consumers for each in hub._core.loop.touched()), "touched, and nobody pumps"
+    for queue in hub._destinations.queues.values():
         _assert_backlog_live(hub, queue, now)
     for subscription in hub.subscriptions.all():
         _assert_backlog_live(hub, subscription, now)
-    for subscriber in hub.subscriptions.lagging:
+    for subscriber in filter(attrgetter("is_lagging"), hub.subscriptions.subscribers()):
         upto = min(subscriber.missed, hub.committed_id)
         assert subscriber.window.free <= 0 or subscriber.position >= upto, "it could read on"
 
@@ -260,7 +261,7 @@ def test_leases_and_refusals_do_not_multiply_timers() -> None:
     bench.produce(send(b"no"), send(b"keep"), send(b"no"), send(b"keep"))
     for _ in range(20):
         bench.wait(3)
-        assert len(bench.hub._timers._heap) < 30
+        assert len(bench.hub._core.timers._heap) < 30
 
 
 def _take_away(bench: Bench, how: str, ids: list[int]) -> None:
@@ -551,7 +552,7 @@ class Living(RuleBasedStateMachine):
         # What need not be durable is safe with the next group, if that can be written.
         at_risk, self.at_risk = self.at_risk, set()
         unwritten = set(self.unwritten)
-        if self.bench.store.commit_now() is None:
+        if self.bench.hub.commits.commit_now() is None:
             self.live |= at_risk - self.settled
             self.unsynced |= at_risk
             self.unwritten -= unwritten
@@ -711,7 +712,7 @@ class Living(RuleBasedStateMachine):
 
     def backlogs(self) -> list[Backlog]:
         hub = self.bench.hub
-        return [*hub._queues.values(), *hub.subscriptions.all()]
+        return [*hub._destinations.queues.values(), *hub.subscriptions.all()]
 
     @invariant()
     def it_is_live(self) -> None:

@@ -14,9 +14,9 @@ from crosswire.errors import (
     ProviderFailed,
     ProviderLost,
 )
-from crosswire.hub.hub import HubConfig
 from crosswire.hub.ledger import LedgerPeer
-from crosswire.hub.services import Call, Provider, ServicePolicy
+from crosswire.hub.policies import HubConfig, ServicePolicy
+from crosswire.hub.services import Call, Provider
 from tests.hub.parties import Bench, Caller, Server
 
 
@@ -67,12 +67,12 @@ def test_requests_and_responses_are_journaled() -> None:
     provider = provide(bench, server)
     calls = call(bench, caller, request(service="service/s/m"))
     provider.answer(calls[0].id, response(b"!"), bench.now)
-    bench.store.commit_now()
+    bench.hub.commits.commit_now()
     assert len([key for key in bench.disk.keys if key.startswith(b"m")]) == 2
     # Only the group with the new name of a destination was synced.
     calls = call(bench, caller, request(service="service/s/m"))
     provider.answer(calls[0].id, response(b"!"), bench.now)
-    bench.store.commit_now()
+    bench.hub.commits.commit_now()
     assert bench.disk.unsynced
 
 

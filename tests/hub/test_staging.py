@@ -18,11 +18,8 @@ from crosswire.errors import (
     StoreFull,
     UnknownMessage,
 )
-from crosswire.hub.hub import HubConfig
 from crosswire.hub.ingest.records import NamedAttempt, ProducerKey, pack
-from crosswire.hub.ingest.staging import StagingLimits
-from crosswire.hub.queues import QueuePolicy
-from crosswire.hub.topics import TopicPolicy
+from crosswire.hub.policies import HubConfig, QueuePolicy, StagingLimits, TopicPolicy
 from tests.hub.parties import Bench, Recorder, publish, send
 
 OWNER = ProducerKey("anna", "job")

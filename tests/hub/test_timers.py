@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from crosswire.hub.callbacks import Callbacks
+from crosswire.hub.dispatch import Callbacks
 from crosswire.hub.timers import Timers
 from tests.hub.parties import Bench
 

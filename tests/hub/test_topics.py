@@ -16,9 +16,9 @@ from crosswire.errors import (
     UnknownMessage,
 )
 from crosswire.hub.attachment import DeliveryGap, Ended
-from crosswire.hub.hub import HubConfig
+from crosswire.hub.policies import HubConfig, TopicPolicy
 from crosswire.hub.subscriptions import AtId, AtTime
-from crosswire.hub.topics import Index, TopicPolicy
+from crosswire.hub.topics import Index
 from tests.hub.parties import Bench, Recorder, publish
 
 LEVELS = st.sampled_from(["a", "b", "", "$x"])

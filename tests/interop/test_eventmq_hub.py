@@ -36,7 +36,7 @@ async def until(true: Callable[[], Any], timeout_s: float = 40.0) -> None:
 
 
 def slots(server: Server) -> int:
-    return sum(worker.wire.free_slots for worker in server.context.shared(Broker).workers)
+    return sum(worker.connection.free_slots for worker in server.context.shared(Broker).workers)
 
 
 async def test_its_client_and_its_job_manager(run: Any, server: Server, tmp_path: Path) -> None:

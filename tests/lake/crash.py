@@ -28,9 +28,9 @@ import pyarrow.parquet as pq
 from crosswire.client.native.emp import EmpClient, Json
 from crosswire.config import PLAIN_LISTENERS, Config, LakeSettings, TapSettings
 from crosswire.errors import RequestFailed
-from crosswire.hub.topics import TopicPolicy
-from crosswire.lake.catalog import LakeFault, verify
+from crosswire.hub.policies import TopicPolicy
 from crosswire.lake.files import find
+from crosswire.lake.verification import LakeFault, verify
 from crosswire.server.server import Server
 
 __all__ = ["Outcome", "crash", "read_lake"]

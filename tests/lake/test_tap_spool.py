@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from crosswire.lake.catalog import verify
 from crosswire.lake.schemas import BACKWARD, DATA, FIN, FORWARD, GAP, LOST, OPEN
 from crosswire.lake.tap_spool import Peers, Spool, WireRow
+from crosswire.lake.verification import verify
 from tests.lake.crash import read_lake
 
 NOW = 1_790_000_000_000_000

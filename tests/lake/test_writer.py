@@ -34,7 +34,7 @@ def envelope(number: int, **fields: object) -> Envelope:
 
 
 def writer(lake: Path) -> LakeWriter:
-    return LakeWriter(lake, "n1", STEPS, breathe=lambda _: None)
+    return LakeWriter(lake, "n1", STEPS, pause=lambda _: None)
 
 
 def test_a_message_keeps_every_field() -> None:

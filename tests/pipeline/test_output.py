@@ -17,8 +17,9 @@ from crosswire.errors import InvalidInput
 from crosswire.lake.files import write
 from crosswire.pipeline.batch import BatchJob, run_batch
 from crosswire.pipeline.files import Files
-from crosswire.pipeline.output import LAYERS, Output, _LinkedTarget, _MovedTarget
+from crosswire.pipeline.output import Output, _LinkedTarget, _MovedTarget
 from crosswire.pipeline.sources.inputs import find_inputs
+from crosswire.pipeline.tables.names import LAYERS
 from tests.pipeline.driver import FEW
 from tests.pipeline.stream.test_run import killed_after, tables
 from tests.pipeline.test_batch import ODD, tap_rows

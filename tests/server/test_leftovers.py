@@ -28,7 +28,7 @@ async def opened(server: Server, name: str) -> WirePeer:
     peer = WirePeer(server, opening.listener)
     await peer.open(opening)
     for step in opening.steps:
-        await peer.write_and_be_read(peer.say([step]))
+        await peer.write_and_be_read(peer.bytes_of([step]))
     return peer
 
 

@@ -14,7 +14,7 @@ from crosswire.access import User
 from crosswire.client.native.emp import EmpClient
 from crosswire.config import Config, ConnectionLimits, ScheduleEntry, TlsFiles
 from crosswire.errors import ConfigError, RequestFailed, StoreFull
-from crosswire.hub.queues import QueuePolicy
+from crosswire.hub.policies import QueuePolicy
 from crosswire.listeners import PLAIN_LISTENERS
 from crosswire.server import listener
 from crosswire.server.server import Server

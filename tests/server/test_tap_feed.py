@@ -12,9 +12,9 @@ import pytest
 from crosswire.access import User
 from crosswire.client.native.emp import EmpClient
 from crosswire.config import Config, LakeSettings, TapSettings
-from crosswire.lake.catalog import verify
 from crosswire.lake.schemas import BACKWARD, DATA, FIN, FORWARD, GAP, LOST, OPEN, RESET
 from crosswire.lake.tap_spool import Peers, Spool, WireRow
+from crosswire.lake.verification import verify
 from crosswire.server.server import Server
 from crosswire.server.tap_feed import TapFeed
 from crosswire.wire.emp.decoder import EmpDecoder

@@ -12,9 +12,8 @@ import pytest
 from crosswire.cli.hub import Api
 from crosswire.config import PLAIN_LISTENERS, Config
 from crosswire.hub.attachment import Attachment, Consumer, Delivery, Notice
-from crosswire.hub.items import Retry
 from crosswire.hub.ledger import LedgerPeer
-from crosswire.hub.queues import QueuePolicy
+from crosswire.hub.policies import QueuePolicy, Retry
 from crosswire.server.server import Server
 from crosswire.web.listener import WebListener
 

@@ -10,8 +10,7 @@ import pytest
 
 from crosswire.client.native.emp import EmpClient
 from crosswire.errors import RequestFailed
-from crosswire.hub.queues import QueuePolicy
-from crosswire.hub.topics import TopicPolicy
+from crosswire.hub.policies import QueuePolicy, TopicPolicy
 from crosswire.web.api import OPERATIONS, openapi
 from tests.web.conftest import StartWeb, Taker, WebHub, bury
 

@@ -15,8 +15,7 @@ from crosswire.client.native.emp import EmpClient, Json
 from crosswire.client.native.epoxy import EpoxyClient
 from crosswire.client.native.relink import RelinkClient
 from crosswire.errors import RequestFailed
-from crosswire.hub.items import Retry
-from crosswire.hub.queues import QueuePolicy
+from crosswire.hub.policies import QueuePolicy, Retry
 from crosswire.server.server import Server
 from tests.cli.conftest import StartHub, start_hub
 from tests.gateways.conftest import port_of
@@ -34,10 +33,10 @@ class Gate:
 
     def __init__(self, server: Server) -> None:
         self.wanted = asyncio.Event()
-        self._syncer: Any = server.hub.store._syncer
+        self._syncer: Any = server.hub.commits._log._syncer
 
     def __enter__(self) -> Gate:
-        self._syncer._lately_s = 1.0
+        self._syncer._average_s = 1.0
         self._syncer.order = self.wanted.set
         return self
 

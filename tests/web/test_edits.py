@@ -92,7 +92,7 @@ async def test_why_it_died_does_not_get_into_the_headers(web: WebHub) -> None:
     (dead_letter,) = await bury(web, "x")
     envelope = web.hub.dead_letters.get("queue/q/dead", dead_letter).envelope
     headers = envelope.replace(native={**envelope.native, HEADERS: b"guarantee,old:1"})
-    web.hub.dead_letters._hub.queue("queue/q/dead").exchange(headers, encode(headers))
+    web.hub.queue("queue/q/dead").exchange(headers, encode(headers))
     await web.patch(f"/v1/dead/letters/{dead_letter}", {"queue": "q", "properties": {"new": 2}})
     edited = web.hub.dead_letters.get("queue/q/dead", dead_letter).envelope
     assert edited.native[HEADERS] == b"guarantee,new:2"

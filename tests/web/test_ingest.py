@@ -14,8 +14,7 @@ import pytest
 from crosswire.access import User
 from crosswire.config import PLAIN_LISTENERS, Config
 from crosswire.errors import RequestFailed
-from crosswire.hub.ingest.staging import StagingLimits
-from crosswire.hub.queues import QueuePolicy
+from crosswire.hub.policies import QueuePolicy, StagingLimits
 from crosswire.pipeline.connector.address import HubAddress
 from crosswire.server.server import Server
 from crosswire.web.contract import ARROW

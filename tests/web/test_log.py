@@ -17,10 +17,10 @@ from crosswire.envelope import Envelope
 from crosswire.errors import RequestFailed
 from crosswire.hub.attachment import Delivery
 from crosswire.hub.ledger import LedgerPeer
+from crosswire.hub.policies import TopicPolicy
 from crosswire.hub.services import Provider
-from crosswire.hub.topics import TopicPolicy
 from crosswire.lake import history
-from crosswire.lake.catalog import compact
+from crosswire.lake.compaction import compact
 from crosswire.lake.files import find
 from crosswire.pipeline.connector.address import HubAddress
 from crosswire.server import log_reader as log_module

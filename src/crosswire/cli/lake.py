@@ -92,7 +92,8 @@ def _list(options: argparse.Namespace, lake: Path) -> int:
 
 
 def _verify(options: argparse.Namespace, lake: Path) -> int:
-    from crosswire.lake.catalog import summarize, verify
+    from crosswire.lake.catalog import summarize
+    from crosswire.lake.verification import verify
 
     faults = list(verify(lake))
     wrong = [fault for fault in faults if fault.kind != "recorded"]
@@ -129,7 +130,7 @@ def _verify(options: argparse.Namespace, lake: Path) -> int:
 
 
 def _compact(options: argparse.Namespace, lake: Path) -> int:
-    from crosswire.lake.catalog import compact
+    from crosswire.lake.compaction import compact
 
     before = options.before or datetime.now(UTC).date().isoformat()
     done = []

@@ -21,8 +21,8 @@ from crosswire.wire import PROTOCOL_NAMES
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from crosswire.pipeline.batch import Summary
     from crosswire.pipeline.stream.run import BatchDone, Stream
+    from crosswire.pipeline.summary import Summary
 
 __all__ = ["configure", "run"]
 

@@ -224,7 +224,7 @@ class GatewayContext:
         self._shared: dict[Callable[[GatewayContext], Any], Any] = {}
         boots = self._count_boots()
         hub.store.save(_BOOTS, _COUNT, boots.to_bytes(_COUNT_BYTES))
-        hub.store.request()
+        hub.commits.request()
         self._boot = f"{boots:x}"
 
     def _count_boots(self) -> int:
@@ -236,7 +236,7 @@ class GatewayContext:
         if len(stored) == _COUNT_BYTES and boots < 1 << 8 * _COUNT_BYTES:
             return boots
         error = RecordDamaged("the number of starts of the hub can't be read")
-        self.hub.set_aside_state(_BOOTS, _COUNT, stored, error)
+        self.hub.damage.set_aside_state(_BOOTS, _COUNT, stored, error)
         # The time in seconds is above any count of starts, so no connection's name is used twice.
         return int(self._clock()) % (1 << 8 * _COUNT_BYTES - 1)
 

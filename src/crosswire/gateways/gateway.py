@@ -1,56 +1,65 @@
-"""What every gateway does: who the peer is, what it may do, what it holds, and letting go."""
+"""The base of all gateways: identity, rights, what a peer holds of the hub, and its release.
+
+A gateway connects one peer to the hub. The session calls it with events of the wire connection
+(`handle_events`), the hub with messages (`deliver`) and calls (`request`); it calls the hub with
+`produce`, `consume`, `call` and `serve`, and the connection with its `send_` methods.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import socket
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any, ClassVar, Final, ParamSpec
 
 from crosswire.access import ANONYMOUS, Right
-from crosswire.envelope import LARGEST_INTEGER, Envelope, Property
+from crosswire.commitlog.contract import Receipt
+from crosswire.envelope import Envelope
 from crosswire.errors import (
     DestinationFull,
     Forbidden,
     InternalError,
     InvalidDestination,
-    InvalidEnvelope,
     PeerTimeout,
     ServiceUnavailable,
 )
 from crosswire.gateways.context import GatewayContext, Leftover, TapSource
-from crosswire.hub.attachment import Attachment, Consumer, Delivery, Notice, Window
+from crosswire.hub.attachment import (
+    Attachment,
+    Consumer,
+    Delivery,
+    DeliveryReceiver,
+    Notice,
+    Window,
+)
 from crosswire.hub.ledger import LedgerPeer
-from crosswire.hub.receipt import Receipt
 from crosswire.hub.services import Answer, Call, Provider
-from crosswire.hub.subscriptions import AtId, AtTime, Start
+from crosswire.hub.subscriptions import Start
 from crosswire.logs import log_event
-from crosswire.session import Session
+from crosswire.session import Session, use_keep_alive
 from crosswire.wire.contract import Connection, ConnectionClosed, ConnectionFailed, Event
 
-__all__ = ["LARGEST_WINDOW", "Gateway", "check_timeout", "guarded", "parse_start"]
+__all__ = ["HUB_SERVICES", "Gateway", "WithheldRoom", "guarded"]
 
 _log = logging.getLogger("crosswire.gateways")
 
 P = ParamSpec("P")
 
+HUB_SERVICES: Final = "service/crosswire."
+"""Services whose names start with this are the hub's own: no peer can serve them."""
+
 _KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
-_OURS: Final = "service/crosswire."
-LARGEST_WINDOW: Final = 65_535
-"""So many messages may be on their way to one consumer that says how many it wants."""
-_ID_DIGITS: Final = 19
-_LONGEST_CALL_S: Final = 10 * 365 * 86_400
+"""A peer that answers none of six probes, ten seconds apart, after a minute of silence, is gone."""
 
 
 class Gateway(ABC):
-    """One peer's door to the hub; a session's owner, and the hub's receiver of deliveries.
+    """One peer's adapter to the hub: owner of its session, receiver of its deliveries and calls.
 
-    A protocol derives it with `connect`, `receive`, `deliver` and `request`. Everything that it
-    sends on its connection outside of `receive` is followed by `self.session.wake()`.
+    A protocol derives it with `connect` and `receive`; with `deliver`, unless it names another
+    receiver when it consumes; and with `request` if its peers can serve. Whatever it sends on its
+    connection outside of `receive` is followed by `self.session.wake()`: the session flushes after
+    `receive` anyway, but does not know of anything else.
     """
 
     protocol: ClassVar[str]
@@ -66,18 +75,19 @@ class Gateway(ABC):
         self.since = context.now()
         self.principal = ANONYMOUS
         self.left = False
+        """Whether all that it held is given back; callbacks that come later do nothing."""
         self.peer = LedgerPeer(self.protocol, self.id, self.principal)
         self.attachments: set[Attachment] = set()
         self.providers: set[Provider] = set()
         self.calls: dict[int, Call] = {}
-        self._taken: list[tuple[Window, int]] = []
-        self._breached: set[str] = set()
+        self._withheld = WithheldRoom()
+        self._limits_reported: set[str] = set()
 
-    # What a protocol fills in.
+    # For protocols to define.
 
     @classmethod
     def prepare(cls, context: GatewayContext) -> None:
-        """The hub is there, nobody is connected yet: take up what outlived the last run."""
+        """Restore what outlived the last run; called before the first peer connects."""
 
     @classmethod
     def leftovers(cls, context: GatewayContext) -> Iterable[Leftover]:  # noqa: ARG003
@@ -86,45 +96,55 @@ class Gateway(ABC):
 
     @abstractmethod
     def connect(self, now: float) -> Connection:
-        """The protocol's connection, in the role of who accepts."""
+        """The protocol's connection, in the role of the accepting side."""
 
     @abstractmethod
     def receive(self, events: list[Event]) -> None:
-        """Act on what one read brought, the end of the connection excepted."""
+        """Act on the events of one read, the end of the connection excepted."""
 
-    @abstractmethod
-    def deliver(self, attachment: Attachment, deliveries: list[Delivery]) -> None:
+    def deliver(self, attachment: Attachment, deliveries: list[Delivery]) -> None:  # noqa: ARG002
         """Send these to the peer, and settle or refuse them as it answers."""
+        raise TypeError(f"nothing is delivered to {self.listener}")
 
     def notice(self, attachment: Attachment, notice: Notice) -> None:
-        """A gap, or the end of a subscription. Told to the peer where its protocol can."""
+        """A gap in a subscription, or its end. Protocols that can do so report it to the peer."""
         self.log(logging.INFO, "notice", destination=attachment.destination, notice=str(notice))
 
-    @abstractmethod
-    def request(self, provider: Provider, requests: list[Delivery]) -> None:
-        """Send these calls to the peer, which said that it serves them."""
+    def request(self, provider: Provider, requests: list[Delivery]) -> None:  # noqa: ARG002
+        """Send these calls to the peer, which serves them."""
+        raise TypeError(f"nobody serves at {self.listener}")
 
     def cancel(self, provider: Provider, ids: list[int]) -> None:
-        """Nobody waits for these calls any more. Most protocols have no word for it."""
+        """Nobody waits for these calls any more. Most protocols can't report that to a provider."""
 
     def leave(self) -> None:
-        """The peer is gone: let go of what only this protocol knows."""
+        """Release what only this protocol holds for the peer; called once, when it is gone."""
+
+    # Failures and the log.
 
     def broken(self, error: Exception) -> None:  # noqa: ARG002  it is logged
-        """What the peer sent, what the hub has for it, or an answer to it could not be handled:
-        the connection ends with the protocol's goodbye, and what it holds goes to others."""
+        """Disconnect with the protocol's goodbye for an internal error.
+
+        Called when an event of the peer, a delivery or an answer could not be handled: the peer
+        would wait for ever for what was to follow, and what it holds must go to others.
+        """
         if not self.left:
             self.session.connection.fail(InternalError("internal error"))
             self.session.wake()
 
     def owned(self, callback: Callable[P, None]) -> Callable[P, None]:
-        """A callback for the hub whose failure ends this connection: its peer would wait for ever
-        for what the callback was to send."""
+        """A callback for the hub whose failure ends this connection, and no other."""
 
         return guarded(callback, self.broken)
 
+    def _run(
+        self, kind: str, step: Callable[P, object], *args: P.args, **kwargs: P.kwargs
+    ) -> Exception | None:
+        """Call a step; gives what it raised, logged and counted, so that the next step follows."""
+        return self.hub.callbacks.run(f"{self.protocol} {kind}", step, *args, **kwargs)
+
     def log(self, level: int, what: str, **fields: object) -> None:
-        """A line about this connection; never about a message."""
+        """A line about this connection; never one for each message."""
         log_event(
             _log,
             level,
@@ -136,28 +156,40 @@ class Gateway(ABC):
             **fields,
         )
 
-    # Who it is.
+    # Identity and rights.
 
     def identify(self, principal: str) -> None:
-        """The peer has shown who it is."""
+        """The peer has proved to be this user."""
         self.principal = principal
         self.peer = LedgerPeer(self.protocol, self.id, principal)
+
+    def identify_by_token(self, token: str) -> str | None:
+        """The user with this token, whom the peer is from now on; None if there is none."""
+        principal = self.context.access.by_token(token)
+        if principal is None:
+            self.context.count("unauthenticated", self.protocol)
+        else:
+            self.identify(principal)
+        return principal
 
     def require(self, right: Right, destination: str) -> None:
         """Raises Forbidden."""
         if not self.context.access.may(self.principal, right, destination):
             self.context.count("forbidden", self.protocol)
-            raise Forbidden(f"{self.principal or 'a stranger'} may not {right} {destination}")
+            name = self.principal or "a peer without identity"
+            raise Forbidden(f"{name} may not {right} {destination}")
+
+    # Connecting.
 
     def open(self, now: float) -> Connection:
-        """Called by the session when the socket is there."""
+        """Called by the session when the socket, and TLS if there is any, is ready."""
         name: Any = self.session.transport.get_extra_info("peername")
         if name:
             self.host, self.address = str(name[0]), f"{name[0]}:{name[1]}"
         try:
             return self._enter(now)
         except Exception:
-            # There is no connection yet, so nobody else will ever end it.
+            # Without a connection there will be no event that ends it: release everything here.
             self._leave(ConnectionFailed(InternalError("internal error")))
             raise
 
@@ -169,7 +201,7 @@ class Gateway(ABC):
             self.identify(known)
         transport.set_write_buffer_limits(context.config.connections.congested_bytes)
         self.session.on_congestion = self.hold_back
-        _keep_alive(transport)
+        use_keep_alive(transport, _KEEP_ALIVE)
         if context.tap is not None:
             self._run("tap", self._open_tap, context.tap)
         context.gateways[self.id] = self
@@ -178,18 +210,24 @@ class Gateway(ABC):
         connection = self.connect(now)
         if not context.connection_slots.enter(self, self.host) or context.draining:
             context.count("rejected", self.protocol)
+            # The connection is made all the same: only it knows its protocol's refusal.
             connection.fail(ServiceUnavailable("the hub has no room for another connection"))
         return connection
 
     def _open_tap(self, tap: TapSource) -> None:
         self.session.tap = tap.open(self)
 
-    # What it does. All raise HubError, Forbidden included.
+    # Produce. All of these raise HubError, Forbidden included.
 
     def produce(self, envelopes: Sequence[Envelope]) -> Receipt:
-        """Hand a batch over. Messages that the peer may not send must be left out before."""
+        """Give a batch to the hub. The caller has left out what the peer may not send.
+
+        The receipt is done when the batch is durable: only then may the peer be acknowledged.
+        """
         self.context.count("produced", self.protocol, by=len(envelopes))
         return self.hub.produce(envelopes, self.context.now())
+
+    # Consume.
 
     def consume(
         self,
@@ -201,10 +239,11 @@ class Gateway(ABC):
         name: str = "",
         start: Start = "latest",
         holding: Sequence[int] = (),
+        receiver: DeliveryReceiver | None = None,
     ) -> Attachment:
-        """Take messages from a queue, or what is published to a topic or a pattern of them.
+        """Take messages from a queue, or from a topic or a pattern of topics.
 
-        Deliveries may come before this returns.
+        `receiver` gets the deliveries, by default this gateway; they may come before this returns.
         """
         self.require("consume", destination)
         if len(self.attachments) >= self.context.config.connections.subscriptions:
@@ -214,7 +253,7 @@ class Gateway(ABC):
         if destination.startswith("queue/"):
             attachment: Attachment = self.hub.consume(
                 destination,
-                self,
+                receiver or self,
                 now,
                 peer=self.peer,
                 window=room,
@@ -225,7 +264,7 @@ class Gateway(ABC):
         elif destination.startswith("topic/"):
             attachment = self.hub.subscribe(
                 destination,
-                self,
+                receiver or self,
                 now,
                 peer=self.peer,
                 window=room,
@@ -239,23 +278,29 @@ class Gateway(ABC):
             raise InvalidDestination(f"{destination!r} is neither a queue nor a topic")
         self.attachments.add(attachment)
         if self.session.congested:
+            # It was congested before this window existed, so nobody has closed it yet.
             self.hold_back(True)
         return attachment
 
-    def serve(self, services: Sequence[str], *, window: Window | int = 256) -> Provider:
-        """Answer the calls of these services."""
-        served = sum(len(each.names) for each in self.providers) + len(services)
-        if served > self.context.config.connections.subscriptions:
-            raise self.breach("services")
-        for service in services:
-            if service.startswith(_OURS):
-                raise Forbidden(f"{service} is the hub's own")
-            self.require("serve", service)
-        provider = self.hub.provide(
-            services, self, self.context.now(), peer=self.peer, window=window
-        )
-        self.providers.add(provider)
-        return provider
+    def detach(self, attachment: Attachment) -> None:
+        """End a subscription; what it holds goes to others."""
+        self.attachments.discard(attachment)
+        attachment.close(self.context.now())
+
+    def withdraw(self, provider: Provider) -> None:
+        """End what it serves; calls that it has not answered fail as lost."""
+        self.providers.discard(provider)
+        provider.close(self.context.now())
+
+    def hold_back(self, held: bool) -> None:
+        """Stop, or resume, what the hub sends to a peer that doesn't read: it stays in the hub."""
+        if held:
+            self._withheld.take([each.window for each in self.attachments])
+            self._withheld.take([each.window for each in self.providers])
+        else:
+            self._withheld.give_back(self.context.now())
+
+    # Call and serve.
 
     def call(
         self,
@@ -264,7 +309,7 @@ class Gateway(ABC):
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """Ask a service; `answered` is called once, unless the peer leaves before."""
+        """Call a service; `answered` is called once, unless the peer leaves before."""
         self.require("call", envelope.destination)
         self.call_all([envelope], lambda _, answer: answered(answer), timeout_s=timeout_s)
 
@@ -275,11 +320,14 @@ class Gateway(ABC):
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """Ask services; `answered` is called once for each request, with it and its answer. What
-        the peer may not call must be left out before."""
+        """Call services; `answered` is called once for each request, with it and its answer.
+
+        The caller has left out what the peer may not call.
+        """
 
         def finish(call: Call, answer: Answer) -> None:
             self.calls.pop(call.id, None)
+            # The caller may have gone while its request was in the hub: nobody to answer.
             if not self.left:
                 if isinstance(answer, Envelope):
                     answer = self.context.schemas.answer(call.envelope, answer)
@@ -292,53 +340,75 @@ class Gateway(ABC):
             peer=self.peer,
             timeout_s=timeout_s,
         ):
+            # Without a provider it is answered before the hub returns; `finish` has run then.
             if not call.is_done:
                 self.calls[call.id] = call
 
+    def serve(self, services: Sequence[str], *, window: Window | int = 256) -> Provider:
+        """Have the calls of these services sent to this peer."""
+        served = sum(len(each.names) for each in self.providers) + len(services)
+        if served > self.context.config.connections.subscriptions:
+            raise self.breach("services")
+        for service in services:
+            if service.startswith(HUB_SERVICES):
+                raise Forbidden(f"{service} is the hub's own")
+            self.require("serve", service)
+        provider = self.hub.provide(
+            services, self, self.context.now(), peer=self.peer, window=window
+        )
+        self.providers.add(provider)
+        return provider
+
+    def response(self, payload: bytes, content_type: str) -> Envelope:
+        """An answer of this peer to a call; the hub knows which."""
+        return Envelope(
+            destination="",
+            kind="response",
+            payload=payload,
+            protocol=self.protocol,
+            connection=self.id,
+            principal=self.principal,
+            content_type=content_type,
+            crc=zlib.crc32(payload),
+        )
+
     def breach(self, what: str) -> DestinationFull:
-        """What to raise for too many of these; counted each time, told once a connection."""
+        """The error for too many of something; counted each time, logged once a connection."""
         self.context.count("limited", self.protocol, what)
-        if what not in self._breached:
-            self._breached.add(what)
+        if what not in self._limits_reported:
+            self._limits_reported.add(what)
             self.log(logging.WARNING, "limited", limit=what)
         return DestinationFull(f"too many {what} on one connection")
 
-    def hold_back(self, held: bool) -> None:
-        """The peer doesn't read: what else there is for it stays in the hub until it does."""
-        if held:
-            windows = [each.window for each in self.attachments]
-            windows += [each.window for each in self.providers]
-            for window in windows:
-                if window.free > 0:
-                    self._taken.append((window, window.free))
-                    window.free = 0
-        else:
-            taken, self._taken = self._taken, []
-            now = self.context.now()
-            for window, count in taken:
-                window.grant(count, now)
-
-    def detach(self, attachment: Attachment) -> None:
-        self.attachments.discard(attachment)
-        attachment.close(self.context.now())
+    # Called by the server.
 
     @property
     def is_busy(self) -> bool:
-        """Has it been given messages or calls that it has not answered yet?"""
+        """Whether it has messages or calls that it has not answered yet."""
         held = any(isinstance(each, Consumer) and each.held for each in self.attachments)
         return held or bool(self.calls) or any(each.calls for each in self.providers)
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has left, or lost its socket without being notified."""
+        return self.left or self.session.gone.done()
+
+    def drain(self) -> None:
+        """Give it nothing new: the hub is about to stop."""
+        for attachment in self.attachments:
+            attachment.window.close()
+
     def close_idle(self, idle_s: float, loop_time: float) -> None:
-        """End a connection that says nothing, and waits for nothing, for so long."""
+        """Disconnect it if it was silent, and waits for nothing, for `idle_s`."""
         waits = self.attachments or self.providers or self.calls
         if not waits and loop_time - self.session.read_at > idle_s:
             self.session.connection.fail(PeerTimeout(f"idle for {idle_s:g} s"))
             self.session.wake()
 
     def disconnect(self) -> bool:
-        """Say goodbye and go, in time even if the peer does not answer; False if it is gone.
+        """Disconnect it with the protocol's goodbye, in time even if the peer doesn't answer that.
 
-        For others than the peer's own doing: not to be called while events are handled.
+        False if it was gone already. Not to be called while its events are handled.
         """
         if self.is_gone:
             self.abandon()
@@ -351,31 +421,24 @@ class Gateway(ABC):
         return True
 
     def abandon(self) -> None:
-        """Leave, in case nobody told it that its connection is over."""
+        """Give back all that it holds, whatever state its connection is in."""
         self._leave(ConnectionFailed(InternalError("the connection was left over")))
+        # `_leave` runs once; entries that somebody made after it are removed here.
         self.context.gateways.pop(self.id, None)
         self.context.connection_slots.leave(self)
         self.session.abort()
 
-    @property
-    def is_gone(self) -> bool:
-        """Has it left, or lost its socket without anybody noticing?"""
-        return self.left or self.session.gone.done()
-
-    def drain(self) -> None:
-        """The hub is about to stop: nothing new for this peer."""
-        for attachment in self.attachments:
-            attachment.window.close()
-
     # Called by the session.
 
     def handle_events(self, events: list[Event]) -> None:
+        """Act on the events of one read; the end of the connection comes last, and once."""
         end = events[-1]
         if not isinstance(end, ConnectionClosed | ConnectionFailed):
             self._receive(events)
             return
         try:
             if len(events) > 1:
+                # What came before the end counts: a peer may send and disconnect in one packet.
                 self._receive(events[:-1])
         finally:
             self._leave(end)
@@ -385,22 +448,20 @@ class Gateway(ABC):
         if error is not None:
             self.broken(error)
 
-    def _run(
-        self, kind: str, step: Callable[P, object], *args: P.args, **kwargs: P.kwargs
-    ) -> Exception | None:
-        """What a step raises is logged and counted, and the next one is taken all the same."""
-        return self.hub.callbacks.run(f"{self.protocol} {kind}", step, *args, **kwargs)
-
     def handle_drain(self) -> None:
-        """The peer reads again."""
+        """The peer reads again; for gateways that kept something back meanwhile."""
 
     def _leave(self, end: ConnectionClosed | ConnectionFailed) -> None:
-        """What it held goes to others at once; what it asked for is no longer waited for."""
+        """Give back what the peer holds, and cancel its calls.
+
+        Runs once, whether the connection ended, could not be made, or is found left over.
+        """
         if self.left:
             return
+        # Set first: callbacks of the steps below find that there is nobody to send to.
         self.left = True
         now = self.context.now()
-        # First what others could be locked out by. Every step is taken, whatever another raises.
+        # First what keeps others out, a slot and a name. Each step runs even if another raises.
         self.context.gateways.pop(self.id, None)
         self.context.connection_slots.leave(self)
         self._run("leave", self.leave)
@@ -420,8 +481,31 @@ class Gateway(ABC):
             self.log(logging.INFO, "closed")
 
 
+class WithheldRoom:
+    """Free room of windows, taken away while their peer can't receive, and given back later."""
+
+    def __init__(self) -> None:
+        self._taken: list[tuple[Window, int]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._taken)
+
+    def take(self, windows: Iterable[Window]) -> None:
+        """Leave no free room in these; a window that is shared, and named twice, counts once."""
+        for window in windows:
+            if window.free > 0:
+                self._taken.append((window, window.free))
+                window.free = 0
+
+    def give_back(self, now: float) -> None:
+        """Grant all that was taken: the hub sends what has waited."""
+        taken, self._taken = self._taken, []
+        for window, count in taken:
+            window.grant(count, now)
+
+
 def guarded(callback: Callable[P, None], broken: Callable[[Exception], None]) -> Callable[P, None]:
-    """A callback that, if it raises, tells its owner before whoever called it."""
+    """A callback that reports an exception to `broken` before it raises it to its caller."""
 
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
@@ -433,59 +517,7 @@ def guarded(callback: Callable[P, None], broken: Callable[[Exception], None]) ->
     return run
 
 
-def _keep_alive(transport: asyncio.Transport) -> None:
-    """Half-open sockets are found by TCP, for protocols without a ping of their own."""
-    sock = transport.get_extra_info("socket")
-    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    with suppress(OSError):  # the peer has reset it already: the session will find out
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _KEEP_ALIVE.items():
-            if hasattr(socket, option):
-                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-
-
 def _common_name(certificate: dict[str, Any]) -> str:
-    """What a verified certificate calls its owner; nothing for one without a name."""
+    """The common name of a verified certificate's owner; empty for one without a name."""
     parts = [pair for part in certificate.get("subject", ()) for pair in part]
     return str(dict(parts).get("commonName", ""))
-
-
-def parse_start(text: str) -> Start:
-    """`earliest`, `latest`, a message's id, or a time as ISO 8601. Raises InvalidDestination.
-
-    An id has at most 63 bits, and no message is older than 1970: what is outside of that would be
-    kept with a subscription or a link and could not be read again.
-    """
-    if text in ("", "latest"):
-        return "latest"
-    if text == "earliest":
-        return "earliest"
-    # Thousands of digits are not converted: Python refuses to, with an error of its own.
-    if text.isascii() and text.isdecimal() and len(text) <= _ID_DIGITS:
-        identifier = int(text)
-        if identifier <= LARGEST_INTEGER:
-            return AtId(identifier)
-    else:
-        try:
-            moment = datetime.fromisoformat(text)
-            time_s = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-        except (ValueError, OverflowError):
-            time_s = -1.0
-        if time_s >= 0:
-            return AtTime(time_s)
-    raise InvalidDestination(
-        f"{text[:80]!r} is no start: earliest, latest, an id of 63 bits or a time since 1970"
-    )
-
-
-def check_timeout(timeout_s: Property | None) -> float | None:
-    """How long a call may take by its property `timeout`; None for the default, as for 0.
-
-    A property that is no number is the application's own. Raises InvalidEnvelope.
-    """
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s:
-        return None
-    if not 0 < timeout_s <= _LONGEST_CALL_S:
-        raise InvalidEnvelope(f"a timeout is 0 to {_LONGEST_CALL_S} s, not {timeout_s}")
-    return float(timeout_s)

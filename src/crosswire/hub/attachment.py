@@ -5,26 +5,26 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
 from itertools import count
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
 from crosswire.envelope import Envelope
+from crosswire.hub.cursor import FailedDelivery
 from crosswire.hub.filters import Predicate
 from crosswire.hub.ledger import LedgerPeer
-
-if TYPE_CHECKING:
-    from crosswire.hub.backlog import Backlog
-    from crosswire.hub.items import Item
+from crosswire.hub.policies import Retry
 
 __all__ = [
     "Attachment",
     "Choice",
     "Consumer",
+    "ConsumerBacklog",
     "Delivery",
     "DeliveryGap",
     "DeliveryReceiver",
     "Ended",
+    "Item",
     "Notice",
     "Waiter",
     "Window",
@@ -196,6 +196,47 @@ class Attachment(ABC):
             self.window.attachments.remove(self)
 
 
+class Item(msgspec.Struct, eq=False):
+    """A message in memory that is not settled; `number` is its destination's."""
+
+    id: int
+    number: int
+    envelope: Envelope
+    size: int
+    delivered: int = 0
+    attempts: list[FailedDelivery] = []
+    consumer: Consumer | None = None
+    due: float = 0.0
+
+
+class ConsumerBacklog(Protocol):
+    """A queue or named subscription, as its consumers see it: see `Attachment`."""
+
+    destination: str
+    retry: Retry
+
+    def settle(self, consumer: Consumer, ids: Iterable[int], now: float) -> int: ...
+
+    def refuse(
+        self,
+        consumer: Consumer,
+        ids: Iterable[int],
+        now: float,
+        *,
+        cause: str,
+        delay_s: float | None,
+        final: bool | None = None,
+    ) -> int: ...
+
+    def extend(self, consumer: Consumer, ids: Iterable[int], now: float, lease_s: float) -> int: ...
+
+    def has_room(self, consumer: Consumer, now: float) -> None: ...
+
+    def give_up(self, consumer: Consumer, error: Exception) -> None: ...
+
+    def detach(self, consumer: Consumer, now: float) -> None: ...
+
+
 class Consumer(Attachment):
     """Of a queue or of a named subscription."""
 
@@ -203,7 +244,7 @@ class Consumer(Attachment):
 
     def __init__(
         self,
-        backlog: Backlog,
+        backlog: ConsumerBacklog,
         receiver: DeliveryReceiver,
         *,
         peer: LedgerPeer,
@@ -225,7 +266,7 @@ class Consumer(Attachment):
         self.is_listed = False
 
     @property
-    def backlog(self) -> Backlog:
+    def backlog(self) -> ConsumerBacklog:
         return self._backlog
 
     @property

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from crosswire.hub.cursor import Cursor
-from crosswire.hub.ledger import Step
-
-if TYPE_CHECKING:
-    from crosswire.hub.hub import Hub
+from crosswire.hub.floors import Floors
+from crosswire.hub.ledger import Ledger, Step
+from crosswire.store.contract import Store
 
 __all__ = ["count_messages"]
 
@@ -16,38 +15,38 @@ _ENDED: Final = frozenset({Step.SETTLED, Step.EXPIRED, Step.DEAD, Step.DROPPED, 
 _SHOWN: Final = 5
 
 
-def count_messages(hub: Hub) -> None:
+def count_messages(store: Store, ledger: Ledger, floors: Floors) -> None:
     """Report accepted messages that are neither there nor settled. Costs what is remembered of the
     ledger, not what is stored."""
     accepted: dict[str, set[int]] = {}
     ended: dict[str, set[int]] = {}
-    for run in hub.ledger.runs():
+    for run in ledger.runs():
         if run.step is Step.ACCEPTED and run.counts is None:
             accepted.setdefault(run.destination, set()).update(run.ids)
         elif run.step in _ENDED or run.step is Step.DAMAGED:
             ended.setdefault(run.destination, set()).update(run.ids)
-    numbers, view = hub.store.destinations(), hub.store.view()
+    numbers, view = store.destinations(), store.view()
     for name, ids in sorted(accepted.items()):
         number = numbers.get(name)
         ids -= ended.get(name, set())
         if number is None or not ids or name.startswith("service/"):
             continue
         ids -= set(view.ids(number, after=min(ids) - 1, upto=max(ids)))
-        missing = sorted(_unsettled(hub, name, number, ids)) if ids else []
+        missing = sorted(_unsettled(store, floors, name, number, ids)) if ids else []
         if missing:
             shown = ", ".join(map(str, missing[:_SHOWN])) + (", …" if missing[_SHOWN:] else "")
-            hub.store.report_damage(
+            store.report_damage(
                 "messages",
                 f"{len(missing)} messages of {name} that were accepted are missing: ids {shown}",
             )
 
 
-def _unsettled(hub: Hub, name: str, number: int, ids: set[int]) -> set[int]:
+def _unsettled(store: Store, floors: Floors, name: str, number: int, ids: set[int]) -> set[int]:
     """Those that nobody has let go of: a purge is not in the ledger, retention is not either."""
     if name.startswith("topic/"):
-        floor = hub.topic(name).reclaimed
+        floor = floors.of(number)
         return {each for each in ids if each > floor}
-    cursor = Cursor(hub.store, b"q" + number.to_bytes(4))
+    cursor = Cursor(store, b"q" + number.to_bytes(4))
     if cursor.damage:
         return set()
     opened = {each.id for each in cursor.open}

@@ -37,19 +37,18 @@ import heapq
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import ClassVar, Final
 
+from crosswire.commitlog.contract import AcceptedMessages
 from crosswire.envelope import MICROSECONDS, Envelope
-from crosswire.errors import RecordDamaged
-from crosswire.hub.attachment import Choice, Consumer, Delivery, DeliveryReceiver, Window
+from crosswire.hub.attachment import Choice, Consumer, Delivery, DeliveryReceiver, Item, Window
+from crosswire.hub.core import Core, SendEnvelope
 from crosswire.hub.cursor import Cursor, FailedDelivery, UnsettledMessage
+from crosswire.hub.dead import bury
 from crosswire.hub.filters import Predicate
-from crosswire.hub.items import AcceptedMessages, Item, Retry
 from crosswire.hub.ledger import LedgerPeer, Step
-
-if TYPE_CHECKING:
-    from crosswire.hub.hub import Hub
-    from crosswire.store.contract import Page
+from crosswire.hub.policies import Retry
+from crosswire.store.contract import Page
 
 __all__ = ["Backlog"]
 
@@ -63,10 +62,11 @@ class Backlog(ABC):
 
     def __init__(
         self,
-        hub: Hub,
+        core: Core,
         destination: str,
         key: bytes,
         *,
+        send: SendEnvelope,
         retry: Retry,
         window_messages: int,
         window_bytes: int,
@@ -77,13 +77,20 @@ class Backlog(ABC):
         self.length = 0
         self.size_bytes = 0
         self.consumers: list[Consumer] = []
-        self.cursor = Cursor(hub.store, key)
+        self.cursor = Cursor(core.store, key)
         self.stopped = ""
         """Why nothing is delivered: nobody knows what is settled. What arrives is kept on disk."""
         self.loaded = self.cursor.upto
         self.visible = 0
         self.in_memory_bytes = 0
-        self._hub = hub
+        self._core = core
+        self._store = core.store
+        self._commits = core.commits
+        self._loop = core.loop
+        self._ledger = core.ledger
+        self._wall = core.wall
+        self._watchers = core.watchers
+        self._send = send
         self._window_messages = window_messages
         self._window_bytes = window_bytes
         self._items: dict[int, Item] = {}
@@ -105,7 +112,7 @@ class Backlog(ABC):
         """Its cursor can't be used: nothing is delivered, and nothing of it is written, until it
         is repaired."""
         self.stopped = reason
-        self._hub.report_stopped(self)
+        self._core.damage.report_stopped(self.title, reason)
 
     # Coming in.
 
@@ -145,6 +152,13 @@ class Backlog(ABC):
         """What is in memory and with nobody: ready or delayed."""
         return self.in_memory_bytes - self._held_bytes
 
+    def release(self, runs: Iterable[AcceptedMessages], now: float) -> None:
+        """These are committed: they may be delivered."""
+        self.arrive(runs, now)
+
+    def withdraw(self, runs: Iterable[AcceptedMessages]) -> None:
+        """These could not be written: they were never accepted."""
+
     def arrive(self, runs: Iterable[AcceptedMessages], now: float) -> None:
         """These are committed, or need not be; in order of ids."""
         if self.stopped:
@@ -161,7 +175,7 @@ class Backlog(ABC):
                 self._take_some(run)
         self._schedule_expiry(now)
         self._check()
-        self._hub.touch(self)
+        self._loop.touch(self)
 
     def _take_all(self, run: AcceptedMessages) -> None:
         """There is room for these, and nothing on disk comes before them."""
@@ -197,12 +211,12 @@ class Backlog(ABC):
         is called from outside pumps the hub afterwards.
         """
         if self.loaded < self.visible:
-            if self.visible > self._hub.committed_id:
-                self._hub.subscriptions.await_commit(self)
+            if self.visible > self._commits.committed_id:
+                self._commits.await_commit(self)
             if self._needs_read():
-                self._hub.touch(self)
+                self._loop.touch(self)
         if self._is_held_up and self._ready:
-            self._hub.touch(self)
+            self._loop.touch(self)
 
     def _needs_read(self) -> bool:
         """Is there room for some of the tail, and may it be read?
@@ -213,7 +227,7 @@ class Backlog(ABC):
         return (
             self.loaded < self.visible
             and not self._reading
-            and self.loaded < self._hub.committed_id
+            and self.loaded < self._commits.committed_id
             and (not self._ready or len(self._ready) < self._window_messages // 2)
             and (2 * self._waiting_bytes < self._window_bytes or not self._waiting_bytes)
         )
@@ -225,10 +239,10 @@ class Backlog(ABC):
         while self._needs_read():
             self._reading = True
             try:
-                self._hub.store.read(
+                self._store.read(
                     self.numbers,
                     after=self.loaded,
-                    upto=min(self.visible, self._hub.committed_id),
+                    upto=min(self.visible, self._commits.committed_id),
                     count=max(min(_PAGE, self._window_messages - len(self._ready)), 1),
                     size_bytes=max(min(_PAGE_BYTES, self._window_bytes - self._waiting_bytes), 1),
                     done=self._filled,
@@ -236,7 +250,7 @@ class Backlog(ABC):
             except Exception:
                 # Not read, and nobody else would ask for it again.
                 self._reading = False
-                self._hub.try_again(self)
+                self._core.read_again(self)
                 raise
 
     def _filled(self, page: Page) -> None:
@@ -260,22 +274,19 @@ class Backlog(ABC):
         self.loaded = max(self.loaded, page.last)
         if self.loaded >= self.visible:
             self._count_exactly()
-        self._hub.touch(self)
+        self._loop.touch(self)
 
     def _count_exactly(self) -> None:
         """Everything is in memory, so the counters can be checked; damage makes them drift."""
 
     def _decode(self, number: int, identifier: int, record: bytes) -> Envelope | None:
-        try:
-            return self._hub.decode(number, identifier, record)
-        except RecordDamaged as error:
-            self._hub.set_aside(number, identifier, record, error)
+        envelope = self._core.damage.decode_or_set_aside(number, identifier, record)
+        if envelope is None:
             self.cursor.settle(identifier)
-            return None
+        return envelope
 
     def recover(self, now: float) -> None:
         """Take up what was left unsettled: first what had been given out, then the tail."""
-        hub = self._hub
         if self.cursor.damage:
             self.stop(str(self.cursor.damage[0]))
         if self.stopped:
@@ -285,10 +296,11 @@ class Backlog(ABC):
             by_number.setdefault(opened.number, []).append(opened)
         found: list[Item] = []
         for number, openeds in by_number.items():
-            records = hub.store.fetch(number, [each.id for each in openeds])
+            records = self._store.fetch(number, [each.id for each in openeds])
             for opened, record in zip(openeds, records, strict=True):
                 if record is None:
-                    hub.report_missing(number, opened.id)
+                    floor = self._core.floors.of(number)
+                    self._core.damage.report_missing(number, opened.id, floor)
                     self.cursor.settle(opened.id)
                     continue
                 envelope = self._decode(number, opened.id, record)
@@ -300,7 +312,7 @@ class Backlog(ABC):
         for item in sorted(found, key=lambda each: each.id):
             self._take(item)
         self.cursor.open = []
-        self.visible = max((hub.store.last_id(number) for number in self.numbers), default=0)
+        self.visible = max((self._store.last_id(number) for number in self.numbers), default=0)
         self.visible = max(self.visible, self.loaded)
         self._fill()
         if self.loaded >= self.visible:
@@ -345,7 +357,7 @@ class Backlog(ABC):
         wanted = set(holding)
         while self.loaded < self.visible and self.loaded < max(wanted):
             before = self.loaded
-            self._hub.store.read(
+            self._store.read(
                 self.numbers, after=self.loaded, upto=self.visible, count=_PAGE, done=self._filled
             )
             if self.loaded == before:
@@ -360,8 +372,8 @@ class Backlog(ABC):
     def has_room(self, consumer: Consumer, now: float) -> None:
         if consumer.is_open and not consumer.is_listed and consumer.window.free > 0:
             self._list(consumer)
-            self._hub.touch(self)
-            self._hub.pump(now)
+            self._loop.touch(self)
+            self._loop.pump(now)
 
     def _list(self, consumer: Consumer) -> None:
         """It may be given something: it has been offered all that is ready, or will be soon."""
@@ -372,7 +384,7 @@ class Backlog(ABC):
 
     def give_up(self, consumer: Consumer, error: Exception) -> None:
         """What it chooses messages by raised."""
-        self._hub.give_up(consumer, error)
+        self._loop.give_up(consumer, error)
 
     def detach(self, consumer: Consumer, now: float) -> None:
         self.consumers.remove(consumer)
@@ -388,8 +400,8 @@ class Backlog(ABC):
             # Who left is dropped when it is its turn, which on an idle queue never comes.
             self._eligible = [entry for entry in self._eligible if entry[3].is_open]
             heapq.heapify(self._eligible)
-        self._hub.touch(self)
-        self._hub.pump(now)
+        self._loop.touch(self)
+        self._loop.pump(now)
 
     # Handing out.
 
@@ -452,7 +464,7 @@ class Backlog(ABC):
         while ready and count and (held_bytes < most_bytes or not held):
             item = ready.popleft()
             envelope = item.envelope
-            if envelope.expires and self._hub.wall.is_expired(envelope, now_us):
+            if envelope.expires and self._wall.is_expired(envelope, now_us):
                 self._expire(item, now_us)
                 continue
             item.delivered += 1
@@ -497,11 +509,17 @@ class Backlog(ABC):
     def _hand_over(self, consumer: Consumer, deliveries: list[Delivery], now: float) -> None:
         if not deliveries:
             return
-        hub = self._hub
-        hub.note_by_attempt(
-            Step.DELIVERED, int(now * MICROSECONDS), self.destination, deliveries, consumer.peer
-        )
-        hub.deliver(consumer, deliveries)
+        attempts = {each.attempt for each in deliveries}
+        for attempt in sorted(attempts):
+            # A run for each attempt: nearly always one.
+            ids = [
+                each.envelope.id
+                for each in deliveries
+                if len(attempts) == 1 or each.attempt == attempt
+            ]
+            self._note(Step.DELIVERED, now, ids, peer=consumer.peer, attempt=attempt)
+        self._commits.request(sync=False, urgent=False)
+        self._loop.deliver(consumer, deliveries)
 
     # What consumers say.
 
@@ -519,12 +537,12 @@ class Backlog(ABC):
             self._held_bytes -= size
             self._let_go(settled, size)
             self._note(Step.SETTLED, now, settled, peer=consumer.peer)
-            self._hub.changed(self)
-            if self._hub.watched:
-                self._hub.notify_watchers(settled)
+            self._commits.changed(self)
+            if self._watchers.by_id:
+                self._watchers.notify(settled)
             self._make_room(consumer, len(settled), now)
             self._check()
-            self._hub.pump(now)
+            self._loop.pump(now)
         return len(settled)
 
     def refuse(
@@ -546,10 +564,10 @@ class Backlog(ABC):
                     item, consumer, Step.REFUSED, cause or "refused", now, delay_s, final=final
                 )
         if count:
-            self._hub.changed(self)
+            self._commits.changed(self)
             self._make_room(consumer, count, now)
             self._check()
-            self._hub.pump(now)
+            self._loop.pump(now)
         return count
 
     def extend(self, consumer: Consumer, ids: Iterable[int], now: float, lease_s: float) -> int:
@@ -578,7 +596,7 @@ class Backlog(ABC):
         now_us = int(now * MICROSECONDS)
         item.consumer = None
         self._held_bytes -= item.size
-        time_us = self._hub.wall.stamp_us(now_us)
+        time_us = self._wall.stamp_us(now_us)
         item.attempts = [*item.attempts, FailedDelivery(time_us, consumer.peer.connection, cause)]
         self._note(step, now, [item.id], peer=consumer.peer, attempt=item.delivered, detail=cause)
         if final is None:
@@ -588,10 +606,10 @@ class Backlog(ABC):
             return
         self.cursor.refuse(item.number, item.id, item.attempts)
         if delay_s is None:
-            delay_s = self.retry.delay_s(item.delivered, self._hub.chance())
+            delay_s = self.retry.delay_s(item.delivered, self._core.chance())
         if delay_s <= 0:
             self._ready.appendleft(item)
-            self._hub.touch(self)
+            self._loop.touch(self)
             return
         item.due = now + delay_s
         heapq.heappush(self._delayed, (item.due, item.id, item))
@@ -601,10 +619,14 @@ class Backlog(ABC):
         """Back to the front, in their old order, at once."""
         for item in reversed(items):
             self._fail(item, consumer, Step.RETURNED, cause, now, 0.0)
-        self._hub.changed(self)
+        self._commits.changed(self)
 
     def _bury(self, item: Item, cause: str, now: float) -> None:
-        self._hub.bury(self, item, cause, now)
+        """Move it to the dead letters, and settle it here in the same group."""
+        self._note(Step.DEAD, now, [item.id], detail=cause)
+        self._send(bury(item.envelope, self.dead_letters, cause, item.attempts), now)
+        if self._watchers.by_id:
+            self._watchers.notify([item.id], cause)
         self._forget(item)
 
     def _forget(self, item: Item) -> None:
@@ -623,10 +645,10 @@ class Backlog(ABC):
 
     def _expire(self, item: Item, now_us: int) -> None:
         self._forget(item)
-        self._hub.ledger.note(Step.EXPIRED, now_us, item.envelope.destination, [item.id])
-        self._hub.changed(self)
-        if self._hub.watched:
-            self._hub.notify_watchers([item.id], "expired")
+        self._ledger.note(Step.EXPIRED, now_us, item.envelope.destination, [item.id])
+        self._commits.changed(self)
+        if self._watchers.by_id:
+            self._watchers.notify([item.id], "expired")
 
     def _expire_all(self, now_us: int) -> None:
         """Those too that are not at the head: messages that filters pass over keep them there."""
@@ -654,9 +676,7 @@ class Backlog(ABC):
             after = page.last
 
         while len(found) < count and after < self.visible:
-            self._hub.store.read(
-                self.numbers, after=after, upto=self.visible, count=_PAGE, done=look
-            )
+            self._store.read(self.numbers, after=after, upto=self.visible, count=_PAGE, done=look)
         return found[:count]
 
     def remove(self, ids: Iterable[int], step: Step, now: float, *, detail: str = "") -> list[int]:
@@ -674,17 +694,17 @@ class Backlog(ABC):
             self._delayed = [entry for entry in self._delayed if entry[1] not in gone]
             heapq.heapify(self._delayed)
             self._note(step, now, sorted(gone), detail=detail)
-            self._hub.changed(self)
+            self._commits.changed(self)
             self._schedule_expiry(now)
             self._check()
-            self._hub.pump(now)
+            self._loop.pump(now)
         return sorted(gone)
 
     def _remove_from_tail(self, identifier: int) -> bool:
         if not self.loaded < identifier <= self.visible or identifier in self.cursor.later:
             return False
         for number in self.numbers:
-            record = self._hub.store.fetch(number, [identifier])[0]
+            record = self._store.fetch(number, [identifier])[0]
             if record is not None:
                 self.cursor.settle(identifier)
                 self.cursor.later.add(identifier)
@@ -704,12 +724,12 @@ class Backlog(ABC):
         self._count_exactly()
         self._note(Step.DROPPED, now, [item.id for item in gone], detail="purged")
         self.snapshot()
-        self._hub.changed(self)
+        self._commits.changed(self)
         return len(gone)
 
     def exchange(self, envelope: Envelope, record: bytes) -> None:
         """Put another envelope in the place of the one with its id."""
-        store, number = self._hub.store, self.numbers[0]
+        store, number = self._store, self.numbers[0]
         item = self._items.get(envelope.id)
         if item is not None:
             grown = len(record) - item.size
@@ -723,11 +743,11 @@ class Backlog(ABC):
             if stored is not None:
                 self._uncount(0, len(stored) - len(record))
         store.retain(number, envelope.id, record)
-        store.request()
+        self._commits.request()
         # A filter may take what it has become, and a smaller one makes room.
         self._check()
-        self._hub.touch(self)
-        self._hub.pump(self._hub.now)
+        self._loop.touch(self)
+        self._loop.pump(self._loop.now)
 
     def drop_oldest(self, is_too_full: Callable[[], bool], now: float) -> None:
         """Let the oldest go that nobody holds, as long as this says so."""
@@ -743,7 +763,7 @@ class Backlog(ABC):
             # Also when the disk can't be read: those are gone.
             if gone:
                 self._note(Step.DROPPED, now, gone, detail="the queue is full")
-                self._hub.changed(self)
+                self._commits.changed(self)
                 self._schedule_expiry(now)
                 self._check()
 
@@ -770,7 +790,7 @@ class Backlog(ABC):
         attempt: int = 0,
         detail: str = "",
     ) -> None:
-        self._hub.ledger.note(
+        self._ledger.note(
             step,
             int(now * MICROSECONDS),
             self.destination,
@@ -801,10 +821,10 @@ class Backlog(ABC):
         if not self._wake_at or due < self._wake_at:
             self._wake_at = due
             # Called again if it raises: what waits here must not depend on what comes later.
-            self._hub.call_at_least(self, due, self._on_time)
+            self._core.timers.at_least(self, due, self._on_time)
 
     def _is_expired(self, item: Item, now_us: int) -> bool:
-        return item.envelope.expires > 0 and self._hub.wall.is_expired(item.envelope, now_us)
+        return item.envelope.expires > 0 and self._wall.is_expired(item.envelope, now_us)
 
     def _schedule_expiry(self, now: float, *, anywhere: bool = False) -> None:
         """Expiry is looked at where it matters: at the head, which is the oldest.
@@ -814,7 +834,7 @@ class Backlog(ABC):
         if not self._ready:
             return
         items = self._ready if anywhere else (self._ready[0],)
-        expiries = (self._hub.wall.expiry(each.envelope) for each in items if each.envelope.expires)
+        expiries = (self._wall.expiry(each.envelope) for each in items if each.envelope.expires)
         due = min(expiries, default=None)
         if due is not None:
             self._wake(max(due, now))
@@ -826,7 +846,7 @@ class Backlog(ABC):
             item = heapq.heappop(self._delayed)[2]
             item.due = 0.0
             self._ready.appendleft(item)
-            self._hub.touch(self)
+            self._loop.touch(self)
         while self._leases and self._leases[0][0] <= now:
             due, identifier, attempt = heapq.heappop(self._leases)
             found = self._items.get(identifier)
@@ -836,7 +856,7 @@ class Backlog(ABC):
                 consumer = found.consumer
                 del consumer.held[identifier]
                 self._fail(found, consumer, Step.RETURNED, "the lease ran out", now, None)
-                self._hub.changed(self)
+                self._commits.changed(self)
                 self._make_room(consumer, 1, now)
         while self._ready and self._is_expired(self._ready[0], now_us):
             self._expire(self._ready.popleft(), now_us)
@@ -851,8 +871,8 @@ class Backlog(ABC):
         self._check()
         # A timer that was set for what is gone ends here too: whatever is next to expire among
         # those that filters pass over is looked for by the dispatch.
-        self._hub.touch(self)
-        self._hub.pump(now)
+        self._loop.touch(self)
+        self._loop.pump(now)
 
     # The disk.
 

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import msgspec
 
 from crosswire.errors import RecordDamaged, RecordUnreadable
+from crosswire.store.contract import Store
 from crosswire.store.records import Count, reader
-
-if TYPE_CHECKING:
-    from crosswire.store.contract import Store
 
 __all__ = ["Cursor", "FailedDelivery", "UnsettledMessage"]
 

@@ -6,18 +6,17 @@ there stands in its properties, for every protocol to see; its full history in `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
 from crosswire.envelope import Envelope, Property, encode, message_kind
 from crosswire.errors import UnknownMessage
+from crosswire.hub.core import SendEnvelope
 from crosswire.hub.cursor import FailedDelivery
+from crosswire.hub.dispatch import DispatchLoop
 from crosswire.hub.ledger import Step
-
-if TYPE_CHECKING:
-    from crosswire.hub.hub import Hub
 
 __all__ = ["DeadLetter", "DeadLetters", "Refit", "bury"]
 
@@ -56,22 +55,44 @@ class DeadLetter(msgspec.Struct, frozen=True):
     attempts: list[FailedDelivery]
 
 
+class DeadLetterQueue(Protocol):
+    """What dead letters need of a queue: see `Backlog`."""
+
+    def browse(self, after: int, count: int) -> list[Envelope]: ...
+
+    def exchange(self, envelope: Envelope, record: bytes) -> None: ...
+
+    def remove(
+        self, ids: Iterable[int], step: Step, now: float, *, detail: str = ""
+    ) -> Sequence[int]: ...
+
+
 class DeadLetters:
     """Look at them, change them, give them another chance, or let them go.
 
     `queue` is the dead letter queue itself: `queue/NAME/dead`.
     """
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(
+        self,
+        queue: Callable[[str], DeadLetterQueue],
+        check: Callable[[str], object],
+        send: SendEnvelope,
+        loop: DispatchLoop,
+    ) -> None:
+        """`queue` finds a queue by its destination, `check` raises InvalidDestination."""
+        self._queue = queue
+        self._check = check
+        self._send = send
+        self._loop = loop
 
     def list(self, queue: str, *, after: int = 0, count: int = 100) -> Sequence[DeadLetter]:
         """In order of ids; go on behind the last one for more."""
-        return [_read(envelope) for envelope in self._hub.queue(queue).browse(after, count)]
+        return [_read(envelope) for envelope in self._queue(queue).browse(after, count)]
 
     def get(self, queue: str, identifier: int) -> DeadLetter:
         """Raises UnknownMessage."""
-        found = self._hub.queue(queue).browse(identifier - 1, 1)
+        found = self._queue(queue).browse(identifier - 1, 1)
         if not found or found[0].id != identifier:
             raise UnknownMessage(f"{queue} has no message {identifier}")
         return _read(found[0])
@@ -110,7 +131,7 @@ class DeadLetters:
                     if key in envelope.properties:
                         marked[key] = envelope.properties[key]
                 envelope = fitted.replace(properties=marked)
-        self._hub.queue(queue).exchange(envelope, encode(envelope))
+        self._queue(queue).exchange(envelope, encode(envelope))
         return _read(envelope)
 
     def replay(
@@ -127,24 +148,23 @@ class DeadLetters:
         Gives the ids of those that were there. Sent and removed in one group: never both or none.
         Raises InvalidDestination, UnknownMessage.
         """
-        hub = self._hub
         replayed = []
         for identifier in ids:
             dead_letter = self.get(queue, identifier)
             target = destination or dead_letter.origin
-            hub.parse(target)
+            self._check(target)
             envelope = _revive(dead_letter.envelope, target)
             if refit is not None and dead_letter.origin:
                 envelope = refit(envelope.replace(destination=dead_letter.origin), envelope)
-            if hub.queue(queue).remove([identifier], Step.REPLAYED, now):
-                hub.inject(envelope, now)
+            if self._queue(queue).remove([identifier], Step.REPLAYED, now):
+                self._send(envelope, now)
                 replayed.append(identifier)
-        hub.pump(now)
+        self._loop.pump(now)
         return replayed
 
     def purge(self, queue: str, ids: Sequence[int], now: float) -> Sequence[int]:
         """Let these go. Gives the ids of those that were there."""
-        return self._hub.queue(queue).remove(ids, Step.DROPPED, now, detail="purged")
+        return self._queue(queue).remove(ids, Step.DROPPED, now, detail="purged")
 
 
 def bury(envelope: Envelope, queue: str, cause: str, attempts: list[FailedDelivery]) -> Envelope:

@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterator
+from typing import Final
 
 import msgspec
 
+from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import Envelope
 from crosswire.errors import RecordDamaged, RecordUnreadable
-from crosswire.hub.intake import OpenGroup
-from crosswire.hub.items import AcceptedMessages
+from crosswire.hub.commits import CommitPath
+from crosswire.hub.damage import DamageReports
+from crosswire.hub.floors import Floors
 from crosswire.hub.ledger import LedgerRun, Step, parse_block
-from crosswire.hub.receipt import Receipt
-from crosswire.store.contract import MAX_ID, Page
+from crosswire.store.contract import Page, Store
+from crosswire.store.keys import MAX_ID
 from crosswire.store.records import Count, reader
 
-if TYPE_CHECKING:
-    from crosswire.hub.hub import Hub
-
-__all__ = ["CommittedGroup", "Feed", "LakeGap", "Seal"]
+__all__ = ["Feed", "LakeGap", "Seal"]
 
 _VERSION: Final = 1
 _SPACE: Final = "seal"
-
-
-class CommittedGroup(msgspec.Struct, frozen=True, gc=False):
-    """A group that is on disk: its block of the journal, and the messages that came with it.
-
-    Everything stored with an id up to `newest` is in this group or in one before it.
-    """
-
-    first_row: int
-    rows: int
-    block: bytes
-    messages: Sequence[AcceptedMessages]
-    newest: int
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.block) + sum(sum(run.sizes) for run in self.messages)
 
 
 class LakeGap(msgspec.Struct, frozen=True, array_like=True):
@@ -81,25 +63,30 @@ class Feed:
     up to `released_row`; while they are `withheld`, that is what a seal released.
     """
 
-    def __init__(self, hub: Hub, *, withheld: bool) -> None:
-        self._hub = hub
-        self._store = hub.store
+    def __init__(
+        self,
+        store: Store,
+        commits: CommitPath,
+        damage: DamageReports,
+        floors: Floors,
+        *,
+        withheld: bool,
+    ) -> None:
+        self._store = store
+        self._commits = commits
+        self._damage = damage
+        self._floors = floors
         self._withheld = withheld
-        self.taker: Callable[[CommittedGroup], None] | None = None
         # After a restart nobody knows yet whether the last seal's files are in place.
         self.reclaim_limit = 0 if withheld else MAX_ID
         self.released_row = 0
-
-    def committed(self, group: OpenGroup) -> None:
-        if self.taker is not None and group.block is not None:
-            self.taker(CommittedGroup(*group.block, group.stored + group.retained, group.newest))
 
     # Seals.
 
     def seal(self, seal: Seal) -> Receipt:
         """The lake is about to publish this; done when a restart would know of it."""
         self._store.save(_SPACE, b"last", _encode(seal))
-        return self._hub.committed()
+        return self._commits.committed()
 
     def last_seal(self) -> Seal | None:
         """After a restart, the one whose files may not be in place.
@@ -109,7 +96,7 @@ class Feed:
         try:
             stored = self._store.get_or_raise(_SPACE, b"last")
         except RecordUnreadable as error:
-            self._hub.report(error)
+            self._damage.report(error)
             return None
         if stored is None:
             return None
@@ -120,7 +107,7 @@ class Feed:
             if seal.last_row >= self._store.next_row or seal.newest > self._store.newest_id:
                 raise RecordDamaged("the last seal of the lake is about what never was")
         except RecordDamaged as error:
-            self._hub.set_aside_state(_SPACE, b"last", stored, error)
+            self._damage.set_aside_state(_SPACE, b"last", stored, error)
             return None
         return seal
 
@@ -167,13 +154,14 @@ class Feed:
                     continue
                 del wanted[identifier]
                 try:
-                    yield self._hub.decode(number, identifier, record)
+                    yield self._damage.decode(number, identifier, record)
                 except RecordDamaged as error:
-                    self._hub.set_aside(number, identifier, record, error)
+                    self._damage.set_aside(number, identifier, record, error)
         for identifier in wanted:
             # A call that nobody served was noted, but never kept.
             if not service:
-                self._hub.report_missing(min(numbers), identifier)
+                number = min(numbers)
+                self._damage.report_missing(number, identifier, self._floors.of(number))
 
 
 _encode = msgspec.msgpack.Encoder().encode

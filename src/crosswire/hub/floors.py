@@ -1,52 +1,63 @@
-"""How far the store has let go of each destination's messages: kept where they were."""
+"""Up to which id the store has deleted messages of each destination."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from crosswire.errors import RecordDamaged
+from crosswire.hub.damage import DamageReports
+from crosswire.store.contract import Page, Store, View
 
-if TYPE_CHECKING:
-    from crosswire.hub.hub import Hub
-    from crosswire.store.contract import Page, Store, View
-
-__all__ = ["floor_of", "floors", "save_floor"]
+__all__ = ["Floors", "floors"]
 
 _FLOORS: Final = "reclaimed"
 _SIZE: Final = 8
 
 
-def floor_of(hub: Hub, number: int) -> int:
-    """Some messages up to this id may be gone, none above it; 0 if all are there."""
-    key = number.to_bytes(4)
-    stored = hub.store.get(_FLOORS, key)
-    if stored is None:
-        return 0
-    floor = int.from_bytes(stored)
-    if len(stored) == _SIZE and floor <= hub.store.newest_id:
+class Floors:
+    """Readers of the log need them: ids up to a floor may be missing without being lost."""
+
+    def __init__(self, store: Store, damage: DamageReports) -> None:
+        self._store = store
+        self._damage = damage
+        self._by_number: dict[int, int] = {}
+
+    def of(self, number: int) -> int:
+        """Some messages up to this id may be deleted, none above it; 0 if none is."""
+        floor = self._by_number.get(number)
+        if floor is None:
+            floor = self._by_number[number] = self._load(number)
         return floor
-    name = hub.store.name(number)
-    hub.set_aside_state(_FLOORS, key, stored, RecordDamaged(f"how far {name} goes back is unknown"))
-    floor = _before_first(hub, number)
-    save_floor(hub.store, number, floor)
-    return floor
 
+    def save(self, number: int, identifier: int) -> None:
+        """Written with the group that deletes them."""
+        self._by_number[number] = identifier
+        self._store.save(_FLOORS, number.to_bytes(4), identifier.to_bytes(_SIZE))
 
-def _before_first(hub: Hub, number: int) -> int:
-    """Whatever is gone was before the first message that is there."""
-    pages: list[Page] = []
-    hub.store.read([number], after=0, count=1, done=pages.append)
-    records = [record for page in pages for record in page.records]
-    return records[0][1] - 1 if records else hub.store.newest_id
+    def _load(self, number: int) -> int:
+        key = number.to_bytes(4)
+        stored = self._store.get(_FLOORS, key)
+        if stored is None:
+            return 0
+        floor = int.from_bytes(stored)
+        if len(stored) == _SIZE and floor <= self._store.newest_id:
+            return floor
+        error = RecordDamaged(f"how far {self._store.name(number)} goes back is unknown")
+        self._damage.set_aside_state(_FLOORS, key, stored, error)
+        floor = self._before_first(number)
+        self.save(number, floor)
+        return floor
 
-
-def save_floor(store: Store, number: int, identifier: int) -> None:
-    """To be written with the group that lets go of them."""
-    store.save(_FLOORS, number.to_bytes(4), identifier.to_bytes(_SIZE))
+    def _before_first(self, number: int) -> int:
+        """Whatever was deleted was before the first message that is stored."""
+        pages: list[Page] = []
+        self._store.read([number], after=0, count=1, done=pages.append)
+        records = [record for page in pages for record in page.records]
+        return records[0][1] - 1 if records else self._store.newest_id
 
 
 def floors(view: View) -> dict[int, int]:
-    """Those of all destinations, by number, that have one."""
+    """The floors of all destinations that have one, by number."""
     return {
         int.from_bytes(key): int.from_bytes(value)
         for key, value in view.load(_FLOORS)

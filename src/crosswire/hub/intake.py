@@ -5,66 +5,53 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
+from crosswire.commitlog.contract import AcceptedMessages, Receipt
 from crosswire.envelope import MICROSECONDS, Envelope, encode, encode_run, stamp_run
 from crosswire.errors import HubError, InvalidDestination, InvalidEnvelope
-from crosswire.hub.items import AcceptedMessages
+from crosswire.hub.core import Core
+from crosswire.hub.destinations import Destinations
 from crosswire.hub.ledger import LedgerPeer, Step
 from crosswire.hub.queues import Queue
-from crosswire.hub.receipt import Receipt
+from crosswire.hub.subscriptions import Audience, Subscriptions
 from crosswire.hub.topics import Topic
 
-if TYPE_CHECKING:
-    from crosswire.hub.backlog import Backlog
-    from crosswire.hub.hub import Hub
-
-__all__ = ["Intake", "OpenGroup"]
+__all__ = ["Intake"]
 
 _FIRST_LEVEL: Final = slice(6, 7)
 """Where the name begins in `queue/NAME` and `topic/NAME`."""
 
 
-class OpenGroup:
-    """What the hub has to do when the open group is committed, or is not."""
-
-    __slots__ = (
-        "accepted",
-        "accepted_messages",
-        "block",
-        "kept",
-        "newest",
-        "receipts",
-        "retained",
-        "stored",
-        "written",
-    )
-
-    def __init__(self) -> None:
-        self.accepted_messages: dict[Backlog, list[AcceptedMessages]] = {}
-        self.kept: dict[Backlog, list[AcceptedMessages]] = {}
-        self.receipts: list[Receipt] = []
-        self.written: list[Receipt] = []
-        self.accepted: list[list[int]] = []
-        self.stored: list[AcceptedMessages] = []
-        self.retained: list[AcceptedMessages] = []
-        self.block: tuple[int, int, bytes] | None = None
-        self.newest = 0
-
-
 class Intake:
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    """Appends messages to queues and topics, and to the open commit group."""
+
+    def __init__(
+        self, core: Core, destinations: Destinations, subscriptions: Subscriptions
+    ) -> None:
+        self._core = core
+        self._store = core.store
+        self._ledger = core.ledger
+        self._commits = core.commits
+        self._loop = core.loop
+        self._wall = core.wall
+        self._destinations = destinations
+        self._subscriptions = subscriptions
 
     def produce(self, envelopes: Sequence[Envelope], now: float) -> Receipt:
-        """See `Hub.produce`."""
+        """Accept a batch of one producer, for queues and topics, in order.
+
+        Each message is accepted or refused on its own; the receipt is done when those that must
+        be on disk are. Whoever may see them at once has seen them when this returns; if a callback
+        of the hub calls this, soon after that callback has returned.
+        """
         count = len(envelopes)
-        first = self._hub.store.reserve(count) if count else 0
+        first = self._store.reserve(count) if count else 0
         receipt = Receipt(list(range(first, first + count)), {})
         waits = False
-        published: list[tuple[Topic, list[Envelope]]] = []
+        published: list[tuple[Topic, Audience, list[Envelope]]] = []
         destinations = list(map(_destination, envelopes))
         index = 0
         while index < count:
@@ -74,7 +61,7 @@ class Intake:
             try:
                 if destination[_FIRST_LEVEL] == "@":
                     raise InvalidDestination(f"{destination!r} is the hub's own")
-                target = self._hub.target(destination)
+                target = self._destinations.target(destination)
                 if isinstance(target, Queue):
                     waits |= self._send(target, run, index, receipt, now)
                 else:
@@ -84,26 +71,26 @@ class Intake:
                     _refuse(receipt, each, error)
             index = end
         if waits:
-            self._hub.group.receipts.append(receipt)
-            self._hub.store.request()
+            self._commits.group.receipts.append(receipt)
+            self._commits.request()
         else:
-            self._hub.store.request(sync=False, urgent=False)
+            self._commits.request(sync=False, urgent=False)
             receipt.finish()
-        for topic, accepted in published:
+        for topic, audience, accepted in published:
             # A subscriber that publishes what it gets would otherwise be within its own delivery.
-            self._hub.defer("publish", self._fan_out, topic, accepted, now)
-        self._hub.pump(now)
+            self._loop.defer("publish", self._fan_out, topic, audience, accepted, now)
+        self._loop.pump(now)
         return receipt
 
     def _send(
         self, queue: Queue, run: Sequence[Envelope], index: int, receipt: Receipt, now: float
     ) -> bool:
         """Append to a queue; True if somebody has to wait for the disk."""
-        obstacle = self._hub.store.obstacle(now)
+        obstacle = self._store.obstacle(now)
         if obstacle is not None:
             raise obstacle
         now_us = int(now * MICROSECONDS)
-        run = stamp_run(run, self._hub.node, receipt.ids[index], self._hub.wall.stamp_us(now_us))
+        run = stamp_run(run, self._store.node, receipt.ids[index], self._wall.stamp_us(now_us))
         self._limit_life(queue, run, now)
         direct = not queue.waiting and queue.has_space_for(len(run))
         accepted = self._append(queue, run, index, receipt)
@@ -117,10 +104,10 @@ class Intake:
         if cut < count:
             later = accepted.part(cut, count) if cut else accepted
             queue.await_commit(later.sizes)
-            self._hub.group.accepted_messages.setdefault(queue, []).append(later)
+            self._commits.group.arrivals.setdefault(queue, []).append(later)
         ids = receipt.ids[index : index + len(run)]
         self._note_accepted(queue.destination, accepted, ids, now_us)
-        self._hub.changed(queue, request=False)
+        self._commits.changed(queue, request=False)
         if cut:
             queue.arrive([accepted.part(0, cut)], now)
         return first_durable < count
@@ -129,7 +116,7 @@ class Intake:
         self, queue: Queue, run: Sequence[Envelope], index: int, receipt: Receipt
     ) -> AcceptedMessages:
         """Those that have a form and a place in the queue: nearly always all of them."""
-        store, number = self._hub.store, queue.number
+        store, number = self._store, queue.number
         records = _encoded(run)
         if records is not None:
             sizes = list(map(len, records))
@@ -156,35 +143,36 @@ class Intake:
         index: int,
         receipt: Receipt,
         now: float,
-        published: list[tuple[Topic, list[Envelope]]],
+        published: list[tuple[Topic, Audience, list[Envelope]]],
     ) -> bool:
-        self._hub.subscriptions.refresh(topic)
+        # As of now: who subscribes before the fan-out, which may be deferred, comes too late.
+        audience = self._subscriptions.audience(topic)
         now_us = int(now * MICROSECONDS)
-        time_us = self._hub.wall.stamp_us(now_us)
-        run = stamp_run(run, self._hub.node, receipt.ids[index], time_us)
+        time_us = self._wall.stamp_us(now_us)
+        run = stamp_run(run, self._store.node, receipt.ids[index], time_us)
         if not topic.policy.durable:
             accepted = list(run)
             topic.published += len(accepted)
-            published.append((topic, accepted))
+            published.append((topic, audience, accepted))
             return False
-        obstacle = self._hub.store.obstacle(now)
+        obstacle = self._store.obstacle(now)
         if obstacle is not None:
             raise obstacle
         messages = self._append_published(topic, run, index, receipt, time_us)
         count = len(messages.sizes)
         if not count:
             return False
-        for subscription in topic.subscriptions:
-            self._hub.group.accepted_messages.setdefault(subscription, []).append(messages)
+        for subscription in audience.subscriptions:
+            self._commits.group.arrivals.setdefault(subscription, []).append(messages)
         ids = receipt.ids[index : index + len(run)]
         self._note_accepted(topic.destination, messages, ids, now_us)
-        published.append((topic, list(messages.envelopes)))
+        published.append((topic, audience, list(messages.envelopes)))
         return _first_durable(messages.envelopes) < count
 
     def _append_published(
         self, topic: Topic, run: Sequence[Envelope], index: int, receipt: Receipt, time_us: int
     ) -> AcceptedMessages:
-        store, number = self._hub.store, topic.number
+        store, number = self._store, topic.number
         records = _encoded(run)
         if records is not None:
             sizes = list(map(len, records))
@@ -211,23 +199,25 @@ class Intake:
         envelope = accepted.envelopes[0]
         if len(ids) > len(accepted.sizes):
             ids = [each for each in ids if each]
-        self._hub.group.accepted.append(ids)
-        self._hub.group.stored.append(accepted)
+        self._commits.group.accepted_ids.append(ids)
+        self._commits.group.stored.append(accepted)
         peer = LedgerPeer(envelope.protocol, envelope.connection, envelope.principal)
-        self._hub.ledger.note(Step.ACCEPTED, now_us, destination, ids, peer=peer)
+        self._ledger.note(Step.ACCEPTED, now_us, destination, ids, peer=peer)
 
-    def _fan_out(self, topic: Topic, accepted: list[Envelope], now: float) -> None:
+    def _fan_out(
+        self, topic: Topic, audience: Audience, accepted: list[Envelope], now: float
+    ) -> None:
         """To those without a name, at once."""
         durable = topic.policy.durable
         now_us = int(now * MICROSECONDS)
         rows = durable or topic.policy.ledger == "rows"
         counts: dict[int, int] = dict.fromkeys((each.id for each in accepted), 0)
         whole = 0
-        for subscriber in topic.subscribers:
+        for subscriber in audience.subscribers:
             delivered = subscriber.publish(topic, accepted, stored=durable)
             if rows and delivered:
                 ids = [each.id for each in delivered]
-                self._hub.ledger.note(
+                self._ledger.note(
                     Step.DELIVERED, now_us, topic.destination, ids, peer=subscriber.peer, attempt=1
                 )
             elif delivered is accepted:
@@ -238,7 +228,7 @@ class Intake:
         if not durable:
             first = accepted[0]
             peer = LedgerPeer(first.protocol, first.connection, first.principal)
-            self._hub.ledger.note(
+            self._ledger.note(
                 Step.ACCEPTED,
                 now_us,
                 topic.destination,
@@ -249,17 +239,23 @@ class Intake:
             )
 
     def inject(self, envelope: Envelope, now: float) -> None:
-        """See `Hub.inject`."""
-        target = self._hub.target(envelope.destination, own=True)
-        self._keep(target, [envelope], self._hub.store.reserve(1), now)
-        self._hub.store.request()
+        """Send a message of the hub itself, which must not get lost: schedules, dead letters.
+
+        No limit refuses it, and it goes into the next group if its group can't be written.
+        """
+        target = self._destinations.target(envelope.destination, own=True)
+        self._keep(target, [envelope], self._store.reserve(1), now)
+        self._commits.request()
 
     def take_over(self, envelopes: Sequence[Envelope], now: float) -> None:
-        """See `Hub.take_over`."""
-        first = self._hub.store.reserve(len(envelopes))
+        """Accept messages whose acceptance was promised, in order: those of a staged batch.
+
+        Like `inject` they can't be refused or lost; they expire and are dropped as policies say.
+        """
+        first = self._store.reserve(len(envelopes))
         for destination, group in groupby(envelopes, key=_destination):
             run = list(group)
-            target = self._hub.target(destination)
+            target = self._destinations.target(destination)
             if isinstance(target, Queue):
                 self._limit_life(target, run, now)
             self._keep(target, run, first, now)
@@ -268,7 +264,7 @@ class Intake:
     def _limit_life(self, queue: Queue, run: Sequence[Envelope], now: float) -> None:
         """What says nothing about it expires when the queue's policy says."""
         if queue.policy.ttl_s:
-            expires = self._hub.wall.expires_us(now, queue.policy.ttl_s)
+            expires = self._wall.expires_us(now, queue.policy.ttl_s)
             for envelope in run:
                 if not envelope.expires:
                     msgspec.structs.force_setattr(envelope, "expires", expires)
@@ -285,36 +281,35 @@ class Intake:
         No limit refuses it; a queue that lets its oldest go does so for these as well.
         """
         now_us = int(now * MICROSECONDS)
-        time_us = self._hub.wall.stamp_us(now_us)
-        run = stamp_run(run, self._hub.node, first, time_us)
+        time_us = self._wall.stamp_us(now_us)
+        run = stamp_run(run, self._store.node, first, time_us)
         if isinstance(target, Topic) and not target.policy.durable:
-            self._hub.subscriptions.refresh(target)
             target.published += len(run)
-            self._fan_out(target, list(run), now)
+            self._fan_out(target, self._subscriptions.audience(target), list(run), now)
             return
-        number, retain = target.number, self._hub.store.retain
+        number, retain = target.number, self._store.retain
         records = encode_run(run)
         for envelope, record in zip(run, records, strict=True):
             retain(number, envelope.id, record)
         sizes = list(map(len, records))
         accepted = AcceptedMessages(number, run, sizes)
-        self._hub.group.retained.append(accepted)
+        self._commits.group.retained.append(accepted)
         if isinstance(target, Queue):
             target.length += len(sizes)
             target.size_bytes += sum(sizes)
             target.await_commit(sizes)
-            self._hub.group.kept.setdefault(target, []).append(accepted)
-            self._hub.changed(target, request=False)
+            self._commits.group.retained_arrivals.setdefault(target, []).append(accepted)
+            self._commits.changed(target, request=False)
         else:
-            self._hub.subscriptions.refresh(target)
             target.count_run(first, sizes, time_us)
-            for subscription in target.subscriptions:
-                self._hub.group.kept.setdefault(subscription, []).append(accepted)
-            self._fan_out(target, list(run), now)
+            audience = self._subscriptions.audience(target)
+            for subscription in audience.subscriptions:
+                self._commits.group.retained_arrivals.setdefault(subscription, []).append(accepted)
+            self._fan_out(target, audience, list(run), now)
         envelope = run[0]
         peer = LedgerPeer(envelope.protocol, envelope.connection, envelope.principal)
         ids = range(first, first + len(run))
-        self._hub.ledger.note(Step.ACCEPTED, now_us, target.destination, ids, peer=peer)
+        self._ledger.note(Step.ACCEPTED, now_us, target.destination, ids, peer=peer)
 
 
 _destination = attrgetter("destination")

@@ -3,49 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
+from crosswire.commitlog.contract import AcceptedMessages
 from crosswire.errors import DestinationFull, RecordDamaged
 from crosswire.hub.attachment import Consumer
 from crosswire.hub.backlog import Backlog
-from crosswire.hub.floors import floor_of, save_floor
-from crosswire.hub.items import AcceptedMessages, Retry
+from crosswire.hub.core import Core, SendEnvelope
+from crosswire.hub.policies import QueuePolicy
+from crosswire.store.contract import Page
 from crosswire.store.records import Count, reader
 
-if TYPE_CHECKING:
-    from crosswire.hub.hub import Hub
-    from crosswire.store.contract import Page
-
-__all__ = ["Queue", "QueuePolicy"]
+__all__ = ["Queue"]
 
 _DEPTHS: Final = "depth"
 _STUCK_AFTER: Final = 65_536
-
-
-class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """What a queue allows. `window_*` bound what it keeps in memory; the rest is on disk only.
-
-    With `drop-oldest` whatever comes is taken, and as soon as it is committed the oldest go that
-    nobody holds, until the bounds are kept: of a batch that is longer than `max_length` the newest
-    stay. What consumers hold counts, and is never dropped.
-    """
-
-    max_length: int = 0
-    max_bytes: int = 0
-    overflow: Literal["refuse", "drop-oldest"] = "refuse"
-    ttl_s: float = 0.0
-    retry: Retry = Retry()
-    window_messages: int = 1024
-    window_bytes: int = 16 * 1024 * 1024
-
-    def takes(self, length: int, size_bytes: int) -> bool:
-        """May so much be in the queue, or is room made for it?"""
-        return self.overflow == "drop-oldest" or not (
-            (self.max_length and length > self.max_length)
-            or (self.max_bytes and size_bytes > self.max_bytes)
-        )
 
 
 class _Depth(msgspec.Struct, array_like=True, frozen=True):
@@ -63,12 +37,21 @@ class Queue(Backlog):
     `waiting` and `waiting_bytes` are those of it that are not committed yet.
     """
 
-    def __init__(self, hub: Hub, destination: str, policy: QueuePolicy) -> None:
-        self.number = hub.store.number(destination)
+    def __init__(
+        self,
+        core: Core,
+        destination: str,
+        policy: QueuePolicy,
+        *,
+        send: SendEnvelope,
+        consumers_changed: Callable[[Queue], None],
+    ) -> None:
+        self.number = core.store.number(destination)
         super().__init__(
-            hub,
+            core,
             destination,
             b"q" + self.number.to_bytes(4),
+            send=send,
             retry=policy.retry,
             window_messages=policy.window_messages,
             window_bytes=policy.window_bytes,
@@ -78,14 +61,15 @@ class Queue(Backlog):
         self.waiting = 0
         self.waiting_bytes = 0
         self._is_inexact = False
-        self._floor = floor_of(hub, self.number)
+        self._floor = core.floors.of(self.number)
+        self._consumers_changed = consumers_changed
         key = self.number.to_bytes(4)
-        stored = hub.store.get(_DEPTHS, key)
+        stored = core.store.get(_DEPTHS, key)
         if stored is not None:
             try:
                 depth = _read_depth(stored)
             except RecordDamaged as error:
-                hub.set_aside_state(_DEPTHS, key, stored, error)
+                core.damage.set_aside_state(_DEPTHS, key, stored, error)
                 depth = self._count_stored()
             self.length, self.size_bytes = depth.length, depth.size_bytes
 
@@ -97,7 +81,7 @@ class Queue(Backlog):
         sizes: list[int] = []
         after = min(min(opened, default=cursor.upto + 1) - 1, cursor.upto)
         while True:
-            self._hub.store.read([self.number], after=after, count=1024, done=pages.append)
+            self._store.read([self.number], after=after, count=1024, done=pages.append)
             page = pages.pop()
             if not page.records:
                 return _Depth(len(sizes), sum(sizes))
@@ -132,11 +116,11 @@ class Queue(Backlog):
 
     def attach(self, *args: Any, **options: Any) -> Consumer:
         consumer = super().attach(*args, **options)
-        self._hub.notify_consumers_changed(self)
+        self._consumers_changed(self)
         return consumer
 
     def detach(self, consumer: Consumer, now: float) -> None:
-        self._hub.notify_consumers_changed(self)
+        self._consumers_changed(self)
         # The hub calls who was told before it dispatches this queue: who stands in for others may
         # then take what it left to them.
         super().detach(consumer, now)
@@ -197,7 +181,12 @@ class Queue(Backlog):
         self.waiting += len(sizes)
         self.waiting_bytes += sum(sizes)
 
-    def end_wait(self, runs: Iterable[AcceptedMessages]) -> tuple[int, int]:
+    def release(self, runs: Iterable[AcceptedMessages], now: float) -> None:
+        """These are committed: they may be delivered."""
+        self._end_wait(runs)
+        self.arrive(runs, now)
+
+    def _end_wait(self, runs: Iterable[AcceptedMessages]) -> tuple[int, int]:
         """These are committed, or could not be; gives their number, and their size together."""
         count = size = 0
         for run in runs:
@@ -207,11 +196,12 @@ class Queue(Backlog):
         self.waiting_bytes -= size
         return count, size
 
-    def withdraw(self, count: int, size: int) -> None:
+    def withdraw(self, runs: Iterable[AcceptedMessages]) -> None:
         """Count messages out that were admitted but could not be stored."""
-        self._uncount(count, size)
+        self._uncount(*self._end_wait(runs))
         if self._is_inexact and self.loaded >= self.visible:
             self._count_exactly()
+        self._commits.changed(self, request=False)
 
     def _uncount(self, count: int, size: int) -> None:
         self.length = max(self.length - count, 0)
@@ -231,15 +221,15 @@ class Queue(Backlog):
 
     def _write_counters(self) -> None:
         depth = _Depth(self.length, self.size_bytes)
-        self._hub.store.save(_DEPTHS, self.number.to_bytes(4), _encode(depth))
+        self._store.save(_DEPTHS, self.number.to_bytes(4), _encode(depth))
 
     def reclaim(self) -> None:
         """Everything below the head; if the head is stuck, what is settled between those held."""
         if self.stopped:
             return
-        limit = self._hub.feed.reclaim_limit
+        limit = self._core.feed.reclaim_limit
         upto = min(self.head() - 1, limit)
-        store = self._hub.store
+        store = self._store
         if upto > self._reclaimed:
             last = store.last_id(self.number, upto)
             if last > self._reclaimed:
@@ -260,5 +250,5 @@ class Queue(Backlog):
     def _note_floor(self, last: int) -> None:
         """Some messages up to this one are gone from the store: who reads its log is to know."""
         self._floor = max(self._floor, last)
-        save_floor(self._hub.store, self.number, self._floor)
-        self._hub.store.request(sync=False, urgent=False)
+        self._core.floors.save(self.number, self._floor)
+        self._commits.request(sync=False, urgent=False)

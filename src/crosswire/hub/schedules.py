@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import lru_cache
 from math import inf
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
+from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import (
     LARGEST_INTEGER,
     SCHEDULED,
@@ -25,11 +26,8 @@ from crosswire.envelope import (
     parse_stored_destination,
 )
 from crosswire.errors import HubError, InvalidSchedule, RecordDamaged, UnknownMessage
-from crosswire.hub.receipt import Receipt
+from crosswire.hub.core import Core, SendEnvelope
 from crosswire.store.records import reader
-
-if TYPE_CHECKING:
-    from crosswire.hub.hub import Hub
 
 __all__ = ["Schedule", "Schedules", "check_cron", "check_id", "check_interval"]
 
@@ -148,10 +146,13 @@ class _Unsure:
 class Schedules:
     """A fire and the next due time are written together: neither is there without the other."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, core: Core, send: SendEnvelope) -> None:
         self.failed = 0
         """How many attempts to fire failed."""
-        self._hub = hub
+        self._core = core
+        self._store = core.store
+        self._wall_clock = core.wall
+        self._send = send
         self._schedules: dict[str, Schedule] = {}
         self._due: list[tuple[float, str]] = []
         self._wakes: dict[str, float] = {}
@@ -165,17 +166,17 @@ class Schedules:
         self._nearer: dict[str, tuple[float | None, float | None]] = {}
         """Of expressions: the next two times, as of the latest time the clock went back."""
         self._armed_offset = 0.0
-        for key, value in hub.store.load(_SPACE):
+        for key, value in core.store.load(_SPACE):
             try:
                 schedule = _recovered(_read(value))
                 _check_kept(schedule, key)
             except HubError as error:
-                hub.set_aside_state(_SPACE, key, value, error)
+                core.damage.set_aside_state(_SPACE, key, value, error)
                 continue
             self._schedules[schedule.id] = schedule
             self._arm(schedule.id, 0.0 if schedule.is_dormant else schedule.next_due)
         schedules = list(self._schedules.values())
-        self._bring_nearer(schedules, hub.now, may_trust_cron=not hub.wall.went_back)
+        self._bring_nearer(schedules, core.loop.now, may_trust_cron=not core.wall.went_back)
         self._wake()
 
     def add(self, schedule: Schedule, now: float) -> Schedule:
@@ -194,9 +195,9 @@ class Schedules:
         if parse_destination(schedule.envelope.destination).kind == "service":
             raise InvalidSchedule("a schedule sends to a queue or a topic")
         kept: Schedule = msgspec.structs.replace(
-            schedule, next_due=schedule.first_due(self._hub.wall.at(now)), fired=0
+            schedule, next_due=schedule.first_due(self._wall_clock.at(now)), fired=0
         )
-        obstacle = self._hub.store.obstacle(now)
+        obstacle = self._store.obstacle(now)
         if obstacle is not None:
             raise obstacle
         self._change(kept.id, kept)
@@ -210,8 +211,8 @@ class Schedules:
         schedule = self._schedules.get(identifier)
         if schedule is None:
             raise UnknownMessage(f"there is no schedule {identifier!r}")
-        store = self._hub.store
-        obstacle = store.obstacle(self._hub.now)
+        store = self._store
+        obstacle = store.obstacle(self._core.loop.now)
         # On a disk that is merely short of room it is tried: it may be what fills the disk.
         if obstacle is not None and store.last_error is not None:
             raise obstacle
@@ -241,10 +242,10 @@ class Schedules:
                 self._arm(identifier, 0.0 if current.is_dormant else current.next_due)
                 if receipt.error is not None:
                     # The clock may have gone back meanwhile.
-                    self._bring_nearer([current], self._hub.now)
-                self._on_time(self._hub.now)
+                    self._bring_nearer([current], self._core.loop.now)
+                self._on_time(self._core.loop.now)
 
-        self._hub.committed().add_done_callback(decide)
+        self._core.commits.committed().add_done_callback(decide)
 
     def _replace(self, identifier: str, schedule: Schedule | None) -> None:
         self._forget(identifier)
@@ -252,8 +253,8 @@ class Schedules:
             self._schedules[identifier] = schedule
             self._save(schedule)
         else:
-            self._hub.store.drop(_SPACE, identifier.encode())
-            self._hub.store.request()
+            self._store.drop(_SPACE, identifier.encode())
+            self._core.commits.request()
 
     def all(self) -> list[Schedule]:
         return sorted(self._schedules.values(), key=lambda each: each.id)
@@ -263,7 +264,7 @@ class Schedules:
 
     def follow_clock(self, now: float, *, went_back: bool) -> None:
         """The wall clock is elsewhere than it was expected to be."""
-        wall = self._hub.wall
+        wall = self._wall_clock
         if went_back:
             self._nearer = {}
             self._bring_nearer(list(self._schedules.values()), now)
@@ -274,8 +275,8 @@ class Schedules:
     # Waiting.
 
     def _save(self, schedule: Schedule) -> None:
-        self._hub.store.save(_SPACE, schedule.id.encode(), _encode(schedule))
-        self._hub.store.request()
+        self._store.save(_SPACE, schedule.id.encode(), _encode(schedule))
+        self._core.commits.request()
 
     def _forget(self, identifier: str) -> None:
         self._schedules.pop(identifier, None)
@@ -294,15 +295,15 @@ class Schedules:
 
     def _wake(self) -> None:
         if self._due:
-            wall = self._hub.wall
+            wall = self._wall_clock
             self._armed_offset = wall.at(0.0)
-            self._hub.call_at_least(self, wall.steady(self._due[0][0]), self._on_time)
+            self._core.timers.at_least(self, wall.steady(self._due[0][0]), self._on_time)
 
     def _bring_nearer(
         self, schedules: list[Schedule], now: float, *, may_trust_cron: bool = False
     ) -> None:
         """Due times that a wrong clock put far into the future are found anew."""
-        wall = self._hub.wall.at(now)
+        wall = self._wall_clock.at(now)
         for schedule in schedules:
             if schedule.cron:
                 # Asking thousands of expressions would hold up the start.
@@ -319,7 +320,7 @@ class Schedules:
         One time more than the next is allowed: a clock that is set back by less than that must not
         repeat what was sent already.
         """
-        wall, left = self._hub.wall.at(now), _TURN
+        wall, left = self._wall_clock.at(now), _TURN
         while self._to_check and left > 0:
             schedule = self._schedules.get(self._to_check.popitem()[0])
             left -= 1
@@ -333,7 +334,7 @@ class Schedules:
             if following is not None and schedule.next_due > (farthest or following):
                 self._move(schedule, following)
         if self._to_check:
-            self._hub.call_at_least(self._to_check, now + _PAUSE_S, self._check_some)
+            self._core.timers.at_least(self._to_check, now + _PAUSE_S, self._check_some)
         else:
             self._nearer = {}
         self._wake()
@@ -348,20 +349,20 @@ class Schedules:
 
     def _wall(self, now: float) -> float:
         """A due time that became the hub's time and a wall clock's again must not be missed."""
-        return self._hub.wall.at(now) + _ROUNDING_S
+        return self._wall_clock.at(now) + _ROUNDING_S
 
     def _on_time(self, now: float) -> None:
         wall, left = self._wall(now), _TURN
         while self._due and self._due[0][0] <= wall:
             if left <= 0:
-                self._hub.call_at_least(self, now + _PAUSE_S, self._on_time)
+                self._core.timers.at_least(self, now + _PAUSE_S, self._on_time)
                 return
             wake, identifier = heapq.heappop(self._due)
             if self._wakes.get(identifier) != wake:
                 continue
             left -= _CRON_COST if self._schedules[identifier].cron else 1
             fired = self._schedules[identifier].fired
-            error = self._hub.callbacks.run(
+            error = self._core.loop.callbacks.run(
                 "schedule", self._advance, self._schedules[identifier], now
             )
             if error is not None:
@@ -386,7 +387,7 @@ class Schedules:
         try:
             for due in times:
                 native = {**schedule.envelope.native, SCHEDULED: repr(due).encode()}
-                self._hub.inject(schedule.envelope.replace(native=native), now)
+                self._send(schedule.envelope.replace(native=native), now)
                 fired += 1
         except HubError as error:
             refused = error
@@ -407,7 +408,7 @@ class Schedules:
             return
         wake = next_due
         if next_due is None:
-            held_s = self._hub.wall.held_s(now)
+            held_s = self._wall_clock.held_s(now)
             if not held_s:
                 self._replace(schedule.id, None)
                 self._report(
@@ -429,13 +430,13 @@ class Schedules:
             return
         failures = self._failures[identifier] = self._failures.get(identifier, 0) + 1
         delay_s = min(_FIRST_RETRY_S * 2.0 ** min(failures - 1, 10), _LONGEST_RETRY_S)
-        self._arm(identifier, self._hub.wall.at(now) + delay_s)
+        self._arm(identifier, self._wall_clock.at(now) + delay_s)
         if failures == 1:
             self._report(f"schedule {identifier} could not fire, it is tried again: {error}")
 
     def _report(self, text: str) -> None:
         _log.warning("%s", text)
-        self._hub.report(InvalidSchedule(text))
+        self._core.damage.report(InvalidSchedule(text))
 
     def _plan(self, schedule: Schedule, wall: float) -> tuple[list[float], float | None]:
         """Which of the times since `next_due` to fire for, and the one to wait for then.

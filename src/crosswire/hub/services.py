@@ -5,10 +5,9 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
-import msgspec
-
+from crosswire.commitlog.contract import AcceptedMessages
 from crosswire.envelope import MICROSECONDS, Envelope, encode, parse_destination, stamp, stamp_run
 from crosswire.errors import (
     CallCancelled,
@@ -21,25 +20,16 @@ from crosswire.errors import (
     ProviderLost,
 )
 from crosswire.hub.attachment import Delivery, Window
-from crosswire.hub.items import AcceptedMessages
+from crosswire.hub.core import Core
 from crosswire.hub.ledger import LedgerPeer, Step
+from crosswire.hub.policies import ServicePolicy, TopicPolicy
+from crosswire.hub.topics import Topic
 
-if TYPE_CHECKING:
-    from crosswire.hub.hub import Hub
-
-__all__ = ["Answer", "Call", "Provider", "ProviderReceiver", "ServicePolicy", "Services"]
+__all__ = ["Answer", "Call", "Provider", "ProviderReceiver", "Services"]
 
 _URGENT: Final = 1 << 30
 """Somebody waits for the answer to a call: its provider comes before the consumers who share its
 window."""
-
-
-class ServicePolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """`waiting` calls at most are kept for a service whose providers are all busy."""
-
-    deadline_s: float = 30.0
-    waiting: int = 10_000
-    journal: bool = True
 
 
 Answer: TypeAlias = Envelope | CallError | DestinationFull | InvalidDestination | InvalidEnvelope
@@ -145,13 +135,27 @@ class _Service:
 
 
 class Services:
-    def __init__(self, hub: Hub, policy: ServicePolicy) -> None:
+    """Providers by service, calls under way, and the journal of what they exchanged."""
+
+    def __init__(self, core: Core, policy: ServicePolicy, retention: TopicPolicy) -> None:
         self.policy = policy
-        self._hub = hub
+        self.journals: dict[str, Topic] = {}
+        """Requests and responses by service, kept as long as the messages of topics."""
+        self._retention = retention
+        self._core = core
+        self._store = core.store
+        self._loop = core.loop
         self._services: dict[str, _Service] = {}
         self._calls: dict[int, Call] = {}
         self._due: list[tuple[float, int]] = []
         self._unjournaled: set[str] = set()
+
+    def reconfigure(self, policy: ServicePolicy, retention: TopicPolicy) -> None:
+        """Another policy for calls, and for how long they are kept, from now on."""
+        self.policy = policy
+        self._retention = retention
+        for journal in self.journals.values():
+            journal.policy = retention
 
     # Providers.
 
@@ -190,7 +194,7 @@ class Services:
                     self._finish(call, NoProvider(f"nobody serves {name} any more"), now)
         for call in list(provider.calls.values()):
             self._finish(call, ProviderLost("the provider left before it answered"), now)
-        self._hub.pump(now)
+        self._loop.pump(now)
 
     def all(self) -> list[Provider]:
         """Every provider, once."""
@@ -228,14 +232,15 @@ class Services:
         peer: LedgerPeer,
         timeout_s: float | None,
     ) -> list[Call]:
-        hub = self._hub
-        first = hub.store.reserve(len(envelopes))
+        first = self._store.reserve(len(envelopes))
         now_us = int(now * MICROSECONDS)
         due = now + (self.policy.deadline_s if timeout_s is None else timeout_s)
         calls: list[Call] = []
         given: dict[Provider, list[Delivery]] = {}
         failed: list[tuple[Call, Answer]] = []
-        for envelope in stamp_run(envelopes, hub.node, first, hub.wall.stamp_us(now_us)):
+        for envelope in stamp_run(
+            envelopes, self._store.node, first, self._core.wall.stamp_us(now_us)
+        ):
             call = Call(envelope, due, peer, answered)
             calls.append(call)
             try:
@@ -245,14 +250,14 @@ class Services:
                 failed.append((call, error))
             else:
                 self._journal(service.name, envelope, record, now)
-        hub.note_runs(Step.ACCEPTED, now_us, [Delivery(call.envelope, 0) for call in calls], peer)
-        hub.store.request(sync=False, urgent=False)
+        self._note_runs(Step.ACCEPTED, now_us, [call.envelope for call in calls], peer)
+        self._core.commits.request(sync=False, urgent=False)
         for call, reason in failed:
             self._finish(call, reason, now)
         if given:
-            hub.defer("request", self._hand_over, given, now_us)
+            self._loop.defer("request", self._hand_over, given, now_us)
         self._wake()
-        hub.pump(now)
+        self._loop.pump(now)
         return calls
 
     def _start(self, call: Call, given: dict[Provider, list[Delivery]]) -> _Service:
@@ -290,8 +295,8 @@ class Services:
         """There is room in a provider's window: for what waits, before anything else."""
         for name in provider.names:
             if self._services[name].waiting:
-                self._hub.touch(provider)
-                self._hub.pump(now)
+                self._loop.touch(provider)
+                self._loop.pump(now)
                 return
 
     def serve(self, provider: Provider, now: float) -> None:
@@ -312,8 +317,19 @@ class Services:
             # Meanwhile some may have ended.
             requests = [each for each in deliveries if each.envelope.id in provider.calls]
             if requests:
-                self._hub.note_runs(Step.DELIVERED, now_us, requests, provider.peer)
-                self._hub.request(provider, requests)
+                envelopes = [each.envelope for each in requests]
+                self._note_runs(Step.DELIVERED, now_us, envelopes, provider.peer)
+                self._loop.call("request", provider, provider.receiver.request, provider, requests)
+
+    def _note_runs(
+        self, step: Step, now_us: int, envelopes: Sequence[Envelope], peer: LedgerPeer
+    ) -> None:
+        """A run of the ledger for each destination."""
+        runs: dict[str, list[int]] = {}
+        for each in envelopes:
+            runs.setdefault(each.destination, []).append(each.id)
+        for destination, ids in runs.items():
+            self._core.ledger.note(step, now_us, destination, ids, peer=peer)
 
     # Ends.
 
@@ -328,14 +344,14 @@ class Services:
             correlation=response.correlation or request.correlation,
         )
         now_us = int(now * MICROSECONDS)
-        time_us = self._hub.wall.stamp_us(now_us)
-        response = stamp(response, self._hub.node, self._hub.store.reserve(1), time_us)
+        time_us = self._core.wall.stamp_us(now_us)
+        response = stamp(response, self._store.node, self._store.reserve(1), time_us)
         record = encode(response)
         if call.service is not None:
             self._journal(call.service.name, response, record, now)
-        self._hub.note_runs(Step.ACCEPTED, now_us, [Delivery(response, 0)], provider.peer)
+        self._note_runs(Step.ACCEPTED, now_us, [response], provider.peer)
         self._finish(call, response, now)
-        self._hub.pump(now)
+        self._loop.pump(now)
         return True
 
     def fail(self, provider: Provider, identifier: int, error: CallError, now: float) -> bool:
@@ -343,7 +359,7 @@ class Services:
         if call is None:
             return False
         self._finish(call, error, now)
-        self._hub.pump(now)
+        self._loop.pump(now)
         return True
 
     def cancel(self, calls: Sequence[Call], now: float) -> None:
@@ -361,8 +377,8 @@ class Services:
             if call.provider is not None:
                 unanswered.setdefault(call.provider, []).append(call.id)
         for provider, ids in unanswered.items():
-            self._hub.withdraw(provider, ids)
-        self._hub.pump(now)
+            self._loop.call("cancel", provider, provider.receiver.cancel, provider, ids)
+        self._loop.pump(now)
 
     def _finish(self, call: Call, answer: Answer, now: float, *, notify: bool = True) -> None:
         """End a call. The answer, and what has room now, wait for the caller's `pump`."""
@@ -378,7 +394,7 @@ class Services:
         elif service is not None and call in service.waiting:
             service.waiting.remove(call)
         ended = isinstance(answer, Envelope)
-        self._hub.ledger.note(
+        self._core.ledger.note(
             Step.ANSWERED if ended else Step.FAILED,
             int(now * MICROSECONDS),
             call.envelope.destination,
@@ -387,15 +403,15 @@ class Services:
             attempt=1,
             detail="" if ended else str(answer),
         )
-        self._hub.store.request(sync=False, urgent=False)
+        self._core.commits.request(sync=False, urgent=False)
         if notify:
-            self._hub.defer("answer", call.answered, call, answer)
+            self._loop.defer("answer", call.answered, call, answer)
         if provider is not None and provider.is_open and not provider.window.granted:
-            self._hub.touch(provider.window)
+            self._loop.touch(provider.window)
 
     def _wake(self) -> None:
         if self._due:
-            self._hub.call_at_least(self, self._due[0][0], self._on_time)
+            self._core.timers.at_least(self, self._due[0][0], self._on_time)
 
     def _on_time(self, now: float) -> None:
         late: list[Call] = []
@@ -409,16 +425,19 @@ class Services:
 
     def _journal(self, service: str, envelope: Envelope, record: bytes, now: float) -> None:
         """On disk sooner or later: nobody waits for it."""
-        hub = self._hub
-        if self.policy.journal and hub.store.has_room(now):
+        core = self._core
+        if self.policy.journal and core.store.has_room(now):
             try:
-                journal = hub.journal_of(service)
+                journal = self.journals.get(service)
+                if journal is None:
+                    journal = self.journals[service] = Topic(core, service, self._retention)
             except DestinationFull as error:
                 # The call is under way by now, and goes on without a record of what was said.
                 if service not in self._unjournaled:
                     self._unjournaled.add(service)
-                    hub.report(error)
+                    core.damage.report(error)
                 return
-            hub.store.append(journal.number, envelope.id, record)
-            hub.group.stored.append(AcceptedMessages(journal.number, [envelope], [len(record)]))
-            journal.count(envelope.id, len(record), hub.wall.stamp_us(int(now * MICROSECONDS)))
+            core.store.append(journal.number, envelope.id, record)
+            stored = AcceptedMessages(journal.number, [envelope], [len(record)])
+            core.commits.group.stored.append(stored)
+            journal.count(envelope.id, len(record), core.wall.stamp_us(int(now * MICROSECONDS)))

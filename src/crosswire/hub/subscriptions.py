@@ -1,13 +1,14 @@
-"""Who subscribed to what: the unnamed ones that are attached, and the named ones that stay."""
+"""Subscriptions: the named ones, which outlive their connections, and the list of all."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
-from crosswire.envelope import LARGEST_INTEGER, MICROSECONDS
+from crosswire.commitlog.contract import Receipt
+from crosswire.envelope import LARGEST_INTEGER, MICROSECONDS, Envelope
 from crosswire.errors import (
     HubError,
     InvalidDestination,
@@ -15,18 +16,26 @@ from crosswire.errors import (
     SubscriptionConflict,
     UnknownMessage,
 )
-from crosswire.hub.attachment import DeliveryReceiver, Ended, Window
+from crosswire.hub.attachment import DeliveryGap, DeliveryReceiver, Ended, Window
 from crosswire.hub.backlog import Backlog
+from crosswire.hub.core import Core, SendEnvelope
 from crosswire.hub.filters import Filter, Predicate
 from crosswire.hub.ledger import LedgerPeer
-from crosswire.hub.receipt import Receipt
-from crosswire.hub.topics import Definition, Index, Subscriber, Subscription, Topic
-from crosswire.store.records import reader
+from crosswire.hub.policies import Retry
+from crosswire.hub.subscribers import Subscriber
+from crosswire.hub.topics import Index, KnownTopics, Topic
+from crosswire.store.records import Count, reader
 
-if TYPE_CHECKING:
-    from crosswire.hub.hub import Hub
-
-__all__ = ["AtId", "AtTime", "Start", "Subscriptions", "predicate"]
+__all__ = [
+    "AtId",
+    "AtTime",
+    "Audience",
+    "Definition",
+    "Start",
+    "Subscription",
+    "Subscriptions",
+    "predicate",
+]
 
 _SPACE: Final = "subscription"
 _NAME_BYTES: Final = 200
@@ -48,6 +57,116 @@ class AtTime(msgspec.Struct, frozen=True):
 
 Start: TypeAlias = Literal["earliest", "latest"] | AtId | AtTime
 
+
+class Definition(msgspec.Struct, array_like=True, frozen=True):
+    """What is kept of a named subscription beside its cursor."""
+
+    name: str
+    pattern: str
+    filter: str
+    since_us: Annotated[int, msgspec.Meta(le=LARGEST_INTEGER)]
+    created_us: Count
+
+
+class Subscription(Backlog):
+    """Gets only what is committed; refusals are tried again, then dead letters, as in queues."""
+
+    is_choosy = True
+
+    def __init__(
+        self,
+        core: Core,
+        topics: KnownTopics,
+        definition: Definition,
+        matches: Predicate | None,
+        *,
+        send: SendEnvelope,
+        retry: Retry,
+        window_messages: int = 1024,
+        window_bytes: int = 16 << 20,
+    ) -> None:
+        super().__init__(
+            core,
+            f"topic/{definition.pattern}",
+            b"s" + definition.name.encode(),
+            send=send,
+            retry=retry,
+            window_messages=window_messages,
+            window_bytes=window_bytes,
+        )
+        self.definition = definition
+        self.matches = matches
+        self.numbers = topics.numbers(definition.pattern)
+        self._topics = topics
+        self._skipped = 0
+        self._gap_seen = 0
+        self._gap: DeliveryGap | None = None
+
+    @property
+    def name(self) -> str:
+        return self.definition.name
+
+    @property
+    def title(self) -> str:
+        return f"subscription {self.definition.name!r} to {self.destination}"
+
+    @property
+    def dead_letters(self) -> str:
+        return f"queue/{self.definition.name}/dead"
+
+    def wants(self, envelope: Envelope) -> bool:
+        if envelope.time >= self.definition.since_us and (
+            self.matches is None or self.matches(envelope.properties)
+        ):
+            return True
+        self._skipped += 1
+        if self._skipped >= 10_000:
+            self._skipped = 0
+            self._core.commits.changed(self)
+            self.snapshot()
+        return False
+
+    def forget(self) -> None:
+        """Remove every trace of its cursor."""
+        self._core.commits.forget(self)
+        self.cursor.forget()
+
+    def add_topic(self, number: int) -> None:
+        if number not in self.numbers:
+            self.numbers.append(number)
+
+    def begin(self, position: int) -> None:
+        """A new one starts behind this id."""
+        self.loaded = self.cursor.upto = position
+        # What is on its way to the disk right now belongs to it, and comes from there.
+        self.visible = max(self._core.store.newest_id, position)
+        self.snapshot()
+        self._fill()
+        self._core.commits.changed(self)
+        self._core.loop.touch(self)
+
+    def _fill(self) -> None:
+        if self.loaded < self.visible:
+            self._look_for_gap()
+        super()._fill()
+
+    def _look_for_gap(self) -> None:
+        """Retention may have overtaken it."""
+        seen = max(self.loaded, self._gap_seen)
+        reclaimed = self._topics.reclaimed(self.definition.pattern)
+        if reclaimed > seen:
+            self._gap_seen = reclaimed
+            first = seen + 1 if self._gap is None else self._gap.first
+            self._gap = DeliveryGap(first, reclaimed, "retention")
+
+    def report_gap(self) -> None:
+        """Whoever consumes is told what is gone; if nobody does, whoever comes next."""
+        if self._gap is not None and self.consumers:
+            gap, self._gap = self._gap, None
+            for consumer in list(self.consumers):
+                self._core.loop.notice(consumer, gap)
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _read: Callable[[bytes], Definition] = reader(Definition, "a subscription")
 
@@ -65,21 +184,35 @@ def _check_start(start: Start | None) -> None:
         raise InvalidDestination("a subscription starts at a time from 1970 to 9999")
 
 
+class Audience(msgspec.Struct, frozen=True):
+    """Who gets what is published to a topic, as of a version of the indexes."""
+
+    version: int
+    subscribers: list[Subscriber]
+    subscriptions: list[Subscription]
+
+
 class Subscriptions:
-    def __init__(self, hub: Hub) -> None:
-        self.lagging: dict[Subscriber, None] = {}
-        self._hub = hub
+    """Who subscribed to what: unnamed subscribers while attached, named subscriptions for good."""
+
+    def __init__(
+        self, core: Core, topics: KnownTopics, *, send: SendEnvelope, retry: Retry
+    ) -> None:
+        self.retry = retry
+        """The retry policy of subscriptions that are made from now on."""
+        self._core = core
+        self._store = core.store
+        self._topics = topics
+        self._send = send
+        self._audiences: dict[int, Audience] = {}
         self._subscribers: Index[Subscriber] = Index()
         self._named: Index[Subscription] = Index()
         self._by_name: dict[str, Subscription] = {}
-        self._awaiting_commit: dict[Backlog, None] = {}
         self._unsure: dict[Subscription, int] = {}
         """Those that are not on disk yet, and how many calls count on it."""
-        self._numbers: dict[str, tuple[int, list[int], list[Topic]]] = {}
 
     def recover(self, now: float) -> None:
-        hub = self._hub
-        for key, value in hub.store.load(_SPACE):
+        for key, value in self._store.load(_SPACE):
             try:
                 definition = _read(value)
                 if definition.name.encode() != key:
@@ -87,7 +220,7 @@ class Subscriptions:
                 subscription = self._keep(definition)
             except HubError as error:
                 # Its cursor stays: who subscribes with that name goes on where it was.
-                hub.set_aside_state(_SPACE, key, value, error)
+                self._core.damage.set_aside_state(_SPACE, key, value, error)
                 continue
             if not subscription.cursor.is_begun and not subscription.cursor.damage:
                 subscription.stop("its cursor is missing")
@@ -131,11 +264,11 @@ class Subscriptions:
             if existing in self._unsure:
                 self._await_outcome(existing)
             return existing
-        obstacle = self._hub.store.obstacle(now)
+        obstacle = self._store.obstacle(now)
         if obstacle is not None:
             raise obstacle
         since_us = int(start.time_s * MICROSECONDS) if isinstance(start, AtTime) else 0
-        created_us = self._hub.wall.stamp_us(int(now * MICROSECONDS))
+        created_us = self._core.wall.stamp_us(int(now * MICROSECONDS))
         definition = Definition(name, pattern, filter_text, since_us, created_us)
         subscription = self._keep(definition)
         if subscription.cursor.is_begun or subscription.cursor.damage:
@@ -143,10 +276,10 @@ class Subscriptions:
             subscription.recover(now)
         else:
             subscription.begin(self._position(pattern, start))
-            self.await_commit(subscription)
+            self._core.commits.await_commit(subscription)
             self._await_outcome(subscription)
-        self._hub.store.save(_SPACE, name.encode(), _encode(definition))
-        self._hub.store.request()
+        self._store.save(_SPACE, name.encode(), _encode(definition))
+        self._core.commits.request()
         return subscription
 
     def _await_outcome(self, subscription: Subscription) -> None:
@@ -164,9 +297,9 @@ class Subscriptions:
             else:
                 del self._unsure[subscription]
                 # After those who wait for the same commit: they detach what they attached.
-                self._hub.defer("subscription", self._take_back, subscription)
+                self._core.loop.defer("subscription", self._take_back, subscription)
 
-        self._hub.committed().add_done_callback(decide)
+        self._core.commits.committed().add_done_callback(decide)
 
     def _take_back(self, subscription: Subscription) -> None:
         """It could not be written: nobody has it, and nothing of it is written later."""
@@ -174,13 +307,18 @@ class Subscriptions:
         if self._by_name.get(name) is not subscription or subscription in self._unsure:
             return
         for consumer in list(subscription.consumers):
-            consumer.close(self._hub.now)
-            self._hub.notice(consumer, Ended("the subscription could not be stored"))
+            consumer.close(self._core.loop.now)
+            self._core.loop.notice(consumer, Ended("the subscription could not be stored"))
         self._drop(subscription)
 
     def _keep(self, definition: Definition) -> Subscription:
         subscription = Subscription(
-            self._hub, definition, predicate(definition.filter), retry=self._hub.config.retry
+            self._core,
+            self._topics,
+            definition,
+            predicate(definition.filter),
+            send=self._send,
+            retry=self.retry,
         )
         self._by_name[definition.name] = subscription
         self._named.add(definition.pattern, subscription)
@@ -193,8 +331,8 @@ class Subscriptions:
             raise UnknownMessage(f"there is no subscription {name!r}")
         if subscription.consumers:
             raise SubscriptionConflict(f"{name!r} is in use")
-        obstacle = self._hub.store.obstacle(self._hub.now)
-        if obstacle is not None and self._hub.store.last_error is not None:
+        obstacle = self._store.obstacle(self._core.loop.now)
+        if obstacle is not None and self._store.last_error is not None:
             raise obstacle
         self._drop(subscription)
 
@@ -202,11 +340,10 @@ class Subscriptions:
         name = subscription.name
         del self._by_name[name]
         self._unsure.pop(subscription, None)
-        self._awaiting_commit.pop(subscription, None)
         self._named.remove(subscription.definition.pattern, subscription)
         subscription.forget()
-        self._hub.store.drop(_SPACE, name.encode())
-        self._hub.store.request()
+        self._store.drop(_SPACE, name.encode())
+        self._core.commits.request()
 
     def unnamed(
         self,
@@ -221,7 +358,9 @@ class Subscriptions:
         names: Callable[[str], bool] | None = None,
     ) -> Subscriber:
         subscriber = Subscriber(
-            self._hub,
+            self._core,
+            self._topics,
+            self._subscribers,
             pattern,
             receiver,
             peer=peer,
@@ -235,18 +374,17 @@ class Subscriptions:
         if start is not None and start != "latest":
             since_us = int(start.time_s * MICROSECONDS) if isinstance(start, AtTime) else 0
             subscriber.start_after(self._position(subscriber.pattern, start), since_us)
-            self._hub.touch(subscriber)
+            self._core.loop.touch(subscriber)
         return subscriber
 
     def leave(self, subscriber: Subscriber) -> None:
         self._subscribers.remove(subscriber.pattern, subscriber)
-        self.lagging.pop(subscriber, None)
 
     def _position(self, pattern: str, start: Start | None) -> int:
         """The id behind which a new subscription starts."""
         if start is None or start == "latest":
-            return self._hub.store.newest_id
-        topics = self._matching(pattern)[1]
+            return self._store.newest_id
+        topics = self._topics.matching(pattern)
         kept = min((topic.reclaimed for topic in topics), default=0)
         if isinstance(start, AtId):
             return max(start.id - 1, kept)
@@ -257,54 +395,24 @@ class Subscriptions:
 
     # Matching.
 
-    def choose_anew(self) -> None:
-        """A subscriber's choice has changed: every topic looks up who wants it."""
-        self._subscribers.version += 1
+    def audience(self, topic: Topic) -> Audience:
+        """Who gets what is published to a topic, looked up again when subscriptions changed."""
+        version = self._subscribers.version + self._named.version
+        audience = self._audiences.get(topic.number)
+        if audience is None or audience.version != version:
+            subscribers = [
+                each for each in self._subscribers.match(topic.name) if each.wants(topic.name)
+            ]
+            audience = Audience(version, subscribers, self._named.match(topic.name))
+            self._audiences[topic.number] = audience
+        return audience
 
-    def refresh(self, topic: Topic) -> None:
-        """Bring a topic's list of who wants it up to date."""
-        topic.refresh(self._subscribers, self._named)
-
-    def _matching(self, pattern: str) -> tuple[list[int], list[Topic]]:
-        """The topics that there are for a pattern, looked up again when there are new ones."""
-        topics = self._hub.topics_by_name()
-        cached = self._numbers.get(pattern)
-        if cached is not None and cached[0] == len(topics):
-            return cached[1], cached[2]
-        if "+" in pattern or "#" in pattern:
-            index: Index[None] = Index()
-            index.add(pattern, None)
-            found = [topic for topic in topics.values() if index.match(topic.name)]
-        else:
-            found = [topics[name] for name in (f"topic/{pattern}",) if name in topics]
-        if len(self._numbers) > 10_000:
-            self._numbers.clear()
-        numbers = [topic.number for topic in found]
-        self._numbers[pattern] = (len(topics), numbers, found)
-        return numbers, found
-
-    def numbers(self, pattern: str) -> list[int]:
-        return list(self._matching(pattern)[0])
-
-    def reclaimed(self, pattern: str) -> int:
-        """The highest id that retention has taken from any topic of a pattern."""
-        return max((topic.reclaimed for topic in self._matching(pattern)[1]), default=0)
-
-    # From time to time.
-
-    def catch_up(self) -> None:
-        """More is committed: those who lag, or could not read it yet, may read it."""
-        for subscriber in self.lagging:
-            self._hub.touch(subscriber)
-        for backlog in list(self._awaiting_commit):
-            self._hub.touch(backlog)
-            if backlog.visible <= self._hub.committed_id:
-                del self._awaiting_commit[backlog]
-
-    def await_commit(self, backlog: Backlog) -> None:
-        """Its tail reaches beyond what is committed: commits touch it until they are past that."""
-        self._awaiting_commit[backlog] = None
+    def add_topic(self, topic: Topic) -> None:
+        """A topic is new: the named subscriptions of its patterns read its log, too."""
+        for subscription in self.audience(topic).subscriptions:
+            subscription.add_topic(topic.number)
 
     def report_gaps(self) -> None:
+        """Report to consumers what retention deleted before they got it."""
         for subscription in list(self._by_name.values()):
             subscription.report_gap()

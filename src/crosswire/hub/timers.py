@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable
 from typing import Final
 
-from crosswire.hub.callbacks import Callbacks
+from crosswire.hub.dispatch import Callbacks
 
 __all__ = ["Timers"]
 

@@ -15,17 +15,17 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from crosswire.envelope import MICROSECONDS, Envelope
 from crosswire.errors import ClockJumped, RecordDamaged
+from crosswire.hub.commits import CommitPath
+from crosswire.hub.damage import DamageReports
+from crosswire.store.contract import Store
 
-if TYPE_CHECKING:
-    from crosswire.hub.hub import Hub
-
-__all__ = ["WallClock"]
+__all__ = ["Timestamps", "WallClock"]
 
 _log = logging.getLogger("crosswire.hub")
 
@@ -66,10 +66,44 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Record).decode
 
 
+class Timestamps:
+    """The timestamps of messages and ledger rows: the wall clock, except that up to a day back
+    they slow down instead of going back."""
+
+    __slots__ = ("_base_now_us", "_base_us", "_rate")
+
+    def __init__(self, now: float) -> None:
+        # From `_base_now_us` on they advance at `_rate`, starting at `_base_us`.
+        self._base_us = self._base_now_us = int(now * MICROSECONDS)
+        self._rate = 1.0
+
+    def stamp_us(self, now_us: int) -> int:
+        """The timestamp at this time of the hub, both in µs."""
+        since = now_us - self._base_now_us
+        return self._base_us + (since if self._rate == 1.0 else int(since * self._rate))
+
+    def follow(self, wall: float, now: float) -> None:
+        """The wall clock shows `wall` when the hub's time is `now`."""
+        now_us, wall_us = int(now * MICROSECONDS), int(wall * MICROSECONDS)
+        ahead_s = (self.stamp_us(now_us) - wall_us) / MICROSECONDS
+        # The order of times is worth more than their exactness, unless they are far off.
+        is_slowed = 0 < ahead_s <= _SLOWED_S
+        self._base_us = wall_us + int(ahead_s * MICROSECONDS) if is_slowed else wall_us
+        self._base_now_us = now_us
+        self._rate = max(1.0 - ahead_s, _SLOWEST) if is_slowed else 1.0
+
+
 class WallClock:
     """Follows the wall clock by `observe`; without it, wall clock and `now` are the same."""
 
-    def __init__(self, hub: Hub, now: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        commits: CommitPath,
+        damage: DamageReports,
+        timestamps: Timestamps,
+        now: float,
+    ) -> None:
         self.forward = 0
         """How many times the clock jumped forward."""
         self.backward = 0
@@ -79,16 +113,17 @@ class WallClock:
         """How far retention is behind the wall clock."""
         self.last_jump: tuple[float, float] | None = None
         """When, by the wall clock after it, and by how many seconds."""
-        self._hub = hub
+        self.stamp_us = timestamps.stamp_us
+        self._store = store
+        self._commits = commits
+        self._damage = damage
+        self._timestamps = timestamps
         self._offset = 0.0
         self._offset_us = 0
         self._jumps: list[_Jump] = []
         self._held_until = 0.0
         self._save_at = now
         self._report_at = 0.0
-        # Timestamps: from `_base_now_us` on they run at `_rate`, beginning with `_base_us`.
-        self._base_us = self._base_now_us = int(now * MICROSECONDS)
-        self._rate = 1.0
         self._restore(now)
 
     # Reading it.
@@ -108,11 +143,6 @@ class WallClock:
     def held_s(self, now: float) -> float:
         """How long retention stays behind the wall clock; 0 if it does not."""
         return max(self._held_until - now, 0.0) if self.lag_s else 0.0
-
-    def stamp_us(self, now_us: int) -> int:
-        """The timestamp of what happens at this time of the hub, both in µs."""
-        since = now_us - self._base_now_us
-        return self._base_us + (since if self._rate == 1.0 else int(since * self._rate))
 
     def expires_us(self, now: float, ttl_s: float) -> int:
         """When a message ends that is accepted now and is worth something for `ttl_s`."""
@@ -146,7 +176,7 @@ class WallClock:
         change = wall - now - self._offset
         self._offset = wall - now
         self._offset_us = int(self._offset * MICROSECONDS)
-        self._stamp_from(wall, now)
+        self._timestamps.follow(wall, now)
         jumped = abs(change) > _JUMP_S
         if jumped:
             self._note_jump(change, now)
@@ -157,15 +187,6 @@ class WallClock:
         if now >= self._save_at:
             self._save(now)
         return change if jumped else 0.0
-
-    def _stamp_from(self, wall: float, now: float) -> None:
-        now_us, wall_us = int(now * MICROSECONDS), int(wall * MICROSECONDS)
-        ahead_s = (self.stamp_us(now_us) - wall_us) / MICROSECONDS
-        # The order of times is worth more than their exactness, unless they are far off.
-        is_slowed = 0 < ahead_s <= _SLOWED_S
-        self._base_us = wall_us + int(ahead_s * MICROSECONDS) if is_slowed else wall_us
-        self._base_now_us = now_us
-        self._rate = max(1.0 - ahead_s, _SLOWEST) if is_slowed else 1.0
 
     def _note_jump(self, seconds: float, now: float) -> None:
         self._remember(seconds)
@@ -186,7 +207,7 @@ class WallClock:
             )
 
     def _remember(self, seconds: float) -> None:
-        self._jumps.append(_Jump(self._hub.store.newest_id, seconds))
+        self._jumps.append(_Jump(self._store.newest_id, seconds))
         if len(self._jumps) > _JUMPS:
             first, second = self._jumps[:2]
             self._jumps[:2] = [_Jump(second.id, first.seconds + second.seconds)]
@@ -212,23 +233,23 @@ class WallClock:
 
     def _report(self, text: str) -> None:
         _log.warning("%s", text)
-        self._hub.report(ClockJumped(text))
+        self._damage.report(ClockJumped(text))
 
     # Across restarts.
 
     def _save(self, now: float) -> None:
-        if not self._hub.store.has_room(now):
+        if not self._store.has_room(now):
             # On a full disk this must not be the write that fails.
             self._save_at = now + _SAVE_AGAIN_S
             return
         self._save_at = now + _SAVE_S
         record = _Record(self.at(now), self.lag_s, self.held_s(now), self._jumps)
-        self._hub.store.save(_SPACE, _KEY, _encode(record))
-        self._hub.store.request(sync=False, urgent=False)
+        self._store.save(_SPACE, _KEY, _encode(record))
+        self._commits.request(sync=False, urgent=False)
 
     def _restore(self, now: float) -> None:
         """Compare with the last known time of an earlier life."""
-        stored = self._hub.store.get(_SPACE, _KEY)
+        stored = self._store.get(_SPACE, _KEY)
         if stored is None:
             self.went_back = True
             return
@@ -238,7 +259,7 @@ class WallClock:
                 raise msgspec.ValidationError("a time is not finite")
         except msgspec.MsgspecError as error:
             damage = RecordDamaged(f"the last known time can't be read: {error}")
-            self._hub.set_aside_state(_SPACE, _KEY, stored, damage)
+            self._damage.set_aside_state(_SPACE, _KEY, stored, damage)
             self.went_back = True
             return
         self._jumps = record.jumps

@@ -1,7 +1,7 @@
-"""Arrow columns of Python values, made from their buffers.
+"""Arrow columns made directly of buffers.
 
-`pyarrow.array` would do, but it imports pandas where that is installed, which takes a running hub
-half a second; and a column with one value only costs nothing per row here.
+`pyarrow.array` would do the same, but it imports pandas where that is installed, which stops a
+running hub for half a second; and here a column with one repeated value costs nothing per row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _INT64: Final = 1 << 63
 
 
 def integers(values: Any) -> pa.Array:
-    """64 bits; what is beyond them is as far as they go."""
+    """A column of 64-bit integers; values beyond them become the largest or smallest one."""
     try:
         column = np.asarray(values, np.int64)
     except OverflowError:
@@ -27,36 +27,42 @@ def integers(values: Any) -> pa.Array:
 
 
 def int32s(values: Any) -> pa.Array:
+    """A column of 32-bit integers. Raises OverflowError for larger ones."""
     column = np.asarray(values, np.int32)
     return pa.Array.from_buffers(pa.int32(), len(column), [None, pa.py_buffer(column)])
 
 
 def booleans(values: Sequence[bool]) -> pa.Array:
+    """A column of booleans, which Arrow packs into bits."""
     return pa.Array.from_buffers(pa.bool_(), len(values), [None, _bits(values)])
 
 
 def text(values: Sequence[str]) -> pa.Array:
+    """A column of strings. Raises OverflowError for more than 2 GiB of them."""
     count = len(values)
+    # Many columns of a batch have one value only, such as the node; comparing is cheaper than
+    # encoding each.
     if count and values.count(values[0]) == count:
         one = values[0].encode()
         offsets = np.arange(count + 1, dtype=np.int32) * len(one)
         return _variable(pa.string(), offsets, one * count)
     joined = "".join(values)
     if joined.isascii():
+        # Lengths in characters are lengths in bytes: one call encodes all.
         return _variable(pa.string(), _offsets(map(len, values), count), joined.encode())
     encoded = [each.encode() for each in values]
     return _variable(pa.string(), _offsets(map(len, encoded), count), b"".join(encoded))
 
 
 def optional_text(values: Sequence[str]) -> pa.Array:
-    """Nothing where a text is empty."""
+    """A column of strings, null where a string is empty."""
     whole = text(values)
     valid = _bits([bool(each) for each in values])
     return pa.Array.from_buffers(pa.string(), len(values), [valid, *whole.buffers()[1:]])
 
 
 def binary(values: Sequence[bytes | None]) -> pa.Array:
-    """At most 2 GiB of them."""
+    """A column of bytes, null for None. Raises OverflowError for more than 2 GiB of them."""
     count = len(values)
     if None in values:
         present = [each or b"" for each in values]
@@ -67,6 +73,7 @@ def binary(values: Sequence[bytes | None]) -> pa.Array:
 
 
 def maps(values: Sequence[dict[str, bytes]]) -> pa.Array:
+    """A column of maps from strings to bytes."""
     offsets = _offsets(map(len, values), len(values))
     keys = text([key for each in values for key in each])
     items = binary([item for each in values for item in each.values()])
@@ -74,7 +81,7 @@ def maps(values: Sequence[dict[str, bytes]]) -> pa.Array:
 
 
 def numbers(column: pa.ChunkedArray) -> Any:
-    """The values of an integer column without gaps, for numpy."""
+    """The values of a 64-bit integer column without nulls, as a numpy array."""
     parts = [
         np.frombuffer(chunk.buffers()[1], np.int64, len(chunk), 8 * chunk.offset)
         for chunk in column.chunks
@@ -86,6 +93,7 @@ def numbers(column: pa.ChunkedArray) -> Any:
 def _offsets(lengths: Iterable[int], count: int) -> Any:
     offsets = np.zeros(count + 1, np.int64)
     np.cumsum(np.fromiter(lengths, np.int64, count), out=offsets[1:])
+    # Arrow's string and binary columns have offsets of 32 bits.
     if offsets[-1] >= 1 << 31:
         raise OverflowError("more than 2 GiB in one column")
     return offsets.astype(np.int32)

@@ -1,4 +1,10 @@
-"""Files of the lake: what they are called, how one is written, how one is found."""
+"""Files of the lake: their names, writing one in two steps, and finding them.
+
+A file is prepared under `.parts/`, complete and synced, and published by one rename. So readers see
+a file whole or not at all, and a hub can commit that a file *will* appear between the two steps:
+the commit comes first, because a file without a commit could appear twice (the rows would be sealed
+again after a restart), while a commit without its file is redone from the store.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -18,35 +25,42 @@ from crosswire.lake.columns import numbers
 from crosswire.lake.schemas import SCHEMAS
 
 __all__ = [
+    "PARTS",
     "FinishedFile",
     "LakeFile",
     "clear",
     "date_of",
     "discard",
+    "file_name",
     "find",
     "is_covered",
     "parse_name",
     "prepare",
     "publish",
+    "sequence_breaks",
     "sync_folder",
     "write",
 ]
 
+PARTS: Final = ".parts"
+"""The folder of a lake for files that are not published. It is on the same file system, so that
+publishing is a rename; readers skip names that begin with a dot."""
+
 _ROW_GROUP: Final = 65_536
+_DAY_US: Final = 86_400_000_000
 _NAME: Final = re.compile(r"(.+)-(\d{20})-(\d{20})\.parquet")
 _DATE: Final = re.compile(r"date=(\d{4}-\d{2}-\d{2})")
-_PARTS: Final = ".parts"
 _UNIQUE: Final = frozenset({"seq", "id", "time", "offset", "data", "payload", "crc", "correlation"})
-"""Columns whose values hardly repeat: a dictionary of them would only be in the way."""
+"""Columns whose values hardly repeat: a dictionary would make them larger, not smaller."""
 
 
 def date_of(time_us: int) -> str:
-    """The partition that a time belongs to."""
+    """The date partition of a time, in UTC."""
     return datetime.fromtimestamp(time_us / 1e6, UTC).strftime("%Y-%m-%d")
 
 
 class LakeFile(NamedTuple):
-    """A file, as far as its path tells."""
+    """What a file's path reveals of it: no file has to be opened to find rows by their seq."""
 
     table: str
     date: str
@@ -57,13 +71,13 @@ class LakeFile(NamedTuple):
 
 
 class FinishedFile(NamedTuple):
-    """A file that is complete and on disk, but not in its place yet."""
+    """A file that is complete and on disk as `unfinished`, and is to be published as `file`."""
 
     unfinished: Path
     file: Path
 
 
-# Writing.
+# ----------------------------------------------------------------------------------------- writing
 
 
 def write(lake: Path, name: str, rows: pa.Table) -> list[Path]:
@@ -78,9 +92,9 @@ def write(lake: Path, name: str, rows: pa.Table) -> list[Path]:
 
 
 def prepare(lake: Path, name: str, rows: pa.Table) -> list[FinishedFile]:
-    """The files that `write` would make, on disk, but where nobody looks for them.
+    """The files that `write` would make, complete and synced, but not visible to readers.
 
-    Raises what `write` raises, and OSError; then nothing is left behind.
+    Raises what `write` raises, and OSError; then no unpublished file is left.
     """
     try:
         rows = rows.cast(SCHEMAS[name])
@@ -93,7 +107,9 @@ def prepare(lake: Path, name: str, rows: pa.Table) -> list[FinishedFile]:
     seq = numbers(rows["seq"])
     if not (seq[1:] > seq[:-1]).all():
         raise CrosswireError("the rows of a file are in the order of their seq")
-    days = numbers(rows["time"]) // 86_400_000_000
+    # Rows stay in the order of seq. Where the clock was set back over midnight a date so comes
+    # twice, in two files.
+    days = numbers(rows["time"]) // _DAY_US
     ends = [*((days[1:] != days[:-1]).nonzero()[0] + 1).tolist(), len(days)]
     parts: list[FinishedFile] = []
     start = 0
@@ -110,9 +126,9 @@ def prepare(lake: Path, name: str, rows: pa.Table) -> list[FinishedFile]:
 def _prepare_one(lake: Path, name: str, rows: pa.Table) -> FinishedFile:
     first, last = _at(rows, "seq", 0), _at(rows, "seq", len(rows) - 1)
     folder = lake / name / f"date={date_of(_at(rows, 'time', 0))}"
-    file = folder / f"{_at(rows, 'node', 0)}-{first:020}-{last:020}.parquet"
-    # Not in the folder of the date: that may be exchanged for a compacted one meanwhile.
-    unfinished = lake / _PARTS / f"{name}-{file.name}.part"
+    file = folder / file_name(_at(rows, "node", 0), first, last)
+    # Not in the folder of the date: a compaction may exchange that for another one meanwhile.
+    unfinished = lake / PARTS / f"{name}-{file.name}.part"
     unfinished.parent.mkdir(parents=True, exist_ok=True)
     try:
         with unfinished.open("wb") as out:
@@ -125,6 +141,7 @@ def _prepare_one(lake: Path, name: str, rows: pa.Table) -> FinishedFile:
                 use_dictionary=[each for each in rows.column_names if each not in _UNIQUE],
             )
             out.flush()
+            # Before the rename: otherwise a power cut could leave the name without the content.
             os.fsync(out.fileno())
     except BaseException:
         unfinished.unlink(missing_ok=True)
@@ -133,32 +150,39 @@ def _prepare_one(lake: Path, name: str, rows: pa.Table) -> FinishedFile:
 
 
 def publish(parts: Iterable[FinishedFile]) -> None:
-    """Put complete files into their places. May be tried again if it fails with OSError."""
+    """Make prepared files visible, each by a rename.
+
+    Raises OSError, and may then be called again with the same parts: those that are published
+    already are skipped.
+    """
     folders: dict[Path, None] = {}
     for part in parts:
+        # If both are missing the rename fails loudly: a file that was promised is gone.
         if part.unfinished.exists() or not part.file.exists():
             part.file.parent.mkdir(parents=True, exist_ok=True)
             part.unfinished.replace(part.file)
         folders[part.file.parent] = None
     for folder in folders:
+        # The date, the table and the lake: each of them may be new.
         sync_folder(folder)
         sync_folder(folder.parent)
         sync_folder(folder.parent.parent)
 
 
 def discard(parts: Iterable[FinishedFile]) -> None:
+    """Remove prepared files instead of publishing them."""
     for part in parts:
         part.unfinished.unlink(missing_ok=True)
 
 
 def clear(lake: Path, name: str, node: str) -> None:
-    """Throw away what an earlier life prepared for a table and did not publish."""
-    for part in (lake / _PARTS).glob(f"{name}-{node}-*.part"):
+    """Remove what an earlier process of a node prepared for a table and did not publish."""
+    for part in (lake / PARTS).glob(f"{name}-{node}-*.part"):
         part.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
-    """So that what was renamed into it is there after a power cut too."""
+    """Sync a folder, so that a rename into it survives a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -170,30 +194,36 @@ def _at(rows: pa.Table, column: str, index: int) -> Any:
     return rows[column][index].as_py()
 
 
-# Finding.
+# ----------------------------------------------------------------------------------------- finding
 
 
-def find(lake: Path, tables: Sequence[str] = tuple(SCHEMAS)) -> Iterator[LakeFile]:
-    """Every file of the lake, by table, date and name. A lake that is not there has none."""
-    for table in tables:
-        for folder in sorted(_folders(lake / table)):
-            found = _DATE.fullmatch(folder.name)
-            for path in sorted(_folders(folder)) if found else ():
-                file = parse_name(table, found[1] if found else "", path)
-                if file is not None:
-                    yield file
+def file_name(node: str, first: int, last: int) -> str:
+    """The name of a file with the rows first … last: in the order of text they are in that of seq,
+    since 20 digits hold every number of 64 bits."""
+    return f"{node}-{first:020}-{last:020}.parquet"
 
 
 def parse_name(table: str, date: str, path: Path) -> LakeFile | None:
-    """None for what is no file of the lake."""
+    """A file by its name; None for what is no file of the lake."""
     name = _NAME.fullmatch(path.name)
     if name is None:
         return None
     return LakeFile(table, date, name[1], int(name[2]), int(name[3]), path)
 
 
+def find(lake: Path, tables: Sequence[str] = tuple(SCHEMAS)) -> Iterator[LakeFile]:
+    """Every file of the lake, by table, date and name. A lake that does not exist has none."""
+    for table in tables:
+        for folder in sorted(_entries(lake / table)):
+            found = _DATE.fullmatch(folder.name)
+            for path in sorted(_entries(folder)) if found else ():
+                file = parse_name(table, found[1] if found else "", path)
+                if file is not None:
+                    yield file
+
+
 def is_covered(lake: Path, table: str, node: str, first: int, last: int) -> bool:
-    """Are the rows first … last of a node in files already? Told by their names alone."""
+    """Whether files with these names hold all of the rows first … last of a node."""
     own = sorted((each.first, each.last) for each in find(lake, (table,)) if each.node == node)
     for begin, end in own:
         if begin <= first <= end:
@@ -201,7 +231,16 @@ def is_covered(lake: Path, table: str, node: str, first: int, last: int) -> bool
     return first > last
 
 
-def _folders(folder: Path) -> list[Path]:
+def sequence_breaks(seq: Any, due: int) -> Iterator[tuple[int, int, bool]]:
+    """Where the numbers of an array don't continue from `due` on one by one: the first and the last
+    number that is missing (True) or there twice (False)."""
+    before = np.concatenate(([due - 1], seq[:-1]))
+    for index in (seq != before + 1).nonzero()[0].tolist():
+        last, here = int(before[index]), int(seq[index])
+        yield (last + 1, here - 1, True) if here > last else (here, last, False)
+
+
+def _entries(folder: Path) -> list[Path]:
     try:
         return list(folder.iterdir())
     except FileNotFoundError:

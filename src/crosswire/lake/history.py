@@ -1,7 +1,8 @@
-"""The messages of one node in a lake as a log: which ids are there, and reading ranges of them.
+"""The messages of one node in a lake as a log: which ids are there, and reading ranges of ids.
 
-The names of files tell their `seq`, which has no holes; ids grow with it. So files that follow one
-another answer for every id in between, and a footer is read only where a range begins or ends.
+The names of files have their first and last `seq`, which has no holes, and ids grow with it. So
+files that follow one another cover every id in between, although ids do have holes: an id between
+two of them was never stored. A footer is read only where a range of files begins or ends.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ _SHARES: Final = 256
 
 
 class LakeExtent(NamedTuple):
-    """How far a lake that is being written goes: ids up to `upto`, rows up to `last_seq`.
+    """How far a lake that a hub is writing to has come: ids up to `upto`, rows up to `last_seq`.
 
-    `gaps` are ids that are not in files, beside those that its own table of gaps tells of.
+    `gaps` are ranges of ids that are not in files and not yet in the table `gaps`.
     """
 
     upto: int
@@ -38,14 +39,14 @@ class LakeExtent(NamedTuple):
 
 
 class CoveredIds(NamedTuple):
-    """Ids that the lake answers for: what is not in its files was never stored."""
+    """Ids that the lake covers: one of them that is not in its files was never stored."""
 
     first: int
     last: int
 
 
 class IdShare(NamedTuple):
-    """A range of ids, and about how many messages are in it."""
+    """A range of ids, and the approximate number of messages in it."""
 
     first: int
     last: int
@@ -67,10 +68,11 @@ _Footer = tuple[_RowGroup, ...]
 
 
 class History:
-    """May be used by several threads. Raises LakeError for files that can't be read.
+    """Reads the messages of a node. May be used by several threads.
 
-    Files come, go and are joined meanwhile: FileNotFoundError says that one is no longer where it
-    was; after `forget` it is asked for where it is now.
+    Raises LakeError for files that can't be read. Files are added, removed and compacted meanwhile:
+    FileNotFoundError means that one is gone or was joined into another; call `forget` and try
+    again.
     """
 
     def __init__(self, lake: Path, node: str) -> None:
@@ -83,10 +85,11 @@ class History:
         self._gaps: dict[Path, list[tuple[int, int]]] = {}
         self._known: tuple[list[LakeFile], LakeExtent | None, list[CoveredIds]] | None = None
 
-    # Which ids are there.
+    # Covered ids.
 
     def segments(self, kept: LakeExtent | None) -> list[CoveredIds]:
-        """In order. Without `kept`, nobody writes to the lake: what its files say."""
+        """The ids that the lake covers, in order. `kept` is what the hub that writes to the lake
+        knows; None where no hub does, and the files alone decide."""
         with self._lock:
             files = self._look(kept)
             if self._known is not None and self._known[0] is files and self._known[1] == kept:
@@ -96,7 +99,7 @@ class History:
             return found
 
     def forget(self) -> None:
-        """Look for files anew."""
+        """List all files again at the next call."""
         with self._lock:
             self._folders.clear()
             self._known = None
@@ -106,28 +109,34 @@ class History:
         start = 0
         for index, file in enumerate(files):
             is_last = index + 1 == len(files)
+            # A segment ends only where the seq of the next file does not continue.
             if not is_last and files[index + 1].first == file.last + 1:
                 continue
+            # The very first row: no id was stored before, whatever its own id is.
             first = 1 if files[start].first == 1 else self._footer(files[start])[0].first_id
             last = self._footer(file)[-1].last_id
+            # The hub has used ids after its last stored message for what is not stored: they are
+            # covered too.
             if is_last and kept is not None and file.last >= kept.last_seq:
                 last = max(last, kept.upto)
             found.append(CoveredIds(first, last))
             start = index + 1
+        # A hub that has not sealed a message yet: there are no files, and none are missing.
         if not files and kept is not None and not kept.last_seq:
             found = [CoveredIds(1, kept.upto)]
         if kept is not None:
+            # A file may be visible before the hub has noted that it is.
             found = [CoveredIds(first, min(last, kept.upto)) for first, last in found]
         for gap in (*self._recorded(), *(kept.gaps if kept is not None else ())):
             found = [rest for each in found for rest in _without(each, gap)]
         return [each for each in found if each.first <= each.last]
 
     def _look(self, kept: LakeExtent | None) -> list[LakeFile]:
-        """Files in order. What has not changed since is not listed again."""
+        """All files in order. Folders that have not changed since the last call are not listed."""
         if self._list_changed():
             self._arrange()
         if kept is not None and (not self._files or self._files[-1].last < kept.last_seq):
-            # A folder that changes twice in a tick of the clock may look unchanged.
+            # A folder that changes twice within the resolution of its time stamp looks unchanged.
             self._folders.clear()
             if self._list_changed():
                 self._arrange()
@@ -163,7 +172,7 @@ class History:
         files.sort(key=lambda file: (file.first, -file.last))
         arranged: list[LakeFile] = []
         for file in files:
-            # What is in a larger file too was joined into it this very moment.
+            # A file within a larger one: a compaction has exchanged the folder while we listed.
             if not arranged or file.last > arranged[-1].last:
                 arranged.append(file)
         self._files = arranged
@@ -171,7 +180,7 @@ class History:
         self._footers = {path: each for path, each in self._footers.items() if path in present}
 
     def _recorded(self) -> Iterator[tuple[int, int]]:
-        """Gaps among messages that the hub wrote down."""
+        """Ranges of ids that the table `gaps` has for messages."""
         for file in find(self._lake, ("gaps",)):
             if file.node != self._node:
                 continue
@@ -186,17 +195,17 @@ class History:
             footer = self._footers[file.path] = tuple(_groups(metadata, file.path))
         return footer
 
-    # Where in the files.
+    # Positions in the files.
 
     def _file_index(self, files: list[LakeFile], identifier: int) -> int:
-        """Which file has this id, or the next one behind it."""
+        """The index of the file that has this id, or the next higher one."""
         return bisect_left(
             range(len(files)), identifier, key=lambda index: self._footer(files[index])[-1].last_id
         )
 
     def shares(self, first: int, last: int) -> list[IdShare]:
-        """About how many messages are where in a range: of some files together, or of parts of
-        one."""
+        """How the messages of a range are distributed, for splitting it into tasks: row groups of
+        single files, or several files together where there are many."""
         with self._lock:
             files = self._files
             begin, end = self._file_index(files, first), self._file_index(files, last) + 1
@@ -217,9 +226,11 @@ class History:
         return [each for each in found if each.first <= last and each.last >= first]
 
     def first_since(self, time_us: int, first: int, last: int) -> int | None:
-        """The first id in a range that came at this time or later."""
+        """The first id of a range whose time is this one or later; None if there is none."""
         with self._lock:
             files = self._files
+            # Times grow with ids, but for clocks that were set back: the search finds a file that
+            # reaches this time, and its rows are compared one by one.
             index = bisect_left(
                 range(len(files)),
                 time_us,
@@ -242,10 +253,11 @@ class History:
     def read(
         self, first: int, last: int, names: Sequence[str], *, since_us: int = 0
     ) -> Iterator[tuple[pa.RecordBatch | None, int]]:
-        """Batches of what is in a range, and more around it, each with the id up to which nothing
-        was left out; there may be nothing new. `id` must be among the columns.
+        """Batches with the messages of a range, each with the id up to which the range is complete
+        then; None for a batch where only that id has changed. `id` must be among the columns.
 
-        What came before `since_us` may be left out."""
+        A batch may have messages outside the range, which the caller has to filter. Messages before
+        `since_us` may be left out."""
         with self._lock:
             files = self._files
             index = self._file_index(files, first)

@@ -1,12 +1,12 @@
-"""Arrow schemas of what the lake holds, column by column.
+"""Arrow schemas of the lake's tables, column by column.
 
     wire/date=2026-11-15/NODE-FIRST-LAST.parquet        raw bytes, both directions of a connection
     messages/date=…/NODE-FIRST-LAST.parquet             envelopes, as the hub accepted them
     ledger/date=…/NODE-FIRST-LAST.parquet               the steps of every message
-    gaps/date=…/NODE-FIRST-LAST.parquet                 what the other tables will never have
+    gaps/date=…/NODE-FIRST-LAST.parquet                 rows that the other tables will never have
 
-FIRST and LAST are the first and last `seq` in the file: each table counts on its own, node by node,
-without holes. `date` stands in the path only. Times are µs since 1970, UTC.
+FIRST and LAST are the first and last `seq` in the file: each table is numbered on its own, node by
+node, without holes. `date` is in the path only. Times are µs since 1970, UTC.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ WIRE: Final = pa.schema(
 )
 """A run of bytes in one direction of a connection.
 
-`offset` is the place of its first byte in that direction. Rows of a connection are in the order of
-`seq`, both directions together. `late` says that the connection's beginning was not recorded.
+`offset` is its first byte's in that direction. Rows of a connection are in the order of `seq`, both
+directions together. `late` is true where the connection's beginning was not recorded.
 """
 
 MESSAGES: Final = pa.schema(
@@ -105,7 +105,7 @@ LEDGER: Final = pa.schema(
         _column("count", pa.int64()),
     ]
 )
-"""A step of a message. `count` is above 1 where one row speaks of many deliveries."""
+"""A step of a message. `count` is above 1 where one row stands for many deliveries."""
 
 GAPS: Final = pa.schema(
     [
@@ -118,6 +118,6 @@ GAPS: Final = pa.schema(
         _column("reason", pa.string()),
     ]
 )
-"""What is missing in `table`, and why: rows of `ledger` by seq, `messages` by id."""
+"""Rows that `table` will never have, and the reason: `ledger` by seq, `messages` by id."""
 
 SCHEMAS: Final = {"wire": WIRE, "messages": MESSAGES, "ledger": LEDGER, "gaps": GAPS}

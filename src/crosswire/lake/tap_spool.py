@@ -1,13 +1,15 @@
-"""The tap's way to disk: rows are spooled as they come, and sealed into files of `wire` soon after.
+"""The tap's spool: rows are appended to a file at once and sealed into files of `wire` soon after.
 
     .spool/NODE-FIRST.spool     rows from seq FIRST on, in batches:
                                 length 4 · CRC-32 4 · MessagePack array of rows
-    .spool/NODE.next            the seq behind the last sealed row
-    .spool/NODE.running         is there while a hub writes here
+    .spool/NODE.next            the seq after the last sealed row
+    .spool/NODE.running         exists while a hub writes here
 
-Nothing is synced: what a kill leaves of a spool is sealed at the next start, and a row `lost` says
-that more may be missing. A row that can't be written is lost as well: the next one that can is
-preceded by a row `lost`, and every connection that misses bytes gets a row `gap`.
+The spool is not synced. That of a killed process survives in the page cache and is sealed at the
+next start; after a power cut its end may be missing. The next process can't distinguish the two, so
+it records in a row `lost` that more may be missing. A row that can't be written, on a full disk, is
+lost as well: the next one that can be is preceded by a row `lost`, and every connection that misses
+bytes gets a row `gap`.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _HEADER: Final = 8
 
 
 class Peers(msgspec.Struct, frozen=True, array_like=True):
-    """What all rows of a connection have in common."""
+    """The columns that all rows of a connection have in common."""
 
     connection: str
     protocol: str
@@ -47,7 +49,7 @@ _NOBODY: Final = Peers("", "", "")
 
 
 class WireRow(msgspec.Struct, frozen=True, array_like=True):
-    """A row of `wire`, without its number. `time` is µs since 1970."""
+    """A row of `wire` without node and seq, which the spool adds. `time` is µs since 1970."""
 
     peers: Peers
     direction: str
@@ -64,10 +66,10 @@ _decode: Final = msgspec.msgpack.Decoder(list[WireRow]).decode
 
 
 class Spool:
-    """Takes rows and makes files of them. All of it runs on one thread beside the event loop.
+    """Appends rows to a spool and makes files of them. Runs on one thread beside the event loop.
 
-    Opening it seals what an earlier life left. Raises OSError there and in `seal`, never in `add`:
-    a tap that can't write goes on and tells later what is missing.
+    Opening it seals the spool of an earlier process. Raises OSError there and in `seal`, never in
+    `add`: a tap that can't write must not stop the hub, and records later what is missing.
     """
 
     def __init__(self, lake: Path, node: str, *, memory_bytes: int) -> None:
@@ -84,25 +86,28 @@ class Spool:
         self._path: Path | None = None
         self._good_bytes = 0
         self.first_time = 0
-        """When the first row was recorded that is not sealed."""
+        """When the first row that is not sealed was added, µs since 1970."""
         self.size_bytes = 0
         self.lost_bytes = 0
-        """How much was lost and has not been told yet."""
+        """The number of bytes that were lost and are in no row yet."""
         self._lost = False
         self._next = self._recover()
 
-    # A new life.
+    # Starting and stopping.
 
     def _recover(self) -> int:
-        """Seal what is left; gives the number of the next row."""
+        """Seal spools of an earlier process; gives the seq of the next row."""
         clear(self._lake, "wire", self._node)
         own = [each.last for each in find(self._lake, ("wire",)) if each.node == self._node]
         next_number = int(self._next_file.read_text()) if self._next_file.exists() else 1
+        # A process that is killed between publishing a file and writing `.next` has used numbers
+        # that only the file's name has; retention may have removed files that only `.next` knows.
         following = max([next_number, *(last + 1 for last in own)])
         for path in sorted(self._folder.glob(f"{self._node}-*.spool")):
             first = int(path.stem.rpartition("-")[2])
             rows = list(_read(path))
             last = first + len(rows) - 1
+            # It was killed between publishing and removing the spool: the rows are in a file.
             if rows and not is_covered(self._lake, "wire", self._node, first, last):
                 write(self._lake, "wire", _table(self._node, first, rows))
             following = max(following, last + 1)
@@ -112,7 +117,8 @@ class Spool:
         return following
 
     def close(self, now_us: int) -> None:
-        """Seal what is there. If nothing is missing behind it, the next life need not say so."""
+        """Seal what is spooled. The marker file stays if something is missing at the end, so that
+        the next process begins with a row `lost`."""
         self.add([], now_us)
         self.seal()
         if not self._lost:
@@ -121,7 +127,7 @@ class Spool:
     # Rows.
 
     def add(self, rows: Sequence[WireRow], now_us: int, *, lost_bytes: int = 0) -> None:
-        """Spool these; `lost_bytes` behind them did not get here."""
+        """Append rows; `lost_bytes` after them never reached the spool. Never raises."""
         if rows or self._lost:
             self._spool(rows, now_us)
         if lost_bytes:
@@ -129,6 +135,7 @@ class Spool:
 
     def _spool(self, rows: Sequence[WireRow], now_us: int) -> None:
         if self.size_bytes > self._memory_bytes:
+            # Sealing fails or can't keep up. What is in memory has a limit; the rest is lost.
             self._lose(sum(row.length for row in rows))
             return
         before = dict(self._offsets)
@@ -138,7 +145,7 @@ class Spool:
         except OSError:
             self._offsets = before
             self._lose(sum(row.length for row in rows))
-            self._forget_torn()
+            self._cut_torn_batch()
             return
         self._lost, self.lost_bytes = False, 0
         if not self._rows:
@@ -148,7 +155,7 @@ class Spool:
 
     @property
     def is_lossy(self) -> bool:
-        """Is something missing that has not been told yet?"""
+        """Whether rows were lost that no row `lost` records yet."""
         return self._lost
 
     def _lose(self, lost_bytes: int) -> None:
@@ -156,13 +163,16 @@ class Spool:
         self.lost_bytes += lost_bytes
 
     def _completed(self, rows: Sequence[WireRow], now_us: int) -> Iterator[WireRow]:
-        """What is missing before and between them is told in rows of its own."""
+        """The rows, with rows `lost` and `gap` for what is missing before and between them."""
         if self._lost:
             yield WireRow(_NOBODY, "", LOST, 0, self.lost_bytes, now_us)
         offsets = self._offsets
         for row in rows:
             connection = row.peers.connection
             key = (connection, row.direction)
+            # The key without a direction marks a connection that was recorded from its beginning:
+            # both its directions start at 0. Of others the first row seen sets the offset, and is
+            # late unless it is the first byte.
             if row.kind == OPEN:
                 offsets[connection, ""] = 0
             offset = offsets.get(key, 0 if (connection, "") in offsets else row.offset)
@@ -174,7 +184,7 @@ class Spool:
             offsets[key] = row.offset + (row.length if row.kind == DATA else 0)
 
     def forget(self, connections: Sequence[str]) -> None:
-        """These are over."""
+        """Drop the offsets of connections that have ended."""
         for connection in connections:
             for direction in ("", FORWARD, BACKWARD):
                 self._offsets.pop((connection, direction), None)
@@ -190,8 +200,8 @@ class Spool:
             view = view[os.write(self._file, view) :]
         self._good_bytes += len(batch)
 
-    def _forget_torn(self) -> None:
-        """Half a batch would hide those behind it."""
+    def _cut_torn_batch(self) -> None:
+        """Remove a batch that was written in part: a reader would stop there and miss the next."""
         if self._file is not None:
             os.ftruncate(self._file, self._good_bytes)
             os.lseek(self._file, self._good_bytes, os.SEEK_SET)
@@ -199,20 +209,23 @@ class Spool:
     # Files.
 
     def seal(self) -> int:
-        """Make a file of what is spooled; gives how many rows. Raises OSError: then it is kept."""
+        """Make a file of what is spooled; gives the number of rows. Raises OSError, and keeps the
+        rows then."""
         rows = self._rows
         if not rows:
             return 0
         write(self._lake, "wire", _table(self._node, self._next, rows))
         self._next += len(rows)
         self._rows, self.size_bytes = [], 0
-        self._let_go()
+        # The file is published and synced before the spool goes: a kill in between leaves both, and
+        # the file's name shows the next process that the spool is sealed.
+        self._remove_spool()
         unfinished = self._next_file.with_suffix(".part")
         unfinished.write_text(str(self._next))
         unfinished.replace(self._next_file)
         return len(rows)
 
-    def _let_go(self) -> None:
+    def _remove_spool(self) -> None:
         if self._file is not None and self._path is not None:
             os.close(self._file)
             self._path.unlink(missing_ok=True)
@@ -220,7 +233,7 @@ class Spool:
 
 
 def _read(path: Path) -> Iterator[WireRow]:
-    """The rows of a spool, up to where it is torn."""
+    """The rows of a spool up to a batch that is cut or has a wrong checksum."""
     data = path.read_bytes()
     offset = 0
     while offset + _HEADER <= len(data):

@@ -1,8 +1,8 @@
 """Messages and ledger into files: tables made column by column, prepared, then published.
 
-Everything here runs on a thread beside the event loop. What Python has to do for a message is done
-in short slices with a breath in between, so that the loop is never kept waiting; the rest is
-Arrow's, which lets go of the interpreter.
+Everything here runs on a thread beside the event loop. What Python does per message is done in
+short slices with a pause in between, so that the event loop gets the interpreter lock soon; the
+rest is Arrow's, which releases that lock.
 """
 
 from __future__ import annotations
@@ -22,50 +22,96 @@ from crosswire.lake.columns import binary, booleans, int32s, integers, maps, tex
 from crosswire.lake.files import FinishedFile, clear, discard, is_covered, prepare, publish
 from crosswire.lake.schemas import GAPS, LEDGER, MESSAGES
 
-__all__ = ["LakeBatch", "LakeWriter", "MissingRows", "Runs", "ledger_table", "messages_table"]
+__all__ = [
+    "LakeBatch",
+    "LakeWriter",
+    "LedgerColumns",
+    "MissingRows",
+    "ledger_table",
+    "messages_table",
+]
 
 _SLICE: Final = 2000
-_BREATH_S: Final = 0.0003
+_PAUSE_S: Final = 0.0003
 _SLICE_BYTES: Final = 1 << 28
 
 
-class Runs(Protocol):
+class LedgerColumns(Protocol):
     """A block of the ledger, column by column, as the hub stores it.
 
-    A run is the same step of `lengths` messages. Text is a number in `words`; ids and counts are 64
-    bit little-endian, counts only of those runs that are `counted`.
+    A run is the same step of several messages; `lengths` has their numbers. Text columns are
+    indexes of `words`. `ids` has all messages of all runs, 64 bits each, little-endian; `counts`
+    likewise, but only for runs that are `counted`.
     """
 
     @property
-    def words(self) -> list[str]: ...
+    def words(self) -> list[str]:
+        """Every text of the block, once."""
+        ...
+
     @property
-    def times(self) -> list[int]: ...
+    def times(self) -> list[int]:
+        """µs since 1970, of each run."""
+        ...
+
     @property
-    def steps(self) -> list[int]: ...
+    def steps(self) -> list[int]:
+        """Numbers of steps."""
+        ...
+
     @property
-    def destinations(self) -> list[int]: ...
+    def destinations(self) -> list[int]:
+        """Indexes of `words`."""
+        ...
+
     @property
-    def protocols(self) -> list[int]: ...
+    def protocols(self) -> list[int]:
+        """Indexes of `words`."""
+        ...
+
     @property
-    def connections(self) -> list[int]: ...
+    def connections(self) -> list[int]:
+        """Indexes of `words`."""
+        ...
+
     @property
-    def principals(self) -> list[int]: ...
+    def principals(self) -> list[int]:
+        """Indexes of `words`."""
+        ...
+
     @property
-    def attempts(self) -> list[int]: ...
+    def attempts(self) -> list[int]:
+        """Which delivery attempt it was, from 1; 0 where it was none."""
+        ...
+
     @property
-    def details(self) -> list[int]: ...
+    def details(self) -> list[int]:
+        """Indexes of `words`."""
+        ...
+
     @property
-    def lengths(self) -> list[int]: ...
+    def lengths(self) -> list[int]:
+        """The number of messages of each run."""
+        ...
+
     @property
-    def counted(self) -> list[bool]: ...
+    def counted(self) -> list[bool]:
+        """Whether a run has counts."""
+        ...
+
     @property
-    def ids(self) -> bytes: ...
+    def ids(self) -> bytes:
+        """Of all messages of all runs."""
+        ...
+
     @property
-    def counts(self) -> bytes: ...
+    def counts(self) -> bytes:
+        """Of the messages of counted runs."""
+        ...
 
 
 class MissingRows(msgspec.Struct, frozen=True):
-    """Rows that a table will never have, and why."""
+    """Rows that a table will never have, and the reason."""
 
     table: str
     first: int
@@ -75,17 +121,21 @@ class MissingRows(msgspec.Struct, frozen=True):
 
 
 class LakeBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes into the lake as one: messages from `first_seq` on, blocks by their first rows."""
+    """What one seal puts into the lake: messages, numbered from `first_seq` on; blocks of the
+    ledger, each with its first row's seq; gaps, numbered from `first_gap` on."""
 
     first_seq: int = 1
     messages: Sequence[Envelope] = ()
-    blocks: Sequence[tuple[int, Runs]] = ()
+    blocks: Sequence[tuple[int, LedgerColumns]] = ()
     first_gap: int = 1
     gaps: Sequence[MissingRows] = ()
 
 
 class LakeWriter:
-    """Writes for one node into one lake. `steps` has the ledger's steps in words, by number."""
+    """Writes the tables of one node into one lake. `steps` has the names of the ledger's steps.
+
+    The caller prepares files, commits the seal, then publishes: see `lake.files` for the reason.
+    """
 
     def __init__(
         self,
@@ -93,17 +143,18 @@ class LakeWriter:
         node: str,
         steps: Mapping[int, str],
         *,
-        breathe: Callable[[float], None] = time.sleep,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self.lake = lake
         self.node = node
         self._steps = steps
-        self._breathe = breathe
+        self._pause = pause
 
     def prepare(self, batch: LakeBatch) -> list[FinishedFile]:
-        """Files that are complete and synced, but not in place.
+        """Files of the batch that are complete and synced, but not published.
 
-        Raises OSError, and CrosswireError for what can never be written; then nothing is left.
+        Raises OSError, after which it may be tried again, and CrosswireError for a batch that can
+        never be written; then no file is left.
         """
         parts: list[FinishedFile] = []
         try:
@@ -127,25 +178,27 @@ class LakeWriter:
         tables = []
         seq = batch.first_seq
         for some in _slices(batch.messages):
-            tables.append(messages_table(self.node, seq, some, breathe=self._breathe))
+            tables.append(messages_table(self.node, seq, some, pause=self._pause))
             seq += len(some)
         return pa.concat_tables(tables)
 
     @staticmethod
     def publish(parts: Iterable[FinishedFile]) -> None:
-        """Raises OSError; may be tried again."""
+        """Make prepared files visible. Raises OSError, and may then be called again."""
         publish(parts)
 
     @staticmethod
     def discard(parts: Iterable[FinishedFile]) -> None:
+        """Remove prepared files, whose seal was not committed."""
         discard(parts)
 
     def has(self, table: str, first: int, last: int) -> bool:
-        """Are these rows in place already?"""
+        """Whether published files hold these rows: a restart redoes only those that they don't."""
         return is_covered(self.lake, table, self.node, first, last)
 
     def clear(self) -> None:
-        """Throw away what an earlier life prepared and did not publish."""
+        """Remove what an earlier process prepared and did not publish. A committed seal among them
+        is redone from the store, so nothing is lost."""
         for table in ("messages", "ledger", "gaps"):
             clear(self.lake, table, self.node)
 
@@ -162,16 +215,16 @@ def messages_table(
     envelopes: Sequence[Envelope],
     *,
     names: Sequence[str] = tuple(MESSAGES.names),
-    breathe: Callable[[float], None] = time.sleep,
+    pause: Callable[[float], None] = time.sleep,
 ) -> pa.Table:
-    """Rows of `messages`, numbered from `first_seq` on; not all columns, where `names` says so."""
+    """Rows of `messages`, numbered from `first_seq` on, with the columns `names`."""
     values = zip(*map(msgspec.structs.astuple, envelopes), strict=True)
     fields: dict[str, Any] = dict(zip(_names, values, strict=True))
     fields["node"] = [node] * len(envelopes)
     fields["seq"] = np.arange(first_seq, first_seq + len(envelopes))
-    breathe(_BREATH_S)
+    pause(_PAUSE_S)
     columns = {name: _COLUMNS[name](fields[name]) for name in names}
-    breathe(_BREATH_S)
+    pause(_PAUSE_S)
     return _table(columns, MESSAGES if len(names) == len(MESSAGES) else _part(names))
 
 
@@ -195,7 +248,7 @@ _COLUMNS: Final[dict[str, Callable[[Any], pa.Array]]] = {
     "durable": booleans,
     "payload": binary,
 }
-"""How each is made of its values."""
+"""The function that makes each column of `messages`."""
 
 
 def _table(columns: dict[str, pa.Array], schema: pa.Schema) -> pa.Table:
@@ -203,7 +256,8 @@ def _table(columns: dict[str, pa.Array], schema: pa.Schema) -> pa.Table:
 
 
 def _slices(envelopes: Sequence[Envelope]) -> Iterator[Sequence[Envelope]]:
-    """As many as are dealt with at once: not too many, and not too large."""
+    """Slices that are short, for the event loop's sake, and far from 2 GiB of payloads, which is
+    the most that a column of Arrow can hold."""
     for start in range(0, len(envelopes), _SLICE):
         some = envelopes[start : start + _SLICE]
         if sum(len(each.payload) for each in some) < _SLICE_BYTES:
@@ -217,13 +271,16 @@ def _slices(envelopes: Sequence[Envelope]) -> Iterator[Sequence[Envelope]]:
 
 
 def ledger_table(
-    node: str, blocks: Iterable[tuple[int, Runs]], steps: Mapping[int, str]
+    node: str, blocks: Iterable[tuple[int, LedgerColumns]], steps: Mapping[int, str]
 ) -> pa.Table:
-    """Rows of `ledger`: every column of every block is spread over its runs at once."""
+    """Rows of `ledger`: each column of a block is repeated over its runs in one operation, without
+    a Python object per row."""
     return pa.concat_tables([_block_table(node, first, runs, steps) for first, runs in blocks])
 
 
-def _block_table(node: str, first_row: int, runs: Runs, steps: Mapping[int, str]) -> pa.Table:
+def _block_table(
+    node: str, first_row: int, runs: LedgerColumns, steps: Mapping[int, str]
+) -> pa.Table:
     lengths = np.asarray(runs.lengths, np.int64)
     ids = np.frombuffer(runs.ids, "<i8")
     count = len(ids)
@@ -254,8 +311,8 @@ def _block_table(node: str, first_row: int, runs: Runs, steps: Mapping[int, str]
     return _table(columns, LEDGER)
 
 
-def _counts(runs: Runs, lengths: Any, count: int) -> Any:
-    """1, where a run does not say otherwise."""
+def _counts(runs: LedgerColumns, lengths: Any, count: int) -> Any:
+    """The column `count`: 1 for runs that are not counted."""
     counts = np.ones(count, np.int64)
     if runs.counts:
         counts[np.repeat(np.asarray(runs.counted, bool), lengths)] = np.frombuffer(

@@ -1,4 +1,4 @@
-"""From captured bytes to tables, on Spark. The only place that knows pyspark."""
+"""From captured bytes to tables, on Spark. The only package that imports pyspark."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ __all__ = ["register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make the data sources `crosswire` (a running hub) and `pcap` (captures) known to a session.
+    """Register the data sources `crosswire` (a running hub) and `pcap` (captures) with a session.
 
-    Spark refuses sources that filters can be pushed down to, unless that is allowed: so it is.
+    Also turns on Spark's filter pushdown for Python sources: without that setting Spark refuses
+    every source that offers it, as `crosswire` does.
     """
+    # Imported here so that `crosswire.pipeline.report` needs neither Spark nor numba.
     from crosswire.pipeline.connector.source import CrosswireDataSource
     from crosswire.pipeline.sources.pcap import PcapDataSource
 

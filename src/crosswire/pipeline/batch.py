@@ -1,4 +1,4 @@
-"""A batch: from input to tables, once."""
+"""A batch: reads all of its input once and writes the tables of it."""
 
 from __future__ import annotations
 
@@ -6,26 +6,34 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from crosswire.errors import BytesMissing, InvalidInput
+from crosswire.errors import InvalidInput
 from crosswire.lake.schemas import LEDGER, MESSAGES, OPEN
-from crosswire.pipeline.decode.frames import decode, decode_captures, decode_tap
+from crosswire.pipeline.decode.row_schema import TABLE
 from crosswire.pipeline.output import Output
 from crosswire.pipeline.progress import Progress
+from crosswire.pipeline.sources.decoded import decode, decode_captures, decode_tap
 from crosswire.pipeline.sources.inputs import Inputs
 from crosswire.pipeline.sources.lake import from_records
 from crosswire.pipeline.sources.pcap import Captures
 from crosswire.pipeline.sources.tap import from_tap
 from crosswire.pipeline.spark import plain_errors
-from crosswire.pipeline.tables.accounting import PARTS, accounting
+from crosswire.pipeline.summary import (
+    DELIVERY_FAULTS,
+    LEDGER_TABLES,
+    NO_LEDGER,
+    NO_WIRE,
+    ONLY_RECORDS,
+    Summary,
+)
+from crosswire.pipeline.tables.accounting import accounting, check_sums, summed
 from crosswire.pipeline.tables.conversations import conversations
-from crosswire.pipeline.tables.decoded import TABLE
 from crosswire.pipeline.tables.deliveries import LATE_US, deliveries
 from crosswire.pipeline.tables.directions import directions
 from crosswire.pipeline.tables.frames import frames
@@ -37,15 +45,17 @@ from crosswire.pipeline.tables.topology import topology
 from crosswire.pipeline.tables.traffic import traffic
 from crosswire.pipeline.tables.violations import violations
 
-__all__ = ["OF_RECORDS", "WRONG", "BatchJob", "Summary", "run_batch"]
-
-OF_RECORDS: Final = ("deliveries", "reconciliation")
-WRONG: Final = {"late": "late", "lost": "lost", "doubled": "doubled", "damaged": "NOT intact"}
+__all__ = ["BatchJob", "run_batch"]
 
 
 @dataclass(frozen=True)
 class BatchJob:
-    """What to do. `tables` empty: all; `wire` then only where it is not what the input is."""
+    """Input, output and options of a batch.
+
+    `tables` limits what is written (default: all; bronze.wire then only if there are captures,
+    because the lake of a hub has it already). `ports` maps ports to protocols; input older than
+    `since_us` is left out; `late_us` is the threshold of gold.deliveries.
+    """
 
     inputs: Inputs
     output: str
@@ -55,25 +65,8 @@ class BatchJob:
     late_us: int = LATE_US
 
 
-@dataclass(frozen=True)
-class Summary:
-    """Rows of each table, the byte accounting by protocol, how long it took, and what the hub's
-    records say, in numbers: results of gold.reconciliation; late, lost, doubled and damaged
-    messages. `notes` says which tables were left out, and why."""
-
-    rows: dict[str, int]
-    accounting: list[dict[str, Any]]
-    seconds: float
-    findings: dict[str, int] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def seen(self) -> int:
-        return sum(each["seen"] for each in self.accounting)
-
-
 def run_batch(spark: SparkSession, batch: BatchJob, *, quiet: bool = False) -> Summary:
-    """Write the tables. Raises PipelineError; what was in the output is then as it was."""
+    """Write the tables. Raises PipelineError; the output then has the tables it had before."""
     start = time.monotonic()
     with plain_errors():
         output = Output(spark, batch.output)
@@ -88,6 +81,12 @@ def run_batch(spark: SparkSession, batch: BatchJob, *, quiet: bool = False) -> S
 
 
 class _BatchRun:
+    """The steps of a batch, in the order in which each needs the tables of the earlier ones.
+
+    Every table is read back from disk by the steps after it: Spark would otherwise compute it, and
+    decode the input, again for each of them.
+    """
+
     def __init__(
         self, spark: SparkSession, batch: BatchJob, output: Output, progress: Progress
     ) -> None:
@@ -99,27 +98,28 @@ class _BatchRun:
         self.notes: list[str] = []
 
     def all(self) -> list[dict[str, Any]]:
+        """Write every table that is wanted; returns the byte accounting of each protocol."""
         inputs = self._batch.inputs
         if not inputs.captures and not inputs.taps:
-            self._from_hub_alone()
+            self._from_records_only()
             return []
         decoded = self._decoded()
         frame_rows = self._write("silver", "frames", frames(decoded), dated_by="time")
-        refused = self._write("silver", "violations", violations(decoded), dated_by="time")
+        violation_rows = self._write("silver", "violations", violations(decoded), dated_by="time")
         direction_rows = self._write("silver", "directions", directions(decoded))
-        counts = tallies(frame_rows, refused).persist(StorageLevel.DISK_ONLY)
-        message_rows = self._gold(decoded, direction_rows, counts)
-        self._records(message_rows, frame_rows, direction_rows)
-        return self._account(direction_rows, counts)
+        tally_rows = tallies(frame_rows, violation_rows).persist(StorageLevel.DISK_ONLY)
+        message_rows = self._from_wire(decoded, direction_rows, tally_rows)
+        self._from_ledger(message_rows, frame_rows, direction_rows)
+        return self._account(direction_rows, tally_rows)
 
     def _wants(self, *names: str) -> bool:
         chosen = self._batch.tables
         return not chosen or not chosen.isdisjoint(names)
 
     def _decoded(self) -> DataFrame:
-        """bronze.wire, where it is wanted, and what is in it."""
+        """Write bronze.wire if it is wanted, and decode the input."""
         inputs, since_us = self._batch.inputs, self._batch.since_us
-        payloads = self._wants("messages", *OF_RECORDS)
+        payloads = self._wants("messages", *LEDGER_TABLES)
         captures: Captures | None = None
         parts = []
         if inputs.captures:
@@ -128,6 +128,7 @@ class _BatchRun:
             )
         wire = self._wire(captures)
         if captures is not None and captures.is_shuffled and wire is not None:
+            # Reassembly needed a shuffle: reading its result back is cheaper than doing it twice.
             parts.append(decode(wire, payloads=payloads))
         else:
             if captures is not None:
@@ -141,7 +142,7 @@ class _BatchRun:
             )
 
     def _wire(self, captures: Captures | None) -> DataFrame | None:
-        """bronze.wire, if it is to be written."""
+        """Write bronze.wire and return it; None if it is not wanted."""
         inputs, since_us = self._batch.inputs, self._batch.since_us
         if "wire" not in self._batch.tables and (captures is None or self._batch.tables):
             return None
@@ -153,18 +154,20 @@ class _BatchRun:
         wire = reduce(DataFrame.unionByName, parts)
         return self._write("bronze", "wire", wire, dated_by="time")
 
-    def _gold(self, decoded: DataFrame, direction_rows: DataFrame, counts: DataFrame) -> DataFrame:
-        """Gives the messages."""
+    def _from_wire(
+        self, decoded: DataFrame, direction_rows: DataFrame, tally_rows: DataFrame
+    ) -> DataFrame:
+        """Write what is made of messages and directions; returns silver.messages."""
         message_rows = messages(decoded)
         if self._wants("messages"):
             message_rows = self._write("silver", "messages", message_rows, dated_by="time")
         if self._wants("sessions"):
-            held = sessions(direction_rows, counts)
-            self._in_two("sessions", held, F.col("ended") == OPEN, dated_by="opened")
+            session_rows = sessions(direction_rows, tally_rows)
+            self._write_split("sessions", session_rows, F.col("ended") == OPEN, dated_by="opened")
         if self._wants("conversations", "traffic"):
             conversation_rows = conversations(message_rows, direction_rows)
             if self._wants("conversations"):
-                conversation_rows = self._in_two(
+                conversation_rows = self._write_split(
                     "conversations", conversation_rows, F.col("is_open"), dated_by="asked"
                 )
             if self._wants("traffic"):
@@ -175,32 +178,32 @@ class _BatchRun:
             self._write("gold", "topology", topology(message_rows, direction_rows))
         return message_rows
 
-    def _from_hub_alone(self) -> None:
-        """The hub's own records, where there is no wire to look at."""
+    def _from_records_only(self) -> None:
+        """Write the tables of a hub that did not tap its connections."""
         if not self._wants("messages", "deliveries"):
-            raise InvalidInput("a lake without wire/ gives the tables messages and deliveries only")
+            raise InvalidInput(ONLY_RECORDS)
         if self._batch.inputs.messages:
             envelopes = self._read("messages", MESSAGES)
             self._write("silver", "messages", from_hub(envelopes), dated_by="time")
-        self._records()
+        self._from_ledger()
 
     def _read(self, name: str, schema: pa.Schema) -> DataFrame:
         inputs = self._batch.inputs
         folders = inputs.ledgers if name == "ledger" else inputs.messages
         return from_records(self._spark, folders, schema, since_us=self._batch.since_us)
 
-    def _records(
+    def _from_ledger(
         self,
         message_rows: DataFrame | None = None,
         frame_rows: DataFrame | None = None,
         direction_rows: DataFrame | None = None,
     ) -> None:
-        """What the hub recorded, against the wire if there is one."""
+        """Write gold.deliveries and, if the hub's connections were tapped, gold.reconciliation."""
         inputs = self._batch.inputs
-        if not self._wants(*OF_RECORDS):
+        if not self._wants(*LEDGER_TABLES):
             return
         if not inputs.ledgers:
-            self.notes.append("no deliveries and no reconciliation: there is no ledger/")
+            self.notes.append(NO_LEDGER)
             return
         ledger, envelopes = self._read("ledger", LEDGER), self._read("messages", MESSAGES)
         reconciled: DataFrame | None = None
@@ -216,52 +219,52 @@ class _BatchRun:
                 counts = reconciled.groupBy("verdict").count().collect()
             self.findings |= {row["verdict"]: row["count"] for row in counts}
         elif self._wants("reconciliation"):
-            self.notes.append("no reconciliation: there is no wire/ beside the ledger")
+            self.notes.append(NO_WIRE)
         if self._wants("deliveries"):
-            hops = deliveries(ledger, envelopes, reconciled, late_us=self._batch.late_us)
-            self._in_two("deliveries", hops, F.col("is_open"), dated_by="accepted", wrong=WRONG)
-
-    def _account(self, direction_rows: DataFrame, counts: DataFrame) -> list[dict[str, Any]]:
-        """Bytes by protocol. Raises BytesMissing if they don't add up."""
-        accounts = self._write("gold", "accounting", accounting(direction_rows, counts))
-        with self._progress.step("adding up"):
-            wrong = accounts.where("missing != 0").limit(1).collect()
-            sums = [F.sum(name).alias(name) for name in ("seen", *PARTS, "missing")]
-            totals = accounts.groupBy("protocol").agg(*sums).orderBy("protocol").collect()
-        if wrong:
-            row = wrong[0]
-            raise BytesMissing(
-                f"{row.missing} of {row.seen} bytes are not accounted for in connection "
-                f"{row.connection}, {row.direction}"
+            rows = deliveries(ledger, envelopes, reconciled, late_us=self._batch.late_us)
+            self._write_split(
+                "deliveries",
+                rows,
+                F.col("is_open"),
+                dated_by="accepted",
+                faults=DELIVERY_FAULTS,
             )
-        return [row.asDict() for row in totals]
+
+    def _account(self, direction_rows: DataFrame, tally_rows: DataFrame) -> list[dict[str, Any]]:
+        """Write gold.accounting; returns its sums by protocol. Raises BytesMissing."""
+        accounts = self._write("gold", "accounting", accounting(direction_rows, tally_rows))
+        with self._progress.step("adding up"):
+            totals = summed(accounts).orderBy("protocol").collect()
+        return [{"protocol": row.protocol, **check_sums(row)} for row in totals]
 
     # Writing.
 
-    def _in_two(
+    def _write_split(
         self,
         name: str,
         rows: DataFrame,
-        is_open: Any,
+        is_open: Column,
         *,
         dated_by: str,
-        wrong: Mapping[str, str] | None = None,
+        faults: Mapping[str, str] | None = None,
     ) -> DataFrame:
-        """Finished rows into gold, those that may still change into open. What is `wrong` by these
-        conditions is counted."""
-        kept = rows.persist(StorageLevel.DISK_ONLY)
-        if wrong:
-            counted = [F.count_if(F.expr(sql)).alias(what) for what, sql in wrong.items()]
-            self.findings |= kept.agg(*counted).collect()[0].asDict()
-        finished = self._write("gold", name, kept.where(~is_open), dated_by=dated_by)
-        self._write("open", name, kept.where(is_open))
-        kept.unpersist()
+        """Write finished rows to gold and open ones to open; returns the finished ones.
+
+        Rows that meet the SQL conditions of `faults` are counted as findings.
+        """
+        saved = rows.persist(StorageLevel.DISK_ONLY)
+        if faults:
+            counted = [F.count_if(F.expr(sql)).alias(fault) for fault, sql in faults.items()]
+            self.findings |= saved.agg(*counted).collect()[0].asDict()
+        finished = self._write("gold", name, saved.where(~is_open), dated_by=dated_by)
+        self._write("open", name, saved.where(is_open))
+        saved.unpersist()
         return finished
 
     def _write(
         self, layer: str, name: str, rows: DataFrame, *, dated_by: str | None = None
     ) -> DataFrame:
-        """A table that nobody asked for is left where its rows come from."""
+        """Write a table and return it as read back; one that is not wanted is not written."""
         if not self._wants(name) and name != "wire":
             return rows
         with self._progress.step(f"{layer}.{name}"):

@@ -1,4 +1,4 @@
-"""Files in any file system that Spark knows, and who may write to a folder of them."""
+"""Files in any file system that Spark can use, and locks on folders."""
 
 from __future__ import annotations
 
@@ -16,23 +16,28 @@ __all__ = ["Files", "lock"]
 
 
 class Files:
-    """The file system of a folder. Writes no files of checksums beside others."""
+    """The file system of a folder, through Hadoop's classes in the JVM.
+
+    It writes no `.crc` files: a commit is one rename, and they would need a second one.
+    """
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         self._spark = spark
         jvm: Any = spark._jvm
         self._jvm = jvm
         self._path = jvm.org.apache.hadoop.fs.Path
-        # One of its own: others want their checksums.
+        # An instance of its own: Hadoop shares instances, and Spark's writers want checksums.
         self._files = jvm.org.apache.hadoop.fs.FileSystem.newInstance(
             self._path(root).toUri(), spark._jsc.hadoopConfiguration()
         )
         self._files.setWriteChecksum(False)
 
     def close(self) -> None:
+        """Release the instance of the file system."""
         self._files.close()
 
     def exists(self, path: str) -> bool:
+        """Whether there is a file or folder of this path."""
         return bool(self._files.exists(self._path(path)))
 
     def make_folder(self, path: str) -> None:
@@ -41,14 +46,14 @@ class Files:
             raise PipelineError(f"can't write to {path}")
 
     def children(self, folder: str) -> list[str]:
-        """The paths of all that is in a folder; of none, if it is not there."""
+        """The paths in a folder; none if it does not exist."""
         path = self._path(folder)
         if not self._files.exists(path):
             return []
         return [f"{folder}/{each.getPath().getName()}" for each in self._files.listStatus(path)]
 
     def of_rows(self, folder: str) -> Iterator[str]:
-        """Files of rows below a folder."""
+        """Parquet files in a folder and the folders below it; none if it does not exist."""
         path = self._path(folder)
         if not self._files.exists(path):
             return
@@ -60,24 +65,24 @@ class Files:
                 yield folder + each.toString().removeprefix(base)
 
     def matching(self, pattern: str) -> Iterator[tuple[str, int]]:
-        """The URLs and sizes of files, in whatever file system the pattern is of."""
+        """URLs and sizes of the files that a glob pattern matches, in its own file system."""
         path = self._path(pattern)
         files = path.getFileSystem(self._spark._jsc.hadoopConfiguration())
         for state in files.globStatus(path):
             yield state.getPath().toString(), state.getLen()
 
     def delete(self, path: str) -> None:
-        """A file, or a folder with all that is in it, if it is there."""
+        """Delete a file, or a folder with its contents, if it exists."""
         self._files.delete(self._path(path), True)
 
     def move(self, source: str, target: str) -> None:
-        """One step; the folder is made. Raises PipelineError if it can't be done."""
+        """Rename, after creating the target's folder. Raises PipelineError if that fails."""
         self._files.mkdirs(self._path(target).getParent())
         if not self._files.rename(self._path(source), self._path(target)):
             raise PipelineError(f"can't write {target}")
 
     def write_text(self, path: str, text: bytes) -> None:
-        """It is there whole, or not at all."""
+        """Write a file so that it appears whole or not at all: synced first, then renamed."""
         unfinished = f"{path}.part"
         out = self._files.create(self._path(unfinished), True)
         out.write(bytearray(text))
@@ -86,6 +91,7 @@ class Files:
         self.move(unfinished, path)
 
     def read_text(self, path: str) -> bytes:
+        """The contents of a small file."""
         source = self._files.open(self._path(path))
         text = self._jvm.org.apache.commons.io.IOUtils.toByteArray(source)
         source.close()
@@ -93,14 +99,17 @@ class Files:
 
 
 def lock(folder: str) -> int | None:
-    """A lock on a folder that ends with its holder, or when the number is closed; None where there
-    is none: in other file systems than the local one. Raises InvalidInput if somebody has it."""
+    """Lock a local folder against other writers; returns a file descriptor.
+
+    The lock ends when the descriptor is closed or the process dies, so a crash leaves no lock.
+    None in other file systems, which have no locks. Raises InvalidInput if another process has it.
+    """
     if "://" in folder:
         return None
-    held = os.open(Path(folder) / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(Path(folder) / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        os.close(held)
+        os.close(descriptor)
         raise InvalidInput(f"another run is writing to {Path(folder).parent}") from None
-    return held
+    return descriptor

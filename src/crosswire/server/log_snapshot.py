@@ -275,7 +275,7 @@ class LogSnapshot:
             some = [self._decode(*each) for each in page.records[start : start + _SLICE]]
             envelopes = [each for each in some if each is not None]
             if envelopes:
-                yield messages_table(node, 0, envelopes, names=names, breathe=self._breathe)
+                yield messages_table(node, 0, envelopes, names=names, pause=self._breathe)
 
     def _decode(self, number: int, identifier: int, record: bytes) -> Envelope | None:
         try:

@@ -31,7 +31,8 @@ from crosswire.errors import (
 from crosswire.gateways.context import Clock, GatewayContext
 from crosswire.gateways.gateway import Gateway
 from crosswire.gateways.payloads import JSON, TEXT, Schemas
-from crosswire.hub.hub import Hub, HubConfig
+from crosswire.hub.hub import Hub
+from crosswire.hub.policies import HubConfig
 from crosswire.hub.schedules import Schedule
 from crosswire.lake.files import find
 from crosswire.logs import log_event
@@ -67,10 +68,10 @@ _RESTART: Final = ("data", "emqp", "insecure", "lake", "listen", "store")
 
 GATEWAYS: Final = {
     "emp": "emp.gateway:EmpGateway",
-    "emqp-admin": "emqp.gateway:AdminGateway",
-    "emqp-clients": "emqp.gateway:ClientGateway",
-    "emqp-publishers": "emqp.gateway:PublisherGateway",
-    "emqp-subscribers": "emqp.gateway:SubscriberGateway",
+    "emqp-admin": "emqp.administration:AdminGateway",
+    "emqp-clients": "emqp.clients:ClientGateway",
+    "emqp-publishers": "emqp.clients:PublisherGateway",
+    "emqp-subscribers": "emqp.subscribers:SubscriberGateway",
     "emqp-workers": "emqp.workers:WorkerGateway",
     "epoxy": "epoxy.gateway:EpoxyGateway",
     "micromsg2": "micromsg2.gateway:MicroMsg2Gateway",
@@ -139,9 +140,9 @@ class Server:
             sources = [each.leftovers for each in gateways.values()]
             self.leftovers = LeftoverCheck(self.context, sources)
         except BaseException:
-            await store.close()
+            store.close()
             raise
-        store.start(asyncio.get_running_loop())
+        self.hub.commits.start(asyncio.get_running_loop())
         try:
             await self._open_lake()
             self._follow_schedules(config.schedules)
@@ -253,7 +254,7 @@ class Server:
     async def _close_store(self) -> None:
         """The files are closed in any case. Raises StoreError."""
         try:
-            await self.hub.store.close()
+            await self.hub.commits.close()
         except StoreError as error:
             raise type(error)(
                 f"it has stopped, but its last changes are not on the disk: {error}. All that was"
@@ -307,7 +308,7 @@ class Server:
             try:
                 before = _read_names(stored)
             except RecordDamaged as error:
-                self.hub.set_aside_state(_CONFIGURED, b"schedules", stored, error)
+                self.hub.damage.set_aside_state(_CONFIGURED, b"schedules", stored, error)
         now = self.context.now()
         for entry in entries:
             schedule = _schedule(entry)
@@ -317,7 +318,9 @@ class Server:
                     schedules.add(schedule, now)
                 except HubError as error:
                     # Such as a cron expression with a year that is over.
-                    self.hub.report(InvalidSchedule(f"schedule {entry.id} is left out: {error}"))
+                    self.hub.damage.report(
+                        InvalidSchedule(f"schedule {entry.id} is left out: {error}")
+                    )
                     log_event(
                         _log,
                         logging.WARNING,
@@ -342,7 +345,7 @@ class Server:
                     )
         if names != before:
             store.save(_CONFIGURED, b"schedules", msgspec.msgpack.encode(names))
-            store.request()
+            self.hub.commits.request()
 
     # Time.
 

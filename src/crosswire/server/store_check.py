@@ -17,8 +17,8 @@ from crosswire.envelope import decode, decode_at
 from crosswire.errors import CrosswireError, RecordDamaged
 from crosswire.hub.cursor import Cursor
 from crosswire.hub.ledger import Step, parse_block
-from crosswire.hub.subscriptions import predicate
-from crosswire.hub.topics import Definition, Index
+from crosswire.hub.subscriptions import Definition, predicate
+from crosswire.hub.topics import Index
 from crosswire.lake.files import LakeFile, find
 from crosswire.store.salvage import Salvage
 

@@ -229,7 +229,7 @@ async def _older(hub: Hub, identifier: int, *, upto: int) -> list[LedgerRow]:
             try:
                 runs = parse_block(first, block)
             except RecordDamaged as error:
-                hub.report(error)
+                hub.damage.report(error)
                 runs = []
             for run in runs:
                 if identifier in run.ids:

@@ -12,8 +12,10 @@ from crosswire.envelope import Envelope
 from crosswire.errors import HubError, RecordDamaged, UnknownMessage
 from crosswire.gateways.context import ConnectedPeer
 from crosswire.hub.attachment import Attachment, Consumer
-from crosswire.hub.queues import Queue, QueuePolicy
-from crosswire.hub.topics import Subscription, Topic, TopicPolicy
+from crosswire.hub.policies import QueuePolicy, TopicPolicy
+from crosswire.hub.queues import Queue
+from crosswire.hub.subscriptions import Subscription
+from crosswire.hub.topics import Topic
 from crosswire.store.contract import Page
 from crosswire.web.contract import Id, OperationRequest
 from crosswire.web.messages import JsonMessage, show_message
@@ -99,7 +101,7 @@ def show_state(ask: OperationRequest) -> HubState:
             ledger_rows=store.next_row - 1,
             has_room=store.has_room(ask.now()),
             error="" if store.last_error is None else str(store.last_error),
-            damaged_ranges=store.ranges_passed_over,
+            damaged_ranges=store.unreadable_ranges,
         ),
         leftovers=dict(server.leftovers.healed),
         reports=[_report(error) for error in hub.reports[-_REPORTS:]],
@@ -302,14 +304,14 @@ def list_topics(ask: OperationRequest) -> Topics:
     names: Names = ask.query
     rows = []
     for topic in [each for each in ask.hub.topics() if _is_in(each, names)][: names.limit]:
-        ask.hub.subscriptions.refresh(topic)
+        audience = ask.hub.subscriptions.audience(topic)
         rows.append(
             TopicRow(
                 name=topic.name,
                 durable=topic.policy.durable,
                 published=topic.published,
-                subscribers=len(topic.subscribers),
-                subscriptions=[each.name for each in topic.subscriptions],
+                subscribers=len(audience.subscribers),
+                subscriptions=[each.name for each in audience.subscriptions],
             )
         )
     return Topics(rows)
@@ -320,15 +322,15 @@ def show_topic(ask: OperationRequest) -> TopicDetail:
     topic = hub.topics_by_name().get(f"topic/{ask.path['name']}")
     if topic is None:
         raise UnknownMessage(f"there is no topic {ask.path['name']!r}")
-    hub.subscriptions.refresh(topic)
+    audience = hub.subscriptions.audience(topic)
     found: list[Envelope] = []
 
     def look(page: Page) -> None:
         for number, identifier, record in page.records:
             try:
-                found.append(hub.decode(number, identifier, record))
+                found.append(hub.damage.decode(number, identifier, record))
             except RecordDamaged as error:
-                hub.set_aside(number, identifier, record, error)
+                hub.damage.set_aside(number, identifier, record, error)
 
     if peek.messages:
         after = max(peek.after, topic.reclaimed)
@@ -336,8 +338,8 @@ def show_topic(ask: OperationRequest) -> TopicDetail:
     return TopicDetail(
         name=topic.name,
         published=topic.published,
-        subscribers=len(topic.subscribers),
-        subscriptions=[each.name for each in topic.subscriptions],
+        subscribers=len(audience.subscribers),
+        subscriptions=[each.name for each in audience.subscriptions],
         reclaimed=topic.reclaimed,
         policy=topic.policy,
         messages=[show_message(each) for each in found],

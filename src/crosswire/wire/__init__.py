@@ -1,4 +1,4 @@
-"""The wire protocols, sans-IO, and their registry. A protocol is imported when it is asked for."""
+"""The wire protocols, without I/O, and their registry, which imports a protocol on first use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROTOCOL_NAMES = ("emp", "emqp", "relink", "epoxy", "micromsg2")
 
 @cache
 def protocol(name: str) -> Protocol:
-    """The entry of a protocol. Raises UnknownProtocol."""
+    """A protocol's entry, by its name. Raises UnknownProtocol."""
     if name not in PROTOCOL_NAMES:
         raise UnknownProtocol(
             f"no protocol is named {name!r}; there are {', '.join(PROTOCOL_NAMES)}"

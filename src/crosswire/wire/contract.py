@@ -1,13 +1,15 @@
 """What every protocol offers: frames, decoder, events, connection, limits, and its entry.
 
-    Frame        something between two offsets of one direction; knows its name and its fields
-    Decoder      bytes of one direction in, placed frames and errors out; can be saved and restored
-    Connection   bytes and time in, events and bytes out; holds a Decoder for what it receives
+    Frame        the bytes between two offsets of one direction, with a name and fields
+    Decoder      bytes of one direction in, frames and errors with their offsets out
+    Connection   bytes and time in, events and bytes out; owns a Decoder for what it receives
     Protocol     the entry in the registry: names, ports, factories, sniffing
 
-A connection reads with the very decoder that captures are read with, so that what the hub saw and
-what the pipeline sees can't differ. Nothing in here knows a socket, a clock, a random number or a
-log.
+A layout has two readers. Live sockets are read by the decoders. Captures are read in bulk by the
+columnar scanners of `crosswire.pipeline.decode`, which leave to a decoder whatever is not an
+ordinary frame. Both take codes, sizes and offsets from the protocol's `layout.py`, and property
+tests (tests/pipeline/decode) compare what they return. Nothing in here uses a socket, a clock, a
+random number or a log.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 from typing import Protocol as Shape
 
 import msgspec
@@ -26,7 +28,6 @@ from crosswire.errors import (
     FrameError,
     RemoteProtocolError,
 )
-from crosswire.wire.inbox import Inbox
 
 __all__ = [
     "Connection",
@@ -43,15 +44,21 @@ __all__ = [
     "Limits",
     "Placed",
     "Protocol",
+    "ReceiveBuffer",
     "Row",
     "Sniff",
+    "Transitions",
     "Unsynchronized",
+    "following_states",
     "one_of",
 ]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a peer may ask of us. A protocol with more to limit extends it; see its `frames.py`."""
+    """What a peer may demand of us. A protocol with more limits extends it in its `frames.py`.
+
+    Every size is checked when a header announces it, before the bytes are buffered or allocated.
+    """
 
     frame_bytes: int = 64 * 1024 * 1024
     handshake_s: float = 5.0
@@ -61,20 +68,20 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
-    """Base of all frames: complete at birth, comparable, without a place.
+    """Base of all frames: immutable, comparable, without its offset.
 
-    `frame_name` and `fields()` are what the command line, the tables and the vectors call it.
-    `layer` is 1 for a frame that stands inside another protocol's frames (eMQP on ZMTP): bytes add
-    up on layer 0.
+    The command line, the tables and the vectors show `frame_name` and `fields()`. `layer` is 1 for
+    a frame that is carried inside another protocol's frames (eMQP on ZMTP): the lengths of layer 0
+    add up to the bytes of the stream.
     """
 
     frame_name: ClassVar[str] = ""
     layer: ClassVar[int] = 0
 
     def fields(self) -> dict[str, Any]:
-        """Names and values, ready for JSON: bytes as hex, what is absent left out.
+        """Names and values, ready for JSON: bytes as hex, absent values omitted.
 
-        Raises FrameError where only a closer look shows that the content is not what it should be.
+        Raises FrameError for content that is not parsed before (JSON, properties) and is invalid.
         """
         return {
             name: value.hex() if isinstance(value, (bytes, memoryview)) else value
@@ -84,13 +91,13 @@ class Frame(msgspec.Struct, frozen=True, gc=False):
 
 
 class Gap(Frame, frozen=True, gc=False):
-    """Bytes that the capture is missing."""
+    """Bytes that are missing in the capture."""
 
     frame_name: ClassVar[str] = "gap"
 
 
 class Unsynchronized(Frame, frozen=True, gc=False):
-    """Bytes seen before a decoder that joined late, or behind a gap, found a frame's start."""
+    """Bytes skipped by a decoder that searched for a frame's start: it joined late, or a gap."""
 
     frame_name: ClassVar[str] = "unsynchronized"
     reason: str
@@ -103,11 +110,11 @@ class Encrypted(Frame, frozen=True, gc=False):
 
 
 Placed: TypeAlias = tuple[int, int, Frame | FrameError]
-"""Offset, length, and what stands there."""
+"""Offset, length, and the frame or error that these bytes are."""
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A placed frame or error in words: what `crosswire decode` prints and a table holds."""
+    """A frame or error as text and numbers: printed by `crosswire decode`, stored in a table."""
 
     offset: int
     length: int
@@ -118,6 +125,7 @@ class Row(msgspec.Struct, frozen=True):
     reason: str | None = None
 
     def public(self) -> dict[str, Any]:
+        """What is printed: of a frame its name and fields, of an error its code and reason."""
         if self.error is None:
             names = ("offset", "length", "frame", "fields")
         else:
@@ -127,9 +135,68 @@ class Row(msgspec.Struct, frozen=True):
 
 # --------------------------------------------------------------------------------------- decoder
 
+_SMALL_BYTES: Final = 4096
+"""A chunk below this size is copied into a shared buffer instead of kept as an object."""
+_COLLECTED_BYTES: Final = 65536
+"""The size at which such a shared buffer is full: growing it further would copy it again."""
+
+
+class ReceiveBuffer:
+    """Collects the chunks of an incomplete frame and joins them once, when enough are there.
+
+    A large frame is therefore copied once on its way in, however many reads bring it, and a peer
+    that sends it in tiny pieces costs neither quadratic time nor an object per piece.
+    """
+
+    __slots__ = ("_chunks", "_need", "size")
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes | bytearray | memoryview] = []
+        self._need = 0
+        self.size = 0
+
+    def push(self, data: bytes) -> bytes | None:
+        """All bytes at hand in one piece, or None while the frame they begin can't be complete."""
+        if not self.size:
+            # The usual case, a read that ended with a frame: nothing is copied.
+            return data
+        chunks = self._chunks
+        self.size += len(data)
+        last = chunks[-1]
+        if len(data) >= _SMALL_BYTES:
+            chunks.append(data)
+        elif isinstance(last, bytearray) and len(last) < _COLLECTED_BYTES:
+            last += data
+        else:
+            chunks.append(bytearray(data))
+        if self.size < self._need:
+            return None
+        whole = b"".join(chunks)
+        self.clear()
+        return whole
+
+    def keep(self, buffer: bytes, position: int, need: int) -> None:
+        """Keep buffer[position:] until `need` bytes are there. Only for an empty buffer."""
+        self.size = len(buffer) - position
+        self._need = need
+        if self.size:
+            # A view keeps the whole buffer alive, so a few bytes of it are better copied.
+            rest: bytes | memoryview = memoryview(buffer)[position:]
+            self._chunks.append(bytes(rest) if self.size < _SMALL_BYTES else rest)
+
+    def clear(self) -> None:
+        """Drop all bytes."""
+        self._chunks.clear()
+        self._need = 0
+        self.size = 0
+
+    def peek(self) -> bytes:
+        """A copy of the bytes; they stay."""
+        return b"".join(self._chunks)
+
 
 class _DecoderState(msgspec.Struct, array_like=True, frozen=True):
-    """Layout of `Decoder.dump()`; `own` is what the protocol adds."""
+    """The stored form of `Decoder.dump()`; `own` is what the protocol adds."""
 
     version: int
     offset: int
@@ -148,11 +215,11 @@ _STATE = msgspec.msgpack.Decoder(_DecoderState)
 class Decoder(ABC):
     """Reads one direction of a connection, without taking part in it.
 
-    `sender` is the role whose bytes these are. A decoder that starts `late`, or behind a gap, first
-    looks for a place from which `sync_frames` plausible frames follow one another, and says with
-    `Unsynchronized` what it passed over. Behind an error whose frame has no known end it stops: the
-    rest is counted in `unread`. Every byte is in a placed item of layer 0, in `pending`, or in
-    `unread`.
+    `sender` is the role that sent the bytes. A decoder that joins `late`, or continues after a gap,
+    first searches for an offset from which `sync_frames` plausible frames follow one another, and
+    returns the bytes before it as `Unsynchronized`. After an error whose frame has no known end it
+    stops (`lost`): the rest is only counted in `unread`. Every byte is in an item of layer 0, in
+    `pending`, or in `unread`, so that captures can be checked by adding up lengths.
     """
 
     state_version: ClassVar[int] = 1
@@ -164,23 +231,23 @@ class Decoder(ABC):
         self.offset = 0
         self.unread = 0
         self.lost = False
-        self._inbox = Inbox()
+        self._buffer = ReceiveBuffer()
         self._need = 0
         self._search_from: int | None = 0 if late else None
         self._search_reason = "joined late"
 
     @property
     def pending(self) -> int:
-        """Bytes of a frame that is not whole yet, or that are still being searched."""
+        """Bytes of an incomplete frame, or that are still being searched for a frame's start."""
         searched = 0 if self._search_from is None else self.offset - self._search_from
-        return self._inbox.size + searched + self._held
+        return self._buffer.size + searched + self._held
 
     def feed(self, data: bytes) -> list[Placed]:
-        """Whatever became whole with these bytes, in order."""
+        """The frames and errors that these bytes complete, in order. Never raises FrameError."""
         if self.lost:
             self.unread += len(data)
             return []
-        buffer = self._inbox.push(data)
+        buffer = self._buffer.push(data)
         if buffer is None:
             return []
         placed: list[Placed] = []
@@ -188,12 +255,12 @@ class Decoder(ABC):
         if self._search_from is None:
             position = self._scan_all(buffer, position, placed)
         if not self.lost:
-            self._inbox.keep(buffer, position, self._need)
+            self._buffer.keep(buffer, position, self._need)
             self.offset += position
         return placed
 
     def skip(self, count: int) -> list[Placed]:
-        """The next `count` bytes of the stream are missing; goes on behind them."""
+        """The next `count` bytes of the stream are missing: continue after them, by a search."""
         if self.lost:
             self.unread += count
             return []
@@ -201,34 +268,37 @@ class Decoder(ABC):
         start = self.offset - self._held if self._search_from is None else self._search_from
         if self.pending:
             placed.append((start, self.pending, Unsynchronized("cut short by a gap")))
-        self.offset += self._inbox.size
-        self._inbox.clear()
+        self.offset += self._buffer.size
+        self._buffer.clear()
         placed.append((self.offset, count, Gap()))
         self.offset += count
         self._search_from = self.offset
-        self._search_reason = "behind a gap"
+        self._search_reason = "after a gap"
         return placed
 
     @property
     def unplaced(self) -> int | None:
-        """Offset of the first byte that is in no placed item yet; None while lost or searching."""
+        """Offset of the first byte that is in no item yet; None while lost or searching."""
         if self.lost or self._search_from is not None:
             return None
         return self.offset - self._held
 
     def jump(self, offset: int) -> None:
-        """Go on at `offset`: from `unplaced` up to there somebody else has read whole frames. The
-        bytes that wait are forgotten. For who knows the state in which that leaves a protocol."""
-        self._inbox.clear()
+        """Continue at `offset`, because a scanner has read the frames between `unplaced` and there.
+
+        Buffered bytes are dropped. The caller also sets the protocol's state as of that offset.
+        """
+        self._buffer.clear()
         self._need = 0
         self.offset = offset
 
     def rows(self, data: bytes) -> list[Row]:
-        """Like `feed`, in words; errors that only a frame's content shows are found here too."""
+        """Like `feed`, as rows. Reads the fields too, so invalid content is an error here."""
         return [self.describe(*item) for item in self.feed(data)]
 
     @staticmethod
     def describe(offset: int, length: int, item: Frame | FrameError) -> Row:
+        """The row of an item; of a frame whose content is invalid, the row of that error."""
         if not isinstance(item, FrameError):
             try:
                 return Row(offset, length, item.layer, item.frame_name, item.fields())
@@ -239,7 +309,7 @@ class Decoder(ABC):
         return Row(offset, length, item_layer, error=item.code, reason=item.reason)
 
     def dump(self) -> bytes:
-        """The whole state, to be given to `load` of a decoder made alike: small, versioned."""
+        """The whole state, for `load` of a decoder with the same arguments: small, versioned."""
         return msgspec.msgpack.encode(
             _DecoderState(
                 version=self.state_version,
@@ -248,14 +318,14 @@ class Decoder(ABC):
                 lost=self.lost,
                 search_from=self._search_from,
                 search_reason=self._search_reason,
-                waiting=self._inbox.peek(),
+                waiting=self._buffer.peek(),
                 need=self._need,
                 own=self._save(),
             )
         )
 
     def load(self, state: bytes) -> None:
-        """Go on where `dump` was called. Raises DecoderStateError and changes nothing if not."""
+        """Continue where `dump` was called. Raises DecoderStateError and then changes nothing."""
         try:
             saved = _STATE.decode(state)
         except msgspec.MsgspecError as error:
@@ -265,46 +335,51 @@ class Decoder(ABC):
                 f"decoder state has version {saved.version}, this is version {self.state_version}"
             )
         try:
+            # First what can fail.
             self._restore(saved.own)
         except (TypeError, ValueError, KeyError) as error:
             raise DecoderStateError(f"decoder state is damaged: {error}") from None
         self.offset, self.unread, self.lost = saved.offset, saved.unread, saved.lost
         self._search_from, self._search_reason = saved.search_from, saved.search_reason
         self._need = saved.need
-        self._inbox = Inbox()
-        self._inbox.keep(saved.waiting, 0, saved.need)
+        self._buffer = ReceiveBuffer()
+        self._buffer.keep(saved.waiting, 0, saved.need)
 
-    # What a protocol fills in.
+    # What a protocol implements.
 
     @abstractmethod
     def _scan(self, buffer: bytes, position: int, placed: list[Placed]) -> tuple[int, int]:
-        """Append every whole frame from `position` on; give the position of the first that isn't
-        whole, and how many bytes from there it takes to know more.
+        """Append every complete frame from `position` on. Returns the position of the first that is
+        not complete, and how many bytes from there are needed to read on.
 
-        `buffer[0]` stands at `self.offset`. Raises FrameError, placed, for what is no frame.
+        `buffer[0]` is at `self.offset`. Raises FrameError, with its offset, for an invalid frame.
         """
 
     @abstractmethod
     def _measure(self, buffer: bytes, position: int) -> int | None:
-        """Length of what might be a frame here, 0 if there are too few bytes to tell, None if it
-        can't be one. Used to find the feet; be suspicious, and deny frames over 64 KiB."""
+        """Length of what may be a frame here; 0 with too few bytes to decide, None if it is none.
+
+        Used by the search for a frame's start, where most bytes are none: better reject a rare
+        frame than accept text. Frames over 64 KiB are rejected, since waiting for one that is none
+        would hide all that follow.
+        """
 
     @property
     def _held(self) -> int:
-        """Bytes just before `offset` of a frame that is not whole, where a protocol takes a frame
-        in piece by piece; 0 while searching."""
+        """Bytes just before `offset` of an incomplete frame, if a protocol takes frames in piece by
+        piece; 0 while searching."""
         return 0
 
     def _save(self) -> Any:
-        """State beyond the bytes at hand, as msgpack can hold it."""
+        """State beyond the buffered bytes, of types that msgpack can encode."""
         return None
 
     def _restore(self, own: Any) -> None:
-        """Take back what `_save` gave; raise TypeError, ValueError or KeyError if it's damaged."""
+        """Restore what `_save` returned; raise TypeError, ValueError or KeyError if damaged."""
         if own is not None:
             raise ValueError("unexpected content")
 
-    # The rest is ours.
+    # Common to all protocols.
 
     def _scan_all(self, buffer: bytes, position: int, placed: list[Placed]) -> int:
         while True:
@@ -312,6 +387,7 @@ class Decoder(ABC):
                 position, self._need = self._scan(buffer, position, placed)
                 return position
             except FrameError as error:
+                # The error is kept as a value: its traceback would keep the buffer alive.
                 error.__traceback__ = None
                 placed.append((error.offset, error.length, error))
                 position = error.offset + error.length - self.offset
@@ -322,7 +398,7 @@ class Decoder(ABC):
                     return position
 
     def _search(self, buffer: bytes, placed: list[Placed]) -> int:
-        """Position of the first frame, found or still being looked for."""
+        """Position of the first frame if it was found, else from where to search again."""
         assert self._search_from is not None
         for start in range(len(buffer)):
             position = start
@@ -332,6 +408,7 @@ class Decoder(ABC):
                     break
                 position += length
                 if not length or position > len(buffer):
+                    # Plausible so far: the search continues here when more bytes are there.
                     self._need = 0
                     return start
             else:
@@ -349,23 +426,39 @@ class Decoder(ABC):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """Base of what a connection tells its owner, in the past tense."""
+    """Base of what a connection reports to its owner, named in the past tense."""
 
 
 class ConnectionOpened(Event, frozen=True):
-    """The handshake is done. A protocol that agrees on more extends it."""
+    """The handshake is complete. A protocol that negotiates more extends it."""
 
 
 class ConnectionClosed(Event, frozen=True):
-    """Ended without fault; `clean` says that the protocol's own goodbye was heard or said."""
+    """Ended without an error; `clean` if the protocol's own closing message was sent or received,
+    or it has none."""
 
     clean: bool
 
 
 class ConnectionFailed(Event, frozen=True):
-    """Ended by a violation, a timeout, or the peer's own error; the goodbye is ready to send."""
+    """Ended by a violation, a timeout or the peer's error; the closing message is ready to send."""
 
     error: CrosswireError
+
+
+S = TypeVar("S", bound=Enum)
+
+Transitions: TypeAlias = dict[tuple[S, type[Frame]], tuple[S, ...]]
+"""The frames that may be received in each state, and the states that may follow. Where there are
+several, the frame's content decides. A frame that is not in the table is a violation."""
+
+
+def following_states(transitions: Transitions[S]) -> dict[S, dict[type[Frame], S]]:
+    """By state and frame, the state that follows; of several the first."""
+    following: dict[S, dict[type[Frame], S]] = {}
+    for (state, kind), after in transitions.items():
+        following.setdefault(state, {})[kind] = after[0]
+    return following
 
 
 class Connection(ABC):
@@ -375,13 +468,13 @@ class Connection(ABC):
     `data_to_send()`; it calls `handle_deadline` at `next_deadline()`; it ends the sending half when
     `send_closed` and the socket when `closed`, both after writing. It stops reading while
     `wants_data` is false. Receiving never raises on what a peer sent: a violation queues the
-    protocol's goodbye and ends with ConnectionFailed. The last event is always ConnectionClosed or
-    ConnectionFailed, once.
+    protocol's closing message and ends with ConnectionFailed. The last event is always
+    ConnectionClosed or ConnectionFailed, once.
 
-    Sending after the end: an owner answers what it was told, and the end may have come in the same
-    read as the question. So a send that gives nothing back (an answer, an acknowledgement, a
-    subscription) is ignored once the connection is closed. One that gives an identifier raises
-    LocalProtocolError, since somebody would wait for what becomes of it; `closed` tells before.
+    Sending after the end: an owner answers an event, and the end may have been in the same read as
+    the request. So a send without a return value (an answer, an acknowledgement, a subscription) is
+    ignored once the connection is closed. One that returns an identifier raises LocalProtocolError,
+    since its caller would wait for an answer to it; check `closed` before.
     """
 
     def __init__(self, role: str, decoder: Decoder) -> None:
@@ -389,24 +482,26 @@ class Connection(ABC):
         self.closed = False
         self.send_closed = False
         self.unread = False
-        """Set by an owner that does not read from the peer: whose silence then means nothing."""
+        """Set by an owner that currently does not read from the socket: no timeout may count then,
+        since the peer's sign of life may be among the unread bytes."""
         self._decoder = decoder
         self._events: list[Event] = []
         self._outgoing: list[bytes | memoryview] = []
 
     @property
     def wants_data(self) -> bool:
-        """False while the peer is owed so much that reading on would only pile it up."""
+        """False while too many requests of the peer wait for an answer: reading would add more."""
         return True
 
     @property
     def unread_end_s(self) -> float:
-        """How long what a peer sent before it closed its side may stay unread until that ends the
-        connection. No time where the end of the stream is the end of the connection anyway: nothing
-        that was not read has been acknowledged."""
+        """How long bytes that a peer sent before it closed its side may stay unread until the
+        connection ends. 0 where the end of the stream ends the connection anyway: what was not read
+        was not acknowledged either."""
         return 0.0
 
     def receive_data(self, data: bytes, now: float) -> None:
+        """Process bytes from the peer; `events()` and `data_to_send()` have the results."""
         if self.closed:
             return
         try:
@@ -420,7 +515,7 @@ class Connection(ABC):
             self._end(ConnectionClosed(clean=False))
 
     def handle_deadline(self, now: float) -> None:
-        """To be called at or after `next_deadline()`; harmless at any other time."""
+        """Call at or after `next_deadline()`; at any other time it has no effect."""
         deadline = self.next_deadline()
         if self.closed or deadline is None or now < deadline:
             return
@@ -431,34 +526,34 @@ class Connection(ABC):
 
     @abstractmethod
     def next_deadline(self) -> float | None:
-        """When `handle_deadline` wants to be called; None if nothing is waited for."""
+        """When to call `handle_deadline`; None if nothing is waited for."""
 
     def events(self) -> list[Event]:
-        """What happened since the last call."""
+        """The events since the last call."""
         events, self._events = self._events, []
         return events
 
     def data_to_send(self) -> list[bytes | memoryview]:
-        """What is to be written since the last call, in order."""
+        """The bytes to write, in order, that were queued since the last call."""
         outgoing, self._outgoing = self._outgoing, []
         return outgoing
 
     @abstractmethod
     def close(self) -> None:
-        """Say the protocol's own goodbye. Harmless when closed."""
+        """Queue the protocol's closing message, if it has one, and end. No effect when closed."""
 
     def fail(self, error: CrosswireError) -> None:
-        """End the connection for this reason: the protocol's goodbye for it, then the end."""
+        """Queue the protocol's message for this error, and end."""
         if not self.closed:
             error.__traceback__ = None
             self._send_goodbye(error)
             self._end(ConnectionFailed(error))
 
-    # What a protocol fills in.
+    # What a protocol implements.
 
     @abstractmethod
     def _receive(self, placed: list[Placed], now: float) -> None:
-        """Carry out what was received; raise RemoteProtocolError for a violation."""
+        """Process frames; raise RemoteProtocolError for a violation."""
 
     @abstractmethod
     def _expire(self, now: float) -> None:
@@ -466,7 +561,7 @@ class Connection(ABC):
 
     @abstractmethod
     def _send_goodbye(self, error: CrosswireError) -> None:
-        """Queue what the protocol sends for this error: the one place that maps them."""
+        """Queue the protocol's message for this error. Only this method maps errors to messages."""
 
     def _end(self, event: ConnectionClosed | ConnectionFailed) -> None:
         self.closed = True
@@ -477,7 +572,7 @@ class Connection(ABC):
 
 
 class Sniff(Enum):
-    """Do these first bytes speak a protocol?"""
+    """Are these first bytes those of a protocol? MORE: as far as they go."""
 
     NO = "no"
     MORE = "more"
@@ -485,13 +580,15 @@ class Sniff(Enum):
 
 
 class Hint(msgspec.Struct, frozen=True):
-    """Something a decoder can be told that a capture of one direction does not hold."""
+    """A value that a decoder can be given if the capture does not contain what it follows from."""
 
     name: str
     help: str
 
 
 class DecoderFactory(Shape):
+    """How a protocol's decoder is made; see Protocol for the arguments."""
+
     def __call__(
         self,
         sender: str,
@@ -504,15 +601,18 @@ class DecoderFactory(Shape):
 
 
 class ConnectionFactory(Shape):
+    """How a protocol's connection is made; its class may take more arguments."""
+
     def __call__(self, role: str, now: float, *, limits: Limits | None = None) -> Connection: ...
 
 
 class Protocol(msgspec.Struct, frozen=True, kw_only=True):
     """A protocol's entry in the registry.
 
-    `roles` has who connects first, who accepts last; a decoder's `sender` is one of them. `ports`
-    maps a listener's name to its default port. A `decoder` may be given the `peer` decoder of the
-    other direction where what one side agreed decides how the other is read, or `hints` instead.
+    `roles` begins with those that connect and ends with the one that accepts; a decoder's `sender`
+    is one of them. `ports` maps a listener's name to its default port. A `decoder` takes the `peer`
+    decoder of the other direction if one side's handshake determines how the other is read, or
+    `hints` instead.
     """
 
     name: str
@@ -530,7 +630,7 @@ L = TypeVar("L", bound=Limits)
 
 
 def one_of(limits: Limits | None, default: L) -> L:
-    """The limits given, which must be of the protocol's own kind, or its defaults."""
+    """`limits`, or the protocol's `default`. Raises TypeError for limits of another protocol."""
     if limits is None:
         return default
     if not isinstance(limits, type(default)):

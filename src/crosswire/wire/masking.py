@@ -1,7 +1,8 @@
-"""Credentials kept out of recordings: what a peer sends, byte for byte, with its secrets covered.
+"""Keeps credentials out of recordings: a peer's bytes with its secrets masked.
 
-A secret is overwritten by as many asterisks, so that offsets and lengths stay true and what is
-recorded can still be decoded. Each protocol that carries secrets has a `mask.py` that knows where.
+A secret is overwritten by asterisks of the same number, so that offsets and lengths stay correct
+and a recording can still be decoded. Each protocol that carries secrets has a `mask.py` that finds
+them.
 """
 
 from __future__ import annotations
@@ -9,38 +10,38 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Final
 
-from crosswire.wire.inbox import Inbox
+from crosswire.wire.contract import ReceiveBuffer
 
 __all__ = ["COVER", "EVERYTHING", "Mask", "cover"]
 
 COVER: Final = b"*"
 EVERYTHING: Final = 1 << 62
-"""So many bytes may pass as never come: there are no more secrets."""
+"""More bytes than any connection has: no more secrets can follow."""
 
 
 def cover(buffer: bytearray, start: int, end: int) -> None:
-    """Overwrite buffer[start:end]."""
+    """Overwrite buffer[start:end] with asterisks."""
     buffer[start:end] = COVER * (end - start)
 
 
 class Mask(ABC):
-    """One peer's bytes, from the first on. Gives each byte back once, in order.
+    """Masks one peer's bytes, from the first on. Returns each byte once, in order.
 
-    What can't be judged before more has come is held back, at most until its frame is whole.
+    Bytes that can't be judged yet are held back, at most until their frame is complete.
     """
 
     def __init__(self) -> None:
         self._passing = 0
-        self._inbox = Inbox()
+        self._buffer = ReceiveBuffer()
 
     @property
     def is_done(self) -> bool:
-        """No more secrets can come: there is nothing to ask any longer."""
-        return self._passing >= EVERYTHING >> 1 and not self._inbox.size
+        """Whether no more secrets can follow: bytes need not be passed through any longer."""
+        return self._passing >= EVERYTHING >> 1 and not self._buffer.size
 
     def feed(self, data: bytes) -> bytes:
-        """What may be recorded now."""
-        buffer = self._inbox.push(data)
+        """The bytes that may be recorded now, masked."""
+        buffer = self._buffer.push(data)
         if buffer is None:
             return b""
         position, need, end = 0, 0, len(buffer)
@@ -58,19 +59,19 @@ class Mask(ABC):
                 masked = bytearray(buffer) if masked is None else masked
                 cover(masked, start, stop)
             self._passing = length
-        self._inbox.keep(buffer, position, need)
+        self._buffer.keep(buffer, position, need)
         if masked is not None:
             return bytes(masked[:position])
         return buffer if position == end else buffer[:position]
 
     def rest(self) -> bytes:
-        """The connection is over: what was held back is covered, for nobody knows what it is."""
-        held, self._inbox = self._inbox.size, Inbox()
+        """The connection has ended: asterisks for all held back bytes, since any may be secret."""
+        held, self._buffer = self._buffer.size, ReceiveBuffer()
         return COVER * held
 
     @abstractmethod
     def _judge(self, buffer: bytes, position: int) -> tuple[int, int, list[tuple[int, int]]]:
-        """How many bytes from `position` on may pass, and where in them secrets stand.
+        """How many bytes from `position` on are judged, 0, and where secrets start and end in them.
 
-        Or 0, and how many bytes it takes to tell.
+        Or 0, how many bytes are needed to judge, and no secrets.
         """

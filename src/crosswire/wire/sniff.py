@@ -1,4 +1,4 @@
-"""Which protocol do these first bytes speak?"""
+"""Recognizes a protocol by the first bytes of a connection."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __all__ = ["sniff"]
 
 
 def sniff(data: bytes) -> str | None:
-    """Name of the protocol whose first bytes, from either side, these are; None if unsure.
+    """Name of the protocol whose first bytes, from either side, these are.
 
-    Unsure is also the answer while another protocol could still turn out to be the one.
+    None if no protocol matches, or while more than one still may.
     """
     hints = {name: protocol(name).sniff(data) for name in PROTOCOL_NAMES}
     sure = [name for name, answer in hints.items() if answer is Sniff.YES]

@@ -17,9 +17,9 @@ from crosswire.pipeline.decode.contract import Describe, FrameRows, Readings
 from crosswire.pipeline.decode.contract import DescriptionColumns as Columnar
 from crosswire.pipeline.decode.readings import reading_of
 from crosswire.pipeline.decode.readings.contract import Described, Reading
+from crosswire.pipeline.decode.row_schema import OF_MESSAGES
 from crosswire.pipeline.decode.scanners.fallback import scan_and_decode
 from crosswire.pipeline.decode.scanners.scanner import BulkScanner, Columns
-from crosswire.pipeline.tables.decoded import OF_MESSAGES
 from crosswire.wire import protocol
 from crosswire.wire.contract import Encrypted, Frame, Gap, Unsynchronized
 from tests.pipeline.decode.scanned import decoder_for

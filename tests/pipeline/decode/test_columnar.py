@@ -20,7 +20,7 @@ from crosswire.pipeline.decode.arrow_batches import Batches
 from crosswire.pipeline.decode.batch_scan import columnar_protocol
 from crosswire.pipeline.decode.columnar import ColumnarDecoder
 from crosswire.pipeline.decode.connection_rows import WIRE_COLUMNS, ConnectionRows
-from crosswire.pipeline.tables.decoded import ARROW
+from crosswire.pipeline.decode.row_schema import ARROW
 from crosswire.wire import PROTOCOL_NAMES, protocol
 
 Wire = list[dict[str, Any]]
@@ -112,7 +112,7 @@ def cut(wire: Wire, indexes: list[int]) -> list[Wire]:
 
 def talk(name: str, number: int, seed: int, messages: int = 6) -> Said:
     """Plausible traffic, nothing wrong with it."""
-    said = Traffic(seed, messages=messages, payload_bytes=40).conversation(number, name).said
+    said = Traffic(seed, messages=messages, payload_bytes=40).conversation(number, name).chunks
     pieces = [(forward, "data", len(data), data) for _, forward, data in said]
     return Said(f"{name}-{number}", name, [(True, "open", 0, None), *pieces])
 

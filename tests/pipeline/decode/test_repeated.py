@@ -19,10 +19,10 @@ from benchmarks.repeated import (
 )
 from benchmarks.traffic import Traffic
 
-from crosswire.lake.catalog import verify
+from crosswire.lake.verification import verify
 from crosswire.pipeline.decode.columnar import ColumnarDecoder
+from crosswire.pipeline.decode.row_schema import DIRECTIONS, FRAMES, VIOLATIONS
 from crosswire.pipeline.sources.tap import read_tap, tap_files
-from crosswire.pipeline.tables.decoded import DIRECTIONS, FRAMES, VIOLATIONS
 
 LONG = long_connections(Traffic(seed=3, connections=10, messages=12, payload_bytes=64))
 MANY = many_connections(Traffic(seed=3, connections=50, messages=1, payload_bytes=64))

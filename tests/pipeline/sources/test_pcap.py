@@ -10,7 +10,7 @@ from benchmarks.traffic import Traffic, packets, write_pcap
 from pyspark.sql import SparkSession
 
 from crosswire.errors import PipelineError
-from crosswire.pipeline.decode.frames import decode, decode_captures
+from crosswire.pipeline.sources.decoded import decode, decode_captures
 from crosswire.pipeline.sources.pcap import Captures, PcapDataSource
 from crosswire.pipeline.spark import plain_errors
 from tests.pipeline.captures import RAW, classic, ipv6, tcp

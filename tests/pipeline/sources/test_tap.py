@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 
 from crosswire.errors import InvalidInput
 from crosswire.lake.files import write
-from crosswire.pipeline.decode.frames import decode, decode_tap
 from crosswire.pipeline.sources import tap
+from crosswire.pipeline.sources.decoded import decode, decode_tap
 from crosswire.pipeline.sources.tap import from_tap, read_tap, tap_files
 
 TRAFFIC = Traffic(seed=4, connections=12, messages=8, payload_bytes=200)

@@ -18,9 +18,9 @@ from crosswire.errors import DecoderStateError
 from crosswire.pipeline.decode.arrow_batches import Batches
 from crosswire.pipeline.decode.connection_rows import ConnectionRows
 from crosswire.pipeline.decode.readings import reading_of
+from crosswire.pipeline.decode.row_schema import ARROW
 from crosswire.pipeline.sources.capture_reader import advance, read, segment_of
 from crosswire.pipeline.sources.flow_rows import FlowRows
-from crosswire.pipeline.tables.decoded import ARROW
 from crosswire.wire import PROTOCOL_NAMES
 from tests.capture.test_reassembly import opened, segment
 from tests.pipeline.captures import write_captures
@@ -42,8 +42,8 @@ def wire(name: str, piece_bytes: int = 11) -> list[Row]:
         made.append(("n", "c", len(made), way, *index, False, name, "l", "a", 1, "b", 2))
         offsets[forward] += length
 
-    for number, (time, forward, data) in enumerate(talk.said):
-        if number == len(talk.said) * 2 // 3:
+    for number, (time, forward, data) in enumerate(talk.chunks):
+        if number == len(talk.chunks) * 2 // 3:
             add(forward, "gap", 5, time, None)
         for start in range(0, len(data), piece_bytes):
             piece = data[start : start + piece_bytes]

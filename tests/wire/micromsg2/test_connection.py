@@ -336,7 +336,7 @@ def test_what_is_not_in_the_table_is_a_violation(state: State, frame: Frame) -> 
     connection = in_state(state)
     if (state, type(frame)) in TRANSITIONS:
         receive(connection, frame)
-        assert connection.state is TRANSITIONS[state, type(frame)]
+        assert (connection.state,) == TRANSITIONS[state, type(frame)]
     else:
         with pytest.raises(UnexpectedFrame):
             connection._receive([(0, 1, frame)], 0.0)

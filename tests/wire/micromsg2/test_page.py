@@ -27,7 +27,7 @@ def test_the_table_of_states_is_the_one_that_is_carried_out() -> None:
     rows = [
         f"| {state.value} | "
         + " | ".join(
-            TRANSITIONS[state, f].value if (state, f) in TRANSITIONS else "–" for f in FRAMES
+            TRANSITIONS[state, f][0].value if (state, f) in TRANSITIONS else "–" for f in FRAMES
         )
         + " |\n"
         for state in State

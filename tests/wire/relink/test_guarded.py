@@ -48,7 +48,7 @@ def test_marks_tried_on_a_copy_are_not_told() -> None:
     connector, guarded = linked()
     connector.send(0, [b"m"])
     tell(connector, guarded)
-    tried = guarded.foresee(0)
+    tried = guarded.copy_channel(0)
     assert tried is not None
     tried.consume(0)
     assert guarded.packets() == []
@@ -60,7 +60,7 @@ def test_what_comes_meanwhile_is_not_adopted() -> None:
     connector, guarded = linked()
     connector.send(0, [b"1"])
     tell(connector, guarded)
-    tried = guarded.foresee(0)
+    tried = guarded.copy_channel(0)
     assert tried is not None
     tried.consume(0)
     connector.send(0, [b"2"])
@@ -79,7 +79,7 @@ def test_a_rollback_waits_for_the_owner() -> None:
         RollbackReceived,
     ]
     assert guarded.packets() == []
-    tried = guarded.foresee(0)
+    tried = guarded.copy_channel(0)
     assert tried is not None
     tried.pass_rollbacks()
     guarded.adopt(0, tried)
@@ -91,7 +91,7 @@ def test_a_later_decision_stays_open() -> None:
     connector.send(0, [b"1"])
     connector.commit(0)
     tell(connector, guarded)
-    tried = guarded.foresee(0)
+    tried = guarded.copy_channel(0)
     assert tried is not None
     tried.settle(0, True)
     connector.send(0, [b"2"])
@@ -108,7 +108,7 @@ def test_a_close_waits_for_the_owner() -> None:
     connector.send(0, [b"m"])
     connector.close(0)
     assert tell(connector, guarded)[-1] == CloseReceived(0)
-    tried = guarded.foresee(0)
+    tried = guarded.copy_channel(0)
     assert tried is not None
     tried.finish()
     assert guarded.packets() == []
@@ -117,7 +117,7 @@ def test_a_close_waits_for_the_owner() -> None:
         SequenceAcknowledgement("consumed", (0,), 0),
         ChannelAcknowledgement("closed", (0,)),
     ]
-    assert guarded.foresee(0) is None
+    assert guarded.copy_channel(0) is None
 
 
 def test_a_run_is_sent_like_one_after_the_other() -> None:
@@ -140,10 +140,10 @@ def test_a_run_is_received_like_one_after_the_other() -> None:
     for packet in packets:
         other.receive(packet, apart)  # type: ignore[arg-type]
     assert together == apart
-    assert (one.held_bytes, one.foresee(1), one.foresee(2)) == (
+    assert (one.held_bytes, one.copy_channel(1), one.copy_channel(2)) == (
         other.held_bytes,
-        other.foresee(1),
-        other.foresee(2),
+        other.copy_channel(1),
+        other.copy_channel(2),
     )
 
 

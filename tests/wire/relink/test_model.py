@@ -174,8 +174,10 @@ class Side:
     def restart(self) -> None:
         """What was not marked as received is gone; the peer will repeat it."""
         self.connection = None
-        marks = {number: channel.received for number, channel in self.link._receiving.items()}
-        closed = set(self.link._closed)
+        marks = {
+            number: channel.received for number, channel in self.link._receiving.channels.items()
+        }
+        closed = set(self.link._receiving.closed)
         self.link = Link.restore(self.link.save(), limits=LIMITS)
         for number, got in self.got.items():
             if number in closed or number not in marks:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import socket
 import ssl
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Final, Generic, Self, TypeVar
 from typing import Protocol as Shape
 
@@ -19,7 +17,7 @@ from crosswire.errors import (
     RequestFailed,
     RequestTimeout,
 )
-from crosswire.session import Session, SessionOwner
+from crosswire.session import Session, SessionOwner, use_keep_alive
 from crosswire.wire.contract import Connection
 
 __all__ = [
@@ -28,7 +26,6 @@ __all__ = [
     "Redialler",
     "StayingClient",
     "dial",
-    "use_keep_alive",
     "within",
 ]
 
@@ -77,15 +74,6 @@ async def dial(
     if keep_alive:
         use_keep_alive(session.transport)
     return session
-
-
-def use_keep_alive(transport: asyncio.Transport) -> None:
-    """Have TCP probe a silent peer."""
-    sock = transport.get_extra_info("socket")
-    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-        # A socket that was reset meanwhile refuses options; its session notices the end by itself.
-        with suppress(OSError):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 class Backoff:

@@ -1,7 +1,7 @@
-"""What all eMQP connections of a hub share: who is who, who works for which queue, and schedules.
+"""What all eMQP connections of a hub share: identities, workers and their queues, schedules.
 
 A request waits in the queue that it names. While nothing, in any protocol, consumes that queue, the
-workers of the default queue stand in for it, unless the configuration says `hold`.
+workers of the default queue stand in for it, unless `unknown_queue = "hold"` is configured.
 """
 
 from __future__ import annotations
@@ -10,23 +10,25 @@ import heapq
 import logging
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final, Protocol
 
-import msgspec
-
+from crosswire.access import Right
 from crosswire.envelope import Envelope, parse_stored_destination
 from crosswire.errors import InvalidDestination, InvalidSchedule, RecordDamaged, UnknownMessage
-from crosswire.gateways.context import Leftover
-from crosswire.gateways.emqp.messages import DONE, IDENTITY, MSGID, failure
-from crosswire.hub.attachment import Consumer
+from crosswire.gateways.context import GatewayContext, Leftover
+from crosswire.gateways.emqp.messages import DONE, IDENTITY, MSGID, RequestOptions, failure
+from crosswire.hub.attachment import Attachment, Consumer
 from crosswire.hub.ledger import Step
 from crosswire.hub.queues import Queue
 from crosswire.hub.schedules import Schedule, check_cron, check_interval
+from crosswire.hub.services import Provider
 from crosswire.logs import log_event
+from crosswire.wire.emqp.connection import EmqpConnection
 from crosswire.wire.emqp.events import ScheduleReceived, UnscheduleReceived
+from crosswire.wire.emqp.frames import Queue as WeightedQueue
 from crosswire.wire.emqp.headers import Headers
 from crosswire.wire.emqp.jobs import schedule_identity
 from crosswire.wire.emqp.states import LISTENERS
@@ -34,26 +36,113 @@ from crosswire.wire.zmtp.curve import CurveServer, decode_key, encode_key
 from crosswire.wire.zmtp.mechanisms import Mechanism
 from crosswire.wire.zmtp.routing import Router
 
-if TYPE_CHECKING:
-    from crosswire.gateways.context import GatewayContext
-    from crosswire.gateways.emqp.gateway import ClientGateway, EmqpGateway
-    from crosswire.gateways.emqp.workers import AssignedJob, WorkerGateway
-
-__all__ = ["Broker", "without_times"]
+__all__ = ["AssignedJob", "Broker", "BrokerPeer", "BrokerScheduler", "BrokerWorker"]
 
 _log = logging.getLogger("crosswire.gateways")
 
-_ASKED: Final = "emqp.asked"
+_REQUESTED: Final = "emqp.asked"
+"""The store's space for queues that were requested; its name is on disk."""
 _REMEMBERED: Final = 10_000
 _WATCHED: Final = 100_000
-_LOOK_S: Final = 1.0
-_ONLY_FOR_SCHEDULES: Final = ("nohaste", "run_count", "interval", "cron")
+_SCAN_S: Final = 1.0
+"""The interval at which queues without a consumer are searched for requests."""
 
-_encode = msgspec.json.Encoder().encode
+
+class AssignedJob:
+    """A request that a worker has and has not answered.
+
+    `source` is where it came from: a queue's attachment, a provider for a call, or None for a
+    message that was settled when it was handed over and whose client waits for the result.
+    `options` are those of a REQUEST, None for a message of another protocol.
+    """
+
+    __slots__ = ("attempt", "envelope", "msgid", "options", "queue", "since", "source")
+
+    def __init__(
+        self,
+        msgid: str,
+        queue: str,
+        envelope: Envelope,
+        source: Attachment | Provider | None,
+        options: RequestOptions | None,
+        attempt: int,
+        since: float,
+    ) -> None:
+        self.msgid = msgid
+        self.queue = queue
+        self.envelope = envelope
+        self.source = source
+        self.options = options
+        self.attempt = attempt
+        self.since = since
+
+
+class BrokerPeer(Hashable, Protocol):
+    """A gateway of any of eMQP's listeners, as the broker sees it."""
+
+    id: str
+    listener: str
+    identity: bytes
+    principal: str
+    connection: EmqpConnection
+
+    @property
+    def name(self) -> str:
+        """Its identity as text."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it has jobs or calls under way."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its connection has ended."""
+
+    def require(self, right: Right, destination: str) -> None:
+        """Raises Forbidden."""
+
+    def give_result(self, result: bytes, msgid: str) -> None:
+        """Send the result of a request."""
+
+    def wind_down(self) -> None:
+        """Take nothing new."""
+
+    def close(self) -> None:
+        """Send the goodbye and disconnect."""
+
+
+class BrokerWorker(BrokerPeer, Protocol):
+    """A worker's gateway."""
+
+    queues: tuple[WeightedQueue, ...]
+    queue_names: frozenset[str]
+    processed: int
+
+    def jobs(self) -> Iterator[AssignedJob]:
+        """Jobs that it has not answered."""
+
+    def stand_in(self, destination: str) -> None:
+        """Take the requests of this queue too, while nobody else does."""
+
+    def step_down(self, destination: str) -> None:
+        """Take no more of them; a job that it has, it may finish."""
+
+    def surrender(self, msgid: str, identifier: int) -> bool:
+        """Settle a job that another worker has done; False if it is not here."""
+
+    def overdue(self, job: AssignedJob, now: float) -> None:
+        """Fail a job whose time is over."""
+
+
+class BrokerScheduler(BrokerPeer, Protocol):
+    """The gateway of an external scheduler."""
+
+    def forward(self, event: ScheduleReceived | UnscheduleReceived, headers: str) -> None:
+        """Have it run, or end, a schedule that a client asked for."""
 
 
 class Broker:
-    """One for each site: `context.shared(Broker)`."""
+    """One for each hub: `context.shared(Broker)`."""
 
     def __init__(self, context: GatewayContext) -> None:
         self.context = context
@@ -63,32 +152,36 @@ class Broker:
         self.mechanism = self._mechanism()
         self.stopping = False
         self._is_arranging = False
-        self.routers: dict[str, Router[EmqpGateway]] = {
+        self.routers: dict[str, Router[BrokerPeer]] = {
             name: Router(lambda: secrets.token_bytes(8)) for name in LISTENERS
         }
-        self.workers: dict[WorkerGateway, None] = {}
-        self.schedulers: dict[ClientGateway, None] = {}
+        self.workers: dict[BrokerWorker, None] = {}
+        self.schedulers: dict[BrokerScheduler, None] = {}
         self.named: Counter[str] = Counter()
-        """Queues that workers have named, and how many of them."""
+        """Queues that workers have named, and the number of these workers."""
         self.processed: Counter[str] = Counter()
+        """Jobs that were given to workers, by queue."""
         self._numbers = count(1)
         self._prefix = f"{secrets.token_hex(6)}-"
         self._spellings: OrderedDict[tuple[str, bytes], str] = OrderedDict()
-        self._asked: set[str] = set()
-        for key, value in self.hub.store.load(_ASKED):
+        """KBAI or KBYE, as a peer that is gone spelled it, by listener and identity."""
+        self.requested: set[str] = set()
+        """Queues that eMQP clients have sent requests to, in this run or an earlier one."""
+        for key, value in self.hub.store.load(_REQUESTED):
             try:
                 parse_stored_destination(key.decode())
-                self._asked.add(key.decode())
+                self.requested.add(key.decode())
             except (UnicodeDecodeError, InvalidDestination) as error:
-                damaged = RecordDamaged(f"a queue that was asked for has no name: {error}")
-                self.hub.set_aside_state(_ASKED, key, value, damaged)
+                damaged = RecordDamaged(f"the name of a requested queue can't be read: {error}")
+                self.hub.damage.set_aside_state(_REQUESTED, key, value, damaged)
         self._for_schedulers: OrderedDict[str, ScheduleReceived] = OrderedDict()
         self._returned: OrderedDict[str, Envelope] = OrderedDict()
-        self._due: list[tuple[float, int, WorkerGateway, AssignedJob]] = []
+        """Jobs whose worker is gone, by message id: it may still bring the result."""
+        self._due: list[tuple[float, int, BrokerWorker, AssignedJob]] = []
         self.hub.consumers_changed.append(self._on_consumers)
 
     def next_id(self) -> str:
-        """An id that no other message has."""
+        """A message id that no other message has."""
         return f"{self._prefix}{next(self._numbers):x}"
 
     def _mechanism(self) -> Mechanism | None:
@@ -101,11 +194,14 @@ class Broker:
         access = self.context.access
         return access.open or access.by_curve_key(encode_key(public_key)) is not None
 
-    # Who is who.
+    # Identities.
 
-    def join(self, gateway: EmqpGateway, identity: bytes) -> bytes:
-        """The identity under which a peer can be reached. One that comes back replaces its old
-        self; one that claims the name of somebody else's connection counts as nameless."""
+    def join(self, gateway: BrokerPeer, identity: bytes) -> bytes:
+        """The identity under which a peer can be reached.
+
+        A peer that reconnects replaces its old connection, as with a ROUTER. One that claims the
+        identity of another user's connection counts as one without an identity.
+        """
         router = self.routers[gateway.listener]
         holder = router.get(identity) if identity else None
         if holder is not None and holder.principal != gateway.principal:
@@ -114,23 +210,26 @@ class Broker:
         identity, replaced = router.join(gateway, identity)
         if replaced is not None and replaced is not gateway:
             replaced.close()
-        gateway.wire.goodbye = self._spellings.get((gateway.listener, identity), "KBYE")
+        gateway.connection.goodbye = self._spellings.get((gateway.listener, identity), "KBYE")
         return identity
 
-    def part(self, gateway: EmqpGateway) -> None:
-        """The connection is gone. How its peer spells goodbye is kept for when it is back."""
+    def part(self, gateway: BrokerPeer) -> None:
+        """Free the identity of a connection that is gone.
+
+        A peer that has used KBAI gets KBAI, any other KBYE: the spelling is kept for its return.
+        """
         self.routers[gateway.listener].leave(gateway)
         key = (gateway.listener, gateway.identity)
-        if gateway.wire.goodbye != "KBYE" and gateway.identity[:1] not in (b"", b"\0"):
-            self._spellings[key] = gateway.wire.goodbye
+        if gateway.connection.goodbye != "KBYE" and gateway.identity[:1] not in (b"", b"\0"):
+            self._spellings[key] = gateway.connection.goodbye
             self._spellings.move_to_end(key)
             if len(self._spellings) > _REMEMBERED:
                 self._spellings.popitem(last=False)
 
-    # What becomes of requests.
+    # Results of requests.
 
     def answer(self, envelope: Envelope, result: bytes) -> None:
-        """Hand a result to the client that asked, if it is there; it may have reconnected."""
+        """Send a result to the client that requested it, if it is, or is again, connected."""
         self.hub.watched.pop(envelope.id, None)
         native = envelope.native
         if IDENTITY in native and MSGID in native:
@@ -138,13 +237,13 @@ class Broker:
 
     def _answer(self, identity: bytes, principal: str, msgid: str, result: bytes) -> None:
         gateway = self.routers["emqp-clients"].get(identity)
-        if gateway is None or gateway.principal != principal or gateway.wire.closed:
+        if gateway is None or gateway.principal != principal or gateway.connection.closed:
             self.context.count("unclaimed", "emqp")
         else:
             gateway.give_result(result, msgid)
 
     def watch(self, identifier: int, envelope: Envelope) -> None:
-        """Its client wants to know the end, and somebody who gives no results may bring it."""
+        """Report the end of a request to its client, if a consumer without results settles it."""
         watched = self.hub.watched
         if len(watched) < _WATCHED:
             identity, msgid = envelope.native[IDENTITY], envelope.native[MSGID].decode()
@@ -157,18 +256,19 @@ class Broker:
 
     # Workers.
 
-    def enlist(self, worker: WorkerGateway) -> None:
+    def enlist(self, worker: BrokerWorker) -> None:
+        """A worker has registered for its queues."""
         self.workers[worker] = None
         for name in worker.queue_names:
             self.named[name] += 1
         if self.settings.default_queue in worker.queue_names:
             for schedule in self.hub.schedules.all():
-                if schedule.envelope.destination in self._asked:
+                if schedule.envelope.destination in self.requested:
                     self.expect(schedule.envelope.destination)
-            self._look_around(self.context.now())
+            self._scan_requested(self.context.now())
 
-    def dismiss(self, worker: WorkerGateway) -> None:
-        """It gets nothing more; what it has it may finish."""
+    def dismiss(self, worker: BrokerWorker) -> None:
+        """Give it nothing more; jobs that it has, it may finish."""
         if worker not in self.workers:
             return
         del self.workers[worker]
@@ -178,20 +278,23 @@ class Broker:
                 del self.named[name]
             self._on_consumers(self.hub.queue(f"queue/{name}"))
 
-    def _default_workers(self) -> Iterator[WorkerGateway]:
+    def _default_workers(self) -> Iterator[BrokerWorker]:
         name = self.settings.default_queue
         return (worker for worker in self.workers if name in worker.queue_names)
 
     def expect(self, destination: str) -> None:
-        """A request for this queue is about to be accepted: somebody should be there for it."""
-        if destination not in self._asked:
-            self._asked.add(destination)
-            self.hub.store.save(_ASKED, destination.encode(), b"")
+        """A request for this queue is about to be accepted: have it consumed by somebody.
+
+        That it was requested is stored: after a restart its requests still wait for workers.
+        """
+        if destination not in self.requested:
+            self.requested.add(destination)
+            self.hub.store.save(_REQUESTED, destination.encode(), b"")
         if destination != self.default and not self.is_consumed(destination):
             self._stand_in(destination)
 
     def is_consumed(self, destination: str) -> bool:
-        """By anybody who does not merely stand in, or is about to leave?"""
+        """Whether it has a consumer that neither stands in nor is about to leave."""
         for consumer in self.hub.queue(destination).consumers:
             if not _is_makeshift(consumer):
                 return True
@@ -201,18 +304,22 @@ class Broker:
         queue = self.hub.queue(destination)
         return bool(queue.length) and not self.is_consumed(destination)
 
-    def _look_around(self, now: float) -> None:
-        """Requests come into queues in other ways too: replayed, or left by who consumed them."""
+    def _scan_requested(self, now: float) -> None:
+        """Have default workers stand in for queues in which requests wait.
+
+        Requests get there without `expect` too: replayed, or given back by a consumer that left.
+        """
         if self.stopping or not any(self._default_workers()):
             return
-        for destination in list(self._asked):
+        for destination in list(self.requested):
             if self._is_waiting(destination):
                 self._stand_in(destination)
-        self.hub.call_at_least(self.default, now + _LOOK_S, self._look_around)
+        self.hub.call_at_least(self.default, now + _SCAN_S, self._scan_requested)
 
     def _stand_in(self, destination: str) -> None:
         if self.settings.unknown_queue == "hold" or destination == self.default:
             return
+        # Attaching calls `_on_consumers` for this queue, which must not undo it at once.
         self._is_arranging = True
         try:
             for worker in list(self._default_workers()):
@@ -221,9 +328,9 @@ class Broker:
             self._is_arranging = False
 
     def _on_consumers(self, queue: Queue) -> None:
-        """Somebody came or went: those who stand in for nobody are sent home."""
+        """A consumer of a queue came or left: stand in for it, or stop doing so."""
         destination = queue.destination
-        if destination not in self._asked or self.stopping or self._is_arranging:
+        if destination not in self.requested or self.stopping or self._is_arranging:
             return
         if not self.is_consumed(destination):
             if queue.length:
@@ -233,38 +340,43 @@ class Broker:
             for worker in list(self.workers):
                 worker.step_down(destination)
 
-    # Results of an earlier conversation.
+    # Results of workers that were gone meanwhile.
 
     def give_back(self, job: AssignedJob) -> None:
-        """Its worker is gone, and it waits for another. It may still be done by the first."""
+        """Keep a job whose worker is gone: the worker may return with the result before another
+        has done it."""
         self._returned[job.msgid] = job.envelope
         if len(self._returned) > _REMEMBERED:
             self._returned.popitem(last=False)
 
-    def claim(self, worker: WorkerGateway, msgid: str) -> Envelope | None:
-        """A result for what this worker does not have any more: the message, if it is settled
-        now, wherever it was."""
+    def claim(self, worker: BrokerWorker, msgid: str) -> Envelope | None:
+        """Settle a message whose result this worker brings late.
+
+        Gives the message if it waited, or was with another worker; None if it was done before.
+        """
         envelope = self._returned.pop(msgid, None)
         if envelope is None or not self._is_trusted(worker, envelope):
             return None
-        # Who did it brings the result; nobody is to be told that there is none.
+        # The watcher would answer the client with DONE as soon as the message is settled, but the
+        # real result is here.
         watcher = self.hub.watched.pop(envelope.id, None)
         if any(other.surrender(msgid, envelope.id) for other in self.workers):
             return envelope
         queue = self.hub.queue(envelope.destination)
         now = self.context.now()
-        if queue.remove([envelope.id], Step.SETTLED, now, detail="done after all"):
+        if queue.remove([envelope.id], Step.SETTLED, now, detail="done by its first worker"):
             return envelope
         if watcher is not None:
             self.hub.watched[envelope.id] = watcher
         return None
 
-    def _is_trusted(self, worker: WorkerGateway, envelope: Envelope) -> bool:
+    def _is_trusted(self, worker: BrokerWorker, envelope: Envelope) -> bool:
         return self.context.access.may(worker.principal, "consume", envelope.destination)
 
-    # Jobs that may take no longer than so.
+    # Timeouts of jobs.
 
-    def limit(self, worker: WorkerGateway, job: AssignedJob, due: float) -> None:
+    def limit(self, worker: BrokerWorker, job: AssignedJob, due: float) -> None:
+        """Fail the job at `due` unless it is answered before."""
         heapq.heappush(self._due, (due, next(self._numbers), worker, job))
         self.hub.call_at_least(self, self._due[0][0], self._on_time)
 
@@ -277,8 +389,8 @@ class Broker:
 
     # Schedules.
 
-    def schedule(self, gateway: ClientGateway, event: ScheduleReceived, envelope: Envelope) -> None:
-        """Raises HubError."""
+    def schedule(self, gateway: BrokerPeer, event: ScheduleReceived, envelope: Envelope) -> None:
+        """Add a schedule, or replace the one of the same call. Raises HubError."""
         identity = schedule_identity(event.message)
         known = self.hub.schedules.get(identity)
         if known is not None:
@@ -311,8 +423,8 @@ class Broker:
         self.hub.schedules.add(schedule, self.context.now())
         self.expect(envelope.destination)
 
-    def unschedule(self, gateway: ClientGateway, event: UnscheduleReceived) -> None:
-        """Raises HubError."""
+    def unschedule(self, gateway: BrokerPeer, event: UnscheduleReceived) -> None:
+        """Remove the schedule of this call, if there is one. Raises HubError."""
         identity = schedule_identity(event.message)
         known = self.hub.schedules.get(identity)
         if known is not None:
@@ -329,12 +441,13 @@ class Broker:
         except UnknownMessage:
             return
 
-    def enlist_scheduler(self, gateway: ClientGateway) -> None:
+    def enlist_scheduler(self, gateway: BrokerScheduler) -> None:
+        """An external scheduler has registered; it gets the schedules that waited for one."""
         self.schedulers[gateway] = None
         self._hand_over()
 
     def _hand_over(self) -> None:
-        """To the scheduler that came last, as deployed; without one they wait for it."""
+        """Give schedules to the scheduler that connected last, as the deployed broker does."""
         if not self.schedulers:
             return
         scheduler = next(reversed(self.schedulers))
@@ -343,60 +456,10 @@ class Broker:
             headers = Headers.parse(event.headers).without("interval", "cron")
             scheduler.forward(event, str(headers))
 
-    # Administration.
-
-    def status(self) -> bytes:
-        now = self.context.now()
-        since: dict[str, list[float]] = {}
-        for worker in self.workers:
-            for job in worker.jobs():
-                since.setdefault(job.queue, []).append(now - job.since)
-        waiting = {}
-        for destination in self._asked | {f"queue/{name}" for name in self.named}:
-            queue = self.hub.queue(destination)
-            length = queue.length - sum(len(each.held) for each in queue.consumers)
-            if length > 0:
-                waiting[queue.name] = length
-        return _encode(
-            {
-                "inflight_messages_by_queue": {name: len(each) for name, each in since.items()},
-                "latency_messages_by_queue": {
-                    name: int(1000 * sum(each) / len(each)) for name, each in since.items()
-                },
-                "max_latency_messages_by_queue": {
-                    name: int(1000 * max(each)) for name, each in since.items()
-                },
-                "waiting_messages_by_queue": waiting,
-                "processed_messages_by_queue": self.processed,
-                "processed_messages_by_worker": {
-                    worker.name: worker.processed for worker in self.workers
-                },
-            }
-        )
-
-    def workers_status(self) -> bytes:
-        workers: dict[str, Any] = {}
-        queues: dict[str, list[tuple[int, str]]] = {}
-        for worker in self.workers:
-            workers[worker.name] = {
-                "queues": worker.queues,
-                "hb": worker.wire.last_received_at,
-                "available_slots": max(worker.wire.free_slots, 0),
-            }
-            for weight, queue in worker.queues:
-                queues.setdefault(queue, []).append((weight, worker.name))
-        for each in queues.values():
-            each.sort(key=lambda pair: -pair[0])
-        return _encode({"connected_workers": workers, "connected_queues": queues})
-
-    def schedulers_status(self) -> bytes:
-        known = {each.name: {"hb": each.wire.last_received_at} for each in self.schedulers}
-        return _encode({"connected_schedulers": known})
-
     # Stopping the eMQP side, and only that.
 
     def stop(self) -> None:
-        """KBAI to schedulers and workers; nothing new; what is under way may finish."""
+        """Send KBAI to schedulers and workers and take nothing new; running jobs may finish."""
         if self.stopping:
             return
         self.stopping = True
@@ -409,7 +472,7 @@ class Broker:
         self.check_stopped()
 
     def check_stopped(self) -> None:
-        """Once no job is under way, everybody may go."""
+        """Disconnect everybody as soon as no job is under way."""
         if self.stopping and not any(gateway.is_busy for gateway in self.gateways()):
             for gateway in self.gateways():
                 self.hub.callbacks.run("emqp stop", gateway.close)
@@ -427,7 +490,8 @@ class Broker:
                 remove = partial(self.schedulers.pop, scheduler, None)
                 yield _leftover("scheduler", scheduler, remove)
 
-    def gateways(self) -> list[EmqpGateway]:
+    def gateways(self) -> list[BrokerPeer]:
+        """All connected peers, at every listener."""
         return [
             gateway
             for router in self.routers.values()
@@ -436,21 +500,15 @@ class Broker:
         ]
 
 
-def _leftover(kind: str, gateway: EmqpGateway, heal: Callable[[], object]) -> Leftover:
+def _leftover(kind: str, gateway: BrokerPeer, heal: Callable[[], object]) -> Leftover:
     return Leftover(kind, "emqp", gateway.id, gateway, heal)
 
 
 def _is_makeshift(consumer: Consumer) -> bool:
-    """Does it stand in for others, or take nothing more?"""
+    """Whether it only stands in, or takes nothing more: a closed window is far below zero."""
     return consumer.choice is not None or consumer.window.free < -1
 
 
 def _is_whole(interval_s: float | None) -> bool:
-    """The deployed scheduler would fall over a fraction."""
+    """Whether it has no fraction, at which the deployed scheduler would fail."""
     return interval_s is None or interval_s == int(interval_s)
-
-
-def without_times(headers: str) -> str:
-    """A schedule's headers without what is about the schedule: those of the requests it makes."""
-    parsed = Headers.parse(headers)
-    return str(parsed.without(*_ONLY_FOR_SCHEDULES)) if parsed.items else ""

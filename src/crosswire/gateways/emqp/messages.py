@@ -1,4 +1,4 @@
-"""eMQP's commands as envelopes, and envelopes as jobs; what headers ask for, worked out once."""
+"""eMQP's commands as envelopes, envelopes as jobs, and the options in headers, parsed once."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from crosswire.envelope import Envelope, Property
 from crosswire.errors import CallTimeout, CrosswireError, NoProvider, ProviderLost
 from crosswire.gateways.failures import code_of
 from crosswire.gateways.payloads import BYTES, JSON
+from crosswire.gateways.properties import CONTENT_TYPE
 from crosswire.wire.emqp.headers import Headers
 from crosswire.wire.emqp.jobs import TIMEOUT, value_of
 
@@ -24,11 +25,13 @@ __all__ = [
     "RequestOptions",
     "call_headers",
     "content_type_of",
+    "encode",
     "failure",
     "failure_of_call",
     "foreign_headers",
     "is_timeout",
-    "read_terms",
+    "read_options",
+    "without_times",
 ]
 
 MSGID: Final = "emqp.msgid"
@@ -38,27 +41,30 @@ QUEUE: Final = "emqp.queue"
 """Native keys. The queue's frame is kept where it is not the name of the hub's queue."""
 
 DONE: Final = b'{"value":true}'
-"""What a client hears of a request that was done by somebody who gives no results."""
+"""The result of a request that was done by a consumer of a protocol without results."""
 
-_CONTENT_TYPE: Final = "content-type"
 _CACHED_CHARACTERS: Final = 512
+"""Longer headers are not cached: a few thousand of any length would fill the memory."""
+_ONLY_FOR_SCHEDULES: Final = ("nohaste", "run_count", "interval", "cron")
 
 _check_json = msgspec.json.Decoder(msgspec.Raw).decode
-_encode = msgspec.json.Encoder().encode
+encode: Final = msgspec.json.Encoder().encode
+"""JSON of a result or a status report."""
 
 
 class RequestOptions(msgspec.Struct, frozen=True):
-    """What a request's headers ask for.
+    """What a request's headers ask for; `text` is the headers as the client sent them.
 
-    `holds`: the outcome matters, so the message is settled by the worker's REPLY and not by being
-    handed over. `for_worker` is the text that the worker is given: the client's own, unless we must
-    learn the outcome and the client did not ask for it.
+    `wants_reply`: the client waits for the result. `awaits_outcome`: with guarantee, retry-count or
+    timeout the message is settled by the worker's REPLY; without any of these, by being handed
+    over. `for_worker` is the text that the worker gets: the client's own, with `reply-requested`
+    added where we must learn the outcome and the client did not ask for it.
     """
 
     text: str
-    answers: bool
+    wants_reply: bool
     guarantee: bool
-    holds: bool
+    awaits_outcome: bool
     retry_count: int
     timeout_s: float | None
     for_worker: str
@@ -67,25 +73,26 @@ class RequestOptions(msgspec.Struct, frozen=True):
     headers: Headers
 
 
-def read_terms(text: str) -> RequestOptions:
+def read_options(text: str) -> RequestOptions:
+    """What these headers ask for. Clients repeat the same text, so it is parsed once."""
     return _read_cached(text) if len(text) <= _CACHED_CHARACTERS else _read(text)
 
 
 def _read(text: str) -> RequestOptions:
     headers = Headers.parse(text)
-    answers, guarantee = headers.reply_requested, headers.guarantee
+    wants_reply, guarantee = headers.reply_requested, headers.guarantee
     retry_count, timeout_s = headers.retry_count, headers.timeout_s
-    holds = guarantee or retry_count > 0 or timeout_s is not None
+    awaits_outcome = guarantee or retry_count > 0 or timeout_s is not None
     for_worker = text
-    if holds and not answers:
+    if awaits_outcome and not wants_reply:
         for_worker = str(headers.without("reply-requested").having("reply-requested"))
     properties = headers.properties()
-    content_type = properties.pop(_CONTENT_TYPE, "")
+    content_type = properties.pop(CONTENT_TYPE, "")
     return RequestOptions(
         text,
-        answers,
+        wants_reply,
         guarantee,
-        holds,
+        awaits_outcome,
         retry_count,
         timeout_s,
         for_worker,
@@ -99,8 +106,8 @@ _read_cached = lru_cache(maxsize=4096)(_read)
 
 
 def content_type_of(payload: bytes, declared: str = "") -> str:
-    """As the header `content-type` has it. What is deployed writes JSON arrays and objects and says
-    nothing about it, so these are recognized; other bytes are bytes."""
+    """The header `content-type`, or a guess: deployed clients send JSON arrays and objects without
+    such a header, so these are recognized; anything else is bytes."""
     if declared:
         return declared
     if payload[:1] not in (b"[", b"{"):
@@ -113,12 +120,12 @@ def content_type_of(payload: bytes, declared: str = "") -> str:
 
 
 def foreign_headers(envelope: Envelope) -> str:
-    """Headers for a job that did not come as a REQUEST: the worker's REPLY settles it."""
+    """Headers for a job of another protocol; the worker's REPLY settles it."""
     return str(Headers.of(reply_requested=True, properties=_with_content_type(envelope)))
 
 
 def call_headers(envelope: Envelope, seconds_left: float) -> str:
-    """Headers for a call from another protocol. The deployed worker reads whole seconds only."""
+    """Headers for a call of another protocol. Deployed workers read whole seconds only."""
     return str(
         Headers.of(
             reply_requested=True,
@@ -131,11 +138,14 @@ def call_headers(envelope: Envelope, seconds_left: float) -> str:
 def _with_content_type(envelope: Envelope) -> dict[str, Property]:
     if envelope.content_type in (BYTES, ""):
         return envelope.properties
-    return {**envelope.properties, _CONTENT_TYPE: envelope.content_type}
+    return {**envelope.properties, CONTENT_TYPE: envelope.content_type}
 
 
 def is_timeout(result: bytes) -> bool:
-    """Does a worker report that the job took too long? Any other REPLY is success."""
+    """Whether a worker reports a timeout.
+
+    Any other REPLY is success: a deployed job manager reports an exception like a result.
+    """
     if b"TimeoutError" not in result:
         return False
     try:
@@ -145,10 +155,17 @@ def is_timeout(result: bytes) -> bool:
 
 
 def failure(error: str, attempts: int) -> bytes:
-    """What a client is told of a request that nobody could do."""
-    return _encode({"error": error, "attempts": attempts})
+    """The result that a client gets when its request failed for good."""
+    return encode({"error": error, "attempts": attempts})
 
 
 def failure_of_call(error: CrosswireError, attempts: int) -> bytes:
+    """The result for a failed call: the code where the hub has one, else the description."""
     named = isinstance(error, NoProvider | CallTimeout | ProviderLost)
     return failure(code_of(error) if named else str(error), attempts)
+
+
+def without_times(headers: str) -> str:
+    """A schedule's headers without those about the schedule: the headers of its requests."""
+    parsed = Headers.parse(headers)
+    return str(parsed.without(*_ONLY_FOR_SCHEDULES)) if parsed.items else ""

@@ -1,22 +1,24 @@
-"""eMQP's door for workers: they take jobs from queues, and calls of the services of their names.
+"""eMQP's gateway for workers: they get jobs from queues, and calls of the services of that name.
 
-A worker of queue Q gets messages of `queue/Q` from any protocol, and provides `service/Q`. Every
-READY is room for one more, whichever of the two it is. A message that came as a REQUEST leaves as
-it came; any other leaves with its bytes as they are, its properties as headers, and with
-`reply-requested`: the worker's REPLY settles it. A call is a REQUEST with a timeout, whose queue is
-NAME or NAME/METHOD and whose answer is the REPLY, byte for byte.
+    INFORM, READY   ← messages of queue/Q from any protocol, and calls of service/Q
+    REPLY           settles the message, or answers the call
+
+Every READY is room for one more, a message or a call. A message that came as a REQUEST leaves as it
+came. Any other leaves with its payload unchanged, its properties as headers, and `reply-requested`:
+the worker's REPLY settles it. A call is a REQUEST with a timeout, whose queue is NAME or
+NAME/METHOD and whose answer is the REPLY, byte for byte.
 """
 
 from __future__ import annotations
 
 import logging
-import zlib
 from collections.abc import Iterator
 from typing import Final
 
 from crosswire.envelope import Envelope
 from crosswire.errors import CallTimeout, Forbidden, HubError, ProviderFailed, TooLargeToSend
 from crosswire.gateways.context import GatewayContext
+from crosswire.gateways.emqp.broker import AssignedJob
 from crosswire.gateways.emqp.gateway import EmqpGateway
 from crosswire.gateways.emqp.messages import (
     HEADERS,
@@ -28,7 +30,7 @@ from crosswire.gateways.emqp.messages import (
     failure,
     foreign_headers,
     is_timeout,
-    read_terms,
+    read_options,
 )
 from crosswire.hub.attachment import Attachment, Consumer, Delivery, Window
 from crosswire.hub.services import Provider
@@ -37,44 +39,17 @@ from crosswire.wire.emqp.events import PeerInformed, PeerLeaving, ReplyReceived,
 from crosswire.wire.emqp.frames import Queue
 from crosswire.wire.emqp.states import State
 
-__all__ = ["AssignedJob", "WorkerGateway"]
+__all__ = ["WorkerGateway"]
 
 _GRACE_S: Final = 2.0
-"""How much longer than the worker we wait for a job's end, so that its answer wins."""
+"""How long after a job's timeout the hub fails it: the worker's own report comes first."""
 
 _LEFT: Final = "the worker left before it answered"
 
 
-class AssignedJob:
-    """What a worker was given and has not answered.
-
-    `source` is where it came from: a queue's attachment, a provider, or nothing for a message that
-    was settled when it was handed over and whose client waits for the result. `terms` are those of
-    a REQUEST, none for what another protocol brought.
-    """
-
-    __slots__ = ("attempt", "envelope", "msgid", "queue", "since", "source", "terms")
-
-    def __init__(
-        self,
-        msgid: str,
-        queue: str,
-        envelope: Envelope,
-        source: Attachment | Provider | None,
-        terms: RequestOptions | None,
-        attempt: int,
-        since: float,
-    ) -> None:
-        self.msgid = msgid
-        self.queue = queue
-        self.envelope = envelope
-        self.source = source
-        self.terms = terms
-        self.attempt = attempt
-        self.since = since
-
-
 class WorkerGateway(EmqpGateway):
+    """A worker, registered by INFORM for queues with weights."""
+
     def __init__(self, context: GatewayContext, listener: str) -> None:
         super().__init__(context, listener)
         self.queues: tuple[Queue, ...] = ()
@@ -82,17 +57,25 @@ class WorkerGateway(EmqpGateway):
         self.processed = 0
         self._window = Window(0, granted=True)
         self._jobs: dict[str, list[AssignedJob]] = {}
+        """By message id. Two clients may use the same: then the oldest is answered first."""
         self._stand_ins: dict[str, Attachment] = {}
 
     def jobs(self) -> Iterator[AssignedJob]:
+        """Jobs and calls that it has not answered."""
         return (job for jobs in self._jobs.values() for job in jobs)
 
     @property
     def is_busy(self) -> bool:
+        """Whether it has jobs or calls that it has not answered."""
         return bool(self._jobs) or super().is_busy
 
+    # Connecting: INFORM, READY, KBAI.
+
     def receive(self, events: list[Event]) -> None:
-        """What was offered before the last INFORM belongs to an earlier conversation."""
+        """Settle answered jobs, then offer the free slots, once for all events of a read.
+
+        Slots that were offered before the last INFORM are void: that starts the worker anew.
+        """
         slots = 0
         settled: dict[Attachment, list[int]] = {}
         for event in events:
@@ -112,15 +95,13 @@ class WorkerGateway(EmqpGateway):
         for attachment, ids in settled.items():
             attachment.settle(ids, now)
             self._relieve(attachment)
-        if slots and self.wire.state is State.REGISTERED:
+        if slots and self.connection.state is State.REGISTERED:
             self._window.grant(slots, now)
         if self.broker.stopping:
             self.broker.check_stopped()
 
-    # Coming and going.
-
     def _register(self, event: PeerInformed) -> None:
-        """A second INFORM starts anew: what the worker had is given to others."""
+        """A second INFORM starts the worker anew: the jobs that it had are given to others."""
         self._start_anew()
         if self.broker.stopping:
             return
@@ -141,11 +122,11 @@ class WorkerGateway(EmqpGateway):
         self.queues = tuple((weight, name) for name, weight in allowed.items())
         self.queue_names = frozenset(allowed)
         self._provide(window)
-        self.wire.send_ack(event.msgid)
+        self.connection.send_ack(event.msgid)
         self.broker.enlist(self)
 
     def _provide(self, window: Window) -> None:
-        """Who may work for a queue need not be allowed to answer calls."""
+        """Serve the services of its queues' names, where the user may: it is a right of its own."""
         may = self.context.access.may
         names = [name for name in self.queue_names if "/" not in name]
         services = [
@@ -160,16 +141,14 @@ class WorkerGateway(EmqpGateway):
     def _start_anew(self) -> None:
         self._lose_jobs()
         self.broker.dismiss(self)
-        now = self.context.now()
         for attachment in list(self.attachments):
             self.detach(attachment)
         for provider in list(self.providers):
-            provider.close(now)
-        self.providers.clear()
+            self.withdraw(provider)
         self._stand_ins.clear()
 
     def _retire(self) -> None:
-        """It said KBAI: nothing more for it, but its results are still taken."""
+        """After its KBAI it gets nothing more, but its results are still accepted."""
         self._window.close()
         self.broker.dismiss(self)
         self._close_idle_providers()
@@ -177,31 +156,34 @@ class WorkerGateway(EmqpGateway):
     def _close_idle_providers(self) -> None:
         for provider in list(self.providers):
             if not provider.calls:
-                self.providers.discard(provider)
-                provider.close(self.context.now())
+                self.withdraw(provider)
 
     def wind_down(self) -> None:
+        """Send the goodbye; give it nothing more, but accept its results."""
         self._retire()
-        self.wire.leave()
+        self.connection.leave()
         self.session.wake()
 
     def drain(self) -> None:
+        """Give it nothing new: one window serves its queues and its services."""
         self._window.close()
 
     def leave(self) -> None:
+        """Give its jobs to others and free its identity, each step even if another raises."""
         self._run("leave", self._lose_jobs)
         self._run("leave", self.broker.dismiss, self)
         super().leave()
         self.broker.check_stopped()
 
     def _lose_jobs(self) -> None:
-        """Given back in their old order: the last one goes to the front first."""
+        """Fail all its jobs, the newest first: each returns to the front of its queue, so that
+        they end up in their old order."""
         jobs, self._jobs = self._jobs, {}
         now = self.context.now()
         for job in reversed([job for each in jobs.values() for job in each]):
             self._fail(job, _LEFT, now, lost=True)
 
-    # Standing in for those whom nobody consumes.
+    # Consume: queues without a consumer.
 
     def stand_in(self, destination: str) -> None:
         """Take the requests of this queue too, while nobody else does."""
@@ -213,6 +195,7 @@ class WorkerGateway(EmqpGateway):
             return
         broker = self.broker
 
+        # Only requests of eMQP clients: messages of other protocols wait for a real consumer.
         def choice(envelope: Envelope) -> bool:
             return envelope.protocol == self.protocol and not broker.is_consumed(destination)
 
@@ -230,7 +213,7 @@ class WorkerGateway(EmqpGateway):
         self.attachments.add(attachment)
 
     def step_down(self, destination: str) -> None:
-        """Somebody consumes it. What this worker has of it, it may finish."""
+        """Stop standing in: the queue has a consumer. Jobs that it has, it may finish first."""
         attachment = self._stand_ins.get(destination)
         if isinstance(attachment, Consumer) and not attachment.held:
             del self._stand_ins[destination]
@@ -241,11 +224,12 @@ class WorkerGateway(EmqpGateway):
         if destination in self._stand_ins and self.broker.is_consumed(destination):
             self.step_down(destination)
 
-    # Jobs.
+    # Consume: jobs.
 
     def deliver(self, attachment: Attachment, deliveries: list[Delivery]) -> None:
-        wire = self.wire
-        if wire.state is not State.REGISTERED:
+        """Send jobs as REQUESTs: kept until their REPLY where the outcome matters, else settled."""
+        connection = self.connection
+        if connection.state is not State.REGISTERED:
             return
         now = self.context.now()
         queue = attachment.destination[6:]
@@ -266,22 +250,22 @@ class WorkerGateway(EmqpGateway):
             text = native.get(HEADERS, b"")
             if text != last_text:
                 last_text = text
-                terms = read_terms(text.decode())
-                headers = terms.for_worker
+                options = read_options(text.decode())
+                headers = options.for_worker
             name = native[QUEUE].decode() if QUEUE in native else queue
             known = native[MSGID] if MSGID in native else self._made_up(envelope).encode()
             job = (known, name, headers, envelope.payload)
             if not self._fits(job, envelope, unfit):
                 continue
-            if terms.holds:
-                self._keep(known.decode(), queue, delivery, attachment, terms, now)
+            if options.awaits_outcome:
+                self._keep(known.decode(), queue, delivery, attachment, options, now)
             else:
                 settled.append(envelope.id)
-                if terms.answers:
+                if options.wants_reply:
                     self.hub.watched.pop(envelope.id, None)
-                    self._keep(known.decode(), queue, delivery, None, terms, now)
+                    self._keep(known.decode(), queue, delivery, None, options, now)
             requests.append(job)
-        wire.send_requests(requests)
+        connection.send_requests(requests)
         self.processed += len(requests)
         self.broker.processed[queue] += len(requests)
         self.session.wake()
@@ -290,7 +274,7 @@ class WorkerGateway(EmqpGateway):
         for identifier, cause in unfit:
             attachment.refuse([identifier], now, cause=cause)
         if unfit:
-            # The slots that they were meant for are still free.
+            # The window is granted by READY alone: refusing does not free the slots again.
             self._window.grant(len(unfit), now)
 
     def _fits(
@@ -299,16 +283,16 @@ class WorkerGateway(EmqpGateway):
         envelope: Envelope,
         unfit: list[tuple[int, str]],
     ) -> bool:
-        """Can the worker be given this job? If not, it is `unfit`, and why."""
+        """Whether the worker can be sent this job; if not, it goes to `unfit` with the cause."""
         try:
-            self.wire.require_room(*job)
+            self.connection.require_room(*job)
         except TooLargeToSend as error:
             unfit.append((envelope.id, f"too large for eMQP: {error}"))
             return False
         return True
 
     def _made_up(self, envelope: Envelope) -> str:
-        """An id for what came without one; the same each time that it is tried."""
+        """A message id for a message without one; the same in each attempt."""
         return f"{envelope.node}-{envelope.id}"
 
     def _keep(
@@ -317,16 +301,16 @@ class WorkerGateway(EmqpGateway):
         queue: str,
         delivery: Delivery,
         source: Attachment | None,
-        terms: RequestOptions | None,
+        options: RequestOptions | None,
         now: float,
     ) -> None:
-        job = AssignedJob(msgid, queue, delivery.envelope, source, terms, delivery.attempt, now)
+        job = AssignedJob(msgid, queue, delivery.envelope, source, options, delivery.attempt, now)
         self._jobs.setdefault(msgid, []).append(job)
-        if terms is not None and terms.timeout_s is not None:
-            self.broker.limit(self, job, now + terms.timeout_s + _GRACE_S)
+        if options is not None and options.timeout_s is not None:
+            self.broker.limit(self, job, now + options.timeout_s + _GRACE_S)
 
     def _drop(self, job: AssignedJob) -> bool:
-        """It is over; False if it was before."""
+        """Forget a job that is over; False if it was over before."""
         jobs = self._jobs.get(job.msgid, [])
         if job not in jobs:
             return False
@@ -346,23 +330,24 @@ class WorkerGateway(EmqpGateway):
         if is_timeout(event.message):
             self._fail(job, "timeout", now)
         elif isinstance(job.source, Provider):
-            job.source.answer(job.envelope.id, self._response(event.message), now)
+            answer = self.response(event.message, content_type_of(event.message))
+            job.source.answer(job.envelope.id, answer, now)
         else:
-            if job.terms is not None and job.terms.answers:
+            if job.options is not None and job.options.wants_reply:
                 self.broker.answer(job.envelope, event.message)
             if job.source is not None:
                 settled.setdefault(job.source, []).append(job.envelope.id)
-        if self.wire.state is State.LEAVING:
+        if self.connection.state is State.LEAVING:
             self._close_idle_providers()
 
     def _on_late_reply(self, event: ReplyReceived) -> None:
-        """For what it had before its connection broke; or for nobody."""
+        """A result for a job that it had before its connection broke, or for no job at all."""
         envelope = None
         if not is_timeout(event.message):
             envelope = self.broker.claim(self, event.request or "")
         if envelope is None:
             self.context.count("unclaimed", self.protocol)
-        elif read_terms(envelope.native.get(HEADERS, b"").decode()).answers:
+        elif read_options(envelope.native.get(HEADERS, b"").decode()).wants_reply:
             self.broker.answer(envelope, event.message)
 
     def surrender(self, msgid: str, identifier: int) -> bool:
@@ -374,37 +359,25 @@ class WorkerGateway(EmqpGateway):
                 return True
         return False
 
-    def _response(self, message: bytes) -> Envelope:
-        return Envelope(
-            destination="",
-            kind="response",
-            payload=message,
-            protocol=self.protocol,
-            connection=self.id,
-            principal=self.principal,
-            content_type=content_type_of(message),
-            crc=zlib.crc32(message),
-        )
-
     def overdue(self, job: AssignedJob, now: float) -> None:
-        """The worker did not even say that the job took too long."""
+        """Fail a job whose timeout passed without a report of the worker."""
         if self._drop(job):
             self._fail(job, "timeout", now)
 
     def _fail(self, job: AssignedJob, cause: str, now: float, *, lost: bool = False) -> None:
-        """Once more, or never again; it took too long, or was `lost` with its worker."""
-        terms, source = job.terms, job.source
+        """Retry a job, or fail it for good: it took too long, or was `lost` with its worker."""
+        options, source = job.options, job.source
         if isinstance(source, Provider):
-            # A provider that is gone is told from one that was slow by the hub itself.
+            # With a worker that is gone its provider is closed, and the hub reports ProviderLost.
             if not lost:
                 source.fail(job.envelope.id, CallTimeout("the worker took too long"), now)
             return
-        if terms is None:
+        if options is None:
             assert source is not None
             source.refuse([job.envelope.id], now, cause=cause, delay_s=0.0 if lost else None)
             return
-        final = self._is_final(job, terms, lost)
-        if final and terms.answers:
+        final = self._is_final(job, options, lost)
+        if final and options.wants_reply:
             self.broker.answer(job.envelope, failure(cause, job.attempt))
         if source is not None:
             if lost and not final:
@@ -414,21 +387,26 @@ class WorkerGateway(EmqpGateway):
             )
             self._relieve(source)
 
-    def _is_final(self, job: AssignedJob, terms: RequestOptions, lost: bool) -> bool:
-        """A guaranteed job whose worker dies is given to another, as often as the queue allows."""
+    def _is_final(self, job: AssignedJob, options: RequestOptions, lost: bool) -> bool:
+        """Whether a job that failed is not tried again.
+
+        `retry-count` allows more attempts; a guaranteed job whose worker is gone is given to
+        another one up to the queue's `max_attempts`.
+        """
         if job.source is None:
             return True
-        if job.attempt <= terms.retry_count:
+        if job.attempt <= options.retry_count:
             return False
-        if not (lost and terms.guarantee) or not isinstance(job.source, Consumer):
+        if not (lost and options.guarantee) or not isinstance(job.source, Consumer):
             return True
         most = job.source.backlog.retry.max_attempts
         return 0 < most <= job.attempt
 
-    # Calls from other protocols.
+    # Serve.
 
     def request(self, provider: Provider, requests: list[Delivery]) -> None:
-        if self.wire.state is not State.REGISTERED:
+        """Send calls as REQUESTs with a timeout."""
+        if self.connection.state is not State.REGISTERED:
             return
         now = self.context.now()
         unfit = 0
@@ -438,20 +416,20 @@ class WorkerGateway(EmqpGateway):
             msgid = self._made_up(envelope)
             headers = call_headers(envelope, provider.calls[envelope.id].due - now)
             try:
-                self.wire.require_room(msgid.encode(), name, headers, envelope.payload)
+                self.connection.require_room(msgid.encode(), name, headers, envelope.payload)
             except TooLargeToSend as error:
                 provider.fail(envelope.id, ProviderFailed("invalid_request", str(error)), now)
                 unfit += 1
                 continue
             job = AssignedJob(msgid, name, envelope, provider, None, delivery.attempt, now)
             self._jobs.setdefault(msgid, []).append(job)
-            self.wire.send_request(name, headers, envelope.payload, msgid=msgid)
+            self.connection.send_request(name, headers, envelope.payload, msgid=msgid)
         self.session.wake()
         if unfit:
             self._window.grant(unfit, now)
 
     def cancel(self, provider: Provider, ids: list[int]) -> None:
-        """The worker does it all the same; its REPLY is for nobody."""
+        """Forget these calls: eMQP can't cancel a job, and its REPLY will be dropped."""
         gone = set(ids)
         for job in [job for job in self.jobs() if job.source is provider]:
             if job.envelope.id in gone:

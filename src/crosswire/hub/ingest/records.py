@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
 from crosswire.envelope import Envelope, parse_destination
 from crosswire.errors import InvalidDestination, InvalidEnvelope, RecordDamaged
+from crosswire.hub.damage import DamageReports
+from crosswire.store.contract import Store
 from crosswire.store.records import Count, reader
-
-if TYPE_CHECKING:
-    from crosswire.hub.hub import Hub
-    from crosswire.store.contract import Store
 
 __all__ = [
     "CHUNKS",
@@ -212,16 +210,17 @@ class StagedAttempt:
         return self._number.to_bytes(8) + b"".join(index.to_bytes(4) for index in numbers)
 
 
-def recover(hub: Hub) -> Iterator[tuple[ProducerKey, int, str, StagedAttempt]]:
+def recover(
+    store: Store, damage: DamageReports
+) -> Iterator[tuple[ProducerKey, int, str, StagedAttempt]]:
     """What was staged before a restart. A record that can't be used is set aside."""
-    store = hub.store
     attempts: dict[int, StagedAttempt] = {}
     for key, value in store.load(_PARTS):
         number, part = int.from_bytes(key[:8]), int.from_bytes(key[8:])
         try:
             record = _read_record(value)
         except RecordDamaged as error:
-            hub.set_aside_state(_PARTS, key, value, error)
+            damage.set_aside_state(_PARTS, key, value, error)
             continue
         attempt = attempts.get(number)
         if attempt is None:

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Final
 
 import msgspec
 
+from crosswire.commitlog.contract import Receipt
+from crosswire.envelope import Envelope
 from crosswire.errors import (
     AttemptLost,
     BatchConflict,
@@ -28,6 +30,8 @@ from crosswire.errors import (
     StagingFull,
     UnknownMessage,
 )
+from crosswire.hub.core import Core
+from crosswire.hub.destinations import Destinations
 from crosswire.hub.ingest import records as staged
 from crosswire.hub.ingest.records import (
     CHUNKS,
@@ -40,13 +44,10 @@ from crosswire.hub.ingest.records import (
     sum_totals,
     unpack,
 )
-from crosswire.hub.receipt import Receipt
+from crosswire.hub.policies import StagingLimits
 from crosswire.store.records import Count, reader
 
-if TYPE_CHECKING:
-    from crosswire.hub.hub import Hub
-
-__all__ = ["BatchCommit", "BatchProducer", "Staging", "StagingLimits"]
+__all__ = ["BatchCommit", "BatchProducer", "Staging"]
 
 _PRODUCERS: Final = "producer"
 _MOVED: Final = "moved"
@@ -57,21 +58,6 @@ _ONCE_S: Final = 3600.0
 _NAME_BYTES: Final = 200
 _CHUNK_KEY: Final = 16
 """Attempt, part and chunk, as `staged` has them."""
-
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-
-
-class StagingLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What waits for its commit: how much, and for how long nobody may work on its batch.
-
-    `part_bytes` bounds one part on its way in, `producers` how many are remembered.
-    """
-
-    staged_bytes: Positive = 4 * 1024 * 1024 * 1024
-    staged_s: Annotated[float, msgspec.Meta(gt=0)] = 86_400.0
-    attempts: Positive = 10_000
-    producers: Positive = 10_000
-    part_bytes: Positive = 16 * 1024 * 1024
 
 
 class _BatchRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -148,11 +134,23 @@ class BatchProducer:
 class Staging:
     """What is staged in this hub, and how far its producers are."""
 
-    def __init__(self, hub: Hub, limits: StagingLimits) -> None:
+    def __init__(
+        self,
+        core: Core,
+        destinations: Destinations,
+        limits: StagingLimits,
+        *,
+        take_over: Callable[[Sequence[Envelope], float], None],
+    ) -> None:
+        """`take_over` accepts messages whose acceptance was promised: `Intake.take_over`."""
         self.limits = limits
         self.staged_bytes = 0
         self.attempts = 0
-        self._hub = hub
+        self._core = core
+        self._store = core.store
+        self._commits = core.commits
+        self._destinations = destinations
+        self._take_over = take_over
         self._batches: dict[tuple[ProducerKey, int], _StagedBatch] = {}
         self._producers: dict[ProducerKey, BatchProducer] = {}
 
@@ -184,7 +182,7 @@ class Staging:
             self._check_room(owner, attempt, part, now)
             attempt = self._keep(owner, batch, name, part, now)
         self._batches[owner, batch].touched = now
-        receipt = self._hub.committed()
+        receipt = self._commits.committed()
         kept = attempt
         receipt.add_done_callback(lambda done: _note_written(kept, number + 1, done))
         return receipt
@@ -195,7 +193,7 @@ class Staging:
         found = self._batches.setdefault((owner, batch), _StagedBatch(now))
         attempt = found.attempts.get(name)
         if attempt is None:
-            store = self._hub.store
+            store = self._store
             attempt = found.attempts[name] = StagedAttempt(store, store.reserve(1))
             self.attempts += 1
         attempt.stage(owner, batch, name, part)
@@ -206,7 +204,7 @@ class Staging:
         self, owner: ProducerKey, attempt: StagedAttempt | None, part: StagedPart, now: float
     ) -> None:
         limits = self.limits
-        obstacle = self._hub.store.obstacle(now)
+        obstacle = self._store.obstacle(now)
         if obstacle is not None:
             raise obstacle
         if self.staged_bytes + part.size_bytes > limits.staged_bytes:
@@ -233,16 +231,16 @@ class Staging:
 
     def _check_destinations(self, totals: Totals) -> None:
         """Raises DestinationFull if one of them would not take so much."""
-        known, most = self._hub.store.destinations(), self._hub.store.limits.destinations
+        known, most = self._store.destinations(), self._store.limits.destinations
         if len(known) + sum(name not in known for name in totals) > most:
             raise DestinationFull(f"more than {most} destinations")
         for name, (count, size) in totals.items():
             if not name.startswith("queue/"):
                 continue
-            queue = self._hub.queue(name) if name in known else None
+            queue = self._destinations.queue(name) if name in known else None
             length = queue.length if queue is not None else 0
             size_bytes = queue.size_bytes if queue is not None else 0
-            policy = self._hub.queue_policy(name)
+            policy = self._destinations.queue_policy(name)
             if not policy.takes(length + count, size_bytes + size):
                 raise DestinationFull(
                     f"{name} has no room for {count} messages of {size} bytes: it holds"
@@ -295,12 +293,12 @@ class Staging:
         self._check_producers(owner)
         attempts = self._find(owner, batch, named)
         totals = sum_totals(attempts)
-        obstacle = self._hub.store.obstacle(now) if attempts else None
+        obstacle = self._store.obstacle(now) if attempts else None
         if obstacle is not None:
             raise obstacle
         self._check_destinations(totals)
         for name in totals:
-            self._hub.store.number(name)
+            self._store.number(name)
         self._decide(owner, batch, run, once, attempts, now)
         return self._producers[owner].commit
 
@@ -345,7 +343,7 @@ class Staging:
         messages = sum(attempt.messages for attempt in attempts)
         numbers = [attempt.number for attempt in attempts]
         record = _BatchRecord(owner, batch, run, once, messages, now, numbers)
-        self._hub.store.save(_PRODUCERS, _encode(owner), _encode(record))
+        self._store.save(_PRODUCERS, _encode(owner), _encode(record))
         producer = self._producers[owner] = BatchProducer(record, now)
         self._drop_upto(owner, batch, keep=set(numbers))
         producer.begin(attempts)
@@ -353,7 +351,7 @@ class Staging:
 
     def _step(self, producer: BatchProducer, now: float) -> None:
         """Take over some chunks: what is done here reaches the disk together or not at all."""
-        hub, store = self._hub, self._hub.store
+        store = self._store
         messages = size_bytes = 0
         key = b""
         while producer.chunks and messages < _STEP_MESSAGES and size_bytes < _STEP_BYTES:
@@ -363,11 +361,11 @@ class Staging:
             chunk = attempt.take(key)
             try:
                 envelopes = unpack(chunk)
-                hub.take_over(envelopes, now)
+                self._take_over(envelopes, now)
                 messages += len(envelopes)
             except HubError as error:
                 # All was checked when it was staged: only a damaged disk gets here.
-                hub.set_aside_state(CHUNKS, key, chunk or b"", error)
+                self._core.damage.set_aside_state(CHUNKS, key, chunk or b"", error)
         owner = _encode(producer.record.owner)
         if producer.chunks:
             store.save(_MOVED, owner, key)
@@ -379,20 +377,20 @@ class Staging:
             store.drop(_MOVED, owner)
             store.save(_PRODUCERS, owner, _encode(producer.record))
         self._wait_for_disk(producer)
-        hub.pump(now)
+        self._core.loop.pump(now)
 
     def _wait_for_disk(self, producer: BatchProducer) -> None:
-        self._hub.committed().add_done_callback(lambda written: self._go_on(producer, written))
+        self._commits.committed().add_done_callback(lambda written: self._go_on(producer, written))
 
     def _go_on(self, producer: BatchProducer, written: Receipt) -> None:
-        hub = self._hub
         if written.error is not None:
             # What was taken over is kept for the next group: it is only waited for again.
-            hub.call_at(hub.now + _RETRY_S, lambda _now: self._wait_for_disk(producer))
+            due = self._core.loop.now + _RETRY_S
+            self._core.timers.at(due, lambda _now: self._wait_for_disk(producer))
         elif producer.chunks:
-            self._step(producer, hub.now)
+            self._step(producer, self._core.loop.now)
         else:
-            hub.finish(producer.commit.receipt)
+            self._commits.finish(producer.commit.receipt)
 
     # Dropping.
 
@@ -410,7 +408,7 @@ class Staging:
             self.staged_bytes -= attempt.size_bytes
         self.attempts -= len(dropped)
         if dropped:
-            self._hub.store.request(urgent=False)
+            self._commits.request(urgent=False)
         return len(dropped)
 
     def _drop_upto(self, owner: ProducerKey, batch: int, *, keep: set[int]) -> None:
@@ -442,8 +440,8 @@ class Staging:
 
     def _forget(self, owner: ProducerKey) -> None:
         del self._producers[owner]
-        self._hub.store.drop(_PRODUCERS, _encode(owner))
-        self._hub.store.request(urgent=False)
+        self._store.drop(_PRODUCERS, _encode(owner))
+        self._commits.request(urgent=False)
 
     # What there is.
 
@@ -460,25 +458,25 @@ class Staging:
     def recover(self, now: float) -> None:
         """Take up what was staged, and go on with what was decided."""
         attempts: dict[int, StagedAttempt] = {}
-        for owner, batch, name, attempt in staged.recover(self._hub):
+        for owner, batch, name, attempt in staged.recover(self._store, self._core.damage):
             attempts[attempt.number] = attempt
             self._batches.setdefault((owner, batch), _StagedBatch(now)).attempts[name] = attempt
         self.attempts = len(attempts)
         self.staged_bytes = sum(attempt.size_bytes for attempt in attempts.values())
-        for key, value in self._hub.store.load(_PRODUCERS):
+        for key, value in self._store.load(_PRODUCERS):
             try:
                 record = _read_record(value)
                 if _encode(record.owner) != key or not isfinite(record.time):
                     raise RecordDamaged(f"the producer {record.owner.producer[:80]!r} is not one")
             except RecordDamaged as error:
-                self._hub.set_aside_state(_PRODUCERS, key, value, error)
+                self._core.damage.set_aside_state(_PRODUCERS, key, value, error)
                 continue
             self._resume(record, attempts, now)
 
     def _lost(self, number: int) -> StagedAttempt:
         """An attempt of a committed batch without a record of any of its parts."""
         self.attempts += 1
-        return StagedAttempt(self._hub.store, number)
+        return StagedAttempt(self._store, number)
 
     def _resume(self, record: _BatchRecord, attempts: dict[int, StagedAttempt], now: float) -> None:
         producer = self._producers[record.owner] = BatchProducer(record, now)
@@ -490,10 +488,10 @@ class Staging:
         # Where the record of a part is damaged, what it was about is there all the same.
         is_damaged = sum(attempt.messages for attempt in found) != record.messages
         owner = _encode(record.owner)
-        moved = self._hub.store.get(_MOVED, owner)
+        moved = self._store.get(_MOVED, owner)
         if moved is not None and not _is_chunk_of(record.attempts, moved):
             damaged = RecordDamaged(f"how far {record.owner.producer} was taken over is unknown")
-            self._hub.set_aside_state(_MOVED, owner, moved, damaged)
+            self._core.damage.set_aside_state(_MOVED, owner, moved, damaged)
             # What was taken over before is not there any more: the chunks tell how far it went.
             moved, is_damaged = b"", True
         if is_damaged:
@@ -504,7 +502,7 @@ class Staging:
         producer.begin(found, moved or b"")
         left = sum(size for _, _, size in producer.chunks)
         self.staged_bytes += left - sum(attempt.size_bytes for attempt in found)
-        self._hub.call_at(now, lambda at: self._step(producer, at))
+        self._core.timers.at(now, lambda at: self._step(producer, at))
 
 
 def _is_chunk_of(attempts: Sequence[int], key: bytes) -> bool:

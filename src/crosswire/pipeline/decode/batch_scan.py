@@ -22,6 +22,7 @@ from crosswire.pipeline.decode.connection_index import DIRECTION_NAMES, Connecti
 from crosswire.pipeline.decode.connection_rows import ConnectionRows, Direction, ScannedSoFar
 from crosswire.pipeline.decode.contract import Describe, DescriptionColumns, FrameRows, Readings
 from crosswire.pipeline.decode.readings.contract import Reading
+from crosswire.pipeline.decode.row_schema import ARROW, FRAMES, OF_MESSAGES
 from crosswire.pipeline.decode.scanners.fallback import DecoderOutput, scan_and_decode
 from crosswire.pipeline.decode.scanners.scanner import (
     DECODER_ONLY,
@@ -30,7 +31,6 @@ from crosswire.pipeline.decode.scanners.scanner import (
     BulkScanner,
     Columns,
 )
-from crosswire.pipeline.tables.decoded import ARROW, FRAMES, OF_MESSAGES
 from crosswire.wire import PROTOCOL_NAMES, protocol
 from crosswire.wire.contract import Decoder, Placed
 

@@ -21,10 +21,10 @@ from crosswire.pipeline.decode.arrow_batches import Batches
 from crosswire.pipeline.decode.batch_scan import BatchScan, ColumnarProtocol, columnar_protocol
 from crosswire.pipeline.decode.connection_index import ConnectionIndex
 from crosswire.pipeline.decode.connection_rows import MOST_OPEN, WIRE_COLUMNS, ConnectionRows
+from crosswire.pipeline.decode.row_schema import ARROW
+from crosswire.pipeline.decode.state_spill import States
 from crosswire.pipeline.decode.text import by_code
 from crosswire.pipeline.decode.wire_batch import WireBatch
-from crosswire.pipeline.stream.state_spill import States
-from crosswire.pipeline.tables.decoded import ARROW
 
 __all__ = ["ColumnarDecoder"]
 
@@ -35,7 +35,7 @@ _Key = tuple[str, str]
 
 class ColumnarDecoder:
     """Takes batches of bronze.wire, each connection's rows in order; gives rows of
-    `tables.decoded` in no particular order: exactly those that `ConnectionRows` gives.
+    `decode.row_schema` in no particular order: exactly those that `ConnectionRows` gives.
 
     A connection is over when both its directions have ended; where connections are `grouped`, one
     after the other, when the next one begins. Of those that are not over, the `most_open` latest

@@ -16,9 +16,9 @@ from crosswire.lake.schemas import BACKWARD, FORWARD
 from crosswire.pipeline.decode.arrays import NONE, Flags, Numbers
 from crosswire.pipeline.decode.arrow_batches import BATCH_ROWS
 from crosswire.pipeline.decode.connection_rows import ConnectionRows, Direction
+from crosswire.pipeline.decode.row_schema import ARROW, DIRECTIONS
 from crosswire.pipeline.decode.text import Coded, Decimal, Fixed, TextPart, json_parts, text, words
 from crosswire.pipeline.decode.wire_batch import INTRODUCTION, WireBatch
-from crosswire.pipeline.tables.decoded import ARROW, DIRECTIONS
 
 __all__ = ["DIRECTION_NAMES", "ConnectionIndex"]
 

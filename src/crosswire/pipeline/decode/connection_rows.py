@@ -19,7 +19,7 @@ from crosswire.pipeline.decode.arrays import Bytes, Numbers
 from crosswire.pipeline.decode.arrow_batches import Batches
 from crosswire.pipeline.decode.readings import reading_of
 from crosswire.pipeline.decode.readings.contract import Described, Reading, json_text
-from crosswire.pipeline.tables.decoded import DIRECTIONS, FRAMES, VIOLATIONS
+from crosswire.pipeline.decode.row_schema import DIRECTIONS, FRAMES, VIOLATIONS
 from crosswire.wire import protocol
 from crosswire.wire.contract import Decoder, Encrypted, Gap, Placed, Unsynchronized
 
@@ -137,7 +137,7 @@ _STATE_VERSION: Final = 1
 
 
 class ConnectionRows:
-    """Turns the rows of one connection, given in order, into rows of `tables.decoded`."""
+    """Turns the rows of one connection, given in order, into rows of `decode.row_schema`."""
 
     def __init__(self, first: tuple[Any, ...], collected: Batches, *, payloads: bool) -> None:
         self.key = (first[1], first[0])

@@ -10,16 +10,16 @@ from crosswire.errors import PipelineError
 from crosswire.pipeline.report.facts import Facts
 from crosswire.pipeline.report.gather import gather
 from crosswire.pipeline.report.page import render
-from crosswire.pipeline.report.source import ReportTables
+from crosswire.pipeline.report.table_reader import ReportTables
 
 __all__ = ["Facts", "write_report"]
 
 
 def write_report(source: str, target: Path, *, made_us: int) -> Facts:
-    """Read the tables in `source`, write the page, give what it says.
+    """Read the tables in `source`, write the page, and return its figures.
 
-    Raises InvalidInput for tables that are not there or can't be read, PipelineError if the page
-    can't be written; what was at `target` is then as it was.
+    Raises InvalidInput for tables that don't exist or can't be read, PipelineError if the page
+    can't be written; an old page at `target` is then unchanged.
     """
     if target.is_dir():
         raise PipelineError(f"{target} is a folder; the report is one file")
@@ -41,7 +41,8 @@ def _replace(target: Path, page: str) -> None:
         try:
             file.write(page)
             file.close()
-            # A temporary file is for its owner alone; a report is like any other file.
+            # Temporary files are created readable for their owner only; a report should have the
+            # permissions of any other new file.
             mask = os.umask(0)
             os.umask(mask)
             Path(file.name).chmod(0o666 & ~mask)

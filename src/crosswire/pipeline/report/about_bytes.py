@@ -1,4 +1,4 @@
-"""Sections about bytes: what became of each, and those that broke a protocol."""
+"""Sections about bytes: the byte accounting, and protocol violations."""
 
 from __future__ import annotations
 
@@ -16,33 +16,34 @@ from crosswire.pipeline.report.cells import (
     when,
 )
 from crosswire.pipeline.report.facts import Facts, Row
-from crosswire.pipeline.report.gather import PARTS
-from crosswire.pipeline.report.plots import (
-    split_bar,
-)
-from crosswire.pipeline.report.words import (
+from crosswire.pipeline.report.formats import (
     count,
     css_class,
     protocol_name,
     size,
 )
+from crosswire.pipeline.report.plots import (
+    split_bar,
+)
+from crosswire.pipeline.tables.names import ACCOUNT_PARTS
 
 __all__ = ["accounting", "violations"]
 
 _PART_WORDS: Final = {
-    "frames": ("frames", "a-frames", "understood"),
-    "encrypted": ("encrypted", "a-encrypted", "TLS: nobody but its ends can read it"),
-    "tail": ("tail", "a-tail", "a frame that was not yet whole when the recording ended"),
-    "unsynchronized": ("unsynchronized", "a-unsynchronized", "passed over while looking for the "
-                       "start of a frame, behind a gap or a late beginning"),
-    "unknown": ("unknown", "a-unknown", "of connections whose protocol could not be told"),
-    "unread": ("unread", "a-unread", "behind a violation after which nobody can read on"),
+    "frames": ("frames", "a-frames", "decoded"),
+    "encrypted": ("encrypted", "a-encrypted", "TLS: only its two ends can read it"),
+    "tail": ("tail", "a-tail", "a frame that was incomplete when the recording ended"),
+    "unsynchronized": ("unsynchronized", "a-unsynchronized", "skipped in search of the start of a "
+                       "frame, after a gap or a late beginning"),
+    "unknown": ("unknown", "a-unknown", "of connections whose protocol was not recognized"),
+    "unread": ("unread", "a-unread", "after a violation that made further decoding impossible"),
     "gaps": ("gaps", "a-gaps", "sent, but missing from the recording"),
     "violations": ("violations", "a-violations", "not allowed by the protocol"),
 }  # fmt: skip
 
 
 def accounting(facts: Facts) -> str:
+    """Bars and a table of bytes by protocol and category; empty without gold.accounting."""
     found = facts.accounts
     if found is None or not found.by_protocol:
         return ""
@@ -64,7 +65,7 @@ def accounting(facts: Facts) -> str:
         for part, style, words in _PART_WORDS.values()
         if found.total(part)
     )
-    parts = [part for part in PARTS if found.total(part)]
+    parts = [part for part in ACCOUNT_PARTS if found.total(part)]
     head = ("protocol", ">directions", ">seen", *(f">{part}" for part in parts), ">missing")
     rows = (
         (
@@ -81,17 +82,19 @@ def accounting(facts: Facts) -> str:
         f"{table(head, rows, 'In bytes.')}"
     )
     if found.worst:
-        body += "<h3>Where the most could not be read</h3>" + _worst(found.worst)
+        body += "<h3>Directions with the most bytes that were not decoded</h3>" + _worst(
+            found.worst
+        )
     return body
 
 
 def _worst(rows: list[Row]) -> str:
     parts = [
         part
-        for part in PARTS
+        for part in ACCOUNT_PARTS
         if part not in ("frames", "encrypted") and any(row[part] for row in rows)
     ]
-    head = ("connection", "direction", "protocol", ">seen", ">not read")
+    head = ("connection", "direction", "protocol", ">seen", ">not decoded")
     made = (
         (
             peer_text_cell(row["connection"]),
@@ -107,11 +110,12 @@ def _worst(rows: list[Row]) -> str:
 
 
 def violations(facts: Facts) -> str:
+    """Violations by reason, and the first ones; empty without silver.violations."""
     found = facts.violations
     if found is None:
         return ""
     if not found.total:
-        return all_is_well("Nobody broke a protocol.")
+        return all_is_well("No protocol was violated.")
     head = ("reason", "kind", "protocol", ">times", ">bytes")
     rows = (
         (
@@ -138,7 +142,7 @@ def violations(facts: Facts) -> str:
     where = ("time", "connection", "direction", "protocol", ">at byte", ">bytes", "reason")
     first = "The first" if found.total > len(found.examples) else "All of them"
     return (
-        table(head, rows, and_more(found.more_reasons, "reasons"))
+        table(head, rows, and_more(found.more_reasons, "reason"))
         + f"<h3>{first}</h3>"
         + table(where, examples)
     )

@@ -1,4 +1,4 @@
-"""Sections about what the hub recorded: deliveries, and how they go with the wire."""
+"""Sections about what the hub recorded: deliveries, and how they agree with the wire."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from crosswire.pipeline.report.cells import (
     when,
 )
 from crosswire.pipeline.report.facts import Facts, Row
+from crosswire.pipeline.report.formats import (
+    count,
+    duration,
+    many,
+)
 from crosswire.pipeline.report.plots import (
     bars,
     legend,
     split_bar,
-)
-from crosswire.pipeline.report.words import (
-    count,
-    duration,
-    many,
 )
 
 __all__ = ["deliveries", "reconciliation"]
 
 
 def deliveries(facts: Facts) -> str:
+    """Outcomes, durations and faults of deliveries; empty without gold.deliveries."""
     found = facts.deliveries
     if found is None or not found.total:
         return ""
@@ -44,9 +45,10 @@ def deliveries(facts: Facts) -> str:
             f"{duration(found.took.p99)}, the longest {duration(found.took.longest)}."
         )
     if found.damaged:
-        words += f" The payloads of {count(found.damaged)} are no longer what was accepted."
+        damaged = many(found.damaged, "payload is", "payloads are")
+        words += f" {damaged} no longer what was accepted."
     parts = [
-        ("as it should be", "s-good", found.total - found.faulty),
+        ("in order", "s-good", found.total - found.faulty),
         ("late", "s-fair", found.late),
         ("doubled", "s-bad", found.doubled),
         ("lost", "s-worse", found.lost),
@@ -107,12 +109,13 @@ _VERDICTS: Final = {
     "missing on the wire": ("s-worse", "recorded by the hub, but its connection never carried it"),
     "missing in the ledger": ("s-bad", "carried, but not recorded by the hub"),
     "not accepted": ("s-fair", "carried, and refused or never acknowledged by the hub"),
-    "withdrawn": ("a-unsynchronized", "meant for a receiver that left before it went"),
-    "uncertain": ("s-open", "the recording is not complete enough to tell"),
+    "withdrawn": ("a-unsynchronized", "meant for a receiver that disconnected before it was sent"),
+    "uncertain": ("s-open", "the recording is not complete enough to decide"),
 }
 
 
 def reconciliation(facts: Facts) -> str:
+    """Verdicts of gold.reconciliation, and examples of differences; empty without it."""
     found = facts.reconciliation
     if found is None or not found.total:
         return ""
@@ -130,7 +133,7 @@ def reconciliation(facts: Facts) -> str:
     head = ("protocol", *(f">{each}" for each in there))
     body = f'{bar}<div class="legend tall">{keys}</div>{table(head, rows)}'
     if not found.missing:
-        return body + all_is_well("The wire and the hub tell the same story.")
+        return body + all_is_well("The wire and the hub agree.")
     return body + "<h3>Where they differ</h3>" + _differing(found.examples)
 
 

@@ -21,16 +21,7 @@ from crosswire.pipeline.report.cells import (
     when,
 )
 from crosswire.pipeline.report.facts import Facts, Latencies, LatencyRow, Row
-from crosswire.pipeline.report.plots import (
-    PlotSeries,
-    bars,
-    columns,
-    distribution,
-    legend,
-    lines,
-    split_bar,
-)
-from crosswire.pipeline.report.words import (
+from crosswire.pipeline.report.formats import (
     amount,
     brief,
     count,
@@ -42,11 +33,21 @@ from crosswire.pipeline.report.words import (
     size,
     text,
 )
+from crosswire.pipeline.report.plots import (
+    PlotSeries,
+    bars,
+    columns,
+    distribution,
+    legend,
+    lines,
+    split_bar,
+)
 
 __all__ = ["destinations", "errors", "latency", "slowest", "traffic"]
 
 
 def traffic(facts: Facts) -> str:
+    """Plots of messages, bytes and errors over time; empty without messages."""
     clock, found = facts.clock, facts.traffic
     if clock is None or found is None or not found.messages:
         return ""
@@ -61,7 +62,7 @@ def traffic(facts: Facts) -> str:
         ]
 
     keys = [(protocol_name(name), css_class(name)) for name in found.messages]
-    per_s = f"per second, in pieces of {piece}"
+    per_s = f"per second, in intervals of {piece}"
     plots = [
         columns(clock, series(found.messages, seconds), amount, f"Messages {per_s}"),
         columns(
@@ -74,7 +75,7 @@ def traffic(facts: Facts) -> str:
     ]
     if found.total_errors:
         plots.append(
-            columns(clock, series(found.errors, 1), amount, f"Answers with an error, in {piece}")
+            columns(clock, series(found.errors, 1), amount, f"Responses with an error, per {piece}")
         )
     kinds = ", ".join(f"{count(value)} {name}" for name, value in found.kinds.items() if value)
     summary = f"<p>{many(found.total_messages, 'message')}: {kinds}.</p>"
@@ -82,6 +83,7 @@ def traffic(facts: Facts) -> str:
 
 
 def destinations(facts: Facts) -> str:
+    """A table of the busiest destinations; empty without messages."""
     found = facts.traffic
     if found is None or not found.destinations:
         return ""
@@ -104,11 +106,16 @@ def destinations(facts: Facts) -> str:
     return table(
         (*head, ">p50", ">p99", ">longest"),
         map(row, found.destinations),
-        and_more(found.more_destinations, "destinations with fewer messages"),
+        and_more(
+            found.more_destinations,
+            "destination with fewer messages",
+            "destinations with fewer messages",
+        ),
     )
 
 
 def latency(facts: Facts) -> str:
+    """Plots and percentiles of response times; empty without answered requests."""
     clock, found = facts.clock, facts.latencies
     if clock is None or found is None:
         return ""
@@ -117,7 +124,7 @@ def latency(facts: Facts) -> str:
     if sum(each is not None for each in found.over_time) > 1:
         plots.append(_latency_over_time(facts, found))
     counts = {protocol_name(name): (css_class(name), found.counts[name]) for name in names}
-    plots.append(distribution(counts, "How many requests took how long"))
+    plots.append(distribution(counts, "Number of requests by response time"))
 
     def row(first: str, each: LatencyRow) -> tuple[str, ...]:
         bounds = map(lasting, (each.p50, each.p90, each.p95, each.p99, each.longest))
@@ -150,28 +157,29 @@ def _latency_over_time(facts: Facts, found: Latencies) -> str:
         PlotSeries("p95", "q-95", values(lambda row: row.p95)),
         PlotSeries("p50", "q-50", values(lambda row: row.p50)),
     ]
-    title = "Time to the response (p50, p95, p99)"
+    title = "Response time (p50, p95, p99)"
     plot = lines(facts.clock, series, _round_duration, title, logarithmic=True)
     return f"<div>{plot}{legend((each.name, each.style) for each in series)}</div>"
 
 
 def errors(facts: Facts) -> str:
-    calls, held, broken = facts.calls, facts.sessions, facts.violations
-    if calls is None and held is None and broken is None:
+    """Outcomes of requests, and all kinds of errors; empty without tables about them."""
+    calls, sessions, violations = facts.calls, facts.sessions, facts.violations
+    if calls is None and sessions is None and violations is None:
         return ""
     found: list[tuple[str, str | None, str, int]] = []
     if calls is not None:
         for row in calls.outcomes:
             kind = "no response" if row["outcome"] == "unanswered" else "response"
             found.append((kind, row["protocol"], row["outcome"], row["count"]))
-    if held is not None:
-        for row in held.errors:
-            # EMP's errors are numbers.
+    if sessions is not None:
+        for row in sessions.errors:
+            # EMP's error codes are numbers: alone, they would not look like an error.
             error = f"error {row['error']}" if str(row["error"]).isdigit() else row["error"]
             found.append(("end of session", row["protocol"], error, row["sessions"]))
-    if broken is not None:
+    if violations is not None:
         kinds: dict[tuple[str | None, str], int] = {}
-        for row in broken.reasons:
+        for row in violations.reasons:
             key = row["protocol"], row["error"]
             kinds[key] = kinds.get(key, 0) + row["count"]
         found += [("violation", protocol, error, n) for (protocol, error), n in kinds.items()]
@@ -217,7 +225,7 @@ def _outcome(facts: Facts) -> str:
         ("answered", "s-good", calls.answered - calls.failed),
         ("answered with an error", "s-bad", calls.failed),
         ("never answered", "s-worse", calls.unanswered),
-        ("still waiting at the end", "s-open", calls.waiting),
+        ("still without response at the end", "s-open", calls.waiting),
     ]
     if not calls.total:
         return "<p>No requests were seen.</p>"
@@ -227,9 +235,10 @@ def _outcome(facts: Facts) -> str:
 
 
 def slowest(facts: Facts) -> str:
+    """A table of the slowest conversations; empty if there are none."""
     if facts.calls is None or not facts.calls.slowest:
         return ""
-    head = (">took", "destination", "protocol", "outcome", "asked at", ">request", ">response")
+    head = (">took", "destination", "protocol", "outcome", "sent at", ">request", ">response")
     rows = (
         (
             lasting(row["latency_us"]),

@@ -1,4 +1,4 @@
-"""Sections about who speaks: sessions, who talks to whom, who is to blame."""
+"""Sections about peers: sessions, who talks to whom, likely causes of problems."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ from crosswire.pipeline.report.cells import (
     when,
 )
 from crosswire.pipeline.report.facts import Facts, Row
+from crosswire.pipeline.report.formats import (
+    amount,
+    css_class,
+    protocol_name,
+    text,
+)
 from crosswire.pipeline.report.graph import graph
 from crosswire.pipeline.report.plots import (
     PlotSeries,
@@ -27,25 +33,20 @@ from crosswire.pipeline.report.plots import (
     lines,
     split_bar,
 )
-from crosswire.pipeline.report.words import (
-    amount,
-    css_class,
-    protocol_name,
-    text,
-)
 
-__all__ = ["blame", "sessions", "topology"]
+__all__ = ["causes", "sessions", "topology"]
 
 _ENDINGS: Final = {
-    "goodbye": ("said goodbye", "s-good"),
-    "fin": ("closed in order", "s-fair"),
+    "goodbye": ("goodbye", "s-good"),
+    "fin": ("closed by TCP", "s-fair"),
     "open": ("still open", "s-open"),
-    "reset": ("broken off", "s-bad"),
+    "reset": ("reset", "s-bad"),
     "error": ("ended with an error", "s-worse"),
 }
 
 
 def sessions(facts: Facts) -> str:
+    """How sessions ended, by protocol, and tables of some; empty without gold.sessions."""
     found = facts.sessions
     if found is None or not found.by_protocol:
         return ""
@@ -65,9 +66,9 @@ def sessions(facts: Facts) -> str:
     plots = [figure]
     if facts.clock is not None and facts.clock.count > 1 and any(found.open_at):
         open_at = [PlotSeries("open sessions", "q-50", found.open_at)]
-        plots.append(lines(facts.clock, open_at, amount, "Sessions that were open"))
+        plots.append(lines(facts.clock, open_at, amount, "Open sessions"))
     head = ("protocol", ">sessions", ">connections", ">messages", ">bytes", ">longest")
-    more = (">slowest handshake", ">begun before the recording", ">gap bytes", ">violations")
+    more = (">slowest handshake", ">opened before the recording", ">gap bytes", ">violations")
     rows = (
         (
             protocol_cell(row["protocol"]),
@@ -85,8 +86,9 @@ def sessions(facts: Facts) -> str:
     )
     body = side_by_side(*plots) + table((*head, *more), rows)
     if found.troubled:
-        rest = and_more(found.troubled_count - len(found.troubled), "sessions with trouble")
-        body += "<h3>Sessions with trouble</h3>" + _session_table(found.troubled, rest)
+        more_sessions = found.troubled_count - len(found.troubled)
+        rest = and_more(more_sessions, "session with problems", "sessions with problems")
+        body += "<h3>Sessions with problems</h3>" + _session_table(found.troubled, rest)
     return body + "<h3>Largest sessions</h3>" + _session_table(found.largest)
 
 
@@ -104,7 +106,7 @@ def _session_table(rows: list[Row], note: str = "") -> str:
             sized(row["bytes"]),
             bad(row["gap_bytes"]),
             bad(row["violations"]),
-            f'<td class="said">{_ending(row)}</td>',
+            f'<td class="peer-text">{_ending(row)}</td>',
         )
         for row in rows
     )
@@ -117,6 +119,7 @@ def _ending(row: Row) -> str:
 
 
 def topology(facts: Facts) -> str:
+    """The graph of who talks to whom, and its table; empty without gold.topology."""
     found = facts.topology
     if found is None or not found.edges:
         return ""
@@ -135,17 +138,18 @@ def topology(facts: Facts) -> str:
         )
         for row in found.edges
     )
-    note = and_more(found.more_edges, "with fewer messages")
+    note = and_more(found.more_edges, "edge with fewer messages", "edges with fewer messages")
     listing = f"<details><summary>As a table</summary>{table(head, rows, note)}</details>"
     return keys + graph(found) + listing
 
 
-def blame(facts: Facts) -> str:
+def causes(facts: Facts) -> str:
+    """Hosts and destinations that problems point to; empty without tables about them."""
     if facts.calls is None and facts.violations is None and facts.deliveries is None:
         return ""
     if not facts.suspects:
-        return all_is_well("There is nobody to blame: nothing failed.")
-    head = ("suspect", "who or what", "charge", "protocol", ">times", "more")
+        return all_is_well("Nothing failed.")
+    head = ("cause", "type", "problem", "protocol", ">times", "more")
     rows = (
         (
             peer_text_cell(each.party),
@@ -153,7 +157,7 @@ def blame(facts: Facts) -> str:
             f"<td>{each.charge}</td>",
             protocol_cell(each.protocol),
             number(each.count),
-            f'<td><a href="#{each.where}">evidence</a></td>',
+            f'<td><a href="#{each.where}">details</a></td>',
         )
         for each in facts.suspects
     )

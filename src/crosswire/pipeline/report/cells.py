@@ -1,11 +1,11 @@
-"""Cells and tables of HTML: shown in words, sorted by what is behind the words."""
+"""Cells and tables of HTML: they show formatted text, and are sorted by the value itself."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from crosswire.pipeline.report.words import (
+from crosswire.pipeline.report.formats import (
     count,
     css_class,
     duration,
@@ -34,45 +34,50 @@ __all__ = [
 
 
 def peer_text_cell(words: object) -> str:
-    """Text that a peer may have chosen."""
-    return f'<td class="said">{text(words)}</td>'
+    """A cell of text that a peer may have chosen: escaped, and cut if it is long."""
+    return f'<td class="peer-text">{text(words)}</td>'
 
 
 def mark(name: object) -> str:
-    """What tells one from another, seldom read: on one line, and whole in its tooltip."""
+    """An identifier, seldom read: on one line, cut, and whole in its tooltip."""
     whole = escape(visible("" if name is None else name)[:1000])
     return f'<td class="mark" title="{whole}">{text(name)}</td>'
 
 
 def host(name: object) -> str:
-    """An address, which is not to be broken."""
+    """An address, without line breaks."""
     return f'<td class="host">{text(name)}</td>'
 
 
 def number(value: float | None) -> str:
+    """A cell of a count."""
     return _cell(value, count(value))
 
 
 def bad(value: int | None) -> str:
-    """A number that ought to be 0."""
+    """A cell of a number that should be 0, marked if it is not."""
     return _cell(value, count(value), "bad" if value else "good")
 
 
 def sized(value: int | None) -> str:
+    """A cell of a number of bytes, in a suitable unit."""
     return _cell(value, size(value))
 
 
 def lasting(time_us: int | None) -> str:
+    """A cell of a duration, in a suitable unit."""
     return _cell(time_us, duration(time_us))
 
 
 def when(time_us: int | None, pattern: str = "%Y-%m-%d %H:%M:%S.%f") -> str:
+    """A cell of a time, in UTC."""
     return _cell(time_us, moment(time_us, pattern), "when")
 
 
 def protocol_cell(protocol: str | None) -> str:
+    """A cell of a protocol's name, with its colour."""
     return (
-        f'<td class="spoken"><i class="dot {css_class(protocol)}"></i>'
+        f'<td class="protocol"><i class="dot {css_class(protocol)}"></i>'
         f"{escape(protocol_name(protocol))}</td>"
     )
 
@@ -82,7 +87,7 @@ def _cell(value: float | None, words: str, style: str = "") -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
-    """Column titles (a leading > aligns right), rows of cells, and what to say below."""
+    """A table: column titles (a leading > aligns right), rows of cells, and a note below."""
     titles = "".join(
         f'<th class="{"n" if title.startswith(">") else ""}" scope="col">'
         f'<button type="button">{escape(title.lstrip(">"))}</button></th>'
@@ -102,9 +107,12 @@ def side_by_side(*made: str) -> str:
 
 
 def all_is_well(words: str) -> str:
+    """A line that reports that nothing is wrong."""
     return f'<p class="fine">✓ {words}</p>'
 
 
-def and_more(rest: int, what: str) -> str:
-    """What to say below a table that could not show everything."""
-    return f"… and {count(rest)} more {what}." if rest > 0 else ""
+def and_more(rest: int, one: str, more: str = "") -> str:
+    """A note below a table that does not show all rows: "… and 2 more reasons."; empty for 0."""
+    if rest <= 0:
+        return ""
+    return f"… and {count(rest)} more {one if rest == 1 else more or one + 's'}."

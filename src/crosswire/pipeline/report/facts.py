@@ -1,10 +1,12 @@
-"""What a report says, as numbers: nothing here grows with the traffic that it is about."""
+"""The figures of a report. Their size is bounded: it does not grow with the traffic."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 import msgspec
+
+from crosswire.pipeline.tables.names import MISSING_IN_LEDGER, MISSING_ON_WIRE
 
 __all__ = [
     "MISSING",
@@ -25,12 +27,12 @@ __all__ = [
 
 Row = dict[str, Any]
 
-MISSING: Final = ("missing on the wire", "missing in the ledger")
-"""The verdicts of gold.reconciliation that nothing explains."""
+MISSING: Final = (MISSING_ON_WIRE, MISSING_IN_LEDGER)
+"""The verdicts of gold.reconciliation that are faults: nothing explains the difference."""
 
 
 class TimeBuckets(msgspec.Struct, frozen=True):
-    """Equal pieces of time, from the first thing seen to the last."""
+    """Equal intervals of time, from the first message or session to the last."""
 
     first_us: int
     last_us: int
@@ -40,7 +42,10 @@ class TimeBuckets(msgspec.Struct, frozen=True):
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """`messages`, `bytes` and `errors`: protocol → a number for each piece of time."""
+    """`messages`, `bytes` and `errors`: protocol → a number for each interval of time.
+
+    `is_fine`: counted from messages instead of minutes.
+    """
 
     messages: dict[str | None, list[int]]
     bytes: dict[str | None, list[int]]
@@ -53,14 +58,17 @@ class Traffic(msgspec.Struct, frozen=True):
 
     @property
     def total_messages(self) -> int:
+        """Messages of all protocols."""
         return sum(map(sum, self.messages.values()))
 
     @property
     def total_bytes(self) -> int:
+        """Payload bytes of all protocols."""
         return sum(map(sum, self.bytes.values()))
 
     @property
     def total_errors(self) -> int:
+        """Responses with an error, of all protocols."""
         return sum(map(sum, self.errors.values()))
 
 
@@ -76,7 +84,8 @@ class LatencyRow(msgspec.Struct, frozen=True):
 
 
 class Latencies(msgspec.Struct, frozen=True):
-    """`over_time` has None where nothing was asked; `counts` is protocol → bucket → count."""
+    """Response times. `over_time` has None for intervals without requests; `counts` is protocol →
+    bucket → count."""
 
     all: LatencyRow
     by_protocol: dict[str | None, LatencyRow]
@@ -86,7 +95,7 @@ class Latencies(msgspec.Struct, frozen=True):
 
 
 class Calls(msgspec.Struct, frozen=True):
-    """Requests and what became of them."""
+    """Requests and their outcomes."""
 
     answered: int
     failed: int
@@ -98,11 +107,13 @@ class Calls(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
+        """Requests that were answered, never answered, or still open."""
         return self.answered + self.unanswered + self.waiting
 
 
 class Sessions(msgspec.Struct, frozen=True):
-    """`endings`: protocol → how they ended → how many. `open_at`: at each piece of time."""
+    """`endings`: protocol → how they ended → number of sessions. `open_at`: open sessions in each
+    interval of time."""
 
     by_protocol: list[Row]
     endings: dict[str | None, dict[str, int]]
@@ -115,11 +126,13 @@ class Sessions(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
+        """Sessions of all protocols, open ones included."""
         return sum(row["sessions"] for row in self.by_protocol)
 
 
 class Topology(msgspec.Struct, frozen=True):
-    """`links`: host, door, protocol; `uses`: door, protocol, destination; `edges`: whole rows."""
+    """`links`: host, listener, protocol; `uses`: listener, protocol, destination; `edges`: whole
+    rows of gold.topology."""
 
     links: list[Row]
     uses: list[Row]
@@ -128,17 +141,19 @@ class Topology(msgspec.Struct, frozen=True):
 
 
 class Accounts(msgspec.Struct, frozen=True):
-    """`by_protocol` has a sum for each part; `worst` are the directions least understood."""
+    """`by_protocol` has a sum for each part; `worst` are the directions with the most bytes that
+    were not decoded."""
 
     by_protocol: list[Row]
     worst: list[Row]
 
     def total(self, part: str) -> int:
+        """Bytes of a part, of all protocols."""
         return sum(row[part] for row in self.by_protocol)
 
 
 class Violations(msgspec.Struct, frozen=True):
-    """`reasons` are summed up, `examples` the first ones, `hosts` who sent them."""
+    """`reasons` are counted, `examples` are the first violations, `hosts` the senders."""
 
     total: int
     reasons: list[Row]
@@ -148,9 +163,9 @@ class Violations(msgspec.Struct, frozen=True):
 
 
 class Deliveries(msgspec.Struct, frozen=True):
-    """What reached whom. `damaged`: the payload is not what was accepted. `took` is from being
-    accepted to being settled or answered, of all and of each of the `destinations`; `examples` are
-    late, lost or doubled."""
+    """Deliveries and their faults. `damaged`: the payload is not what was accepted. `took` is the
+    time from accepted to settled or answered, of all and of each of the `destinations`; `examples`
+    are late, lost or doubled."""
 
     total: int
     faulty: int
@@ -165,7 +180,7 @@ class Deliveries(msgspec.Struct, frozen=True):
 
 
 class Reconciliation(msgspec.Struct, frozen=True):
-    """What the wire shows against what the hub recorded. `examples` are what one of them lacks."""
+    """What the wire shows against what the hub recorded. `examples` are missing in one of them."""
 
     verdicts: dict[str, int]
     by_protocol: dict[str | None, dict[str, int]]
@@ -173,15 +188,17 @@ class Reconciliation(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
+        """Passages that were compared."""
         return sum(self.verdicts.values())
 
     @property
     def missing(self) -> int:
+        """Passages that only one side has, without explanation."""
         return sum(self.verdicts.get(verdict, 0) for verdict in MISSING)
 
 
 class Suspect(msgspec.Struct, frozen=True):
-    """Somebody or something that the trouble points to; `protocol` if it is of one alone."""
+    """A host or destination that problems point to; `where` is the section with the details."""
 
     party: str | None
     role: str
@@ -192,7 +209,7 @@ class Suspect(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """All of it; None for what can't be said because its table is not there."""
+    """All figures; None where the table for them does not exist."""
 
     tables: dict[str, int]
     clock: TimeBuckets | None

@@ -1,4 +1,4 @@
-"""From tables to facts: each table is read once or twice, a few columns, piece by piece."""
+"""Reads the tables and computes the figures: a few columns of each, in bounded memory."""
 
 from __future__ import annotations
 
@@ -29,20 +29,11 @@ from crosswire.pipeline.report.over_time import (
     piece_of,
     traffic,
 )
-from crosswire.pipeline.report.source import Highest, ReportTables, Tally
+from crosswire.pipeline.report.table_reader import Highest, ReportTables, Tally
+from crosswire.pipeline.tables.names import ACCOUNT_PARTS, UNANSWERED
 
-__all__ = ["PARTS", "gather"]
+__all__ = ["gather"]
 
-PARTS: Final = (
-    "frames",
-    "unsynchronized",
-    "violations",
-    "gaps",
-    "encrypted",
-    "tail",
-    "unread",
-    "unknown",
-)
 _EXAMPLES: Final = 25
 _GROUPS: Final = 40
 _BROKEN_CONNECTIONS: Final = 10_000
@@ -50,12 +41,12 @@ _SUSPECTS: Final = 8
 
 
 def gather(tables: ReportTables) -> Facts:
-    """Read what is there. Raises InvalidInput for tables that can't be read."""
+    """The figures of all tables that exist. Raises InvalidInput for tables that can't be read."""
     clock = clock_of(tables)
-    held = _sessions(tables, clock) if tables.has("gold.sessions") else None
+    sessions = _sessions(tables, clock) if tables.has("gold.sessions") else None
     calls = _calls(tables) if tables.has("gold.conversations") else None
-    broken = _violations(tables) if tables.has("silver.violations") else None
-    delivered = _deliveries(tables) if tables.has("gold.deliveries") else None
+    violations = _violations(tables) if tables.has("silver.violations") else None
+    deliveries = _deliveries(tables) if tables.has("gold.deliveries") else None
     traffic_facts = traffic(tables, clock) if clock else None
     return Facts(
         tables={name: tables.count(name) for name in tables.names},
@@ -65,13 +56,13 @@ def gather(tables: ReportTables) -> Facts:
         if clock and traffic_facts
         else None,
         calls=calls,
-        sessions=held,
-        topology=_topology(tables, held) if tables.has("gold.topology") else None,
+        sessions=sessions,
+        topology=_topology(tables, sessions) if tables.has("gold.topology") else None,
         accounts=_accounts(tables) if tables.has("gold.accounting") else None,
-        violations=broken,
-        deliveries=delivered,
+        violations=violations,
+        deliveries=deliveries,
         reconciliation=_reconciliation(tables) if tables.has("gold.reconciliation") else None,
-        suspects=_suspects(calls, broken, delivered),
+        suspects=_suspects(calls, violations, deliveries),
         damaged_payloads=_damaged(tables),
     )
 
@@ -101,7 +92,7 @@ def _calls(tables: ReportTables) -> Calls:
     more = ("node", "connection", "direction", "correlation", "request_bytes", "response_bytes")
     for batch in tables.scan("gold.conversations", *columns, *more):
         outcome = batch["outcome"]
-        unanswered = _number(pc.equal(outcome, "unanswered"))
+        unanswered = _number(pc.equal(outcome, UNANSWERED))
         trouble = _number(pc.not_equal(outcome, "success"))
         counted = _with(
             batch.select(["protocol", "destination", "outcome"]),
@@ -115,7 +106,7 @@ def _calls(tables: ReportTables) -> Calls:
         troubled.add(counted)
         slowest.add(batch.filter(pc.is_valid(batch["answered"])))
     found = outcomes.rows()
-    unanswered_count = _sum(found, "unanswered")
+    unanswered_count = _sum(found, UNANSWERED)
     good = _sum(found, "success")
     total = sum(row["count"] for row in found)
     return Calls(
@@ -228,7 +219,7 @@ def _is_troubled(rows: pa.RecordBatch) -> Any:
 
 
 def _open_at(clock: TimeBuckets, begun: Tally, over: Tally) -> list[int]:
-    """Open at any moment within a piece of time: those that ended in it included."""
+    """Sessions that were open at any moment of each interval: those that ended in it included."""
     ends = {row["piece"]: row["sessions"] for row in over.rows()}
     starts = {row["piece"]: row["sessions"] for row in begun.rows()}
     counts, now = [], 0
@@ -239,17 +230,17 @@ def _open_at(clock: TimeBuckets, begun: Tally, over: Tally) -> list[int]:
     return counts
 
 
-# Who talks to whom.
+# Topology.
 
 
-def _topology(tables: ReportTables, held: Sessions | None) -> Topology:
+def _topology(tables: ReportTables, sessions: Sessions | None) -> Topology:
     key = ("source", "target", "protocol", "kind", "destination")
     edges = Tally(key, ("messages", "bytes"))
     for batch in tables.scan("gold.topology", *key, "messages", "bytes"):
         edges.add(batch)
     links: Counter[tuple[str, str, str]] = Counter()
     uses: Counter[tuple[str, str, str]] = Counter()
-    known = held.acceptors if held else frozenset()
+    known = sessions.acceptors if sessions else frozenset()
     for row in edges.rows():
         source, target = str(row["source"]), str(row["target"])
         host, listener = (
@@ -259,12 +250,12 @@ def _topology(tables: ReportTables, held: Sessions | None) -> Topology:
         uses[listener, row["protocol"], row["destination"]] += row["messages"]
     return Topology(
         links=[
-            {"host": host, "door": address, "protocol": protocol, "messages": messages}
+            {"host": host, "listener": address, "protocol": protocol, "messages": messages}
             for (host, address, protocol), messages in links.most_common()
         ],
         uses=[
             {
-                "door": address,
+                "listener": address,
                 "protocol": protocol,
                 "destination": destination,
                 "messages": messages,
@@ -277,7 +268,8 @@ def _topology(tables: ReportTables, held: Sessions | None) -> Topology:
 
 
 def _is_listener(name: str, other: str, known: frozenset[str]) -> bool:
-    """Did this one accept the connection. Its name ends with a port; but IPv6 has colons too."""
+    """Whether this end of an edge accepted the connection: it is a known acceptor, or has a port at
+    its end. The latter shows only in comparison, since IPv6 addresses have colons too."""
     if (name in known) != (other in known):
         return name in known
     return name.count(":") >= other.count(":")
@@ -287,9 +279,9 @@ def _is_listener(name: str, other: str, known: frozenset[str]) -> bool:
 
 
 def _accounts(tables: ReportTables) -> Accounts:
-    sums = Tally(("protocol",), ("seen", *PARTS, "missing", "directions"))
+    sums = Tally(("protocol",), ("seen", *ACCOUNT_PARTS, "missing", "directions"))
     worst = Highest(_EXAMPLES, ("not_read", "descending"), ("connection", "ascending"))
-    columns = ("node", "connection", "direction", "protocol", "seen", *PARTS, "missing")
+    columns = ("node", "connection", "direction", "protocol", "seen", *ACCOUNT_PARTS, "missing")
     for batch in tables.scan("gold.accounting", *columns):
         sums.add(_with(batch, directions=_ones(batch)))
         not_read = pc.subtract(pc.subtract(batch["seen"], batch["frames"]), batch["encrypted"])
@@ -322,7 +314,7 @@ def _violations(tables: ReportTables) -> Violations:
 
 
 def _hosts(tables: ReportTables, senders: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Who sent what broke the protocol: the addresses are in silver.directions."""
+    """The hosts that sent violations: their addresses are in silver.directions."""
     if not senders:
         return []
     counts = {(row["node"], row["connection"], row["direction"]): row for row in senders}
@@ -347,7 +339,7 @@ def _hosts(tables: ReportTables, senders: list[dict[str, Any]]) -> list[dict[str
 
 
 def _damaged(tables: ReportTables) -> int | None:
-    """Payloads whose checksum is not the one taken at the edge; None where nobody took one."""
+    """Payloads whose checksum is not the one taken at the edge; None if there are no checksums."""
     if not tables.has("silver.messages") or "intact" not in tables.columns("silver.messages"):
         return None
     checked = damaged = 0
@@ -361,7 +353,15 @@ def _damaged(tables: ReportTables) -> int | None:
 
 
 _FAULTS: Final = ("lost", "doubled", "late")
-_TOLD: Final = ("node", "id", "destination", "connection", "attempts", "outcome", "detail")
+_SHOWN: Final = (
+    "node",
+    "id",
+    "destination",
+    "connection",
+    "attempts",
+    "outcome",
+    "detail",
+)
 
 
 def _deliveries(tables: ReportTables) -> Deliveries:
@@ -372,15 +372,15 @@ def _deliveries(tables: ReportTables) -> Deliveries:
     examples = Highest(_EXAMPLES, *gravest, ("accepted", "ascending"))
     totals: Counter[str] = Counter()
     times = ("accepted", "delivered", "latency_us")
-    columns = (*_TOLD, *times, *_FAULTS, "protocol", "producer_protocol", "intact")
+    columns = (*_SHOWN, *times, *_FAULTS, "protocol", "producer_protocol", "intact")
     for table in ("gold.deliveries", "open.deliveries"):
         for batch in tables.scan(table, *columns):
             flags = {name: _number(batch[name]) for name in _FAULTS}
             any_fault = pc.max_element_wise(*flags.values())
             rows = _with(
-                batch.select([*_TOLD, *times]),
+                batch.select([*_SHOWN, *times]),
                 **flags,
-                # What was never handed out has no receiver, but somebody sent it.
+                # A message that was never delivered has no receiver, but it has a producer.
                 protocol=pc.coalesce(batch["protocol"], batch["producer_protocol"]),
                 faults=any_fault,
                 deliveries=_ones(batch),
@@ -445,31 +445,29 @@ def _reconciliation(tables: ReportTables) -> Reconciliation:
     return Reconciliation(dict(verdicts), dict(by_protocol), examples.rows())
 
 
-# Who is to blame.
+# Likely causes.
 
 
 def _suspects(
-    calls: Calls | None, broken: Violations | None, delivered: Deliveries | None
+    calls: Calls | None, violations: Violations | None, deliveries: Deliveries | None
 ) -> list[Suspect]:
-    """What the trouble points to, the gravest first."""
+    """Hosts and destinations that problems point to, the most serious problem first."""
     found: list[Suspect] = []
-    destinations = delivered.destinations if delivered else []
-    asked = calls.troubled if calls else []
-    hosts = broken.hosts if broken else []
+    destinations = deliveries.destinations if deliveries else []
+    requests = calls.troubled if calls else []
+    hosts = violations.hosts if violations else []
 
-    def accuse(rows: list[Any], name: str, role: str, charge: str, column: str, to: str) -> None:
-        guilty = sorted((row for row in rows if row[column]), key=lambda row: -row[column])
+    def add(rows: list[Any], name: str, role: str, charge: str, column: str, where: str) -> None:
+        worst = sorted((row for row in rows if row[column]), key=lambda row: -row[column])
         found.extend(
-            Suspect(row[name], role, charge, row[column], row["protocol"], to)
-            for row in guilty[:_SUSPECTS]
+            Suspect(row[name], role, charge, row[column], row["protocol"], where)
+            for row in worst[:_SUSPECTS]
         )
 
-    accuse(destinations, "destination", "destination", "lost deliveries", "lost", "deliveries")
-    accuse(hosts, "host", "peer", "broke the protocol", "count", "violations")
-    accuse(asked, "destination", "destination", "left unanswered", "unanswered", "errors")
-    accuse(asked, "destination", "destination", "answered with an error", "failed", "errors")
-    accuse(
-        destinations, "destination", "destination", "doubled deliveries", "doubled", "deliveries"
-    )
-    accuse(destinations, "destination", "destination", "late deliveries", "late", "deliveries")
+    add(destinations, "destination", "destination", "lost deliveries", "lost", "deliveries")
+    add(hosts, "host", "peer", "broke the protocol", "count", "violations")
+    add(requests, "destination", "destination", "left unanswered", "unanswered", "errors")
+    add(requests, "destination", "destination", "answered with an error", "failed", "errors")
+    add(destinations, "destination", "destination", "doubled deliveries", "doubled", "deliveries")
+    add(destinations, "destination", "destination", "late deliveries", "late", "deliveries")
     return found

@@ -1,4 +1,4 @@
-"""The plot of who talks to whom: hosts, doors and destinations in three columns of inline SVG."""
+"""The plot of who talks to whom: hosts, listeners and destinations in three columns of SVG."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from crosswire.pipeline.report.facts import Topology
-from crosswire.pipeline.report.words import amount, css_class, many, protocol_name, visible
+from crosswire.pipeline.report.formats import amount, css_class, many, protocol_name, visible
 
 __all__ = ["graph"]
 
@@ -19,13 +19,13 @@ _BOX: Final = 210
 _ROW: Final = 30
 _TALL: Final = 22
 _MOST: Final = (18, 12, 18)
-_KINDS: Final = ("host", "door", "destination")
-_TITLES: Final = ("Who connects", "… to which door", "… about what")
+_KINDS: Final = ("host", "listener", "destination")
+_TITLES: Final = ("Who connects", "… to which listener", "… for which destination")
 _LEFTS: Final = (0, (_WIDTH - _BOX) / 2, _WIDTH - _BOX)
 
 
 class _GraphColumn(msgspec.Struct, frozen=True):
-    """Names with their place from the top; those that found no room are together in the last."""
+    """Names with their position from the top; those without room are together in the last one."""
 
     number: int
     positions: dict[str, float]
@@ -34,18 +34,20 @@ class _GraphColumn(msgspec.Struct, frozen=True):
     step: float
 
     def position_of(self, name: str) -> int:
+        """The index of a name; the last one for names without room."""
         return int(self.positions.get(name, len(self.labels) - 1))
 
     def middle(self, index: int) -> float:
+        """The vertical centre of a box."""
         return 28 + (index + 0.5) * self.step
 
 
 def graph(topology: Topology) -> str:
-    """Empty if nobody talked to anybody."""
+    """The plot; empty if there are no messages."""
     sums: list[Counter[str]] = [Counter(), Counter(), Counter()]
     for link in topology.links:
         sums[0][link["host"]] += link["messages"]
-        sums[1][link["door"]] += link["messages"]
+        sums[1][link["listener"]] += link["messages"]
     for use in topology.uses:
         sums[2][_about(use["destination"])] += use["messages"]
     if not sums[0]:
@@ -87,11 +89,11 @@ def _edges(topology: Topology, columns: list[_GraphColumn]) -> str:
     joined: Counter[tuple[int, int, int, str | None]] = Counter()
     hosts, listeners, destinations = columns
     for link in topology.links:
-        ends = hosts.position_of(link["host"]), listeners.position_of(link["door"])
+        ends = hosts.position_of(link["host"]), listeners.position_of(link["listener"])
         joined[0, *ends, link["protocol"]] += link["messages"]
     for use in topology.uses:
         ends = (
-            listeners.position_of(use["door"]),
+            listeners.position_of(use["listener"]),
             destinations.position_of(_about(use["destination"])),
         )
         joined[1, *ends, use["protocol"]] += use["messages"]

@@ -1,20 +1,20 @@
-"""The histograms of gold.traffic without Spark; `tables/histogram.py` says what a bucket is."""
+"""The histograms of gold.traffic without Spark; `tables/histogram.py` defines the buckets."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["SHARES", "buckets_of", "highest_of", "lowest_of", "percentiles"]
+from crosswire.pipeline.tables.names import PERCENTILES
 
-SHARES: Final = (0.5, 0.9, 0.95, 0.99)
+__all__ = ["buckets_of", "highest_of", "lowest_of", "percentiles"]
 
 
 def buckets_of(values: pa.Array) -> pa.Array:
-    """The bucket of each value that is not negative."""
+    """The bucket of each value; values must not be negative."""
     positive = pc.max_element_wise(values, 1)
     bits = pc.cast(pc.floor(pc.log2(pc.cast(positive, pa.float64(), safe=False))), pa.int64())
     # A logarithm is rounded: just below a power of two it may already be that of the power.
@@ -36,18 +36,18 @@ def highest_of(bucket: int) -> int:
 
 
 def percentiles(counts: Counter[int] | dict[int, int], longest: int | None) -> list[int]:
-    """An upper bound for each of SHARES, at most 1/16 too high and never above the longest."""
+    """An upper bound for each of PERCENTILES, at most 1/16 too high and never above the longest."""
     total = sum(counts.values())
     found: list[int] = []
     below = 0
     for bucket in sorted(counts):
         below += counts[bucket]
-        while len(found) < len(SHARES) and below >= _wanted(total, SHARES[len(found)]):
+        while len(found) < len(PERCENTILES) and below >= _wanted(total, PERCENTILES[len(found)]):
             bound = highest_of(bucket)
             found.append(bound if longest is None else min(bound, longest))
     return found
 
 
 def _wanted(total: int, part: float) -> Any:
-    # In hundredths, so that 0.99 of 100 is 99 and not a little more.
+    # Integers, because 0.99 * 100 is a little more than 99 in floating point.
     return -(-total * round(part * 100) // 100)

@@ -1,7 +1,7 @@
-"""What happened when: messages, bytes, errors and latencies in equal pieces of time.
+"""Figures over time: messages, bytes, errors and latencies in equal intervals.
 
-gold.traffic counts by the minute. What lasted no longer than some minutes is counted anew from the
-messages and conversations themselves, where they are there, so that there is something to see.
+gold.traffic counts by the minute. If the recording is shorter than 20 minutes, messages and
+conversations are counted instead, if those tables exist, so that plots have enough columns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from crosswire.envelope import MICROSECONDS
 from crosswire.pipeline.report.facts import Latencies, LatencyRow, TimeBuckets, Traffic
 from crosswire.pipeline.report.histogram import buckets_of, percentiles
-from crosswire.pipeline.report.source import ReportTables, Tally
+from crosswire.pipeline.report.table_reader import ReportTables, Tally
 
 __all__ = ["LatencyHistogram", "clock_of", "latencies", "piece_of", "traffic"]
 
@@ -40,7 +40,7 @@ _COUNTS: Final = ("messages", "bytes", "errors")
 
 
 def clock_of(tables: ReportTables) -> TimeBuckets | None:
-    """Pieces of time for all plots; None if nothing has a time."""
+    """The intervals for all plots; None if no table has a time."""
     spans = [_span(tables, "gold.traffic", "minute", _MINUTE_US - 1)]
     if spans[0] is None or spans[0][1] - spans[0][0] <= _SHORT_US:
         fine = _span(tables, "silver.messages", "time")
@@ -71,7 +71,7 @@ def _span(tables: ReportTables, name: str, column: str, more: int = 0) -> tuple[
 
 
 def _is_fine(tables: ReportTables, first_us: int, last_us: int) -> bool:
-    """Shall the messages themselves be counted."""
+    """Whether messages are counted instead of minutes."""
     if not tables.has("silver.messages"):
         return False
     return not tables.has("gold.traffic") or last_us - first_us <= _SHORT_US
@@ -85,7 +85,7 @@ def _width(span_us: int, least_us: int) -> int:
 
 
 def piece_of(clock: TimeBuckets, times: Any) -> Any:
-    """The number of the piece that each time falls into; the first or the last if in none."""
+    """The number of the interval that each time falls into; the first or last one if outside."""
     number = pc.divide(pc.subtract(times, clock.start_us), clock.width_us)
     return pc.min_element_wise(pc.max_element_wise(number, 0), clock.count - 1)
 
@@ -94,6 +94,7 @@ def piece_of(clock: TimeBuckets, times: Any) -> Any:
 
 
 def traffic(tables: ReportTables, clock: TimeBuckets) -> Traffic | None:
+    """Messages by time, kind and destination; None if there is no table of them."""
     if not tables.has("gold.traffic") and not tables.has("silver.messages"):
         return None
     by_time = Tally(("piece", "protocol"), _COUNTS)
@@ -155,18 +156,20 @@ def _messages(tables: ReportTables) -> Iterator[pa.RecordBatch]:
 
 
 class LatencyHistogram:
-    """Counts by bucket, and the longest value that was seen."""
+    """Counts by bucket, and the longest value."""
 
     def __init__(self) -> None:
         self.counts: Counter[int] = Counter()
         self.longest: int | None = None
 
     def add(self, row: dict[str, Any]) -> None:
+        """Add a row with `bucket`, `count` and `longest`."""
         self.counts[row["bucket"]] += row["count"]
         if row["longest"] is not None:
             self.longest = max(self.longest or 0, row["longest"])
 
     def row(self) -> LatencyRow:
+        """Count, percentiles and maximum of what was added; there must be something."""
         p50, p90, p95, p99 = percentiles(self.counts, self.longest)
         return LatencyRow(self.counts.total(), p50, p90, p95, p99, self.longest)
 
@@ -174,7 +177,8 @@ class LatencyHistogram:
 def latencies(
     tables: ReportTables, clock: TimeBuckets, destinations: list[dict[str, Any]]
 ) -> Latencies | None:
-    """Of all answered requests, and of each destination among those given. None if of none."""
+    """Latencies of answered requests: of all, and of each of the given destinations; None if there
+    are none."""
     by_protocol = Tally(("protocol", "bucket"), ("count",), most=("longest",))
     by_time = Tally(("piece", "bucket"), ("count",), most=("longest",), limit=500_000)
     by_destination = Tally(("protocol", "destination", "bucket"), ("count",), most=("longest",))
@@ -213,8 +217,8 @@ def latencies(
 def _histograms(tables: ReportTables) -> Iterator[pa.RecordBatch]:
     """A row per bucket of each row of gold.traffic.
 
-    The longest value of a row is in its highest bucket; given to all of them it is still the
-    longest of whatever they are added up to, since a row is never split by what we ask.
+    The longest value of a row is repeated for all of its buckets. Its maximum is still right for
+    everything that these are grouped by, because no grouping separates buckets of a row.
     """
     columns = ("minute", "protocol", "destination", "latency_max_us", "histogram")
     for batch in tables.scan("gold.traffic", *columns):

@@ -2,14 +2,14 @@
 (() => {
   const root = document.documentElement;
 
-  // Light or dark: what the system says, until somebody says otherwise.
+  // Light or dark: the setting of the system, until the button is used.
   document.getElementById("theme").addEventListener("click", () => {
     const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
     const now = root.dataset.theme || system;
     root.dataset.theme = now === "dark" ? "light" : "dark";
   });
 
-  // Tables: a click sorts, numbers from the highest, words from the first; another turns it round.
+  // Tables: a click sorts, numbers descending and text ascending; a second click reverses.
   const key = (row, column) => {
     const cell = row.cells[column];
     return cell.dataset.v === undefined ? cell.textContent : Number(cell.dataset.v);
@@ -33,7 +33,7 @@
     });
   }
 
-  // What the pointer is on, in words.
+  // Tooltips.
   const tip = document.getElementById("tip");
   document.addEventListener("pointermove", (event) => {
     const target = event.target instanceof Element && event.target.closest("[data-tip]");
@@ -47,7 +47,7 @@
     tip.style.top = `${above ? event.clientY - box.height - 10 : event.clientY + 18}px`;
   });
 
-  // The graph: only what belongs to what is pointed at.
+  // The graph: highlights the edges of the box under the pointer.
   for (const graph of document.querySelectorAll("svg.graph")) {
     const edges = [...graph.querySelectorAll(".edge")];
     const nodes = [...graph.querySelectorAll(".node")];

@@ -1,4 +1,4 @@
-"""The page: cards that answer four questions, and a section for each of them and more."""
+"""The page: four cards with the main figures, and sections with the details."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Final
 
 from crosswire import __version__
 from crosswire.pipeline.report.facts import Facts, Suspect
-from crosswire.pipeline.report.sections import SECTIONS
-from crosswire.pipeline.report.words import (
+from crosswire.pipeline.report.formats import (
     amount,
     count,
     duration,
@@ -21,16 +20,17 @@ from crosswire.pipeline.report.words import (
     size,
     text,
 )
+from crosswire.pipeline.report.sections import SECTIONS
 
 __all__ = ["render"]
 
 _WORDS: Final = {
-    "message": "what one program sends to another: a job for a queue, news for a topic, a request "
-    "to a service, or its response",
-    "destination": "where a message is for: queue/…, topic/… or service/…",
+    "message": "what one program sends to another: a job for a queue, an event for a topic, a "
+    "request to a service, or its response",
+    "destination": "where a message is sent to: queue/…, topic/… or service/…",
     "conversation": "a request together with its response",
-    "session": "a connection from its opening to its end; a Relink link counts as one session "
-    "however many connections it needed",
+    "session": "a connection from its opening to its end; a Relink link is one session, over all "
+    "of its connections",
     "frame": "the unit in which a protocol packs bytes; a message is made of one or more",
     "violation": "bytes that the rules of their protocol do not allow",
     "gap": "bytes that were sent but are missing from the recording",
@@ -40,9 +40,10 @@ _WORDS: Final = {
 
 
 def render(facts: Facts, source: str, made_us: int) -> str:
-    """One HTML page that needs nothing but itself."""
+    """One self-contained HTML page."""
     style, script = (files(__package__).joinpath(name).read_text() for name in _ASSETS)
-    # Only this very script may run, and nothing may be fetched, whatever a peer called its queue.
+    # A second line of defence against names that peers have chosen: the browser runs no script
+    # but this one, and fetches nothing.
     seal = b64encode(sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{seal}'"
     bodies = [(each, each.body(facts)) for each in SECTIONS]
@@ -70,7 +71,7 @@ _ASSETS: Final = ("page.css", "page.js")
 
 def _head(facts: Facts, source: str) -> str:
     clock = facts.clock
-    span = "nothing in it has a time"
+    span = "no table has times"
     if clock is not None:
         lasted_us = clock.last_us - clock.first_us
         pattern = "%Y-%m-%d %H:%M:%S" + (".%f" if lasted_us < 10_000_000 else "")
@@ -82,9 +83,9 @@ def _head(facts: Facts, source: str) -> str:
         'title="light or dark">◐</button></div>'
         f'<p class="span">{span}</p>'
         "<p>Crosswire read recorded network traffic of the messaging protocols EMP, eMQP, Relink, "
-        "Epoxy and MicroMsg2, put the messages in it together again, and matched requests with "
-        f"their responses. This page sums up the tables in <code>{text(source)}</code>: what was "
-        "said, how long it took, what got lost, and who is to blame.</p>"
+        "Epoxy and MicroMsg2, reassembled its messages, and matched requests with "
+        f"their responses. This page summarizes the tables in <code>{text(source)}</code>: "
+        "traffic, response times, losses and errors, and their likely causes.</p>"
         f"<details><summary>Words used on this page</summary><dl>{words}</dl></details></header>"
     )
 
@@ -93,11 +94,12 @@ def _head(facts: Facts, source: str) -> str:
 
 
 def _cards(facts: Facts) -> str:
+    lost_in = "deliveries" if facts.deliveries else "errors"
     cards = (
-        _card("What was said?", "traffic", *_summary_text(facts)),
+        _card("How much traffic?", "traffic", *_summary_text(facts)),
         _card("How long did it take?", "latency", *_took(facts)),
-        _card("What got lost?", "deliveries" if facts.deliveries else "errors", *_lost(facts)),
-        _card("Who is to blame?", "blame", *_blamed(facts)),
+        _card("What was lost or failed?", lost_in, *_lost(facts)),
+        _card("What are the causes?", "causes", *_causes(facts)),
     )
     return f'<div class="cards">{"".join(cards)}</div>'
 
@@ -114,7 +116,7 @@ def _card(question: str, target: str, state: str, answer: str, lines: list[str])
 def _summary_text(facts: Facts) -> tuple[str, str, list[str]]:
     traffic = facts.traffic
     if traffic is None:
-        return "", "unknown", ["The table gold.traffic is not there."]
+        return "", "unknown", ["There is no table gold.traffic."]
     names = [protocol_name(name) for name in traffic.messages]
     lines = [f"{size(traffic.total_bytes)} of payload"]
     if names:
@@ -132,7 +134,7 @@ def _big(number: int, one: str) -> str:
 def _took(facts: Facts) -> tuple[str, str, list[str]]:
     took = facts.latencies
     if took is None:
-        return "", "unknown", ["No request with a response was seen."]
+        return "", "unknown", ["There are no requests with a response."]
     slow = max(took.by_protocol.items(), key=lambda item: item[1].p99)
     lines = [
         f"99 of 100 within {duration(took.all.p99)}",
@@ -176,20 +178,24 @@ def _lost(facts: Facts) -> tuple[str, str, list[str]]:
         gaps = bytes_.total("gaps")
         faults.append((gaps, f"{size(gaps)} missing from the recording"))
     if not faults:
-        return "", "unknown", ["The tables for this are not there."]
+        return "", "unknown", ["The tables for this do not exist."]
     grave = [words for number, words in faults if number]
     if not grave:
-        return "good", "nothing <small>that was seen</small>", [words for _, words in faults][:4]
+        return (
+            "good",
+            "nothing <small>in this recording</small>",
+            [words for _, words in faults][:4],
+        )
     first, _, rest = grave[0].partition(" ")
     return "warn", f"{first} <small>{rest}</small>", grave[1:5]
 
 
-def _blamed(facts: Facts) -> tuple[str, str, list[str]]:
+def _causes(facts: Facts) -> tuple[str, str, list[str]]:
     if not facts.suspects:
         if facts.calls is None and facts.violations is None:
-            return "", "unknown", ["The tables for this are not there."]
-        return "good", "nobody", ["No request failed, and nobody broke a protocol."]
-    # The first of each charge: they are in the order of gravity.
+            return "", "unknown", ["The tables for this do not exist."]
+        return "good", "none", ["No request failed, and no protocol was violated."]
+    # The first of each problem: the most serious ones come first.
     firsts: dict[str, Suspect] = {}
     for suspect in facts.suspects:
         firsts.setdefault(suspect.charge, suspect)
@@ -197,7 +203,7 @@ def _blamed(facts: Facts) -> tuple[str, str, list[str]]:
         f"<b>{text(each.party)}</b>: {each.charge}, {count(each.count)}&nbsp;×"
         for each in firsts.values()
     ]
-    return "warn", _big(len({each.party for each in facts.suspects}), "suspect"), lines[:4]
+    return "warn", _big(len({each.party for each in facts.suspects}), "likely cause"), lines[:4]
 
 
 # The end.
@@ -205,12 +211,12 @@ def _blamed(facts: Facts) -> tuple[str, str, list[str]]:
 
 def _foot(facts: Facts, absent: list[str], made_us: int) -> str:
     rows = ", ".join(
-        f"{escape(name)} ({count(number)} rows)" for name, number in facts.tables.items()
+        f"{escape(name)} ({many(number, 'row')})" for name, number in facts.tables.items()
     )
     missing = ""
     if absent:
         missing = (
-            f"<p>Nothing could be said about: {', '.join(absent)}. Their tables are not there, "
+            f"<p>Sections left out: {', '.join(absent)}. Their tables do not exist, "
             "or have no rows.</p>"
         )
     return (

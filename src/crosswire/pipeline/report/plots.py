@@ -1,4 +1,4 @@
-"""Plots as inline SVG and HTML: colours come from the page's style, words from `data-tip`."""
+"""Plots as inline SVG and HTML: style sheet classes give the colours, `data-tip` the tooltips."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import msgspec
 
 from crosswire.envelope import MICROSECONDS
 from crosswire.pipeline.report.facts import TimeBuckets
+from crosswire.pipeline.report.formats import amount, brief, count, duration, moment, share, visible
 from crosswire.pipeline.report.histogram import highest_of, lowest_of
-from crosswire.pipeline.report.words import amount, brief, count, duration, moment, share, visible
 
 __all__ = ["PlotSeries", "bars", "columns", "distribution", "legend", "lines", "split_bar"]
 
@@ -25,7 +25,8 @@ _BOTTOM: Final = 30
 _INNER_WIDTH: Final = _WIDTH - _LEFT - _RIGHT
 _INNER_HEIGHT: Final = _HEIGHT - _TOP - _BOTTOM
 
-Say = Callable[[float], str]
+Format = Callable[[float], str]
+"""Formats a value for axes and tooltips."""
 
 
 class PlotSeries(msgspec.Struct, frozen=True):
@@ -45,14 +46,19 @@ def legend(entries: Iterable[tuple[str, str]]) -> str:
 
 
 def columns(
-    clock: TimeBuckets, series: Sequence[PlotSeries], say: Say, title: str, *, thousand: int = 1000
+    clock: TimeBuckets,
+    series: Sequence[PlotSeries],
+    formatted: Format,
+    title: str,
+    *,
+    thousand: int = 1000,
 ) -> str:
-    """Stacked columns, one for each piece of time; `thousand` is what units grow by."""
+    """Stacked columns, one for each interval of time; `thousand` is the factor between units."""
     totals = [sum(each.values[piece] or 0 for each in series) for piece in range(clock.count)]
     top, ticks = _scale(max(totals, default=0), thousand)
     width = _INNER_WIDTH / clock.count
     thick = min(max(width - (1.5 if width > 5 else 0.3), 0.6), 90)
-    parts = [_grid([(tick / top, say(tick)) for tick in ticks]), _times(clock)]
+    parts = [_grid([(tick / top, formatted(tick)) for tick in ticks]), _times(clock)]
     for piece in range(clock.count):
         left = _LEFT + piece * width + (width - thick) / 2
         bottom = 0.0
@@ -68,26 +74,26 @@ def columns(
             )
             bottom += height
     named = [(each.name, each.values) for each in series]
-    parts.append(_targets(clock, named, say, totals if len(series) > 1 else None))
+    parts.append(_targets(clock, named, formatted, totals if len(series) > 1 else None))
     return _svg(parts, title)
 
 
 def lines(
     clock: TimeBuckets,
     series: Sequence[PlotSeries],
-    say: Say,
+    formatted: Format,
     title: str,
     *,
     logarithmic: bool = False,
 ) -> str:
-    """A line for each series, broken where it has no value."""
+    """A line for each series, interrupted where it has no value."""
     known = [value for each in series for value in each.values if value is not None]
     if logarithmic:
         position, marks = _decades(min(known, default=1), max(known, default=1))
-        grid = [(position(mark), say(mark)) for mark in marks]
+        grid = [(position(mark), formatted(mark)) for mark in marks]
     else:
         top, ticks = _scale(max(known, default=0))
-        grid = [(tick / top, say(tick)) for tick in ticks]
+        grid = [(tick / top, formatted(tick)) for tick in ticks]
 
         def position(value: float) -> float:
             return value / top
@@ -107,12 +113,12 @@ def lines(
             elif run:
                 parts.append(f'<polyline class="line {each.style}" points="{" ".join(run)}"/>')
             run = []
-    parts.append(_targets(clock, [(each.name, each.values) for each in series], say, None))
+    parts.append(_targets(clock, [(each.name, each.values) for each in series], formatted, None))
     return _svg(parts, title)
 
 
 def distribution(counts: Mapping[str, tuple[str, Mapping[int, int]]], title: str) -> str:
-    """Stacked columns of latency buckets, four of which are joined. Name → style, counts."""
+    """Stacked columns of latency buckets, four to a column. Name → style, counts."""
     joined: dict[str, dict[int, int]] = {}
     for name, (_, buckets) in counts.items():
         sums = joined.setdefault(name, {})
@@ -166,12 +172,12 @@ def bars(rows: Sequence[tuple[str, str, float, str]]) -> str:
     return f'<div class="bars">{"".join(made)}</div>'
 
 
-def split_bar(parts: Sequence[tuple[str, str, float]], say: Say = count) -> str:
+def split_bar(parts: Sequence[tuple[str, str, float]], formatted: Format = count) -> str:
     """One bar, split: name, class, value."""
     total = sum(value for _, _, value in parts) or 1
     made = [
         f'<i class="{style}" style="flex:{value / total:.5f} 1 0" '
-        f'data-tip="{escape(f"{name}: {say(value)} ({share(value, total)})")}"></i>'
+        f'data-tip="{escape(f"{name}: {formatted(value)} ({share(value, total)})")}"></i>'
         for name, style, value in parts
         if value
     ]
@@ -204,7 +210,7 @@ def _scale(highest: float, thousand: int = 1000) -> tuple[float, list[float]]:
 
 
 def _decades(lowest: float, highest: float) -> tuple[Callable[[float], float], list[float]]:
-    """A logarithmic axis: where a value stands in it, and its marks."""
+    """A logarithmic axis: a function from a value to its position (0 to 1), and the marks."""
     steps = [number * 10.0**power for power in range(20) for number in (1, 2, 5)]
     bottom = max((step for step in steps if step <= lowest), default=1.0)
     top = next(step for step in steps if step >= highest and step > bottom)
@@ -263,21 +269,23 @@ def _pattern(clock: TimeBuckets) -> str:
 def _targets(
     clock: TimeBuckets,
     named: Sequence[tuple[str, Sequence[float | None]]],
-    say: Say,
+    formatted: Format,
     totals: Sequence[float] | None,
 ) -> str:
-    """What the pointer finds: an invisible column for each piece of time that has something."""
+    """Invisible columns that carry the tooltips of the intervals with values."""
     width = _INNER_WIDTH / clock.count
     made = []
     for piece in range(clock.count):
-        lines_of_text = [f"{name}: {say(v)}" for name, values in named if (v := values[piece])]
+        lines_of_text = [
+            f"{name}: {formatted(v)}" for name, values in named if (v := values[piece])
+        ]
         if not lines_of_text:
             continue
         start = clock.start_us + piece * clock.width_us
         pattern = "%Y-%m-%d %H:%M:%S" + (".%f" if clock.width_us < MICROSECONDS else "")
         lines_of_text.insert(0, f"{moment(start, pattern)} (+ {brief(duration(clock.width_us))})")
         if totals is not None and len(lines_of_text) > 2:
-            lines_of_text.append(f"together: {say(totals[piece])}")
+            lines_of_text.append(f"total: {formatted(totals[piece])}")
         made.append(_target(_LEFT + piece * width, width, lines_of_text))
     return "".join(made)
 

@@ -1,4 +1,4 @@
-"""The sections of the page in their order: each says in words what it is about, then shows it."""
+"""The sections of the page in their order, each with an introduction."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from crosswire.pipeline.report.about_messages import (
     slowest,
     traffic,
 )
-from crosswire.pipeline.report.about_peers import blame, sessions, topology
+from crosswire.pipeline.report.about_peers import causes, sessions, topology
 from crosswire.pipeline.report.facts import Facts
 
 __all__ = ["SECTIONS", "Section"]
 
 
 class Section(msgspec.Struct, frozen=True):
-    """`body` gives HTML, or nothing if its tables are not there."""
+    """`body` returns HTML, or an empty text if its tables don't exist or have no rows."""
 
     name: str
     title: str
@@ -35,15 +35,15 @@ SECTIONS: Final = (
     Section(
         "traffic",
         "Traffic over time",
-        "How much was said, and when. A queue hands each message to one consumer (a send), a topic "
-        "hands it to all who subscribed (a publish), a service answers it (a request and its "
+        "Messages and bytes over time. A queue delivers each message to one consumer (a send), a "
+        "topic delivers it to all subscribers (a publish), a service answers it (a request and its "
         "response).",
         traffic,
     ),
     Section(
         "destinations",
         "Destinations",
-        "What the messages were for, the busiest first; the times are those between a request and "
+        "Where messages were sent to, the busiest first; the times are those between a request and "
         "its response. Click on a column's title to sort by it.",
         destinations,
     ),
@@ -51,74 +51,73 @@ SECTIONS: Final = (
         "latency",
         "Latency",
         "How long requests waited for their responses, as seen where the traffic was recorded. "
-        "p99 is the time within which 99 of 100 were answered: what the unlucky ones feel.",
+        "p99 is the time within which 99 of 100 were answered.",
         latency,
     ),
     Section(
         "errors",
         "Errors",
-        "What became of the requests, and what went wrong: responses that report a failure, "
-        "requests that nobody answered before the connection ended, sessions that an error ended, "
-        "and bytes that broke the protocol.",
+        "Outcomes of requests, and errors: responses that report a failure, requests without a "
+        "response when their connection ended, sessions that ended with an error, and bytes that "
+        "violated the protocol.",
         errors,
     ),
     Section(
-        "blame",
-        "Who is to blame",
-        "What the trouble points to. A peer that broke the protocol is known by its address; a "
-        "destination that fails or keeps silent is the fault of whoever serves it. Gaps are "
-        "nobody's fault but the recording's.",
-        blame,
+        "causes",
+        "Likely causes",
+        "Hosts and destinations that the problems point to. A peer that violated the protocol is "
+        "named by its address; for a destination that fails or does not answer, look at the "
+        "program that serves it. Gaps are faults of the recording, not of a peer.",
+        causes,
     ),
     Section(
         "slowest",
         "Slowest conversations",
-        "The requests that waited longest for their response. Connection and correlation are what "
-        "to look for in the tables gold.conversations and silver.frames.",
+        "The requests that waited longest for their response. To find them in the tables "
+        "gold.conversations and silver.frames, search for connection and correlation.",
         slowest,
     ),
     Section(
         "deliveries",
         "Deliveries",
-        "What the hub accepted, and whether it reached those that it was for. Lost: nobody will "
-        "ever have it, and nobody wanted that. Doubled: somebody may have done it twice. Late: it "
-        "took, or has been waiting, longer than it should.",
+        "What the hub accepted, and whether it was delivered. Lost: it was never received, and "
+        "nobody intended that. Doubled: it may have been processed twice. Late: it took, or has "
+        "been waiting, longer than the limit.",
         deliveries,
     ),
     Section(
         "reconciliation",
         "Wire and hub compared",
         "The same messages, seen twice: in the bytes on the wire and in the hub's own ledger. "
-        "What only one of them has got lost in between, or was not recorded.",
+        "What only one of them has was lost in between, or was not recorded.",
         reconciliation,
     ),
     Section(
         "sessions",
         "Sessions",
-        "Connections from their opening to their end. The good ends are a goodbye in the protocol, "
-        "or at least a connection closed in order by both sides.",
+        "Connections from their opening to their end. A session should end with a goodbye of its "
+        "protocol, or at least with a connection that both sides have closed.",
         sessions,
     ),
     Section(
         "topology",
         "Who talks to whom",
-        "On the left who opened connections, in the middle the addresses and ports that accepted "
-        "them, on the right what the messages were for. The thicker, the more messages. Point at "
-        "something to see only what belongs to it.",
+        "On the left the hosts that opened connections, in the middle the addresses and ports that "
+        "accepted them, on the right the destinations of the messages. The thicker, the more "
+        "messages. Point at a box to see only its lines.",
         topology,
     ),
     Section(
         "accounting",
         "Byte accounting",
-        "What became of every byte that was recorded. If it can't be read it is still counted, and "
-        "the sum is checked: nothing is passed over in silence.",
+        "The category of every byte that was recorded. Bytes that can't be decoded are counted as "
+        "well, and the sum is checked.",
         accounting,
     ),
     Section(
         "violations",
         "Protocol violations",
-        "Bytes that the rules of their protocol do not allow: what is wrong with them, and where "
-        "they are.",
+        "Bytes that the rules of their protocol do not allow: the reason, and where they are.",
         violations,
     ),
 )

@@ -1,8 +1,8 @@
 """What is new in the input of a stream: rows of a lake by their numbers, captures by their bytes.
 
-A lake's rows are numbered without holes, node by node, and its files say in their names which ones
-they hold. So a stream remembers the last number of each node, not names: files may be compacted
-while it runs or stands still. Captures may grow: of each one it remembers how far it was read.
+A lake's rows are numbered without holes, node by node, and the names of its files contain the first
+and the last number. So a stream stores the last number of each node, not file names: files may be
+compacted while it runs or is stopped. Captures may grow: of each one it stores how far it was read.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Listing = Callable[[str], Iterable[tuple[str, int]]]
 
 
 class CaptureRead(msgspec.Struct, frozen=True):
-    """How far a capture was read. `head` is a checksum of its first bytes: where these change, the
-    name was given to another capture."""
+    """How far a capture was read. `head` is a checksum of its first bytes: if these change, another
+    capture has got the same name."""
 
     size_bytes: int
     changed_ns: int
@@ -44,7 +44,7 @@ class CaptureRead(msgspec.Struct, frozen=True):
 class InputPosition(msgspec.Struct, frozen=True):
     """How far the input was read: the last `seq` by folder and node, captures by path.
 
-    `alone`: of hubs without a tap, whose own messages stand for what was on the wire.
+    `alone`: there is no wire at all, so silver.messages is made of the hub's own messages.
     """
 
     taps: dict[str, dict[str, int]] = {}
@@ -54,15 +54,17 @@ class InputPosition(msgspec.Struct, frozen=True):
     alone: bool = False
 
     def with_rows(self, table: str, rows: LakeRows) -> InputPosition:
+        """The position after reading these rows of `taps`, `messages` or `ledgers`."""
         folders = dict(getattr(self, table))
         folders[rows.folder] = {**folders.get(rows.folder, {}), rows.node: rows.last}
         return msgspec.structs.replace(self, **{table: folders})
 
     def with_capture(self, path: str, read: CaptureRead) -> InputPosition:
+        """The position after reading a capture that far."""
         return msgspec.structs.replace(self, captures={**self.captures, path: read})
 
     def rows(self, table: str) -> list[LakeRows]:
-        """All that was read of a table."""
+        """All rows of a table that were read, by folder and node."""
         folders: dict[str, dict[str, int]] = getattr(self, table)
         return [
             LakeRows(folder, node, 0, last)
@@ -81,8 +83,8 @@ class LakeRows(NamedTuple):
 
 
 class NewInput(msgspec.Struct, frozen=True):
-    """What one batch is made of, and the position behind it; `lagging` are the tables of which
-    there is more."""
+    """The input of one batch, and the position after it; `lagging` are the tables that have more
+    input than the batch takes in."""
 
     position: InputPosition
     taps: tuple[LakeRows, ...] = ()
@@ -95,7 +97,7 @@ class NewInput(msgspec.Struct, frozen=True):
 
     @property
     def rows(self) -> tuple[LakeRows, ...]:
-        """Of lakes, whatever the table."""
+        """The rows of all tables of lakes."""
         return (*self.taps, *self.messages, *self.ledgers)
 
 
@@ -103,7 +105,8 @@ Order = tuple[str, str, float]
 
 
 class _InputPiece(NamedTuple):
-    """A file, or a part of it, to be read next; `table` is where Position and Arrived have it."""
+    """A file, or a part of it; `table` is its field of InputPosition and NewInput; `order` sorts
+    the pieces of all tables by their time."""
 
     order: Order
     size_bytes: int
@@ -115,10 +118,10 @@ class _InputPiece(NamedTuple):
 
 
 class NewInputFinder:
-    """Looks for what is new. `batch_bytes` is about how much a batch takes in: at least a file.
+    """Finds new input, and cuts it into batches of about `batch_bytes`, at least a file.
 
-    `patient`: a compressed capture is left alone until nothing has been written to it for a while.
-    `records`: what a hub noted is wanted too where there is a wire.
+    `patient`: captures that are still being written are left for later if they are compressed or
+    very short. `records`: read ledger and messages of hubs too, where there is a wire.
     """
 
     def __init__(
@@ -139,13 +142,13 @@ class NewInputFinder:
         self._records = records
 
     def look(self, position: InputPosition) -> Iterator[NewInput]:
-        """All that is there and was not read yet, batch by batch. Raises InvalidInput."""
+        """All input after the position, batch by batch. Raises InvalidInput."""
         inputs = search(self._paths)
         wired = [*self._captured(inputs, position), *self._rows("taps", inputs.taps, position)]
         if position.alone and wired:
             raise InvalidInput(
-                "the stream was begun with the messages of a hub, and now there is a wire to look "
-                "at: start a new folder"
+                "the stream was begun with the messages of a hub, and now there is a wire: start a "
+                "new folder"
             )
         pieces = wired
         ledgers, messages = inputs.ledgers, inputs.messages
@@ -157,6 +160,8 @@ class NewInputFinder:
             pieces += self._rows("ledgers", ledgers, position)
         if self._records or position.alone:
             pieces += self._rows("messages", messages, position)
+        # Rows of a message in wire, ledger and messages should be in the same batch, or the next
+        # one: else a stream that catches up carries a lot of state.
         pieces.sort(key=lambda piece: piece.order)
         yield from self._batches(pieces, position)
 
@@ -167,9 +172,9 @@ class NewInputFinder:
             full = piece is None or size_bytes + piece.size_bytes > self._batch_bytes
             if full and index > start:
                 lagging = frozenset(table for table in last if last[table] >= index)
-                arrived = _together(position, pieces[start:index], lagging)
-                yield arrived
-                position, start, size_bytes = arrived.position, index, 0
+                new_input = _joined_pieces(position, pieces[start:index], lagging)
+                yield new_input
+                position, start, size_bytes = new_input.position, index, 0
             if piece is not None:
                 size_bytes += piece.size_bytes
 
@@ -186,7 +191,7 @@ class NewInputFinder:
             try:
                 state = Path(path).stat()
             except FileNotFoundError:
-                continue  # taken away while we looked
+                continue  # removed since it was listed
             before = position.captures.get(path)
             if before is not None and (state.st_size, state.st_mtime_ns) == (
                 before.size_bytes,
@@ -196,7 +201,8 @@ class NewInputFinder:
             with Path(path).open("rb") as file:
                 head = zlib.crc32(file.read(_HEAD_BYTES))
             if state.st_size < _HEAD_BYTES and self._patient:
-                continue  # hardly begun
+                continue  # its header may not be complete
+            # A capture that shrank, or begins with other bytes, is another one: start over.
             same = before is not None and before.head == head and state.st_size >= before.end
             start = before.end if before is not None and same else 0
             layout = before.layout if before is not None and same else None
@@ -214,7 +220,7 @@ class NewInputFinder:
 
 
 def _is_untapped(folder: str) -> bool:
-    """Nothing says that the hub of this folder records its wire, now or later."""
+    """Whether the hub of this folder has no tap: no wire files, and none being spooled."""
     path = Path(folder)
     lake = path.parents[2] if path.suffix else path.parent
     return not (lake / "wire").is_dir() and not any((lake / ".spool").glob("*"))
@@ -234,7 +240,7 @@ def files_of(rows: Iterable[LakeRows], listing: Listing) -> list[str]:
     return list(found)
 
 
-def _together(
+def _joined_pieces(
     position: InputPosition, pieces: list[_InputPiece], lagging: frozenset[str]
 ) -> NewInput:
     found: dict[str, list[LakeRows]] = {"taps": [], "messages": [], "ledgers": []}
@@ -257,7 +263,7 @@ def _together(
 
 
 def _joined(rows: list[LakeRows]) -> tuple[LakeRows, ...]:
-    """Those that follow one another as one."""
+    """Ranges that follow one another, joined to one."""
     joined: dict[tuple[str, str], LakeRows] = {}
     for each in rows:
         key = (each.folder, each.node)
@@ -272,15 +278,17 @@ def _joined(rows: list[LakeRows]) -> tuple[LakeRows, ...]:
 def _following(
     folder: str, last: dict[str, int], listing: Listing
 ) -> Iterator[tuple[LakeRows, int, Order]]:
-    """The rows of each file behind these, in order, with its size and its place among all.
+    """The rows of each file after the `last` ones, in order, with the file's size and its order
+    among the files of all tables.
 
-    Tables of a lake are read side by side: a file that begins in the middle of a day's rows comes
-    about when those of other tables do.
+    The order within a day is the share of the day's rows before the file: file names have no times,
+    and files of different tables that cover about the same time should be read together.
     """
     files = list(_files(folder, listing))
     if _has_hole(files, last):
-        # A folder is not listed in one moment: a file may be missing that was there before one
-        # that was found. Files come in order, so now it is found, or gone for good.
+        # A listing is not atomic: it may lack a file that was there before another that it has.
+        # Files appear in order, so a second listing has it, unless it was removed for good. What
+        # appeared after the first listing is left for the next batch.
         newest = {file.node: 0 for file, _ in files}
         for file, _ in files:
             newest[file.node] = max(newest[file.node], file.last)
@@ -295,7 +303,7 @@ def _following(
         first = max(file.first, reached.get(file.node, -1) + 1)
         if first <= file.last:
             reached[file.node] = file.last
-            # A clock may have been set back over midnight: rows stay in order all the same.
+            # A clock may have been set back over midnight: rows must stay in order of number.
             date = dates[file.node] = max(file.date, dates.get(file.node, ""))
             low, high = ends[file.node, file.date]
             share = (file.first - low) / (high - low + 1) if date == file.date else 1.0
@@ -325,5 +333,5 @@ def _files(folder: str, listing: Listing) -> Iterator[tuple[LakeFile, int]]:
         path = Path(name)
         file = parse_name("", path.parent.name.removeprefix("date="), path)
         if file is not None:
-            # A URL is no path: it is given back as it was found.
+            # Path would damage a URL (`s3://`): the name is kept as it was listed.
             yield file._replace(path=name), size  # type: ignore[arg-type]

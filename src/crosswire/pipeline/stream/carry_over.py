@@ -1,64 +1,60 @@
-"""What a batch of a stream hands on to the next one beside the states of its decoders.
+"""What a batch of a stream hands on to the next one, beside the state of its decoders.
 
-Of connections that go on: their tallies, the requests and responses that have no partner yet, the
-edges that they are part of. Of links: the connections that they had. Of the topology: what
-connections that are over gave to it. All of it is added up with what is new, so that the tables
-that are made of it are those of a batch over all there was.
+    state     rows                                               carried until
+    counts    tallies of each direction                          its connection is over
+              connections, as gold.sessions groups them          its session is final
+    calls     requests and responses without partner             they are paired, or it is over
+    edges     edges of each connection                           it is over, then added to …
+              totals of gold.topology                            … for good
+
+Only final rows (`kept`) are ever added to this state. What is provisional, because a later batch
+may see a cut-off frame continue, is added up with the state when a table is written, and then
+dropped: the next batch computes it again. So each batch writes what a batch over all input up to
+here would, and the state never has to be undone.
+
+The state is read once, at the start of a batch, and becomes valid with the commit of the batch. A
+batch that is killed and repeated starts from the state of the last commit.
 """
 
 from __future__ import annotations
 
-from functools import reduce
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.envelope import MICROSECONDS
-from crosswire.pipeline.decode.readings.contract import REQUEST, RESPONSE
-from crosswire.pipeline.stream.decoder_state import KEPT
-from crosswire.pipeline.tables import tallies as counts
-from crosswire.pipeline.tables import topology as graph
+from crosswire.pipeline.stream.columns import KEPT, PART, union_of
+from crosswire.pipeline.tables import tallies as tally_table
+from crosswire.pipeline.tables import topology as topology_table
+from crosswire.pipeline.tables.conversations import CALL_COLUMNS, calls, with_partner
 from crosswire.pipeline.tables.sessions import connections
 
-__all__ = ["LINK_US", "PART", "CarriedCalls", "Counts", "Edges", "together"]
+__all__ = ["CALLS", "COUNTS", "EDGES", "LINK_US", "CarriedCalls", "Counts", "Edges", "Split"]
 
-PART: Final = "part"
 LINK_US: Final = 24 * 3600 * MICROSECONDS
 """How long after its last connection a Relink link may be resumed and still be one session."""
 
+# Names of states and of their parts are stored: a stream goes on with what an older version wrote.
+COUNTS: Final = "counts"
+CALLS: Final = "said"
+EDGES: Final = "edges"
 _TALLIES: Final = "tallies"
 _CONNECTIONS: Final = "connections"
 _EDGES: Final = "edges"
 _TOTALS: Final = "totals"
 
 _CONNECTION: Final = ("node", "connection")
-_SAYING: Final = (
-    "node",
-    "connection",
-    "direction",
-    "offset",
-    "time",
-    "protocol",
-    "kind",
-    "destination",
-    "correlation",
-    "status",
-    "payload_length",
-)
 
 Split = tuple[DataFrame, DataFrame | None]
-"""Rows that are kept, and those that are not, if there are any."""
+"""Final rows of a table, and the provisional ones if there are any."""
 
 
-def together(*parts: DataFrame | None) -> DataFrame:
-    """The rows of all that are there, columns by their names."""
-    there = [part for part in parts if part is not None]
-    return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), there)
+def _with_over(rows: DataFrame, directions: DataFrame) -> DataFrame:
+    """Rows with `over`: no later batch can have more of their connection.
 
-
-def _flagged(rows: DataFrame, directions: DataFrame) -> DataFrame:
-    """`over`: of a connection that will say no more."""
+    The decoder marks the summary of a direction as final only when its connection is over.
+    """
     ended = directions.where(KEPT).select(*_CONNECTION).distinct().withColumn("over", F.lit(True))
     marked = rows.join(ended, list(_CONNECTION), "left")
     return marked.withColumn("over", F.coalesce("over", F.lit(False)))
@@ -72,11 +68,12 @@ class Counts:
 
     @property
     def tallies(self) -> DataFrame:
+        """Tallies of final rows, with `over`."""
         return self._rows.where(F.col(PART) == _TALLIES)
 
     @property
     def connections(self) -> DataFrame:
-        """`final`: of a session that nothing can be added to."""
+        """Connections, provisional rows included, with `final`: of a session that is complete."""
         return self._rows.where(F.col(PART) == _CONNECTIONS)
 
     @staticmethod
@@ -88,94 +85,92 @@ class Counts:
         *,
         now_us: int,
     ) -> DataFrame:
-        """What was carried before, with what is new."""
+        """The state after a batch, from the state before it and the batch's own rows.
+
+        `directions` are those of all connections that were not over before the batch, whether it
+        has new rows of them or not; `now_us` is the watermark.
+        """
         old = None if before is None else Counts(before)
+        # Tallies of connections that were over are not needed again: their rows are in gold.
         known = None if old is None else old.tallies.where(~F.col("over"))
-        tallied = counts.combined(together(known, counts.tallies(frames[0], violations[0])))
-        all_tallied = tallied
+        new = tally_table.tallies(frames[0], violations[0])
+        tallies = tally_table.combined(union_of(known, new))
+        with_provisional = tallies
         if frames[1] is not None and violations[1] is not None:
-            passing = counts.tallies(frames[1], violations[1])
-            all_tallied = counts.combined(together(tallied, passing))
-        current = connections(directions, all_tallied, F.bool_and(KEPT).alias(KEPT))
-        linked = None
+            provisional = tally_table.tallies(frames[1], violations[1])
+            with_provisional = tally_table.combined(union_of(tallies, provisional))
+        current = connections(directions, with_provisional, F.bool_and(KEPT).alias(KEPT))
+        # A connection of a link that is over has no rows any more, but a later connection may
+        # resume the link, and its session counts both.
+        of_links = None
         if old is not None:
-            linked = old.connections.where(F.col(KEPT) & ~F.col("final")).select(*current.columns)
-        held = together(linked, current).withColumn("final", _is_final(now_us))
-        return together(
-            _flagged(tallied, directions).withColumn(PART, F.lit(_TALLIES)),
-            held.withColumn(PART, F.lit(_CONNECTIONS)),
+            of_links = old.connections.where(F.col(KEPT) & ~F.col("final"))
+            of_links = of_links.select(*current.columns)
+        sessions = union_of(of_links, current).withColumn("final", _is_final(now_us))
+        return union_of(
+            _with_over(tallies, directions).withColumn(PART, F.lit(_TALLIES)),
+            sessions.withColumn(PART, F.lit(_CONNECTIONS)),
         )
 
 
 class CarriedCalls:
-    """Requests and responses; `matched`: it has a partner."""
+    """Requests and responses; `matched`: the partner is among them."""
 
     def __init__(self, rows: DataFrame) -> None:
+        """`settled` rows give final conversations now; `waiting` ones are carried on."""
         settled = F.col("matched") | F.col("over")
         self.settled = rows.where(settled)
         self.waiting = rows.where(~settled)
 
     @staticmethod
     def carry(before: DataFrame | None, directions: DataFrame, messages: DataFrame) -> DataFrame:
-        known = None if before is None else CarriedCalls(before).waiting.select(*_SAYING)
-        is_call = F.col("kind").isin(REQUEST, RESPONSE) & F.col("correlation").isNotNull()
-        calls = together(known, messages.where(is_call).select(*_SAYING))
-        return _flagged(_matched(calls), directions)
+        """The state after a batch, from the state before it and the batch's final messages."""
+        # Turns are counted again in every batch, from 1. That is right because a settled pair
+        # leaves with both of its rows: the n-th request that still waits is still the partner of
+        # the n-th response.
+        known = None if before is None else CarriedCalls(before).waiting.select(*CALL_COLUMNS)
+        rows = calls(union_of(known, messages.select(*CALL_COLUMNS)))
+        return _with_over(with_partner(rows).select(*CALL_COLUMNS, "matched"), directions)
 
 
 class Edges:
-    """Edges of connections, and in `totals` those of all that are over."""
+    """Edges of gold.topology: by connection while it lasts, then added to the totals."""
 
     def __init__(self, rows: DataFrame) -> None:
         self._rows = rows
 
     @property
-    def held(self) -> DataFrame:
+    def of_connections(self) -> DataFrame:
+        """Edges of connections that are not over."""
         return self._rows.where((F.col(PART) == _EDGES) & ~F.col("over"))
 
     @property
     def totals(self) -> DataFrame:
+        """Edges added up over all connections that are over."""
         return self._rows.where(F.col(PART) == _TOTALS)
 
     @staticmethod
     def carry(before: DataFrame | None, directions: DataFrame, messages: DataFrame) -> DataFrame:
+        """The state after a batch, from the state before it and the batch's final messages."""
         old = None if before is None else Edges(before)
-        known, totals = (None, None) if old is None else (old.held, old.totals)
-        edges = _flagged(
-            graph.combined(together(known, graph.edges(messages, directions))), directions
-        )
+        known, totals = (None, None) if old is None else (old.of_connections, old.totals)
+        new = topology_table.edges(messages, directions)
+        edges = _with_over(topology_table.combined(union_of(known, new)), directions)
+        # gold.topology counts connections: one may be added to the totals only once, and before
+        # it is over later batches may still have messages of it. Hence edges by connection.
         ended = edges.where("over").withColumn("connections", F.lit(1).cast("bigint"))
-        return together(
+        return union_of(
             edges.withColumn(PART, F.lit(_EDGES)),
-            graph.by_edge(together(totals, ended)).withColumn(PART, F.lit(_TOTALS)),
+            topology_table.by_edge(union_of(totals, ended)).withColumn(PART, F.lit(_TOTALS)),
         )
 
 
 def _is_final(now_us: int) -> Column:
-    """Nothing can be added to the session of a connection. A link may get another connection, until
-    it has been said goodbye to, or has been silent for long."""
+    """Whether the session of a connection is complete: all of its connections are over, and it is
+    no Relink link that could be resumed. A link can't be after a goodbye, or after LINK_US."""
     session = Window.partitionBy("node", "session")
     order = F.struct("opened", "connection")
     no_link = F.max("link").over(session).isNull()
     goodbye = F.max_by("how", order).over(session) == "goodbye"
     silent = F.max("last").over(session) < now_us - LINK_US
     return F.bool_and(KEPT).over(session) & (no_link | goodbye | silent)
-
-
-def _matched(calls: DataFrame) -> DataFrame:
-    """The n-th request of a correlation goes with the n-th response to it: both are there if n is
-    not above the number of either."""
-    is_request = F.col("kind") == REQUEST
-    key = ("node", "connection", "asker", "correlation")
-    other = F.when(F.col("direction") == "forward", "backward").otherwise("forward")
-    every = Window.partitionBy(*key)
-    turn = F.row_number().over(Window.partitionBy(*key, "kind").orderBy("offset"))
-    requests = F.count_if(is_request).over(every)
-    return (
-        calls.withColumn("asker", F.when(is_request, F.col("direction")).otherwise(other))
-        .withColumn("turn", turn)
-        .withColumn("requests", requests)
-        .withColumn("responses", F.count("*").over(every) - F.col("requests"))
-        .withColumn("matched", F.col("turn") <= F.least("requests", "responses"))
-        .select(*_SAYING, "matched")
-    )

@@ -1,17 +1,21 @@
-"""How a batch of a stream becomes visible: all at once, or not at all.
+"""The output of a stream: a batch becomes visible all at once, or not at all.
 
-    OUTPUT/silver/frames/date=…/00000012-….parquet    rows of batch 12, there for good
-    OUTPUT/open/sessions/open-00000012-….parquet      rows that the next batch will replace
-    OUTPUT/.stream/begun.json                         what the stream was started with
-    OUTPUT/.stream/commits/00000012.json              batch 12 is done: the one place that says so
-    OUTPUT/.stream/state/flows-00000012/              what batch 13 has to know
-    OUTPUT/.stream/days/traffic/date=…/               … and has to know of earlier days
-    OUTPUT/.stream/new-…/                             what a batch writes before it is done
+    OUTPUT/silver/frames/date=…/00000012-….parquet    final rows of batch 12
+    OUTPUT/open/sessions/open-00000012-….parquet      provisional rows: batch 13 replaces them
+    OUTPUT/.stream/begun.json                         options that the stream was started with
+    OUTPUT/.stream/commits/00000012.json              the commit of batch 12
+    OUTPUT/.stream/state/flows-00000012/              state for batch 13
+    OUTPUT/.stream/days/traffic/date=…/               state of tables that are replaced by day
+    OUTPUT/.stream/new-…/                             files of a batch that is not committed yet
 
-The commit is one rename. It holds the position in the input that the batch reached, and which files
-are to be moved to their places and which are to be removed; who finds it does that, again if need
-be. A batch that was killed before its commit has left nothing but a folder that is thrown away,
-and the next one may take in more: nothing has to be repeated as it was.
+A batch writes everything into its staging folder. Its commit is one rename, of the JSON file that
+holds the position in the input that the batch reached, the files to move to their tables and the
+files to remove. Then these are moved and removed. If the process dies in between, the next one
+finds the commit and does the rest: each move and removal can be repeated.
+
+A batch that was killed before its commit leaves only its staging folder, which the next process
+deletes. The batch need not be repeated with the same input: position, state and tables are still
+those of the last commit, so the next one may take in more.
 """
 
 from __future__ import annotations
@@ -29,25 +33,29 @@ from pyspark.sql.types import StructType
 
 from crosswire.errors import InvalidInput
 from crosswire.pipeline.files import Files, lock
-from crosswire.pipeline.output import LAYERS, STREAM
+from crosswire.pipeline.output import STREAM
 from crosswire.pipeline.sources.new_input import InputPosition
-from crosswire.pipeline.stream.decoder_state import KEPT, CompleteUpTo, HubTimes
+from crosswire.pipeline.stream.columns import KEPT, TARGET_TABLE
+from crosswire.pipeline.stream.watermarks import CompleteUpTo, HubTimes
+from crosswire.pipeline.tables.names import LAYERS
 
-__all__ = ["DAYS", "Journal", "StreamCommit", "StreamStaging", "StreamStart"]
+__all__ = ["DAYS", "StreamCommit", "StreamOutput", "StreamStaging", "StreamStart"]
 
 DAYS: Final = "days"
-"""The layer of what is remembered day by day."""
+"""The layer of state that is kept by day, beside those of the tables."""
 
-_PLACE: Final = "place"
 _OPEN: Final = "open."
-_PASSING: Final = "open-"
-"""What the names of files begin with that the next batch replaces."""
+_PROVISIONAL: Final = "open-"
+"""The names of files with provisional rows begin with this: readers of a folder see them, and the
+next batch finds them."""
 _NO_DATE: Final = "__HIVE_DEFAULT_PARTITION__"
+"""How Spark names the folder of rows whose date is null."""
 _VERSION: Final = 1
+"""Version of all that is stored in `.stream`: a stream of another version is refused."""
 
 
 class StreamStart(msgspec.Struct, frozen=True):
-    """What a stream was started with, and goes on with."""
+    """The options of a stream that can't change while it exists: its rows depend on them."""
 
     tables: list[str]
     since_us: int
@@ -56,9 +64,22 @@ class StreamStart(msgspec.Struct, frozen=True):
 
 
 class StreamCommit(msgspec.Struct, frozen=True):
-    """The end of a batch. `rows` has for each table how many are there for good, and how many the
-    next batch will replace; `files` those of the latter kind, `days` those of the tables of which
-    whole days are replaced, by table and date; `state` where what the next batch has to know is."""
+    """All that is known after a batch.
+
+    batch            its number, from 0
+    position         the input that was read
+    reached          the watermark of captures and taps
+    state            folders of the state for the next batch, by name
+    schemas          Spark's schemas of tables and states, as JSON
+    rows             by table: final rows of all batches, provisional rows of this one
+    accounts         sums of gold.accounting by protocol, of final rows; open_accounts: provisional
+    clocks           by node: the newest time of each of the hub's tables
+    findings         counts of gold.reconciliation and gold.deliveries; open_findings: provisional
+    files            by table: files with provisional rows
+    days             by table and date: files of the tables that are replaced by day
+    unsettled_days   days of gold.traffic that have provisional rows
+    staging          the folder to delete when `move` (from, to) and `remove` are done
+    """
 
     batch: int
     position: InputPosition
@@ -83,11 +104,12 @@ _COMMIT: Final = msgspec.json.Decoder(StreamCommit)
 _BEGUN: Final = msgspec.json.Decoder(StreamStart, strict=False)
 
 
-class Journal:
-    """The output of a stream. There is one writer at a time; `close` lets the next one in.
+class StreamOutput:
+    """The folder of a stream's tables, commits and state, for one writer at a time until `close`.
 
-    `root` may be a path of any file system that Spark can write to, and in which a rename is one
-    step. Raises InvalidInput if somebody else writes there, or if the tables there are of a batch.
+    `root` may be in any file system that Spark can write to and in which a rename is atomic.
+    Finishes the last commit if the process that wrote it could not. Raises InvalidInput if another
+    process writes there, or if the folder has the tables of a batch.
     """
 
     def __init__(self, spark: SparkSession, root: str) -> None:
@@ -107,6 +129,7 @@ class Journal:
             self._files.close()
             raise
         self.last = self._read_last()
+        # First finish the last commit, then clear: its files may still be in its staging folder.
         if self.last is not None:
             self._apply(self.last)
         for left in self._files.children(self._home):
@@ -114,14 +137,16 @@ class Journal:
                 self._files.delete(left)
 
     def close(self) -> None:
+        """Release the lock of the folder."""
         self._files.close()
         if self._lock is not None:
             os.close(self._lock)
 
-    # What is there.
+    # Reading.
 
     def begin(self, wanted: StreamStart) -> StreamStart:
-        """What the stream goes on with. Raises InvalidInput if it is not what is wanted."""
+        """The options that hold: those of the first start. Raises InvalidInput if `wanted` differs
+        in tables or ports; the first start's `since_us` holds without complaint."""
         path = f"{self._home}/begun.json"
         if not self._files.exists(path):
             self._files.write_text(path, msgspec.json.encode(wanted))
@@ -145,47 +170,48 @@ class Journal:
         ]
         if not commits:
             return None
+        # Numbers have leading zeros: the last name is that of the newest commit.
         return _COMMIT.decode(self._files.read_text(max(commits)))
 
     def listing(self, folder: str) -> Iterator[tuple[str, int]]:
-        """The files of a folder of a lake, or one of them, and their sizes."""
+        """Paths and sizes of the Parquet files of a lake's folder, or of the one file given."""
         if "://" not in folder:
             found = [Path(folder)] if folder.endswith(".parquet") else None
             for path in found or Path(folder).glob("date=*/*.parquet"):
                 try:
                     yield str(path), path.stat().st_size
                 except FileNotFoundError:
-                    continue  # compacted, or too old, a moment ago
+                    continue  # compacted, or removed by retention, since it was listed
             return
         yield from self._files.matching(f"{folder}/date=*/*.parquet")
 
     def state(self, name: str) -> DataFrame | None:
-        """What the last batch left, by name; None if it left nothing."""
+        """The state that the last batch saved under this name; None if there is none."""
         path = None if self.last is None else self.last.state.get(name)
         if self.last is None or path is None or not self._files.exists(path):
             return None
         return self.read(path, self.last.schemas[name])
 
     def kept(self, table: str, dates: Iterable[str | None] | None = None) -> list[str]:
-        """The files of a table that are there for good, of these dates or all."""
+        """The files of a table with final rows, of these dates or all."""
         home = f"{self.root}/{table.replace('.', '/')}"
         wanted = None if dates is None else set(dates)
         found = []
         for path in self._files.of_rows(home):
             *folder, name = path.removeprefix(f"{home}/").split("/")
             date = folder[0].removeprefix("date=") if folder else None
-            if not name.startswith(_PASSING) and (wanted is None or date in wanted):
+            if not name.startswith(_PROVISIONAL) and (wanted is None or date in wanted):
                 found.append(path)
         return found
 
     def rows_of(self, table: str, files: list[str]) -> DataFrame | None:
-        """What stands in these files of a table; None if there are none."""
+        """The rows in these files of a table; None if there are no files."""
         if self.last is None or not files:
             return None
         return self.read_files(files, self.last.schemas[table])
 
     def days(self, table: str, dates: list[str]) -> DataFrame | None:
-        """What is there for these days of a table of which whole days are replaced."""
+        """The rows of these days, of a table that is replaced by day; None if there are none."""
         if self.last is None:
             return None
         kept = self.last.days.get(table, {})
@@ -193,14 +219,17 @@ class Journal:
         return self.read_files(files, self.last.schemas[table]) if files else None
 
     def read(self, path: str, schema: str) -> DataFrame:
+        """The rows of a file or folder; `schema` is JSON as in `StreamCommit.schemas`."""
         return self.read_files([path], schema)
 
     def read_files(self, paths: list[str], schema: str) -> DataFrame:
+        """The rows of several files. With the schema given, Spark need not open one to find it."""
         return self._spark.read.schema(_shape(schema)).parquet(*paths)
 
-    # A batch.
+    # Writing.
 
     def stage(self) -> StreamStaging:
+        """A new staging folder for the batch after the last commit."""
         batch = 0 if self.last is None else self.last.batch + 1
         return StreamStaging(self._spark, f"{self._home}/new-{uuid.uuid4().hex[:12]}", batch)
 
@@ -213,9 +242,12 @@ class Journal:
         replaced_files: Iterable[str] = (),
         retained: frozenset[str] = frozenset(),
     ) -> None:
-        """Make a batch visible. `replaced_days` are those of which nothing older is to stay;
-        `replaced_files` are to go too; `retained` are the tables of which all that is there stays,
-        for now."""
+        """Commit a batch: from here on a restart continues after it.
+
+        Files with provisional rows of the batch before are removed, but for the tables in
+        `retained`: this batch had no input for them, so they stay valid. Files of `replaced_days`
+        and `replaced_files` are removed too, because the batch has written their rows again.
+        """
         moves, files, days = self._plan(commit.batch, staging)
         remove = list(replaced_files)
         for table_name, old in self.last.files.items() if self.last is not None else ():
@@ -230,7 +262,7 @@ class Journal:
                 remove += kept.pop(date, [])
             kept_days[table] = kept | days.get(table, {})
         state = {} if self.last is None else dict(self.last.state)
-        for name, path in staging.left.items():
+        for name, path in staging.saved.items():
             remove += [state[name]] if name in state else []
             state[name] = moves[path] = f"{self._home}/state/{name}-{commit.batch:08}"
         done = msgspec.structs.replace(
@@ -242,6 +274,8 @@ class Journal:
             move=moves,
             remove=remove,
         )
+        # The rename in `write_text` is the commit. Before it nothing that readers or the next
+        # batch rely on was touched; after it everything follows from the file.
         name = f"{self._home}/commits/{commit.batch:08}.json"
         self._files.write_text(name, msgspec.json.encode(done))
         self.last = done
@@ -250,16 +284,17 @@ class Journal:
     def _plan(
         self, batch: int, staging: StreamStaging
     ) -> tuple[dict[str, str], dict[str, list[str]], dict[str, dict[str, list[str]]]]:
+        """Where each staged file goes; the files with provisional rows; the files by day."""
         moves: dict[str, str] = {}
         files: dict[str, list[str]] = {}
         days: dict[str, dict[str, list[str]]] = {}
         for path in self._files.of_rows(f"{staging.folder}/tables"):
             *folders, name = path.removeprefix(f"{staging.folder}/tables/").split("/")
             keys = dict(part.split("=", 1) for part in folders if "=" in part)
-            table_name, date = keys[_PLACE], keys.get("date")
+            table_name, date = keys[TARGET_TABLE], keys.get("date")
             by_day = table_name in staging.by_day
             kept = keys[KEPT] == "true"
-            prefix = f"{batch:08}" if kept or by_day else f"{_PASSING}{batch:08}"
+            prefix = f"{batch:08}" if kept or by_day else f"{_PROVISIONAL}{batch:08}"
             inner = f"date={date}/" if date not in (None, _NO_DATE) else ""
             layer, _, table = table_name.partition(".")
             home = f"{self._home}/days" if layer == DAYS else f"{self.root}/{layer}"
@@ -272,7 +307,11 @@ class Journal:
         return moves, files, days
 
     def _apply(self, commit: StreamCommit) -> None:
-        """Move and remove what the commit says, as far as that is not done yet."""
+        """Do the moves and removals of a commit that are not done yet.
+
+        New files appear before old ones go: a reader may for a moment see replaced rows twice,
+        but never misses a row.
+        """
         for table_name in commit.rows:
             layer, _, table = table_name.partition(".")
             if layer in LAYERS:
@@ -289,6 +328,7 @@ class Journal:
                 self._files.delete(path)
 
     def discard(self, staging: StreamStaging) -> None:
+        """Delete what a failed batch has written."""
         self._files.delete(staging.folder)
 
 
@@ -297,7 +337,10 @@ def _is_commit(path: str) -> bool:
 
 
 class StreamStaging:
-    """Where a batch writes what is not visible yet. May be used by several threads."""
+    """Where a batch writes before its commit; several threads may write different tables.
+
+    `rows`, `schemas`, `by_day` and `saved` describe what was written, for the commit.
+    """
 
     def __init__(self, spark: SparkSession, folder: str, batch: int) -> None:
         self._spark = spark
@@ -306,7 +349,7 @@ class StreamStaging:
         self.by_day: set[str] = set()
         self.rows: dict[str, tuple[int, int]] = {}
         self.schemas: dict[str, str] = {}
-        self.left: dict[str, str] = {}
+        self.saved: dict[str, str] = {}
 
     def write(
         self,
@@ -317,21 +360,22 @@ class StreamStaging:
         dated_by: str | None = None,
         by_day: bool = False,
     ) -> None:
-        """Write rows that have `kept` and, where there are several, `table`: one of `tables`.
+        """Write rows with `kept`, each to its TARGET_TABLE if there are several `tables`.
 
-        What is open is not kept by date.
+        Tables are partitioned by the date of `dated_by`, except those of the layer `open`: these
+        are small and replaced as a whole. `by_day`: the batch replaces whole days of the table.
         """
-        if _PLACE not in rows.columns:
-            rows = rows.withColumn(_PLACE, F.lit(tables[0]))
+        if TARGET_TABLE not in rows.columns:
+            rows = rows.withColumn(TARGET_TABLE, F.lit(tables[0]))
         counted = Observation()
-        kept, table = F.col(KEPT), F.col(_PLACE)
+        kept, table = F.col(KEPT), F.col(TARGET_TABLE)
         metrics = [
             F.count_if((kept if flag else ~kept) & (table == each)).alias(f"{number}{flag}")
             for number, each in enumerate(tables)
             for flag in (True, False)
         ]
         rows = rows.observe(counted, *metrics)
-        folders = [_PLACE, KEPT]
+        folders = [TARGET_TABLE, KEPT]
         schema = [field for field in rows.schema.fields if field.name not in folders]
         if dated_by is not None:
             day = F.to_date(F.timestamp_micros(F.col(dated_by)))
@@ -340,42 +384,47 @@ class StreamStaging:
         rows.write.partitionBy(*folders).parquet(f"{self.folder}/tables/{name}")
         found = counted.get
         for number, each in enumerate(tables):
-            kept_rows, passing_rows = self.rows.get(each, (0, 0))
+            kept_rows, provisional_rows = self.rows.get(each, (0, 0))
             self.rows[each] = (
                 kept_rows + found[f"{number}True"],
-                passing_rows + found[f"{number}False"],
+                provisional_rows + found[f"{number}False"],
             )
             self.schemas[each] = StructType(schema).json()
             if by_day:
                 self.by_day.add(each)
             elif not self.batch and (dated_by is None or each.startswith(_OPEN)):
-                # A table without rows is a table all the same.
+                # A table without rows must exist too: readers expect its folder and its schema.
                 empty = self._spark.createDataFrame([], StructType(schema)).coalesce(1)
-                empty.write.parquet(f"{self.folder}/tables/{each}/{_PLACE}={each}/{KEPT}=true")
+                empty.write.parquet(
+                    f"{self.folder}/tables/{each}/{TARGET_TABLE}={each}/{KEPT}=true"
+                )
 
-    def forget(self, table: str, rows: int) -> None:
-        """So many rows that were there for good are replaced."""
-        kept, passing = self.rows.get(table, (0, 0))
-        self.rows[table] = (kept - rows, passing)
+    def subtract(self, table: str, rows: int) -> None:
+        """Subtract final rows of earlier batches that this batch replaces."""
+        kept, provisional = self.rows.get(table, (0, 0))
+        self.rows[table] = (kept - rows, provisional)
 
     def work(self, name: str, rows: DataFrame, *, split_by: tuple[str, ...] = ()) -> DataFrame:
-        """Write what is only needed within the batch, and give it back as it stands on disk."""
+        """Write rows that only this batch needs; returns them as read back.
+
+        Spark computes a DataFrame again for every use; what is used twice is written once.
+        """
         path = f"{self.folder}/work/{name}"
         rows.write.partitionBy(*split_by).parquet(path)
         return self._spark.read.schema(rows.schema).parquet(path)
 
-    def leave(self, name: str, work: str, rows: DataFrame, *, part: str = "") -> None:
-        """What the next batch has to know: rows that were written as `work`, or a part of them."""
-        self.left[name] = f"{self.folder}/work/{work}/{part}".rstrip("/")
+    def save(self, name: str, work: str, rows: DataFrame, *, part: str = "") -> None:
+        """Make rows that were written as `work`, or a partition of them, a state of the stream."""
+        self.saved[name] = f"{self.folder}/work/{work}/{part}".rstrip("/")
         column = part.partition("=")[0]
         shape = StructType([field for field in rows.schema.fields if field.name != column])
         self.schemas[name] = shape.json()
 
     def read(self, name: str, *tables: str) -> DataFrame:
-        """The rows that were written for these places, with `kept`."""
-        shape = _shape(self.schemas[tables[0]]).add(KEPT, "boolean").add(_PLACE, "string")
+        """The rows that were written under this name for these tables, with `kept`."""
+        shape = _shape(self.schemas[tables[0]]).add(KEPT, "boolean").add(TARGET_TABLE, "string")
         rows = self._spark.read.schema(shape).parquet(f"{self.folder}/tables/{name}")
-        return rows.where(F.col(_PLACE).isin(*tables)).drop(_PLACE)
+        return rows.where(F.col(TARGET_TABLE).isin(*tables)).drop(TARGET_TABLE)
 
 
 def _shape(schema: str) -> StructType:

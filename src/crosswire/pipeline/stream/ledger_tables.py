@@ -1,12 +1,21 @@
-"""gold.deliveries and gold.reconciliation in a stream: what a hub noted, with what the wire shows.
+"""gold.deliveries and gold.reconciliation in a stream, from a hub's ledger and its tapped bytes.
 
-How a message fared, and whether wire and ledger agree, is decided by rows that come in any order.
-So a batch hands on to the next one what is not settled: messages that are open, passages that lack
-their partner or their answer, and all that is younger than a minute of the hub's own time, in which
-the other side's rows may still come. What is older and complete is written once, and forgotten.
+Both tables compare rows of different files that are sealed at different times: how a message fared
+and whether wire and ledger agree depends on rows that arrive in any order. So a batch hands on to
+the next one what is not decided: messages that are open, passages that lack their partner or their
+reply, and all that is newer than the watermark (`watermarks.settled_before`). What is older and
+complete is written once, and then dropped from the state.
 
-A step of a message that was forgotten (a durable subscription reads on after a week) calls it back:
-its steps are read from the lake again, and its rows in gold are replaced.
+    part            rows                                              carried until
+    steps           ledger rows of a message                          the message is settled
+    envelopes       kind and checksum of a message, no payload        the message is settled
+    wire messages   messages on the wire                              their verdict is final
+    passages        final rows of gold.reconciliation                 the message is settled
+    connections     those that were tapped                            over, and no caller's
+    counted         topics whose deliveries the ledger only counts    for good: they are few
+
+A step of a message that was dropped (a durable subscription reads on after a week) brings it back:
+its steps are read from the lake again, and its rows in gold.deliveries are replaced.
 """
 
 from __future__ import annotations
@@ -20,40 +29,43 @@ from pyspark.sql import Column, DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.lake.schemas import BACKWARD, LEDGER, MESSAGES
-from crosswire.pipeline.batch import OF_RECORDS, WRONG
 from crosswire.pipeline.sources.flow_rows import NODE
 from crosswire.pipeline.sources.new_input import LakeRows, NewInput
-from crosswire.pipeline.stream.carry_over import PART, Counts, together
-from crosswire.pipeline.stream.commits import Journal, StreamStaging
-from crosswire.pipeline.stream.decoder_state import KEPT, HubTimes
-from crosswire.pipeline.tables import reconciliation as compared
+from crosswire.pipeline.stream.carry_over import Counts
+from crosswire.pipeline.stream.columns import KEPT, PART, TARGET_TABLE, union_of
+from crosswire.pipeline.stream.commits import StreamOutput, StreamStaging
+from crosswire.pipeline.stream.watermarks import HubTimes, settled_before
+from crosswire.pipeline.summary import DELIVERY_FAULTS, LEDGER_TABLES
+from crosswire.pipeline.tables import reconciliation as reconciling
 from crosswire.pipeline.tables.deliveries import hops
-from crosswire.pipeline.tables.steps import ACCEPTED, ANSWERED, DEAD, REPLAYED, kept_of, related
-from crosswire.pipeline.tables.steps import joined as with_kept
+from crosswire.pipeline.tables.names import NOT_ACCEPTED, VERDICTS, WITHDRAWN
+from crosswire.pipeline.tables.steps import (
+    ACCEPTED,
+    ANSWERED,
+    DEAD,
+    REPLAYED,
+    message_facts,
+    with_facts,
+    with_origins,
+)
 
-__all__ = ["LINGER_US", "PATIENCE_US", "DecodedBatch", "LedgerBatch"]
+__all__ = ["DecodedBatch", "LedgerTables", "ReadRows"]
 
-LINGER_US: Final = 60_000_000
-"""How much later than a row its partner may come: messages, ledger and tap are sealed every few
-seconds, each on its own."""
-
-PATIENCE_US: Final = 600_000_000
-"""How long a table of a hub is waited for that lags behind the others, though all was read."""
-
-_RECORDS: Final = "records"
-_PLACE: Final = "place"
+_STATE: Final = "records"
 _CONNECTION: Final = ("node", "connection")
 _MESSAGE: Final = ("node", "id")
 _DELIVERIES: Final = ("gold.deliveries", "open.deliveries")
 _RECONCILIATION: Final = "gold.reconciliation"
 
-# What is handed on, part by part.
+# The parts of the state, and their columns. Both names are stored: a stream goes on with the state
+# that an older version has written. Columns whose stored name is no good here are in _STORED_NAMES.
 _STEPS: Final = "steps"
 _ENVELOPES: Final = "envelopes"
-_SAID: Final = "said"
-_PASSED: Final = "passed"
-_LINES: Final = "lines"
+_WIRE_MESSAGES: Final = "said"
+_PASSAGES: Final = "passed"
+_CONNECTIONS: Final = "lines"
 _COUNTED: Final = "counted"
+_STORED_NAMES: Final = {"is_reported": "is_told", "position": "place", "reply_ok": "said_yes"}
 _PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     _STEPS: {
         "node": "string",
@@ -71,7 +83,7 @@ _PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "origin": "bigint",
         "is_moved": "boolean",
         "is_answer": "boolean",
-        "is_told": "boolean",
+        "is_reported": "boolean",
     },
     _ENVELOPES: {
         "node": "string",
@@ -82,14 +94,14 @@ _PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "intact": "boolean",
         "is_scheduled": "boolean",
     },
-    _SAID: {
+    _WIRE_MESSAGES: {
         "node": "string",
         "connection": "string",
         "protocol": "string",
         "destination": "string",
         "kind": "string",
         "time": "bigint",
-        "place": "bigint",
+        "position": "bigint",
         "crc": "bigint",
         "id": "bigint",
         "correlation": "string",
@@ -97,9 +109,9 @@ _PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "way": "string",
         "side": "string",
         "name": "string",
-        "said_yes": "boolean",
+        "reply_ok": "boolean",
     },
-    _PASSED: {
+    _PASSAGES: {
         "node": "string",
         "id": "bigint",
         "connection": "string",
@@ -109,7 +121,7 @@ _PARTS: Final[Mapping[str, Mapping[str, str]]] = {
         "wire_time": "bigint",
         "same_payload": "boolean",
     },
-    _LINES: {
+    _CONNECTIONS: {
         "node": "string",
         "connection": "string",
         "line": "string",
@@ -121,13 +133,14 @@ _PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     _COUNTED: {"counted_node": "string", "counted_destination": "string"},
 }
-_OF_WIRE: Final = ("correlation", "said_yes", "undecided", "name", KEPT)
+_OF_WIRE: Final = ("correlation", "reply_ok", "undecided", "name", KEPT)
+"""Columns of wire messages that the comparison must hand through, to carry them on."""
 
 
 @dataclass(frozen=True)
 class DecodedBatch:
-    """What a batch decoded: messages with `kept`, frames that are there for good, the directions
-    of all connections, and what is carried of them."""
+    """What a batch has decoded: silver.messages with `kept`, final rows of silver.frames,
+    the directions of all connections that are not over, and the counts carried of them."""
 
     messages: DataFrame
     frames: DataFrame
@@ -136,223 +149,231 @@ class DecodedBatch:
 
 
 ReadRows = Callable[[Iterable[LakeRows], pa.Schema], DataFrame]
+"""Reads rows of a lake by their numbers."""
 
 
-class LedgerBatch:
-    """One batch of it. `run` writes tables and what is handed on into the batch's staging."""
+class LedgerTables:
+    """Both tables in one batch: `run` writes them and the new state into the staging folder.
+
+    Then `hub_times` has the newest times by node, `findings` the counts (True: of final rows,
+    False: of provisional ones), `replaced_files` files of gold.deliveries that were written again.
+    """
 
     def __init__(
         self,
         spark: SparkSession,
-        journal: Journal,
+        output: StreamOutput,
         staging: StreamStaging,
-        arrived: NewInput,
+        new_input: NewInput,
         read: ReadRows,
         *,
         chosen: list[str],
         late_us: int,
     ) -> None:
         self._spark = spark
-        self._journal = journal
+        self._output = output
         self._staging = staging
-        self._arrived = arrived
+        self._new_input = new_input
         self._read = read
-        self._chosen = [name for name in OF_RECORDS if not chosen or name in chosen]
+        self._chosen = [name for name in LEDGER_TABLES if not chosen or name in chosen]
         self._late_us = late_us
-        self._before = journal.state(_RECORDS)
-        self._has_wire = bool(arrived.position.taps)
-        last = journal.last
-        self.clocks: dict[str, HubTimes] = {} if last is None else dict(last.clocks)
+        self._before = output.state(_STATE)
+        self._has_wire = bool(new_input.position.taps)
+        last = output.last
+        self.hub_times: dict[str, HubTimes] = {} if last is None else dict(last.clocks)
         self.findings: dict[bool, dict[str, int]] = {True: {}, False: {}}
-        self.replaced: list[str] = []
-        """Files of gold.deliveries whose rows were written anew."""
+        self.replaced_files: list[str] = []
 
     def run(self, wire: DecodedBatch | None) -> None:
-        ledger = self._new(self._arrived.ledgers, LEDGER)
-        envelopes = self._new(self._arrived.messages, MESSAGES)
-        self._look_at_clocks(ledger, envelopes, wire)
-        settled = self._by_node(self._settled_us())
-        lines, wire_messages = self._lines(wire), self._wire_messages(wire)
-        if not any(clock.ledgers for clock in self.clocks.values()):
+        """Write what the new rows decide; `wire` is None if the batch has no new bytes."""
+        ledger = self._new(self._new_input.ledgers, LEDGER)
+        envelopes = self._new(self._new_input.messages, MESSAGES)
+        self._update_times(ledger, envelopes, wire)
+        settled = self._by_node(settled_before(self.hub_times, self._new_input.lagging))
+        connections, wire_messages = self._connections(wire), self._wire_messages(wire)
+        if not any(times.ledgers for times in self.hub_times.values()):
+            # A tap without ledger so far: keep what is newer than the watermark, in case one comes.
             young = wire_messages.where(KEPT).where(F.col("time") >= settled)
-            self._leave({_SAID: young, _LINES: lines})
+            self._save({_WIRE_MESSAGES: young, _CONNECTIONS: connections})
             return
-        lines, wire_messages = self._on_disk("lines", lines), self._on_disk("shown", wire_messages)
-        kept = together(self._part(_ENVELOPES), None if envelopes is None else kept_of(envelopes))
-        steps, kept, called_back = self._steps(ledger, kept)
+        connections = self._staging.work("connections", connections)
+        wire_messages = self._staging.work("wire_messages", wire_messages)
+        facts = union_of(
+            self._part(_ENVELOPES), None if envelopes is None else message_facts(envelopes)
+        )
+        steps, facts, old_passages = self._steps(ledger, facts)
         counted = self._part(_COUNTED)
         if ledger is not None:
-            counted = counted.unionByName(compared.counted_topics(ledger)).distinct()
-        passed = together(self._part(_PASSED), called_back)
-        judged = (
-            self._judged(wire_messages, steps, lines, counted, settled) if self._has_wire else None
-        )
-        if judged is not None:
-            reported_rows = compared.reconciliation_rows(judged.where(~F.col("left_out")), KEPT)
+            counted = counted.unionByName(reconciling.counted_topics(ledger)).distinct()
+        passages = union_of(self._part(_PASSAGES), old_passages)
+        judged: DataFrame | None = None
+        if self._has_wire:
+            judged = self._judged(wire_messages, steps, connections, counted, settled)
+            rows = reconciling.reconciliation_rows(judged.where(~F.col("left_out")), KEPT)
             if "reconciliation" in self._chosen:
                 tables = (_RECONCILIATION,)
-                self._staging.write("reconciliation", reported_rows, tables=tables, dated_by="time")
-            passed = passed.withColumn(KEPT, F.lit(True)).unionByName(
-                reported_rows.select(*passed.columns, KEPT)
+                self._staging.write("reconciliation", rows, tables=tables, dated_by="time")
+            passages = passages.withColumn(KEPT, F.lit(True)).unionByName(
+                rows.select(*passages.columns, KEPT)
             )
-        flagged = self._flagged(steps, judged, lines, settled)
-        live = self._hops(flagged, passed.drop(KEPT) if judged is not None else None)
-        parts = self._carried(flagged, live, kept, lines, judged, settled)
-        old = passed.where(KEPT) if judged is not None else passed
-        parts[_PASSED] = old.where(F.col("id").isNotNull()).join(live, list(_MESSAGE), "left_semi")
+        steps = self._with_settled(steps, judged, connections, settled)
+        live = self._deliveries(steps, passages.drop(KEPT) if judged is not None else None)
+        parts = self._carried(steps, live, facts, connections, judged, settled)
+        # gold.deliveries of a live message is computed again from all of its passages, and the
+        # final ones are not compared again: they are carried as they are.
+        final = passages.where(KEPT) if judged is not None else passages
+        final = final.where(F.col("id").isNotNull())
+        parts[_PASSAGES] = final.join(live, list(_MESSAGE), "left_semi")
         parts[_COUNTED] = counted
-        self._leave(parts)
+        self._save(parts)
 
-    # What there is.
+    # State.
 
     def _new(self, rows: tuple[LakeRows, ...], schema: pa.Schema) -> DataFrame | None:
         return self._read(rows, schema) if rows else None
 
     def _part(self, name: str) -> DataFrame:
+        """A part of the state that the last batch saved, without rows if there is none."""
         columns = _PARTS[name]
         if self._before is None:
-            empty = self._spark.range(1).where(F.lit(False))
-            return empty.select(*(F.lit(None).cast(kind).alias(x) for x, kind in columns.items()))
-        return self._before.where(F.col(PART) == name).select(*columns)
+            return self._no_rows(columns)
+        rows = self._before.where(F.col(PART) == name)
+        return rows.select(*(F.col(_STORED_NAMES.get(each, each)).alias(each) for each in columns))
 
-    def _on_disk(self, name: str, rows: DataFrame) -> DataFrame:
-        """What stands on no disk is planned and made anew wherever it is used."""
-        return self._staging.work(name, rows)
+    def _no_rows(self, columns: Mapping[str, str]) -> DataFrame:
+        empty = self._spark.range(1).where(F.lit(False))
+        return empty.select(*(F.lit(None).cast(kind).alias(name) for name, kind in columns.items()))
 
-    def _leave(self, parts: Mapping[str, DataFrame]) -> None:
-        rows = together(
-            *(
-                part.select(*_PARTS[name]).withColumn(PART, F.lit(name))
-                for name, part in parts.items()
-            )
-        )
-        nothing = [self._part(name) for name in _PARTS]
-        rows = together(rows, *(part.where(F.lit(False)) for part in nothing))
+    def _save(self, parts: Mapping[str, DataFrame]) -> None:
+        """Save the state for the next batch: all columns of all parts, also of those without rows,
+        because the next batch reads it with the schema of this one."""
+        rows = []
+        for name, columns in _PARTS.items():
+            part = parts[name] if name in parts else self._no_rows(columns)
+            stored = (F.col(each).alias(_STORED_NAMES.get(each, each)) for each in columns)
+            rows.append(part.select(*stored).withColumn(PART, F.lit(name)))
+        # A union has the tasks of all its parts, and each task writes a file: few tasks, few files.
         tasks = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
-        made = self._staging.work(_RECORDS, rows.coalesce(tasks))
-        self._staging.leave(_RECORDS, _RECORDS, made)
+        made = self._staging.work(_STATE, union_of(*rows).coalesce(tasks))
+        self._staging.save(_STATE, _STATE, made)
 
-    def _look_at_clocks(
+    def _update_times(
         self, ledger: DataFrame | None, envelopes: DataFrame | None, wire: DecodedBatch | None
     ) -> None:
-        """Nodes are few: how far each was read goes through the driver."""
+        """Find the newest time of each table and node. Nodes are few: they fit into the driver."""
         directions = None
         if wire is not None:
             directions = wire.directions.where(F.col("node") != NODE)
             directions = directions.select("node", F.col("last_time").alias("time"))
         for table, rows in (("ledgers", ledger), ("messages", envelopes), ("taps", directions)):
             found = [] if rows is None else rows.groupBy("node").agg(F.max("time")).collect()
-            for node, time in found:
-                clock = self.clocks.get(node, HubTimes())
-                newest = max(getattr(clock, table), time)
-                self.clocks[node] = clock._replace(**{table: newest})
-
-    def _settled_us(self) -> dict[str, int]:
-        """By node: what is older has been told by all tables. One of which all was read, and that
-        says nothing new, is waited for a while: it may be sealed late, or nothing happens."""
-        found: dict[str, int] = {}
-        for node, clock in self.clocks.items():
-            read_to = [
-                time if table in self._arrived.lagging else max(time, max(clock) - PATIENCE_US)
-                for table, time in clock._asdict().items()
-                if time
-            ]
-            found[node] = min(read_to) - LINGER_US
-        return found
+            for node, time_us in found:
+                times = self.hub_times.get(node, HubTimes())
+                newest = max(getattr(times, table), time_us)
+                self.hub_times[node] = times._replace(**{table: newest})
 
     def _by_node(self, values: Mapping[str, int]) -> Column:
+        """A number for each row, by its node; 0 for other nodes."""
         if not values:
             return F.lit(0).cast("bigint")
         pairs = [F.lit(each) for item in values.items() for each in item]
         return F.coalesce(F.create_map(*pairs)[F.col("node")], F.lit(0)).cast("bigint")
 
-    # Both sides.
+    # Wire and ledger.
 
-    def _lines(self, wire: DecodedBatch | None) -> DataFrame:
-        known = self._part(_LINES)
+    def _connections(self, wire: DecodedBatch | None) -> DataFrame:
+        """The tapped connections: those of this batch, and older ones that are still carried."""
+        known = self._part(_CONNECTIONS)
         if wire is None:
             return known
-        tallied = wire.counts.tallies.where(F.col("direction") == BACKWARD)
-        errors = tallied.select(*_CONNECTION, F.col("last_error.time").alias("broken_off"))
+        backward = wire.counts.tallies.where(F.col("direction") == BACKWARD)
+        errors = backward.select(*_CONNECTION, F.col("last_error.time").alias("broken_off"))
         relink = F.col("protocol") == "relink"
-        about = wire.counts.connections.select(
+        links = wire.counts.connections.select(
             *_CONNECTION, F.when(relink, F.col("link")).alias("link"), F.col("final")
         ).join(errors, list(_CONNECTION), "left")
         directions = wire.directions.where(F.col("node") != NODE)
-        now = compared.lines(directions, about, F.max("last_time").alias("last_time"))
+        last_time = F.max("last_time").alias("last_time")
+        now = reconciling.tapped_connections(directions, links, last_time)
         now = now.withColumn("is_over", F.coalesce("final", F.lit(False)))
         older = known.join(now, list(_CONNECTION), "left_anti")
         return older.unionByName(now.select(*known.columns))
 
     def _wire_messages(self, wire: DecodedBatch | None) -> DataFrame:
-        known = self._part(_SAID).withColumn(KEPT, F.lit(True))
-        if wire is not None:
-            tapped = wire.messages.where(F.col("node") != NODE)
-            parts = [
-                compared.shown(tapped.where(F.col(KEPT) == kept)).withColumn(KEPT, F.lit(kept))
-                for kept in (True, False)
-            ]
-            known = together(known, *parts)
-            replies = compared.answers(wire.frames.where(F.col("node") != NODE))
-        else:
-            replies = compared.answers(self._no_frames())
-        return compared.acknowledged(known, replies)
+        """Messages on the wire without a final verdict: carried ones and new ones, with `kept`."""
+        rows = self._part(_WIRE_MESSAGES).withColumn(KEPT, F.lit(True))
+        if wire is None:
+            return reconciling.with_replies(rows, reconciling.replies(self._no_frames()))
+        tapped = wire.messages.where(F.col("node") != NODE)
+        parts = [
+            reconciling.wire_passages(tapped.where(F.col(KEPT) == kept)).withColumn(
+                KEPT, F.lit(kept)
+            )
+            for kept in (True, False)
+        ]
+        # Only new frames are searched for replies: what older ones answered is in `reply_ok`.
+        replies = reconciling.replies(wire.frames.where(F.col("node") != NODE))
+        return reconciling.with_replies(union_of(rows, *parts), replies)
 
     def _no_frames(self) -> DataFrame:
-        nothing = ("node", "connection", "direction", "protocol", "identifier", "kind", "status")
-        empty = self._spark.range(1).where(F.lit(False))
-        numbers = [F.lit(None).cast("bigint").alias(name) for name in ("sequence", "time")]
-        return empty.select(*(F.lit(None).cast("string").alias(name) for name in nothing), *numbers)
+        texts = ("node", "connection", "direction", "protocol", "identifier", "kind", "status")
+        numbers = ("sequence", "time")
+        return self._no_rows(dict.fromkeys(texts, "string") | dict.fromkeys(numbers, "bigint"))
 
     def _steps(
-        self, ledger: DataFrame | None, kept: DataFrame
+        self, ledger: DataFrame | None, facts: DataFrame
     ) -> tuple[DataFrame, DataFrame, DataFrame | None]:
-        """All steps of messages that are not settled, what is kept of these, and the passages of
-        those that were called back."""
+        """All steps of messages that are not settled, what is known of these messages, and earlier
+        passages of messages that were dropped from the state and are brought back."""
         known = self._part(_STEPS).withColumn("is_new", F.lit(False))
         new = None
         if ledger is not None:
-            new = ledger.withColumn("is_told", F.lit(not self._has_wire))
+            # Without a wire there is no passage to wait for.
+            new = ledger.withColumn("is_reported", F.lit(not self._has_wire))
             new = new.withColumn("is_new", F.lit(True))
-        rows = with_kept(related(together(known, new)), kept)
-        unheard_of = F.min("is_new").over(Window.partitionBy(*_MESSAGE))
-        lost = F.col("accepted_by").isNull() & unheard_of
-        rows = rows.withColumn("is_lost", lost)
+        rows = with_facts(with_origins(union_of(known, new)), facts)
+        # A message begins with `accepted`. If all that there is of it is new and `accepted` is not
+        # among it, then its earlier steps were settled and dropped.
+        all_new = F.min("is_new").over(Window.partitionBy(*_MESSAGE))
+        rows = rows.withColumn("is_dropped", F.col("accepted_by").isNull() & all_new)
         found = Observation()
-        steps = self._staging.work(_STEPS, rows.observe(found, F.count_if("is_lost").alias("lost")))
-        last = self._journal.last
-        if not found.get["lost"] or last is None or not last.position.ledgers:
-            return steps, kept, None
-        return self._call_back(steps, kept)
+        rows = rows.observe(found, F.count_if("is_dropped").alias("dropped"))
+        steps = self._staging.work(_STEPS, rows)
+        last = self._output.last
+        if not found.get["dropped"] or last is None or not last.position.ledgers:
+            return steps, facts, None
+        return self._bring_back(steps, facts)
 
     def _judged(
         self,
         wire_messages: DataFrame,
         steps: DataFrame,
-        lines: DataFrame,
+        connections: DataFrame,
         counted: DataFrame,
         settled: Column,
     ) -> DataFrame:
-        """`kept`: that is what it will be."""
-        nodes = [node for node, clock in self.clocks.items() if clock.ledgers]
+        """Both sides compared, with `kept`: the verdict is final."""
+        nodes = [node for node, times in self.hub_times.items() if times.ledgers]
         horizons = {
-            node: min(clock.taps, clock.ledgers)
-            for node, clock in self.clocks.items()
-            if clock.taps and clock.ledgers
+            node: min(times.taps, times.ledgers)
+            for node, times in self.hub_times.items()
+            if times.taps and times.ledgers
         }
-        rows = compared.sides(
+        unreported = steps.where("NOT is_reported").select("node", F.col("seq").alias("position"))
+        in_ledger = reconciling.ledger_passages(steps)
+        rows = reconciling.both_sides(
             wire_messages.where(F.col("node").isin(nodes)),
-            compared.noted(steps).join(_untold(steps), ["node", "place"], "left_semi"),
-            lines,
+            in_ledger.join(unreported, ["node", "position"], "left_semi"),
+            connections,
         )
-        both = compared.compare(
+        both = reconciling.compare(
             rows, F.min("is_over").alias("is_over"), wire_columns=_OF_WIRE
         ).withColumn("horizon", self._by_node(horizons))
-        judged = compared.judge(both, counted).withColumn(KEPT, _is_final(settled))
+        judged = reconciling.judge(both, counted).withColumn(KEPT, _is_final(settled))
         return self._counted(
             "judged",
             judged,
-            {name: (F.col("verdict") == name) & ~F.col("left_out") for name in compared.VERDICTS},
+            {name: (F.col("verdict") == name) & ~F.col("left_out") for name in VERDICTS},
             lambda rows: self._staging.work("judged", rows),
         )
 
@@ -363,42 +384,49 @@ class LedgerBatch:
         conditions: Mapping[str, Column],
         write: Callable[[DataFrame], DataFrame],
     ) -> DataFrame:
-        """Count while it is written what is there for good, and what is not."""
+        """Write rows and add those that meet the conditions to the findings, in one pass."""
         found = Observation(name)
         kept = F.col(KEPT)
         metrics = [
-            F.count_if(condition & (kept if flag else ~kept)).alias(f"{what} {flag}")
-            for what, condition in conditions.items()
+            F.count_if(condition & (kept if flag else ~kept)).alias(f"{finding} {flag}")
+            for finding, condition in conditions.items()
             for flag in (True, False)
         ]
         made = write(rows.observe(found, *metrics))
-        for what in conditions:
+        for finding in conditions:
             for flag in (True, False):
                 counts = self.findings[flag]
-                counts[what] = counts.get(what, 0) + found.get[f"{what} {flag}"]
+                counts[finding] = counts.get(finding, 0) + found.get[f"{finding} {flag}"]
         return made
 
-    # What becomes of messages.
+    # Messages.
 
-    def _flagged(
-        self, steps: DataFrame, judged: DataFrame | None, lines: DataFrame, settled: Column
+    def _with_settled(
+        self,
+        steps: DataFrame,
+        judged: DataFrame | None,
+        connections: DataFrame,
+        settled: Column,
     ) -> DataFrame:
-        """Steps, whether their passage `is_reported` now, and whether their message `is_settled`:
-        all is told of it, unless it is open."""
+        """Steps, with `is_reported` brought up to date, and `is_settled`: no row that is still to
+        be read can change what gold.deliveries has of their message, unless it is open."""
         flagged, pending = steps, None
         if judged is not None:
-            reported_rows = judged.where(KEPT).select("node", F.col("ledger.place").alias("seq"))
-            # Nobody tapped the connection.
-            unseen = (
-                compared.noted(steps)
-                .join(lines, list(_CONNECTION), "left_anti")
+            reported = judged.where(KEPT).select("node", F.col("ledger.position").alias("seq"))
+            # Passages on connections that were not tapped have no partner to wait for.
+            untapped = (
+                reconciling.ledger_passages(steps)
+                .join(connections, list(_CONNECTION), "left_anti")
                 .where(F.col("time") < settled)
-                .select("node", F.col("place").alias("seq"))
+                .select("node", F.col("position").alias("seq"))
             )
-            now = reported_rows.unionByName(unseen).where(F.col("seq").isNotNull())
+            now = reported.unionByName(untapped).where(F.col("seq").isNotNull())
             now = now.distinct().withColumn("now", F.lit(True))
-            is_reported = F.col("is_told") | F.coalesce("now", F.lit(False))
-            flagged = steps.join(now, ["node", "seq"], "left").withColumn("is_told", is_reported)
+            is_reported = F.col("is_reported") | F.coalesce("now", F.lit(False))
+            flagged = steps.join(now, ["node", "seq"], "left")
+            flagged = flagged.withColumn("is_reported", is_reported)
+            # Where the protocol gives the hub's id, a message on the wire whose verdict is not
+            # final keeps its message alive, even if the ledger is complete.
             pending = (
                 judged.where(~F.col(KEPT) & F.col("wire.id").isNotNull())
                 .select("node", F.col("wire.id").alias("id"))
@@ -406,7 +434,7 @@ class LedgerBatch:
                 .withColumn("pending", F.lit(True))
             )
         own = Window.partitionBy(*_MESSAGE)
-        waits = F.max(compared.is_passage() & ~F.col("is_told")).over(own)
+        waits = F.max(reconciling.is_passage() & ~F.col("is_reported")).over(own)
         is_settled = ~waits & (F.max("time").over(own) < settled)
         flagged = flagged.withColumn("is_settled", is_settled)
         if pending is not None:
@@ -414,104 +442,117 @@ class LedgerBatch:
                 "is_settled", F.col("is_settled") & F.col("pending").isNull()
             )
         columns = [*steps.columns, "is_settled"]
-        return self._staging.work("flagged", flagged.select(*columns))
+        return self._staging.work("settled_steps", flagged.select(*columns))
 
-    def _hops(self, flagged: DataFrame, reconciled: DataFrame | None) -> DataFrame:
-        """Write gold.deliveries; gives the messages that the next batch has to know."""
-        newest = self._by_node({node: clock.ledgers for node, clock in self.clocks.items()})
-        steps = flagged.withColumn("newest", newest)
-        is_settled = flagged.groupBy(*_MESSAGE).agg(F.min("is_settled").alias("is_settled"))
+    def _deliveries(self, steps: DataFrame, reconciled: DataFrame | None) -> DataFrame:
+        """Write gold.deliveries; returns the messages that the next batch needs again."""
+        newest = self._by_node({node: times.ledgers for node, times in self.hub_times.items()})
+        is_settled = steps.groupBy(*_MESSAGE).agg(F.min("is_settled").alias("is_settled"))
         own = Window.partitionBy(*_MESSAGE)
+        # All hops of a message become final together: a step that brings a dropped message back
+        # replaces all of its rows.
         rows = (
-            hops(steps, reconciled, late_us=self._late_us)
+            hops(steps.withColumn("newest", newest), reconciled, late_us=self._late_us)
             .join(is_settled, list(_MESSAGE))
             .withColumn(KEPT, F.col("is_settled") & ~F.max("is_open").over(own))
             .drop("is_settled")
         )
         table = F.when(F.col("is_open"), _DELIVERIES[1]).otherwise(_DELIVERIES[0])
-        rows = rows.withColumn(_PLACE, table)
+        rows = rows.withColumn(TARGET_TABLE, table)
 
         def write(rows: DataFrame) -> DataFrame:
             if "deliveries" not in self._chosen:
-                return self._staging.work("hops", rows)
+                return self._staging.work("deliveries", rows)
             self._staging.write("deliveries", rows, tables=_DELIVERIES, dated_by="accepted")
             return self._staging.read("deliveries", *_DELIVERIES)
 
-        wrong = {what: F.coalesce(F.expr(sql), F.lit(False)) for what, sql in WRONG.items()}
-        made = self._counted("deliveries", rows, wrong, write)
+        faults = {
+            name: F.coalesce(F.expr(sql), F.lit(False)) for name, sql in DELIVERY_FAULTS.items()
+        }
+        made = self._counted("deliveries", rows, faults, write)
         waiting = made.where(~F.col(KEPT)).select(*_MESSAGE)
-        return waiting.union(flagged.where("NOT is_settled").select(*_MESSAGE)).distinct()
+        # Answers have no row in gold.deliveries, but their steps may not be settled yet.
+        return waiting.union(steps.where("NOT is_settled").select(*_MESSAGE)).distinct()
 
     def _carried(
         self,
-        flagged: DataFrame,
+        steps: DataFrame,
         live: DataFrame,
-        kept: DataFrame,
-        lines: DataFrame,
+        facts: DataFrame,
+        connections: DataFrame,
         judged: DataFrame | None,
         settled: Column,
     ) -> dict[str, DataFrame]:
-        steps = flagged.join(live, list(_MESSAGE), "left_semi")
-        # Its step comes, or came to nothing.
-        early = kept.where(F.col("time") >= settled).join(
-            flagged.select(*_MESSAGE), list(_MESSAGE), "left_anti"
+        """The state for the next batch, of the messages that are `live`."""
+        # An envelope may be sealed before its first step: it is kept until the step must be there.
+        early = facts.where(F.col("time") >= settled).join(
+            steps.select(*_MESSAGE), list(_MESSAGE), "left_anti"
         )
+        steps = steps.join(live, list(_MESSAGE), "left_semi")
         over = F.col("is_over") & (F.col("last_time") < settled)
-        # Who asked may be gone when the answer is noted.
-        asked = steps.where(F.col("step") == ACCEPTED).select(*_CONNECTION)
+        # The answer to a request passes over the connection of the caller. It may be recorded
+        # after that connection was over, so callers stay while their request is live.
+        callers = steps.where(F.col("step") == ACCEPTED).select(*_CONNECTION)
         parts = {
             _STEPS: steps,
-            _ENVELOPES: kept.join(live, list(_MESSAGE), "left_semi").unionByName(early),
-            _LINES: lines.where(~over).unionByName(
-                lines.where(over).join(asked, list(_CONNECTION), "left_semi")
+            _ENVELOPES: facts.join(live, list(_MESSAGE), "left_semi").unionByName(early),
+            _CONNECTIONS: connections.where(~over).unionByName(
+                connections.where(over).join(callers, list(_CONNECTION), "left_semi")
             ),
         }
         if judged is not None:
             wire = judged.where(~F.col(KEPT) & F.col(f"wire.{KEPT}"))
-            names = [name for name in _PARTS[_SAID] if name not in ("node", "way", "side")]
-            parts[_SAID] = wire.select(
+            names = [name for name in _PARTS[_WIRE_MESSAGES] if name not in ("node", "way", "side")]
+            parts[_WIRE_MESSAGES] = wire.select(
                 "node", "way", F.lit("wire").alias("side"), *(f"wire.{name}" for name in names)
             )
         return parts
 
-    # Messages that were forgotten.
+    # Messages that were dropped from the state.
 
-    def _call_back(
-        self, steps: DataFrame, kept: DataFrame
+    def _bring_back(
+        self, steps: DataFrame, facts: DataFrame
     ) -> tuple[DataFrame, DataFrame, DataFrame | None]:
-        last = self._journal.last
+        """Like `_steps`, after reading the earlier steps of dropped messages from the lake.
+
+        Only rows up to the last commit are read: those after it are in `steps` already.
+        """
+        last = self._output.last
         assert last is not None
-        wanted = steps.where("is_lost").select(*_MESSAGE).distinct()
+        wanted = steps.where("is_dropped").select(*_MESSAGE).distinct()
         wanted = self._staging.work("wanted", wanted)
+        # Ids grow with time: the range lets Parquet skip most of the lake.
         low, high = wanted.agg(F.min("id"), F.max("id")).collect()[0]
         between = F.col("id").between(low, high)
-        beside = F.col("step").isin(DEAD, REPLAYED, ANSWERED)
-        ledger = self._read(last.position.rows("ledgers"), LEDGER).where(between | beside)
-        history = related(ledger).join(wanted, list(_MESSAGE), "left_semi")
-        history = history.withColumn("is_told", F.lit(True))
+        # `with_origins` needs the neighbours of moved messages and answers, which have other ids.
+        neighbours = F.col("step").isin(DEAD, REPLAYED, ANSWERED)
+        ledger = self._read(last.position.rows("ledgers"), LEDGER).where(between | neighbours)
+        history = with_origins(ledger).join(wanted, list(_MESSAGE), "left_semi")
+        history = history.withColumn("is_reported", F.lit(True))
         if last.position.messages:
-            messages = self._read(last.position.rows("messages"), MESSAGES).where(between)
-            again = kept_of(messages).join(wanted, list(_MESSAGE), "left_semi")
-            kept = self._staging.work("kept", together(kept, again))
-        lost = steps.where("is_lost").select(*_PARTS[_STEPS])
-        found = with_kept(together(lost, history), kept)
-        steps = together(steps.where("NOT is_lost"), found)
-        steps = self._staging.work("steps-again", steps.drop("is_lost", "is_new"))
+            envelopes = self._read(last.position.rows("messages"), MESSAGES).where(between)
+            again = message_facts(envelopes).join(wanted, list(_MESSAGE), "left_semi")
+            facts = self._staging.work("facts", union_of(facts, again))
+        dropped = steps.where("is_dropped").select(*_PARTS[_STEPS])
+        whole = with_facts(union_of(dropped, history), facts)
+        steps = union_of(steps.where("NOT is_dropped"), whole)
+        steps = self._staging.work("steps_again", steps.drop("is_dropped", "is_new"))
         if "deliveries" in self._chosen:
-            self._rewrite(wanted, between)
+            self._remove_deliveries(wanted, between)
         if "reconciliation" not in self._chosen:
-            return steps, kept, None
-        files = self._journal.kept(_RECONCILIATION)
-        passed = self._journal.rows_of(_RECONCILIATION, files)
-        if passed is not None:
-            passed = passed.where(between).select(*_PARTS[_PASSED])
-            passed = passed.join(wanted, list(_MESSAGE), "left_semi")
-        return steps, kept, passed
+            return steps, facts, None
+        files = self._output.kept(_RECONCILIATION)
+        passages = self._output.rows_of(_RECONCILIATION, files)
+        if passages is not None:
+            passages = passages.where(between).select(*_PARTS[_PASSAGES])
+            passages = passages.join(wanted, list(_MESSAGE), "left_semi")
+        return steps, facts, passages
 
-    def _rewrite(self, wanted: DataFrame, between: Column) -> None:
-        """Take what is `wanted` out of gold.deliveries: it is written anew, with what is new."""
+    def _remove_deliveries(self, wanted: DataFrame, between: Column) -> None:
+        """Take the `wanted` messages out of gold.deliveries: they are written again, with the new
+        steps. The other rows of their days are copied to new files, and the old files replaced."""
         table = _DELIVERIES[0]
-        rows = self._journal.rows_of(table, self._journal.kept(table))
+        rows = self._output.rows_of(table, self._output.kept(table))
         if rows is None:
             return
         day = F.to_date(F.timestamp_micros("accepted")).cast("string").alias("day")
@@ -519,23 +560,25 @@ class LedgerBatch:
         days = [row.day for row in old.select(day).distinct().collect()]
         if not days:
             return
-        self.replaced = self._journal.kept(table, days)
-        before = self._journal.rows_of(table, self.replaced)
+        self.replaced_files = self._output.kept(table, days)
+        before = self._output.rows_of(table, self.replaced_files)
         assert before is not None
         rest = before.join(wanted, list(_MESSAGE), "left_anti").withColumn(KEPT, F.lit(True))
-        self._staging.write("deliveries-again", rest, tables=(table,), dated_by="accepted")
-        counts = [F.count_if(F.expr(sql)).alias(what) for what, sql in WRONG.items()]
+        self._staging.write("deliveries_again", rest, tables=(table,), dated_by="accepted")
+        counts = [F.count_if(F.expr(sql)).alias(name) for name, sql in DELIVERY_FAULTS.items()]
         gone = before.join(wanted, list(_MESSAGE), "left_semi").agg(*counts).collect()[0]
-        self.findings[True] |= {what: -gone[what] for what in WRONG}
-        self._staging.forget(table, before.count())
-
-
-def _untold(steps: DataFrame) -> DataFrame:
-    return steps.where("NOT is_told").select("node", F.col("seq").alias("place"))
+        # Their findings and rows were added by an earlier batch, and will be added again.
+        self.findings[True] |= {name: -gone[name] for name in DELIVERY_FAULTS}
+        self._staging.subtract(table, before.count())
 
 
 def _is_final(settled: Column) -> Column:
-    """Nothing that may still come changes the verdict."""
+    """Whether no row that is still to be read can change a verdict.
+
+    It must be older than the watermark on both sides, and not rest on provisional rows. Then it is
+    final if the connection is over, or if it can't change although the connection goes on: both
+    sides have it, or they can't be compared, or the hub has refused it.
+    """
     wire, ledger = F.col("wire"), F.col("ledger")
     is_old = F.greatest(wire["time"], ledger["time"]) < settled
     is_kept = F.coalesce(wire[KEPT], F.lit(True))
@@ -543,6 +586,6 @@ def _is_final(settled: Column) -> Column:
     both = wire.isNotNull() & ledger.isNotNull()
     resumed = (wire["protocol"] == "relink") & wire["sequence"].isNull()
     hopeless = ~F.col("whole") | F.coalesce(resumed, F.lit(False))
-    judged = F.col("verdict").isin(compared.NOT_ACCEPTED, compared.WITHDRAWN)
-    certain = is_decided & (both | hopeless | judged | F.col("left_out"))
+    refused = F.col("verdict").isin(NOT_ACCEPTED, WITHDRAWN)
+    certain = is_decided & (both | hopeless | refused | F.col("left_out"))
     return is_old & is_kept & (F.col("is_over") | certain)

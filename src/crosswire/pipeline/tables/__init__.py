@@ -1,1 +1,1 @@
-"""The tables, a file each: schema, meaning in words, and a pure function DataFrame → DataFrame."""
+"""The tables, a module each: what the columns mean, and a pure function DataFrame → DataFrame."""

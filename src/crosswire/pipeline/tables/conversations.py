@@ -1,8 +1,8 @@
 """gold.conversations: a request with its response: latency, outcome.
 
-The n-th request with a correlation goes with the n-th response to it that came the other way on the
-same connection. `outcome` is the response's status; `unanswered` where the connection ended without
-one. `is_open`: there is none yet, and the connection has not ended.
+The n-th request with a correlation belongs to the n-th response with it in the other direction of
+the same connection. `outcome` is the response's status, or `unanswered` where the connection ended
+without a response. `is_open`: there is no response yet, and the connection has not ended.
 """
 
 from __future__ import annotations
@@ -14,29 +14,70 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.lake.schemas import BACKWARD, FORWARD
 from crosswire.pipeline.decode.readings.contract import REQUEST, RESPONSE
+from crosswire.pipeline.tables.names import UNANSWERED
 from crosswire.pipeline.tables.sessions import ended_connections
 
-__all__ = ["UNANSWERED", "conversations"]
+__all__ = ["CALL_COLUMNS", "calls", "conversations", "with_partner"]
 
-UNANSWERED: Final = "unanswered"
+CALL_COLUMNS: Final = (
+    "node",
+    "connection",
+    "direction",
+    "offset",
+    "time",
+    "protocol",
+    "kind",
+    "destination",
+    "correlation",
+    "status",
+    "payload_length",
+)
+"""The columns of silver.messages that conversations are made of."""
+
+_CALL: Final = ("node", "connection", "asker", "correlation")
+
+
+def calls(messages: DataFrame) -> DataFrame:
+    """Requests and responses with a correlation, numbered: the ones that belong together have the
+    same `asker` (direction of the request) and the same `turn` within their correlation.
+
+    A correlation alone does not identify a call: peers may use it again on the same connection.
+    Responses to the same correlation come in the order of its requests, so their turns are equal.
+    """
+    is_request = F.col("kind") == REQUEST
+    other = F.when(F.col("direction") == FORWARD, BACKWARD).otherwise(FORWARD)
+    turn = F.row_number().over(Window.partitionBy(*_CALL, "kind").orderBy("offset"))
+    return (
+        messages.where(F.col("kind").isin(REQUEST, RESPONSE) & F.col("correlation").isNotNull())
+        .withColumn("asker", F.when(is_request, F.col("direction")).otherwise(other))
+        # One shuffle by the whole key serves the window here and the aggregation or window of the
+        # caller; left to itself, Spark would shuffle by (key, kind) first and by key again.
+        .repartition(*_CALL)
+        .withColumn("turn", turn)
+    )
+
+
+def with_partner(numbered: DataFrame) -> DataFrame:
+    """Rows of `calls` with `matched`: both the request and the response are among the rows.
+
+    Turns have no holes, so both sides have a turn n if n is not above the number of either.
+    """
+    every = Window.partitionBy(*_CALL)
+    requests = F.count_if(F.col("kind") == REQUEST).over(every)
+    responses = F.count_if(F.col("kind") == RESPONSE).over(every)
+    return numbered.withColumn("matched", F.col("turn") <= F.least(requests, responses))
 
 
 def conversations(messages: DataFrame, directions: DataFrame) -> DataFrame:
-    is_request = F.col("kind") == REQUEST
-    other = F.when(F.col("direction") == FORWARD, BACKWARD).otherwise(FORWARD)
-    calls = messages.where(
-        F.col("kind").isin(REQUEST, RESPONSE) & F.col("correlation").isNotNull()
-    ).withColumn("asker", F.when(is_request, F.col("direction")).otherwise(other))
-    key = ("node", "connection", "asker", "correlation")
-    turn = F.row_number().over(Window.partitionBy(*key, "kind").orderBy("offset"))
+    """One row for each request, from silver.messages (at least CALL_COLUMNS) and the directions of
+    their connections. Responses whose request was not captured are left out."""
 
-    def of(condition: str, column: str, name: str) -> Column:
-        return F.max(F.when(F.col("kind") == condition, F.col(column))).alias(name)
+    def of(kind: str, column: str, name: str) -> Column:
+        return F.max(F.when(F.col("kind") == kind, F.col(column))).alias(name)
 
     pairs = (
-        calls.repartition(*key)
-        .withColumn("turn", turn)
-        .groupBy(*key, "turn")
+        calls(messages)
+        .groupBy(*_CALL, "turn")
         .agg(
             of(REQUEST, "protocol", "protocol"),
             of(REQUEST, "destination", "destination"),
@@ -53,6 +94,8 @@ def conversations(messages: DataFrame, directions: DataFrame) -> DataFrame:
     ended = ended_connections(directions).withColumn("over", F.lit(True))
     is_open = F.col("answered").isNull() & F.col("over").isNull()
     answered = F.col("answered").isNotNull()
+    # A clock that was set back between the two must not give a negative latency.
+    latency_us = F.greatest(F.col("answered") - F.col("asked"), F.lit(0))
     return pairs.join(ended, ["node", "connection"], "left").select(
         "node",
         "connection",
@@ -64,9 +107,7 @@ def conversations(messages: DataFrame, directions: DataFrame) -> DataFrame:
         "response_offset",
         "asked",
         "answered",
-        F.when(answered, F.greatest(F.col("answered") - F.col("asked"), F.lit(0))).alias(
-            "latency_us"
-        ),
+        F.when(answered, latency_us).alias("latency_us"),
         "request_bytes",
         "response_bytes",
         F.when(answered, F.coalesce("status", F.lit("success")))

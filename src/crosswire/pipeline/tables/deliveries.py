@@ -1,29 +1,29 @@
-"""gold.deliveries: a message and a hop: accepted, delivered, settled; how often; what went wrong.
+"""gold.deliveries: a message and a hop: accepted, delivered, settled; attempts; faults.
 
-A `hop` is one way out of the hub: a queue, a service, or one receiver of a topic (its connection:
-the ledger does not name subscriptions; of a Relink link that went on over another connection, the
-one that the message was given to). Each message has a row for each of its hops, or one with
-hop null where nothing has happened to it yet. `connection` is who was given it last.
+A `hop` is one exit of the hub: a queue, a service, or one receiver of a topic. The ledger does not
+name subscriptions, so a topic's receiver is its connection; of a Relink link that was resumed over
+another connection, the one to which the message was delivered. A message has a row for each of its
+hops, or one with hop null while it has none. `connection` is the last one it was delivered to.
 
-Answers have none of their own: they are how their request's hop ended.
+Answers have no rows: they are the outcome of their request.
 
 `outcome` is how it ended there: `settled`, `answered`, `delivered` (a topic's receiver that settles
 nothing), `dead`, `expired`, `dropped`, `damaged`, `failed` (a call), `replayed` (a dead letter that
 was sent again), `returned` and `refused` (by a topic's receiver that another one followed),
-`unclaimed` (a topic that nobody listened to). `waiting` (in a queue or for a provider) and `held`
+`unclaimed` (a topic without subscribers). `waiting` (in a queue or for a provider) and `held`
 (by a receiver) are open: they may still change.
 
-late     from being accepted to being settled or answered (where nobody settles: to the delivery) it
-         took longer than the threshold; or it is open, and was accepted longer ago than that when
-         the ledger's newest row of its node was written. What ended in another way is not late,
-         nor is a dead letter that waits for somebody to look at it.
-lost     nobody will ever have it, and nobody wanted that: it was damaged, dropped because its queue
-         was full, or taken by retention before its receiver came; or a receiver that settles
-         nothing was given it, and its connection, tapped in full, never carried it. Dead letters
-         are kept, and what expired or was purged was meant to go: they are not lost.
-doubled  somebody may have done it twice: it was handed out again although who had it before did not
-         refuse it (it left, or its lease ran out), or it was settled twice, or the wire shows it
-         more often than the ledger.
+late     the time from accepted to settled or answered (to delivered, where nothing is settled) was
+         above the threshold; or it is open, and was accepted longer ago than that when the newest
+         row of its node's ledger was written. Messages that ended in another way are not late, nor
+         are dead letters, which wait for a person.
+lost     it was never received, and nobody intended that: it was damaged, dropped because its queue
+         was full, or removed by retention before its receiver came; or it was delivered to a
+         receiver that settles nothing, and the connection, tapped in full, never carried it. Dead
+         letters are kept, and expired or purged messages are removed on purpose: they are not lost.
+doubled  it may have been processed twice: it was delivered again although the receiver before did
+         not refuse it (it disconnected, or its lease ran out), or it was settled twice, or the wire
+         shows it more often than the ledger.
 """
 
 from __future__ import annotations
@@ -33,13 +33,8 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from crosswire.pipeline.tables.reconciliation import (
-    EQUAL,
-    IN,
-    MISSING_IN_LEDGER,
-    MISSING_ON_WIRE,
-    OUT,
-)
+from crosswire.pipeline.tables.names import EQUAL, MISSING_IN_LEDGER, MISSING_ON_WIRE
+from crosswire.pipeline.tables.reconciliation import IN, OUT
 from crosswire.pipeline.tables.steps import (
     ACCEPTED,
     ANSWERED,
@@ -77,18 +72,19 @@ def deliveries(
     *,
     late_us: int = LATE_US,
 ) -> DataFrame:
-    """From the lake's `ledger` and `messages`, and gold.reconciliation where there is a wire."""
+    """The whole table, from `ledger` and `messages` of a lake, and gold.reconciliation if the hub's
+    connections were tapped; `late_us` is the threshold of `late`."""
     newest = ledger.groupBy("node").agg(F.max("time").alias("newest"))
     steps = with_messages(ledger, envelopes)
     return hops(steps.join(F.broadcast(newest), "node"), reconciled, late_us=late_us)
 
 
 def hops(steps: DataFrame, reconciled: DataFrame | None, *, late_us: int) -> DataFrame:
-    """From all steps of messages `with_messages`, and `newest`: the time of the newest row of their
-    node."""
+    """The rows of messages of which all steps are given, as `with_messages` returns them, with
+    `newest`: the time of the newest row of their node's ledger."""
     steps = steps.where(~F.col("is_answer"))
     resumed = _resumed(steps)
-    found = _hops(_placed(steps, resumed)).withColumn("outcome", _outcome())
+    found = _by_hop(_with_hop(steps, resumed)).withColumn("outcome", _outcome())
     found = _with_wire(found, reconciled, resumed)
     return found.withColumn("is_open", F.col("outcome").isin(*_OPEN)).select(
         "node",
@@ -111,7 +107,7 @@ def hops(steps: DataFrame, reconciled: DataFrame | None, *, late_us: int) -> Dat
         "returns",
         "outcome",
         "detail",
-        _taken().alias("latency_us"),
+        _latency().alias("latency_us"),
         _is_late(late_us).alias("late"),
         _is_lost().alias("lost"),
         _is_doubled().alias("doubled"),
@@ -123,38 +119,41 @@ def hops(steps: DataFrame, reconciled: DataFrame | None, *, late_us: int) -> Dat
 
 
 def _resumed(steps: DataFrame) -> DataFrame:
-    """Connections on which a Relink link settled what it had been given on another one, `giver`.
+    """Connections on which a Relink link settled a message that was delivered on another one,
+    `first_connection`.
 
-    Who was given a message and says no more of it goes with who was not given it and does: the n-th
-    with the n-th. Which of several links it was can't be told, but how they fared is the same.
+    A connection with a delivery and no further step is paired with one with further steps and no
+    delivery, the n-th with the n-th. If several links of a topic were resumed, the pairs may be
+    swapped: the ledger does not name links, but the outcomes of the message are the same.
     """
-    given = F.col("step") == DELIVERED
+    is_delivery = F.col("step") == DELIVERED
     receivers = (
         steps.where((F.col("protocol") == "relink") & F.col("destination").startswith("topic/"))
         .where((F.col("step") != ACCEPTED) & (F.col("connection") != ""))
         .groupBy(*_RECEIVER)
         .agg(
-            F.max(given).alias("is_given"),
-            F.max(~given).alias("is_told_of"),
+            F.max(is_delivery).alias("is_delivered"),
+            F.max(~is_delivery).alias("is_ended"),
             F.min("seq").alias("first"),
         )
-        .where(F.col("is_given") != F.col("is_told_of"))
+        .where(F.col("is_delivered") != F.col("is_ended"))
     )
-    nth = F.row_number().over(Window.partitionBy("node", "id", "is_given").orderBy("first"))
+    nth = F.row_number().over(Window.partitionBy("node", "id", "is_delivered").orderBy("first"))
     receivers = receivers.withColumn("nth", nth)
-    givers = receivers.where("is_given").select(
-        "node", "id", "nth", F.col("connection").alias("giver")
+    earlier = receivers.where("is_delivered").select(
+        "node", "id", "nth", F.col("connection").alias("first_connection")
     )
-    heirs = receivers.where("NOT is_given").select(*_RECEIVER, "nth")
-    return heirs.join(givers, ["node", "id", "nth"]).drop("nth")
+    later = receivers.where("NOT is_delivered").select(*_RECEIVER, "nth")
+    return later.join(earlier, ["node", "id", "nth"]).drop("nth")
 
 
-def _placed(steps: DataFrame, resumed: DataFrame) -> DataFrame:
-    """Each step with the hop it belongs to: null for `accepted`, which belongs to all."""
+def _with_hop(steps: DataFrame, resumed: DataFrame) -> DataFrame:
+    """Each step with its hop: null for `accepted`, which belongs to all hops."""
     steps = steps.join(resumed, list(_RECEIVER), "left")
     topic = F.col("destination").startswith("topic/")
-    # Dead letters, retention and damage name nobody: it was the last who had the message.
-    receiver = F.coalesce("giver", F.nullif("connection", F.lit("")))
+    # Steps like `dead` and `damaged`, and those of retention, have no connection: they belong to
+    # the last receiver before them.
+    receiver = F.coalesce("first_connection", F.nullif("connection", F.lit("")))
     before = F.last(receiver, ignorenulls=True).over(
         Window.partitionBy("node", "id")
         .orderBy("seq")
@@ -165,8 +164,8 @@ def _placed(steps: DataFrame, resumed: DataFrame) -> DataFrame:
     return steps.withColumn("hop", F.when(~is_accepted, hop))
 
 
-def _hops(steps: DataFrame) -> DataFrame:
-    """A row for every message and hop; messages without one get one."""
+def _by_hop(steps: DataFrame) -> DataFrame:
+    """One row for each message and hop, also for messages without a hop."""
     step = F.col("step")
 
     def count(name: str) -> Column:
@@ -229,28 +228,34 @@ def _outcome() -> Column:
 
 
 def _with_wire(hops: DataFrame, reconciled: DataFrame | None, resumed: DataFrame) -> DataFrame:
-    """`sent`: when its bytes came in; `on_wire`: how many deliveries the wire shows, null if it was
-    not looked at; `unseen`: how many it should have shown."""
+    """Hops with what the wire shows of them; all columns are null if no connection was tapped.
+
+    sent           when its last byte was received from the producer
+    on_wire        deliveries on the wire
+    unseen         deliveries that the ledger has and the wire has not
+    unrecorded     deliveries that the wire has and the ledger has not
+    same_payload   all deliveries carried the payload that the hub keeps
+    """
     if reconciled is None:
         nothing = {
             "sent": "bigint",
             "on_wire": "bigint",
             "unseen": "bigint",
-            "unnoted": "bigint",
+            "unrecorded": "bigint",
             "same_payload": "boolean",
         }
         for name, kind in nothing.items():
             hops = hops.withColumn(name, F.lit(None).cast(kind))
         return hops
-    came = (
+    received = (
         reconciled.where((F.col("way") == IN) & (F.col("verdict") == EQUAL))
         .groupBy("node", "id")
         .agg(F.min("wire_time").alias("sent"))
     )
     verdict = F.col("verdict")
-    receiver = F.coalesce("giver", "connection")
+    receiver = F.coalesce("first_connection", "connection")
     topic = F.col("destination").startswith("topic/")
-    went = (
+    sent_out = (
         reconciled.where((F.col("way") == OUT) & F.col("id").isNotNull())
         .join(resumed, list(_RECEIVER), "left")
         .withColumn("hop", F.when(topic, receiver).otherwise(F.col("destination")))
@@ -258,25 +263,25 @@ def _with_wire(hops: DataFrame, reconciled: DataFrame | None, resumed: DataFrame
         .agg(
             F.count_if(verdict.isin(EQUAL, MISSING_IN_LEDGER)).alias("on_wire"),
             F.count_if(verdict == MISSING_ON_WIRE).alias("unseen"),
-            F.count_if(verdict == MISSING_IN_LEDGER).alias("unnoted"),
+            F.count_if(verdict == MISSING_IN_LEDGER).alias("unrecorded"),
             F.min("same_payload").alias("same_payload"),
         )
     )
-    return hops.join(came, ["node", "id"], "left").join(went, list(_HOP), "left")
+    return hops.join(received, ["node", "id"], "left").join(sent_out, list(_HOP), "left")
 
 
 # --------------------------------------------------------------------------------------- verdicts
 
 
 def _arrival() -> Column:
-    """When the receiver had it, as far as the hub can know."""
+    """When the receiver had it: settled or answered, or else delivered."""
     outcome = F.col("outcome")
     return F.when(outcome.isin(SETTLED, ANSWERED), F.col("ended")).when(
         outcome == DELIVERED, F.col("delivered")
     )
 
 
-def _taken() -> Column:
+def _latency() -> Column:
     taken = _arrival() - F.col("producer.time")
     return F.when(taken < 0, 0).otherwise(taken)
 
@@ -284,10 +289,12 @@ def _taken() -> Column:
 def _is_late(late_us: int) -> Column:
     is_awaited = F.col("is_open") & ~F.col("destination").rlike(_DEAD_LETTERS)
     waits = is_awaited & (F.col("newest") - F.col("producer.time") > late_us)
-    return F.coalesce(_taken() > late_us, F.lit(False)) | F.coalesce(waits, F.lit(False))
+    return F.coalesce(_latency() > late_us, F.lit(False)) | F.coalesce(waits, F.lit(False))
 
 
 def _is_lost() -> Column:
+    # The module's docstring defines `lost`; `unseen` counts only for receivers that settle nothing,
+    # because a settlement proves that the message was received.
     outcome, detail = F.col("outcome"), F.coalesce("detail", F.lit(""))
     return (
         (outcome == DAMAGED)
@@ -302,5 +309,5 @@ def _is_doubled() -> Column:
     return (
         again
         | F.coalesce(F.col("settlements") > 1, F.lit(False))
-        | F.coalesce(F.col("unnoted") > 0, F.lit(False))
+        | F.coalesce(F.col("unrecorded") > 0, F.lit(False))
     )

@@ -1,8 +1,9 @@
-"""silver.directions: one direction of a connection: between whom, when, how much, how it ended.
+"""silver.directions: one direction of a connection: addresses, times, bytes, how it ended.
 
-`seen` counts its bytes, the missing ones included; `tail` those of a frame that was not whole when
-the capture ended, `unread` those behind a place where nobody could read on. `ended` is `fin`,
-`reset`, or null while it is open. `late` says that its beginning was not captured.
+`seen` counts its bytes, those of gaps included; `tail` those of a frame that was incomplete when
+the capture ended; `unread` those that could not be decoded
+after a violation. `ended` is `fin`, `reset`, or
+null while it is open. `late`: its beginning was not captured.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from crosswire.pipeline.tables.decoded import DIRECTIONS, TABLE
+from crosswire.pipeline.decode.row_schema import DIRECTIONS, TABLE
 
 __all__ = ["directions"]
 
@@ -24,6 +25,7 @@ _SUMMARY: Final = (
 
 
 def directions(decoded: DataFrame) -> DataFrame:
+    """One row for each direction, from decoded rows (`decode.row_schema`)."""
     summary = F.from_json("fields", _SUMMARY).alias("summary")
     return (
         decoded.where(F.col(TABLE) == DIRECTIONS)

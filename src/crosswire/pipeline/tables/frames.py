@@ -1,10 +1,10 @@
-"""silver.frames: a frame of any protocol, or bytes that are none.
+"""silver.frames: a frame of any protocol, or bytes that are no frame.
 
-`frame` is the protocol's name for it; `gap` (missing), `unsynchronized` (seen before a frame's
-start was found) and `encrypted` stand for bytes that are no frame. `kind` says in words that all
-protocols share what it is about: send, publish, request, response, acknowledgement, subscription,
-handshake, heartbeat, goodbye, error, control. `fields` is JSON without the payload, which stands
-at `payload_offset` of the direction. Bytes add up on layer 0.
+`frame` is the protocol's name for it, or `gap` (missing bytes), `unsynchronized` (skipped before
+the start of a frame was found) or `encrypted`. `kind` is the same for all protocols: send, publish,
+request, response, acknowledgement, subscription, handshake, heartbeat, goodbye, error, control.
+`fields` is JSON without the payload, which is at `payload_offset` of the direction. Bytes add up on
+layer 0; layer 1 has the frames inside those of layer 0 (eMQP in ZMTP).
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from crosswire.pipeline.tables.decoded import FRAME_COLUMNS, FRAMES, TABLE
+from crosswire.pipeline.decode.row_schema import FRAME_COLUMNS, FRAMES, TABLE
 
 __all__ = ["frames"]
 
 
 def frames(decoded: DataFrame) -> DataFrame:
+    """One row for each frame, from decoded rows (`decode.row_schema`)."""
     return decoded.where(F.col(TABLE) == FRAMES).select(*FRAME_COLUMNS)

@@ -1,8 +1,8 @@
 """Histograms of times in buckets that grow with the value, whose counts merge exactly.
 
-Bucket b of a value v ≥ 16: the place of its highest bit and the four bits behind it, so that a
-bucket is at most 1/16 as wide as its values. Below 16 each value has its own. Two histograms are
-added bucket by bucket, and nothing is lost that was not lost when the values were put in.
+The bucket of a value from 16 on is given by the position of its highest bit and the next four bits,
+so a bucket is at most 1/16 as wide as its values. Below 16 each value has its own bucket. Adding
+two histograms bucket by bucket loses no precision beyond that of the buckets.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ from __future__ import annotations
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812
 
-__all__ = ["PERCENTILES", "bucket_of", "highest_of", "percentile"]
-
-PERCENTILES = (0.5, 0.9, 0.95, 0.99)
+__all__ = ["bucket_of", "highest_of", "percentile"]
 
 
 def bucket_of(value: Column) -> Column:
-    """The bucket of a value that is not negative."""
+    """The bucket of each value; values must not be negative."""
     # `bin` writes a value's bits without leading zeros: exact, where a logarithm is not.
     extra = F.greatest(F.length(F.bin(value)) - 5, F.lit(0)).cast("int")
     return (extra * 16 + F.call_function("shiftright", value.cast("bigint"), extra)).cast("int")

@@ -1,9 +1,9 @@
-"""silver.messages: an application message, put together, with its envelope fields.
+"""silver.messages: an application message, assembled from its frames, with its envelope fields.
 
-From frames: `offset` is where its first frame begins, `time` when its last byte came, `correlation`
-what a response has in common with its request, `status` what a response says, `id` the hub's
-number where the protocol tells it. From the hub's own `messages`: the envelope, and in `intact`
-whether the payload still has the checksum that was taken at the edge.
+From frames: `offset` is that of its first frame, `time` that of its last byte; `correlation` is
+what a response has in common with its request, `status` the status of a response, `id` the hub's
+number where the protocol carries it. From the hub's own `messages`: the envelope, and `intact`: the
+payload still has the checksum that was taken at the edge.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.pipeline.decode.readings.contract import MESSAGE_KINDS
-from crosswire.pipeline.tables.decoded import FRAMES, TABLE
+from crosswire.pipeline.decode.row_schema import FRAMES, TABLE
 
 __all__ = ["from_hub", "messages"]
 
@@ -46,6 +46,10 @@ _COLUMNS: Final = (
 
 
 def messages(decoded: DataFrame) -> DataFrame:
+    """One row for each message, from decoded rows (`decode.row_schema`).
+
+    A message of several frames is on the row of its last one, with `begun_at` of the first.
+    """
     return decoded.where((F.col(TABLE) == FRAMES) & F.col("kind").isin(*MESSAGE_KINDS)).select(
         "node",
         "connection",
@@ -76,7 +80,7 @@ def messages(decoded: DataFrame) -> DataFrame:
 
 
 def from_hub(envelopes: DataFrame) -> DataFrame:
-    """The lake's `messages/` in the same columns."""
+    """The rows of a lake's `messages/` in the same columns."""
     found = {
         "direction": _absent("direction", "string"),
         "offset": _absent("offset", "bigint"),

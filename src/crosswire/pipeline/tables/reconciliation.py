@@ -1,29 +1,31 @@
 """gold.reconciliation: what the wire shows against what the hub recorded, message by message.
 
-A row is one passage of a message over a tapped connection: `in` (to the hub: a message, a request,
-a provider's answer), `out` (a delivery, a request to a provider) or `answer` (to who asked). On the
-hub's side these are the ledger's steps `accepted`, `delivered`, and `answered` or `failed`.
+A row is one passage of a message over a tapped connection. `way` is `in` (to the hub: a message, a
+request, a provider's answer), `out` (a delivery, a request to a provider) or `answer` (to the
+caller). In the ledger these are the steps `accepted`, `delivered`, and `answered` or `failed`.
 
-    equal                  both have it; `same_payload` says whether the bytes are those that the
-                           hub keeps (an edge that can't carry them writes them in another way)
+    equal                  both have it; `same_payload` is true if the bytes are those that the hub
+                           keeps (an edge that can't carry them converts them)
     missing on the wire    recorded, but the connection never carried it
-    missing in the ledger  carried, and not recorded, although the hub did not say no
+    missing in the ledger  carried and not recorded, although the hub did not refuse it
     not accepted           carried and not recorded; the hub refused it, or never acknowledged it
-    withdrawn              recorded as delivered and as returned: the receiver left before it went
-    uncertain              unmatched, where the connection was not recorded in full, where a Relink
-                           link was resumed (what was sent may have been sent again), or newer than
-                           the newest row of the other side; or of the last second of a connection
-                           that has no end on the wire: a hub that is killed takes with it what its
-                           tap had not written yet
+    withdrawn              recorded as delivered and as returned: the receiver left before it was
+                           sent
+    uncertain              without partner, and one of: the connection was not recorded in full; a
+                           Relink link was resumed (what was sent may have been sent again); it is
+                           newer than the newest row of the other side; it is of the last second of
+                           a connection that has no end on the wire (a hub that is killed loses
+                           what its tap had not written yet)
 
-How they are matched, on one connection (or Relink link) and way: by the hub's id where the protocol
-tells it (EMP's `$deliver`, Epoxy's `Deliver`); then the n-th with a payload of this checksum; then
-the n-th to this destination, which also finds what was converted on the way, or is not kept. So of
+How rows are matched, on one connection (or Relink link) and way: by the hub's id where the protocol
+has it (EMP's `$deliver`, Epoxy's `Deliver`); then the n-th with a payload of this checksum; then
+the n-th to this destination, which also finds messages that were converted or are not kept. So of
 equal messages any may be shown as the missing one, but how many are missing is exact. A message
-that was acknowledged is matched before one that was not. Left out: connections that are not
-tapped, replies of eMQP's workers to jobs (to the hub they are settlements), deliveries of topics
-that are not durable (the ledger counts them), dead letters, replays and what schedules sent (they
-never were on a wire).
+that was acknowledged is matched before one that was not.
+
+Left out are: connections that are not tapped, replies of eMQP's workers to jobs (to the hub they
+are settlements), deliveries of topics that are not durable (the ledger only counts them), dead
+letters, replays and scheduled messages (they never were on a wire).
 `intact` is false where the payload in the lake no longer has the checksum taken at the edge.
 """
 
@@ -36,6 +38,14 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.lake.schemas import BACKWARD, FORWARD
 from crosswire.pipeline.decode.readings.contract import ACKNOWLEDGEMENT, ERROR, HANDSHAKE, RESPONSE
+from crosswire.pipeline.tables.names import (
+    EQUAL,
+    MISSING_IN_LEDGER,
+    MISSING_ON_WIRE,
+    NOT_ACCEPTED,
+    UNCERTAIN,
+    WITHDRAWN,
+)
 from crosswire.pipeline.tables.steps import (
     ACCEPTED,
     ANSWERED,
@@ -48,54 +58,33 @@ from crosswire.pipeline.tables.steps import (
 
 __all__ = [
     "ANSWER",
-    "EQUAL",
     "IN",
-    "MISSING_IN_LEDGER",
-    "MISSING_ON_WIRE",
-    "NOT_ACCEPTED",
     "OUT",
-    "UNCERTAIN",
-    "VERDICTS",
-    "WITHDRAWN",
-    "acknowledged",
-    "answers",
+    "both_sides",
     "compare",
     "counted_topics",
     "is_passage",
     "judge",
-    "lines",
-    "noted",
+    "ledger_passages",
     "reconciliation",
     "reconciliation_rows",
-    "shown",
-    "sides",
+    "replies",
+    "tapped_connections",
+    "wire_passages",
+    "with_replies",
 ]
 
 IN: Final = "in"
 OUT: Final = "out"
 ANSWER: Final = "answer"
 
-EQUAL: Final = "equal"
-MISSING_ON_WIRE: Final = "missing on the wire"
-MISSING_IN_LEDGER: Final = "missing in the ledger"
-NOT_ACCEPTED: Final = "not accepted"
-WITHDRAWN: Final = "withdrawn"
-UNCERTAIN: Final = "uncertain"
-VERDICTS: Final = (
-    EQUAL,
-    MISSING_ON_WIRE,
-    MISSING_IN_LEDGER,
-    NOT_ACCEPTED,
-    WITHDRAWN,
-    UNCERTAIN,
-)
-
 _WIRE: Final = "wire"
 _LEDGER: Final = "ledger"
 _LINE: Final = ("node", "line", "way")
 _CONNECTION: Final = ("node", "connection")
 _UNWRITTEN_US: Final = 1_000_000
-"""How much of what it saw a tap may not have written: it writes every 0.2 s, if it can."""
+"""The time before a crash of which a tap may have written nothing: it writes every 0.2 s, if the
+disk is quick enough."""
 
 
 def reconciliation(
@@ -105,34 +94,36 @@ def reconciliation(
     ledger: DataFrame,
     envelopes: DataFrame,
 ) -> DataFrame:
-    """`messages`, `frames`, `directions` of the wire; `ledger` and `envelopes` of the lake."""
+    """The whole table, from `messages`, `frames` and `directions` of the wire, and from the
+    `ledger` and the `messages` (envelopes) of a lake."""
     nodes = F.broadcast(ledger.select("node").distinct())
-    message_rows = shown(messages.join(nodes, "node", "left_semi"))
-    rows = sides(
-        acknowledged(message_rows, answers(frames)),
-        noted(with_messages(ledger, envelopes)),
-        lines(directions, _about(frames)),
+    on_wire = wire_passages(messages.join(nodes, "node", "left_semi"))
+    rows = both_sides(
+        with_replies(on_wire, replies(frames)),
+        ledger_passages(with_messages(ledger, envelopes)),
+        tapped_connections(directions, _links(frames)),
     )
     horizon = F.broadcast(_horizon(directions, ledger))
     compared = compare(rows).join(horizon, "node", "left")
     return reconciliation_rows(judge(compared, counted_topics(ledger)).where(~F.col("left_out")))
 
 
-def sides(message_rows: DataFrame, noted: DataFrame, lines: DataFrame) -> DataFrame:
-    """The rows of both sides on the connections that were tapped."""
-    rows = message_rows.join(lines, list(_CONNECTION)).withColumn("broken", _is_broken())
-    return rows.unionByName(noted.join(lines, list(_CONNECTION)), allowMissingColumns=True)
+def both_sides(on_wire: DataFrame, in_ledger: DataFrame, connections: DataFrame) -> DataFrame:
+    """The passages of both sides on the connections that were tapped, in one DataFrame."""
+    rows = on_wire.join(connections, list(_CONNECTION)).withColumn("broken", _is_broken())
+    recorded = in_ledger.join(connections, list(_CONNECTION))
+    return rows.unionByName(recorded, allowMissingColumns=True)
 
 
 def compare(rows: DataFrame, *more: Column, wire_columns: tuple[str, ...] = ()) -> DataFrame:
-    """Each row of one side with its partner, or alone, as `wire` and `ledger`; `more` are
-    aggregates of the two, and `wire_columns` stand in `wire` too."""
-    # One shuffle for all that follows: its keys begin with these.
+    """Each row with its partner, or alone, as the structs `wire` and `ledger`; `more` are
+    aggregates of the two, and `wire_columns` are in `wire` too."""
+    # One shuffle serves all windows and the aggregation below: their keys begin with these.
     rows = rows.repartition("node", "line").withColumn("stage", F.lit(None).cast("int"))
     rows = rows.withColumn("turn", F.lit(None).cast("bigint"))
     for stage, by in enumerate(("id", "crc", "name")):
         rows = _match(rows, stage, by)
-    alone = F.when(F.col("stage").isNull(), F.struct("side", "connection", "place"))
+    alone = F.when(F.col("stage").isNull(), F.struct("side", "connection", "position"))
     key = (
         F.when(F.col("stage") == 0, F.col("id").cast("string"))
         .when(F.col("stage") == 1, F.col("crc").cast("string"))
@@ -153,8 +144,11 @@ def compare(rows: DataFrame, *more: Column, wire_columns: tuple[str, ...] = ()) 
 
 
 def judge(compared: DataFrame, counted: DataFrame) -> DataFrame:
-    """`verdict` on what was compared, up to the `horizon` of its node; `left_out`: it is of no
-    interest. `counted` are the topics whose deliveries the ledger only counts."""
+    """Compared rows with `verdict` and `left_out`.
+
+    A row after the `horizon` of its node is uncertain: the other side has not got that far.
+    `counted` are the topics whose deliveries the ledger only counts.
+    """
     return (
         compared.join(
             F.broadcast(counted),
@@ -169,7 +163,7 @@ def judge(compared: DataFrame, counted: DataFrame) -> DataFrame:
 
 
 def reconciliation_rows(judged: DataFrame, *more: str) -> DataFrame:
-    """The table, of what was judged; with `more` of its columns."""
+    """The columns of the table from judged rows, and `more` of their columns."""
     return judged.select(*_output(), *more)
 
 
@@ -181,7 +175,7 @@ _WIRE_COLUMNS: Final = (
     "destination",
     "kind",
     "time",
-    "place",
+    "position",
     "crc",
     "id",
     "acknowledged",
@@ -194,7 +188,7 @@ _LEDGER_COLUMNS: Final = (
     "destination",
     "kind",
     "time",
-    "place",
+    "position",
     "crc",
     "id",
     "attempt",
@@ -208,8 +202,12 @@ def _one(side: str, columns: tuple[str, ...]) -> Column:
     return F.max(F.when(F.col("side") == side, F.struct(*columns))).alias(side)
 
 
-def shown(messages: DataFrame) -> DataFrame:
-    """What the wire carried, as far as it has to be in the ledger."""
+def wire_passages(messages: DataFrame) -> DataFrame:
+    """Messages on the wire that have to be in the ledger.
+
+    Requests to EMP's own services (`service/$…`) are for the hub itself and not recorded. Nor are
+    providers' answers with an error: the call then ends with the step `failed`.
+    """
     is_response = F.col("kind") == RESPONSE
     backward = F.col("direction") == BACKWARD
     own = (F.col("protocol") == "emp") & F.col("destination").startswith("service/$")
@@ -221,7 +219,7 @@ def shown(messages: DataFrame) -> DataFrame:
         "destination",
         "kind",
         "time",
-        F.col("offset").alias("place"),
+        F.col("offset").alias("position"),
         "crc",
         "id",
         "correlation",
@@ -232,10 +230,10 @@ def shown(messages: DataFrame) -> DataFrame:
     )
 
 
-def answers(frames: DataFrame) -> DataFrame:
-    """What the hub said to what came in."""
-    is_answer = F.col("kind").isin(ACKNOWLEDGEMENT, RESPONSE)
-    return frames.where((F.col("direction") == BACKWARD) & is_answer).select(
+def replies(frames: DataFrame) -> DataFrame:
+    """The hub's acknowledgements of messages that it received, and its responses to requests."""
+    is_reply = F.col("kind").isin(ACKNOWLEDGEMENT, RESPONSE)
+    return frames.where((F.col("direction") == BACKWARD) & is_reply).select(
         *_CONNECTION,
         "protocol",
         F.col("identifier").alias("correlation"),
@@ -245,18 +243,21 @@ def answers(frames: DataFrame) -> DataFrame:
     )
 
 
-def acknowledged(message_rows: DataFrame, answers: DataFrame) -> DataFrame:
-    """`acknowledged` of what came in: true, false (or never), null where the protocol is silent;
-    `undecided`: an answer may still come. In `said_yes` stands what is known already, if it is
-    there, and what was found out."""
-    if "said_yes" not in message_rows.columns:
-        message_rows = message_rows.withColumn("said_yes", F.lit(None).cast("boolean"))
-    one_by_one = _with_answers(
-        message_rows.where(_answers_each_message()), answers.where(_answers_each_message())
-    )
-    # Relink acknowledges all of a channel up to a sequence number.
+def with_replies(on_wire: DataFrame, replies: DataFrame) -> DataFrame:
+    """Wire passages with the hub's replies to them.
+
+    reply_ok       the reply that was found: positive or not, null if there is none. A value that
+                   is there already, from an earlier batch of a stream, is kept.
+    acknowledged   of what came in: true, false (also without a reply), null where the protocol
+                   has no reply
+    undecided      a reply is still possible
+    """
+    if "reply_ok" not in on_wire.columns:
+        on_wire = on_wire.withColumn("reply_ok", F.lit(None).cast("boolean"))
+    one_by_one = _with_own_replies(on_wire.where(_has_own_reply()), replies.where(_has_own_reply()))
+    # Relink acknowledges all messages of a channel up to a sequence number.
     up_to = (
-        answers.where(
+        replies.where(
             (F.col("protocol") == "relink") & F.col("status").isin("consumed", "committed")
         )
         .groupBy(*_CONNECTION, F.col("correlation").alias("channel"))
@@ -265,84 +266,92 @@ def acknowledged(message_rows: DataFrame, answers: DataFrame) -> DataFrame:
     covered = (F.col("way") == IN) & (F.col("kind") != RESPONSE)
     covered &= F.col("sequence") <= F.col("upto")
     others = (
-        message_rows.where(~_answers_each_message())
+        on_wire.where(~_has_own_reply())
         .withColumn("channel", F.split("correlation", ":")[0])
         .join(up_to, [*_CONNECTION, "channel"], "left")
-        .withColumn("said_yes", F.coalesce("said_yes", F.when(covered, True)))
+        .withColumn("reply_ok", F.coalesce("reply_ok", F.when(covered, True)))
         .drop("channel", "upto")
     )
     by_sequence = F.col("sequence").isNotNull() & (F.col("protocol") == "relink")
-    answer = (
+    is_acknowledged = (
         F.when(F.col("way") != IN, None)
-        .when(F.col("said_yes").isNotNull(), F.col("said_yes"))
-        .when((F.col("kind") == RESPONSE) | _is_silent(), None)
-        .when(_answers_each_message() | by_sequence, False)
+        .when(F.col("reply_ok").isNotNull(), F.col("reply_ok"))
+        .when((F.col("kind") == RESPONSE) | _has_no_reply(), None)
+        .when(_has_own_reply() | by_sequence, False)
     )
-    rows = one_by_one.unionByName(others).withColumn("acknowledged", answer)
-    undecided = F.col("acknowledged").isNotNull() & F.col("said_yes").isNull()
+    rows = one_by_one.unionByName(others).withColumn("acknowledged", is_acknowledged)
+    undecided = F.col("acknowledged").isNotNull() & F.col("reply_ok").isNull()
     return rows.withColumn("undecided", undecided)
 
 
-def _with_answers(message_rows: DataFrame, answers: DataFrame) -> DataFrame:
-    """The first answer that came after a message decides: identifiers may be used again."""
-    yes = answers.select(
-        *_CONNECTION, "correlation", "time", (F.col("status") == "success").alias("yes")
+def _with_own_replies(on_wire: DataFrame, replies: DataFrame) -> DataFrame:
+    """The first reply after a message decides: identifiers may be used again."""
+    found = replies.select(
+        *_CONNECTION, "correlation", "time", (F.col("status") == "success").alias("ok")
     )
-    rows = message_rows.withColumn("is_said", F.lit(True)).unionByName(
-        yes, allowMissingColumns=True
+    rows = on_wire.withColumn("is_passage", F.lit(True)).unionByName(
+        found, allowMissingColumns=True
     )
+    # A window over both kinds of rows in the order of time, instead of a join by time, which
+    # would compare every message with every reply of its correlation. A message sorts before a
+    # reply of the same microsecond.
     later = (
         Window.partitionBy(*_CONNECTION, "correlation")
-        .orderBy("time", F.col("is_said").desc_nulls_last())
+        .orderBy("time", F.col("is_passage").desc_nulls_last())
         .rowsBetween(Window.currentRow, Window.unboundedFollowing)
     )
-    found = F.first("yes", ignorenulls=True).over(later)
+    first = F.first("ok", ignorenulls=True).over(later)
     return (
-        rows.withColumn("said_yes", F.coalesce("said_yes", F.when(F.col("way") == IN, found)))
-        .where("is_said")
-        .drop("is_said", "yes")
+        rows.withColumn("reply_ok", F.coalesce("reply_ok", F.when(F.col("way") == IN, first)))
+        .where("is_passage")
+        .drop("is_passage", "ok")
     )
 
 
-def _answers_each_message() -> Column:
-    """The protocol answers messages one by one."""
+def _has_own_reply() -> Column:
+    """Whether the protocol replies to each message by its identifier."""
     return F.coalesce(F.col("protocol").isin("emp", "emqp", "epoxy"), F.lit(False))
 
 
-def _is_silent() -> Column:
+def _has_no_reply() -> Column:
+    """Publishes of eMQP and Epoxy are sent without waiting for a reply."""
     return F.col("kind").isin("publish") & F.col("protocol").isin("emqp", "epoxy")
 
 
 def _is_broken() -> Column:
-    """Nobody says yes to it, and the hub ended its connection with an error."""
+    """Its protocol does not reply to each message, and later the hub ended the connection with an
+    error: that counts as a refusal."""
     quiet = (F.col("way") == IN) & F.col("acknowledged").isNull() & (F.col("kind") != RESPONSE)
-    return F.coalesce(quiet & ~_is_silent() & (F.col("broken_off") >= F.col("time")), F.lit(False))
+    return F.coalesce(
+        quiet & ~_has_no_reply() & (F.col("broken_off") >= F.col("time")), F.lit(False)
+    )
 
 
 def is_passage() -> Column:
-    """Of a step: it was on a wire, or should have been."""
+    """Whether a step of the ledger stands for a message on a wire."""
     step = F.col("step")
     from_nowhere = (step == ACCEPTED) & (F.col("is_moved") | F.col("is_scheduled"))
     return step.isin(ACCEPTED, DELIVERED, ANSWERED, FAILED) & ~from_nowhere
 
 
-def noted(steps: DataFrame) -> DataFrame:
-    """What the ledger says was carried, from its steps `with_messages`."""
+def ledger_passages(steps: DataFrame) -> DataFrame:
+    """The passages that the ledger has recorded, from its steps `with_messages`."""
     step = F.col("step")
     returned = F.max(F.when(step == RETURNED, True)).over(
         Window.partitionBy("node", "id", "connection", "attempt")
     )
+    # The ledger notes the end of a call with the provider; the answer goes to the caller.
     ended = step.isin(ANSWERED, FAILED)
-    carried = steps.withColumn("returned", F.coalesce(returned, F.lit(False))).where(is_passage())
+    passages = steps.withColumn("returned", F.coalesce(returned, F.lit(False))).where(is_passage())
     origin = F.col("accepted_by")
-    return carried.select(
+    return passages.select(
         "node",
         F.when(ended, origin["connection"]).otherwise(F.col("connection")).alias("connection"),
         F.when(ended, origin["protocol"]).otherwise(F.col("protocol")).alias("protocol"),
         F.coalesce(origin["destination"], F.col("destination")).alias("destination"),
         F.when(ended, RESPONSE).otherwise(F.col("kind")).alias("kind"),
         "time",
-        F.col("seq").alias("place"),
+        F.col("seq").alias("position"),
         F.when(~ended, F.col("crc")).alias("crc"),
         "id",
         F.when(step == DELIVERED, F.greatest("attempt", F.lit(1))).alias("attempt"),
@@ -355,18 +364,25 @@ def noted(steps: DataFrame) -> DataFrame:
 
 
 def _name() -> Column:
-    """What a destination is called in every protocol. A Relink link has one, in its endpoint."""
+    """The destination's name without its kind, which not every protocol has on the wire. Empty for
+    Relink: a link has one destination, in its endpoint."""
     bare = F.regexp_replace("destination", "^(queue|topic|service|reply)/", "")
     return F.when(F.col("protocol") == "relink", "").otherwise(F.coalesce(bare, F.lit("")))
 
 
-# ------------------------------------------------------------------------------ around both sides
+# -------------------------------------------------------------------------------- connections
 
 
-def lines(directions: DataFrame, about: DataFrame, *more: Column) -> DataFrame:
-    """The tapped connections: the link that each belongs to, whether all of it was recorded, up to
-    when that is certain, if it has no end; and when the hub last reported an error. `about` says
-    `link` and `broken_off`; `more` are aggregates of its directions."""
+def tapped_connections(directions: DataFrame, links: DataFrame, *more: Column) -> DataFrame:
+    """The connections that were tapped.
+
+    line            the Relink link that it belongs to, else its own name
+    whole           all of it was recorded
+    written_until   up to when that is certain, if it has no end
+    broken_off      when the hub last sent an error
+
+    `links` has `link` and `broken_off` by connection; `more` are aggregates of its directions.
+    """
     recorded = directions.groupBy(*_CONNECTION).agg(
         F.coalesce(
             ~F.max("late")
@@ -379,34 +395,36 @@ def lines(directions: DataFrame, about: DataFrame, *more: Column) -> DataFrame:
         *more,
     )
     return (
-        recorded.join(about, list(_CONNECTION), "left")
+        recorded.join(links, list(_CONNECTION), "left")
         .withColumn("line", F.coalesce("link", "connection"))
         .drop("link")
     )
 
 
-def _about(frames: DataFrame) -> DataFrame:
-    says_link = (F.col("protocol") == "relink") & (F.col("kind") == HANDSHAKE)
+def _links(frames: DataFrame) -> DataFrame:
+    """Link and time of the last error of each connection."""
+    is_hello = (F.col("protocol") == "relink") & (F.col("kind") == HANDSHAKE)
     return (
         frames.where(F.col("direction") == BACKWARD)
         .groupBy(*_CONNECTION)
         .agg(
-            F.max(F.when(says_link, F.col("identifier"))).alias("link"),
+            F.max(F.when(is_hello, F.col("identifier"))).alias("link"),
             F.max(F.when(F.col("kind") == ERROR, F.col("time"))).alias("broken_off"),
         )
     )
 
 
 def _horizon(directions: DataFrame, ledger: DataFrame) -> DataFrame:
-    """Up to when there are rows of both sides, node by node."""
+    """By node: the time up to which both sides have rows."""
     recorded = directions.groupBy("node").agg(F.max("last_time").alias("recorded"))
-    noted = ledger.groupBy("node").agg(F.max("time").alias("noted"))
-    return noted.join(recorded, "node").select(
-        "node", F.least("recorded", "noted").alias("horizon")
+    newest = ledger.groupBy("node").agg(F.max("time").alias("newest"))
+    return newest.join(recorded, "node").select(
+        "node", F.least("recorded", "newest").alias("horizon")
     )
 
 
 def counted_topics(ledger: DataFrame) -> DataFrame:
+    """Topics that are not durable: the ledger only counts their deliveries."""
     return (
         ledger.where((F.col("step") == ACCEPTED) & (F.col("detail") == COUNTED))
         .select(
@@ -421,12 +439,16 @@ def counted_topics(ledger: DataFrame) -> DataFrame:
 
 def _match(rows: DataFrame, stage: int, key: str) -> DataFrame:
     """Pair the n-th of one side with the n-th of the other, among those with the same key that no
-    earlier stage has paired."""
+    earlier stage has paired.
+
+    Stages go from the most to the least specific key: an id leaves no doubt, equal checksums are
+    nearly always equal payloads, a destination is better than nothing.
+    """
     is_free = F.col("stage").isNull() & F.col(key).isNotNull()
     rows = rows.withColumn("wanted", F.when(is_free, F.col(key).cast("string")))
-    # The ledger's own order holds, whatever its clock did.
+    # The ledger is in order by its sequence numbers, also where its clock was set back.
     time = F.when(F.col("side") == _WIRE, F.col("time"))
-    in_order = (F.coalesce("acknowledged", F.lit(True)).desc(), time, "place")
+    in_order = (F.coalesce("acknowledged", F.lit(True)).desc(), time, "position")
     turn = F.row_number().over(Window.partitionBy(*_LINE, "wanted", "side").orderBy(*in_order))
     rows = rows.withColumn("next", turn)
     pair = Window.partitionBy(*_LINE, "wanted", "next")
@@ -462,9 +484,9 @@ def _is_left_out() -> Column:
     wire, ledger, way = F.col("wire"), F.col("ledger"), F.col("way")
     replies = (wire["protocol"] == "emqp") & (wire["kind"] == RESPONSE)
     counted = (way == OUT) & F.col("counted_node").isNotNull()
-    # A call that failed because the caller left is answered by nobody.
-    untold = (way == ANSWER) & (ledger["step"] == FAILED)
-    alone = F.when(ledger.isNull(), replies | counted).when(wire.isNull(), untold)
+    # A call that failed because the caller left has no answer on the wire.
+    unanswered = (way == ANSWER) & (ledger["step"] == FAILED)
+    alone = F.when(ledger.isNull(), replies | counted).when(wire.isNull(), unanswered)
     return F.coalesce(alone, F.lit(False))
 
 
@@ -484,8 +506,8 @@ def _output() -> list[Column]:
         F.coalesce(wire["time"], ledger["time"]).alias("time"),
         wire["time"].alias("wire_time"),
         ledger["time"].alias("ledger_time"),
-        wire["place"].alias("offset"),
-        ledger["place"].alias("ledger_seq"),
+        wire["position"].alias("offset"),
+        ledger["position"].alias("ledger_seq"),
         F.when(ledger.isNull() & wire["broken"], False)
         .otherwise(wire["acknowledged"])
         .alias("acknowledged"),

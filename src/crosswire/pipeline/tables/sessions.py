@@ -1,8 +1,8 @@
 """gold.sessions: a connection, or a link over several: handshake, ends, counts, how it ended.
 
-`session` is the connection's name, or what the protocol calls a link that outlives its connections
-(Relink). `ended` says how its last connection did: `error` and `goodbye` (said in the protocol),
-`reset` and `fin` (said by TCP only), `open` if not at all; `error` is what the error frame said.
+`session` is the connection's name, or the name of a Relink link, which outlives its connections.
+`ended` is how its last connection ended: `error` or `goodbye` (a frame of the protocol), `reset` or
+`fin` (of TCP, without such a frame), or `open`; `error` is the status of the error frame.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SESSION: Final = (
 
 
 def ended_connections(directions: DataFrame) -> DataFrame:
-    """Those that both sides ended, or one broke off."""
+    """Connections (node, connection) that both sides have closed, or one has reset."""
     ended = F.max((F.col("ended") == RESET).cast("int")) == 1
     both = F.sum((F.col("ended") == FIN).cast("int")) == 2
     over = F.coalesce(ended, F.lit(False)) | F.coalesce(both, F.lit(False))
@@ -55,19 +55,20 @@ def ended_connections(directions: DataFrame) -> DataFrame:
     )
 
 
-def sessions(directions: DataFrame, counts: DataFrame) -> DataFrame:
-    """`counts` are `tallies` of them."""
-    return by_session(connections(directions, counts))
+def sessions(directions: DataFrame, tallies: DataFrame) -> DataFrame:
+    """The whole table, from silver.directions and the tallies of the same directions."""
+    return by_session(connections(directions, tallies))
 
 
-def connections(directions: DataFrame, counts: DataFrame, *more: Column) -> DataFrame:
+def connections(directions: DataFrame, tallies: DataFrame, *more: Column) -> DataFrame:
     """A row for each connection; `more` are aggregates of its directions."""
     return (
         _ends(directions, *more)
-        .join(_counts(counts), list(_CONNECTION), "left")
+        .join(_counts(tallies), list(_CONNECTION), "left")
         .withColumn("session", F.coalesce("link", "connection"))
         .withColumn(
             "how",
+            # The most specific cause first: after an error or a goodbye TCP ends as well.
             F.when(F.col("last_error").isNotNull(), "error")
             .when(F.col("goodbye") == 1, "goodbye")
             .when(F.col("resets") == 1, "reset")
@@ -78,7 +79,10 @@ def connections(directions: DataFrame, counts: DataFrame, *more: Column) -> Data
 
 
 def by_session(connections: DataFrame, *more: Column) -> DataFrame:
-    """Names and addresses are those of a link's latest connection; `more` are aggregates."""
+    """Rows of `connections` grouped by session; `more` are aggregates of a session's connections.
+
+    Names, addresses and the end of a link are those of its latest connection.
+    """
     order = F.struct("opened", "connection")
     latest = {
         "protocol": "protocol",
@@ -140,11 +144,11 @@ def _ends(directions: DataFrame, *more: Column) -> DataFrame:
     )
 
 
-def _counts(counts: DataFrame) -> DataFrame:
+def _counts(tallies: DataFrame) -> DataFrame:
     def of(direction: str, column: str) -> Column:
         return F.sum(F.when(F.col("direction") == direction, F.col(column)))
 
-    counted = counts.groupBy(*_CONNECTION).agg(
+    counted = tallies.groupBy(*_CONNECTION).agg(
         of(FORWARD, "frames_count").alias("frames_forward"),
         of(BACKWARD, "frames_count").alias("frames_backward"),
         of(FORWARD, "messages_count").alias("messages_forward"),

@@ -1,4 +1,7 @@
-"""The ledger's steps with what is known of their messages, for the tables that are made of them."""
+"""Steps: rows of a hub's ledger, joined with the facts about their messages.
+
+gold.deliveries and gold.reconciliation are made of them.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,13 @@ __all__ = [
     "REPLAYED",
     "RETURNED",
     "SETTLED",
-    "joined",
-    "kept_of",
-    "related",
+    "message_facts",
+    "with_facts",
     "with_messages",
+    "with_origins",
 ]
 
-# What can happen to a message, as the hub writes it.
+# The steps in a message's life, as the hub writes them into the ledger.
 ACCEPTED: Final = "accepted"
 DELIVERED: Final = "delivered"
 SETTLED: Final = "settled"
@@ -44,18 +47,21 @@ DAMAGED: Final = "damaged"
 REPLAYED: Final = "replayed"
 
 COUNTED: Final = "not durable"
-"""Detail of an `accepted` that stands for all deliveries too, and says how many."""
+"""Detail of an `accepted` of a topic that is not durable: the row stands for the deliveries as
+well, and its `count` is their number."""
 
 
 def with_messages(ledger: DataFrame, envelopes: DataFrame) -> DataFrame:
-    """The ledger's rows, and of their message: `kind`, `crc` (null if the lake does not have it),
-    `intact`, `is_scheduled` (nobody sent it: its time had come), `accepted_by` (time, destination,
-    protocol, connection), and what `related` says."""
-    return joined(related(ledger), kept_of(envelopes))
+    """The ledger's rows with the columns of `with_origins` and `with_facts`."""
+    return with_facts(with_origins(ledger), message_facts(envelopes))
 
 
-def kept_of(envelopes: DataFrame) -> DataFrame:
-    """What is told of a message without its payload."""
+def message_facts(envelopes: DataFrame) -> DataFrame:
+    """What the tables need of each envelope, without its payload.
+
+    `intact`: the payload has the checksum taken at the edge; `is_scheduled`: a schedule of the hub
+    sent it, no client.
+    """
     return envelopes.select(
         "node",
         "id",
@@ -67,27 +73,31 @@ def kept_of(envelopes: DataFrame) -> DataFrame:
     )
 
 
-def related(ledger: DataFrame) -> DataFrame:
-    """For an `accepted` whether it `is_moved`: made of another message (`origin`), as dead letters
-    and replays are; or `is_answer`, what a provider said to a request.
+def with_origins(ledger: DataFrame) -> DataFrame:
+    """The ledger's rows, with what an `accepted` was made of.
 
-    What was found out of a row before, and stands in these columns, holds.
+    is_moved    it is a dead letter or a replay: a copy of the message `origin`
+    is_answer   it is a provider's answer to a request
+
+    Values that are there already, from an earlier batch of a stream, are kept: the neighbour that
+    they came from may not be among the rows any more.
     """
-    # The hub writes what it moves right behind the step that moved it, and an answer right before
-    # the step that ends its call.
+    # The ledger has no column for it, but an order: the hub writes a copy right after the step
+    # that moved the message, and an answer right before the step that ends its call; both have the
+    # same time.
     is_move = F.col("step").isin(DEAD, REPLAYED)
-    beside = ledger.where(is_move | (F.col("step") == ANSWERED)).select(
+    neighbours = ledger.where(is_move | (F.col("step") == ANSWERED)).select(
         "node",
         (F.col("seq") + F.when(is_move, 1).otherwise(-1)).alias("seq"),
-        F.col("id").alias("beside"),
-        F.col("time").alias("beside_time"),
-        F.col("step").alias("beside_step"),
+        F.col("id").alias("neighbour"),
+        F.col("time").alias("neighbour_time"),
+        F.col("step").alias("neighbour_step"),
     )
-    is_made = (F.col("step") == ACCEPTED) & (F.col("beside_time") == F.col("time"))
+    is_made = (F.col("step") == ACCEPTED) & (F.col("neighbour_time") == F.col("time"))
     is_made = F.coalesce(is_made, F.lit(False))
-    is_answer = is_made & (F.col("beside_step") == ANSWERED)
+    is_answer = is_made & (F.col("neighbour_step") == ANSWERED)
     found = {
-        "origin": F.when(is_made & ~is_answer, F.col("beside")),
+        "origin": F.when(is_made & ~is_answer, F.col("neighbour")),
         "is_moved": is_made & ~is_answer,
         "is_answer": F.coalesce(is_answer, F.lit(False)),
     }
@@ -96,21 +106,22 @@ def related(ledger: DataFrame) -> DataFrame:
         found["is_moved"] |= F.coalesce("is_moved", F.lit(False))
         found["is_answer"] |= F.coalesce("is_answer", F.lit(False))
     own = [name for name in ledger.columns if name not in found]
-    return ledger.join(beside, ["node", "seq"], "left").select(
+    return ledger.join(neighbours, ["node", "seq"], "left").select(
         *own, *(column.alias(name) for name, column in found.items())
     )
 
 
-def joined(steps: DataFrame, kept: DataFrame) -> DataFrame:
-    """Steps that are `related`, with what is `kept_of` their messages."""
-    born = F.when(
+def with_facts(steps: DataFrame, facts: DataFrame) -> DataFrame:
+    """Steps with `message_facts` (null if the lake has no envelope) and `accepted_by`: time,
+    destination, protocol and connection of the step that accepted the message."""
+    accepted = F.when(
         F.col("step") == ACCEPTED, F.struct("time", "destination", "protocol", "connection")
     )
-    return steps.join(kept.drop("time"), ["node", "id"], "left").select(
+    return steps.join(facts.drop("time"), ["node", "id"], "left").select(
         *steps.columns,
         "kind",
         "crc",
         "intact",
         F.coalesce("is_scheduled", F.lit(False)).alias("is_scheduled"),
-        F.max(born).over(Window.partitionBy("node", "id")).alias("accepted_by"),
+        F.max(accepted).over(Window.partitionBy("node", "id")).alias("accepted_by"),
     )

@@ -1,7 +1,7 @@
-"""Counts of each direction of a connection that gold.sessions and gold.accounting are made of.
+"""Tallies: counts of each direction of a connection, for gold.sessions and gold.accounting.
 
-Those of two runs of frames can be put together without losing anything: what a stream keeps of a
-connection that goes on.
+Every column is a sum, a minimum or a maximum, so the tallies of two sets of frames can be combined
+exactly. That is all that a stream has to carry of the frames of an open connection.
 """
 
 from __future__ import annotations
@@ -29,21 +29,24 @@ _SUMS: Final = (
     "violations_count",
     "violations",
 )
-_HIGHEST: Final = ("shaken_last", "link", "goodbye", "last_error")
+_MAXIMA: Final = ("shaken_last", "link", "goodbye", "last_error")
 
 
 def tallies(frames: DataFrame, violations: DataFrame) -> DataFrame:
-    """`frames` … `violations` are bytes on layer 0."""
-    parts = (_frame_counts(frames), *_sparse_columns(frames), _refused(violations))
+    """One row for each direction, from silver.frames and silver.violations.
+
+    `frames`, `unsynchronized`, `encrypted`, `gaps_placed` and `violations` are bytes on layer 0.
+    """
+    parts = (_frame_counts(frames), *_sparse_columns(frames), _violation_counts(violations))
     return combined(reduce(partial(DataFrame.unionByName, allowMissingColumns=True), parts))
 
 
 def combined(parts: DataFrame) -> DataFrame:
-    """One row for each direction."""
+    """Tallies that were computed separately, added up to one row for each direction."""
     return parts.groupBy(*_KEY).agg(
         *(F.sum(name).alias(name) for name in _SUMS),
         F.min("shaken_first").alias("shaken_first"),
-        *(F.max(name).alias(name) for name in _HIGHEST),
+        *(F.max(name).alias(name) for name in _MAXIMA),
     )
 
 
@@ -69,18 +72,21 @@ def _frame_counts(frames: DataFrame) -> DataFrame:
 
 
 def _sparse_columns(frames: DataFrame) -> list[DataFrame]:
-    """What only few frames say. The highest of texts is found by sorting, which is done with these
-    few and not with all."""
+    """Maxima of texts and structs, of the few frames that have them.
+
+    Spark aggregates texts by sorting, numbers by hashing. One such column beside the counts would
+    make it sort all frames.
+    """
     kind = F.col("kind")
-    linked = frames.where((kind == HANDSHAKE) & (F.col("direction") == BACKWARD))
-    failed = frames.where(kind == ERROR)
+    hellos = frames.where((kind == HANDSHAKE) & (F.col("direction") == BACKWARD))
+    errors = frames.where(kind == ERROR)
     return [
-        linked.groupBy(*_KEY).agg(F.max("identifier").alias("link")),
-        failed.groupBy(*_KEY).agg(F.max(F.struct("time", "status")).alias("last_error")),
+        hellos.groupBy(*_KEY).agg(F.max("identifier").alias("link")),
+        errors.groupBy(*_KEY).agg(F.max(F.struct("time", "status")).alias("last_error")),
     ]
 
 
-def _refused(violations: DataFrame) -> DataFrame:
+def _violation_counts(violations: DataFrame) -> DataFrame:
     bottom = F.col("layer") == 0
     return violations.groupBy(*_KEY).agg(
         F.count("*").alias("violations_count"),

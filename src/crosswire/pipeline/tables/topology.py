@@ -1,7 +1,7 @@
 """gold.topology: who talks to whom: an edge between two hosts, protocol by protocol.
 
-`source` sent the messages and `target` got them. The side that accepted the connection is shown
-with its port, the other without: that one is different each time.
+`source` sent the messages and `target` received them. The side that accepted the connection is
+shown with its port, the other without: its port is a different one for each connection.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ _EDGE: Final = ("source", "target", "protocol", "kind", "destination")
 
 
 def topology(messages: DataFrame, directions: DataFrame) -> DataFrame:
+    """The whole table, from silver.messages and the directions of their connections."""
     return by_edge(edges(messages, directions).withColumn("connections", F.lit(1)))
 
 
 def edges(messages: DataFrame, directions: DataFrame) -> DataFrame:
-    """A row for each connection and each edge that it is part of."""
+    """One row for each connection and each edge that it is part of."""
     ends = directions.groupBy(*_CONNECTION).agg(
         F.first("connector_address").alias("connector"),
         F.concat_ws(
@@ -57,11 +58,12 @@ def edges(messages: DataFrame, directions: DataFrame) -> DataFrame:
 
 
 def combined(parts: DataFrame) -> DataFrame:
-    """Rows of `edges`, one for each connection and edge again."""
+    """Rows of `edges` that were computed separately, added up by connection and edge."""
     return parts.groupBy(*_CONNECTION, *_EDGE).agg(*_sums())
 
 
 def by_edge(parts: DataFrame) -> DataFrame:
+    """The table: rows of `edges`, or of the table itself, added up by edge."""
     return (
         parts.groupBy(*_EDGE)
         .agg(*_sums(), F.sum("connections").alias("connections"))

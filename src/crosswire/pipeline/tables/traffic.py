@@ -1,7 +1,8 @@
 """gold.traffic: a minute × protocol × destination: rates, bytes, errors, latencies.
 
-`minute` is its beginning, µs since 1970. Latencies are of the requests that were asked in it; their
-`histogram` (see `histogram.py`) can be added to that of any other row; percentiles come from it.
+`minute` is its beginning, µs since 1970. Latencies are those of the requests that were sent in it.
+The percentiles come from `histogram` (see `histogram.py`), which can be added to that of any other
+row; percentiles can't.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.pipeline.decode.readings.contract import PUBLISH, REQUEST, RESPONSE, SEND
-from crosswire.pipeline.tables.histogram import PERCENTILES, bucket_of, percentile
+from crosswire.pipeline.tables.histogram import bucket_of, percentile
+from crosswire.pipeline.tables.names import PERCENTILES
 
 __all__ = ["folded", "partials", "traffic", "unfolded"]
 
@@ -22,12 +24,13 @@ _SUMS: Final = ("messages", "sends", "publishes", "requests", "responses", "byte
 
 
 def traffic(messages: DataFrame, conversations: DataFrame) -> DataFrame:
+    """The whole table, from silver.messages and gold.conversations."""
     return folded(partials(messages, conversations))
 
 
 def partials(messages: DataFrame, conversations: DataFrame) -> DataFrame:
-    """What `folded` makes rows of: counts with no bucket, and latencies with theirs. Those of any
-    runs of messages and conversations can be put together."""
+    """Rows that `folded` adds up: counts of messages without a bucket, and counts of latencies by
+    bucket. The partials of several sets of messages and conversations may be united."""
     counted = (
         messages.withColumn("minute", _minute("time"))
         .groupBy(*_KEY)
@@ -59,7 +62,7 @@ def partials(messages: DataFrame, conversations: DataFrame) -> DataFrame:
 
 
 def unfolded(rows: DataFrame) -> DataFrame:
-    """The partials that these rows were made of."""
+    """The partials that rows of the table were made of, to add more to them."""
     counted = rows.select(*_KEY, *_SUMS)
     timed = rows.select(*_KEY, "latency_max_us", F.explode("histogram").alias("entry")).select(
         *_KEY, "entry.bucket", "entry.count", "latency_max_us"
@@ -68,6 +71,7 @@ def unfolded(rows: DataFrame) -> DataFrame:
 
 
 def folded(parts: DataFrame) -> DataFrame:
+    """The table: partials added up by minute, protocol and destination."""
     sums = [F.sum(name).alias(name) for name in _SUMS]
     longest = F.max("latency_max_us").alias("latency_max_us")
     entry = F.when(F.col("bucket").isNotNull(), F.struct("bucket", "count"))

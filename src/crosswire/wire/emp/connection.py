@@ -1,4 +1,9 @@
-"""EMP's connection: buffer → frames → state → events."""
+"""EMP's connection: frames in, state, events and frames out.
+
+A peer processes requests in order: none before the response to the previous one has been sent
+(specification, "Requests and responses"). So responses are in the order of the requests, and a
+response that is ready early waits for those before it.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +37,8 @@ from crosswire.wire.contract import (
     Frame,
     Limits,
     Placed,
+    Transitions,
+    following_states,
     one_of,
 )
 from crosswire.wire.emp.decoder import EmpDecoder
@@ -61,40 +68,37 @@ __all__ = ["TRANSITIONS", "EmpConnection", "State"]
 
 
 class State(Enum):
+    """`handshake`: our hello is sent, the peer's is awaited."""
+
     HANDSHAKE = "handshake"
     OPEN = "open"
     CLOSED = "closed"
 
 
-TRANSITIONS: Final[dict[tuple[State, type[Frame]], State]] = {
-    (State.HANDSHAKE, Hello): State.OPEN,
-    (State.HANDSHAKE, Bye): State.CLOSED,
-    (State.HANDSHAKE, Error): State.CLOSED,
-    (State.OPEN, Bye): State.CLOSED,
-    (State.OPEN, Error): State.CLOSED,
-    (State.OPEN, Ping): State.OPEN,
-    (State.OPEN, Pong): State.OPEN,
-    (State.OPEN, Request): State.OPEN,
-    (State.OPEN, Response): State.OPEN,
-}
-"""What may be received when, and what follows. Whatever is not in here is a violation."""
-
-_ALLOWED: Final = {
-    state: {kind: after for (before, kind), after in TRANSITIONS.items() if before is state}
-    for state in State
+TRANSITIONS: Final[Transitions[State]] = {
+    (State.HANDSHAKE, Hello): (State.OPEN,),
+    (State.HANDSHAKE, Bye): (State.CLOSED,),
+    (State.HANDSHAKE, Error): (State.CLOSED,),
+    (State.OPEN, Bye): (State.CLOSED,),
+    (State.OPEN, Error): (State.CLOSED,),
+    (State.OPEN, Ping): (State.OPEN,),
+    (State.OPEN, Pong): (State.OPEN,),
+    (State.OPEN, Request): (State.OPEN,),
+    (State.OPEN, Response): (State.OPEN,),
 }
 
+_FOLLOWING: Final = following_states(TRANSITIONS)
 
-_LARGE: Final = 1 << 16
-"""Data from which on it is a piece of its own in what is sent, and not copied."""
+_LARGE_BYTES: Final = 1 << 16
+"""Data of this size is a separate piece of what is sent, so that it is not copied."""
 _PENDING_BYTES: Final = 512
-"""What a request that waits takes in memory beside its body."""
+"""What a waiting request takes in memory in addition to its body."""
 
 
 class EmpConnection(Connection):
-    """One end of an EMP connection. Both ends are peers: the roles only say who dialled.
+    """One end of an EMP connection. Both ends are equal; the role is only who connected.
 
-    Requests go both ways, each direction with identifiers and an order of its own.
+    Both send requests. Each direction has its own identifiers and its own order of responses.
     """
 
     def __init__(self, role: str, now: float, *, limits: Limits | None = None) -> None:
@@ -104,12 +108,14 @@ class EmpConnection(Connection):
         self.state = State.HANDSHAKE
         self._deadline: float = now + self.limits.handshake_s
         self._awaiting_pong = False
-        self._excused = False
+        self._was_unread = False
         self._last_id = 0
+        # Our requests without a response; the peer's, in their order, with their sizes.
         self._asked: deque[int] = deque()
         self._owed: deque[int] = deque()
         self._owed_sizes: dict[int, int] = {}
         self._owed_bytes = 0
+        # Responses to unreadable requests, which wait for their turn.
         self._refused: dict[int, bytes] = {}
         self._handlers: dict[type[Frame], Callable[..., None]] = {
             Hello: self._on_hello,
@@ -126,47 +132,44 @@ class EmpConnection(Connection):
 
     @property
     def pending(self) -> int:
-        """Our requests that wait for their response."""
+        """How many of our requests have no response yet."""
         return len(self._asked)
 
     def send_request(self, op: str, data: bytes = b"{}") -> int:
-        """Ask the peer; `data` is a JSON object. Gives the identifier of the response to come.
+        """Send a request; `data` is a JSON object. Returns the identifier of its response.
 
-        Raises TooLargeToSend.
+        Raises LocalProtocolError unless open, and TooLargeToSend.
         """
         self._require_open()
-        if len(data) >= _LARGE:
-            return self._send_large_request(op, data)
-        body = serialize_call(op, data)
-        self._require_room(len(body))
-        self._last_id += 1
-        self._asked.append(self._last_id)
-        self._outgoing.append(serialize_request(self._last_id, body))
-        return self._last_id
-
-    def _send_large_request(self, op: str, data: bytes) -> int:
-        pieces = serialize_large_request(self._last_id + 1, op, data)
-        self._require_room(sum(map(len, pieces)) - JSON_OFFSET)
-        self._last_id += 1
-        self._asked.append(self._last_id)
+        identifier = self._last_id + 1
+        if len(data) >= _LARGE_BYTES:
+            pieces = serialize_large_request(identifier, op, data)
+            self._require_room(sum(map(len, pieces)) - JSON_OFFSET)
+        else:
+            body = serialize_call(op, data)
+            self._require_room(len(body))
+            pieces = [serialize_request(identifier, body)]
+        self._last_id = identifier
+        self._asked.append(identifier)
         self._outgoing += pieces
-        return self._last_id
+        return identifier
 
     def send_success(self, identifier: int, data: bytes = b"{}") -> None:
-        """Answer the oldest request that is owed an answer. Raises TooLargeToSend."""
+        """Answer the peer's oldest request without a response, which must be `identifier`.
+
+        Raises LocalProtocolError for another one, and TooLargeToSend.
+        """
         self._answer(identifier, serialize_success(data))
 
     def send_failure(
         self, identifier: int, code: str, description: str, data: bytes = b"{}"
     ) -> None:
-        """Answer the oldest request that is owed an answer: it could not be done, and why.
-
-        Raises TooLargeToSend.
-        """
+        """Like `send_success`, with the reason why the request failed."""
         failure = Result("failure", code=code, description=description, data=msgspec.Raw(data))
         self._answer(identifier, serialize_result(failure))
 
     def close(self) -> None:
+        """Send a bye and end. No effect when closed."""
         if not self.closed:
             self._send(Bye())
             self._end(ConnectionClosed(clean=True))
@@ -175,29 +178,31 @@ class EmpConnection(Connection):
 
     @property
     def wants_data(self) -> bool:
+        """False at `pending_requests` or `pending_bytes` of requests without a response."""
         limits = self.limits
         return len(self._owed) < limits.pending_requests and self._owed_bytes < limits.pending_bytes
 
     def next_deadline(self) -> float | None:
+        """Of the handshake, then of the next ping or its pong."""
         return None if self.closed else self._deadline
 
     def _receive(self, placed: list[Placed], now: float) -> None:
         handlers = self._handlers
-        allowed = _ALLOWED[self.state]
+        following = _FOLLOWING[self.state]
         for _, _, frame in placed:
             if isinstance(frame, FrameError):
                 raise frame
             kind = type(frame)
-            if kind not in allowed:
+            if kind not in following:
                 raise UnexpectedFrame(
                     f"unexpected message: {frame.frame_name} in {self.state.value}"
                 )
             handlers[kind](frame, now)
             if self.closed:
                 return
-            if allowed[kind] is not self.state:
-                self.state = allowed[kind]
-                allowed = _ALLOWED[self.state]
+            if following[kind] is not self.state:
+                self.state = following[kind]
+                following = _FOLLOWING[self.state]
 
     def _on_hello(self, frame: Hello, now: float) -> None:
         if frame.version != VERSION:
@@ -221,6 +226,7 @@ class EmpConnection(Connection):
 
     def _on_request(self, frame: Request, _now: float) -> None:
         identifier = frame.id
+        # The specification forbids zero and any repetition; of that we can notice the pending ones.
         if not identifier or identifier in self._owed_sizes:
             raise InvalidRequest(f"invalid request: identifier {identifier} can't be used")
         self._owed.append(identifier)
@@ -229,6 +235,8 @@ class EmpConnection(Connection):
         try:
             call = frame.call()
         except MalformedFrame as error:
+            # Unreadable JSON is this request's failure, not the connection's; its response has to
+            # wait until those before it are answered.
             refusal = Result("failure", code="invalid_request", description=error.reason)
             self._refused[identifier] = serialize_result(refusal)
             self._answer_refused()
@@ -236,6 +244,7 @@ class EmpConnection(Connection):
         self._events.append(RequestReceived(identifier, call.op, bytes(call.data)))
 
     def _on_response(self, frame: Response, _now: float) -> None:
+        # Responses are in the order of the requests: any but the oldest's is a violation.
         if not self._asked or self._asked[0] != frame.id:
             raise InvalidIdentifier(f"invalid request id {frame.id}")
         result = frame.result()
@@ -253,9 +262,10 @@ class EmpConnection(Connection):
     def _expire(self, now: float) -> None:
         if self.state is State.HANDSHAKE:
             raise PeerTimeout("no hello in time")
-        if self.unread or self._excused:
-            # Its pong stands behind what we didn't want to read; afterwards it has its time too.
-            self._excused = self.unread
+        if self.unread or self._was_unread:
+            # The pong may be among the bytes that we don't read. When we read again, the peer gets
+            # one more `ping_timeout_s`.
+            self._was_unread = self.unread
             self._deadline = now + self.limits.ping_timeout_s
             return
         if self._awaiting_pong:
@@ -269,6 +279,7 @@ class EmpConnection(Connection):
     def _send_goodbye(self, error: CrosswireError) -> None:
         match error:
             case PeerError():
+                # Its error has closed the connection: it reads no more.
                 return
             case InvalidIdentifier():
                 code = ErrorCode.INVALID_IDENTIFIER
@@ -309,7 +320,7 @@ class EmpConnection(Connection):
             raise TooLargeToSend(size, limit)
 
     def _answer_refused(self) -> None:
-        """Requests that could not be read are answered here, when their turn has come."""
+        """Answer the unreadable requests whose turn it is now."""
         while self._owed and (body := self._refused.pop(self._owed[0], None)):
             self._respond(body)
 

@@ -1,8 +1,9 @@
-"""EMP's decoder: one direction, live or captured, from bytes to frames."""
+"""EMP's decoder: one direction, from bytes to frames."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from crosswire.wire.contract import Decoder, Limits, Placed, one_of
 from crosswire.wire.emp.frames import DEFAULTS, scan
@@ -19,11 +20,11 @@ from crosswire.wire.emp.layout import (
 
 __all__ = ["EmpDecoder"]
 
-_SYNC_BYTES = 65536
+_SYNC_BYTES: Final = 65536
 
 
 class EmpDecoder(Decoder):
-    """One direction of EMP. Both read alike: the handshake is made of ordinary messages."""
+    """One direction of EMP. Both are read alike: the handshake consists of ordinary messages."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class EmpDecoder(Decoder):
         return scan(buffer, position, self.offset, self.limits.frame_bytes, placed)
 
     def _measure(self, buffer: bytes, position: int) -> int | None:
-        """Peers send the unused bytes as zero and few types: enough to tell a header from text."""
+        """Unused bytes are zero and types are few, which distinguishes a header from text."""
         head = buffer[position : position + HEADER_SIZE]
         if len(head) < HEADER_SIZE:
             return 0

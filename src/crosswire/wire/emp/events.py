@@ -1,4 +1,4 @@
-"""What an EMP connection tells its owner."""
+"""What an EMP connection reports to its owner."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = [
 
 
 class RequestReceived(Event, frozen=True, gc=False):
-    """The peer asks; answer in the order of arrival. `data` is a JSON object, as it came."""
+    """A request of the peer, to be answered in order. `data` is a JSON object, unparsed."""
 
     id: int
     op: str
@@ -22,7 +22,7 @@ class RequestReceived(Event, frozen=True, gc=False):
 
 
 class ResponseReceived(Event, frozen=True, gc=False):
-    """The answer to our request `id`. A failure has a description and may have a code."""
+    """The response to our request `id`. A failure has a description and may have a code."""
 
     id: int
     succeeded: bool

@@ -66,11 +66,11 @@ __all__ = [
 
 
 class EmpLimits(Limits, frozen=True, kw_only=True):
-    """`pending_requests` is how many requests a peer may have waiting before we stop reading, and
-    `pending_bytes` how large they may be together, each with 512 bytes for itself.
+    """`pending_requests` is how many requests of a peer may wait for a response before we stop
+    reading, and `pending_bytes` their total size, each counted with 512 bytes more.
 
-    A peer's pings and responses can't be read either once we stop: both are far beyond what peers
-    pipeline.
+    While we don't read, the peer's pings and responses are not read either, so both limits are far
+    beyond what peers pipeline.
     """
 
     ping_interval_s: float = 10.0
@@ -83,7 +83,7 @@ DEFAULTS: Final = EmpLimits()
 
 
 class ErrorCode(IntEnum):
-    """Specification, section Error."""
+    """The codes of the specification's section "Error"."""
 
     INTERNAL = 0
     PROTOCOL = 1
@@ -96,24 +96,32 @@ class ErrorCode(IntEnum):
 
 
 class Hello(Frame, frozen=True, gc=False):
+    """The first message of both peers."""
+
     frame_name: ClassVar[str] = "hello"
     version: int
 
 
 class Bye(Frame, frozen=True, gc=False):
+    """The sender closes the connection, without an error."""
+
     frame_name: ClassVar[str] = "bye"
 
 
 class Ping(Frame, frozen=True, gc=False):
+    """To be answered with Pong."""
+
     frame_name: ClassVar[str] = "ping"
 
 
 class Pong(Frame, frozen=True, gc=False):
+    """The answer to Ping."""
+
     frame_name: ClassVar[str] = "pong"
 
 
 class Error(Frame, frozen=True, gc=False):
-    """`code` may be one that nobody defined: it ends the connection all the same."""
+    """Ends the connection. `code` may be one that is not in ErrorCode."""
 
     frame_name: ClassVar[str] = "error"
     code: int
@@ -121,17 +129,18 @@ class Error(Frame, frozen=True, gc=False):
 
 
 class Request(Frame, frozen=True, gc=False):
-    """`body` is JSON as it came; `call()` reads it."""
+    """`body` is unparsed JSON; `call()` parses it."""
 
     frame_name: ClassVar[str] = "request"
     id: int
     body: bytes
 
     def call(self) -> EmpCall:
-        """Raises MalformedFrame for what is no JSON object with an `op`."""
+        """The operation and its data. Raises MalformedFrame if `body` is no object with an `op`."""
         return _read_json(self.body, _CALL)
 
     def fields(self) -> dict[str, Any]:
+        """With the JSON parsed. Raises MalformedFrame."""
         call = self.call()
         fields: dict[str, Any] = {"id": self.id, "op": call.op}
         if call.data is not ABSENT:
@@ -140,15 +149,16 @@ class Request(Frame, frozen=True, gc=False):
 
 
 class Response(Frame, frozen=True, gc=False):
-    """`body` is JSON as it came; `result()` reads it."""
+    """`body` is unparsed JSON; `result()` parses it."""
 
     frame_name: ClassVar[str] = "response"
     id: int
     body: bytes
 
     def result(self) -> Result:
-        """Raises MalformedFrame for what is no JSON object with a `status`."""
-        if self.body == _DONE:
+        """Status and data. Raises MalformedFrame if `body` is no object with a `status`, and for a
+        failure without a description, which the specification requires ("Application data")."""
+        if self.body == _SUCCESS_BODY:
             return _SUCCESS
         result = _read_json(self.body, _RESULT)
         if result.status == "failure" and result.description is None:
@@ -156,6 +166,7 @@ class Response(Frame, frozen=True, gc=False):
         return result
 
     def fields(self) -> dict[str, Any]:
+        """With the JSON parsed. Raises MalformedFrame."""
         result = self.result()
         fields: dict[str, Any] = {"id": self.id, "status": result.status}
         if result.code is not None:
@@ -171,19 +182,19 @@ class Response(Frame, frozen=True, gc=False):
 
 
 ABSENT: Final = msgspec.Raw(b"{}")
-"""`data` that is not written: it means an empty object. It is this very value, so that it can be
-told apart from an empty object that is written."""
+"""Missing `data`, which means an empty object. Compare by identity: an empty object that was sent
+is equal to it."""
 
 
 class EmpCall(msgspec.Struct, frozen=True, gc=False):
-    """What a request asks for; `data` is a JSON object, as it came, or ABSENT."""
+    """The operation of a request; `data` is an unparsed JSON object, or ABSENT."""
 
     op: str
     data: msgspec.Raw = ABSENT
 
 
 class Result(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What a response says; `data` is a JSON object, as it came, or ABSENT."""
+    """The outcome in a response; `data` is an unparsed JSON object, or ABSENT."""
 
     status: Literal["success", "failure"]
     code: str | None = None
@@ -191,9 +202,9 @@ class Result(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     data: msgspec.Raw = ABSENT
 
 
-_DONE: Final = b'{"status":"success","data":{}}'
+_SUCCESS_BODY: Final = b'{"status":"success","data":{}}'
 _SUCCESS: Final = Result("success", data=msgspec.Raw(b"{}"))
-"""What nearly every response to the hub says, in its shortest form, and what that means."""
+"""Nearly all responses to the hub are this body: it is recognized without parsing."""
 
 _T = TypeVar("_T", EmpCall, Result)
 
@@ -202,7 +213,7 @@ _RESULT: Final = msgspec.json.Decoder(Result)
 
 
 def _read_json(body: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
-    """The decoder passes over `data` and checks all but its UTF-8: so that is done here."""
+    """Raises MalformedFrame. msgspec does not check the UTF-8 of the raw `data`: done here."""
     try:
         if not body.isascii():
             body.decode()
@@ -212,6 +223,7 @@ def _read_json(body: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
     except (msgspec.MsgspecError, RecursionError) as error:
         reason = "nested too deep" if isinstance(error, RecursionError) else str(error)
         raise MalformedFrame(f"application data is not as it should be: {reason}") from None
+    # A view: `bytes(value.data)` would copy all of it.
     if memoryview(value.data)[:1] != b"{":
         raise MalformedFrame("application data is not as it should be: `data` is not an object")
     return value
@@ -222,17 +234,18 @@ def _on_one_line(data: msgspec.Raw) -> msgspec.Raw:
 
 
 def serialize_call(op: str, data: bytes = b"{}") -> bytes:
-    """The body of a request; `data`, an object, is always written: the reference demands it."""
+    """The body of a request. `data`, an object, is always sent: the reference requires it."""
     return b"%b%b}" % (_opening(op), data)
 
 
 @lru_cache(maxsize=1024)
 def _opening(op: str) -> bytes:
+    """A request's body up to its data. A peer uses few operations, again and again."""
     return b'{"op":%b,"data":' % msgspec.json.encode(op)
 
 
 def serialize_success(data: bytes = b"{}") -> bytes:
-    """The body of a response; `data` is always written."""
+    """The body of a successful response; `data`, an object, is always sent."""
     return b'{"status":"success","data":%b}' % data
 
 
@@ -252,9 +265,10 @@ def serialize_result(result: Result) -> bytes:
 def scan(
     buffer: bytes, position: int, base: int, limit: int, placed: list[Placed]
 ) -> tuple[int, int]:
-    """The frames from `position` on, as `Decoder._scan` has it; `buffer[0]` stands at `base`.
+    """The frames from `position` on, as specified for `Decoder._scan`; `buffer[0]` is at `base`.
 
-    Requests and responses are what there is most of, so they are read by one unpacking, in line.
+    Most messages are requests and responses: one unpacking reads their whole header, and no
+    function is called for them.
     """
     end_of_buffer = len(buffer)
     # Locals: in this loop the lookups of globals could be measured.
@@ -298,7 +312,7 @@ def scan(
 
 
 def _parse(kind: int, buffer: bytes, position: int, base: int, length: int) -> Frame:
-    """A whole message of any type."""
+    """A complete message of any type. Raises MalformedFrame or UnknownFrame."""
     location: Any = {"offset": base + position, "length": LENGTH_SIZE + length, "resumable": True}
     if length < MIN_LENGTH:
         raise MalformedFrame(f"a message of {length} bytes has no header", **location)
@@ -348,22 +362,24 @@ _PONG: Final = HEADER_STRUCT.pack(MIN_LENGTH, TYPE_PONG)
 
 
 def serialize_request(identifier: int, body: bytes) -> bytes:
+    """The bytes of a request; `body` as `serialize_call` returns it."""
     return _pack_request(MIN_REQUEST_LENGTH + len(body), TYPE_REQUEST, identifier) + body
 
 
 def serialize_large_request(identifier: int, op: str, data: bytes) -> list[bytes]:
-    """The bytes of a request in pieces, of which `data` is one: it is not copied."""
+    """The bytes of a request in pieces, of which `data` is one, so that it is not copied."""
     opening, end = _opening(op), b"}"
     length = MIN_REQUEST_LENGTH + len(opening) + len(data) + len(end)
     return [_pack_request(length, TYPE_REQUEST, identifier) + opening, data, end]
 
 
 def serialize_response(identifier: int, body: bytes) -> bytes:
+    """The bytes of a response; `body` as `serialize_success` or `serialize_result` returns it."""
     return _pack_request(MIN_REQUEST_LENGTH + len(body), TYPE_RESPONSE, identifier) + body
 
 
 def serialize(frame: Frame) -> bytes:
-    """The bytes of a message."""
+    """The bytes of a message. An error's description is cut if it is too long."""
     match frame:
         case Request(id=identifier, body=body):
             return serialize_request(identifier, body)
@@ -385,5 +401,5 @@ def serialize(frame: Frame) -> bytes:
 
 
 def _at_most(text: bytes, size: int) -> bytes:
-    """Cut without splitting a character."""
+    """Cut to `size` bytes without splitting a UTF-8 character."""
     return text if len(text) <= size else text[:size].decode(errors="ignore").encode()

@@ -1,4 +1,4 @@
-"""Where EMP carries a secret: the token of `$authenticate`, in whichever request that is."""
+"""Finds EMP's secret: the token in a request of the operation `$authenticate`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STRING: Final = re.compile(rb'"((?:[^"\\]|\\.)*)("|$)', re.DOTALL)
 
 
 class EmpMask(Mask):
-    """Only requests are looked at, each when it is whole: `op` may stand behind `data`."""
+    """Judges requests only, each when it is complete: `op` may follow `data` in the JSON."""
 
     def __init__(self, frame_bytes: int = 64 * 1024 * 1024) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class EmpMask(Mask):
         start = position + LENGTH_OFFSET
         size = LENGTH_SIZE + int.from_bytes(buffer[start : start + LENGTH_SIZE])
         if size - LENGTH_SIZE > self._frame_bytes:
-            # It ends the connection here.
+            # The connection refuses it and ends: no request can follow.
             return EVERYTHING, 0, []
         if buffer[position + TYPE_OFFSET] != TYPE_REQUEST or size < JSON_OFFSET:
             return size, 0, []
@@ -52,14 +52,17 @@ class EmpMask(Mask):
 
 
 def _secrets(body: bytes) -> list[tuple[int, int]]:
-    """Nearly all requests are told apart by one search: only escapes could hide the name."""
+    """Where the strings are, except the names in _PLAIN, of a body that may authenticate.
+
+    Of nearly all requests one search decides: only escapes could hide the operation's name.
+    """
     if b"authenticate" not in body and b"\\u" not in body:
         return []
     try:
         if Request(1, body).call().op != _OPERATION:
             return []
     except MalformedFrame:
-        # It may be meant as one. What can't be read can't be trusted either.
+        # It may have been meant as one, so its strings are masked too.
         pass
     return [found.span(1) for found in _STRING.finditer(body) if _text(found[1]) not in _PLAIN]
 

@@ -28,8 +28,8 @@ _OPENING: Final = bytes((*VERSION, 0))
 
 
 def sniff(data: bytes) -> Sniff:
-    """Both sides open with a handshake of version 1, its flags zero, its texts readable; a server
-    may open with an ERROR of a name that is known."""
+    """Both sides begin with a handshake of version 1.0, flags of zero and printable text; a server
+    may begin with an ERROR of a known name."""
     if not data:
         return Sniff.MORE
     opening = data[:IDENTITY_LENGTH_OFFSET]
@@ -62,7 +62,7 @@ PROTOCOL = Protocol(
     hints=(
         Hint(
             "next_sequence",
-            "sequence number of the first message, where the bytes begin behind the handshake",
+            "sequence number of the first message, if the bytes begin after the handshake",
         ),
     ),
 )

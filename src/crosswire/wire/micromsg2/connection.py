@@ -1,4 +1,9 @@
-"""MicroMsg2's connection: frames → state → events."""
+"""MicroMsg2's connection: frames in, state, events and frames out.
+
+The handshake has three messages: the client's proposal, the server's reply, and the client's
+proposal again with all that will be used (specification, "Handshake"). Then both sides send
+messages, as many as the agreed window allows without an acknowledgement.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +11,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Final
-
-import msgspec
 
 from crosswire.envelope import Property
 from crosswire.errors import (
@@ -39,21 +42,20 @@ from crosswire.wire.contract import (
     Connection,
     ConnectionClosed,
     ConnectionFailed,
-    Event,
     Frame,
     Limits,
     Placed,
+    Transitions,
+    following_states,
     one_of,
 )
 from crosswire.wire.micromsg2.decoder import MicroMsg2Decoder
 from crosswire.wire.micromsg2.events import (
+    COMMANDS,
     ExtensionReceived,
     MessageReceived,
     MessagesAcknowledged,
     Opened,
-    ServeReceived,
-    SubscribeReceived,
-    UnsubscribeReceived,
 )
 from crosswire.wire.micromsg2.extensions import (
     ACK,
@@ -68,6 +70,7 @@ from crosswire.wire.micromsg2.extensions import (
     agree,
     answer,
     conclude,
+    json_fault,
 )
 from crosswire.wire.micromsg2.frames import (
     DEFAULTS,
@@ -96,49 +99,46 @@ __all__ = ["DOTNET_TYPE", "TRANSITIONS", "MicroMsg2Connection", "State"]
 
 DOTNET_TYPE: Final = "dotnet-type"
 """The property that a message's .NET type is kept as."""
-_COLLECTED: Final = 4096
-_LARGEST_WINDOW: Final = 65_535
-
-_DESCRIPTION_CHARACTERS = 1000
+_SMALL_BYTES: Final = 4096
+"""Payloads below this size are gathered in one buffer instead of kept one by one."""
+_DESCRIPTION_CHARACTERS: Final = 1000
 
 
 class State(Enum):
+    """A client begins `proposed`, a server `listening`."""
+
     PROPOSED = "proposed"
     """A client that waits for the server's handshake."""
     LISTENING = "listening"
     """A server that waits for the client's first handshake."""
     ANSWERED = "answered"
-    """A server that waits for the client's final one."""
+    """A server that waits for the client's final handshake."""
     OPEN = "open"
     CLOSED = "closed"
 
 
-TRANSITIONS: Final[dict[tuple[State, type[Frame]], State]] = {
-    (State.PROPOSED, Handshake): State.OPEN,
-    (State.PROPOSED, Error): State.CLOSED,
-    (State.LISTENING, Handshake): State.ANSWERED,
-    (State.LISTENING, Error): State.CLOSED,
-    (State.ANSWERED, Handshake): State.OPEN,
-    (State.ANSWERED, Error): State.CLOSED,
-    (State.OPEN, Message): State.OPEN,
-    (State.OPEN, Command): State.OPEN,
-    (State.OPEN, ExtensionFrame): State.OPEN,
-    (State.OPEN, Error): State.CLOSED,
+TRANSITIONS: Final[Transitions[State]] = {
+    (State.PROPOSED, Handshake): (State.OPEN,),
+    (State.PROPOSED, Error): (State.CLOSED,),
+    (State.LISTENING, Handshake): (State.ANSWERED,),
+    (State.LISTENING, Error): (State.CLOSED,),
+    (State.ANSWERED, Handshake): (State.OPEN,),
+    (State.ANSWERED, Error): (State.CLOSED,),
+    (State.OPEN, Message): (State.OPEN,),
+    (State.OPEN, Command): (State.OPEN,),
+    (State.OPEN, ExtensionFrame): (State.OPEN,),
+    (State.OPEN, Error): (State.CLOSED,),
 }
-"""What may be received when, and what follows. Whatever is not in here is a violation."""
 
-_ALLOWED: Final = {
-    state: {kind: after for (before, kind), after in TRANSITIONS.items() if before is state}
-    for state in State
-}
+_FOLLOWING: Final = following_states(TRANSITIONS)
 
 
 class MicroMsg2Connection(Connection):
     """One end of a MicroMsg2 connection.
 
-    The owner brings an `Offer`. It sends messages while there is `credit`, is told when they are
-    acknowledged, and acknowledges what it got when that is safe. A large message is split here, and
-    put together here; its later frames leave by themselves as the window allows.
+    The owner passes an `Offer`. It sends messages while there is `credit`, gets an event when they
+    are acknowledged, and acknowledges the messages it received when they are safe. Large messages
+    are split and joined here; the later frames of one are sent as the window allows.
     """
 
     def __init__(
@@ -155,17 +155,20 @@ class MicroMsg2Connection(Connection):
         self.offer = offer or Offer()
         self.agreement = Agreement()
         self.reading = True
-        """The owner sets it to False while it can take no more: without acks nothing else does."""
+        """Set to False by an owner that can take no more. Without an ack extension this is the only
+        flow control there is."""
         self._deadline: float | None = now + self.limits.handshake_s
         self._numbers: dict[str, int] = {}
         self._vendor: dict[str, VendorExtension] = {}
-        self._outbox = SendWindow(None)
-        self._later: deque[tuple[memoryview, bool]] = deque()
+        self._send_window = SendWindow(None)
+        self._unsent: deque[tuple[memoryview, bool]] = deque()
         self._sent_type = ""
-        self._window: ReceiveWindow | None = None
+        # None without an ack extension: then nothing is acknowledged.
+        self._receive_window: ReceiveWindow | None = None
         self._ack_number = 0
-        self._type = ""
-        self._first: tuple[str, dict[str, Value]] | None = None
+        self._received_type = ""
+        # Of a message whose frames are not complete: destination and properties, payloads so far.
+        self._first_frame: tuple[str, dict[str, Value]] | None = None
         self._collected: list[bytes | bytearray] = []
         self._collected_bytes = 0
         self._handlers: dict[type[Frame], Callable[..., None]] = {
@@ -183,15 +186,15 @@ class MicroMsg2Connection(Connection):
 
     @property
     def credit(self) -> int:
-        """Small messages that may be sent now; a large one may be sent if it isn't 0."""
-        if self.state is not State.OPEN or self._later:
+        """How many small messages may be sent now. If it is not 0, a large one may be sent too."""
+        if self.state is not State.OPEN or self._unsent:
             return 0
-        return self._outbox.room
+        return self._send_window.room
 
     @property
     def unacknowledged(self) -> int:
-        """Frames of ours, sent or still to be sent, that the peer has not acknowledged."""
-        return self._outbox.waiting + len(self._later)
+        """How many of our frames, sent or unsent, the peer has not acknowledged."""
+        return self._send_window.waiting + len(self._unsent)
 
     def send_message(
         self,
@@ -199,10 +202,10 @@ class MicroMsg2Connection(Connection):
         payload: bytes,
         properties: Mapping[str, Property] | None = None,
     ) -> int:
-        """Gives the number under which it will be acknowledged: that of its last frame.
+        """Returns the sequence number of the last frame, which MessagesAcknowledged will have.
 
-        The property `dotnet-type` goes as the `dotnet` extension has it, where that was agreed.
-        Raises TooLargeToSend.
+        If the extension `dotnet` was agreed, the property `dotnet-type` is sent in its frames.
+        Raises LocalProtocolError without credit, and TooLargeToSend.
         """
         self._require_open()
         if not self.credit:
@@ -218,53 +221,57 @@ class MicroMsg2Connection(Connection):
             raise LocalProtocolError(
                 f"properties, or a type name, of more than {MAX_PROPERTIES_SIZE} bytes"
             )
-        if JSON in self._numbers and (reason := _not_json(payload)):
+        if JSON in self._numbers and (reason := json_fault(payload)):
             raise LocalProtocolError(f"the payload is not JSON: {reason}")
+        # A type holds for all following messages until another is sent (specification, "DOTNET").
         if type_name != self._sent_type:
             self._sent_type = type_name
             self._send(ExtensionFrame(self._numbers[DOTNET], type_name.encode()))
         size = min(self.limits.frame_bytes, MAX_PAYLOAD_SIZE)
         if len(payload) <= size:
-            sequence = self._outbox.take(last=True)
+            sequence = self._send_window.take(last=True)
             self._outgoing += serialize_message(sequence, name, head, payload)
             return sequence
         view = memoryview(payload)
         ends = range(size, len(payload), size)
-        last = self._outbox.last_of(len(ends) + 1)
-        first = self._outbox.take(last=False)
+        # The window may be too small for all frames; their numbers are known nevertheless, since no
+        # other message is sent before the last of them (see `credit`).
+        last = self._send_window.last_of(len(ends) + 1)
+        first = self._send_window.take(last=False)
         self._outgoing += serialize_message(first, name, head, view[:size], continued=True)
         for start in ends:
-            self._later.append((view[start : start + size], start + size < len(payload)))
-        self._send_later()
+            self._unsent.append((view[start : start + size], start + size < len(payload)))
+        self._send_unsent()
         return last
 
     def send_run(self, messages: Sequence[tuple[bytes, bytes]]) -> list[int]:
-        """Many small messages at once, each as `message_prefix` and payload; gives their numbers.
+        """Send many small messages, each a `message_prefix` and a payload. Returns their numbers.
 
-        Neither `json` nor `dotnet` is looked after, so a connection that has one of them can't.
+        Raises LocalProtocolError without that much credit, and unless `carries_anything`: payloads
+        and types are not checked here.
         """
         self._require_open()
         if len(messages) > self.credit:
             raise LocalProtocolError("the window is full: wait for acknowledgements")
         if not self.carries_anything:
-            raise LocalProtocolError("payloads and types must be looked after one by one")
-        sequences = self._outbox.take_run(len(messages))
+            raise LocalProtocolError("the extensions json and dotnet need messages one by one")
+        sequences = self._send_window.take_run(len(messages))
         self._outgoing.append(serialize_run(sequences, messages))
         return sequences
 
     @property
     def carries_anything(self) -> bool:
-        """Neither `json` nor `dotnet` was agreed: a message is just its bytes."""
+        """Whether any bytes may be sent: neither `json` nor `dotnet` was agreed."""
         return not (JSON in self._numbers or DOTNET in self._numbers)
 
     def acknowledge(self, *sequences: int) -> None:
-        """The messages received under these numbers are safe; any order will do.
+        """The messages with these sequence numbers are safe; they may be in any order.
 
-        The peer is told with the next write, as soon as all before it are safe too. Without an ack
-        extension there is nothing to tell.
+        The next write acknowledges them, as far as all messages before them are safe too. No effect
+        without an ack extension.
         """
-        if self._window is not None and not self.closed:
-            self._window.acknowledge(*sequences)
+        if self._receive_window is not None and not self.closed:
+            self._receive_window.acknowledge(*sequences)
 
     def send_subscribe(
         self,
@@ -275,7 +282,7 @@ class MicroMsg2Connection(Connection):
         start: str | None = None,
         window: int | None = None,
     ) -> None:
-        """Ask for what comes to `destination`; `start` is where a named subscription begins."""
+        """Subscribe to `destination`; a named subscription begins at `start`."""
         self._command(
             "subscribe",
             {
@@ -288,14 +295,15 @@ class MicroMsg2Connection(Connection):
         )
 
     def send_unsubscribe(self, destination: str, *, name: str | None = None) -> None:
+        """End the subscription to `destination`, or its named one."""
         self._command("unsubscribe", {"destination": destination, "name": name})
 
     def send_serve(self, destination: str, *, window: int | None = None) -> None:
-        """Offer to answer what is asked of a service."""
+        """Offer to answer the requests to a service."""
         self._command("serve", {"destination": destination, "window": window})
 
     def send_extension(self, name: str, payload: bytes) -> None:
-        """A frame of a vendor's extension that was agreed."""
+        """Send a frame of a vendor's extension. Raises LocalProtocolError if it was not agreed."""
         if self.closed:
             return
         self._require_open()
@@ -305,15 +313,16 @@ class MicroMsg2Connection(Connection):
         self._send(ExtensionFrame(number, payload))
 
     def vendor(self, name: str) -> VendorExtension:
-        """A vendor's extension that was agreed. Raises KeyError."""
+        """The instance of a vendor's extension. Raises KeyError if it was not agreed."""
         return self._vendor[name]
 
     def data_to_send(self) -> list[bytes | memoryview]:
+        """With the acknowledgement that is due: one for all messages since the last write."""
         self._send_ack()
         return super().data_to_send()
 
     def close(self) -> None:
-        """The protocol has no goodbye but the end of the bytes."""
+        """End; the protocol has no closing message. What is safe is acknowledged before."""
         if not self.closed:
             self._send_ack()
             self._end(ConnectionClosed(clean=True))
@@ -322,14 +331,16 @@ class MicroMsg2Connection(Connection):
 
     @property
     def wants_data(self) -> bool:
+        """As the owner set `reading`; with acks the window limits the peer."""
         return self.reading
 
     def next_deadline(self) -> float | None:
+        """Of the handshake: an open connection has none."""
         return None if self.closed else self._deadline
 
     def _receive(self, placed: list[Placed], now: float) -> None:
         handlers = self._handlers
-        allowed = _ALLOWED[self.state]
+        following = _FOLLOWING[self.state]
         index = 0
         while (index := self._take_plain(placed, index)) < len(placed):
             offset, length, frame = placed[index]
@@ -337,7 +348,7 @@ class MicroMsg2Connection(Connection):
             if isinstance(frame, FrameError):
                 raise frame
             kind = type(frame)
-            if kind not in allowed:
+            if kind not in following:
                 raise UnexpectedFrame(f"{frame.frame_name} in state {self.state.value}")
             try:
                 handlers[kind](frame, now)
@@ -346,16 +357,21 @@ class MicroMsg2Connection(Connection):
                 raise
             if self.closed:
                 return
-            if allowed[kind] is not self.state:
-                self.state = allowed[kind]
-                allowed = _ALLOWED[self.state]
+            if following[kind] is not self.state:
+                self.state = following[kind]
+                following = _FOLLOWING[self.state]
 
     def _take_plain(self, placed: list[Placed], start: int) -> int:
-        """The run of messages that are just to be told: whole, without properties. They are what
-        there is most of. Gives the place behind them; the handlers see to all others."""
-        if self.state is not State.OPEN or self._first or self._type or JSON in self._numbers:
+        """Report the run of complete messages without properties from `start` on, which are the
+        most frequent ones. Returns the index after them; the handlers process all others."""
+        if (
+            self.state is not State.OPEN
+            or self._first_frame
+            or self._received_type
+            or JSON in self._numbers
+        ):
             return start
-        window = self._window
+        window = self._receive_window
         end = len(placed) if window is None else min(len(placed), start + window.room)
         append = self._events.append
         index = start
@@ -372,6 +388,7 @@ class MicroMsg2Connection(Connection):
         return index
 
     def _on_handshake(self, frame: Handshake, _now: float) -> None:
+        # A later version is accepted: both sides go by the lower of the two.
         if not frame.major:
             raise UnsupportedVersion(f"version {frame.major}.{frame.minor} is not supported")
         if not frame.identity.isascii():
@@ -389,9 +406,10 @@ class MicroMsg2Connection(Connection):
         self.agreement = agreement
         self._deadline = None
         self._numbers = numbers = agreement.numbers()
-        self._outbox = SendWindow(agreement.window)
+        self._send_window = SendWindow(agreement.window)
         if agreement.window is not None:
-            self._window = ReceiveWindow(agreement.window)
+            self._receive_window = ReceiveWindow(agreement.window)
+            # Where both were agreed, batch-ack is used.
             self._ack_number = numbers.get(BATCH_ACK) or numbers[ACK]
         kinds = {kind.name: kind for kind in self.offer.vendor}
         for extension in agreement.extensions:
@@ -405,30 +423,30 @@ class MicroMsg2Connection(Connection):
         return lambda payload: self.send_extension(name, payload)
 
     def _on_message(self, frame: Message, _now: float) -> None:
-        if self._window is not None:
-            self._window.receive(frame.sequence, last=not frame.continued)
-        if self._first is None:
+        if self._receive_window is not None:
+            self._receive_window.receive(frame.sequence, last=not frame.continued)
+        if self._first_frame is None:
             properties = frame.properties()
-            if self._type:
-                properties[DOTNET_TYPE] = self._type
+            if self._received_type:
+                properties[DOTNET_TYPE] = self._received_type
             if not frame.continued:
                 self._deliver(frame.sequence, frame.destination, properties, frame.payload)
                 return
-            self._first = frame.destination, properties
+            self._first_frame = frame.destination, properties
         self._collected_bytes += len(frame.payload)
         if self._collected_bytes > self.limits.message_bytes:
             raise FrameTooLarge(f"a message of more than {self.limits.message_bytes} bytes")
         self._collect(frame.payload)
         if not frame.continued:
-            (destination, properties), payload = self._first, b"".join(self._collected)
-            self._first, self._collected, self._collected_bytes = None, [], 0
+            (destination, properties), payload = self._first_frame, b"".join(self._collected)
+            self._first_frame, self._collected, self._collected_bytes = None, [], 0
             self._deliver(frame.sequence, destination, properties, payload)
 
     def _collect(self, payload: bytes) -> None:
-        """Large payloads are put together once, at the end. Small ones are gathered: frames of a
-        byte each, kept one by one, would cost many times what they carry."""
+        """Large payloads are joined once, at the end. Small ones are gathered in a buffer: frames
+        of one byte each, kept as objects, would take many times their size."""
         collected = self._collected
-        if len(payload) >= _COLLECTED:
+        if len(payload) >= _SMALL_BYTES:
             collected.append(payload)
             return
         if not collected or not isinstance(collected[-1], bytearray):
@@ -440,13 +458,13 @@ class MicroMsg2Connection(Connection):
     def _deliver(
         self, sequence: int, destination: str, properties: dict[str, Value], payload: bytes
     ) -> None:
-        if JSON in self._numbers and (reason := _not_json(payload)):
+        if JSON in self._numbers and (reason := json_fault(payload)):
             raise MalformedFrame(f"a payload that is not JSON: {reason}")
         self._events.append(MessageReceived(sequence, destination, properties, payload))
 
     def _on_command(self, frame: Command, _now: float) -> None:
         name = frame.name.lower()
-        read = _COMMANDS.get(name)
+        read = COMMANDS.get(name)
         if read is None:
             raise MalformedFrame(f"command {name} is not defined")
         if self.role == "client":
@@ -463,8 +481,9 @@ class MicroMsg2Connection(Connection):
         if name in (BATCH_ACK, ACK):
             self._on_ack(frame.payload)
         elif name == DOTNET:
+            # For this and all following messages, until another type is received.
             try:
-                self._type = frame.payload.decode()
+                self._received_type = frame.payload.decode()
             except UnicodeDecodeError as error:
                 raise MalformedFrame(f"a type name is not UTF-8: {error.reason}") from None
         elif name in (JSON, PUB_SUB, AUTH):
@@ -477,10 +496,11 @@ class MicroMsg2Connection(Connection):
     def _on_ack(self, payload: bytes) -> None:
         if len(payload) != ACK_SIZE:
             raise MalformedFrame(f"an acknowledgement of {len(payload)} bytes, not {ACK_SIZE}")
-        settled = self._outbox.acknowledge(int.from_bytes(payload))
+        settled = self._send_window.acknowledge(int.from_bytes(payload))
         if settled:
+            # Empty when the ack covers only the first frames of a message.
             self._events.append(MessagesAcknowledged(settled))
-        self._send_later()
+        self._send_unsent()
 
     def _on_error(self, frame: Error, _now: float) -> None:
         arguments = {key.lower(): value for key, value in frame.arguments.items()}
@@ -495,6 +515,7 @@ class MicroMsg2Connection(Connection):
     def _send_goodbye(self, error: CrosswireError) -> None:
         match error:
             case PeerError():
+                # Its error has closed the connection: it reads no more.
                 return
             case UnsupportedVersion():
                 name = ErrorName.VERSION
@@ -519,7 +540,7 @@ class MicroMsg2Connection(Connection):
 
     def _end(self, event: ConnectionClosed | ConnectionFailed) -> None:
         self.state = State.CLOSED
-        self._later.clear()
+        self._unsent.clear()
         self._collected, self._collected_bytes = [], 0
         super()._end(event)
 
@@ -540,80 +561,23 @@ class MicroMsg2Connection(Connection):
         fields = {key: str(value) for key, value in arguments.items() if value is not None}
         if len(serialize_call(name, fields)) > MAX_PAYLOAD_SIZE:
             raise LocalProtocolError(f"{name} takes more than a frame")
-        self._send_ack()  # behind an unsubscribe it would settle nothing
+        # Before the command: after an unsubscribe an ack would settle nothing.
+        self._send_ack()
         self._send(Command(name, fields))
 
-    def _send_later(self) -> None:
-        """Frames of a large message, as far as the window allows."""
-        while self._later and self._outbox.room:
-            payload, continued = self._later.popleft()
-            sequence = self._outbox.take(last=not continued)
+    def _send_unsent(self) -> None:
+        """Send frames of a large message, as far as the window allows."""
+        while self._unsent and self._send_window.room:
+            payload, continued = self._unsent.popleft()
+            sequence = self._send_window.take(last=not continued)
             self._outgoing += serialize_message(sequence, b"", b"", payload, continued)
 
     def _send_ack(self) -> None:
-        if self._window is not None and (due := self._window.take_due()) is not None:
+        if (
+            self._receive_window is not None
+            and (due := self._receive_window.take_due()) is not None
+        ):
             self._send(ExtensionFrame(self._ack_number, due.to_bytes(ACK_SIZE)))
 
     def _send(self, frame: Frame) -> None:
         self._outgoing.append(serialize(frame))
-
-
-# -------------------------------------------------------------------------------------- contents
-
-
-def _not_json(payload: bytes) -> str:
-    """Why a payload is not JSON; empty if it is. Nothing is built from it."""
-    try:
-        if not payload.isascii():
-            payload.decode()
-        msgspec.json.decode(payload, type=msgspec.Raw)
-    except UnicodeDecodeError as error:
-        return f"not UTF-8: {error.reason}"
-    except msgspec.MsgspecError as error:
-        return str(error)
-    except RecursionError:
-        return "nested too deep"
-    return ""
-
-
-def _destination(arguments: dict[str, str]) -> str:
-    if not arguments.get("destination"):
-        raise MalformedFrame("a command without a destination")
-    return arguments["destination"]
-
-
-def _frames(arguments: dict[str, str]) -> int | None:
-    text = arguments.get("window")
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise MalformedFrame("a window that is no number")
-    if not 1 <= int(text) <= _LARGEST_WINDOW:
-        raise MalformedFrame(f"a window is 1 to {_LARGEST_WINDOW}")
-    return int(text)
-
-
-def _read_subscribe(arguments: dict[str, str]) -> Event:
-    return SubscribeReceived(
-        _destination(arguments),
-        arguments.get("filter"),
-        arguments.get("name"),
-        arguments.get("from"),
-        _frames(arguments),
-        arguments,
-    )
-
-
-def _read_unsubscribe(arguments: dict[str, str]) -> Event:
-    return UnsubscribeReceived(_destination(arguments), arguments.get("name"), arguments)
-
-
-def _read_serve(arguments: dict[str, str]) -> Event:
-    return ServeReceived(_destination(arguments), _frames(arguments), arguments)
-
-
-_COMMANDS: Final[dict[str, Callable[[dict[str, str]], Event]]] = {
-    "subscribe": _read_subscribe,
-    "unsubscribe": _read_unsubscribe,
-    "serve": _read_serve,
-}

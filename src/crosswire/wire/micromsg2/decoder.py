@@ -48,9 +48,13 @@ __all__ = ["MicroMsg2Decoder"]
 
 
 _HANDSHAKES: Final = {"client": CLIENT_HANDSHAKES, "server": SERVER_HANDSHAKES}
-_SYNC_BYTES = 65536
-_SYNC_EXTENSIONS = 64
-_SYNC_GLANCE = 320
+_AGREED_CHARACTERS: Final = 64
+
+# What the search for a frame's start takes for plausible.
+_SYNC_BYTES: Final = 65536
+_SYNC_EXTENSIONS: Final = 64
+_SYNC_HEAD_BYTES: Final = 320
+"""So far a frame that is incomplete is checked: its destination and the begin of its properties."""
 _NAMED: Final = re.compile(rb"[A-Za-z0-9_-]*(;[ -~]*)?").fullmatch
 _LISTED: Final = re.compile(rb"[A-Za-z0-9_-]*(:[ -~]*)?").fullmatch
 
@@ -59,9 +63,9 @@ class MicroMsg2Decoder(Decoder):
     """One direction of MicroMsg2: the sender's handshakes (a client's two, a server's one), then
     frames.
 
-    `next_sequence` as a hint says that the bytes begin behind the handshake, with the frame of this
-    number due. Extension numbers are checked where the final client handshake is known: from a
-    client's own bytes, or through the `peer` that reads them.
+    With the hint `next_sequence` the bytes begin after the handshake, with the frame of this number
+    due. Extension numbers are checked if the client's final handshake is known: from a client's own
+    bytes, or from the `peer` decoder that reads them.
     """
 
     sync_frames = 3
@@ -109,17 +113,19 @@ class MicroMsg2Decoder(Decoder):
 
     @property
     def agreed(self) -> list[str] | None:
-        """Names by number, from 1, of the extensions in use; None while that can't be known."""
+        """The names of the extensions in use, in the order of their numbers; None if unknown."""
         if self.sender == "server" and self._peer is not None:
             return self._peer.agreed
         return self._agreed
 
     def skip(self, count: int) -> list[Placed]:
+        """After a gap, neither the sequence nor the rest of the handshake is known."""
         if not self.lost:
             self._lose_track()
         return super().skip(count)
 
     def _lose_track(self) -> None:
+        """From here on any sequence number, and any continuation, is accepted once."""
         self._handshakes = 0
         self._sequence = None
         self._continued = None
@@ -148,21 +154,22 @@ class MicroMsg2Decoder(Decoder):
         try:
             frame, length = parse_handshake(buffer, position, self.offset, self.limits.frame_bytes)
         except FrameError as error:
+            # Invalid, but complete: the next one is the next handshake.
             if error.resumable and is_handshake(buffer[position]):
                 self._handshakes -= 1
             raise
         if isinstance(frame, Handshake):
             self._handshakes -= 1
             if not self._handshakes and self.sender == "client":
-                # A number is an octet, and a name is only shown: so saved state stays small.
+                # Numbers have one byte, and names are only displayed: saved state stays small.
                 named = (*frame.required, *frame.optional)[:LAST_EXTENSION]
-                self._agreed = [extension.name[:64] for extension in named]
+                self._agreed = [extension.name[:_AGREED_CHARACTERS] for extension in named]
         return frame, length
 
     def _follow(self, message: Message, offset: int, length: int) -> None:
-        """Sequence and continuation.
+        """Check sequence and continuation. Raises MalformedFrame.
 
-        Behind a violation things are taken as the frame has them, so that it is told once.
+        After a violation the state is as this frame implies, so that it is reported once.
         """
         due, continued = self._sequence, self._continued
         sequence = message.sequence
@@ -192,14 +199,14 @@ class MicroMsg2Decoder(Decoder):
             )
 
     def _measure(self, buffer: bytes, position: int) -> int | None:
-        """Only what has text to check is believed: a frame's first octets alone say too little."""
+        """The first bytes of a frame are too little evidence, so its text is checked too."""
         try:
             frame, length = parse(buffer, position, 0, _SYNC_BYTES)
         except FrameError:
             return None
         match frame:
             case None:
-                begun = buffer[position : position + _SYNC_GLANCE]
+                begun = buffer[position : position + _SYNC_HEAD_BYTES]
                 return 0 if length <= _SYNC_BYTES and _may_begin(begun) else None
             case Message():
                 plausible = bool(frame.sequence) and frame.destination.isprintable()
@@ -227,7 +234,7 @@ def _has_properties(message: Message) -> bool:
 
 
 def _may_begin(begun: bytes) -> bool:
-    """Could a frame that is not whole begin so? A wrong guess here would wait for bytes in vain."""
+    """Whether an incomplete frame may begin with these bytes: a wrong yes would wait in vain."""
     if not begun:
         return True
     flags = begun[FLAGS_OFFSET]

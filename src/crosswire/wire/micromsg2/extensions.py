@@ -1,9 +1,11 @@
-"""Extensions: what each side offers, what comes of it, and a vendor's own.
+"""Extensions: how both sides negotiate them, and the base of a vendor's own.
 
-1. The client says what it requires and suggests          `Offer.proposal`
-2. The server says what it requires and suggests          `answer`
+1. The client lists what it requires and suggests         `Offer.proposal`
+2. The server lists what it requires and suggests         `answer`
 3. The client repeats its own with all that will be used  `conclude`
-   … and from that list both know the numbers             `agree`
+   … and the order of that list gives the numbers         `agree`
+
+(specification, "Handshake", "Handshake completed")
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ __all__ = [
     "answer",
     "batch_ack",
     "conclude",
+    "json_fault",
     "token",
 ]
 
@@ -51,17 +54,18 @@ PUB_SUB: Final = "pub-sub"
 AUTH: Final = "x-auth"
 
 KNOWN: Final = frozenset({ACK, BATCH_ACK, JSON, DOTNET, PUB_SUB, AUTH})
-"""What this connection implements by itself."""
+"""The extensions that a connection implements."""
 
-_DEFAULT_COUNT: Final = 10
+_DEFAULT_WINDOW: Final = 10
+"""Of batch-ack without a count (specification, "batch-ack")."""
 
 
 class VendorExtension(ABC):
-    """A vendor's extension at work on one connection. It owns the frames of its number.
+    """A vendor's extension on one connection. It receives the frames with its number.
 
-    Derive from it, give it a `name` that starts with `x-`, and list the class in `Offer.vendor`.
-    It is made when both sides have agreed on it, with the properties of the final handshake; `send`
-    queues a frame. No clock, socket or log in here either: give such things to the owner as events.
+    Derive from it, set a `name` that starts with `x-`, and list the class in `Offer.vendor`. It is
+    created when both sides have agreed on it, with the properties of the final handshake; `send`
+    queues a frame. It has no clock, socket or log either: report such things as events.
     """
 
     name: ClassVar[str]
@@ -72,14 +76,14 @@ class VendorExtension(ABC):
 
     @abstractmethod
     def receive(self, payload: bytes) -> Iterable[Event]:
-        """What the owner is told of a frame. Raise RemoteProtocolError to end the connection."""
+        """The events of a received frame. Raise RemoteProtocolError to end the connection."""
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """What one side brings into the handshake.
+    """One side's part in the handshake.
 
-    `required` and `optional` are what it says; `supported` are the names that it goes along with
-    when only the peer asks. What it says itself, and its vendor extensions, it supports as well.
+    It lists `required` and `optional`; `supported` are the names that it accepts if only the peer
+    lists them. Those it lists, and its vendor extensions, are supported as well.
     """
 
     identity: str = "crosswire"
@@ -105,22 +109,24 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"a vendor's extension is named x-…, not {kind.name!r}")
 
     def supports(self, name: str) -> bool:
+        """Whether an extension of this name can be used, in any case of letters."""
         name = name.lower()
         names = [extension.name for extension in (*self.required, *self.optional)]
         return name in self.supported or name in names or name in [own.name for own in self.vendor]
 
     def proposal(self) -> Handshake:
+        """The client's first handshake."""
         return Handshake(*VERSION, 0, self.identity, self.required, self.optional)
 
 
 class Agreement(msgspec.Struct, frozen=True):
-    """What both sides use: `extensions[0]` has number 1."""
+    """The extensions that both sides use, of which `extensions[0]` has number 1; the window."""
 
     extensions: tuple[Extension, ...] = ()
     window: int | None = None
 
     def numbers(self) -> dict[str, int]:
-        """By name; where one is named twice, its first number."""
+        """Numbers by name; of a name that is listed twice, the first."""
         numbers: dict[str, int] = {}
         for number, extension in enumerate(self.extensions, 1):
             numbers.setdefault(extension.name.lower(), number)
@@ -128,12 +134,12 @@ class Agreement(msgspec.Struct, frozen=True):
 
 
 def batch_ack(max_count: int) -> Extension:
-    """Acknowledgements with a window of so many frames."""
+    """The extension for acknowledgements with a window of `max_count` frames."""
     return Extension(BATCH_ACK, {"max-count": str(max_count)})
 
 
 def token(text: str) -> Extension:
-    """Who we are, for a peer that asks."""
+    """The extension that carries a credential."""
     return Extension(AUTH, {"token": text})
 
 
@@ -156,13 +162,13 @@ def answer(offer: Offer, request: Handshake) -> Handshake:
         if name not in suggested and name not in required and name not in asked:
             suggested[name] = extension
     if BATCH_ACK in own and BATCH_ACK in asked:
-        # The client will have it; all that can still be said is that its window is too wide.
+        # The client requires it; suggesting it too is the only way to ask for a smaller window.
         suggested[BATCH_ACK] = _merged(asked[BATCH_ACK], own[BATCH_ACK])
     return Handshake(*VERSION, 0, offer.identity, offer.required, tuple(suggested.values()))
 
 
 def conclude(offer: Offer, reply: Handshake) -> Handshake:
-    """The client's last word: all that will be used. Raises IncompatiblePeer."""
+    """The client's final handshake: all that will be used. Raises IncompatiblePeer."""
     _require_support(offer, reply.required)
     _check_counts(reply.optional)
     own = _by_name((*offer.optional, *offer.required))
@@ -181,7 +187,7 @@ def conclude(offer: Offer, reply: Handshake) -> Handshake:
 
 
 def agree(offer: Offer, final: Handshake) -> Agreement:
-    """What the final client handshake says. Raises IncompatiblePeer if that can't be used."""
+    """The agreement in the client's final handshake. Raises IncompatiblePeer."""
     extensions = (*final.required, *final.optional)
     _require_support(offer, extensions)
     named = _by_name(extensions)
@@ -190,7 +196,7 @@ def agree(offer: Offer, final: Handshake) -> Agreement:
         raise IncompatiblePeer(f"required but left out: {', '.join(missing)}")
     window = None
     if BATCH_ACK in named:
-        window = _count(named[BATCH_ACK]) or _DEFAULT_COUNT
+        window = _count(named[BATCH_ACK]) or _DEFAULT_WINDOW
     elif ACK in named:
         window = 1
     return Agreement(extensions, window)
@@ -217,7 +223,7 @@ def _check_counts(extensions: Iterable[Extension]) -> None:
 
 
 def _count(extension: Extension) -> int | None:
-    """batch-ack's window, if it says one; `count` is read as well.
+    """batch-ack's window; None if it has none. The name `count` is read as well.
 
     Raises ValueError.
     """
@@ -233,7 +239,7 @@ def _count(extension: Extension) -> int | None:
 
 
 def _merged(extension: Extension, other: Extension | None) -> Extension:
-    """The first, with the narrower of two windows where both say one."""
+    """The first, with the smaller of two windows if both have one."""
     if other is None or extension.name.lower() != BATCH_ACK:
         return extension
     counts = [count for item in (extension, other) if (count := _count(item))]
@@ -241,5 +247,23 @@ def _merged(extension: Extension, other: Extension | None) -> Extension:
 
 
 def _echo(extension: Extension) -> Extension:
-    """A token is not said back."""
+    """A credential is not sent back."""
     return Extension(extension.name) if extension.name.lower() == AUTH else extension
+
+
+# ------------------------------------------------------------------------------------------ json
+
+
+def json_fault(payload: bytes) -> str:
+    """Why a payload is not JSON, "" if it is. It is checked without building objects."""
+    try:
+        if not payload.isascii():
+            payload.decode()
+        msgspec.json.decode(payload, type=msgspec.Raw)
+    except UnicodeDecodeError as error:
+        return f"not UTF-8: {error.reason}"
+    except msgspec.MsgspecError as error:
+        return str(error)
+    except RecursionError:
+        return "nested too deep"
+    return ""

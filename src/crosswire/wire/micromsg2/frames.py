@@ -1,6 +1,6 @@
 """MicroMsg2's frames, parsed and serialized; `layout.py` has their bytes.
 
-A message's properties stay the bytes they came as until somebody asks: `Message.properties()`.
+A message's properties stay as bytes until `Message.properties()` parses them.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ __all__ = [
 
 
 class MicroMsg2Limits(Limits, frozen=True, kw_only=True):
-    """`frame_bytes` counts a frame's payload; `message_bytes` one put together from frames."""
+    """`frame_bytes` limits a frame's payload, `message_bytes` that of a whole message."""
 
     frame_bytes: int = MAX_PAYLOAD_SIZE
     message_bytes: int = 64 * 1024 * 1024
@@ -93,7 +93,7 @@ DEFAULTS: Final = MicroMsg2Limits()
 
 
 class ErrorName(StrEnum):
-    """What an ERROR that we send is called."""
+    """The names of the ERRORs that we send; the specification defines none."""
 
     VERSION = "version"
     EXTENSION = "extension"
@@ -106,7 +106,7 @@ class ErrorName(StrEnum):
 
 
 def following(sequence: int) -> int:
-    """65535 is followed by 1: 0 is never used."""
+    """The sequence number after this one: 65535 is followed by 1."""
     return FIRST_SEQUENCE if sequence == LAST_SEQUENCE else sequence + 1
 
 
@@ -114,7 +114,7 @@ def following(sequence: int) -> int:
 
 
 class Handshake(Frame, frozen=True, gc=False):
-    """`identity` has a character per octet; only ASCII is allowed, which `fields()` checks."""
+    """`identity` has a character per byte; only ASCII is allowed, which `fields()` checks."""
 
     frame_name: ClassVar[str] = "handshake"
     major: int
@@ -125,6 +125,7 @@ class Handshake(Frame, frozen=True, gc=False):
     optional: tuple[Extension, ...] = ()
 
     def fields(self) -> dict[str, Any]:
+        """Raises MalformedFrame for an identity that is not ASCII."""
         if not self.identity.isascii():
             raise MalformedFrame("an identity that is not ASCII")
         return {
@@ -132,13 +133,13 @@ class Handshake(Frame, frozen=True, gc=False):
             "minor": self.minor,
             "flags": self.flags,
             "identity": self.identity,
-            "required": [_in_words(extension) for extension in self.required],
-            "optional": [_in_words(extension) for extension in self.optional],
+            "required": [_extension_fields(extension) for extension in self.required],
+            "optional": [_extension_fields(extension) for extension in self.optional],
         }
 
 
 class Message(Frame, frozen=True, gc=False):
-    """MESSAGE from a server, SEND from a client. `properties()` reads `raw_properties`."""
+    """MESSAGE from a server, SEND from a client. `properties()` parses `raw_properties`."""
 
     frame_name: ClassVar[str] = "message"
     sequence: int
@@ -148,10 +149,11 @@ class Message(Frame, frozen=True, gc=False):
     continued: bool = False
 
     def properties(self) -> dict[str, Value]:
-        """Raises MalformedFrame."""
+        """Names and typed values. Raises MalformedFrame."""
         return parse_properties(self.raw_properties) if self.raw_properties else {}
 
     def fields(self) -> dict[str, Any]:
+        """With the properties parsed. Raises MalformedFrame."""
         return {
             "sequence": self.sequence,
             "destination": self.destination,
@@ -162,7 +164,7 @@ class Message(Frame, frozen=True, gc=False):
 
 
 class Command(Frame, frozen=True, gc=False):
-    """`name` may be one that nobody defined: a connection refuses it, a decoder shows it."""
+    """`name` may be any: a connection refuses an undefined one, a decoder shows it."""
 
     frame_name: ClassVar[str] = "command"
     name: str
@@ -170,7 +172,7 @@ class Command(Frame, frozen=True, gc=False):
 
 
 class ExtensionFrame(Frame, frozen=True, gc=False):
-    """`id` is the extension's place in the final client handshake, from 1."""
+    """`id` is the extension's number: its position in the client's final handshake, from 1."""
 
     frame_name: ClassVar[str] = "extension"
     id: int
@@ -178,14 +180,14 @@ class ExtensionFrame(Frame, frozen=True, gc=False):
 
 
 class Error(Frame, frozen=True, gc=False):
-    """Ends the connection, whatever its name is."""
+    """Ends the connection, also with an unknown name."""
 
     frame_name: ClassVar[str] = "error"
     name: str
     arguments: dict[str, str]
 
 
-def _in_words(extension: Extension) -> dict[str, Any]:
+def _extension_fields(extension: Extension) -> dict[str, Any]:
     return {"name": extension.name, "properties": extension.properties}
 
 
@@ -199,10 +201,10 @@ _NOT_COPIED_BYTES: Final = 65536
 def scan_messages(
     buffer: bytes, position: int, base: int, sequence: int, placed: list[Placed]
 ) -> tuple[int, int]:
-    """The run of plain messages from `position` on: small, whole, in sequence, with a destination.
+    """The run of plain messages from `position` on: small, complete, in sequence, with destination.
 
-    Gives the position behind them and the sequence number that is due there. They are what there
-    is most of, so they are read in line; `parse` knows all the others.
+    Returns the position after them and the sequence number that is due there. They are the most
+    frequent frames, so no function is called for them; `parse` reads all others.
     """
     end_of_buffer = len(buffer)
     last_start = end_of_buffer - MIN_MESSAGE_SIZE
@@ -231,21 +233,24 @@ def scan_messages(
             position = end
             sequence = FIRST_SEQUENCE if number == LAST_SEQUENCE else number + 1
     except (IndexError, UnicodeDecodeError):
-        pass  # not whole, or not a destination: `parse` tells which
+        pass  # incomplete, or not a destination: `parse` finds out which
     return position, sequence
 
 
 def is_handshake(octet: int) -> bool:
-    """In a handshake the first octet tells: 4 or 12 is an ERROR, any other a major version."""
+    """Whether this first byte begins a handshake: with 4 or 12 an ERROR begins instead.
+
+    A handshake's first byte is the major version, so versions 4 and 12 can't exist.
+    """
     return octet not in (TYPE_ERROR, TYPE_ERROR | FLAG_LARGE)
 
 
 def parse_handshake(
     buffer: bytes, position: int, base: int, limit: int
 ) -> tuple[Frame | None, int]:
-    """The handshake at `position`, or the ERROR in its place, and its length.
+    """The handshake at `position`, or the ERROR instead of it, and its length.
 
-    None and the number of bytes that it takes to know more, when it is not whole.
+    If it is incomplete, None and the number of bytes that are needed to read on.
     """
     available = len(buffer) - position
     if available < 1:
@@ -279,10 +284,10 @@ def parse_handshake(
 
 
 def parse(buffer: bytes, position: int, base: int, limit: int) -> tuple[Frame | None, int]:
-    """The frame at `position` and its length; `buffer[0]` stands at `base`.
+    """The frame at `position` and its length; `buffer[0]` is at `base`.
 
-    None and the number of bytes that it takes to know more, when it is not whole. Raises
-    FrameError, placed; a payload over `limit` is refused by its header.
+    If it is incomplete, None and the number of bytes that are needed to read on. Raises FrameError
+    with its offset; a payload over `limit` is refused when its length is read.
     """
     available = len(buffer) - position
     if available < 1:
@@ -326,7 +331,7 @@ def parse(buffer: bytes, position: int, base: int, limit: int) -> tuple[Frame | 
 
 
 def _parse_whole(flags: int, head: bytes, payload: bytes) -> Frame:
-    """`head` is what stands before the payload's length."""
+    """`head` is the frame up to the payload's length. Raises MalformedFrame without an offset."""
     kind = flags & TYPE_MASK
     continued = bool(flags & FLAG_CONTINUED)
     if kind == TYPE_MESSAGE:
@@ -347,7 +352,7 @@ def _parse_whole(flags: int, head: bytes, payload: bytes) -> Frame:
 
 
 def _at(error: FrameError, offset: int, length: int) -> FrameError:
-    """The violation with its place; the frame's end is known."""
+    """The error with its offset; decoding can resume, since the frame's end is known."""
     error.offset, error.length, error.resumable = offset, length, True
     return error
 
@@ -362,7 +367,7 @@ def serialize_message(
     payload: bytes | memoryview,
     continued: bool = False,
 ) -> list[bytes | memoryview]:
-    """A message's bytes; a large payload is not copied. Lengths are the caller's to check."""
+    """A message's bytes; a large payload is not copied. The caller has checked the lengths."""
     flags = FLAG_CONTINUED if continued else 0
     size = len(payload)
     if size <= MAX_SHORT_SIZE:
@@ -382,7 +387,7 @@ def serialize_message(
 
 
 def message_prefix(destination: bytes, properties: bytes) -> bytes:
-    """What stands between a message's number and its payload's length: see `serialize_run`."""
+    """A message between its sequence number and its payload's length, for `serialize_run`."""
     return b"".join(
         (
             len(destination).to_bytes(DESTINATION_LENGTH_SIZE),
@@ -394,7 +399,7 @@ def message_prefix(destination: bytes, properties: bytes) -> bytes:
 
 
 def serialize_run(sequences: Iterable[int], messages: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Many small messages, each a prefix and a payload, as one piece."""
+    """The bytes of many small messages, each a `message_prefix` and a payload."""
     parts: list[bytes] = []
     pack, lengths = SEQUENCE_STRUCT.pack, _SHORT_LENGTHS
     for sequence, (prefix, payload) in zip(sequences, messages, strict=True):
@@ -408,7 +413,7 @@ def serialize_run(sequences: Iterable[int], messages: Iterable[tuple[bytes, byte
 
 
 def serialize(frame: Frame) -> bytes:
-    """The bytes of a frame. A length that has no room on the wire raises OverflowError."""
+    """The bytes of a frame. Raises OverflowError for a field that is too long."""
     match frame:
         case Message():
             destination = frame.destination.encode()

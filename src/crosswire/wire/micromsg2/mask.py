@@ -1,4 +1,4 @@
-"""Where MicroMsg2 carries a secret: the extension `x-auth` of a client's handshakes."""
+"""Finds MicroMsg2's secret: the values of the extension `x-auth` in a client's handshakes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _VALUE: Final = re.compile(rb"(?:^|,)[^,=:]*[=:]?([^,]*)")
 
 
 class MicroMsg2Mask(Mask):
-    """Both handshakes of a client, each when it is whole; there are no secrets behind them."""
+    """Judges both handshakes of a client, each when it is complete; no secrets follow them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,11 +1,11 @@
-"""The text inside MicroMsg2's frames: names, URL encoding, typed values, lists of them.
+"""The text in MicroMsg2's frames: names, URL encoding, typed values, lists of them.
 
     properties    key:value;key:value;              values typed: N number, D date, T text
     command       name;key=value,key=value          error frames are laid out alike
     extensions    name:key=value,key=value;name     in a handshake
 
-Names are FIELDs: written in lower case, read in any case and with underscores. Whatever is wrong is
-raised as MalformedFrame without a place, which the caller knows.
+Names are FIELDs (specification, "Definitions"): written in lower case, read in any case and with
+underscores. Invalid text raises MalformedFrame without an offset, which the caller adds.
 """
 
 from __future__ import annotations
@@ -22,6 +22,16 @@ import msgspec
 
 from crosswire.envelope import Property
 from crosswire.errors import MalformedFrame
+from crosswire.wire.micromsg2.layout import (
+    ARGUMENT_SEPARATOR,
+    ARGUMENT_VALUE_SEPARATOR,
+    ESCAPE,
+    ITEM_SEPARATOR,
+    VALUE_DATE,
+    VALUE_NUMBER,
+    VALUE_SEPARATOR,
+    VALUE_TEXT,
+)
 
 __all__ = [
     "Extension",
@@ -44,6 +54,15 @@ __all__ = [
 
 Value: TypeAlias = int | float | str
 
+_ITEM: Final = chr(ITEM_SEPARATOR)
+_VALUE: Final = chr(VALUE_SEPARATOR)
+_ARGUMENT: Final = chr(ARGUMENT_SEPARATOR)
+_EQUALS: Final = chr(ARGUMENT_VALUE_SEPARATOR)
+_PERCENT: Final = chr(ESCAPE)
+_N: Final = chr(VALUE_NUMBER)
+_D: Final = chr(VALUE_DATE)
+_T: Final = chr(VALUE_TEXT)
+
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+").fullmatch
 _NOT_FIELD: Final = re.compile(r"[^a-z0-9-]")
 _SAFE: Final = re.compile(r"[A-Za-z0-9_.~/-]*").fullmatch
@@ -57,7 +76,7 @@ _SHORT: Final = 64
 class Extension(msgspec.Struct, frozen=True, gc=False):
     """An extension as a handshake names it; property values are text.
 
-    What `x-auth` carries is a secret, so it is not shown.
+    The properties of `x-auth` are a secret, so `repr` hides them.
     """
 
     name: str
@@ -72,22 +91,23 @@ class Extension(msgspec.Struct, frozen=True, gc=False):
 
 
 def is_field(name: str) -> bool:
-    """May it be written as a name?"""
+    """Whether it may be written as a name."""
     return bool(name) and not _NOT_FIELD.search(name)
 
 
 def field(name: str) -> str:
-    """A name from elsewhere as FIELD: lower case, hyphens for what FIELD does not allow."""
+    """A name of another protocol as FIELD: in lower case, other characters become hyphens."""
     return _NOT_FIELD.sub("-", name.lower()) or "-"
 
 
 def quote(text: str) -> str:
+    """URL-encode all but letters, digits and `_.~/-`."""
     return text if _SAFE(text) else _quote(text, safe="/")
 
 
 def unquote(text: str) -> str:
-    """`+` is a plus, escapes are UTF-8."""
-    if "%" not in text:
+    """URL-decode: `+` stays a plus, escapes must be UTF-8. Raises MalformedFrame."""
+    if _PERCENT not in text:
         return text
     if _BAD_ESCAPE(text):
         raise MalformedFrame("a % that is not followed by two hexadecimal digits")
@@ -115,18 +135,19 @@ def _checked(name: str, what: str) -> str:
 
 
 def parse_value(text: str) -> Value:
-    """A FILTER_VALUE. What has no known prefix, or no number behind N or D, is text as it is.
+    """A FILTER_VALUE (specification, "Filters"). Without a known prefix, or without a number after
+    N or D, it is text as it is.
 
-    So is a number that no 64 bits hold: the text asks for `long`, and nothing may be lost.
+    So is a number beyond 64 bits: the specification asks for `long`, and no digit may be lost.
     """
     kind = text[:1]
-    if kind == "T":
+    if kind == _T:
         return unquote(text[1:])
-    if kind == "N" and _NUMBER(text, 1):
+    if kind == _N and _NUMBER(text, 1):
         number = int(text[1:])
         if -_LONG <= number < _LONG:
             return number
-    elif kind == "D" and _DATE(text, 1):
+    elif kind == _D and _DATE(text, 1):
         date = float(text[1:])
         if isfinite(date):
             return date
@@ -134,14 +155,14 @@ def parse_value(text: str) -> Value:
 
 
 def serialize_value(value: Property) -> str:
-    """Booleans, numbers beyond 64 bits and what is not finite are written as text."""
+    """Booleans, integers beyond 64 bits, infinities and NaN are written as text."""
     if isinstance(value, str):
-        return "T" + quote(value)
+        return _T + quote(value)
     if isinstance(value, bool):
-        return "Ttrue" if value else "Tfalse"
+        return _T + ("true" if value else "false")
     if isinstance(value, int):
-        return f"N{value}" if -_LONG <= value < _LONG else f"T{value}"
-    return f"D{value!r}" if isfinite(value) else f"T{value}"
+        return f"{_N if -_LONG <= value < _LONG else _T}{value}"
+    return f"{_D}{value!r}" if isfinite(value) else f"{_T}{value}"
 
 
 # ----------------------------------------------------------------------------------------- lists
@@ -149,13 +170,13 @@ def serialize_value(value: Property) -> str:
 
 def _items(text: str) -> list[str]:
     """Between semicolons; a trailing one is allowed, and one alone is an empty list."""
-    if text.endswith(";"):
+    if text.endswith(_ITEM):
         text = text[:-1]
-    return text.split(";") if text else []
+    return text.split(_ITEM) if text else []
 
 
 def parse_properties(raw: bytes) -> dict[str, Value]:
-    """Raises MalformedFrame."""
+    """A message's properties, by name. Raises MalformedFrame."""
     return dict(
         [
             _property(item) if len(item) <= _SHORT else _property.__wrapped__(item)
@@ -164,22 +185,24 @@ def parse_properties(raw: bytes) -> dict[str, Value]:
     )
 
 
-# Most properties are one of a few that come again and again: so both ways are remembered.
+# Peers send a few properties again and again, so both directions are cached; long ones are not,
+# since they would fill the memory.
 
 
 @lru_cache(maxsize=4096)
 def _property(item: str) -> tuple[str, Value]:
-    key, colon, value = item.partition(":")
+    key, colon, value = item.partition(_VALUE)
     if not colon:
         raise MalformedFrame(f"property {key[:40]!r} has no value")
     return _checked(key, "a property"), parse_value(value)
 
 
 def serialize_properties(properties: Mapping[str, Property]) -> bytes:
+    """A message's properties; their names become FIELDs."""
     parts = []
     for key, value in properties.items():
         size = len(value) if isinstance(value, str) else 0
-        # Floats are left out: -0.0 equals 0.0, but is not written alike.
+        # Floats are not cached: -0.0 equals 0.0, but is written differently.
         if len(key) + size <= _SHORT and value.__class__ is not float:
             parts.append(_item(key, value))
         else:
@@ -189,13 +212,13 @@ def serialize_properties(properties: Mapping[str, Property]) -> bytes:
 
 @lru_cache(maxsize=4096, typed=True)
 def _item(key: str, value: Property) -> str:
-    return f"{field(key)}:{serialize_value(value)};"
+    return f"{field(key)}{_VALUE}{serialize_value(value)}{_ITEM}"
 
 
-def parse_arguments(text: str, what: str, separators: str = "=") -> dict[str, str]:
-    """Pairs between commas. Raises MalformedFrame."""
+def parse_arguments(text: str, what: str, separators: str = _EQUALS) -> dict[str, str]:
+    """Pairs between commas; the first of `separators` ends a key. Raises MalformedFrame."""
     arguments: dict[str, str] = {}
-    for pair in text.split(",") if text else ():
+    for pair in text.split(_ARGUMENT) if text else ():
         ends = [end for separator in separators if (end := pair.find(separator)) >= 0]
         if not ends:
             raise MalformedFrame(f"{pair[:40]!r} is no key and value of {what}")
@@ -205,31 +228,39 @@ def parse_arguments(text: str, what: str, separators: str = "=") -> dict[str, st
 
 
 def serialize_arguments(arguments: Mapping[str, str]) -> str:
-    return ",".join(f"{key}={quote(value)}" for key, value in arguments.items())
+    """Pairs between commas, their values URL-encoded."""
+    return _ARGUMENT.join(f"{key}{_EQUALS}{quote(value)}" for key, value in arguments.items())
 
 
 def parse_call(raw: bytes) -> tuple[str, dict[str, str]]:
     """Name and arguments of a COMMAND or ERROR. Raises MalformedFrame."""
-    name, _, arguments = _text(raw).partition(";")
+    name, _, arguments = _text(raw).partition(_ITEM)
     return _checked(name, "a command or error"), parse_arguments(arguments, name)
 
 
 def serialize_call(name: str, arguments: Mapping[str, str]) -> bytes:
-    return (f"{name};{serialize_arguments(arguments)}" if arguments else name).encode()
+    """The payload of a COMMAND or ERROR."""
+    return (f"{name}{_ITEM}{serialize_arguments(arguments)}" if arguments else name).encode()
 
 
 def parse_extensions(raw: bytes) -> tuple[Extension, ...]:
-    """A handshake's list; properties are read with `=` and, as the text has it too, with `:`."""
+    """A handshake's list. Properties are read with `=` and with `:`: the specification has both.
+
+    Raises MalformedFrame.
+    """
     extensions = []
     for item in _items(_text(raw)):
-        name, _, properties = item.partition(":")
+        name, _, properties = item.partition(_VALUE)
         _checked(name, "an extension")
-        extensions.append(Extension(name, parse_arguments(properties, name, "=:")))
+        extensions.append(Extension(name, parse_arguments(properties, name, _EQUALS + _VALUE)))
     return tuple(extensions)
 
 
 def serialize_extensions(extensions: Iterable[Extension]) -> bytes:
-    return ";".join(
-        f"{item.name}:{serialize_arguments(item.properties)}" if item.properties else item.name
+    """A handshake's list."""
+    return _ITEM.join(
+        f"{item.name}{_VALUE}{serialize_arguments(item.properties)}"
+        if item.properties
+        else item.name
         for item in extensions
     ).encode()

@@ -1,8 +1,8 @@
 """Acknowledgement windows: which frames wait for an ack, and which of them one ack covers.
 
-Sequence numbers run from 1 to 65535 and on to 1, in each direction on its own. An ack names one
-and covers all before it, across the wrap; a window is at most 32767 frames, so that a number names
-one frame only.
+Sequence numbers run from 1 to 65535 and then from 1 again, separately in each direction. An ack has
+one number and covers all frames up to it, also across the wrap (specification, "batch-ack"). A
+window is at most 32767 frames, so that a number is never ambiguous.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ UNLIMITED: Final = LAST_SEQUENCE
 
 
 def _steps(first: int, second: int) -> int:
-    """How often `following` leads from the one to the other."""
+    """How many times `following` must be applied to get from the first to the second."""
     return (second - first) % LAST_SEQUENCE
 
 
 class SendWindow:
-    """Our frames: numbers them, and knows which wait for the peer's ack.
+    """Numbers our frames, and keeps which of them wait for the peer's ack.
 
-    `size` None means that no acks are exchanged, and nothing waits.
+    With a `size` of None no acks are exchanged, and nothing waits.
     """
 
     def __init__(self, size: int | None) -> None:
@@ -39,20 +39,20 @@ class SendWindow:
 
     @property
     def room(self) -> int:
-        """Frames that may be sent now."""
+        """How many frames may be sent now."""
         return UNLIMITED if self._size is None else self._size - self._waiting
 
     @property
     def waiting(self) -> int:
-        """Frames that the peer has not acknowledged."""
+        """How many frames the peer has not acknowledged."""
         return self._waiting
 
     def last_of(self, frames: int) -> int:
-        """The number that the last of so many frames will have, counted from the next one."""
+        """The number of the last of `frames` frames, the first of which is the next to be sent."""
         return (self._next - 1 + frames - 1) % LAST_SEQUENCE + 1
 
     def take_run(self, count: int) -> list[int]:
-        """Numbers of so many messages of a frame each, sent now."""
+        """The numbers of `count` messages of one frame each, which are sent now."""
         first, end = self._next, self._next + count
         if end <= LAST_SEQUENCE:
             run = list(range(first, end))
@@ -66,7 +66,7 @@ class SendWindow:
         return run
 
     def take(self, *, last: bool) -> int:
-        """Number of the frame that is sent now; `last` if a message ends with it."""
+        """The number of a frame that is sent now; `last` if a message ends with it."""
         sequence = self._next
         self._next = following(sequence)
         if self._size is not None:
@@ -76,14 +76,18 @@ class SendWindow:
         return sequence
 
     def acknowledge(self, sequence: int) -> list[int]:
-        """The messages that the peer's ack settles. Raises for one that names nothing waiting."""
+        """The messages that the peer's ack settles, by their last frames.
+
+        Raises MalformedFrame for 0, UnexpectedFrame for a number that does not wait.
+        """
         if not sequence:
             raise MalformedFrame("an acknowledgement of sequence number 0")
         covered = _steps(self._oldest, sequence) + 1
         if covered > self._waiting:
             raise UnexpectedFrame(f"an acknowledgement of {sequence}, which is not outstanding")
         messages = self._messages
-        if len(messages) == self._waiting:  # each is a frame
+        if len(messages) == self._waiting:
+            # All messages have one frame: then as many messages as frames are covered.
             settled = [messages.popleft() for _ in range(covered)]
         else:
             settled = []
@@ -95,9 +99,9 @@ class SendWindow:
 
 
 class ReceiveWindow:
-    """The peer's frames: which are safe, and up to which all are.
+    """The peer's frames: which are safe, and up to which all of them are.
 
-    Frames come in sequence, which the decoder has checked: the oldest and a count name them all.
+    The decoder has checked their sequence, so the oldest and a count identify all that wait.
     """
 
     def __init__(self, size: int) -> None:
@@ -109,22 +113,23 @@ class ReceiveWindow:
 
     @property
     def waiting(self) -> int:
-        """Frames that we have not acknowledged."""
+        """How many frames we have not acknowledged."""
         return self._waiting
 
     @property
     def room(self) -> int:
-        """Frames that may come before we acknowledge one."""
+        """How many frames the peer may send before we acknowledge one."""
         return self._size - self._waiting
 
     def receive_run(self, first: int, count: int) -> None:
-        """As many whole messages of a frame each as there is room for, or fewer, came."""
+        """`count` messages of one frame each were received, at most as many as there is `room`."""
         if not self._waiting:
             self._oldest = first
         self._waiting += count
 
     def receive(self, sequence: int, *, last: bool) -> None:
-        """A frame came. One that is to be continued is safe at once: it can't be settled alone.
+        """A frame was received. One that is continued is safe at once: only the message's last
+        frame is acknowledged by the owner.
 
         Raises LimitExceeded.
         """
@@ -138,7 +143,11 @@ class ReceiveWindow:
             self._advance()
 
     def acknowledge(self, *sequences: int) -> None:
-        """The messages that ended with these frames are safe. Raises LocalProtocolError."""
+        """The messages that end with these frames are safe.
+
+        Raises LocalProtocolError for a frame that does not wait.
+        """
+        # The usual case, acknowledged in order: no set is needed.
         if not self._safe and self._is_head(sequences):
             self._due = sequences[-1]
             self._oldest = following(self._due)
@@ -151,12 +160,12 @@ class ReceiveWindow:
         self._advance()
 
     def take_due(self) -> int | None:
-        """The number to name in an ack now, once."""
+        """The number to acknowledge now, or None; returned once."""
         due, self._due = self._due, None
         return due
 
     def _is_head(self, sequences: tuple[int, ...]) -> bool:
-        """Are these the oldest that wait, one after the other?"""
+        """Whether these are the oldest frames that wait, in order and without a wrap."""
         count = len(sequences)
         if not count or count > self._waiting or sequences[0] != self._oldest:
             return False
@@ -164,7 +173,7 @@ class ReceiveWindow:
         return end <= LAST_SEQUENCE and sequences == tuple(range(self._oldest, end))
 
     def _advance(self) -> None:
-        """An ack covers all before it, so it waits until all before it are safe."""
+        """An ack covers all frames before it, so it is due only when they are all safe."""
         safe = self._safe
         while self._waiting and self._oldest in safe:
             self._due = self._oldest

@@ -1,21 +1,21 @@
 """The two ends of a channel: what its sender and its receiver know of every message.
 
-Messages are numbered by counting, without a word about it on the wire (specification 3.1). In here
-the count does not wrap; on the wire it does, at 2^32. A *mark* is the number of the first message
-that something does not hold for yet, so that marks only grow:
+Messages are numbered by counting; the numbers are not sent with them (specification 3.1). In here
+the count does not wrap; a sequence number on the wire does, at 2^32. A *mark* is the number of the
+first message that something does not hold for yet, so that marks only grow:
 
     sender's end      settled ≤ decided ≤ next      consumed ≤ received ≤ next
     receiver's end    consumed ≤ received ≤ arrived      consumed ≤ decided ≤ arrived
 
-`received` and `consumed` are the cursors of the acknowledgements of that name. `decided` is the
-one cursor of commit and rollback, `settled` the one of committed and uncommitted: a message is
-decided once, and its outcome is told once.
+`received` and `consumed` are the cursors of the acknowledgements of that name. Commit and rollback
+share the cursor `decided`, committed and uncommitted the cursor `settled`: a message is decided
+once, and has one outcome.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -28,35 +28,43 @@ from crosswire.wire.relink.frames import (
     Operation,
     SequenceAcknowledgement,
     SequenceOperation,
+    Zeros,
 )
 from crosswire.wire.relink.layout import SEQUENCES
 
 __all__ = [
-    "Kept",
+    "Decision",
+    "NumberedPacket",
+    "Outcome",
     "Parts",
     "ReceivingChannel",
     "SendingChannel",
     "ahead",
-    "named",
-    "on_the_wire",
+    "checked_count",
+    "count_named",
+    "forget_oldest",
     "operation",
+    "sequence_of",
+    "targets",
 ]
 
 _HALF: Final = SEQUENCES // 2
 
 Parts = tuple[Buffer, ...]
-Kept = tuple[int, Message | SequenceOperation | ChannelOperation]
-"""A packet to be repeated, behind its place in the order in which the link first sent them all."""
+NumberedPacket = tuple[int, Message | SequenceOperation | ChannelOperation]
+"""A packet to be repeated, with its number in the order of first sending."""
 
 
-def on_the_wire(number: int) -> int:
+def sequence_of(number: int) -> int:
+    """The sequence number on the wire of a message's number."""
     return number % SEQUENCES
 
 
 def ahead(sequence: int, mark: int) -> int:
-    """How many messages a sequence number names from `mark` on: none if it is behind.
+    """How many messages a sequence number names from `mark` on: 0 if it is before the mark.
 
-    Raises UnexpectedFrame for the one number of which nobody can say whether it is behind.
+    Serial arithmetic: half of all numbers are before a mark, half after it. Raises UnexpectedFrame
+    for the one exactly between, which could be either.
     """
     distance = (sequence - mark + 1) % SEQUENCES
     if distance == _HALF:
@@ -64,15 +72,43 @@ def ahead(sequence: int, mark: int) -> int:
     return distance if distance < _HALF else 0
 
 
-def named(sequence: int, mark: int, end: int) -> int:
-    """`ahead`, for our own side. Raises LocalProtocolError for what lies beyond the mark `end`."""
+def checked_count(sequence: int, mark: int, end: int) -> int:
+    """`ahead`, for the caller's numbers. Raises LocalProtocolError for one from `end` on."""
     try:
         count = ahead(sequence, mark)
     except UnexpectedFrame as error:
         raise LocalProtocolError(error.reason) from None
     if mark + count > end:
-        raise LocalProtocolError(f"there is no message {sequence} of which that could be said")
+        raise LocalProtocolError(f"there is no message {sequence} to which that applies")
     return count
+
+
+def count_named(packet: Any, mark: int) -> int:
+    """How many messages from `mark` on an operation or acknowledgement names.
+
+    Without a sequence number it names the one after the last that was named so (2.3.1).
+    """
+    return ahead(packet.sequence, mark) if hasattr(packet, "sequence") else 1
+
+
+def targets(packet: Any) -> Sequence[int]:
+    """The channels of an operation or acknowledgement.
+
+    A multicast to ids of no bytes can name channel 0 up to 65,536 times. Repeating a sequence
+    number or a close changes nothing, so that one time is enough for those.
+    """
+    channels: Sequence[int] = packet.channels
+    if isinstance(channels, Zeros):
+        closes = isinstance(packet, ChannelOperation) and packet.operation == "close"
+        if closes or hasattr(packet, "sequence"):
+            return (0,)
+    return channels
+
+
+def forget_oldest(memory: dict[int, Any], count: int) -> None:
+    """Keep the `count` newest entries."""
+    while len(memory) > count:
+        del memory[next(iter(memory))]
 
 
 class Decision(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -84,14 +120,20 @@ class Decision(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Outcome(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What became of the commits before the mark `bound` that had no outcome before."""
+    """The outcome of the commits before the mark `bound` that had none before."""
 
     bound: int
     is_success: bool
 
 
 class SendingChannel(msgspec.Struct, array_like=True):
-    """Our end of a channel that we send on. `kept` holds what may have to be repeated."""
+    """Our end of a channel that we send on.
+
+    `kept` has the messages that the peer has not acknowledged as received, `decisions` the commits
+    and rollbacks that it has not settled: they may have to be repeated. `close_order` is set when
+    the channel is being closed. `reopened` channels had an earlier life on this link. `rolled_back`
+    is true while the last decision that is done with was a rollback: see `settle`.
+    """
 
     start: int
     next: int
@@ -107,11 +149,12 @@ class SendingChannel(msgspec.Struct, array_like=True):
 
     @classmethod
     def open(cls, start: int, *, reopened: bool) -> SendingChannel:
+        """A channel without messages."""
         return cls(start, start, start, start, start, start, [], [], reopened=reopened)
 
     @property
     def outstanding(self) -> int:
-        """Messages that fill the window."""
+        """How many messages fill the window: those that the peer hasn't consumed."""
         return self.next - self.consumed
 
     @property
@@ -124,12 +167,13 @@ class SendingChannel(msgspec.Struct, array_like=True):
         return self.reopened and self.received == self.start
 
     def add(self, order: int, parts: Parts) -> int:
+        """Keep a new message; gives its number."""
         self.kept.append((order, cast(tuple[bytes, ...], parts)))  # a view is saved as bytes
         self.next += 1
         return self.next - 1
 
     def add_run(self, order: int, run: Sequence[Parts]) -> int:
-        """Like `add`, for many; gives the last one's order."""
+        """`add`, for many, with orders from `order` + 1 on; gives the last one's order."""
         first = order + 1
         order += len(run)
         self.kept += cast(
@@ -140,11 +184,12 @@ class SendingChannel(msgspec.Struct, array_like=True):
         return order
 
     def decide(self, bound: int, is_commit: bool, order: int) -> None:
+        """Commit or roll back the messages before the mark `bound` that are undecided."""
         self.decisions.append(Decision(bound, is_commit, order))
         self.decided = bound
 
     def mark(self, kind: Acknowledgement, count: int) -> list[tuple[int, int]]:
-        """Take `received` or `consumed` of the next `count` messages; give the range it names."""
+        """Apply `received` or `consumed` of the next `count` messages; gives the range it names."""
         before = self.received if kind == "received" else self.consumed
         bound = before + count
         if bound > self.next:
@@ -156,10 +201,12 @@ class SendingChannel(msgspec.Struct, array_like=True):
         return [(before, bound)] if count else []
 
     def settle(self, count: int, is_success: bool, explicit: bool) -> list[tuple[int, int]]:
-        """Take the outcome of the next `count` messages; give the ranges of commits it names.
+        """Apply the outcome of the next `count` messages; gives the ranges of commits it names.
 
-        The rolled back ones among them have no outcome: an outcome behind a rollback names its
-        message by number, since the peer may have missed the rollback (specification 3.2).
+        The rolled back ones among them have no outcome. A rollback need not be acknowledged, and
+        may have been missed in a reconnection, so that the outcome after one has to name its
+        message by number (specification 3.2): without it, `explicit` is false, and both sides could
+        mean different messages.
         """
         if not count:
             return []
@@ -169,7 +216,7 @@ class SendingChannel(msgspec.Struct, array_like=True):
         first = self.decisions[0] if self.decisions else None
         after_rollback = self.rolled_back or (first is not None and not first.is_commit)
         if after_rollback and not explicit and (is_success or self.rolled_back):
-            raise UnexpectedFrame("an outcome behind a rollback without a sequence number")
+            raise UnexpectedFrame("an outcome after a rollback without a sequence number")
         ranges = []
         while self.settled < bound:
             decision = self.decisions[0]
@@ -186,18 +233,18 @@ class SendingChannel(msgspec.Struct, array_like=True):
         return ranges
 
     def closed(self) -> list[tuple[int, int]]:
-        """Take `closed`, which says that everything was consumed."""
+        """Apply `closed`: everything was consumed. Gives the range that was not known to be."""
         if self.close_order is None:
             raise UnexpectedFrame("closed for a channel that was not closed")
         if any(decision.is_commit for decision in self.decisions):
-            raise UnexpectedFrame("closed before the outcome of a commit was told")
+            raise UnexpectedFrame("closed before the outcome of a commit")
         left = (self.consumed, self.next)
         self.consumed = self.next
         self._mark_received(self.next)
         return [left] if left[0] < left[1] else []
 
-    def repeated(self, channel: int, *, close_only: bool) -> Iterator[Kept]:
-        """What the peer hasn't acknowledged: to be sent again after a reconnection."""
+    def repeated(self, channel: int, *, close_only: bool) -> Iterator[NumberedPacket]:
+        """The packets that the peer hasn't acknowledged, to be sent again after a reconnection."""
         if not close_only:
             for order, parts in self.kept:
                 yield order, Message((channel,), False, parts)
@@ -211,8 +258,8 @@ class SendingChannel(msgspec.Struct, array_like=True):
         self.received = bound
 
     def _forget_rollbacks(self) -> None:
-        """A rollback need not be acknowledged, but a message that it named can be consumed only
-        by heeding it."""
+        """A rollback is acknowledged by the consumption of its messages: to a receiver, ignoring
+        them on a rollback is the only way to consume what was not committed."""
         while self.decisions and not self.decisions[0].is_commit:
             if self.decisions[0].bound > self.consumed:
                 return
@@ -221,18 +268,26 @@ class SendingChannel(msgspec.Struct, array_like=True):
 
 
 def operation(channel: int, decision: Decision) -> SequenceOperation:
-    """Always with a number: it can be repeated, and means the same to whoever missed others."""
+    """The packet of a decision, always with a sequence number.
+
+    It can be repeated, and means the same to a peer that has missed earlier ones.
+    """
     name: Operation = "commit" if decision.is_commit else "rollback"
-    return SequenceOperation(name, (channel,), on_the_wire(decision.bound - 1))
+    return SequenceOperation(name, (channel,), sequence_of(decision.bound - 1))
 
 
 class ReceivingChannel(msgspec.Struct, array_like=True):
     """Our end of a channel that the peer sends on.
 
-    `expected` and `cursor` are where the peer stands on this connection with its messages and
-    its operations; `closing` says that it closed the channel on this connection. After a
-    reconnection they go back to what it knows to have arrived, and what is repeated below `arrived`
-    and `decided` is passed over. `said_…` is what the peer has been told on this connection.
+    Four marks are about the link: `arrived`, `received` (stored by the owner), `consumed`,
+    `decided`. Others are about this connection: `expected` and `cursor` are the next message and
+    the next decision that the peer will send, `closing` is set when it has closed the channel, and
+    `acknowledged_…` is what we have reported to it. After a reconnection `expected` and `cursor`
+    return to what the peer knows to have arrived, and what it repeats below `arrived` and `decided`
+    is ignored.
+
+    `held_sizes` has the sizes of unconsumed messages, `undecided_sizes` those of undecided ones.
+    `outcomes` are kept after they were reported, since a report can be lost with its connection.
     """
 
     start: int
@@ -258,11 +313,12 @@ class ReceivingChannel(msgspec.Struct, array_like=True):
 
     @classmethod
     def open(cls, start: int) -> ReceivingChannel:
+        """A channel on which nothing has arrived."""
         first = (start,) * 11
         return cls(*first)
 
     def arrive(self, size: int, window: int) -> bool:
-        """Take the next message; false if it had arrived before the reconnection."""
+        """Count the next message; false if it had arrived before the reconnection."""
         self.expected += 1
         if self.expected <= self.arrived:
             return False
@@ -273,15 +329,15 @@ class ReceivingChannel(msgspec.Struct, array_like=True):
         self.arrived = self.expected
         self.held_sizes.append(size)
         self.held_bytes += size
-        # The peer's window lets it send this message only if it knows what became of those that
-        # many before it: their outcomes need never be repeated.
+        # The peer's window let it send this message only because it knows the outcomes of those
+        # further back than a window: they need never be reported again.
         while self.outcomes and self.outcomes[0].bound <= self.arrived - window:
             self.outcomes.pop(0)
         return True
 
     def arrive_run(self, sizes: list[int], window: int) -> int | None:
-        """Take the next messages, if nothing is special about any of them; give the first's
-        number."""
+        """`arrive`, for many; gives the first one's number. None, with nothing changed, if some of
+        them are repeated, exceed the window or follow a close: then each has to be checked."""
         first = self.arrived
         count = len(sizes)
         if self.expected != first or self.closing or first + count - self.consumed > window:
@@ -294,9 +350,9 @@ class ReceivingChannel(msgspec.Struct, array_like=True):
     def decide(
         self, count: int, is_commit: bool, *, guarded: bool = False
     ) -> tuple[int, int] | None:
-        """Take a commit or rollback of the next `count` messages; give the range that is new.
+        """Apply a commit or rollback of the next `count` messages; gives the range that is new.
 
-        Where the owner guards the channel, what was rolled back stays until it says so.
+        On a guarded link, rolled back messages are not consumed before the owner has stored that.
         """
         if self.cursor + count > self.expected:
             raise UnexpectedFrame("an operation on a message that was never sent")
@@ -312,17 +368,17 @@ class ReceivingChannel(msgspec.Struct, array_like=True):
         return before, self.decided
 
     def receive(self, sequence: int) -> None:
-        """Everything up to `sequence` is safe with us."""
-        self.received += named(sequence, self.received, self.arrived)
+        """Everything up to `sequence` is stored."""
+        self.received += checked_count(sequence, self.received, self.arrived)
 
     def consume(self, sequence: int) -> None:
-        """The application is done with everything up to `sequence`."""
-        bound = self.consumed + named(sequence, self.consumed, self.arrived)
+        """The application has processed everything up to `sequence`."""
+        bound = self.consumed + checked_count(sequence, self.consumed, self.arrived)
         self._free(bound)
 
     def settle(self, sequence: int, is_success: bool) -> None:
         """Like `consume`, for messages that the peer committed."""
-        bound = self.settled + named(sequence, self.settled, self.decided)
+        bound = self.settled + checked_count(sequence, self.settled, self.decided)
         if bound == self.settled:
             return
         while self.decisions and self.decisions[0].bound <= bound:
@@ -335,7 +391,7 @@ class ReceivingChannel(msgspec.Struct, array_like=True):
         self.pass_rollbacks()
 
     def copy(self) -> ReceivingChannel:
-        """Another one, on which marks can be tried."""
+        """A copy that shares no list with this channel."""
         return msgspec.structs.replace(
             self,
             held_sizes=list(self.held_sizes),
@@ -345,20 +401,23 @@ class ReceivingChannel(msgspec.Struct, array_like=True):
         )
 
     def finish(self) -> None:
-        """All that arrived is consumed, and the channel is closed."""
+        """Mark everything as consumed, and the channel as closed."""
         self._free(self.arrived)
         self.closed = True
 
-    def adopt(self, tried: ReceivingChannel) -> None:
-        """Make the marks that were tried on a copy; what has come since stays as it is."""
-        self.settled = tried.settled
-        self.outcomes = list(tried.outcomes)
-        self.decisions = [each for each in self.decisions if each.bound > tried.settled]
-        self._free(tried.consumed)
-        self.received = max(self.received, tried.received)
+    def adopt(self, changed: ReceivingChannel) -> None:
+        """Apply the marks that were made on a copy. What has arrived since the copy is kept."""
+        self.settled = changed.settled
+        self.outcomes = list(changed.outcomes)
+        self.decisions = [each for each in self.decisions if each.bound > changed.settled]
+        self._free(changed.consumed)
+        self.received = max(self.received, changed.received)
 
     def resume(self) -> None:
-        """A new connection: the peer knows what it will be told now, and nothing else for sure."""
+        """A new connection: the peer knows what we report on it, and nothing else for certain.
+
+        It repeats messages from the mark `received` on and decisions from `consumed` on.
+        """
         self.expected = self.received
         self.cursor = self.consumed
         self.closing = False
@@ -367,26 +426,31 @@ class ReceivingChannel(msgspec.Struct, array_like=True):
         )
 
     def report(self, channel: int, *, fully: bool) -> Iterator[SequenceAcknowledgement]:
-        """What the peer wasn't told yet. An outcome implies consumed, and that implies received;
-        after a reconnection each is told by its own name."""
+        """What has not been reported on this connection yet.
+
+        An outcome implies consumed, and that implies received. After a reconnection (`fully`) each
+        is reported by its own name, as specification 3.5 asks for.
+        """
         outcomes = [
             outcome for outcome in self.outcomes if outcome.bound > self.acknowledged_settled
         ]
         settled = outcomes[-1].bound if outcomes else self.acknowledged_settled
         implied = max(self.consumed, settled)
         if self.received > self.acknowledged_received and (fully or self.received > implied):
-            yield SequenceAcknowledgement("received", (channel,), on_the_wire(self.received - 1))
+            yield SequenceAcknowledgement("received", (channel,), sequence_of(self.received - 1))
         for outcome in outcomes:
             name: Acknowledgement = "committed" if outcome.is_success else "uncommitted"
-            yield SequenceAcknowledgement(name, (channel,), on_the_wire(outcome.bound - 1))
+            yield SequenceAcknowledgement(name, (channel,), sequence_of(outcome.bound - 1))
         if self.consumed > self.acknowledged_consumed and (fully or self.consumed > settled):
-            yield SequenceAcknowledgement("consumed", (channel,), on_the_wire(self.consumed - 1))
+            yield SequenceAcknowledgement("consumed", (channel,), sequence_of(self.consumed - 1))
         self.acknowledged_received, self.acknowledged_consumed = self.received, self.consumed
         self.acknowledged_settled = settled
 
     def durable(self) -> ReceivingChannel:
-        """As it would be after a restart: what was not marked as received is gone, and will be
-        repeated together with what was said about it."""
+        """The channel as it is after a restart.
+
+        What was not marked as received is lost, and will be repeated together with its decisions.
+        """
         safe = self.received
         decisions: list[Decision] = []
         begin = self.settled
@@ -419,7 +483,7 @@ class ReceivingChannel(msgspec.Struct, array_like=True):
         )
 
     def pass_rollbacks(self) -> None:
-        """A message that was rolled back is done with as soon as those before it are."""
+        """Consume rolled back messages, as soon as all before them are consumed."""
         while self.decisions and not self.decisions[0].is_commit:
             self.settled = self.decisions.pop(0).bound
             self._free(self.settled)

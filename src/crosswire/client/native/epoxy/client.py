@@ -23,7 +23,7 @@ import msgspec
 
 from crosswire.bond import hub_module, marshal
 from crosswire.bond.schema import MethodDef, ServiceDef
-from crosswire.client.native.dial import Backoff, StayingClient, dial, use_keep_alive, within
+from crosswire.client.native.dial import Backoff, StayingClient, dial, within
 from crosswire.client.native.remote import RemotePeer
 from crosswire.client.native.resubscribe import (
     KeptSubscription,
@@ -39,7 +39,7 @@ from crosswire.errors import (
     LocalProtocolError,
     ServiceUnavailable,
 )
-from crosswire.session import Session
+from crosswire.session import Session, use_keep_alive
 from crosswire.wire.contract import ConnectionClosed, ConnectionFailed, ConnectionOpened, Event
 from crosswire.wire.epoxy.comm import Error, ErrorCode, marshal_credentials, unmarshal_error
 from crosswire.wire.epoxy.connection import EpoxyConnection

@@ -1,4 +1,4 @@
-"""The pipeline's tables, read piece by piece and added up in bounded memory; without Spark."""
+"""Reads the pipeline's tables in batches and adds them up in bounded memory, without Spark."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pyarrow.dataset as ds
 from pyarrow import fs
 
 from crosswire.errors import InvalidInput
+from crosswire.pipeline.tables.names import LAYERS
 
 __all__ = ["Highest", "ReportTables", "Tally"]
 
-_LAYERS: Final = ("bronze", "silver", "gold", "open")
 _BATCH_ROWS: Final = 1 << 16
 _MOST_KEYS: Final = 50_000
 
@@ -22,9 +22,9 @@ Order = Sequence[tuple[str, str]]
 
 
 class ReportTables:
-    """What a run of the pipeline wrote; `names` are those that are there, as in `gold.traffic`.
+    """The tables in the output of the pipeline; `names` are those that exist, as `gold.traffic`.
 
-    Raises InvalidInput if there are none. `root` is a folder, or a URL that Arrow can open.
+    `root` is a folder, or a URL that Arrow can open. Raises InvalidInput if it has no tables.
     """
 
     def __init__(self, root: str) -> None:
@@ -41,7 +41,7 @@ class ReportTables:
     def _find(self) -> Iterator[str]:
         if self._files.get_file_info(self._root).type == fs.FileType.NotFound:
             raise InvalidInput(f"{self._given} does not exist")
-        for layer in _LAYERS:
+        for layer in LAYERS:
             folder = fs.FileSelector(f"{self._root}/{layer}", allow_not_found=True)
             for each in sorted(self._files.get_file_info(folder), key=lambda info: info.path):
                 if each.type == fs.FileType.Directory and not each.base_name.startswith("."):
@@ -51,24 +51,26 @@ class ReportTables:
         advice = "'crosswire pipeline run --input … --output DIR' makes them"
         for name in ("wire", "messages", "lake", "store"):
             if self._files.get_file_info(f"{self._root}/{name}").type == fs.FileType.Directory:
-                return f"{self._given} is what a hub recorded; a report is made of tables: {advice}"
+                return f"{self._given} is the lake of a hub; a report needs tables: {advice}"
         return f"there are no tables in {self._given}: {advice}"
 
     def has(self, name: str) -> bool:
+        """Whether there is a table of this name; it may have no rows."""
         return name in self.names
 
     def columns(self, name: str) -> frozenset[str]:
+        """The names of a table's columns."""
         return frozenset(self._dataset(name).schema.names)
 
     def count(self, name: str) -> int:
-        """Rows of a table; 0 if it is not there."""
+        """The number of rows of a table; 0 if it does not exist."""
         if not self.has(name):
             return 0
         with_errors = self._reading(name, iter([None]))
         return sum(self._dataset(name).count_rows() for _ in with_errors)
 
     def scan(self, name: str, *columns: str, where: Any = None) -> Iterator[pa.RecordBatch]:
-        """Some columns, piece by piece; nothing if the table is not there or has no rows.
+        """Some columns, batch by batch; nothing if the table does not exist or has no rows.
 
         Raises InvalidInput for a column that the table lacks, and for damaged files.
         """
@@ -116,10 +118,10 @@ def _in_a_line(error: Exception) -> str:
 
 
 class Tally:
-    """Sums per key. Of more keys than `limit` those stay that have the most of the first sum.
+    """Sums (and maxima, `most`) per key, of at most `limit` keys: those with the highest first sum.
 
-    `others` counts the keys that were dropped to stay within it; what stays may then be counted a
-    little too low, never too high.
+    `others` counts the keys that were dropped. A key that was dropped and comes again starts from
+    0, so sums may then be a little too low, never too high.
     """
 
     def __init__(
@@ -140,13 +142,14 @@ class Tally:
         self.others = 0
 
     def add(self, rows: pa.RecordBatch) -> None:
+        """Add rows that have the columns of the keys and sums."""
         self._parts.append(self._added_up(pa.Table.from_batches([rows])))
         self._pending += self._parts[-1].num_rows
         if self._pending > 2 * self._limit:
             self._merge()
 
     def rows(self, count: int | None = None) -> list[dict[str, Any]]:
-        """The keys with the most of the first sum, in order; all of them unless `count` is said."""
+        """The `count` keys with the highest first sum, in that order (default: all)."""
         self._merge()
         if not self._parts:
             return []
@@ -167,6 +170,7 @@ class Tally:
             return
         merged = self._added_up(pa.concat_tables(self._parts, promote_options="permissive"))
         if merged.num_rows > self._limit:
+            # Half of the limit: else the next few keys would make it sort again.
             kept = self._limit // 2
             self.others += merged.num_rows - kept
             merged = merged.sort_by(self._order).slice(0, kept)
@@ -175,7 +179,7 @@ class Tally:
 
 
 class Highest:
-    """The first few rows in some order."""
+    """The first `count` rows in an order."""
 
     def __init__(self, count: int, *order: tuple[str, str]) -> None:
         self._count = count
@@ -183,10 +187,12 @@ class Highest:
         self._best: pa.Table | None = None
 
     def add(self, rows: pa.RecordBatch) -> None:
+        """Add rows; all must have the same columns."""
         table = pa.Table.from_batches([rows])
         both = table if self._best is None else pa.concat_tables([self._best, table])
         chosen = pc.select_k_unstable(both, self._count, self._order)
         self._best = both.take(chosen)
 
     def rows(self) -> list[dict[str, Any]]:
+        """The rows, in order."""
         return [] if self._best is None else self._best.to_pylist()

@@ -1,8 +1,8 @@
-"""What decoding gives, before it is sorted into tables: rows of frames, violations, directions.
+"""The schema of decoded rows: frames, violations and directions, before they are split into tables.
 
-One crossing into Python makes all three. The columns are those of silver.frames, and behind them
-what only a message has. A violation uses `status` and `fields` for its error and reason; a
-direction's summary stands in `fields`.
+One crossing from Spark into Python makes all three, because the crossing costs more than the
+decoding. The columns are those of silver.frames, followed by those that only messages have. A
+violation has its error and reason in `status` and `fields`, a direction its summary in `fields`.
 """
 
 from __future__ import annotations
@@ -68,18 +68,18 @@ ARROW: Final = pa.schema(
 )
 COLUMNS: Final[StructType] = from_arrow_schema(ARROW)
 OF_MESSAGES: Final = ("content_type", "properties", "reply_to", "message_id", "payload")
-"""What only silver.messages and what is made of it need, and is left out where nobody asks."""
+"""Columns that only silver.messages and its dependents need: left out if those are not wanted."""
 
 
 def columns_of(*, payloads: bool) -> StructType:
-    """What comes out of Python: without `payloads`, not what only messages have."""
+    """The columns that come out of Python; without `payloads`, OF_MESSAGES are left out."""
     if payloads:
         return COLUMNS
     return StructType([field for field in COLUMNS.fields if field.name not in OF_MESSAGES])
 
 
 def completed(rows: DataFrame) -> DataFrame:
-    """With all columns; what did not come out of Python is null."""
+    """Rows with all columns; those that did not come out of Python are null."""
     return rows.select(
         *(
             F.col(field.name)

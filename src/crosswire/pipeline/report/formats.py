@@ -1,4 +1,4 @@
-"""Numbers, sizes and times as people read them, and text of peers so that no browser obeys it."""
+"""Formats numbers, sizes and times for readers, and escapes text that peers have chosen."""
 
 from __future__ import annotations
 
@@ -35,21 +35,22 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def protocol_name(protocol: str | None) -> str:
-    """As its makers write it; visible text, not yet HTML."""
+    """The protocol's name as its specification writes it; text, not yet HTML."""
     return "unknown" if protocol is None else _NAMES.get(protocol) or visible(protocol)
 
 
 def css_class(protocol: str | None) -> str:
+    """The style sheet's class for a protocol's colour."""
     return f"p-{protocol}" if protocol in _NAMES else "p-other"
 
 
 def visible(value: object) -> str:
-    """Text with control characters and changes of writing direction made visible."""
+    """Text with control characters and marks of writing direction shown as escapes."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in str(value))
 
 
 def text(value: object) -> str:
-    """HTML of text that a peer may have chosen: what is long is cut, and whole in its tooltip."""
+    """HTML of text that a peer may have chosen; long text is cut, and whole in its tooltip."""
     if value is None or value == "":
         return '<span class="none">–</span>'
     shown = visible(value)
@@ -60,6 +61,7 @@ def text(value: object) -> str:
 
 
 def count(number: float | None) -> str:
+    """A whole number with separators of thousands; a dash for None."""
     return "–" if number is None else f"{number:,.0f}"
 
 
@@ -76,11 +78,12 @@ def amount(number: float) -> str:
 
 
 def many(number: int, one: str, more: str = "") -> str:
-    """1 message, 2 messages."""
+    """A count with its noun: 1 message, 2 messages."""
     return f"{count(number)} {one if number == 1 else more or one + 's'}"
 
 
 def size(number: float | None) -> str:
+    """Bytes with a unit: 850 B, 1.2 KiB, 35 MiB; a dash for None."""
     if number is None:
         return "–"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
@@ -107,14 +110,14 @@ def duration(time_us: float | None) -> str:
 
 
 def brief(words: str) -> str:
-    """A size or a duration without what says nothing: 5 ms, not 5.00 ms; 10 min, not 10 min 0 s."""
+    """A size or a duration without needless zeros: 5 ms, not 5.00 ms; 10 min, not 10 min 0 s."""
     number, _, unit = words.partition(" ")
     number = number.rstrip("0").rstrip(".") if "." in number else number
     return re.sub(r" 0 (s|min|h)$", "", f"{number} {unit}")
 
 
 def share(part: float, whole: float) -> str:
-    """A percentage that is 0 % only if it is nothing, and 100 % only if it is all."""
+    """A percentage that is 0 % only for nothing, and 100 % only for everything."""
     if not whole or not part:
         return "0 %"
     percent = 100 * part / whole

@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from crosswire.pipeline.stream import state_spill as stored
-from crosswire.pipeline.stream.state_spill import States
+from crosswire.pipeline.decode import state_spill as stored
+from crosswire.pipeline.decode.state_spill import States
 
 keys = st.tuples(st.sampled_from("abcdefgh"), st.sampled_from("nm"))
 

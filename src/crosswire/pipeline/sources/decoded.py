@@ -14,9 +14,9 @@ from pyspark.sql import functions as F  # noqa: N812  as Spark's users know it
 from crosswire.errors import InvalidInput
 from crosswire.lake.schemas import LOST
 from crosswire.pipeline.decode.connection_rows import MOST_OPEN, WIRE_COLUMNS
+from crosswire.pipeline.decode.row_schema import columns_of, completed
 from crosswire.pipeline.sources.pcap import Captures
 from crosswire.pipeline.sources.tap import BATCH_BYTES, from_tap, read_tap, tap_files
-from crosswire.pipeline.tables.decoded import columns_of, completed
 
 __all__ = ["decode", "decode_captures", "decode_tap"]
 
@@ -25,7 +25,7 @@ _MOST_READERS: Final = 8
 
 
 def decode(wire: DataFrame, *, payloads: bool = True, arranged: bool = False) -> DataFrame:
-    """bronze.wire → rows of frames, violations and directions (see `tables.decoded`).
+    """bronze.wire → rows of frames, violations and directions (see `decode.row_schema`).
 
     A connection's rows go to one task, in order. Without `payloads` the columns that only messages
     have are left out. `arranged`: the rows come from the reassembly, which orders them so.

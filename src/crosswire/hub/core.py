@@ -1,0 +1,51 @@
+"""What most parts of the hub work with, in one bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+import msgspec
+
+from crosswire.envelope import Envelope
+from crosswire.hub.commits import CommitPath
+from crosswire.hub.damage import DamageReports
+from crosswire.hub.dispatch import Dispatcher, DispatchLoop, Watchers
+from crosswire.hub.feed import Feed
+from crosswire.hub.floors import Floors
+from crosswire.hub.ledger import Ledger
+from crosswire.hub.timers import Timers
+from crosswire.hub.wall import WallClock
+from crosswire.store.contract import Store
+
+__all__ = ["Core", "SendEnvelope"]
+
+_READ_AGAIN_S: Final = 1.0
+
+SendEnvelope: TypeAlias = Callable[[Envelope, float], None]
+"""Sends a message of the hub itself, which must not get lost: `Intake.inject`."""
+
+
+class Core(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
+    """Made once, by `Hub`. `chance` gives random numbers in [0, 1)."""
+
+    store: Store
+    ledger: Ledger
+    loop: DispatchLoop
+    commits: CommitPath
+    timers: Timers
+    wall: WallClock
+    damage: DamageReports
+    floors: Floors
+    feed: Feed
+    watchers: Watchers
+    chance: Callable[[], float]
+
+    def read_again(self, dispatcher: Dispatcher) -> None:
+        """The disk could not be read for it: touch it a second later."""
+
+        def touch(now: float) -> None:
+            self.loop.touch(dispatcher)
+            self.loop.pump(now)
+
+        self.timers.at_least(dispatcher, self.loop.now + _READ_AGAIN_S, touch)

@@ -1,0 +1,138 @@
+"""The queues and topics that there are, each with the policy of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from crosswire.envelope import (
+    Destination,
+    parse_destination,
+    parse_stored_destination,
+)
+from crosswire.errors import InvalidDestination
+from crosswire.hub.core import Core, SendEnvelope
+from crosswire.hub.policies import HubConfig, QueuePolicy, Retry, TopicPolicy
+from crosswire.hub.queues import Queue
+from crosswire.hub.subscriptions import Subscriptions
+from crosswire.hub.topics import KnownTopics, Topic
+
+__all__ = ["Destinations"]
+
+
+class Destinations:
+    """Queues are opened when they are first used; topics, which subscriptions must know, at once.
+
+    `consumers_changed` are called with a queue when somebody starts or stops consuming it.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        config: HubConfig,
+        topics: KnownTopics,
+        subscriptions: Subscriptions,
+        *,
+        send: SendEnvelope,
+    ) -> None:
+        self.queues: dict[str, Queue] = {}
+        self.topics = topics.by_destination
+        self.consumers_changed: list[Callable[[Queue], None]] = []
+        self._core = core
+        self._config = config
+        self._subscriptions = subscriptions
+        self._send = send
+        self._to_notify: dict[Queue, None] = {}
+        for destination in core.store.destinations():
+            if destination.startswith("topic/"):
+                policy = self._topic_policy(destination)
+                self.topics[destination] = Topic(core, destination, policy)
+
+    def target(self, destination: str, *, own: bool = False) -> Queue | Topic:
+        """The queue or topic of that name, opened if need be. Raises InvalidDestination.
+
+        `own`: the hub chose the name itself, which need not be one that a peer may choose.
+        """
+        target = self.queues.get(destination) or self.topics.get(destination)
+        if target is not None:
+            return target
+        kind = (parse_stored_destination if own else self.parse)(destination).kind
+        if kind == "service":
+            raise InvalidDestination(f"{destination!r} is called, nothing can be sent to it")
+        return self._open_queue(destination) if kind == "queue" else self._open_topic(destination)
+
+    def queue(self, destination: str) -> Queue:
+        """The queue of that name, opened if need be. Raises InvalidDestination."""
+        queue = self.queues.get(destination)
+        if queue is None:
+            self.parse(destination)
+            queue = self._open_queue(destination)
+        return queue
+
+    def topic(self, destination: str) -> Topic:
+        """The topic of that name, opened if need be. Raises InvalidDestination."""
+        topic = self.topics.get(destination)
+        if topic is None:
+            self.parse(destination)
+            topic = self._open_topic(destination)
+        return topic
+
+    def _open_queue(self, destination: str) -> Queue:
+        queue = Queue(
+            self._core,
+            destination,
+            self.queue_policy(destination),
+            send=self._send,
+            consumers_changed=self._note_consumers_changed,
+        )
+        self.queues[destination] = queue
+        queue.recover(self._core.loop.now)
+        return queue
+
+    def _open_topic(self, destination: str) -> Topic:
+        topic = Topic(self._core, destination, self._topic_policy(destination))
+        self.topics[destination] = topic
+        self._subscriptions.add_topic(topic)
+        return topic
+
+    def all_queues(self) -> list[Queue]:
+        """Every queue in order of names, those that nobody used since the start included."""
+        return [
+            self.queue(destination)
+            for destination in sorted(self._core.store.destinations())
+            if destination.startswith("queue/")
+        ]
+
+    def parse(self, destination: str) -> Destination:
+        """Raises InvalidDestination: new names must keep to the rules, existing ones need not."""
+        if destination in self._core.store.destinations():
+            return parse_stored_destination(destination)
+        return parse_destination(destination)
+
+    def reconfigure(self, config: HubConfig) -> None:
+        """Other policies from now on; what is accepted already stays."""
+        self._config = config
+        for queue in self.queues.values():
+            queue.adopt(self.queue_policy(queue.destination))
+        for topic in self.topics.values():
+            topic.policy = self._topic_policy(topic.destination)
+
+    def queue_policy(self, destination: str) -> QueuePolicy:
+        """The policy of a queue, whether it exists already or not."""
+        if destination.endswith("/dead"):
+            # A dead letter that can't be consumed has nowhere else to go.
+            return QueuePolicy(retry=Retry(max_attempts=0))
+        return self._config.queues.get(destination.removeprefix("queue/"), self._config.queue)
+
+    def _topic_policy(self, destination: str) -> TopicPolicy:
+        return self._config.topics.get(destination.removeprefix("topic/"), self._config.topic)
+
+    def _note_consumers_changed(self, queue: Queue) -> None:
+        # Deferred, and once for many changes: listeners attach and detach consumers themselves.
+        if self.consumers_changed and queue not in self._to_notify:
+            self._to_notify[queue] = None
+            self._core.loop.defer("consumers", self._notify_consumers_changed, queue)
+
+    def _notify_consumers_changed(self, queue: Queue) -> None:
+        del self._to_notify[queue]
+        for callback in self.consumers_changed:
+            self._core.loop.callbacks.run("consumers", callback, queue)

@@ -1,0 +1,187 @@
+"""The dispatch loop: everything that the hub hands to peers passes through one loop.
+
+A settlement frees a window, the next message is delivered, its receiver settles at once, which
+frees the window again: done by direct calls, a fast peer would drive the hub into recursion as
+deep as its queue is long. So nothing is handed out where it becomes possible. It is put into one of
+two lists, which `DispatchLoop.pump` alone empties; however much a peer sends at once, the call
+stack contains one `pump`.
+
+- `touch`: this object may have something to hand out, and looks itself when its turn comes.
+- `defer`: call this with these arguments.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, Protocol
+
+from crosswire.hub.attachment import Attachment, Delivery, Notice
+
+__all__ = ["Callbacks", "DispatchLoop", "Dispatcher", "Participant", "Watchers"]
+
+_log = logging.getLogger("crosswire.hub")
+
+P = ParamSpec("P")
+
+
+class Callbacks:
+    """Calls code that others registered, so that an exception harms only who registered it.
+
+    Receipts, deliveries, answers, watchers, timers and commit listeners are called in loops. An
+    exception that ended such a loop would leave other peers' receipts open and their messages
+    invisible. `failed` counts by kind how many calls raised.
+    """
+
+    def __init__(self) -> None:
+        self.failed: Counter[str] = Counter()
+
+    def run(
+        self, kind: str, callback: Callable[P, object], *args: P.args, **kwargs: P.kwargs
+    ) -> Exception | None:
+        """Call it. Returns the exception that it raised, which is logged and counted, or None."""
+        try:
+            callback(*args, **kwargs)
+        except Exception as error:
+            self.note(kind, error)
+            return error
+        return None
+
+    def note(self, kind: str, error: Exception) -> None:
+        """Log and count an exception of a callback that was not called by `run`."""
+        self.failed[kind] += 1
+        _log.error("callback failed: %s", kind, exc_info=error)
+
+
+class Dispatcher(Protocol):
+    """What may have something to hand out: a queue or subscription, a provider, a subscriber that
+    lags, or a window with free capacity for one of them."""
+
+    def dispatch(self, now: float) -> None:
+        """Hand out what can be handed out now. Called by `DispatchLoop.pump` alone."""
+
+
+class _ParticipantReceiver(Protocol):
+    def broken(self, error: Exception) -> None: ...
+
+
+class Participant(Protocol):
+    """A consumer, subscriber or provider: something that a gateway attached for its peer."""
+
+    @property
+    def receiver(self) -> _ParticipantReceiver:
+        """The gateway's side of it."""
+
+    def close(self, now: float) -> None:
+        """Detach it; what it holds goes to others."""
+
+
+class DispatchLoop:
+    """Hands out what is ready until nobody can take more.
+
+    `now` is the hub's time of the latest call from outside, for those who are not given one.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+        self.callbacks = Callbacks()
+        self._touched: dict[Dispatcher, None] = {}
+        self._deferred: deque[tuple[str, Callable[..., None], tuple[Any, ...]]] = deque()
+        self._given_up: dict[Participant, None] = {}
+        self._is_pumping = False
+
+    def touch(self, dispatcher: Dispatcher) -> None:
+        """It may have something to hand out. The caller calls `pump` when it is done."""
+        self._touched[dispatcher] = None
+
+    def touched(self) -> list[Dispatcher]:
+        """Those that wait for `pump`: none between two calls into the hub."""
+        return list(self._touched)
+
+    def forget(self, dispatcher: Dispatcher) -> None:
+        """It is removed for good: it has no turn any more."""
+        self._touched.pop(dispatcher, None)
+
+    def defer(self, kind: str, callback: Callable[..., None], *args: Any) -> None:
+        """Have it called by the next `pump`, in order, or by the one that is running."""
+        self._deferred.append((kind, callback, args))
+
+    def pump(self, now: float) -> None:
+        """Hand out until nobody can take more; receivers may call the hub meanwhile.
+
+        Called by one of those, it returns at once: the running one continues with what was added.
+        """
+        if self._is_pumping:
+            return
+        self._is_pumping = True
+        run, deferred, touched = self.callbacks.run, self._deferred, self._touched
+        try:
+            while deferred or touched:
+                # Deferred calls first: a dispatcher must see what they change (a consumer that
+                # was closed, a listener that attached others), or it hands out to the wrong one.
+                if deferred:
+                    kind, callback, args = deferred.popleft()
+                    run(kind, callback, *args)
+                else:
+                    dispatcher, _ = touched.popitem()
+                    run("dispatch", dispatcher.dispatch, now)
+        finally:
+            self._is_pumping = False
+
+    # Receivers are called by these only. One that raises may have lost what it was given, and its
+    # peer would wait for ever: its participant is closed, what it held goes to others, and
+    # `broken` has it end the peer's connection.
+
+    def deliver(self, attachment: Attachment, deliveries: list[Delivery]) -> None:
+        """Give messages to the receiver of an attachment."""
+        receiver = attachment.receiver
+        error = self.callbacks.run("delivery", receiver.deliver, attachment, deliveries)
+        if error is not None:
+            self._break(attachment, error)
+
+    def notice(self, attachment: Attachment, notice: Notice) -> None:
+        """Report a gap, or the end of an attachment, to its receiver."""
+        self.call("notice", attachment, attachment.receiver.notice, attachment, notice)
+
+    def call(
+        self, kind: str, owner: Participant, method: Callable[..., None], *args: object
+    ) -> None:
+        """Call a method of the owner's receiver."""
+        error = self.callbacks.run(kind, method, *args)
+        if error is not None:
+            self._break(owner, error)
+
+    def give_up(self, owner: Participant, error: Exception) -> None:
+        """Its filter raised: it is closed after the dispatch that is running.
+
+        Not at once: a dispatch iterates over consumers and messages that closing would change.
+        Until then its filter matches nothing.
+        """
+        if owner not in self._given_up:
+            self._given_up[owner] = None
+            self.callbacks.note("filter", error)
+            self.defer("close", self._break, owner, error)
+
+    def _break(self, owner: Participant, error: Exception) -> None:
+        self._given_up.pop(owner, None)
+        self.callbacks.run("close", owner.close, self.now)
+        self.callbacks.run("broken", lambda: owner.receiver.broken(error))
+
+
+class Watchers:
+    """Callbacks by message id: `(id, "")` when it is settled, `(id, reason)` if it never will be.
+
+    A watcher is called once and removed.
+    """
+
+    def __init__(self, callbacks: Callbacks) -> None:
+        self.by_id: dict[int, Callable[[int, str], None]] = {}
+        self._callbacks = callbacks
+
+    def notify(self, ids: Sequence[int], error: str = "") -> None:
+        """These are settled, or with `error` will never be."""
+        for identifier in ids:
+            watcher = self.by_id.pop(identifier, None)
+            if watcher is not None:
+                self._callbacks.run("watcher", watcher, identifier, error)

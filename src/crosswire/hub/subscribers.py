@@ -1,0 +1,235 @@
+"""Unnamed subscribers: they get what is published while they are attached, at most once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Final, Literal
+
+from crosswire.envelope import Envelope
+from crosswire.hub.attachment import (
+    Attachment,
+    Delivery,
+    DeliveryGap,
+    DeliveryReceiver,
+    Ended,
+    Window,
+)
+from crosswire.hub.core import Core
+from crosswire.hub.filters import Predicate
+from crosswire.hub.ledger import LedgerPeer
+from crosswire.hub.topics import Index, KnownTopics, Topic
+from crosswire.store.contract import Page
+
+__all__ = ["Subscriber"]
+
+_PAGE: Final = 256
+
+
+class Subscriber(Attachment):
+    """Gets what is published while it is attached, at once and at most once.
+
+    `settle` only says that there is room again. One that is too slow is sent away or, by policy,
+    reads what it missed from the disk as soon as it can; what was never stored it has missed.
+    """
+
+    __slots__ = (
+        "_core",
+        "_gap_first",
+        "_gap_last",
+        "_gap_reported",
+        "_index",
+        "_is_reading",
+        "_loop",
+        "_topics",
+        "is_lagging",
+        "missed",
+        "names",
+        "pattern",
+        "position",
+        "since_us",
+        "slow",
+    )
+
+    def __init__(
+        self,
+        core: Core,
+        topics: KnownTopics,
+        index: Index[Subscriber],
+        pattern: str,
+        receiver: DeliveryReceiver,
+        *,
+        peer: LedgerPeer,
+        window: Window,
+        matches: Predicate | None,
+        slow: Literal["lag", "disconnect"] | None,
+        names: Callable[[str], bool] | None = None,
+    ) -> None:
+        super().__init__(pattern, receiver, peer=peer, window=window, matches=matches)
+        self.names = names
+        self.pattern = pattern.removeprefix("topic/")
+        self.slow = slow
+        self.is_lagging = False
+        self.position = 0
+        self.missed = 0
+        self.since_us = 0
+        self._core = core
+        self._loop = core.loop
+        self._topics = topics
+        self._index = index
+        self._is_reading = False
+        self._gap_first = 0
+        self._gap_last = 0
+        self._gap_reported = 0
+
+    def wants(self, topic: str) -> bool:
+        """Does its own choice, beyond the pattern, include the topic of this name?"""
+        try:
+            return self.names is None or self.names(topic)
+        except Exception as error:
+            self._loop.give_up(self, error)
+            return False
+
+    def takes(self, envelope: Envelope) -> bool:
+        """Does its filter let this one pass?"""
+        try:
+            return self.matches is None or self.matches(envelope.properties)
+        except Exception as error:
+            self._loop.give_up(self, error)
+            return False
+
+    def renew(self) -> None:
+        """Its choice of names has changed."""
+        self._index.version += 1
+
+    def publish(self, topic: Topic, envelopes: list[Envelope], *, stored: bool) -> list[Envelope]:
+        """Deliver these, as many as there is room for. Gives those that matched and went out."""
+        if self.matches is not None:
+            envelopes = [each for each in envelopes if self.takes(each)]
+        if not envelopes or not self.is_open:
+            return []
+        room = 0 if self.is_lagging else max(self.window.free, 0)
+        if room < len(envelopes):
+            self._fall_behind(topic, envelopes[room:], stored=stored)
+            envelopes = envelopes[:room]
+            if not envelopes or not self.is_open:
+                return []
+        self.window.free -= len(envelopes)
+        self._loop.deliver(self, [Delivery(each, 1) for each in envelopes])
+        return envelopes
+
+    def _fall_behind(self, topic: Topic, missed: list[Envelope], *, stored: bool) -> None:
+        if (self.slow or topic.policy.slow) == "disconnect":
+            self.let_go()
+            self._index.remove(self.pattern, self)
+            self._loop.notice(self, Ended("too slow"))
+            return
+        if not stored:
+            self._gap_first = self._gap_first or missed[0].id
+            self._gap_last = missed[-1].id
+            return
+        if not self.is_lagging:
+            self.is_lagging = True
+            self.position = missed[0].id - 1
+        self.missed = max(self.missed, missed[-1].id)
+        self._core.commits.await_commit(self)
+
+    def start_after(self, position: int, since_us: int) -> None:
+        """Begin with what is stored already."""
+        self.is_lagging = True
+        self.position = position
+        self.since_us = since_us
+        self.missed = self._core.store.newest_id
+        self._core.commits.await_commit(self)
+
+    def _catch_up(self) -> None:
+        """Read on from the disk, as far as the window and what is committed allow."""
+        upto = min(self.missed, self._core.commits.committed_id)
+        while self.is_lagging and self.is_open and self.window.free > 0 and not self._is_reading:
+            if self.position >= upto:
+                break
+            self._is_reading = True
+            self._report_gap()
+            try:
+                self._core.store.read(
+                    self._topics.numbers(self.pattern),
+                    after=self.position,
+                    upto=upto,
+                    count=min(self.window.free, _PAGE),
+                    done=self._read,
+                )
+            except Exception:
+                self._is_reading = False
+                self._core.read_again(self)
+                raise
+        if self.is_lagging and self.position >= self.missed:
+            self.is_lagging = False
+
+    def _read(self, page: Page) -> None:
+        self._is_reading = False
+        deliveries = []
+        for number, identifier, record in page.records:
+            envelope = self._core.damage.decode_or_set_aside(number, identifier, record)
+            if (
+                envelope is not None
+                and envelope.time >= self.since_us
+                and self.takes(envelope)
+                and self.wants(envelope.destination.removeprefix("topic/"))
+            ):
+                deliveries.append(Delivery(envelope, 1))
+        self.position = page.last
+        if deliveries:
+            self.window.free -= len(deliveries)
+            self._loop.deliver(self, deliveries)
+
+    def _report_gap(self) -> None:
+        """Where retention overtook it, it is told what it will never see."""
+        seen = max(self.position, self._gap_reported)
+        reclaimed = self._topics.reclaimed(self.pattern)
+        if reclaimed > seen:
+            self._gap_reported = reclaimed
+            self._loop.notice(self, DeliveryGap(seen + 1, reclaimed, "retention"))
+
+    def settle(self, ids: Collection[int], now: float) -> int:
+        if not self.window.granted:
+            self.window.grant(len(ids), now)
+        return len(ids)
+
+    def refuse(
+        self,
+        ids: Collection[int],
+        now: float,
+        *,
+        cause: str = "",  # noqa: ARG002  at most once: there is no second time
+        delay_s: float | None = None,  # noqa: ARG002
+        final: bool | None = None,  # noqa: ARG002
+    ) -> int:
+        return self.settle(ids, now)
+
+    def extend(self, ids: Collection[int], now: float, lease_s: float) -> int:  # noqa: ARG002
+        return 0
+
+    def wake(self, now: float) -> None:
+        if self.is_lagging or self._gap_last:
+            self._loop.touch(self)
+            self._loop.pump(now)
+
+    @property
+    def visible(self) -> int:
+        """The last id that it missed and is to read."""
+        return self.missed
+
+    def dispatch(self, now: float) -> None:  # noqa: ARG002
+        """Report a gap, and read on where it lags."""
+        if not self.is_open:
+            return
+        if self._gap_last and self.window.free > 0:
+            gap = DeliveryGap(self._gap_first, self._gap_last, "too slow")
+            self._gap_first = self._gap_last = 0
+            self._loop.notice(self, gap)
+        if self.is_lagging:
+            self._catch_up()
+
+    def close(self, now: float) -> None:  # noqa: ARG002
+        if self.is_open:
+            self.let_go()
+            self._index.remove(self.pattern, self)
