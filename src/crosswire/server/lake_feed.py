@@ -155,7 +155,7 @@ class LakeFeed:
         if self._seal.skipped:
             self._gaps = list(self._seal.gaps)
             self._place()
-        self._hub.commits.add_listener(CommitStage.LAKE, self)
+        self._hub.commits.add_listener(CommitStage.LAKE, self.take)
         self._task = asyncio.get_running_loop().create_task(self._run())
         self._task.add_done_callback(self._ended)
 
@@ -240,12 +240,12 @@ class LakeFeed:
         self._full.set()
         await self._task
         self._task = None
-        self._hub.commits.remove_listener(self)
+        self._hub.commits.remove_listener(self.take)
         self._thread.shutdown()
 
     # What the hub commits.
 
-    def committed(self, group: CommitGroup) -> None:
+    def take(self, group: CommitGroup) -> None:
         """Keep the group until it is sealed: a few operations, whatever its size is."""
         block = group.block
         if block is None:
@@ -274,9 +274,6 @@ class LakeFeed:
         self._read_row = last_row
         if self._bytes >= self._settings.seal_bytes:
             self._full.set()
-
-    def failed(self, _group: CommitGroup, _error: StoreError) -> None:
-        """Nothing of it is in the store, and nothing goes to the lake."""
 
     def _fall_behind(self) -> None:
         """Nothing is kept in memory; what is not sealed is read from the store when its time
@@ -589,7 +586,7 @@ class LakeFeed:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
-            self._hub.commits.remove_listener(self)
+            self._hub.commits.remove_listener(self.take)
             _log.error("the lake has stopped", exc_info=task.exception())
 
     def _failed(self, error: Exception) -> None:
