@@ -186,7 +186,7 @@ async def test_what_was_read_again_is_what_was_in_memory(site: Site) -> None:
         if group.block is None:
             assert not remembered
             continue
-        assert hub.feed.stored(group.block.data) == remembered
+        assert hub.seals.messages_of(group.block.data) == remembered
         count += len(remembered)
     assert count == 5
     await site.stop()
@@ -203,7 +203,7 @@ async def test_killed_between_the_seal_and_its_file_the_file_is_made_again(site:
     await site.start(writer=Stuck)
     await site.send(b"a", b"b")
     await until(lambda: ("lake", "", "failed") in site.counts)
-    seal = site.hub.feed.last_seal()
+    seal = site.hub.seals.last()
     await site.kill()
     assert seal is not None and (seal.first_seq, seal.last_seq) == (1, 2)
     assert site.payloads == []
@@ -319,7 +319,7 @@ async def test_what_the_store_can_not_keep_any_longer_becomes_a_gap(
     await until(lambda: Full.batches)
     lost += await site.send(bytes(4000))
     await until(lambda: ("lake", "", "gap") in site.counts)
-    released = site.hub.feed.reclaim_limit
+    released = site.hub.seals.reclaim_limit
     monkeypatch.setattr(Full, "failures", 0)
     await site.send(b"kept")
     await site.stop()
@@ -421,7 +421,7 @@ async def test_the_store_keeps_what_is_not_in_place(site: Site) -> None:
     await site.kill()
     await site.start()
     await until(lambda: site.payloads)
-    await until(lambda: site.hub.feed.reclaim_limit > 0)
+    await until(lambda: site.hub.seals.reclaim_limit > 0)
     site.hub.queue("queue/q")
     site.hub.handle_deadline(NOW + 200)
     await site.hub.committed()
