@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Final, ParamSpec
 
 from crosswire.access import ANONYMOUS, Right
+from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import Envelope
 from crosswire.errors import (
     DestinationFull,
@@ -33,7 +34,6 @@ from crosswire.hub.attachment import (
     Window,
 )
 from crosswire.hub.ledger import LedgerPeer
-from crosswire.hub.receipt import Receipt
 from crosswire.hub.services import Answer, Call, Provider
 from crosswire.hub.subscriptions import Start
 from crosswire.logs import log_event

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import ClassVar, Final
 
 from crosswire.bond import marshal
+from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import Envelope, Kind, Property, message_kind
 from crosswire.errors import (
     BondError,
@@ -55,7 +56,6 @@ from crosswire.gateways.gateway import Gateway
 from crosswire.gateways.options import LARGEST_WINDOW, parse_start
 from crosswire.gateways.payloads import BYTES
 from crosswire.hub.attachment import Attachment, Delivery, Ended, Notice
-from crosswire.hub.receipt import Receipt
 from crosswire.hub.services import Answer, Provider
 from crosswire.wire.contract import Connection, Event
 from crosswire.wire.epoxy.comm import Error, ErrorCode, find_credentials

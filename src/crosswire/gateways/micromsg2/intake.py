@@ -12,10 +12,10 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
+from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import Envelope
 from crosswire.errors import CrosswireError, DestinationFull, HubError, LimitExceeded, StoreFull
 from crosswire.gateways.gateway import Gateway
-from crosswire.hub.receipt import Receipt
 from crosswire.wire.micromsg2.connection import MicroMsg2Connection
 
 __all__ = ["ANSWER", "MessageIntake"]

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Iterable
 from typing import ClassVar
 
+from crosswire.commitlog.contract import Receipt
 from crosswire.errors import Forbidden, HubError, InvalidDestination, LinkStateError
 from crosswire.gateways.context import GatewayContext, Leftover
 from crosswire.gateways.gateway import HUB_SERVICES, Gateway
@@ -25,7 +26,6 @@ from crosswire.gateways.relink.endpoints import Endpoint, parse_endpoint
 from crosswire.gateways.relink.link_end import LinkEnd
 from crosswire.gateways.relink.links import Links
 from crosswire.gateways.relink.services import ServeEnd
-from crosswire.hub.receipt import Receipt
 from crosswire.wire.contract import Connection, Event
 from crosswire.wire.relink.connection import RelinkConnection
 from crosswire.wire.relink.events import HandshakeReceived

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 
+from crosswire.commitlog.contract import CommitGroup, Receipt
 from crosswire.errors import (
     CrosswireError,
     InternalError,
@@ -33,9 +34,7 @@ from crosswire.gateways.relink.link_records import (
 )
 from crosswire.gateways.relink.messages import Origin
 from crosswire.hub.attachment import Window
-from crosswire.hub.commits import OpenGroup
 from crosswire.hub.ledger import LedgerPeer
-from crosswire.hub.receipt import Receipt
 from crosswire.session import Session
 from crosswire.wire.contract import Event
 from crosswire.wire.relink.channels import Decision, ReceivingChannel, SendingChannel
@@ -129,7 +128,7 @@ class LinkEnd(ABC):
         self._loaded: LoadedLink | None = None
         self._is_held = False
         self._closed: dict[int, None] = {}
-        self._pending: deque[tuple[OpenGroup, list[Callable[[], None]]]] = deque()
+        self._pending: deque[tuple[CommitGroup, list[Callable[[], None]]]] = deque()
         self.awaits_commit = False
         """Whether its first connection waits until its named subscription is durable."""
 
@@ -323,7 +322,7 @@ class LinkEnd(ABC):
             freed += size_bytes
             self.rows.drop_sent(channel, first)
         self.rows.save_marks(channel, out)
-        self.hub.store.request(sync=False, urgent=False)
+        self.hub.commits.request(sync=False, urgent=False)
         return freed
 
     def send(self, channel: int, messages: list[Parts]) -> None:

@@ -224,7 +224,7 @@ class LinkRecords:
         self._store.drop(HEADS, self._link.to_bytes(8))
         first, end = self._link.to_bytes(8), (self._link + 1).to_bytes(8)
         self._store.drop_range(_ROWS, first, end)
-        self._store.request(sync=False, urgent=False)
+        self._hub.commits.request(sync=False, urgent=False)
 
     def load(self) -> LoadedLink:
         """All rows of the link. Raises LinkStateError if one, which is set aside, can't be read."""

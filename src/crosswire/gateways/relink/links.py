@@ -77,7 +77,7 @@ class Links:
         LinkStateError where the store skipped a part of its files: any rows may be missing then.
         """
         hub = self.context.hub
-        passed_over = hub.store.ranges_passed_over
+        passed_over = hub.store.unreadable_ranges
         ends = []
         for identifier, head in heads(hub).items():
             try:
@@ -89,7 +89,7 @@ class Links:
                 LinkRecords(hub, identifier).drop_all()
             else:
                 ends.append(end)
-        if hub.store.ranges_passed_over > passed_over:
+        if hub.store.unreadable_ranges > passed_over:
             raise LinkStateError("rows of links are damaged")
         for end in ends:
             try:
@@ -114,7 +114,7 @@ class Links:
         wipe(store)
         self.epoch = max(int(self.context.now() * MICROSECONDS), stored + 1)
         store.save(_EPOCH, _KEY, self.epoch.to_bytes(_EPOCH_BYTES))
-        store.request()
+        self.context.hub.commits.request()
 
     @staticmethod
     def kind_of(endpoint: Endpoint, terms: LinkTerms) -> type[LinkEnd]:

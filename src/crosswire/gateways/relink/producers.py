@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, cast
 
+from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import Envelope, encode
 from crosswire.errors import InvalidEnvelope, InvalidRequest
 from crosswire.gateways.gateway import guarded
@@ -19,7 +20,6 @@ from crosswire.gateways.relink.link_end import LinkEnd
 from crosswire.gateways.relink.link_records import LoadedLink, Parts
 from crosswire.gateways.relink.messages import count_of, from_parts
 from crosswire.hub.queues import Queue
-from crosswire.hub.receipt import Receipt
 from crosswire.hub.topics import Topic
 from crosswire.wire.contract import Event
 from crosswire.wire.relink.channels import ReceivingChannel
