@@ -41,7 +41,7 @@ __all__ = ["AssignedJob", "Broker", "BrokerPeer", "BrokerScheduler", "BrokerWork
 _log = logging.getLogger("crosswire.gateways")
 
 _REQUESTED: Final = "emqp.asked"
-"""The store's space for queues that were requested; its name is on disk."""
+"""The store's space for queues that were requested. The name is part of stored data."""
 _REMEMBERED: Final = 10_000
 _WATCHED: Final = 100_000
 _SCAN_S: Final = 1.0

@@ -21,7 +21,7 @@ from crosswire.wire.micromsg2.connection import MicroMsg2Connection
 __all__ = ["ANSWER", "MessageIntake"]
 
 ANSWER: Final = -1
-"""Instead of a sequence number: an answer to a call, which nobody waits to have acknowledged."""
+"""Instead of a sequence number: an answer to a call, which needs no acknowledgement."""
 
 _RETRY_FIRST_S: Final = 0.01
 _RETRY_LONGEST_S: Final = 0.5

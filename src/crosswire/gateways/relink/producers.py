@@ -144,8 +144,8 @@ class ProduceEnd(LinkEnd):
         todo, states = self._batch
         self._batch = None
         for channel in states:
-            # What was saved goes into the next group, but acknowledges messages that are not
-            # stored: overwrite it.
+            # The saved state is in the next group, but acknowledges messages that are not stored:
+            # overwrite it.
             state = self.link.copy_channel(channel)
             if state is not None:
                 self.save_receiving(channel, state)

@@ -97,16 +97,16 @@ class EmpClient(StayingClient[EmpPeer]):
         def keep(reply: bytes) -> None:
             try:
                 number = msgspec.json.decode(reply, type=_SubscribeResult).subscription
-                asked = msgspec.json.decode(data, type=_SubscribeRequest)
+                parsed = msgspec.json.decode(data, type=_SubscribeRequest)
             except msgspec.MsgspecError:
                 return  # another server than a hub, where `$subscribe` means something else
             kept.append(
                 self._subscriptions.add(
                     number,
                     data,
-                    destination=asked.destination,
-                    name=asked.name,
-                    start=str(asked.start),
+                    destination=parsed.destination,
+                    name=parsed.name,
+                    start=str(parsed.start),
                 )
             )
             peer.numbers.join(number, kept[0])
@@ -136,10 +136,10 @@ class EmpClient(StayingClient[EmpPeer]):
         if self._services:
             await peer.request("$serve", {"services": list(self._services)}, timeout_s=timeout_s)
         for kept in list(self._subscriptions.by_number.values()):
-            asked = msgspec.json.decode(kept.request)
+            parsed = msgspec.json.decode(kept.request)
             start = kept.start_again()
             if start != kept.start:
-                asked["from"] = start
+                parsed["from"] = start
 
             def join(reply: bytes, kept: KeptSubscription = kept) -> None:
                 peer.numbers.join(
@@ -147,5 +147,5 @@ class EmpClient(StayingClient[EmpPeer]):
                 )
 
             await peer.request_json(
-                "$subscribe", msgspec.json.encode(asked), timeout_s=timeout_s, on_success=join
+                "$subscribe", msgspec.json.encode(parsed), timeout_s=timeout_s, on_success=join
             )

@@ -84,11 +84,11 @@ class EmpPeer(RemotePeer):
 
     def _with_our_number(self, data: bytes) -> bytes:
         """A request with this connection's number of a subscription instead of the program's."""
-        asked = msgspec.json.decode(data)
-        number = asked.get("subscription") if isinstance(asked, dict) else None
+        parsed = msgspec.json.decode(data)
+        number = parsed.get("subscription") if isinstance(parsed, dict) else None
         if not isinstance(number, int):
             return data
-        return msgspec.json.encode(asked | {"subscription": self.numbers.for_connection(number)})
+        return msgspec.json.encode(parsed | {"subscription": self.numbers.for_connection(number)})
 
     # Called by the session.
 
@@ -120,25 +120,25 @@ class EmpPeer(RemotePeer):
     async def _answer(self) -> None:
         """Answer requests in order: EMP asks to finish one before the next is begun."""
         while self._to_answer:
-            asked = self._to_answer.popleft()
+            request = self._to_answer.popleft()
             try:
-                handler = self._handlers.get(asked.op)
+                handler = self._handlers.get(request.op)
                 if handler is None:
-                    raise RequestFailed("unknown_op", f"nobody answers {asked.op}")
-                data = decode(asked.data)
-                if asked.op == "$deliver" and {"subscription", "id"} <= data.keys():
+                    raise RequestFailed("unknown_op", f"nobody answers {request.op}")
+                data = decode(request.data)
+                if request.op == "$deliver" and {"subscription", "id"} <= data.keys():
                     data["subscription"] = self.numbers.for_program(
                         data["subscription"], data["id"]
                     )
                 reply = await handler(data)
-                self.connection.send_success(asked.id, msgspec.json.encode(reply or {}))
+                self.connection.send_success(request.id, msgspec.json.encode(reply or {}))
             except RequestFailed as failure:
                 self.connection.send_failure(
-                    asked.id, failure.code, failure.description, failure.data
+                    request.id, failure.code, failure.description, failure.data
                 )
             except Exception:
-                _log.exception("the handler of %s failed", asked.op)
-                self.connection.send_failure(asked.id, "internal", "the handler failed")
+                _log.exception("the handler of %s failed", request.op)
+                self.connection.send_failure(request.id, "internal", "the handler failed")
             self.session.wake()
         self._answering = None
 

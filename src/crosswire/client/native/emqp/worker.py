@@ -249,8 +249,8 @@ class Worker:
 
     # Jobs.
 
-    def _begin(self, asked: RequestReceived) -> None:
-        task = asyncio.create_task(self._do(asked))
+    def _begin(self, request: RequestReceived) -> None:
+        task = asyncio.create_task(self._do(request))
         self._running.add(task)
         task.add_done_callback(self._done)
 
@@ -262,29 +262,29 @@ class Worker:
         if not self._stopping:
             self._follow()
 
-    async def _do(self, asked: RequestReceived) -> None:
-        headers = Headers.parse(asked.headers)
-        call = self._resolve(asked)
+    async def _do(self, request: RequestReceived) -> None:
+        headers = Headers.parse(request.headers)
+        call = self._resolve(request)
         if isinstance(call, str):
-            _log.warning("job %s refused: %s", asked.msgid, call)
-            self._answer(asked, headers, call)
+            _log.warning("job %s refused: %s", request.msgid, call)
+            self._answer(request, headers, call)
             return
         work = asyncio.ensure_future(self._executor.run(*call))
         try:
             done, _ = await asyncio.wait([work], timeout=headers.timeout_s)
             if done:
-                self._answer(asked, headers, self._value(work, asked))
+                self._answer(request, headers, self._value(work, request))
                 return
-            self._answer(asked, headers, TIMEOUT)
+            self._answer(request, headers, TIMEOUT)
             work.cancel()
             await asyncio.wait([work])
         except asyncio.CancelledError:
             work.cancel()
             raise
 
-    def _resolve(self, asked: RequestReceived) -> _Call | str:
+    def _resolve(self, request: RequestReceived) -> _Call | str:
         """What to call, or the reason why not."""
-        job = parse_job(asked.message)
+        job = parse_job(request.message)
         if job is None:
             return "the message is not a call"
         function = self._allowed.get(job.name)
@@ -295,22 +295,22 @@ class Worker:
             return kind, job.callable, job
         return f"{job.name} is not allowed here"
 
-    def _value(self, work: asyncio.Future[Any], asked: RequestReceived) -> Any:
+    def _value(self, work: asyncio.Future[Any], request: RequestReceived) -> Any:
         """The result; an exception is reported as its text, as a deployed job manager does."""
         error = asyncio.CancelledError("cancelled") if work.cancelled() else work.exception()
         if error is None:
             return work.result()
-        _log.warning("job %s failed", asked.msgid, exc_info=error)
+        _log.warning("job %s failed", request.msgid, exc_info=error)
         return str(error) or type(error).__name__
 
-    def _answer(self, asked: RequestReceived, headers: Headers, value: Any) -> None:
+    def _answer(self, request: RequestReceived, headers: Headers, value: Any) -> None:
         if not headers.reply_requested:
             return
         try:
             message = serialize_value(value)
         except (TypeError, ValueError, RecursionError) as error:
             message = serialize_value(f"the result is not JSON: {error}")
-        self._hand_in(message, asked.msgid)
+        self._hand_in(message, request.msgid)
 
 
 _Call = tuple[Callable[..., Any], str | None, Job]

@@ -101,11 +101,11 @@ class EpoxyClient(StayingClient[EpoxyPeer]):
             service, method, payload, layer_data=layer_data, timeout_s=timeout_s
         )
         if service == HUB and method in _REMEMBERED:
-            asked = marshal.unmarshal(payload, hub_module().service(HUB).method(method).request)
+            parsed = marshal.unmarshal(payload, hub_module().service(HUB).method(method).request)
             if method == "Serve":
-                self._services |= dict.fromkeys(asked.services)
+                self._services |= dict.fromkeys(parsed.services)
             else:
-                self._subscriptions.by_number.pop(asked.subscription, None)
+                self._subscriptions.by_number.pop(parsed.subscription, None)
         return reply
 
     async def send_event(
@@ -157,7 +157,7 @@ class EpoxyClient(StayingClient[EpoxyPeer]):
 
         def keep(reply: bytes) -> None:
             try:
-                asked = marshal.unmarshal(payload, module.struct(_SUBSCRIPTION))
+                parsed = marshal.unmarshal(payload, module.struct(_SUBSCRIPTION))
                 number = marshal.unmarshal(reply, subscribed).subscription
             except BondDecodeError:
                 return  # another server than a hub, where `Subscribe` means something else
@@ -165,9 +165,9 @@ class EpoxyClient(StayingClient[EpoxyPeer]):
                 self._subscriptions.add(
                     number,
                     payload,
-                    destination=asked.destination,
-                    name=asked.name,
-                    start=asked.start,
+                    destination=parsed.destination,
+                    name=parsed.name,
+                    start=parsed.start,
                 )
             )
             peer.numbers.join(number, kept[0])
@@ -188,8 +188,8 @@ class EpoxyClient(StayingClient[EpoxyPeer]):
             await peer.call(hub, "Serve", services, timeout_s=timeout_s)
         for kept in list(self._subscriptions.by_number.values()):
             request = hub.method("Subscribe").request
-            asked = marshal.unmarshal(kept.request, request)
-            asked.start = kept.start_again()
+            parsed = marshal.unmarshal(kept.request, request)
+            parsed.start = kept.start_again()
 
             def join(reply: bytes, kept: KeptSubscription = kept) -> None:
                 number = marshal.unmarshal(reply, hub_module().struct(_SUBSCRIBED)).subscription
@@ -198,7 +198,7 @@ class EpoxyClient(StayingClient[EpoxyPeer]):
             await peer.call_bytes(
                 HUB,
                 "Subscribe",
-                marshal.marshal(asked, request),
+                marshal.marshal(parsed, request),
                 timeout_s=timeout_s,
                 on_success=join,
             )

@@ -188,14 +188,14 @@ class EpoxyPeer(RemotePeer):
         """
         request = hub_module().service(HUB).method(method).request
         try:
-            asked = marshal.unmarshal(payload, request)
+            parsed = marshal.unmarshal(payload, request)
         except BondDecodeError:
             return payload
-        number = self.numbers.for_connection(asked.subscription)
-        if number == asked.subscription:
+        number = self.numbers.for_connection(parsed.subscription)
+        if number == parsed.subscription:
             return payload
-        asked.subscription = number
-        return marshal.marshal(asked, request)
+        parsed.subscription = number
+        return marshal.marshal(parsed, request)
 
     def _with_programs_number(self, payload: bytes) -> bytes:
         """A delivery with the program's number; one that can't be read is left to its handler."""
@@ -273,11 +273,11 @@ class EpoxyPeer(RemotePeer):
     async def _work(self) -> None:
         asyncio.get_running_loop().call_soon(self._find_worker)
         while self._to_handle:
-            asked = self._to_handle.popleft()
-            if isinstance(asked, RequestReceived):
-                await self._answer(asked)
+            received = self._to_handle.popleft()
+            if isinstance(received, RequestReceived):
+                await self._answer(received)
             else:
-                await self._take(asked)
+                await self._take(received)
 
     async def _take(self, event: EventReceived) -> None:
         """Handle an event, which never gets an answer, not even an error."""
@@ -294,29 +294,31 @@ class EpoxyPeer(RemotePeer):
         except Exception:
             _log.exception("the handler of %s.%s failed", *name)
 
-    async def _answer(self, asked: RequestReceived) -> None:
-        result = await self._result(asked)
+    async def _answer(self, received: RequestReceived) -> None:
+        result = await self._result(received)
         await self._keep_pace()
-        connection, conversation = self.connection, asked.conversation_id
+        connection, conversation = self.connection, received.conversation_id
         try:
             if isinstance(result, CallReply):
                 connection.send_response(conversation, result.payload, layer_data=result.layer_data)
             else:
                 connection.send_error(conversation, result)
         except LocalProtocolError as error:
-            _log.warning("%s.%s is not answered: %s", asked.service_name, asked.method_name, error)
+            _log.warning(
+                "%s.%s is not answered: %s", received.service_name, received.method_name, error
+            )
             if connection.is_owed(conversation):
                 connection.send_error(conversation, _internal_error("the response can't be sent"))
         self.session.wake()
 
-    async def _result(self, asked: RequestReceived) -> CallReply | Error | bytes:
+    async def _result(self, received: RequestReceived) -> CallReply | Error | bytes:
         """The reply, or the error; that of another service is passed on marshalled."""
-        name = asked.service_name, asked.method_name
+        name = received.service_name, received.method_name
         handler = self._handlers.get(name)
         if handler is None:
             return Error(ErrorCode.METHOD_NOT_FOUND, "there is no method {}.{}".format(*name))
         try:
-            result = await handler(self._call(asked, is_event=False))
+            result = await handler(self._call(received, is_event=False))
             if result is None:
                 raise TypeError("a request was answered with None")
             return result if isinstance(result, CallReply) else CallReply(result)

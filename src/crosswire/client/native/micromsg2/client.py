@@ -286,11 +286,11 @@ class MicroMsg2Client(StayingClient[MicroMsg2Peer]):
             destination = destination.rpartition("/")[0]
         return None
 
-    async def _answer(self, responder: Responder, asked: MicroMsg2Delivery) -> None:
+    async def _answer(self, responder: Responder, call: MicroMsg2Delivery) -> None:
         properties: dict[str, Property] = {}
         payload = b""
         try:
-            answer = await responder(asked)
+            answer = await responder(call)
             if isinstance(answer, tuple):
                 payload, properties = answer[0], dict(answer[1])
             else:
@@ -299,17 +299,17 @@ class MicroMsg2Client(StayingClient[MicroMsg2Peer]):
             payload = failure.data
             properties = {"error": failure.code, "description": failure.description}
         except Exception:
-            _log.exception("the responder of %s failed", asked.destination)
+            _log.exception("the responder of %s failed", call.destination)
             properties = {"error": "internal", "description": "the responder failed"}
-        reply_to = asked.properties.get("reply-to")
+        reply_to = call.properties.get("reply-to")
         if isinstance(reply_to, str) and reply_to:
-            if "correlation-id" in asked.properties:
-                properties["correlation-id"] = asked.properties["correlation-id"]
+            if "correlation-id" in call.properties:
+                properties["correlation-id"] = call.properties["correlation-id"]
             try:
-                await asked.peer.send(reply_to, payload, properties)
+                await call.peer.send(reply_to, payload, properties)
             except (ConnectionLost, LocalProtocolError) as error:
                 _log.warning("an answer to %s was not sent: %s", reply_to, error)
-        asked.acknowledge()
+        call.acknowledge()
 
 
 def _subscribe(peer: MicroMsg2Peer, subscription: MicroMsg2Subscription) -> None:
