@@ -205,6 +205,7 @@ class Redialler(Generic[P]):
             if self._peer is not None:
                 await asyncio.wait([self._peer.ended])
                 self._peer = None
+            # Before the first attempt too: a server that was restarted would get all at once.
             await asyncio.sleep(self._backoff.next_s())
             try:
                 self._peer = await self._connect()

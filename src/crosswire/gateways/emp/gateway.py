@@ -117,6 +117,7 @@ class EmpGateway(Gateway):
                     settled.setdefault(target, []).append(identifier)
                 else:
                     self._on_response(event, target, identifier, now)
+        # Settlements of one read are one call for each subscription, before new requests.
         for attachment, ids in settled.items():
             attachment.settle(ids, now)
         self._advance()

@@ -127,6 +127,7 @@ class EpoxyGateway(Gateway):
             elif isinstance(event, PeerFinished):
                 self._release_all()
             if self._is_rejected:
+                # What a rejected peer sent before its credentials is still handed over below.
                 break
         self._hand_over()
 
@@ -136,6 +137,7 @@ class EpoxyGateway(Gateway):
         A peer whose token nobody has, or which shows another one than before, is rejected: what it
         holds belongs to the first user.
         """
+        # Clients send the same credentials with every message: compared before they are parsed.
         if layer_data is None or layer_data == self._credentials:
             return None
         token = find_credentials(layer_data)
@@ -352,6 +354,7 @@ class EpoxyGateway(Gateway):
         parsed = marshal.unmarshal(request.payload, SUBSCRIPTION)
         if parsed.window > LARGEST_WINDOW:
             raise InvalidDestination(f"a window is 0 to {LARGEST_WINDOW}, not {parsed.window}")
+        # The hub may deliver before `consume` returns, when the attachment is not known yet.
         self._is_subscribing = True
         try:
             attachment = self.consume(
@@ -409,6 +412,7 @@ class EpoxyGateway(Gateway):
         if parsed.refused:
             subscription.attachment.refuse(ids, self.context.now(), cause=parsed.reason)
         elif ids:
+            # Collected for one call of the hub: a peer settles each message by a request.
             if not subscription.settling:
                 self._settling.append(subscription)
             subscription.settling.update(dict.fromkeys(ids))
@@ -577,6 +581,7 @@ class EpoxyGateway(Gateway):
         del self._conversations[identifier]
         call = provider.calls.get(identifier)
         if call is None:
+            # Timed out or cancelled since it was sent.
             return
         now = self.context.now()
         if response.payload is None:

@@ -132,6 +132,7 @@ class Outbox:
         if self._connection.closed:
             return
         index = 0
+        # Only if nothing waits: deliveries of one connection are sent in the order of the hub.
         if not self._waiting and not self._gateway.session.congested:
             index = self._send(attachment, deliveries, 0)
         if index < len(deliveries):
@@ -311,6 +312,7 @@ class Outbox:
     def acknowledged(self, count: int) -> None:
         """The peer has acknowledged the `count` oldest messages; `settle` passes it on."""
         sent = self._sent
+        # Acknowledgements name frames in order, so the oldest messages are the ones acknowledged.
         while count:
             attachment, ids = sent[0]
             if len(ids) <= count:

@@ -116,6 +116,7 @@ class CallEnd(LinkEnd):
                 self._on_closed(event.channel)
                 touched[event.channel] = None
             elif type(event) is ShutdownReceived:
+                # The calls of this read are not made: the peer does not wait for their answers.
                 self._shut_down()
                 return
         self._call_all(calls)
@@ -153,6 +154,7 @@ class CallEnd(LinkEnd):
             except InvalidEnvelope as error:
                 self._finish(request, failure_parts(error))
                 continue
+            # Before the call: it may be answered before `hub.call` returns.
             self._open[id(request.envelope)] = request
             if timeout_s is None:
                 plain.append(request.envelope)
@@ -176,6 +178,7 @@ class CallEnd(LinkEnd):
 
     def _on_answer(self, call: Call, answer: Answer) -> None:
         request = self._open.pop(id(call.envelope), None)
+        # The link may have been forgotten or shut down while its request was in the hub.
         if request is None or self.forgotten:
             return
         if isinstance(answer, CrosswireError):
@@ -195,6 +198,7 @@ class CallEnd(LinkEnd):
         out = self.outbound.setdefault(channel, Outbound())
         answers: list[Parts] = []
         sequence = 0
+        # Answers beyond the window wait here, on a channel that closes until it is open again.
         room = 0 if out.closing else self.limits.window - out.outstanding
         while requests and requests[0].answer is not None and len(answers) < room:
             request = requests.popleft()
@@ -205,6 +209,8 @@ class CallEnd(LinkEnd):
             self._requests.pop(channel, None)
         if not answers and not closes:
             return
+        # The answers and the acknowledgement of their requests are written together: a hub that is
+        # killed before calls again, one that is killed after repeats the answers.
         state = self.link.copy_channel(channel)
         if answers:
             self.plan(channel, [SentRun("", parts=answers)], len(answers), sum(map(_size, answers)))
@@ -249,6 +255,7 @@ class CallEnd(LinkEnd):
         link = self.link
         if link.ended:
             return
+        # The channel may have been closed by another action of the same write.
         if state is not None and link.is_receiving(channel):
             link.adopt(channel, state)
         if answers:
@@ -385,6 +392,7 @@ class ServeEnd(LinkEnd):
         for identifier in ids:
             channel = self._channels.pop(identifier, None)
             if channel is not None:
+                # Its answer will still come, in its turn: keep the position, without a call.
                 awaited = self._awaited[channel]
                 awaited[awaited.index(identifier)] = 0
                 self._grant_credit()
@@ -407,6 +415,7 @@ class ServeEnd(LinkEnd):
                     self.end(UnexpectedFrame("an answer without a request"))
                     return
                 last[event.channel] = event.sequence
+                # Answers carry no id: each belongs to the oldest request on its channel.
                 answers.append((awaited.popleft(), event))
                 self.outbound[event.channel].answered += 1
                 if not awaited:
@@ -422,6 +431,7 @@ class ServeEnd(LinkEnd):
                 self.link.shutdown()
         if last or closed:
             self._acknowledge(last, closed)
+        # After the loop: an answer may cause the next call, which takes a channel.
         for identifier, event in answers:
             if identifier and self._channels.pop(identifier, None) is not None:
                 self._hand_over(identifier, event)

@@ -172,6 +172,7 @@ class Worker:
             peer.connection.leave()
             peer.session.wake()
             if offered:
+                # A job may be on its way for a slot that was offered before the goodbye.
                 await asyncio.wait([peer.ended], timeout=CROSSING_S)
         if self._running:
             await asyncio.wait(self._running, timeout=grace_s)
@@ -277,6 +278,7 @@ class Worker:
                 return
             self._answer(request, headers, TIMEOUT)
             work.cancel()
+            # The slot is free only when the job has really ended.
             await asyncio.wait([work])
         except asyncio.CancelledError:
             work.cancel()

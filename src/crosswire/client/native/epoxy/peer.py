@@ -221,6 +221,7 @@ class EpoxyPeer(RemotePeer):
                 case RequestReceived():
                     self._to_handle.append(event)
                 case EventReceived():
+                    # A request is never dropped, since its sender waits; an event may be.
                     if len(self._to_handle) < self._events_waiting:
                         self._to_handle.append(event)
                     else:
@@ -271,6 +272,7 @@ class EpoxyPeer(RemotePeer):
             worker.add_done_callback(self._workers.discard)
 
     async def _work(self) -> None:
+        # Runs when this task first waits: then another worker takes what is left.
         asyncio.get_running_loop().call_soon(self._find_worker)
         while self._to_handle:
             received = self._to_handle.popleft()

@@ -253,6 +253,7 @@ class MicroMsg2Client(StayingClient[MicroMsg2Peer]):
 
     def _route(self, delivery: MicroMsg2Delivery) -> None:
         if delivery.destination.startswith("reply/"):
+            # An answer takes a frame of the window like any message.
             delivery.acknowledge()
             answer = self._calls.get(str(delivery.properties.get("correlation-id")))
             if answer is not None and not answer.done():

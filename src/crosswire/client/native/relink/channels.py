@@ -68,6 +68,7 @@ class Sender:
         self._gate = Gate()
         self._turn = asyncio.Lock()
         self._transaction: Transaction | None = None
+        # Counts, not sequence numbers: those wrap, and start again when a channel is reopened.
         self._sent = 0
         self._consumed = 0
         self._committed = 0
@@ -153,6 +154,7 @@ class Sender:
 
     async def _send(self, parts: Sequence[Buffer]) -> int:
         client = self._client
+        # Checked again after each wake: others may have taken the room.
         while not client.has_room([self.channel]):
             await self._gate.wait()
         client.link.send(self.channel, parts)
