@@ -25,6 +25,7 @@ from crosswire.wire.contract import (
     Frame,
     Limits,
     Placed,
+    Transitions,
     one_of,
 )
 from crosswire.wire.relink.channels import ReceivingChannel
@@ -82,7 +83,7 @@ _ALWAYS: Final = (
     Shutdown,
 )
 
-TRANSITIONS: Final[dict[tuple[State, type[Frame]], tuple[State, ...]]] = {
+TRANSITIONS: Final[Transitions[State]] = {
     (State.VERSION, ConnectorVersion): (State.HELLO,),
     (State.VERSION, ListenerVersion): (State.HELLO,),
     (State.HELLO, ConnectorHello): (State.ANSWER,),
@@ -94,8 +95,7 @@ TRANSITIONS: Final[dict[tuple[State, type[Frame]], tuple[State, ...]]] = {
     (State.OPEN, SequenceOperation): (State.OPEN,),
     (State.OPEN, Message): (State.OPEN,),
 }
-"""What may be received in a state, and the states that may follow. All else is a violation. From
-ANSWER the owner's `accept` leads to RESUMING or OPEN."""
+"""From ANSWER, in which nothing may be received, the owner's `accept` leads to RESUMING or OPEN."""
 
 _ALLOWED: Final = {
     state: frozenset(kind for before, kind in TRANSITIONS if before is state) for state in State
