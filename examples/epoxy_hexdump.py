@@ -24,7 +24,7 @@ FRAMELETS = {b"CG": "config", b"HR": "headers", b"PD": "payload"}
 ENCODINGS = {b"MF": "Fast Binary", b"CB": "Compact Binary"}
 
 Piece = tuple[int, str]
-"""How many bytes, and their meaning."""
+"""How many bytes, and meaning."""
 
 
 def frames() -> Iterator[tuple[str, bytes, StructDef]]:

@@ -53,8 +53,8 @@ def near_the_wrap(name: str, count: int) -> list[MicroMsg2Connection]:
 
 class TwoEnds(RuleBasedStateMachine):
     """The model: what was sent and not yet read, what was read and not yet acknowledged, what was
-    acknowledged and not yet reported to the sender. The order is that of sending; nothing is lost or
-    doubled."""
+    acknowledged and not yet reported to the sender. The order is that of sending; nothing is lost
+    or doubled."""
 
     window = 5
     extension = "batch-ack"
