@@ -24,7 +24,7 @@ Flows = list[tuple[bytes, list[Segment]]]
 
 MISHAPS = ("lost", "doubled", "delayed", "longer", "cut", "empty", "far", "reset")
 FIRST_BYTES = (b"\x16\x03\x01\x00\x05\x01hello", b"\xff" + bytes(8) + b"\x7f\x03", b"", b"x" * 300)
-"""What is told by its first bytes, and what is not."""
+"""Of protocols that can be recognized by them, and of others."""
 
 
 def key(number: int, port: int) -> bytes:
@@ -113,7 +113,7 @@ def flows_of(random: Random, often: float) -> Flows:
 
 
 def ordered(flows: Flows, shuffle: Random | None = None) -> Ordered:
-    """In columns; the order may be told instead of kept."""
+    """In columns; the order may be given as indexes instead."""
     rows = [(number, segment) for number, (_, own) in enumerate(flows) for segment in own]
     indexes = list(range(len(rows)))
     if shuffle is not None:
@@ -202,7 +202,7 @@ def test_batches_are_of_a_bounded_size() -> None:
     assert max(batch.nbytes for batch in batches) < BATCH_BYTES + 2 * len(payload)
 
 
-def test_much_waits_behind_holes() -> None:
+def test_much_waits_for_holes() -> None:
     """In any order, in both directions, more than once, up to the end of a batch's room."""
     random = Random(3)
     segments = [Segment(True, 1, 7, 0, tcp.SYN, 0, b""), Segment(False, 2, 3, 8, 18, 0, b"")]

@@ -157,14 +157,14 @@ def test_what_is_added_later_is_not_read(tmp_path: Path) -> None:
     assert together(made(files, 2)) == before
 
 
-def test_what_has_changed_is_said(tmp_path: Path) -> None:
+def test_a_changed_capture_is_reported(tmp_path: Path) -> None:
     capture = talks()
     (share,) = survey(files_of(tmp_path, capture[:100])).shares(1)
     with pytest.raises(InvalidInput, match="changed"):
         list(wire_of_share(files_of(tmp_path, capture), share, PORTS, 0))
 
 
-def test_what_was_taken_away_is_said(tmp_path: Path) -> None:
+def test_a_truncated_capture_is_reported(tmp_path: Path) -> None:
     files = files_of(tmp_path, talks())
     (tmp_path / "0.pcap").write_bytes(b"")
     with pytest.raises(InvalidInput, match="can't read"):
@@ -172,14 +172,14 @@ def test_what_was_taken_away_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message"),
     [
         (b"", "empty"),
         (b"GET / HTTP/1.1\r\n\r\n and more", "no capture file"),
         (classic([(1, ipv4(tcp(b"a")))], RAW) + b"\xff" * 16, "damaged at byte 81"),
     ],
 )
-def test_what_is_damaged_is_said(tmp_path: Path, data: bytes, says: str) -> None:
+def test_damage_is_reported(tmp_path: Path, data: bytes, message: str) -> None:
     (tmp_path / "a").write_bytes(data)
-    with pytest.raises(InvalidInput, match=says):
+    with pytest.raises(InvalidInput, match=message):
         survey([file for file in [whole(str(tmp_path / "a"))] if file is not None])
