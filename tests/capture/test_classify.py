@@ -48,7 +48,7 @@ def test_by_the_port_of_the_acceptor(name: str) -> None:
 @pytest.mark.parametrize("name", PROTOCOL_NAMES)
 def test_by_the_first_bytes(name: str) -> None:
     talk = Traffic(messages=3).conversation(0, name)
-    given = runs(*((forward, data) for _, forward, data in talk.said))
+    given = runs(*((forward, data) for _, forward, data in talk.chunks))
     found = classified(given)
     assert [item.run for item in found] == given
     assert {item.detected.protocol for item in found} == {name}
@@ -91,8 +91,8 @@ def test_the_opener_is_guessed_by_the_port(forward_port: int, opener: bool) -> N
 def test_each_connection_of_a_flow_is_classified_on_its_own() -> None:
     first = Traffic(messages=1).conversation(0, "emp")
     second = Traffic(messages=1).conversation(0, "epoxy")
-    given = runs(*((forward, data) for _, forward, data in first.said))
-    given += runs(*((forward, data) for _, forward, data in second.said), number=1)
+    given = runs(*((forward, data) for _, forward, data in first.chunks))
+    given += runs(*((forward, data) for _, forward, data in second.chunks), number=1)
     found = classified(given)
     assert [item.run for item in found] == given
     assert {(item.run.connection, item.detected.protocol) for item in found} == {

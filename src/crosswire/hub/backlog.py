@@ -39,9 +39,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, Final
 
+from crosswire.commitlog.contract import AcceptedMessages
 from crosswire.envelope import MICROSECONDS, Envelope
 from crosswire.hub.attachment import Choice, Consumer, Delivery, DeliveryReceiver, Item, Window
-from crosswire.hub.commits import AcceptedMessages
 from crosswire.hub.core import Core, SendEnvelope
 from crosswire.hub.cursor import Cursor, FailedDelivery, UnsettledMessage
 from crosswire.hub.dead import bury
@@ -518,7 +518,7 @@ class Backlog(ABC):
                 if len(attempts) == 1 or each.attempt == attempt
             ]
             self._note(Step.DELIVERED, now, ids, peer=consumer.peer, attempt=attempt)
-        self._store.request(sync=False, urgent=False)
+        self._commits.request(sync=False, urgent=False)
         self._loop.deliver(consumer, deliveries)
 
     # What consumers say.
@@ -743,7 +743,7 @@ class Backlog(ABC):
             if stored is not None:
                 self._uncount(0, len(stored) - len(record))
         store.retain(number, envelope.id, record)
-        store.request()
+        self._commits.request()
         # A filter may take what it has become, and a smaller one makes room.
         self._check()
         self._loop.touch(self)
