@@ -16,7 +16,7 @@ from crosswire.capture.reassembly import LINGER_NS, Segment
 from crosswire.pipeline.decode.arrow_batches import BATCH_BYTES, BATCH_ROWS
 from crosswire.pipeline.sources.assembler import Assembler
 from crosswire.pipeline.sources.flow_rows import FlowRows
-from crosswire.pipeline.sources.flow_shares import Ordered
+from crosswire.pipeline.sources.flow_shares import OrderedSegments
 from crosswire.pipeline.sources.packet_kernels import PACKET
 
 PORTS = PortMap({9000: "emqp"})
@@ -112,7 +112,7 @@ def flows_of(random: Random, often: float) -> Flows:
     return made
 
 
-def ordered(flows: Flows, shuffle: Random | None = None) -> Ordered:
+def ordered(flows: Flows, shuffle: Random | None = None) -> OrderedSegments:
     """In columns; the order may be given as indexes instead."""
     rows = [(number, segment) for number, (_, own) in enumerate(flows) for segment in own]
     indexes = list(range(len(rows)))
@@ -125,7 +125,7 @@ def ordered(flows: Flows, shuffle: Random | None = None) -> Ordered:
     packets["start"] = np.cumsum(packets["size"], dtype=np.int64) - packets["size"]
     for name in ("forward", "time_ns", "number", "acknowledgement", "flags", "length"):
         packets[name] = [getattr(segment, name) for _, segment in shown]
-    return Ordered(
+    return OrderedSegments(
         np.argsort(np.array(indexes, np.int64)).astype(np.int32),
         np.frombuffer(b"".join(key for key, _ in flows), np.uint8).reshape(-1, 36),
         [np.frombuffer(b"".join(segment.payload for _, segment in shown), np.uint8)],
@@ -156,7 +156,7 @@ def in_pieces(random: Random, flows: Flows) -> Iterator[Flows]:
         yield piece
 
 
-def assembled(assembler: Assembler, pieces: list[Ordered]) -> list[tuple[Any, ...]]:
+def assembled(assembler: Assembler, pieces: list[OrderedSegments]) -> list[tuple[Any, ...]]:
     batches = [batch for piece in pieces for batch in assembler.feed(piece)]
     batches += assembler.finish()
     for batch in batches:

@@ -14,15 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
+from pyspark.sql.types import StructType
 
 from crosswire.envelope import parse_destination
 from crosswire.errors import InvalidDestination, InvalidInput
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 __all__ = ["SinkLayout"]
 

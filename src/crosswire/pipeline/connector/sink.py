@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -23,15 +23,13 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
+from pyspark.sql.types import StructType
 from pyspark.taskcontext import TaskContext
 
 from crosswire.errors import ClientError, InvalidInput
 from crosswire.pipeline.connector.address import HubAddress, path_of
 from crosswire.pipeline.connector.layout import SinkLayout
 from crosswire.pipeline.connector.options import address_of, check_names
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 __all__ = ["CrosswireStreamWriter", "CrosswireWriter", "StagedTask"]
 
