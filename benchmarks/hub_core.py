@@ -24,13 +24,12 @@ from typing import Any, TypeAlias
 import rocksdict
 import uvloop
 
+from crosswire.commitlog.contract import GroupBody, Receipt
 from crosswire.envelope import Envelope
 from crosswire.hub.attachment import Attachment, Delivery, Notice, Window
 from crosswire.hub.hub import Hub
 from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.policies import HubConfig, TopicPolicy
-from crosswire.hub.receipt import Receipt
-from crosswire.store.contract import WriteBatch
 from crosswire.store.memory import MemoryStore
 from crosswire.store.rocks import RocksStore
 
@@ -83,7 +82,7 @@ class Remembering(MemoryStore):
         self.rows: list[Rows] = []
         super().__init__()
 
-    def _write(self, batch: WriteBatch) -> None:
+    def _write(self, batch: GroupBody) -> None:
         operations = batch.operations  # type: ignore[attr-defined]
         # Rows of groups that the log no longer holds are dropped now and then: not a message's.
         operations = [each for each in operations if each[1] is not None or each[0][:1] != b"g"]
@@ -100,7 +99,7 @@ def hub_rows(messages: int) -> list[Rows]:
     store.rows.clear()
     for batch in sends(messages):
         hub.produce(batch, time.time())
-        store.commit_now()
+        hub.commits.commit_now()
     return store.rows
 
 
@@ -152,7 +151,7 @@ async def durable_sends(path: Path, messages: int) -> float:
     """
     store = RocksStore(path / "sends")
     hub = Hub(store, now=time.time(), random=Random(1), clock=time.time)
-    store.start(asyncio.get_running_loop())
+    hub.commits.start(asyncio.get_running_loop())
     batches = sends(messages)
     waiting: deque[Receipt] = deque()
     start = time.perf_counter()
@@ -164,7 +163,7 @@ async def durable_sends(path: Path, messages: int) -> float:
     while waiting:
         await waiting.popleft()
     rate = messages / (time.perf_counter() - start)
-    await store.close()
+    await hub.commits.close()
     return rate
 
 
@@ -184,7 +183,7 @@ async def through_queue(path: Path, messages: int) -> float:
     """Sent, committed, delivered and settled."""
     store = RocksStore(path / "through")
     hub = Hub(store, now=time.time(), random=Random(1), clock=time.time)
-    store.start(asyncio.get_running_loop())
+    hub.commits.start(asyncio.get_running_loop())
     taker = Taker()
     hub.consume("queue/bench", taker, time.time(), peer=PEER, window=1000)
     waiting: deque[Receipt] = deque()
@@ -200,7 +199,7 @@ async def through_queue(path: Path, messages: int) -> float:
     rate = messages / (time.perf_counter() - start)
     if taker.count != messages:
         raise SystemExit(f"{taker.count} of {messages} were delivered")
-    await store.close()
+    await hub.commits.close()
     return rate
 
 
@@ -208,7 +207,7 @@ async def publishes(path: Path, messages: int, batch: int) -> float:
     store = RocksStore(path / f"publishes-{batch}")
     config = HubConfig(topic=TopicPolicy(durable=False))
     hub = Hub(store, config, now=time.time(), random=Random(1), clock=time.time)
-    store.start(asyncio.get_running_loop())
+    hub.commits.start(asyncio.get_running_loop())
     taker = Taker()
     hub.subscribe("topic/bench", taker, time.time(), peer=PEER, window=10_000)
     start = time.perf_counter()
@@ -218,7 +217,7 @@ async def publishes(path: Path, messages: int, batch: int) -> float:
     rate = messages / (time.perf_counter() - start)
     if taker.count != messages:
         raise SystemExit(f"{taker.count} of {messages} were delivered")
-    await store.close()
+    await hub.commits.close()
     return rate
 
 
@@ -226,14 +225,14 @@ async def one_at_a_time(path: Path, rounds: int) -> tuple[float, float]:
     """Medians in ms: a durable send until it is acknowledged, and the bare fsync."""
     store = RocksStore(path / "single")
     hub = Hub(store, now=time.time(), random=Random(1), clock=time.time)
-    store.start(asyncio.get_running_loop())
+    hub.commits.start(asyncio.get_running_loop())
     hub.consume("queue/bench", Taker(), time.time(), peer=PEER, window=10)
     times = []
     for _ in range(rounds):
         start = time.perf_counter()
         await hub.produce(envelopes("queue/bench", "send", 1), time.time())
         times.append(time.perf_counter() - start)
-    await store.close()
+    await hub.commits.close()
     db = rocksdict.Rdict(str(path / "fsync"), rocksdict.Options(raw_mode=True))
     synced = rocksdict.WriteOptions()
     synced.sync = True
@@ -257,14 +256,14 @@ def heads(path: Path, settled: int) -> tuple[float, float, float]:
         consumer = hub.consume(queue, taker, time.time(), peer=PEER, window=1000)
         for first in range(0, count, GROUP):
             hub.produce(envelopes(queue, "send", min(GROUP, count - first)), time.time())
-            store.commit_now()
-        store.commit_now()
+            hub.commits.commit_now()
+        hub.commits.commit_now()
         consumer.close(time.time())
 
     def take(queue: str) -> float:
         """Reopening the queue is what would have to find its head."""
         hub.produce(envelopes(queue, "send", 1), time.time())
-        store.commit_now()
+        hub.commits.commit_now()
         times = []
         for _ in range(51):
             # Without the recent ledger, which would leave the processor's caches cold.
@@ -277,7 +276,6 @@ def heads(path: Path, settled: int) -> tuple[float, float, float]:
             if taker.count != 1:
                 raise SystemExit("the head is not there")
             consumer.close(time.time())
-        hub.commits.connect()
         return sorted(times)[25] * 1e6
 
     settle("queue/bench", 10)
@@ -285,7 +283,7 @@ def heads(path: Path, settled: int) -> tuple[float, float, float]:
     settle("queue/bench", settled)
     settle("queue/beside", 10)
     many, beside = take("queue/bench"), take("queue/beside")
-    asyncio.run(store.close())
+    asyncio.run(hub.commits.close())
     return few, many, beside
 
 
@@ -301,7 +299,7 @@ def fill(path: str, messages: int) -> None:
     hub = Hub(store, now=time.time(), random=Random(1))
     for _ in range(messages // GROUP):
         hub.produce(envelopes("queue/bench", "send", GROUP), time.time())
-        store.commit_now()
+        hub.commits.commit_now()
     print(json.dumps({"length": hub.queue("queue/bench").length, "peak_mb": peak_mb()}), flush=True)
 
 

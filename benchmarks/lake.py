@@ -54,7 +54,7 @@ async def core(path: Path, lake: LakeSettings | None, seconds: float) -> float:
     store = RocksStore(path / "store")
     config = HubConfig(lake=lake is not None)
     hub = Hub(store, config, now=time.time(), random=Random(1), clock=time.time)
-    store.start(asyncio.get_running_loop())
+    hub.commits.start(asyncio.get_running_loop())
     feed = None
     if lake is not None:
         feed = LakeFeed(hub, lake, path / "lake", count=lambda *_, **__: None)
@@ -71,7 +71,7 @@ async def core(path: Path, lake: LakeSettings | None, seconds: float) -> float:
     rate = done / (time.perf_counter() - start)
     if feed is not None:
         await feed.stop()
-    await store.close()
+    await hub.commits.close()
     return rate
 
 

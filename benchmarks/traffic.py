@@ -33,13 +33,13 @@ _START_US = 1_790_000_000_000_000
 
 @dataclass(frozen=True)
 class Conversation:
-    """A connection from its opening to its end: who said what when."""
+    """A connection from its opening to its end: chunks of bytes (time, forward, data)."""
 
     number: int
     protocol: str
     listener: str
     port: int
-    said: tuple[tuple[int, bool, bytes], ...]
+    chunks: tuple[tuple[int, bool, bytes], ...]
 
     @property
     def connector(self) -> tuple[str, int]:
@@ -71,11 +71,11 @@ class Traffic:
         random = Random(f"{self.seed}/{number}/{name}")
         listener, port = next(iter(protocol(name).ports.items()))
         time = _START_US + number * 1000
-        said = []
+        chunks = []
         for forward, data in _TALKS[name](random, self.messages, self.payload_bytes):
             time += random.randrange(20, 2000)
-            said.append((time, forward, data))
-        return Conversation(number, name, listener, port, tuple(said))
+            chunks.append((time, forward, data))
+        return Conversation(number, name, listener, port, tuple(chunks))
 
     def wire(self, most_rows: int = 50_000) -> Iterator[pa.Table]:
         """Rows of `wire/`, in pieces; a connection's stand together."""
@@ -92,7 +92,7 @@ class Traffic:
             yield _table(rows)
 
     def write_tap(self, lake: Path) -> int:
-        """Into `lake/wire`; how many bytes were said."""
+        """Into `lake/wire`; returns the number of bytes sent."""
         total = 0
         for table in self.wire():
             total += sum(table["length"].to_pylist())
@@ -125,10 +125,10 @@ def _wire_rows(conversation: Conversation, node: str, seq: int) -> Iterator[tupl
         seq += 1
         return made
 
-    yield row(True, OPEN, conversation.said[0][0] - 10, None)
-    for time, forward, data in conversation.said:
+    yield row(True, OPEN, conversation.chunks[0][0] - 10, None)
+    for time, forward, data in conversation.chunks:
         yield row(forward, DATA, time, data)
-    last = conversation.said[-1][0]
+    last = conversation.chunks[-1][0]
     yield row(True, FIN, last + 10, None)
     yield row(False, FIN, last + 20, None)
 
@@ -344,11 +344,11 @@ def packets(
         )
         sent[forward] = (sent[forward] + len(data) + bool(flags & (_SYN | _FIN))) % 2**32
 
-    first, last = conversation.said[0][0], conversation.said[-1][0]
+    first, last = conversation.chunks[0][0], conversation.chunks[-1][0]
     packet(first - 3, True, _SYN)
     packet(first - 2, False, _SYN | _ACK)
     packet(first - 1, True, _ACK)
-    for time, forward, data in conversation.said:
+    for time, forward, data in conversation.chunks:
         for start in range(0, len(data), segment_bytes):
             packet(time, forward, _PSH | _ACK, data[start : start + segment_bytes])
     packet(last + 1, True, _FIN | _ACK)

@@ -29,7 +29,7 @@ from crosswire.client.native.emp import EmpClient
 from crosswire.client.native.emqp.worker import Worker
 from crosswire.listeners import PLAIN_LISTENERS
 from crosswire.pipeline import register
-from crosswire.pipeline.spark import FOR_LITTLE, start
+from crosswire.pipeline.spark import SMALL_INPUT, start
 
 WINDOW = "2 seconds"
 TOO_OFTEN = 10
@@ -37,7 +37,7 @@ INCIDENT = ["payment declined"] * 20
 QUIET = "all is well"
 PATIENCE_S = 240.0
 SETTINGS = {
-    **FOR_LITTLE,
+    **SMALL_INPUT,
     # What the pipeline's own state is kept in is not for Spark's aggregations.
     "spark.sql.streaming.stateStore.encodingFormat": "unsaferow",
 }

@@ -24,7 +24,7 @@ FRAMELETS = {b"CG": "config", b"HR": "headers", b"PD": "payload"}
 ENCODINGS = {b"MF": "Fast Binary", b"CB": "Compact Binary"}
 
 Piece = tuple[int, str]
-"""How many bytes, and what they say."""
+"""How many bytes, and meaning."""
 
 
 def frames() -> Iterator[tuple[str, bytes, StructDef]]:
@@ -102,7 +102,7 @@ def page() -> str:
     for title, data, last in frames():
         lines += [f"{title}, {len(data)} bytes:", "", "```"]
         lines += hexdump(data)
-        lines += ["```", "", "| offset | bytes | what they say |", "|---|---|---|"]
+        lines += ["```", "", "| offset | bytes | meaning |", "|---|---|---|"]
         offset = 0
         for size, words in explain(data, last):
             octets = data[offset : offset + size].hex(" ")

@@ -26,7 +26,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from crosswire.bond import hub_module, idl
 from crosswire.cli.bench.hub import started_hub
 from crosswire.client.native.epoxy import EpoxyClient, offer
-from crosswire.pipeline.spark import FOR_LITTLE, start
+from crosswire.pipeline.spark import SMALL_INPUT, start
 
 HOST = "127.0.0.1"
 
@@ -122,7 +122,7 @@ def main() -> None:
             lake = f"{folder}/lake"
             with started_hub("epoxy", config=f'[lake]\ndirectory = "{lake}"\n') as hub:
                 asyncio.run(open_shop(hub.ports["epoxy"]))
-        spark = start("local[2]", FOR_LITTLE, name="slowest-methods")
+        spark = start("local[2]", SMALL_INPUT, name="slowest-methods")
         try:
             report(spark, lake, date or f"{datetime.now(UTC):%Y-%m-%d}")
         finally:

@@ -16,7 +16,7 @@ from crosswire.errors import ConfigError, InvalidDestination, InvalidEnvelope, I
 from crosswire.hub.policies import QueuePolicy, ServicePolicy, StagingLimits, TopicPolicy
 from crosswire.hub.schedules import check_cron, check_id, check_interval
 from crosswire.listeners import LISTENERS, PLAIN_LISTENERS
-from crosswire.store.contract import LEAST_BUFFER_BYTES, StoreLimits
+from crosswire.store.engine import LEAST_BUFFER_BYTES, StoreLimits
 from crosswire.store.reserve import flush_bytes
 from crosswire.toml import Lines, Mistake, dotted, read
 from crosswire.wire.emp.frames import EmpLimits

@@ -1,4 +1,4 @@
-"""Which protocol a connection speaks, and who opened it."""
+"""Which protocol a connection uses, and which side opened it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from crosswire.capture.reassembly import ReassembledRun
 from crosswire.errors import InvalidInput
 from crosswire.wire import PROTOCOL_NAMES, protocol
 
-NOBODYS = 61_000
+UNUSED = 61_000
 
 
 def runs(
-    *said: tuple[bool, bytes], opener: bool | None = True, late: bool = False, number: int = 0
+    *parts: tuple[bool, bytes], opener: bool | None = True, late: bool = False, number: int = 0
 ) -> list[ReassembledRun]:
     offsets = {True: 0, False: 0}
     made = []
-    for forward, data in said:
+    for forward, data in parts:
         made.append(
             ReassembledRun(
                 number, opener, forward, "data", offsets[forward], len(data), 0, data, late
@@ -28,10 +28,10 @@ def runs(
     return made
 
 
-def spoken(
+def classified(
     given: list[ReassembledRun],
     forward_port: int = 60_000,
-    backward_port: int = NOBODYS,
+    backward_port: int = UNUSED,
     **ports: str,
 ) -> list[Classified]:
     configured = {int(port[1:]): name for port, name in ports.items()}
@@ -39,61 +39,61 @@ def spoken(
 
 
 @pytest.mark.parametrize("name", PROTOCOL_NAMES)
-def test_by_the_port_of_who_was_called(name: str) -> None:
+def test_by_the_port_of_the_acceptor(name: str) -> None:
     listener, port = next(iter(protocol(name).ports.items()))
-    (item,) = spoken(runs((True, b"?")), backward_port=port)
+    (item,) = classified(runs((True, b"?")), backward_port=port)
     assert item.detected == (name, listener)
 
 
 @pytest.mark.parametrize("name", PROTOCOL_NAMES)
 def test_by_the_first_bytes(name: str) -> None:
     talk = Traffic(messages=3).conversation(0, name)
-    given = runs(*((forward, data) for _, forward, data in talk.said))
-    found = spoken(given)
+    given = runs(*((forward, data) for _, forward, data in talk.chunks))
+    found = classified(given)
     assert [item.run for item in found] == given
     assert {item.detected.protocol for item in found} == {name}
 
 
-def test_configuration_outranks_the_default() -> None:
-    (item,) = spoken(runs((True, b"?")), backward_port=5040, p5040="epoxy")
+def test_configuration_takes_precedence_over_the_default() -> None:
+    (item,) = classified(runs((True, b"?")), backward_port=5040, p5040="epoxy")
     assert item.detected == ("epoxy", "emp")
 
 
-def test_a_port_for_what_nobody_speaks_is_refused() -> None:
+def test_a_port_with_an_unknown_protocol_is_refused() -> None:
     with pytest.raises(InvalidInput, match="'nope'"):
         PortMap({1: "nope"})
 
 
 def test_tls_by_port_and_by_its_hello() -> None:
     hello = bytes.fromhex("160301020001") + b"x" * 20
-    assert spoken(runs((True, b"?")), backward_port=5041)[0].detected.protocol == "tls"
-    assert spoken(runs((True, hello)))[0].detected.protocol == "tls"
+    assert classified(runs((True, b"?")), backward_port=5041)[0].detected.protocol == "tls"
+    assert classified(runs((True, hello)))[0].detected.protocol == "tls"
 
 
-def test_strangers_stay_unknown() -> None:
-    found = spoken(runs((True, b"SSH-2.0-x\r\n" * 40), (False, b"SSH-2.0-y\r\n")))
+def test_other_protocols_stay_unknown() -> None:
+    found = classified(runs((True, b"SSH-2.0-x\r\n" * 40), (False, b"SSH-2.0-y\r\n")))
     assert {item.detected.protocol for item in found} == {None}
 
 
 def test_the_middle_of_a_connection_is_not_sniffed() -> None:
     hello = bytes.fromhex("000000080000000001000000")
-    (item,) = spoken(runs((True, hello), opener=None, late=True))
+    (item,) = classified(runs((True, hello), opener=None, late=True))
     assert item.detected.protocol is None
 
 
-@pytest.mark.parametrize(("forward_port", "opener"), [(5040, False), (NOBODYS, True)])
-def test_who_opened_it_is_guessed_by_the_port(forward_port: int, opener: bool) -> None:
-    backward_port = NOBODYS if forward_port == 5040 else 5040
-    (item,) = spoken(runs((True, b"?"), opener=None, late=True), forward_port, backward_port)
+@pytest.mark.parametrize(("forward_port", "opener"), [(5040, False), (UNUSED, True)])
+def test_the_opener_is_guessed_by_the_port(forward_port: int, opener: bool) -> None:
+    backward_port = UNUSED if forward_port == 5040 else 5040
+    (item,) = classified(runs((True, b"?"), opener=None, late=True), forward_port, backward_port)
     assert (item.opener_is_forward, item.forward) == (opener, opener)
 
 
-def test_each_connection_of_a_flow_is_looked_at_anew() -> None:
+def test_each_connection_of_a_flow_is_classified_on_its_own() -> None:
     first = Traffic(messages=1).conversation(0, "emp")
     second = Traffic(messages=1).conversation(0, "epoxy")
-    given = runs(*((way, data) for _, way, data in first.said))
-    given += runs(*((way, data) for _, way, data in second.said), number=1)
-    found = spoken(given)
+    given = runs(*((forward, data) for _, forward, data in first.chunks))
+    given += runs(*((forward, data) for _, forward, data in second.chunks), number=1)
+    found = classified(given)
     assert [item.run for item in found] == given
     assert {(item.run.connection, item.detected.protocol) for item in found} == {
         (0, "emp"),

@@ -33,7 +33,7 @@ def runs_of(segments: list[Segment], reorder_bytes: int = 1 << 20) -> list[Reass
 
 
 def bytes_of(runs: list[ReassembledRun], forward: bool = True) -> list[bytes | int]:
-    """Bytes that follow one another as one, gaps as their length; checks that places fit."""
+    """Bytes that follow one another as one, gaps as their length; checks offsets."""
     found: list[bytes | int] = []
     due = 0
     for run in runs:
@@ -146,7 +146,7 @@ def test_the_first_bytes_seen_hold() -> None:
     assert bytes_of(runs_of(segments)) == [b"abcDEFg"]
 
 
-def test_late_without_syn_is_said() -> None:
+def test_without_syn_a_direction_is_late() -> None:
     runs = runs_of([segment(True, 1, 9_000, b"x"), segment(True, 2, 9_001, b"y")])
     assert [(run.kind, run.offset, run.late, run.opener) for run in runs] == [
         (DATA, 0, True, None),
@@ -191,17 +191,17 @@ def test_a_reset_ends_it_and_what_waited_comes_first() -> None:
     assert [run.kind for run in runs] == [OPEN, GAP, DATA, RESET]
 
 
-def test_a_hole_that_the_receiver_does_not_have_is_a_gap_at_once() -> None:
+def test_a_hole_whose_bytes_were_acknowledged_is_a_gap_at_once() -> None:
     later = 1_000_000_000
     segments = [
         *opened(),
-        segment(True, 2, 103, b"behind"),
+        segment(True, 2, 103, b"after!"),
         segment(False, later, 501, b"ok", tcp.ACK, ack=109),
         segment(True, later + 1, 109, b"next"),
     ]
     kinds = [(run.forward, run.kind) for run in runs_of(segments)]
     assert kinds.index((True, GAP)) < kinds.index((False, DATA)) + 2
-    assert bytes_of(runs_of(segments)) == [2, b"behindnext"]
+    assert bytes_of(runs_of(segments)) == [2, b"after!next"]
 
 
 def test_a_cut_payload_is_a_gap() -> None:

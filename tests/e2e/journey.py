@@ -97,7 +97,7 @@ async def settled(server: Server) -> None:
     """Returns when the queue is empty and everything is on disk."""
     while server.hub.queue(QUEUE).length:
         await asyncio.sleep(0.001)
-    await server.hub.store.flush()
+    await server.hub.commits.flush()
 
 
 async def publish(server: Server, loop: asyncio.AbstractEventLoop, journey: Journey) -> None:

@@ -26,6 +26,7 @@ from crosswire.store.memory import MemoryDisk, MemoryStore
 from tests.gateways.conftest import StartServer
 from tests.gateways.test_relink import abandon, client, send, take, until
 from tests.hub.parties import Recorder
+from tests.store.committing import commit
 
 NOW = 2e9
 PEER = LedgerPeer("test", "test-1")
@@ -175,7 +176,7 @@ def restart(rows: Rows) -> Hub:
     hub.queues()
     for _ in range(20):
         hub.handle_deadline(NOW)
-        assert hub.store.commit_now() is None
+        assert hub.commits.commit_now() is None
     return hub
 
 
@@ -188,7 +189,7 @@ def check_others(hub: Hub, payload: bytes) -> None:
     taker = Recorder(settles=True)
     hub.consume("queue/other", taker, NOW, peer=PEER, window=10)
     receipt = hub.produce([envelope("queue/other", payload)], NOW)
-    assert hub.store.commit_now() is None
+    assert hub.commits.commit_now() is None
     assert receipt.done
     assert not receipt.refused
     assert taker.payloads == [payload]
@@ -272,7 +273,7 @@ def test_attempts_skip_chunks_that_were_taken() -> None:
     attempt = StagedAttempt(store, 5)
     attempt.stage(OWNER, 1, "a", pack([envelope("queue/q")] * 600))
     store.drop("staged", next(iter(attempt.chunks()))[0])
-    assert store.commit_now() is None
+    assert commit(store) is None
     found = StagedAttempt(store, 5)
     found.find_chunks()
     assert list(found.chunks()) == list(attempt.chunks())[1:]
@@ -283,7 +284,7 @@ async def test_who_subscribes_by_the_name_of_a_damaged_one_goes_on_where_it_was(
     assert hub.subscriptions.all() == []
     taker = Recorder(settles=True)
     hub.subscribe("topic/t/#", taker, NOW, peer=PEER, name="named", window=10)
-    assert hub.store.commit_now() is None
+    assert hub.commits.commit_now() is None
     assert taker.payloads == [b"%d" % number for number in range(6)]
     again = Hub(hub.store, HubConfig(lake=True), now=NOW, random=Random(1))
     assert [each.name for each in again.subscriptions.all()] == ["named"]

@@ -289,7 +289,7 @@ async def test_what_is_refused_on_a_full_disk_is_not_there(
         assert "no room on the disk" in str(caught.value) and "srv" not in str(caught.value)
         monkeypatch.undo()
         store._room_until = 0.0
-        await store.flush()
+        await server.hub.commits.flush()
         assert server.hub.schedules.all() == [] and server.hub.subscriptions.all() == []
         await client.request(op, data)
         assert len(server.hub.schedules.all()) + len(server.hub.subscriptions.all()) == 1

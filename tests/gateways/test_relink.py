@@ -14,6 +14,7 @@ from crosswire.access import User
 from crosswire.client.native.dial import Backoff
 from crosswire.client.native.emp import EmpClient
 from crosswire.client.native.relink import Received, RelinkClient
+from crosswire.commitlog.contract import GroupBody
 from crosswire.config import ProtocolLimits
 from crosswire.errors import (
     ConnectFailed,
@@ -23,12 +24,12 @@ from crosswire.errors import (
     RequestFailed,
     StoreFailed,
 )
-from crosswire.gateways.relink.link_end import Endpoint, parse_endpoint
+from crosswire.gateways.relink.endpoints import Endpoint, parse_endpoint
 from crosswire.gateways.relink.links import Links
 from crosswire.hub.policies import QueuePolicy
 from crosswire.hub.subscriptions import AtId
 from crosswire.server.server import Server
-from crosswire.store.contract import StoreLimits, WriteBatch
+from crosswire.store.contract import StoreLimits
 from crosswire.store.rocks import RocksStore
 from crosswire.wire.relink.frames import RelinkLimits
 from crosswire.wire.relink.handshake import LinkTerms
@@ -380,7 +381,7 @@ def fail_writes(server: Server, count: int) -> None:
     store = server.hub.store
     write = store._write
 
-    def failing(batch: WriteBatch) -> None:
+    def failing(batch: GroupBody) -> None:
         nonlocal count
         count -= 1
         if count >= 0:

@@ -113,7 +113,7 @@ class Bench:
 
     def commit(self) -> None:
         """The open group is written, and synced if something in it asks for that."""
-        self.store.commit_now()
+        self.hub.commits.commit_now()
 
     def produce(self, *envelopes: Envelope) -> list[int]:
         receipt = self.hub.produce(envelopes, self.now)

@@ -8,17 +8,18 @@ from random import Random
 
 import pytest
 
+from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import Envelope
 from crosswire.errors import DestinationFull, NoProvider, ProviderFailed, ProviderLost, StoreError
 from crosswire.hub.attachment import Attachment, Delivery, Ended, Notice, Window
-from crosswire.hub.feed import CommittedGroup
+from crosswire.hub.commits import CommitStage
 from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.policies import HubConfig, QueuePolicy, Retry, TopicPolicy
-from crosswire.hub.receipt import Receipt
 from crosswire.hub.services import Answer, Call, Provider
 from crosswire.server.metrics import Metrics, render
 from crosswire.store.contract import StoreLimits
 from tests.hub.parties import Bench, Caller, Recorder, Server, publish, send
+from tests.store.committing import CommitRecorder
 
 PEER = LedgerPeer("test", "callbacks")
 
@@ -62,8 +63,8 @@ def call(bench: Bench, answered: Callable[[Call, Answer], None], *envelopes: Env
 
 @pytest.mark.failing_callbacks
 def test_what_one_receipt_raises_is_kept_from_the_others() -> None:
-    bench, taker, feed = Bench(), Recorder(), list[CommittedGroup]()
-    bench.hub.feed.taker = feed.append
+    bench, taker, feed = Bench(), Recorder(), CommitRecorder()
+    bench.hub.commits.add_listener(CommitStage.LAKE, feed)
     bench.consume("queue/q", taker, window=10)
     done: list[Receipt] = []
     for payload in (b"a", b"b", b"c"):
@@ -75,7 +76,7 @@ def test_what_one_receipt_raises_is_kept_from_the_others() -> None:
     bench.commit()
     assert len(done) == 3
     assert taker.payloads == [b"a", b"b", b"c"]
-    assert written.done and len(feed) == 1
+    assert written.done and feed.outcomes == [None]
     assert bench.hub.callbacks.failed == {"receipt": 4}
     bench.kill()
     later = Recorder()
@@ -86,7 +87,7 @@ def test_what_one_receipt_raises_is_kept_from_the_others() -> None:
 @pytest.mark.failing_callbacks
 def test_a_listener_of_commits_that_raises() -> None:
     bench, taker = Bench(), Recorder()
-    bench.hub.feed.taker = raising
+    bench.hub.commits.add_listener(CommitStage.LAKE, CommitRecorder(raising))
     bench.consume("queue/q", taker, window=10)
     for _ in range(2):
         bench.produce(send(b"a"))
@@ -104,7 +105,8 @@ def test_what_became_visible_is_released_before_receipts_and_listeners() -> None
     def look(what: str) -> None:
         seen.append((what, queue.payloads + named.payloads + lagging.payloads))
 
-    bench.hub.feed.taker = lambda _group: look("listener")
+    listener = CommitRecorder(lambda: look("listener"))
+    bench.hub.commits.add_listener(CommitStage.LAKE, listener)
     receipt = bench.hub.produce([send(b"q"), publish(b"t")], bench.now)
     receipt.add_done_callback(lambda _receipt: look("receipt"))
     bench.commit()

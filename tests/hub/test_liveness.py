@@ -23,6 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import Envelope
 from crosswire.errors import UnknownMessage
 from crosswire.hub import cursor
@@ -31,7 +32,6 @@ from crosswire.hub.backlog.backlog import Backlog
 from crosswire.hub.hub import Hub
 from crosswire.hub.ledger import Step
 from crosswire.hub.policies import HubConfig, QueuePolicy, Retry
-from crosswire.hub.receipt import Receipt
 from crosswire.hub.subscribers import Subscriber
 from crosswire.hub.subscriptions import Subscription
 from crosswire.store.contract import StoreLimits
@@ -554,7 +554,7 @@ class Living(RuleBasedStateMachine):
         # What need not be durable is safe with the next group, if that can be written.
         at_risk, self.at_risk = self.at_risk, set()
         unwritten = set(self.unwritten)
-        if self.bench.store.commit_now() is None:
+        if self.bench.hub.commits.commit_now() is None:
             self.live |= at_risk - self.settled
             self.unsynced |= at_risk
             self.unwritten -= unwritten

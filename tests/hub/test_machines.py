@@ -6,11 +6,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from crosswire.commitlog.contract import Receipt
 from crosswire.hub import cursor
 from crosswire.hub.attachment import Attachment, Consumer, Delivery, Notice
 from crosswire.hub.backlog.backlog import Backlog
 from crosswire.hub.policies import HubConfig, QueuePolicy, Retry
-from crosswire.hub.receipt import Receipt
 from tests.hub.parties import Bench, publish, send
 
 CONFIG = HubConfig(
@@ -103,7 +103,7 @@ class Delivering(RuleBasedStateMachine):
     @rule()
     def commit(self) -> None:
         before = set(self.unwritten)
-        if self.bench.store.commit_now() is None:
+        if self.bench.hub.commits.commit_now() is None:
             self.unwritten -= before
 
     @precondition(lambda self: len(self.takers) < 3)

@@ -95,21 +95,22 @@ async def test_what_is_written_does_not_wait_for_the_disk() -> None:
     store = BusyStore()
     hub = Hub(store, now=0.0, random=Random(1))
     store.reserve(1)
-    store.start(asyncio.get_running_loop())
+    hub.commits.start(asyncio.get_running_loop())
+    store.is_busy = True
     stored = hub.produce([send()], 0.0)
     written = hub.written()
     await asyncio.wait_for(written, 10)
     assert not stored.done
     store.may_end.set()
     assert await asyncio.wait_for(stored, 10) == stored.ids
-    await store.close()
+    await hub.commits.close()
 
 
 def test_there_may_be_nothing_to_write() -> None:
     bench = Bench()
     bench.commit()
     written = bench.hub.written()
-    bench.store.commit_now()
+    bench.hub.commits.commit_now()
     assert written.done and written.error is None
 
 

@@ -327,7 +327,7 @@ def test_a_hub_starts_with_whatever_is_stored_as_a_schedule(fields: dict[str, ob
     bench, _ = ticking(interval_s=10.0, nohaste=True)
     stored = msgspec.structs.replace(scheduled(), id="odd", **fields)
     bench.store.save("schedule", b"odd", msgspec.msgpack.encode(stored))
-    bench.store.request()
+    bench.hub.commits.request()
     bench.commit()
     bench.kill(power=True)
     taker = Recorder(settles=True)

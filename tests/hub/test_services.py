@@ -67,12 +67,12 @@ def test_requests_and_responses_are_journaled() -> None:
     provider = provide(bench, server)
     calls = call(bench, caller, request(service="service/s/m"))
     provider.answer(calls[0].id, response(b"!"), bench.now)
-    bench.store.commit_now()
+    bench.hub.commits.commit_now()
     assert len([key for key in bench.disk.keys if key.startswith(b"m")]) == 2
     # Only the group with the new name of a destination was synced.
     calls = call(bench, caller, request(service="service/s/m"))
     provider.answer(calls[0].id, response(b"!"), bench.now)
-    bench.store.commit_now()
+    bench.hub.commits.commit_now()
     assert bench.disk.unsynced
 
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from crosswire.pipeline.batch import BatchJob, run_batch
 from crosswire.pipeline.sources.inputs import find_inputs
-from crosswire.pipeline.spark import FOR_LITTLE, start
+from crosswire.pipeline.spark import SMALL_INPUT, start
 from crosswire.pipeline.summary import Summary
 from tests.pipeline.captures import write_captures
 
@@ -33,7 +33,7 @@ class Made:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    settings = {**FOR_LITTLE, "spark.driver.memory": "1g"}
+    settings = {**SMALL_INPUT, "spark.driver.memory": "1g"}
     session = start("local[2]", settings, name="tests")
     yield session
     session.stop()

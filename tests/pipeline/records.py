@@ -1,4 +1,4 @@
-"""Tables told by hand: what was said on connections, and what a hub noted of it."""
+"""Tables made by hand: messages on connections, and what a hub recorded of them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from crosswire.lake.schemas import LEDGER, MESSAGES
 
-SAID: Final = (
+MESSAGE_COLUMNS: Final = (
     "node string, connection string, direction string, protocol string, offset bigint, "
     "time bigint, id bigint, kind string, destination string, correlation string, "
     "status string, sequence bigint, crc bigint"
 )
-FRAMED: Final = (
+FRAME_COLUMNS: Final = (
     "node string, connection string, direction string, protocol string, time bigint, "
     "identifier string, kind string, status string, sequence bigint"
 )
-WAYS: Final = (
+DIRECTION_COLUMNS: Final = (
     "node string, connection string, direction string, late boolean, gaps bigint, "
     "unread bigint, last_time bigint, ended string"
 )
 
 
 class Records:
-    """Every call is a moment later than the one before, one millisecond unless told otherwise."""
+    """Every call is later than the one before, by a millisecond by default."""
 
     def __init__(self, start: int = 1_000_000) -> None:
         self.now = start
@@ -37,7 +37,7 @@ class Records:
         self._connection = self._protocol = ""
         self._messages: list[tuple[Any, ...]] = []
         self._frames: list[tuple[Any, ...]] = []
-        self._ways: list[tuple[Any, ...]] = []
+        self._directions: list[tuple[Any, ...]] = []
         self._ledger: list[dict[str, Any]] = []
         self._envelopes: list[dict[str, Any]] = []
 
@@ -53,13 +53,13 @@ class Records:
         self.connections.append(connection)
         yield
         for direction in ("forward", "backward"):
-            self._ways.append(("n", connection, direction, False, gaps, 0, self.now, ended))
+            self._directions.append(("n", connection, direction, False, gaps, 0, self.now, ended))
 
     def _tick(self, after_us: int = 1000) -> int:
         self.now += after_us
         return self.now
 
-    def said(
+    def sent(
         self,
         payload: bytes,
         *,
@@ -85,10 +85,10 @@ class Records:
             self._frames.append(("n", name, back, self._protocol, *answer))
 
     def error(self) -> None:
-        said = (self._tick(), None, "error", "refused", None)
-        self._frames.append(("n", self._connection, "backward", self._protocol, *said))
+        frame = (self._tick(), None, "error", "refused", None)
+        self._frames.append(("n", self._connection, "backward", self._protocol, *frame))
 
-    def noted(
+    def recorded(
         self,
         step: str,
         *,
@@ -163,16 +163,16 @@ class Records:
     def end(self, after_us: int = 1_000_000) -> None:
         """Both sides go on a little, so that all before is certain."""
         with self.on("the end", "emp"):
-            self.noted("settled", identifier=1, after_us=after_us)
+            self.recorded("settled", identifier=1, after_us=after_us)
 
     def tables(
         self, spark: SparkSession
     ) -> tuple[DataFrame, DataFrame, DataFrame, DataFrame, DataFrame]:
         """messages, frames and directions of the wire; ledger and messages of the hub."""
         return (
-            spark.createDataFrame(self._messages, SAID),
-            spark.createDataFrame(self._frames, FRAMED),
-            spark.createDataFrame(self._ways, WAYS),
+            spark.createDataFrame(self._messages, MESSAGE_COLUMNS),
+            spark.createDataFrame(self._frames, FRAME_COLUMNS),
+            spark.createDataFrame(self._directions, DIRECTION_COLUMNS),
             *self.records(spark),
         )
 

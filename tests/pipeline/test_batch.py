@@ -80,12 +80,12 @@ ODD: dict[str, tuple[str | None, Rows]] = {
 
 def tap_rows(connections: dict[str, tuple[str | None, Rows]], first: int = 0) -> pa.Table:
     made = []
-    for name, (spoken, rows) in connections.items():
+    for name, (name_of_protocol, rows) in connections.items():
         offsets = {"forward": 0, "backward": 0}
         for direction, kind, data, length in rows:
             length = length or len(data or b"")
             seq = first + len(made)
-            fixed = (False, spoken, None, "10.0.0.1", 4000, "10.0.0.2", 5040)
+            fixed = (False, name_of_protocol, None, "10.0.0.1", 4000, "10.0.0.2", 5040)
             index = (offsets[direction], length, START + seq)
             made.append(("odd", seq, name, direction, kind, *index, data or None, *fixed))
             offsets[direction] += length
@@ -111,7 +111,7 @@ def one(rows: list[dict[str, Any]], connection: str) -> dict[str, Any]:
     return row
 
 
-def test_violations_say_where_and_what(odd: Made) -> None:
+def test_violations_have_position_and_reason(odd: Made) -> None:
     rows = odd.rows("silver/violations")
     refused, lost = one(rows, "refused"), one(rows, "lost")
     assert (refused["offset"], refused["length"], refused["error"]) == (12, 8, "unknown")
@@ -131,7 +131,7 @@ def test_violations_say_where_and_what(odd: Made) -> None:
         ("unfinished", {"frames": 12, "tail": 3}),
     ],
 )
-def test_every_byte_has_its_place(odd: Made, connection: str, expected: dict[str, int]) -> None:
+def test_every_byte_has_its_category(odd: Made, connection: str, expected: dict[str, int]) -> None:
     row = one(odd.rows("gold/accounting"), connection)
     parts = {
         name: value
@@ -154,7 +154,7 @@ def test_what_is_unfinished_is_in_open(odd: Made) -> None:
     assert (unanswered["connection"], unanswered["outcome"]) == ("unanswered", "unanswered")
 
 
-def test_sessions_say_how_they_ended(odd: Made) -> None:
+def test_sessions_show_how_they_ended(odd: Made) -> None:
     ended = {row["session"]: row["ended"] for row in odd.rows("gold/sessions")}
     assert (ended["secret"], ended["gap"]) == ("reset", "fin")
     assert one(odd.rows("gold/sessions"), "lost")["violations"] == 1
@@ -237,7 +237,7 @@ def test_the_hubs_own_messages(spark: SparkSession, tmp_path: Path) -> None:
     assert found == [(10, True), (11, False)]
 
 
-def test_a_damaged_capture_is_said_in_a_line(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_damaged_capture_is_reported_in_a_line(spark: SparkSession, tmp_path: Path) -> None:
     file = tmp_path / "a.pcap"
     talk = Traffic(protocols=("emp",), messages=2).conversation(0, "emp")
     write_pcap(file, packets(talk))
@@ -266,10 +266,10 @@ def test_what_is_there_is_found(tmp_path: Path) -> None:
 def test_the_tables_of_a_lake_may_be_named_one_by_one(
     tmp_path: Path, name: str, where: str
 ) -> None:
-    told = Records(START)
-    with told.on("c", "emp"):
-        told.noted("accepted", payload=b"1")
-    rows = dict(zip(("ledger", "messages"), told.rows(), strict=True))
+    records = Records(START)
+    with records.on("c", "emp"):
+        records.recorded("accepted", payload=b"1")
+    rows = dict(zip(("ledger", "messages"), records.rows(), strict=True))
     lake = tmp_path / "lake"
     (file,) = write(lake, name, rows.get(name, tap_rows({"gap": ODD["gap"]})))
     for given in (lake, lake / name, file):
@@ -280,12 +280,12 @@ def test_the_tables_of_a_lake_may_be_named_one_by_one(
 
 
 def test_files_of_a_lake_are_read_like_the_lake(spark: SparkSession, tmp_path: Path) -> None:
-    told = Records(START)
-    with told.on("c", "emp"):
-        told.noted("accepted", payload=b"1")
-        told.end()
-    ledger, _ = told.rows()
-    since_us = told.now
+    records = Records(START)
+    with records.on("c", "emp"):
+        records.recorded("accepted", payload=b"1")
+        records.end()
+    ledger, _ = records.rows()
+    since_us = records.now
     folder, wire = tmp_path / "wire", tap_rows({"gap": ODD["gap"]})
     (file,) = write(tmp_path, "wire", wire)
     for given in (folder, file):
@@ -298,13 +298,13 @@ def test_files_of_a_lake_are_read_like_the_lake(spark: SparkSession, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "message"),
     [("nothing", "does not exist"), ("empty", "nothing to read"), ("text", "neither a capture")],
 )
-def test_no_input_is_said(tmp_path: Path, name: str, says: str) -> None:
+def test_no_input_is_an_error(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "text").write_text("text")
-    with pytest.raises(InvalidInput, match=says):
+    with pytest.raises(InvalidInput, match=message):
         find_inputs([str(tmp_path / name)])
 
 
@@ -325,15 +325,15 @@ def test_the_command(tmp_path: Path) -> None:
         *("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
     )
     assert (done.returncode, done.stderr) == (0, "")
-    said = json.loads(done.stdout)
-    assert said["tables"].keys() == {"silver.frames", "gold.accounting"}
-    (account,) = said["accounting"]
+    summary = json.loads(done.stdout)
+    assert summary["tables"].keys() == {"silver.frames", "gold.accounting"}
+    (account,) = summary["accounting"]
     assert (account["protocol"], account["missing"]) == ("epoxy", 0)
     assert account["seen"] == account["frames"] == size
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "says"),
+    ("arguments", "code", "message"),
     [
         ((), 2, "ACTION"),
         (("run",), 2, "--input"),
@@ -344,7 +344,7 @@ def test_the_command(tmp_path: Path) -> None:
         (("run", "--input", "x", "--output", "o", "--port", "1=nope"), 2, "nobody speaks 'nope'"),
     ],
 )
-def test_wrong_usage_is_explained(arguments: tuple[str, ...], code: int, says: str) -> None:
+def test_wrong_usage_is_explained(arguments: tuple[str, ...], code: int, message: str) -> None:
     done = crosswire(*arguments)
     assert done.returncode == code
-    assert says in done.stderr and "Traceback" not in done.stderr and "java" not in done.stderr
+    assert message in done.stderr and "Traceback" not in done.stderr and "java" not in done.stderr

@@ -48,15 +48,15 @@ class Node:
                 env=environment,
             )
 
-    def says(self, pattern: str) -> re.Match[str]:
+    def wait_for(self, pattern: str) -> re.Match[str]:
         """Waits until its log does."""
         deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline:
-            said = self.log.read_text(errors="replace")
-            if found := re.search(pattern, said):
+            text = self.log.read_text(errors="replace")
+            if found := re.search(pattern, text):
                 return found
             if self.process.poll() is not None:
-                raise AssertionError(f"it ended: {said[-2000:]}")
+                raise AssertionError(f"it ended: {text[-2000:]}")
             time.sleep(0.05)
         raise AssertionError(f"{pattern} is not in its log: {self.log.read_text()[-2000:]}")
 
@@ -75,13 +75,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Pat
     folder = tmp_path_factory.mktemp("cluster")
     nodes = [Node(folder, "master", "master.Master")]
     try:
-        url = nodes[0].says(r"Starting Spark master at (spark://\S+)")[1]
+        url = nodes[0].wait_for(r"Starting Spark master at (spark://\S+)")[1]
         limits = ("--cores", "1", "--memory", "700m")
         for name in ("first", "second"):
             where = ("--work-dir", folder / name)
             nodes.append(Node(folder, name, "worker.Worker", *limits, *where, url))
         for worker in nodes[1:]:
-            worker.says("Successfully registered with master")
+            worker.wait_for("Successfully registered with master")
         yield url, folder
     finally:
         for node in reversed(nodes):

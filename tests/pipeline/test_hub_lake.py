@@ -65,8 +65,8 @@ class Hub:
     def steps(self, destination: str) -> list[str]:
         return [row.step for row in self.server.hub.ledger.of_destination(destination)]
 
-    def is_heard(self, name: str) -> bool:
-        """Not all protocols tell a subscriber that it is one."""
+    def has_subscriber(self, name: str) -> bool:
+        """Not all protocols confirm a subscription to the subscriber."""
         topic = self.server.hub.topic(name)
         audience = self.server.hub.subscriptions.audience(topic)
         return any(each.wants(topic.name) for each in audience.subscribers)
@@ -91,7 +91,7 @@ async def pass_through(hub: Hub, kind: type[Party]) -> None:
     async with kind(hub.ports) as producer, kind(hub.ports) as consumer:
         jobs = await consumer.consume(queue)
         news = await consumer.consume(topic)
-        await hub.until(lambda: hub.is_heard(topic))
+        await hub.until(lambda: hub.has_subscriber(topic))
         for number in range(2):
             await producer.produce(queue, b'{"n":%d}' % number, "application/json")
             await jobs.get()
@@ -186,7 +186,7 @@ def of(rows: list[dict[str, Any]], destination: str) -> list[dict[str, Any]]:
     return [row for row in rows if row["destination"] == destination]
 
 
-def test_the_wire_and_the_hub_say_the_same(hub_lake: Made) -> None:
+def test_the_wire_and_the_hub_agree(hub_lake: Made) -> None:
     rows = hub_lake.rows("gold/reconciliation")
     odd = [row for row in rows if row["verdict"] != "equal"]
     assert [(row["verdict"], row["destination"], row["way"]) for row in odd] == [

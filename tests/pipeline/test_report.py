@@ -1,4 +1,4 @@
-"""The report: what it says, that nothing in it obeys a peer, and how a browser shows it."""
+"""The report: what its figures, that nothing in it obeys a peer, and how a browser shows it."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from crosswire.errors import InvalidInput, PipelineError
 from crosswire.pipeline.report import write_report
 from crosswire.pipeline.report.about_bytes import _PART_WORDS
 from crosswire.pipeline.report.about_hub import _VERDICTS
+from crosswire.pipeline.report.formats import amount, duration, moment, share, size, text
 from crosswire.pipeline.report.gather import gather
 from crosswire.pipeline.report.histogram import (
     buckets_of,
@@ -32,8 +33,7 @@ from crosswire.pipeline.report.histogram import (
     percentiles,
 )
 from crosswire.pipeline.report.plots import _decades, _scale
-from crosswire.pipeline.report.source import Highest, ReportTables, Tally
-from crosswire.pipeline.report.words import amount, duration, moment, share, size, text
+from crosswire.pipeline.report.table_reader import Highest, ReportTables, Tally
 from crosswire.pipeline.tables import histogram
 from crosswire.pipeline.tables.names import ACCOUNT_PARTS, VERDICTS
 from tests.pipeline.conftest import Made
@@ -265,7 +265,7 @@ def write_tables(root: Path, minutes: int = 90) -> Path:
 
 
 def put_hub(root: Path) -> None:
-    """What the hub's own record says."""
+    """Tables of what the hub recorded."""
     fixed = {"node": "n", "protocol": "emqp", "producer_protocol": "emp", "connection": "c"}
     times = {"accepted": START, "delivered": START + 10, "latency_us": 20, "attempts": 1}
     fine = {"late": False, "lost": False, "doubled": False, "intact": True, "outcome": "settled"}
@@ -303,7 +303,7 @@ def page(tables: Path) -> Path:
     return target
 
 
-# ------------------------------------------------------------------------------- what it says
+# ------------------------------------------------------------------------------- its figures
 
 
 def test_facts_of_known_tables(tables: Path) -> None:
@@ -375,8 +375,8 @@ def test_the_page_has_every_section(page: Path) -> None:
 
 def test_a_short_recording_is_counted_by_its_messages(tmp_path: Path) -> None:
     put(tmp_path, "gold/traffic", traffic_rows(1))
-    said = {"protocol": "emp", "destination": "queue/a", "kind": "send", "payload_length": 5}
-    rows = [{**said, "time": START + n * 1000, "status": None, "intact": n > 1} for n in range(90)]
+    sent = {"protocol": "emp", "destination": "queue/a", "kind": "send", "payload_length": 5}
+    rows = [{**sent, "time": START + n * 1000, "status": None, "intact": n > 1} for n in range(90)]
     put(tmp_path, "silver/messages", rows)
     facts = gather(ReportTables(str(tmp_path)))
     assert facts.clock is not None and facts.traffic is not None
@@ -554,15 +554,15 @@ def test_an_axis_holds_what_is_on_it(highest: float) -> None:
 # ---------------------------------------------------------------------------------- errors
 
 
-def test_no_input_is_said(tmp_path: Path) -> None:
+def test_no_input_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "hub" / "wire").mkdir(parents=True)
-    for name, says in (
+    for name, message in (
         ("nothing", "does not exist"),
         ("empty", "there are no tables"),
         ("hub", "is the lake of a hub"),
     ):
-        with pytest.raises(InvalidInput, match=says):
+        with pytest.raises(InvalidInput, match=message):
             write_report(str(tmp_path / name), tmp_path / "r.html", made_us=START)
     assert not (tmp_path / "r.html").exists()
 
@@ -574,7 +574,7 @@ def test_tables_of_another_make_are_refused(tmp_path: Path) -> None:
         write_report(str(tmp_path), tmp_path / "r.html", made_us=START)
 
 
-def test_damage_is_said_in_a_line_and_leaves_the_old_report(tmp_path: Path) -> None:
+def test_damage_is_reported_in_a_line_and_leaves_the_old_report(tmp_path: Path) -> None:
     put(tmp_path, "gold/traffic", traffic_rows(2))
     (tmp_path / "gold" / "traffic" / "part-0.parquet").write_bytes(b"PAR1 no more")
     (tmp_path / "r.html").write_text("old")
@@ -584,9 +584,9 @@ def test_damage_is_said_in_a_line_and_leaves_the_old_report(tmp_path: Path) -> N
     assert (tmp_path / "r.html").read_text() == "old"
 
 
-def test_a_page_that_cannot_be_written_is_said(tables: Path, tmp_path: Path) -> None:
-    for target, says in ((tmp_path, "is a folder"), (tmp_path / "no" / "r.html", "no folder")):
-        with pytest.raises(PipelineError, match=says):
+def test_a_page_that_cannot_be_written_is_an_error(tables: Path, tmp_path: Path) -> None:
+    for target, message in ((tmp_path, "is a folder"), (tmp_path / "no" / "r.html", "no folder")):
+        with pytest.raises(PipelineError, match=message):
             write_report(str(tables), target, made_us=START)
 
 
@@ -601,9 +601,9 @@ def test_the_command(tables: Path, tmp_path: Path) -> None:
     target = tmp_path / "r.html"
     done = crosswire("--input", tables, "--output", target, "--json")
     assert (done.returncode, done.stderr) == (0, "")
-    said = json.loads(done.stdout)
-    assert said["output"] == str(target) and said["requests"]["unanswered"] == 3
-    assert said["deliveries"] == {"total": 52, "late": 1, "lost": 1, "doubled": 1}
+    summary = json.loads(done.stdout)
+    assert summary["output"] == str(target) and summary["requests"]["unanswered"] == 3
+    assert summary["deliveries"] == {"total": 52, "late": 1, "lost": 1, "doubled": 1}
     assert target.read_text().startswith("<!doctype html>")
     assert target.stat().st_mode & 0o044
 
@@ -641,7 +641,7 @@ def chromium() -> str:
 @pytest.fixture
 def browse(chromium: str, tmp_path: Path) -> Iterator[Any]:
     def show(page: Path) -> tuple[str, list[str]]:
-        """The page as the browser has it in the end, and what it said on the console."""
+        """The page as the browser has it in the end, and its messages on the console."""
         options = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run")
         quiet = ("--disable-background-networking", "--disable-dev-shm-usage", "--dump-dom")
         home = f"--user-data-dir={tmp_path / 'profile'}"
@@ -685,9 +685,9 @@ def test_a_click_sorts_a_table(page: Path, browse: Any, tmp_path: Path) -> None:
     (tmp_path / "clicks.html").write_text(html.replace("</body>", clicks))
     shown, complaints = browse(tmp_path / "clicks.html")
     assert complaints == []
-    said = re.search(r"<title>(.*?)</title>", shown)
-    assert said is not None
-    (names, falling, rising), theme = json.loads(said[1])
+    title = re.search(r"<title>(.*?)</title>", shown)
+    assert title is not None
+    (names, falling, rising), theme = json.loads(title[1])
     assert names == sorted(names, key=str.casefold) and len(set(names)) == 5
     numbers = [int(each.replace(",", "")) for each in falling]
     assert numbers == sorted(numbers, reverse=True) and len(set(numbers)) > 5

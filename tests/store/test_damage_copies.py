@@ -14,6 +14,8 @@ from crosswire.store.contract import Store, StoreLimits
 from crosswire.store.copies import CopyFile
 from crosswire.store.memory import MemoryDisk, MemoryStore
 from crosswire.store.rocks import COPIES, RocksStore
+from tests.store.committing import close as close_store
+from tests.store.committing import commit
 
 LIMITS = StoreLimits(spare_bytes=0)
 NAMES = [f"queue/{letter}" for letter in "abcdefgh"]
@@ -26,14 +28,14 @@ def fill(store: Store) -> dict[str, int]:
         ids[name] = store.reserve(1)
         store.append(store.number(name), ids[name], name.encode())
     store.save("subscription", b"s", b"definition")
-    store.commit_now()
+    commit(store)
     return ids
 
 
 def close(store: RocksStore, *, flush: bool = True) -> None:
     if flush:
         store._db.flush()
-    asyncio.run(store.close())
+    asyncio.run(close_store(store))
 
 
 def flip(path: Path, at: float, count: int = 1) -> None:
@@ -57,7 +59,7 @@ def opened() -> Iterator[list[RocksStore]]:
     stores: list[RocksStore] = []
     yield stores
     for store in stores:
-        asyncio.run(store.close())
+        asyncio.run(close_store(store))
 
 
 def test_unreadable_names_and_own_keys_come_from_the_second_copy(
@@ -199,9 +201,9 @@ def test_a_number_is_never_given_out_again_after_a_failed_group() -> None:
     fill(store)
     disk.room_bytes = 0
     number = store.number("queue/later")
-    assert store.commit_now() is not None
+    assert commit(store) is not None
     disk.room_bytes = 1 << 40
-    assert store.commit_now() is None
+    assert commit(store) is None
     again = MemoryStore(disk, LIMITS)
     assert again.destinations()["queue/later"] == number
     assert again.number("queue/last") > number

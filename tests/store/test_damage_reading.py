@@ -14,12 +14,14 @@ import pytest
 
 from crosswire.errors import RecordUnreadable, StoreFailed, StoreFull
 from crosswire.server.store_repair import verify
-from crosswire.store.contract import Store, StoreLimits, full_or_failed
+from crosswire.store.contract import Store, StoreLimits
+from crosswire.store.engine import full_or_failed
+from crosswire.store.keys import MAX_ID, message_key
 from crosswire.store.manifest import crc32c, fault_of, strange_headers
 from crosswire.store.marks import LogMark, MarkFile
 from crosswire.store.memory import MemoryDisk, MemoryStore
 from crosswire.store.rocks import MARK, RocksStore
-from crosswire.store.view import MAX_ID, message_key
+from tests.store.committing import close, commit
 
 LIMITS = StoreLimits(spare_bytes=0)
 
@@ -28,7 +30,7 @@ def killed(path: Path, store: RocksStore) -> Path:
     """The files as a kill would leave them."""
     copy = path.with_name("killed")
     shutil.copytree(path, copy, ignore=shutil.ignore_patterns("LOCK"))
-    asyncio.run(store.close())
+    asyncio.run(close(store))
     return copy
 
 
@@ -37,8 +39,8 @@ def write_groups(store: Store, count: int, size: int = 500) -> list[int]:
     for _ in range(count):
         ids.append(store.reserve(1))
         store.append(number, ids[-1], Random(ids[-1]).randbytes(size))
-        store.request()
-        assert store.commit_now() is None
+        store.group.sync = True
+        assert commit(store) is None
     return ids
 
 
@@ -58,7 +60,7 @@ def test_an_intact_log_of_a_killed_hub_is_not_reported(tmp_path: Path) -> None:
     ids = write_groups(store, 50)
     store = RocksStore(killed(tmp_path / "data", store), LIMITS)
     assert store.damage == [] and store.last_id(1) == ids[-1]
-    asyncio.run(store.close())
+    asyncio.run(close(store))
 
 
 @pytest.mark.parametrize("place", [0.1, 0.5, 0.9, 0.999])
@@ -79,11 +81,11 @@ def test_a_hole_in_the_log_is_reported_with_the_ids_that_may_be_lost(
     first, last = map(int, report.split("ids from ")[1].split(" may")[0].split(" to "))
     assert lost and all(first <= each <= last for each in lost)
     assert store.reserve(1) > ids[-1]
-    asyncio.run(store.close())
+    asyncio.run(close(store))
     store = RocksStore(copy, LIMITS)
     assert store.damage == [], "it is reported once, and listed until it is acknowledged"
     assert len(store.damages.entries) == 1
-    asyncio.run(store.close())
+    asyncio.run(close(store))
 
 
 @pytest.mark.parametrize("harm", ["cut", "remove", "empty"])
@@ -99,7 +101,7 @@ def test_a_log_that_lost_its_end_is_told_from_an_unsynced_tail(tmp_path: Path, h
     store = RocksStore(copy, LIMITS)
     assert len(log_reports(store)) == 1
     assert store.reserve(1) > 40
-    asyncio.run(store.close())
+    asyncio.run(close(store))
 
 
 def test_without_the_mark_the_end_of_the_log_is_not_verified(tmp_path: Path) -> None:
@@ -109,12 +111,12 @@ def test_without_the_mark_the_end_of_the_log_is_not_verified(tmp_path: Path) -> 
     (copy / MARK).unlink()
     store = RocksStore(copy, LIMITS)
     assert "can't be verified" in log_reports(store)[0]
-    asyncio.run(store.close())
+    asyncio.run(close(store))
     # After a clean stop the second copy of the store's own keys tells where it ends.
     (copy / MARK).unlink()
     store = RocksStore(copy, LIMITS)
     assert store.damage == []
-    asyncio.run(store.close())
+    asyncio.run(close(store))
 
 
 def test_after_a_power_cut_only_what_was_synced_is_expected() -> None:
@@ -122,8 +124,8 @@ def test_after_a_power_cut_only_what_was_synced_is_expected() -> None:
     store = MemoryStore(disk, LIMITS)
     write_groups(store, 3)
     store.save("state", b"k", b"not synced")
-    store._group.sync = False
-    store.commit_now()
+    store.group.sync = False
+    commit(store)
     disk.cut_power()
     again = MemoryStore(disk, LIMITS)
     assert again.power_lost and again.damage == []
@@ -185,9 +187,9 @@ def test_scans_end_whatever_block_is_damaged(tmp_path: Path) -> None:
     for identifier in range(1, 601):
         store.append(number, identifier, Random(identifier).randbytes(300))
         store.save(f"space{identifier % 7}", b"%d" % identifier * 20, bytes(40))
-    store.commit_now()
+    commit(store)
     store._db.flush()
-    asyncio.run(store.close())
+    asyncio.run(close(store))
     (table,) = sorted((tmp_path / "data").glob("*.sst"))[-1:]
     whole = table.read_bytes()
     for index in range(0, len(whole) - 2000, 9000):
@@ -204,7 +206,7 @@ def test_scans_end_whatever_block_is_damaged(tmp_path: Path) -> None:
         assert store.damage and store.damages.entries
         assert store.last_id(number) >= 600
         del view
-        asyncio.run(store.close())
+        asyncio.run(close(store))
         shutil.rmtree(copy)
 
 
@@ -215,9 +217,9 @@ def test_a_view_ends_before_damage_that_is_after_its_range(tmp_path: Path) -> No
     for number in numbers:
         for identifier in range(1, 101):
             store.append(number, identifier, Random(identifier).randbytes(400))
-    store.commit_now()
+    commit(store)
     store._db.flush()
-    asyncio.run(store.close())
+    asyncio.run(close(store))
     (table,) = sorted((tmp_path / "data").glob("*.sst"))[-1:]
     whole = table.read_bytes()
     for at in range(0, len(whole) - 4000, 15_000):
@@ -235,7 +237,7 @@ def test_a_view_ends_before_damage_that_is_after_its_range(tmp_path: Path) -> No
             assert view.last(message_key(number, 0), message_key(number + 1, 0)) or not found
         assert len(store.damage) < 200
         del view
-        asyncio.run(store.close())
+        asyncio.run(close(store))
         shutil.rmtree(copy)
 
 
@@ -267,7 +269,7 @@ def test_every_damage_to_the_list_of_tables_is_noticed(tmp_path: Path) -> None:
     store = RocksStore(tmp_path, LIMITS)
     write_groups(store, 3)
     store._db.flush()
-    asyncio.run(store.close())
+    asyncio.run(close(store))
     data = next(tmp_path.glob("MANIFEST-*")).read_bytes()
     assert fault_of(data, len(data)) == ""
     for at in range(len(data)):
@@ -310,7 +312,7 @@ def test_a_header_that_the_engine_can_not_get_past_costs_its_block(
     (report,) = log_reports(store)
     assert f"at byte {2 << 15}" in report
     assert store.last_id(1) == 300
-    asyncio.run(store.close())
+    asyncio.run(close(store))
 
 
 def test_a_store_in_use_is_left_alone(tmp_path: Path) -> None:

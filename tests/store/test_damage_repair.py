@@ -20,10 +20,11 @@ from crosswire.lake import files
 from crosswire.lake.writer import messages_table
 from crosswire.server.store_repair import Repaired, repair, verify
 from crosswire.store.contract import StoreLimits
+from crosswire.store.keys import message_key
 from crosswire.store.memory import MemoryDisk, MemoryStore
 from crosswire.store.rocks import COPIES, MARK, RocksStore, table_options
-from crosswire.store.view import message_key
 from tests.hub.parties import Recorder
+from tests.store.committing import close, commit
 
 LIMITS = StoreLimits(spare_bytes=0)
 PEER = LedgerPeer("test", "test-1")
@@ -55,7 +56,7 @@ class Data:
         )
         consumer = hub.consume("queue/a", taker, 1.0, peer=PEER, window=2 * COUNT)
         hub.produce(envelopes, 2.0)
-        store.commit_now()
+        hub.commits.commit_now()
         self.sent = {each.envelope.id: each.envelope for each in taker.deliveries}
         self.published = {each.envelope.id: each.envelope for each in subscriber.deliveries}
         assert len(self.sent) == len(self.published) == COUNT
@@ -63,11 +64,11 @@ class Data:
         self.taken = set(list(self.published)[::2])
         consumer.settle(sorted(self.settled), 3.0)
         subscription.settle(sorted(self.taken), 3.0)
-        store.commit_now()
+        hub.commits.commit_now()
         store._db.flush()
         everything = sorted([*self.sent.values(), *self.published.values()], key=lambda e: e.id)
         files.write(self.lake, "messages", messages_table(hub.node, 1, everything))
-        asyncio.run(store.close())
+        asyncio.run(hub.commits.close())
 
     def open(self) -> tuple[RocksStore, Hub]:
         store = RocksStore(self.path / "store", LIMITS)
@@ -77,7 +78,7 @@ class Data:
         store = RocksStore(self.path / "store", LIMITS)
         work(store)
         store._db.flush()
-        asyncio.run(store.close())
+        asyncio.run(close(store))
 
     def repair(self) -> Repaired:
         return repair(self.path, self.lake, quiet)
@@ -91,9 +92,9 @@ class Data:
         for each in (*taker.deliveries, *subscriber.deliveries):
             known = self.sent.get(each.envelope.id) or self.published[each.envelope.id]
             assert each.envelope.payload == known.payload
-        store.commit_now()
+        hub.commits.commit_now()
         assert not store.damage
-        asyncio.run(store.close())
+        asyncio.run(hub.commits.close())
         return sorted(taker.ids), sorted(subscriber.ids)
 
     @property
@@ -153,17 +154,17 @@ def test_a_record_in_the_wrong_place_is_set_aside_and_restored(data: Data) -> No
         record = store.fetch(number, [other])[0]
         assert record is not None
         store.retain(number, one, record)
-        store.commit_now()
+        commit(store)
 
     data.change(work)
-    store, hub = data.open()
+    _, hub = data.open()
     taker = Recorder()
     hub.consume("queue/a", taker, 11.0, peer=PEER, window=2 * COUNT)
     assert taker.ids == data.unsettled[0][1:], "never served under another id"
-    store.commit_now()
+    hub.commits.commit_now()
     assert [each[:2] for each in hub.damage.messages()] == [("queue/a", one)]
     taker.deliveries.clear()
-    asyncio.run(store.close())
+    asyncio.run(hub.commits.close())
     assert data.repair().restored == {"queue/a": 1}
     assert data.drain() == data.unsettled
 
@@ -200,7 +201,7 @@ def _own(path: Path) -> tuple[str, int]:
     store = RocksStore(path, LIMITS)
     first = store.reserve(1)
     node = store.node
-    asyncio.run(store.close())
+    asyncio.run(close(store))
     return node, first
 
 
@@ -215,9 +216,9 @@ def test_a_damaged_block_is_restored_from_the_lake(data: Data) -> None:
     hub.consume("queue/a", taker, 11.0, peer=PEER, window=10)
     subscriber = Recorder(settles=True)
     hub.subscribe("topic/t", subscriber, 11.0, peer=PEER, name="named", window=10)
-    store.commit_now()
+    hub.commits.commit_now()
     assert store.damages.entries
-    asyncio.run(store.close())
+    asyncio.run(hub.commits.close())
     delivered = sorted(taker.ids), sorted(subscriber.ids)
     assert delivered != data.unsettled
     result = data.repair()
@@ -247,7 +248,7 @@ def test_what_a_damaged_table_only_hides_is_restored_without_a_lake(
             record = store.fetch(number, [each])[0]
             assert record is not None
             store.retain(number, each, record)
-        store.commit_now()
+        commit(store)
 
     data.change(work)
     tables = (data.path / "store").glob("*.sst")
@@ -268,7 +269,7 @@ def test_a_store_that_is_gone_is_made_of_what_the_lake_has(data: Data) -> None:
     store, hub = data.open()
     assert store.reserve(1) > max(*data.sent, *data.published)
     assert len(hub.fetch("topic/t", sorted(data.published))) == COUNT
-    asyncio.run(store.close())
+    asyncio.run(hub.commits.close())
 
 
 def test_the_command_says_what_it_did(data: Data, capsys: pytest.CaptureFixture[str]) -> None:
@@ -290,9 +291,9 @@ def test_a_start_after_a_kill_counts_messages_against_the_ledger() -> None:
     consumer = hub.consume("queue/a", taker, 1.0, peer=PEER, window=5)
     sent = [Envelope(destination="queue/a", kind="send", payload=b"x") for _ in range(10)]
     ids = hub.produce(sent, 1.0).ids
-    store.commit_now()
+    hub.commits.commit_now()
     consumer.settle(ids[:2], 1.0)
-    store.commit_now()
+    hub.commits.commit_now()
     assert not Hub(MemoryStore(disk, LIMITS), now=2.0, random=Random(1)).store.damage
     for lost in (ids[0], ids[7]):
         del disk.rows[message_key(store.number("queue/a"), lost)]

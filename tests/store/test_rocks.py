@@ -19,6 +19,7 @@ from crosswire.hub.ledger import LedgerPeer
 from crosswire.store.contract import Page, StoreLimits
 from crosswire.store.rocks import RocksStore
 from tests.hub.parties import Recorder
+from tests.store.committing import close, commit
 
 PEER = LedgerPeer("test", "test-1")
 
@@ -43,9 +44,9 @@ def test_a_damaged_block_is_passed_over_and_reported(tmp_path: Path) -> None:
     assert store.number("queue/a") == 1
     for identifier in range(1, 2001):
         store.append(1, identifier, Random(identifier).randbytes(200))
-    store.commit_now()
+    commit(store)
     store._db.flush()
-    asyncio.run(store.close())
+    asyncio.run(close(store))
     damage_table(tmp_path, 0.5)
     store = RocksStore(tmp_path)
     pages: list[Page] = []
@@ -58,7 +59,7 @@ def test_a_damaged_block_is_passed_over_and_reported(tmp_path: Path) -> None:
     number, first, last = found
     assert number == 1
     assert set(range(1, 2001)) - set(seen) == set(range(first, last + 1))
-    asyncio.run(store.close())
+    asyncio.run(close(store))
 
 
 def test_a_damaged_queue_serves_what_is_left(tmp_path: Path) -> None:
@@ -69,9 +70,9 @@ def test_a_damaged_queue_serves_what_is_left(tmp_path: Path) -> None:
         for each in range(2000)
     ]
     hub.produce(envelopes, 1.0)
-    store.commit_now()
+    hub.commits.commit_now()
     store._db.flush()
-    asyncio.run(store.close())
+    asyncio.run(hub.commits.close())
     damage_table(tmp_path, 0.5)
     store = RocksStore(tmp_path)
     hub = Hub(store, now=2.0, random=Random(1))
@@ -80,30 +81,30 @@ def test_a_damaged_queue_serves_what_is_left(tmp_path: Path) -> None:
     assert 1800 < len(taker.deliveries) < 2000
     assert hub.queue("queue/a").length == 0
     assert store.damage
-    asyncio.run(store.close())
+    asyncio.run(hub.commits.close())
 
 
 def test_a_damaged_record_is_set_aside(tmp_path: Path) -> None:
     store = RocksStore(tmp_path)
     hub = Hub(store, now=1.0, random=Random(1))
     ids = hub.produce(sends(3), 1.0).ids
-    store.commit_now()
+    hub.commits.commit_now()
     number = store.number("queue/a")
     record = store.fetch(number, [ids[1]])[0]
     assert record is not None
     store.retain(number, ids[1], record[:-1] + b"\x00")
-    store.commit_now()
-    asyncio.run(store.close())
+    hub.commits.commit_now()
+    asyncio.run(hub.commits.close())
     store = RocksStore(tmp_path)
     hub = Hub(store, now=2.0, random=Random(1))
     taker = Recorder(settles=True)
     hub.consume("queue/a", taker, 2.0, peer=PEER, window=100)
     assert [each.id for each in taker.deliveries] == [ids[0], ids[2]]
-    store.commit_now()
+    hub.commits.commit_now()
     assert list(hub.damage.messages()) == [("queue/a", ids[1], record[:-1] + b"\x00")]
     assert [row.step for row in hub.trace(ids[1])] == ["accepted", "damaged"]
     assert len(hub.reports) == 1
-    asyncio.run(store.close())
+    asyncio.run(hub.commits.close())
 
 
 def test_a_damaged_log_costs_a_group_not_the_rest(tmp_path: Path) -> None:
@@ -111,7 +112,7 @@ def test_a_damaged_log_costs_a_group_not_the_rest(tmp_path: Path) -> None:
     hub = Hub(store, now=1.0, random=Random(1))
     for _ in range(3):
         hub.produce(sends(10, size=4000), 1.0)
-        store.commit_now()
+        hub.commits.commit_now()
     del store, hub
     log = max(tmp_path.glob("*.log"), key=lambda each: each.stat().st_size)
     copy = tmp_path / "copy"
@@ -126,20 +127,20 @@ def test_a_damaged_log_costs_a_group_not_the_rest(tmp_path: Path) -> None:
     pages: list[Page] = []
     store.read([1], after=0, count=100, done=pages.append)
     assert len(pages[0].records) == 20
-    asyncio.run(store.close())
+    asyncio.run(close(store))
 
 
 def test_a_directory_is_for_one_at_a_time(tmp_path: Path) -> None:
     store = RocksStore(tmp_path)
     with pytest.raises(StoreFailed):
         RocksStore(tmp_path)
-    asyncio.run(store.close())
+    asyncio.run(close(store))
 
 
 def test_another_boot_means_that_power_was_lost(tmp_path: Path) -> None:
     store = RocksStore(tmp_path)
     assert not store.power_lost
-    asyncio.run(store.close())
+    asyncio.run(close(store))
     store = RocksStore(tmp_path)
     assert not store.power_lost
     batch = store._batch()
@@ -148,7 +149,7 @@ def test_another_boot_means_that_power_was_lost(tmp_path: Path) -> None:
     store._db.close()
     store = RocksStore(tmp_path)
     assert store.power_lost
-    asyncio.run(store.close())
+    asyncio.run(close(store))
 
 
 def test_below_the_spare_room_producers_are_refused(tmp_path: Path) -> None:
@@ -157,7 +158,7 @@ def test_below_the_spare_room_producers_are_refused(tmp_path: Path) -> None:
     receipt = hub.produce(sends(2), 1.0)
     assert receipt.done and receipt.ids == [0, 0]
     assert all(isinstance(error, StoreFull) for error in receipt.refused.values())
-    asyncio.run(store.close())
+    asyncio.run(hub.commits.close())
 
 
 @pytest.fixture
@@ -178,7 +179,7 @@ def test_a_full_disk_stops_producers_not_consumers(small_disk: Path) -> None:
     accepted: list[int] = []
     for _ in range(40):
         receipt = hub.produce(sends(10, size=100_000), 1.0)
-        store.commit_now()
+        hub.commits.commit_now()
         if receipt.error is not None or receipt.refused:
             break
         accepted += receipt.ids
@@ -188,13 +189,13 @@ def test_a_full_disk_stops_producers_not_consumers(small_disk: Path) -> None:
     assert [each.id for each in taker.deliveries] == accepted
     assert hub.produce(sends(1), 2.0).refused
     subprocess.run(["mount", "-o", "remount,size=100m", str(small_disk)], check=True)
-    assert store.commit_now() is None
+    assert hub.commits.commit_now() is None
     receipt = hub.produce(sends(1), 3.0)
-    store.commit_now()
+    hub.commits.commit_now()
     assert receipt.done and receipt.error is None and not receipt.refused
     assert taker.deliveries[-1].id == receipt.ids[0]
-    asyncio.run(store.close())
+    asyncio.run(hub.commits.close())
     store = RocksStore(small_disk / "data", limits)
     hub = Hub(store, now=4.0, random=Random(1))
     assert hub.queue("queue/a").browse(0, 1000) == []
-    asyncio.run(store.close())
+    asyncio.run(hub.commits.close())

@@ -33,10 +33,10 @@ class Gate:
 
     def __init__(self, server: Server) -> None:
         self.wanted = asyncio.Event()
-        self._syncer: Any = server.hub.store._syncer
+        self._syncer: Any = server.hub.commits._log._syncer
 
     def __enter__(self) -> Gate:
-        self._syncer._lately_s = 1.0
+        self._syncer._average_s = 1.0
         self._syncer.order = self.wanted.set
         return self
 

@@ -199,11 +199,12 @@ async def test_a_failing_disk_is_not_called_full(
         raise StoreFailed("IO error: Input/output error")
 
     monkeypatch.setattr(store, "_write", fail)
-    store.request()
+    commits = web.server.hub.commits
+    commits.request()
     with pytest.raises(StoreFailed):
-        await store.flush()
+        await commits.flush()
     status, body = await web.ask("GET /readyz HTTP/1.1\nhost: localhost")
     assert status == 503 and b"Input/output error" in body and b"no room" not in body
     monkeypatch.undo()
-    await store.flush()
+    await commits.flush()
     assert (await web.ask("GET /readyz HTTP/1.1\nhost: localhost"))[0] == 200

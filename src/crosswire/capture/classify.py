@@ -1,4 +1,4 @@
-"""Which protocol does a connection speak: by configuration and port, else by its first bytes."""
+"""Which protocol a connection uses: by configuration and port, else by its first bytes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ TLS: Final = "tls"
 """Stands for the protocol of connections that are encrypted, so that their frames can't be read."""
 
 _SNIFF_BYTES: Final = 256
+"""A connection whose protocol is not found in so few bytes stays without one."""
 _SNIFF_RUNS: Final = 64
+"""A sender of single bytes must not have runs held back without limit."""
 
 
 class DetectedProtocol(NamedTuple):
-    """`listener` is the name of the port, where it is one of ours."""
+    """`listener` is the name of the hub's listener that has this port by default."""
 
     protocol: str | None
     listener: str | None
@@ -39,7 +41,10 @@ class DetectedProtocol(NamedTuple):
 
 @dataclass(frozen=True)
 class PortMap:
-    """What is spoken on which port. `configured` outranks the protocols' own default ports."""
+    """Protocols by port. `configured` takes precedence over the protocols' default ports.
+
+    Raises InvalidInput for a protocol that does not exist.
+    """
 
     configured: Mapping[int, str] = field(default_factory=dict)
 
@@ -47,14 +52,15 @@ class PortMap:
         for port, name in self.configured.items():
             if name not in (*PROTOCOL_NAMES, TLS):
                 names = ", ".join((*PROTOCOL_NAMES, TLS))
-                raise InvalidInput(f"port {port} can't speak {name!r}; there are {names}")
+                raise InvalidInput(f"port {port}: there is no protocol {name!r}; there are {names}")
 
     @property
     def ports(self) -> set[int]:
-        """Those that tell it."""
+        """The ports whose protocol is known."""
         return {*_listeners(), *self.configured}
 
     def protocol_at(self, port: int) -> DetectedProtocol:
+        """The protocol of a server's port, both fields None if it is not known."""
         listener = _listeners().get(port)
         if port in self.configured:
             return DetectedProtocol(self.configured[port], listener and listener.listener)
@@ -74,7 +80,8 @@ _LISTENERS: dict[int, DetectedProtocol] = {}
 
 
 class Classified(NamedTuple):
-    """A run of which it is known who opened the connection and what is spoken on it."""
+    """A run whose connection's opener and protocol are known. `forward` is the connection's
+    direction: sent by the side that opened it."""
 
     run: ReassembledRun
     forward: bool
@@ -85,7 +92,7 @@ class Classified(NamedTuple):
 def classify(
     runs: Iterable[ReassembledRun], forward_port: int, backward_port: int, ports: PortMap
 ) -> Iterator[Classified]:
-    """All the runs of a flow at once: see Classifier."""
+    """Classify all runs of a flow: see Classifier."""
     classifier = Classifier(forward_port, backward_port, ports)
     for run in runs:
         yield from classifier.add(run)
@@ -100,8 +107,8 @@ def decide(
     *,
     complete: bool,
 ) -> tuple[bool, DetectedProtocol] | None:
-    """Whether the forward end opened the connection of these runs, and what is spoken on it; None
-    if they are not `complete` and not enough to tell."""
+    """Whether the flow's forward end opened the connection of these runs, and its protocol; None if
+    they are too few to decide and more may follow (not `complete`)."""
     held: list[ReassembledRun] = []
     for run in runs:
         held.append(run)
@@ -112,11 +119,8 @@ def decide(
 
 
 class Classifier:
-    """Takes the runs of a flow; each connection's first ones are held back until its protocol is
-    known.
-
-    `forward` in what comes out is the connection's: sent by who opened it.
-    """
+    """Classifies the runs of a flow. The first runs of each connection are held back until its
+    protocol is known, so that all rows of a connection have the same."""
 
     def __init__(self, forward_port: int, backward_port: int, ports: PortMap) -> None:
         self._ends = (forward_port, backward_port, ports)
@@ -125,6 +129,7 @@ class Classifier:
         self._known: tuple[bool, DetectedProtocol] | None = None
 
     def add(self, run: ReassembledRun) -> Iterable[Classified]:
+        """The runs that are classified with this one: none while the protocol is undecided."""
         if self._known is not None and run.connection == self._number:
             return (_stamp(run, *self._known),)
         return self._add(run)
@@ -139,7 +144,7 @@ class Classifier:
             yield from self._release(*self._known)
 
     def finish(self) -> Iterator[Classified]:
-        """No more runs will come of this connection."""
+        """The held runs of the last connection, which has no more: decided with what is there."""
         if self._held:
             known = _decide(self._held, *self._ends, final=True)
             assert known is not None
@@ -150,11 +155,11 @@ class Classifier:
         return (_stamp(run, opener, detected) for run in held)
 
     def save(self) -> Any:
-        """The whole state, as msgpack can hold it, to be given to `restore`."""
+        """The whole state in types that msgpack has, for `restore`."""
         return self._number, self._held, self._known
 
     def restore(self, saved: Any) -> None:
-        """Go on where `save` was called. Raises TypeError or ValueError if it's damaged."""
+        """Continue where `save` was called. Raises TypeError or ValueError for damaged state."""
         self._number, held, known = saved
         self._held = [ReassembledRun(*run) for run in held]
         self._known = None if known is None else (known[0], DetectedProtocol(*known[1]))
@@ -179,7 +184,7 @@ def _decide(
         if at_backward.protocol or at_forward.protocol:
             opener = at_backward.protocol is not None
         else:
-            # Servers have the low ports.
+            # Clients get their ports from the upper range.
             opener = forward_port >= backward_port
     detected = at_backward if opener else at_forward
     if detected.protocol is not None:
@@ -194,7 +199,7 @@ def _decide(
 
 
 def _sniffed(held: list[ReassembledRun]) -> str | None:
-    """From either side's first bytes; those behind a late start are not the first."""
+    """The protocol by the first bytes of either direction; a late direction has not its first."""
     for forward in (True, False):
         own = [run for run in held if run.forward is forward and run.kind == DATA]
         if not own or own[0].late or own[0].offset:
@@ -207,5 +212,7 @@ def _sniffed(held: list[ReassembledRun]) -> str | None:
 
 
 def looks_like_tls(data: bytes) -> bool:
-    """A handshake record of any version that begins with one of the two hellos."""
+    """Whether bytes begin with a TLS handshake record, of any version, with a ClientHello or a
+    ServerHello."""
+    # Record type 22 (handshake) · version 3.0 to 3.4 · length 2 · message type 1 or 2.
     return len(data) >= 6 and data[:2] == b"\x16\x03" and data[2] <= 4 and data[5] in (1, 2)

@@ -26,7 +26,7 @@ FILE_HEADER_BYTES: Final = 24
 """Classic pcap: magic 4 · version 4 · zone 4 · accuracy 4 · snap length 4 · link type 4."""
 FILE_HEADER_LINK: Final = 20
 LINK_MASK: Final = 0xFFFF
-"""The upper half of the link type says whether packets end with a checksum."""
+"""The upper half of the link type describes a checksum at the end of packets."""
 
 RECORD_HEADER_BYTES: Final = 16
 """Classic pcap: seconds 4 · fraction 4 · captured length 4 · original length 4, then the packet."""

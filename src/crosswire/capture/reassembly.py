@@ -1,11 +1,20 @@
-"""TCP reassembly: the segments of a flow in, runs of bytes in the order they were sent out.
+"""TCP reassembly: takes the segments of a flow and gives runs of bytes in the order of sending.
 
-A flow is all that two ends (address and port) ever said to one another; it may hold several
-connections after one another. Segments come sorted by time. Each direction is put in order on its
-own: what came before is dropped, what overlaps is cut (the first bytes seen hold), what is ahead
-waits. A hole becomes a gap when it can't be filled any more: the receiver acknowledged what lies
-behind it, too much waits, or the flow is over. What comes long after a connection's end is of
-another one.
+A flow is all traffic between two ends (address and port); it may hold several connections, one
+after the other. Segments come sorted by the time of capture, which is not quite the order of
+sending. Each direction is put in order on its own, by offset: the number of bytes since the
+connection's first.
+
+- Offset known already: the segment is a retransmission and dropped.
+- Overlaps known bytes: the known part is cut off. The first capture of a byte counts, so that
+  the result does not depend on how the sender cut its retransmissions.
+- Beyond the next expected offset: there is a hole, and the segment waits for it to be filled.
+
+A hole becomes a gap, a run without data, when it can't be filled any more: the receiver has
+acknowledged bytes after it (so it got them, and the capture did not), too many bytes wait, or the
+flow is over. Segments long after a connection's end belong to the next one.
+
+`pipeline.sources.flow_kernel` does the same for the usual cases, compiled; tests compare the two.
 """
 
 from __future__ import annotations
@@ -14,29 +23,32 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
-from crosswire.capture.tcp import ACK, RST, SYN
+from crosswire.capture.tcp import ACK, RST, SEQUENCE_SPACE, SYN
 from crosswire.capture.tcp import FIN as FIN_FLAG
 from crosswire.wire.runs import DATA, FIN, GAP, OPEN, RESET
 
 __all__ = ["LINGER_NS", "REORDER_BYTES", "REORDER_NS", "Flow", "ReassembledRun", "Segment"]
 
 REORDER_BYTES: Final = 8 * 1024 * 1024
-"""How much may wait behind a hole."""
+"""How many bytes may wait for a hole to be filled before it becomes a gap."""
 
 REORDER_NS: Final = 200_000_000
-"""How long a hole stays open that the receiver says it does not have: captures shuffle a little."""
+"""How long to wait for bytes that the receiver has acknowledged: a capture on several queues or
+interfaces may record a segment after the acknowledgement of it."""
 
 LINGER_NS: Final = 120_000_000_000
-"""How long after its end a connection's segments may still come: TCP's own TIME-WAIT, at most."""
+"""How long after a connection's end its segments may still come: as long as systems keep it in
+TIME-WAIT, at most, before the same two ends may connect again."""
 
-_SPACE: Final = 1 << 32
 _SPECIAL: Final = FIN_FLAG | SYN | RST
 _FAR: Final = 1 << 30
-"""Farther than this from what is expected, a segment belongs to another connection."""
+"""A segment farther than this from the expected one belongs to another connection, whose SYN was
+not captured. No window is that large (RFC 7323 allows less than 2**30 bytes)."""
 
 
 class Segment(NamedTuple):
-    """`length` is the payload's on the wire: more than `payload` has where the capture cut it."""
+    """A TCP segment. `forward` means sent by the flow's lower end. `length` is the payload's on the
+    wire: more than `payload` has where the capture cut the packet."""
 
     forward: bool
     time_ns: int
@@ -48,10 +60,12 @@ class Segment(NamedTuple):
 
 
 class ReassembledRun(NamedTuple):
-    """What happened next in a connection. `connection` counts those of the flow from 0.
+    """What happened next in a connection: bytes, a gap, or its opening or end.
 
-    `forward` is the flow's, not the connection's; `opener` says whether the forward end opened it,
-    None where that was not seen.
+    `connection` counts the connections of the flow from 0. `forward` is the flow's direction, not
+    the connection's; `opener` is whether the forward end opened the connection, None where its SYN
+    was not captured. `late`: the direction's first bytes were not captured, offsets count from the
+    first that were.
     """
 
     connection: int
@@ -66,7 +80,12 @@ class ReassembledRun(NamedTuple):
 
 
 class _Half:
-    """One direction of a connection."""
+    """One direction of a connection.
+
+    `base` is the sequence number of offset 0, `next` the next expected offset. `fin_at` is the
+    offset of the FIN once that was seen; `ended` is set when all bytes before it were given out.
+    `waiting` has segments after a hole, by offset, without overlaps: (offset, time, bytes).
+    """
 
     __slots__ = ("base", "ended", "fin_at", "late", "next", "time", "waiting", "waiting_bytes")
 
@@ -81,12 +100,16 @@ class _Half:
         self.waiting_bytes = 0
 
     def offset_of(self, number: int) -> int:
-        """Offset of a sequence number: the one nearest to what is expected."""
+        """The offset of a sequence number. Numbers wrap around every 4 GiB, so there are many: the
+        one nearest to the expected offset counts, up to 2 GiB before or after it."""
         assert self.base is not None
-        distance = (number - self.base - self.next) % _SPACE
-        return self.next + (distance if distance < _SPACE // 2 else distance - _SPACE)
+        distance = (number - self.base - self.next) % SEQUENCE_SPACE
+        return self.next + (
+            distance if distance < SEQUENCE_SPACE // 2 else distance - SEQUENCE_SPACE
+        )
 
     def save(self) -> Any:
+        """As in `Flow.save`."""
         return (
             self.base,
             self.next,
@@ -99,6 +122,7 @@ class _Half:
 
     @classmethod
     def restored(cls, saved: Any) -> _Half:
+        """As in `Flow.restore`."""
         half = cls()
         half.base, half.next, half.late, half.fin_at, half.ended, half.time, waiting = saved
         half.waiting = [(at, time_ns, bytes(data)) for at, time_ns, data in waiting]
@@ -107,7 +131,7 @@ class _Half:
 
 
 class Flow:
-    """Feed it the segments of one flow with `add`, then call `finish`; both give runs."""
+    """Reassembles one flow: call `add` for each segment, then `finish`; both give runs."""
 
     def __init__(self, *, reorder_bytes: int = REORDER_BYTES) -> None:
         self._reorder_bytes = reorder_bytes
@@ -118,12 +142,12 @@ class Flow:
         self._begun = False
 
     def add(self, segment: Segment) -> Iterable[ReassembledRun]:
-        """The runs that this segment completes; to be used up before the next one is added."""
+        """The runs that this segment completes; consume them before adding the next one."""
         forward, time_ns, number, _, flags, _, payload = segment
         half, other = self._halves[forward], self._halves[not forward]
         if (
             half.base is not None
-            and number == (half.base + half.next) % _SPACE
+            and number == (half.base + half.next) % SEQUENCE_SPACE
             and payload
             and not flags & _SPECIAL
             and not self._reset
@@ -131,65 +155,74 @@ class Flow:
             and not half.waiting
             and not other.waiting
         ):
-            # Nearly all segments are the ones that were expected.
+            # Nearly all segments are the expected ones: this path takes no generator and no checks
+            # beyond these.
             return (self._data(forward, half, payload, time_ns),)
         return self._add(segment, half, other)
 
     def _add(self, segment: Segment, half: _Half, other: _Half) -> Iterator[ReassembledRun]:
         number, flags = segment.number, segment.flags
         if self.is_settled(segment.time_ns):
+            # The connection is over for so long that the ports may be in use again.
             yield from self._drain()
             self._begun = False
         if flags & SYN:
             yield from self._synchronize(segment)
             half, other = self._halves[segment.forward], self._halves[not segment.forward]
+            # SYN takes a sequence number of its own, before the first byte.
             number += 1
         elif not self._begun or self._is_foreign(half, segment):
             yield from self._start_late()
             half, other = self._halves[segment.forward], self._halves[not segment.forward]
         if half.base is None:
-            half.base = number % _SPACE
+            # No SYN of this direction was captured: its first segment defines offset 0.
+            half.base = number % SEQUENCE_SPACE
             half.late = True
         at = half.offset_of(number)
         if segment.payload:
             yield from self._take(segment.forward, half, at, segment.time_ns, segment.payload)
         if flags & FIN_FLAG and half.fin_at is None:
+            # By the length on the wire: a capture that cut the payload leaves a gap before the end.
             half.fin_at = at + segment.length
         yield from self._end(segment.forward, half, segment.time_ns)
         if half.waiting and half.waiting_bytes > self._reorder_bytes:
             yield from self._give_up(segment.forward, half)
+        # An acknowledgement beyond the hole: the receiver has the bytes, the capture has not. They
+        # may still follow for a short time, if the capture is out of order.
         if other.waiting and flags & ACK and other.base is not None:
             first, since, _ = other.waiting[0]
             acknowledged = other.offset_of(segment.acknowledgement)
             if acknowledged > first and segment.time_ns - since > REORDER_NS:
                 yield from self._give_up(not segment.forward, other)
         if flags & RST and not self._reset:
+            # Nothing is retransmitted after it: holes stay holes.
             yield from self._drain()
             self._reset = True
             yield self._run(segment.forward, half, RESET, half.next, 0, segment.time_ns, None)
 
     def finish(self) -> Iterator[ReassembledRun]:
-        """No more segments will come."""
+        """The remaining runs of a flow that has no more segments: holes become gaps."""
         yield from self._drain()
 
     def is_settled(self, now_ns: int) -> bool:
-        """The connection ended so long ago that nothing more can come of it."""
+        """Whether the connection ended more than LINGER_NS ago, so that nothing more belongs to
+        it."""
         if not self._begun or not self._over:
             return False
         return now_ns - max(half.time for half in self._halves.values()) > LINGER_NS
 
     @property
     def is_waiting(self) -> bool:
-        """There is a hole in what came."""
+        """Whether segments wait for a hole to be filled."""
         return any(half.waiting for half in self._halves.values())
 
     def save(self) -> Any:
-        """The whole state, as msgpack can hold it, to be given to `restore`."""
+        """The whole state in types that msgpack has, for `restore`."""
         halves = [self._halves[True].save(), self._halves[False].save()]
         return self._number, self._opener, halves, self._reset, self._begun
 
     def restore(self, saved: Any) -> None:
-        """Go on where `save` was called. Raises TypeError or ValueError if it's damaged."""
+        """Continue where `save` was called. Raises TypeError or ValueError for damaged state."""
         self._number, self._opener, (forward, backward), self._reset, self._begun = saved
         self._halves = {True: _Half.restored(forward), False: _Half.restored(backward)}
 
@@ -198,10 +231,12 @@ class Flow:
     def _synchronize(self, segment: Segment) -> Iterator[ReassembledRun]:
         """SYN opens a connection; a repeated one changes nothing."""
         half, other = self._halves[segment.forward], self._halves[not segment.forward]
-        first = (segment.number + 1) % _SPACE
+        first = (segment.number + 1) % SEQUENCE_SPACE
         answers = bool(segment.flags & ACK)
         if half.base == first and not half.late and not self._over:
             return
+        # A SYN that does not fit what is known opens another connection: this direction has begun
+        # already, or it answers a SYN with another number. Else it completes the handshake.
         fresh = (
             not self._begun
             or half.base is not None
@@ -210,6 +245,7 @@ class Flow:
         )
         if fresh:
             yield from self._drain()
+            # SYN with ACK answers the peer's SYN, which was not captured: the peer is the opener.
             self._begin(segment.forward is not answers)
             half, other = self._halves[segment.forward], self._halves[not segment.forward]
             if answers:
@@ -220,7 +256,8 @@ class Flow:
         half.base = first
 
     def _is_foreign(self, half: _Half, segment: Segment) -> bool:
-        """Far from all that this connection could say: its SYN was not captured."""
+        """Whether a segment is too far away to belong to this connection: it belongs to another
+        one, whose SYN was not captured."""
         if half.base is None or not segment.payload:
             return False
         return abs(half.offset_of(segment.number) - half.next) > _FAR
@@ -254,16 +291,19 @@ class Flow:
             self._keep(half, at, time_ns, payload)
             return
         if half.waiting and at + len(payload) > half.waiting[0][0]:
-            # What waits came first: it holds.
+            # It overlaps what waits, which was captured first and so counts: only the part that
+            # fills the hole is used.
             self._keep(half, at, time_ns, payload)
         else:
             yield self._data(forward, half, payload, time_ns)
         yield from self._release(forward, half)
 
     def _keep(self, half: _Half, at: int, time_ns: int, payload: bytes) -> None:
-        """Put aside those of the bytes that are not waiting already."""
+        """Let those of the bytes wait that are not waiting already: between and around the pieces
+        that are."""
         end = at + len(payload)
         pieces = []
+        # The piece before this offset may reach into it.
         first = max(0, bisect_left(half.waiting, (at,)) - 1)
         for index in range(first, len(half.waiting)):
             start, _, data = half.waiting[index]
@@ -293,7 +333,7 @@ class Flow:
         del half.waiting[:released]
 
     def _give_up(self, forward: bool, half: _Half) -> Iterator[ReassembledRun]:
-        """The hole in front of what waits will not be filled."""
+        """Report the first hole as a gap, and what waited for it."""
         at, time_ns, _ = half.waiting[0]
         yield self._gap(forward, half, at - half.next, time_ns)
         yield from self._release(forward, half)
@@ -305,7 +345,8 @@ class Flow:
             yield self._run(forward, half, FIN, half.next, 0, time_ns, None)
 
     def _drain(self) -> Iterator[ReassembledRun]:
-        """Give out all that waits, the earliest first, with gaps where there are holes."""
+        """Give out all that waits, with gaps for the holes: of both directions the earlier first,
+        so that rows stay in about the order of capture."""
         if not self._begun:
             return
         while waiting := [
@@ -314,6 +355,7 @@ class Flow:
             forward = min(waiting)[1]
             yield from self._give_up(forward, self._halves[forward])
         for forward, half in self._halves.items():
+            # The last bytes before the FIN were not captured.
             if half.fin_at is not None and not half.ended and half.fin_at > half.next:
                 yield self._gap(forward, half, half.fin_at - half.next, half.time)
             yield from self._end(forward, half, half.time)
@@ -338,7 +380,8 @@ class Flow:
         time_ns: int,
         data: bytes | None,
     ) -> ReassembledRun:
-        """A direction's time never runs backwards."""
+        """A run with the direction's time, which never decreases: bytes that waited are given out
+        after the later segment that filled the hole, and a clock may be set back."""
         half.time = max(half.time, time_ns)
         return ReassembledRun(
             self._number,

@@ -224,7 +224,7 @@ class GatewayContext:
         self._shared: dict[Callable[[GatewayContext], Any], Any] = {}
         boots = self._count_boots()
         hub.store.save(_BOOTS, _COUNT, boots.to_bytes(_COUNT_BYTES))
-        hub.store.request()
+        hub.commits.request()
         self._boot = f"{boots:x}"
 
     def _count_boots(self) -> int:

@@ -1,7 +1,7 @@
-"""What went wrong, in the words that all protocols have for it.
+"""Failure codes that all protocols have in common, and failures as properties of an answer.
 
-An answer that is a failure says so in its properties, in protocols that have no other way: `error`
-is the code, `description` the words, and the payload is what the provider gave along.
+Protocols without failures of their own mark an answer as one by properties: `error` is the code,
+`description` the text, and the payload is the data that the provider added.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from crosswire.errors import (
     SubscriptionConflict,
     UnknownMessage,
 )
+from crosswire.gateways.properties import DESCRIPTION, ERROR
 
 __all__ = ["code_of", "read_failure", "to_failure"]
 
-_ERROR: Final = "error"
-_DESCRIPTION: Final = "description"
 _DESCRIPTION_CHARACTERS: Final = 1000
 
 _INVALID: Final = (
@@ -41,7 +40,7 @@ _INVALID: Final = (
 
 
 def code_of(error: CrosswireError) -> str:
-    """The failure code for an error of the hub; a provider's own for a failure of its."""
+    """The code of an error of the hub; for a provider's failure the provider's own code."""
     if isinstance(error, CallError):
         return error.code or "failed"
     if isinstance(error, DestinationFull | StoreFull):
@@ -54,20 +53,20 @@ def code_of(error: CrosswireError) -> str:
 
 
 def to_failure(error: CrosswireError) -> tuple[bytes, dict[str, Property]]:
-    """Payload and properties of an answer that tells what went wrong."""
+    """Payload and properties of an answer that is this failure."""
     payload, description = b"", str(error)
     if isinstance(error, ProviderFailed):
         payload, description = error.data, error.description
     properties: dict[str, Property] = {
-        _ERROR: code_of(error),
-        _DESCRIPTION: description[:_DESCRIPTION_CHARACTERS],
+        ERROR: code_of(error),
+        DESCRIPTION: description[:_DESCRIPTION_CHARACTERS],
     }
     return payload, properties
 
 
 def read_failure(payload: bytes, properties: Mapping[str, Property]) -> ProviderFailed | None:
-    """What a provider says that went wrong, if its answer is a failure."""
-    code = properties.get(_ERROR)
+    """The failure that a provider answered with; None if its answer is a success."""
+    code = properties.get(ERROR)
     if code is None:
         return None
-    return ProviderFailed(str(code), str(properties.get(_DESCRIPTION, "")), data=payload)
+    return ProviderFailed(str(code), str(properties.get(DESCRIPTION, "")), data=payload)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Final, ParamSpec
 
 from crosswire.access import ANONYMOUS, Right
+from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import Envelope
 from crosswire.errors import (
     DestinationFull,
@@ -24,9 +25,15 @@ from crosswire.errors import (
     ServiceUnavailable,
 )
 from crosswire.gateways.context import GatewayContext, Leftover, TapSource
-from crosswire.hub.attachment import Attachment, Consumer, Delivery, Notice, Window
+from crosswire.hub.attachment import (
+    Attachment,
+    Consumer,
+    Delivery,
+    DeliveryReceiver,
+    Notice,
+    Window,
+)
 from crosswire.hub.ledger import LedgerPeer
-from crosswire.hub.receipt import Receipt
 from crosswire.hub.services import Answer, Call, Provider
 from crosswire.hub.subscriptions import Start
 from crosswire.logs import log_event
@@ -49,9 +56,10 @@ _KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
 class Gateway(ABC):
     """One peer's adapter to the hub: owner of its session, receiver of its deliveries and calls.
 
-    A protocol derives it with `connect`, `receive`, `deliver` and `request`. Whatever it sends on
-    its connection outside of `receive` is followed by `self.session.wake()`: the session flushes
-    after `receive` anyway, but does not know of anything else.
+    A protocol derives it with `connect` and `receive`; with `deliver`, unless it names another
+    receiver when it consumes; and with `request` if its peers can serve. Whatever it sends on its
+    connection outside of `receive` is followed by `self.session.wake()`: the session flushes after
+    `receive` anyway, but does not know of anything else.
     """
 
     protocol: ClassVar[str]
@@ -94,17 +102,17 @@ class Gateway(ABC):
     def receive(self, events: list[Event]) -> None:
         """Act on the events of one read, the end of the connection excepted."""
 
-    @abstractmethod
-    def deliver(self, attachment: Attachment, deliveries: list[Delivery]) -> None:
+    def deliver(self, attachment: Attachment, deliveries: list[Delivery]) -> None:  # noqa: ARG002
         """Send these to the peer, and settle or refuse them as it answers."""
+        raise TypeError(f"nothing is delivered to {self.listener}")
 
     def notice(self, attachment: Attachment, notice: Notice) -> None:
         """A gap in a subscription, or its end. Protocols that can do so report it to the peer."""
         self.log(logging.INFO, "notice", destination=attachment.destination, notice=str(notice))
 
-    @abstractmethod
-    def request(self, provider: Provider, requests: list[Delivery]) -> None:
+    def request(self, provider: Provider, requests: list[Delivery]) -> None:  # noqa: ARG002
         """Send these calls to the peer, which serves them."""
+        raise TypeError(f"nobody serves at {self.listener}")
 
     def cancel(self, provider: Provider, ids: list[int]) -> None:
         """Nobody waits for these calls any more. Most protocols can't report that to a provider."""
@@ -231,10 +239,11 @@ class Gateway(ABC):
         name: str = "",
         start: Start = "latest",
         holding: Sequence[int] = (),
+        receiver: DeliveryReceiver | None = None,
     ) -> Attachment:
         """Take messages from a queue, or from a topic or a pattern of topics.
 
-        Deliveries may come before this returns.
+        `receiver` gets the deliveries, by default this gateway; they may come before this returns.
         """
         self.require("consume", destination)
         if len(self.attachments) >= self.context.config.connections.subscriptions:
@@ -244,7 +253,7 @@ class Gateway(ABC):
         if destination.startswith("queue/"):
             attachment: Attachment = self.hub.consume(
                 destination,
-                self,
+                receiver or self,
                 now,
                 peer=self.peer,
                 window=room,
@@ -255,7 +264,7 @@ class Gateway(ABC):
         elif destination.startswith("topic/"):
             attachment = self.hub.subscribe(
                 destination,
-                self,
+                receiver or self,
                 now,
                 peer=self.peer,
                 window=room,

@@ -1,9 +1,10 @@
-"""Payloads at the edge: what a protocol can't carry is transcoded there, and only there.
+"""Payloads in protocols that can't carry any bytes: JSON, text, base64 and Bond.
 
-A payload crosses unchanged wherever bytes can be carried, and one that is a complete JSON text
-wherever JSON can, whatever its content type. EMP carries JSON, else text, else base64.
-Epoxy carries Bond: with a schema for the service JSON and Bond are converted field by field,
-without one the bytes travel in a `crosswire.Blob`.
+A payload crosses unchanged where the receiver carries bytes, and one that is a complete JSON text
+where the receiver carries JSON, whatever its content type. Otherwise the receiver's gateway
+transcodes it, and only that. EMP carries JSON, else text, else base64. Epoxy carries Bond: with a
+schema for the service JSON and Bond are converted field by field, without one the bytes are in a
+`crosswire.Blob`.
 """
 
 from __future__ import annotations
@@ -43,19 +44,20 @@ JSON: Final = "application/json"
 TEXT: Final = "text/plain"
 BYTES: Final = "application/octet-stream"
 BOND: Final = "application/vnd.bond.compact"
-"""Marshalled Bond. Its first bytes say which encoding it is in: Fast Binary has this type too."""
+"""Marshalled Bond. Its first bytes give the encoding: Fast Binary has this type too."""
 
 _MAGICS: Final = frozenset(
     each.magic for each in (marshal.FAST_V1, marshal.COMPACT_V1, marshal.COMPACT_V2)
 )
 _BLOB: Final = hub_module().struct("crosswire.Blob")
+"""What the hub marshals arbitrary bytes in, for Epoxy peers without a schema."""
 _MEDIA_TYPE: Final = re.compile(
     r"(application|audio|font|image|message|model|multipart|text|video)/[\w.+-]+( *;.*)?", re.ASCII
 )
 
 
 class JsonPayload(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A payload in JSON: as what it is, as text, or as base64; exactly one is set."""
+    """A payload in JSON: as JSON, as text, or as base64; exactly one is set."""
 
     json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     text: str | None = None
@@ -66,11 +68,12 @@ _check_json: Final = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def is_json(payload: bytes) -> bool:
-    """Is it one complete JSON text? Checked, not read: the decoder leaves UTF-8 to us where it
-    keeps the bytes as they are. What is no JSON nearly always shows that at its first bytes."""
+    """Whether it is one complete JSON text. It is checked without building values; what is no JSON
+    nearly always fails at its first bytes."""
     try:
         _check_json(payload)
         if not payload.isascii():
+            # The decoder of raw JSON doesn't check the UTF-8 inside of strings.
             payload.decode()
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
@@ -78,8 +81,8 @@ def is_json(payload: bytes) -> bool:
 
 
 class RawBody(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A `JsonPayload` whose base64 is read and written by the JSON codec itself: bytes here, base64
-    in JSON. For a large payload that takes a third of the time."""
+    """A `JsonPayload` whose base64 is read and written by the JSON codec: bytes here, base64 in
+    JSON. For a large payload that takes a third of the time."""
 
     json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     text: str | None = None
@@ -87,10 +90,10 @@ class RawBody(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 def to_raw_body(envelope: Envelope, most_bytes: int | None = None) -> RawBody:
-    """How a JSON protocol carries this payload: a complete JSON text as it is, whatever it is
-    called; what is called text as text where it is; anything else as base64.
+    """How a JSON protocol carries this payload: a complete JSON text as it is, whatever its content
+    type; one of a text type as text if it is UTF-8; anything else as base64.
 
-    Raises TooLargeToSend for what takes more than `most_bytes`, without having encoded it.
+    Raises TooLargeToSend for more than `most_bytes`, before it is encoded.
     """
     payload = bytes(envelope.payload)
     _require_room(len(payload), most_bytes)
@@ -106,7 +109,7 @@ def to_raw_body(envelope: Envelope, most_bytes: int | None = None) -> RawBody:
 
 
 def to_body(envelope: Envelope) -> JsonPayload:
-    """As `to_raw_body`, with base64 that is written already."""
+    """As `to_raw_body`, with the base64 as text."""
     body = to_raw_body(envelope)
     if body.base64 is None:
         return JsonPayload(body.json, body.text)
@@ -119,8 +122,8 @@ def _require_room(size_bytes: int, most_bytes: int | None) -> None:
 
 
 def to_shown_body(envelope: Envelope) -> JsonPayload:
-    """The payload for a person to look at, beside its content type: JSON only where that says so,
-    so that a text which happens to be JSON too is shown as the text that it is."""
+    """The payload for people, beside its content type: JSON only with that content type, so that a
+    text which happens to be JSON too is shown as text."""
     payload = bytes(envelope.payload)
     if envelope.content_type == JSON and is_json(payload):
         return JsonPayload(json=msgspec.Raw(msgspec.json.format(payload, indent=-1)))
@@ -141,7 +144,7 @@ def from_body(body: JsonPayload) -> tuple[bytes, str]:
     try:
         decoded = None if body.base64 is None else base64.b64decode(body.base64, validate=True)
     except ValueError:
-        raise InvalidEnvelope("base64 that is none") from None
+        raise InvalidEnvelope("the base64 can't be decoded") from None
     return from_raw_body(RawBody(body.json, body.text, decoded))
 
 
@@ -158,21 +161,21 @@ def from_raw_body(body: RawBody) -> tuple[bytes, str]:
 
 
 def is_marshalled(payload: bytes) -> bool:
-    """Do the first bytes say that this is Bond, in an encoding that we know?"""
+    """Whether the first bytes are those of marshalled Bond, in an encoding that we know."""
     return bytes(payload[:4]) in _MAGICS
 
 
 def wrap(payload: bytes, content_type: str) -> bytes:
-    """Bytes of any kind in a marshalled `crosswire.Blob`."""
+    """Any bytes in a marshalled `crosswire.Blob`."""
     return marshal.marshal(_BLOB.python_class(data=payload, content_type=content_type), _BLOB)
 
 
 def unwrap(payload: bytes) -> tuple[bytes, str] | None:
-    """What a marshalled `crosswire.Blob` holds, and its content type; None for what is none.
+    """The bytes in a marshalled `crosswire.Blob` and their content type; None if it is no Blob.
 
-    Bond doesn't name its structs, so a Blob is known by its shape: its two fields and no other, the
-    second a media type. A struct that merely looks like one loses nothing: wrapped again, it is the
-    same.
+    Bond doesn't name its structs, so a Blob is recognized by its two fields, the second a media
+    type, and no other. Another struct that looks the same loses nothing: wrapped again, its bytes
+    are the same.
     """
     if b"/" not in payload:
         return None
@@ -197,14 +200,15 @@ class Schemas:
             self.add(idl.load(Path(file)))
 
     def add(self, module: Module) -> None:
+        """Add the services of a Bond module."""
         for service in module.services.values():
             for method in service.methods.values():
                 key = f"{service.full_name}/{method.name}"
                 self._methods[key] = (method.request, method.response)
 
     def find(self, kind: Kind, destination: str) -> StructDef | None:
-        """What a message of this kind holds there: a method's request or response, or an event, if
-        its service is known."""
+        """The struct of a message of this kind to this destination: a method's request or response,
+        or an event. None if the service is unknown."""
         path, _, name = destination.partition("/")
         method = self._methods.get(name)
         if method is None or path == "queue":
@@ -212,9 +216,9 @@ class Schemas:
         return method[1] if kind == "response" else method[0]
 
     def to_json(self, envelope: Envelope) -> Envelope:
-        """The envelope with JSON for its Bond payload, where a schema says how; else unchanged.
+        """The envelope with its Bond payload as JSON, if there is a schema; else unchanged.
 
-        Raises InvalidEnvelope.
+        Raises InvalidEnvelope for a payload that doesn't fit the schema.
         """
         if envelope.content_type != BOND:
             return envelope
@@ -229,21 +233,21 @@ class Schemas:
         return envelope.replace(payload=payload, content_type=JSON)
 
     def readable(self, envelope: Envelope) -> Envelope:
-        """As `to_json`, but with the bytes as they are where they don't fit the schema."""
+        """As `to_json`, but a payload that doesn't fit the schema stays unchanged."""
         try:
             return self.to_json(envelope)
         except InvalidEnvelope:
             return envelope
 
     def answer(self, request: Envelope, answer: Envelope) -> Envelope:
-        """Who asks in JSON is answered in JSON, where a schema says how."""
+        """The answer as JSON if the request was JSON and there is a schema; else unchanged."""
         return self.readable(answer) if request.content_type == JSON else answer
 
     def to_bond(self, envelope: Envelope) -> bytes:
-        """The payload as marshalled Bond: as it is, by the schema, or in a `crosswire.Blob`.
+        """The payload as marshalled Bond: unchanged, by the schema, or in a `crosswire.Blob`.
 
-        Where there is a schema a Blob would be misread: what is not Bond must be JSON, whatever its
-        content type; no payload at all is a struct of defaults. Raises InvalidEnvelope.
+        With a schema the peer would misread a Blob: a payload that is not Bond must be JSON,
+        whatever its content type; an empty one is a struct of defaults. Raises InvalidEnvelope.
         """
         payload = envelope.payload
         struct = self.find(envelope.kind, envelope.destination)
@@ -259,8 +263,8 @@ class Schemas:
             raise InvalidEnvelope(f"the payload is not a {struct.full_name}: {error}") from None
 
     def from_bond(self, kind: Kind, destination: str, payload: bytes) -> tuple[bytes, str]:
-        """Payload and content type of what came as marshalled Bond; where no schema says what it
-        is, a `crosswire.Blob` is what it holds. Raises InvalidEnvelope.
+        """Payload and content type of marshalled Bond. Without a schema a `crosswire.Blob` is
+        unwrapped. Raises InvalidEnvelope.
         """
         if not is_marshalled(payload):
             raise InvalidEnvelope("the payload can't be read: it is not marshalled Bond")

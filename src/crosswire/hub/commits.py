@@ -1,45 +1,90 @@
-"""The commit path: what was accepted and settled together reaches the disk as one group.
+"""The commit path: what is accepted and settled together becomes durable as one group.
 
-Nothing is written per message. Whatever happens between two commits is collected in the open group;
-the store seals it, writes and syncs it, and calls back here:
+Nothing is written per message. Whatever happens between two commits is collected in one open
+`CommitGroup`; then, for one group at a time:
 
-    _before_commit   the group is closed: queues and subscriptions write what was settled, the
-                     ledger its block; what happens from now on belongs to the next group
-    _after_write     the group is with the operating system: it survives the process
-    _after_commit    it is on disk, or could not be written
+    request     somebody needs a commit: at the end of this turn of the event loop, or a little
+                later if nobody waits for it
+    seal        queues and subscriptions save what was settled, the ledger adds its block, and the
+                store completes the group's body. What happens from now on is in the next group
+    append      `CommitLog.append` makes the group durable. This is the only step that can fail,
+                and the only one that allows anything to be acknowledged
+    apply       the store counts ids, rows and the group's number as used
+    listeners   in the order of `CommitStage`
+
+**One group is in flight.** While the disk works on it the event loop goes on, and all that arrives
+meanwhile is the next group. So a slow disk makes groups larger, not slower one by one, and the
+order of groups on disk is the order in which they were sealed.
+
+**A group that fails.** With the local log an append can fail for good: no room, or a broken disk.
+Messages of producers are lost with the group, and their receipts carry the error. All else (what
+was settled, saved and retained, and the ledger's rows about it) goes into the next group, which is
+tried after a quarter of a second. So nothing is ever half acknowledged: a message is durable and
+its receipt is done, or it was never accepted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+import asyncio
+import logging
+from collections.abc import Callable
+from enum import IntEnum
+from time import perf_counter
+from typing import Final, Protocol
 
-import msgspec
-
-from crosswire.envelope import Envelope
-from crosswire.errors import HubError, StoreError
-from crosswire.hub.damage import DamageReports
+from crosswire.commitlog.contract import (
+    Append,
+    CommitGroup,
+    CommitLog,
+    MessageTarget,
+    Receipt,
+)
+from crosswire.commitlog.local import LocalLog
+from crosswire.errors import HubError, StoreError, StoreFailed
 from crosswire.hub.dispatch import Dispatcher, DispatchLoop
 from crosswire.hub.ledger import Ledger
-from crosswire.hub.receipt import Receipt
-from crosswire.store.contract import Store, refusal
+from crosswire.store.contract import Store
+from crosswire.store.engine import refusal
 
-__all__ = ["AcceptedMessages", "CommitPath", "CommitReader", "OpenGroup", "StoredBacklog"]
+__all__ = ["CommitListener", "CommitPath", "CommitReader", "CommitStage", "StoredBacklog"]
+
+_log = logging.getLogger("crosswire.hub")
+
+_LAZY_S: Final = 0.005
+"""How long what nobody waits for is gathered."""
+_SYNC_S: Final = 1.0
+"""How long what was written may stay with the operating system only."""
+_RETRY_S: Final = 0.25
 
 
-class AcceptedMessages(msgspec.Struct, frozen=True):
-    """Messages that were accepted together at one destination, in order of ids.
+class CommitStage(IntEnum):
+    """In this order the listeners of a group run, whatever the order in which they registered.
 
-    `number` is the destination's, `sizes` are those of their records.
+    Visibility comes first, so that delivery does not depend on who waits for the commit, and a
+    producer that gets its receipt can rely on its message being on its way. The lake comes last:
+    it takes what all others are done with.
     """
 
-    number: int
-    envelopes: Sequence[Envelope]
-    sizes: Sequence[int]
+    VISIBILITY = 1
+    RECEIPTS = 2
+    LEDGER = 3
+    METRICS = 4
+    TELEMETRY = 5
+    LAKE = 6
 
-    def part(self, start: int, end: int) -> AcceptedMessages:
-        """Those from index `start` up to, not including, `end`."""
-        return AcceptedMessages(self.number, self.envelopes[start:end], self.sizes[start:end])
+
+class CommitListener(Protocol):
+    """Called for each group that was appended, or could not be, on the event loop.
+
+    One that raises harms no other: the error is logged and counted. None may rely on another one
+    of its own stage.
+    """
+
+    def committed(self, group: CommitGroup) -> None:
+        """The group is durable and can be read from the store."""
+
+    def failed(self, group: CommitGroup, error: StoreError) -> None:
+        """The group could not be written; the next one has what must not be lost of it."""
 
 
 class CommitReader(Dispatcher, Protocol):
@@ -50,87 +95,72 @@ class CommitReader(Dispatcher, Protocol):
         """The last id that it is to read."""
 
 
-class StoredBacklog(CommitReader, Protocol):
+class StoredBacklog(CommitReader, MessageTarget, Protocol):
     """A queue or named subscription, as far as commits concern it."""
 
     def write(self) -> None:
-        """Save what was settled and refused since the last commit, into the sealed group."""
-
-    def release(self, runs: Iterable[AcceptedMessages], now: float) -> None:
-        """These are committed: they may be delivered."""
-
-    def withdraw(self, runs: Iterable[AcceptedMessages]) -> None:
-        """These could not be written: they were never accepted."""
-
-
-class OpenGroup:
-    """What the hub has to do when the open group is committed, or can't be."""
-
-    __slots__ = (
-        "accepted",
-        "accepted_messages",
-        "block",
-        "kept",
-        "newest",
-        "receipts",
-        "retained",
-        "stored",
-        "written",
-    )
-
-    def __init__(self) -> None:
-        self.accepted_messages: dict[StoredBacklog, list[AcceptedMessages]] = {}
-        self.kept: dict[StoredBacklog, list[AcceptedMessages]] = {}
-        self.receipts: list[Receipt] = []
-        self.written: list[Receipt] = []
-        self.accepted: list[list[int]] = []
-        self.stored: list[AcceptedMessages] = []
-        self.retained: list[AcceptedMessages] = []
-        self.block: tuple[int, int, bytes] | None = None
-        self.newest = 0
+        """Save what was settled and refused since the last commit, into the open group."""
 
 
 class CommitPath:
-    """The open group, the group on its way to the disk, and who is called when it is there.
+    """The open group, the group in flight, and the listeners.
 
-    `committed_id` is the newest id that is on disk; `listeners` are called with every committed
-    group, after its messages are visible and its receipts done.
+    `committed_id` is the newest id that is durable. Without `start` no event loop is needed, and
+    nothing is committed before `commit_now` is called.
     """
 
     def __init__(
         self,
         store: Store,
         ledger: Ledger,
-        loop: DispatchLoop,
-        damage: DamageReports,
-        clock: Callable[[], float] | None,
+        dispatch: DispatchLoop,
+        clock: Callable[[], float] | None = None,
+        log: CommitLog | None = None,
     ) -> None:
-        self.group = OpenGroup()
         self.committed_id = store.newest_id
-        self.listeners: list[Callable[[OpenGroup], None]] = []
         self._store = store
         self._ledger = ledger
-        self._loop = loop
-        self._damage = damage
+        self._dispatch = dispatch
         self._clock = clock
-        self._flight: OpenGroup | None = None
+        self._log = log or LocalLog(store, store.limits.patience_s)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._sync_timer: asyncio.TimerHandle | None = None
+        self._awaits_sync = False
+        self._is_scheduled = False
+        self._is_closed = False
+        self._flight: CommitGroup | None = None
+        self._flushes: list[asyncio.Future[None]] = []
         self._changed: dict[StoredBacklog, None] = {}
         self._readers: dict[CommitReader, None] = {}
-        store.before_commit = self._before_commit
-        store.after_write = self._after_write
-        store.after_commit = self._after_commit
+        self._listeners: tuple[tuple[CommitStage, CommitListener], ...] = ()
+        self.add_listener(CommitStage.VISIBILITY, _Visibility(self, dispatch))
+        self.add_listener(CommitStage.RECEIPTS, _Receipts(self))
+        self.add_listener(CommitStage.LEDGER, ledger)
 
-    def connect(self) -> None:
-        """Have the store call this commit path, after another hub had used the same store."""
-        self._store.before_commit = self._before_commit
-        self._store.after_write = self._after_write
-        self._store.after_commit = self._after_commit
+    # Listeners.
+
+    def add_listener(self, stage: CommitStage, listener: CommitListener) -> None:
+        """Have it called for every group from the next one on, at its stage."""
+        listeners = [*self._listeners, (stage, listener)]
+        self._listeners = tuple(sorted(listeners, key=lambda each: each[0]))
+
+    def remove_listener(self, listener: CommitListener) -> None:
+        """It is not called any more; no error if it is not registered."""
+        self._listeners = tuple(each for each in self._listeners if each[1] is not listener)
+
+    # What goes into the open group.
+
+    @property
+    def group(self) -> CommitGroup:
+        """The open group."""
+        return self._store.group
 
     def committed(self) -> Receipt:
-        """Done when all that was requested so far, settlements included, is on disk."""
+        """Done when all that was requested so far, settlements included, is durable."""
         receipt = Receipt([], {})
         self.group.receipts.append(receipt)
-        self._store.request()
+        self.request()
         return receipt
 
     def written(self) -> Receipt:
@@ -138,97 +168,279 @@ class CommitPath:
         though not a power failure."""
         receipt = Receipt([], {})
         self.group.written.append(receipt)
-        self._store.request(sync=False)
+        self.request(sync=False)
         return receipt
 
     def finish(self, receipt: Receipt, error: HubError | None = None) -> None:
-        """Its batch is on disk, or with `error` never will be: call those who wait for it."""
+        """Its batch is durable, or with `error` never will be: call those who wait for it."""
         for callback in receipt.finish(error):
-            self._loop.callbacks.run("receipt", callback, receipt)
+            self._dispatch.callbacks.run("receipt", callback, receipt)
 
     def changed(self, backlog: StoredBacklog, *, request: bool = True) -> None:
-        """It has something to write; nobody waits for it."""
+        """It has something to write when the group is sealed; nobody waits for it."""
         self._changed[backlog] = None
         if request:
-            self._store.request(urgent=False)
+            self.request(urgent=False)
 
     def await_commit(self, reader: CommitReader) -> None:
         """Some of what it is to read is not committed yet: commits touch it until all is."""
         self._readers[reader] = None
 
+    def touch_readers(self) -> None:
+        """Another group can be read: give each reader that waits a turn."""
+        for reader in list(self._readers):
+            self._dispatch.touch(reader)
+            if reader.visible <= self.committed_id:
+                del self._readers[reader]
+
     def forget(self, backlog: StoredBacklog) -> None:
         """It is removed for good: nothing of it is written or released any more."""
         self._changed.pop(backlog, None)
         self._readers.pop(backlog, None)
-        self._loop.forget(backlog)
+        self._dispatch.forget(backlog)
         for group in (self.group, self._flight):
             if group is not None:
-                group.accepted_messages.pop(backlog, None)
-                group.kept.pop(backlog, None)
+                group.arrivals.pop(backlog, None)
+                group.retained_arrivals.pop(backlog, None)
 
-    def _before_commit(self) -> None:
-        # Before anything that could fail: whoever waits for this group must be in it.
-        self._flight, self.group = self.group, OpenGroup()
-        self._flight.newest = self._store.newest_id
+    # When groups are sealed.
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """From now on groups are committed as soon as there is something to write."""
+        self._loop = loop
+        self._log.start(loop)
+        if self.group.has_changes:
+            self.request()
+
+    def request(self, *, sync: bool = True, urgent: bool = True) -> None:
+        """Have the open group committed: at the end of this turn if `urgent`, else soon.
+
+        Without `sync` it is enough that the operating system has it, which brings it to the disk
+        within about a second.
+        """
+        group = self._store.group
+        if sync:
+            group.sync = True
+        if urgent:
+            group.urgent = True
+        # With a group in flight, `_continue` looks at the flags when that one is done.
+        if self._loop is None or self._flight is not None or self._is_scheduled:
+            return
+        if urgent:
+            self._is_scheduled = True
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            # At the end of the turn: everything that was read in it is one group.
+            self._loop.call_soon(self._begin)
+        elif self._timer is None:
+            self._timer = self._loop.call_later(_LAZY_S, self._begin)
+
+    def _begin(self) -> None:
+        """Seal the open group, and append it."""
+        self._is_scheduled = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._flight is not None or self._is_closed or self._loop is None:
+            return
+        store = self._store
+        if store.last_error is not None and not store.mend():
+            self._timer = self._loop.call_later(_RETRY_S, self._begin)
+            self._end_flushes(store.last_error)
+            return
+        group = self._seal()
+        if not group.has_changes:
+            # Somebody waits for what is written already.
+            self._notify(group, None)
+            return
+        self._flight = group
+        append = self._log.append(group)
+        if append.done:
+            self._end(append)
+            self._continue(append.error)
+        else:
+            append.add_done_callback(self._on_appended)
+
+    def _on_appended(self, append: Append) -> None:
+        self._end(append)
+        if append.error is None and self.group.urgent and self._flight is None:
+            # Those who wait in the next group have waited for this one: not another turn.
+            self._begin()
+        else:
+            self._continue(append.error)
+
+    def _continue(self, error: StoreError | None) -> None:
+        """What was collected meanwhile is the next group."""
+        if self._loop is None or self._flight is not None or self._is_closed:
+            return
+        group = self.group
+        if error is not None:
+            self._timer = self._timer or self._loop.call_later(_RETRY_S, self._begin)
+        elif group.urgent or group.has_changes:
+            self.request(sync=False, urgent=group.urgent)
+
+    def commit_now(self) -> StoreError | None:
+        """Commit the open group before this returns; the error, if it could not be written."""
+        if self._flight is not None:
+            raise StoreFailed("a group is being committed already")
+        store = self._store
+        if store.last_error is not None and not store.mend():
+            return store.last_error
+        group = self._seal()
+        if not group.has_changes:
+            self._notify(group, None)
+            return None
+        self._flight = group
+        append = self._log.append(group, blocking=True)
+        self._end(append)
+        return append.error
+
+    async def flush(self) -> None:
+        """Returns when all that was requested so far is on disk. Raises StoreError if it is not."""
+        if self._loop is None:
+            error = self.commit_now()
+            if error is not None:
+                raise error
+            return
+        # Twice: a group in flight may have been sealed before the last change, which is in the
+        # next one then.
+        for _ in range(2):
+            if self._flight is None and not self.group.has_changes and not self._awaits_sync:
+                return
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._flushes.append(waiter)
+            self.request()
+            await waiter
+
+    async def close(self) -> None:
+        """Commit what is open, then close log and store. Raises StoreError if that can't be
+        written; they are closed all the same."""
+        if self._is_closed:
+            return
+        try:
+            await self.flush()
+        finally:
+            for timer in (self._timer, self._sync_timer):
+                if timer is not None:
+                    timer.cancel()
+            self._log.stop()
+            self._is_closed = True
+            self._store.close()
+
+    # One group.
+
+    def _seal(self) -> CommitGroup:
         changed, self._changed = self._changed, {}
         for backlog in changed:
-            self._loop.callbacks.run("write", backlog.write)
+            self._dispatch.callbacks.run("write", backlog.write)
+        # After the backlogs: what they write may be a step of a message.
         sealed = self._ledger.seal(self._store.next_row)
         if sealed is not None:
-            block, rows = sealed
-            self._store.journal(block, rows)
-            self._flight.block = (self._store.next_row, rows, block)
+            self._store.journal(*sealed)
+        group = self._store.seal()
+        group.sealed_at = perf_counter()
+        if group.written:
+            group.on_written = self._on_written
+        return group
 
-    def _after_write(self) -> None:
+    def _on_written(self) -> None:
+        """The group in flight is with the operating system: enough for some."""
         assert self._flight is not None
         receipts, self._flight.written = self._flight.written, []
         for receipt in receipts:
             self.finish(receipt)
 
-    def _after_commit(self, error: StoreError | None) -> None:
-        """What became visible is released first: it must not depend on who waits for the commit.
-
-        Then receipts, then listeners. One of them that raises keeps nothing from the others.
-        """
+    def _end(self, append: Append) -> None:
+        """The group in flight is durable, or can't be written."""
         group, self._flight = self._flight, None
         assert group is not None
-        loop = self._loop
-        if self._clock is not None:
-            loop.now = max(loop.now, self._clock())
-        now = loop.now
-        if error is not None:
-            self._fail_group(group, error)
-        else:
-            self._ledger.committed()
-            self.committed_id = group.newest
-            self._release(group, now)
-        loop.pump(now)
-        refused = None if error is None else refusal(error)
-        for receipt in (*group.receipts, *group.written):
-            self.finish(receipt, refused)
+        store, error = self._store, append.error
         if error is None:
-            for listener in self.listeners:
-                loop.callbacks.run("commit listener", listener, group)
-        loop.pump(now)
+            store.applied(group)
+            self._awaits_sync = not group.sync
+            if self._awaits_sync and self._sync_timer is None and self._loop is not None:
+                self._sync_timer = self._loop.call_later(_SYNC_S, self._sync_soon)
+        else:
+            # Once, not for every attempt while the disk stays as it is.
+            if type(error) is not type(store.last_error):
+                _log.error("a commit group can't be written, it is tried again: %s", error)
+            store.take_back(group, error)
+        self._notify(group, error)
 
-    def _release(self, group: OpenGroup, now: float) -> None:
-        """What was committed can be seen now."""
-        for backlog, kept in group.kept.items():
-            group.accepted_messages.setdefault(backlog, []).extend(kept)
-            group.accepted_messages[backlog].sort(key=lambda run: run.envelopes[0].id)
-        for backlog, runs in group.accepted_messages.items():
-            self._loop.callbacks.run("release", backlog.release, runs, now)
-        for reader in list(self._readers):
-            self._loop.touch(reader)
-            if reader.visible <= self.committed_id:
-                del self._readers[reader]
+    def _notify(self, group: CommitGroup, error: StoreError | None) -> None:
+        """Run the listeners, then hand out what they made ready."""
+        dispatch = self._dispatch
+        if self._clock is not None:
+            dispatch.now = max(dispatch.now, self._clock())
+        run = dispatch.callbacks.run
+        for stage, listener in self._listeners:
+            kind = "metrics" if stage is CommitStage.METRICS else "commit listener"
+            if error is None:
+                run(kind, listener.committed, group)
+            else:
+                run(kind, listener.failed, group, error)
+        dispatch.pump(dispatch.now)
+        self._end_flushes(error)
 
-    def _fail_group(self, group: OpenGroup, error: StoreError) -> None:
-        """Producers get the error; all else goes into the next group."""
-        self._damage.report(error)
-        self._ledger.failed({each for ids in group.accepted for each in ids})
-        for backlog, runs in group.accepted_messages.items():
-            backlog.withdraw(runs)
-        for backlog, kept in group.kept.items():
-            self.group.kept[backlog] = kept + self.group.kept.get(backlog, [])
-        self.group.retained[:0] = group.retained
+    def _end_flushes(self, error: StoreError | None) -> None:
+        flushes, self._flushes = self._flushes, []
+        for waiter in flushes:
+            if not waiter.done():
+                waiter.set_result(None) if error is None else waiter.set_exception(error)
+
+    def _sync_soon(self) -> None:
+        self._sync_timer = None
+        if self._awaits_sync:
+            self.request(urgent=False)
+
+
+class _Visibility:
+    """Messages of a group become visible to consumers when it is durable."""
+
+    def __init__(self, path: CommitPath, dispatch: DispatchLoop) -> None:
+        self._path = path
+        self._dispatch = dispatch
+
+    def committed(self, group: CommitGroup) -> None:
+        """Give them to their queues and subscriptions, and hand out what can be handed out."""
+        dispatch, now = self._dispatch, self._dispatch.now
+        self._path.committed_id = group.newest_id
+        # A backlog takes messages in order of ids. What was retained, perhaps with a group that
+        # failed, is among what producers sent.
+        for backlog, retained in group.retained_arrivals.items():
+            group.arrivals.setdefault(backlog, []).extend(retained)
+            group.arrivals[backlog].sort(key=lambda run: run.envelopes[0].id)
+        for backlog, runs in group.arrivals.items():
+            dispatch.callbacks.run("release", backlog.release, runs, now)
+        self._path.touch_readers()
+        dispatch.pump(now)
+
+    def failed(self, group: CommitGroup, _error: StoreError) -> None:
+        """Messages of producers were never accepted; retained ones wait for the next group."""
+        for backlog, runs in group.arrivals.items():
+            self._dispatch.callbacks.run("release", backlog.withdraw, runs)
+        following = self._path.group
+        for backlog, retained in group.retained_arrivals.items():
+            retained = retained + following.retained_arrivals.get(backlog, [])
+            following.retained_arrivals[backlog] = retained
+        following.retained[:0] = group.retained
+        self._dispatch.pump(self._dispatch.now)
+
+
+class _Receipts:
+    """Producers are answered when their group is durable, or can't be."""
+
+    def __init__(self, path: CommitPath) -> None:
+        self._path = path
+
+    def committed(self, group: CommitGroup) -> None:
+        """Everybody who waits for this group gets what he waits for."""
+        for receipt in (*group.receipts, *group.written):
+            self._path.finish(receipt)
+
+    def failed(self, group: CommitGroup, error: StoreError) -> None:
+        """Everybody who waits for this group gets the error, in words for peers."""
+        refused = refusal(error)
+        for receipt in (*group.receipts, *group.written):
+            self._path.finish(receipt, refused)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from crosswire.commitlog.contract import CommitGroup
 from crosswire.envelope import MICROSECONDS, Envelope, decode_at
-from crosswire.errors import HubError, RecordDamaged
+from crosswire.errors import HubError, RecordDamaged, StoreError
+from crosswire.hub.commits import CommitPath, CommitStage
 from crosswire.hub.dispatch import DispatchLoop
 from crosswire.hub.ledger import Ledger, Step
 from crosswire.store.contract import Store
@@ -22,11 +24,22 @@ _REPORTS: Final = 1000
 class DamageReports:
     """`reports` are the latest errors that no caller could be given."""
 
-    def __init__(self, store: Store, ledger: Ledger, loop: DispatchLoop) -> None:
+    def __init__(
+        self, store: Store, ledger: Ledger, loop: DispatchLoop, commits: CommitPath
+    ) -> None:
         self.reports: list[HubError] = []
         self._store = store
         self._ledger = ledger
         self._loop = loop
+        self._commits = commits
+        commits.add_listener(CommitStage.VISIBILITY, self)
+
+    def committed(self, group: CommitGroup) -> None:
+        """Nothing to report."""
+
+    def failed(self, _group: CommitGroup, error: StoreError) -> None:
+        """Producers get an error without details: operators find those here."""
+        self.report(error)
 
     def report(self, error: HubError) -> None:
         """Keep an error for operators, up to 1,000 of them."""
@@ -59,7 +72,7 @@ class DamageReports:
         )
         self._store.save(_DAMAGED, number.to_bytes(4) + identifier.to_bytes(8), record)
         self._note(Step.DAMAGED, destination, identifier, str(error))
-        self._store.request(urgent=False)
+        self._commits.request(urgent=False)
 
     def report_missing(self, number: int, identifier: int, reclaimed: int) -> None:
         """A cursor refers to a message that is not stored: retention deleted it, or it is lost.
@@ -103,7 +116,7 @@ class DamageReports:
         )
         self._store.save(_DAMAGED, _STATE + space.encode() + b"/" + key, value)
         self._store.drop(space, key)
-        self._store.request(urgent=False)
+        self._commits.request(urgent=False)
 
     def state(self) -> Iterator[tuple[str, bytes, bytes]]:
         """Records of state spaces that were set aside: space, key, bytes as they were found."""

@@ -2,42 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import msgspec
 
+from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import Envelope
 from crosswire.errors import RecordDamaged, RecordUnreadable
-from crosswire.hub.commits import AcceptedMessages, CommitPath, OpenGroup
+from crosswire.hub.commits import CommitPath
 from crosswire.hub.damage import DamageReports
 from crosswire.hub.floors import Floors
 from crosswire.hub.ledger import LedgerRun, Step, parse_block
-from crosswire.hub.receipt import Receipt
-from crosswire.store.contract import MAX_ID, Page, Store
+from crosswire.store.contract import Page, Store
+from crosswire.store.keys import MAX_ID
 from crosswire.store.records import Count, reader
 
-__all__ = ["CommittedGroup", "Feed", "LakeGap", "Seal"]
+__all__ = ["Feed", "LakeGap", "Seal"]
 
 _VERSION: Final = 1
 _SPACE: Final = "seal"
-
-
-class CommittedGroup(msgspec.Struct, frozen=True, gc=False):
-    """A group that is on disk: its block of the journal, and the messages that came with it.
-
-    Everything stored with an id up to `newest` is in this group or in one before it.
-    """
-
-    first_row: int
-    rows: int
-    block: bytes
-    messages: Sequence[AcceptedMessages]
-    newest: int
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.block) + sum(sum(run.sizes) for run in self.messages)
 
 
 class LakeGap(msgspec.Struct, frozen=True, array_like=True):
@@ -93,15 +77,9 @@ class Feed:
         self._damage = damage
         self._floors = floors
         self._withheld = withheld
-        self.taker: Callable[[CommittedGroup], None] | None = None
         # After a restart nobody knows yet whether the last seal's files are in place.
         self.reclaim_limit = 0 if withheld else MAX_ID
         self.released_row = 0
-        commits.listeners.append(self.committed)
-
-    def committed(self, group: OpenGroup) -> None:
-        if self.taker is not None and group.block is not None:
-            self.taker(CommittedGroup(*group.block, group.stored + group.retained, group.newest))
 
     # Seals.
 

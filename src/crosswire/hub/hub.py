@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final, Literal
 
+from crosswire.commitlog.contract import CommitLog, Receipt
 from crosswire.envelope import Envelope, parse_pattern
 from crosswire.errors import InvalidDestination, RecordDamaged, StoreError
 from crosswire.hub.attachment import Attachment, Choice, Consumer, DeliveryReceiver, Window
@@ -32,7 +33,6 @@ from crosswire.hub.intake import Intake
 from crosswire.hub.ledger import Ledger, LedgerPeer, LedgerRow
 from crosswire.hub.policies import HubConfig
 from crosswire.hub.queues import Queue
-from crosswire.hub.receipt import Receipt
 from crosswire.hub.schedules import Schedules
 from crosswire.hub.services import Answer, Call, Provider, ProviderReceiver, Services
 from crosswire.hub.subscriptions import Start, Subscriptions, predicate
@@ -62,9 +62,11 @@ class Hub:
         now: float,
         random: Random,
         clock: Callable[[], float] | None = None,
+        log: CommitLog | None = None,
     ) -> None:
-        """`clock` gives the hub's time when a commit ends, which happens without a call from
-        outside; without it, the time of the latest call."""
+        """`log` makes commit groups durable: the local one by default. `clock` gives the hub's time
+        when a commit ends, which happens without a call from outside; without it, the time of the
+        latest call."""
         self.store = store
         self.config = config = config or HubConfig()
         self.node = store.node
@@ -72,11 +74,11 @@ class Hub:
         self.callbacks = loop.callbacks
         timestamps = Timestamps(now)
         self.ledger = Ledger(config.recent_rows, timestamps.stamp_us)
-        self.damage = DamageReports(store, self.ledger, loop)
+        self.commits = CommitPath(store, self.ledger, loop, clock, log)
+        self.damage = DamageReports(store, self.ledger, loop, self.commits)
         self.reports = self.damage.reports
-        self.wall = WallClock(store, self.damage, timestamps, now)
+        self.wall = WallClock(store, self.commits, self.damage, timestamps, now)
         floors = Floors(store, self.damage)
-        self.commits = CommitPath(store, self.ledger, loop, self.damage, clock)
         self.feed = Feed(store, self.commits, self.damage, floors, withheld=config.lake)
         self._core = core = Core(
             store=store,

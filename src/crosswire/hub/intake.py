@@ -9,14 +9,13 @@ from typing import Final
 
 import msgspec
 
+from crosswire.commitlog.contract import AcceptedMessages, Receipt
 from crosswire.envelope import MICROSECONDS, Envelope, encode, encode_run, stamp_run
 from crosswire.errors import HubError, InvalidDestination, InvalidEnvelope
-from crosswire.hub.commits import AcceptedMessages
 from crosswire.hub.core import Core
 from crosswire.hub.destinations import Destinations
 from crosswire.hub.ledger import LedgerPeer, Step
 from crosswire.hub.queues import Queue
-from crosswire.hub.receipt import Receipt
 from crosswire.hub.subscriptions import Audience, Subscriptions
 from crosswire.hub.topics import Topic
 
@@ -73,9 +72,9 @@ class Intake:
             index = end
         if waits:
             self._commits.group.receipts.append(receipt)
-            self._store.request()
+            self._commits.request()
         else:
-            self._store.request(sync=False, urgent=False)
+            self._commits.request(sync=False, urgent=False)
             receipt.finish()
         for topic, audience, accepted in published:
             # A subscriber that publishes what it gets would otherwise be within its own delivery.
@@ -105,7 +104,7 @@ class Intake:
         if cut < count:
             later = accepted.part(cut, count) if cut else accepted
             queue.await_commit(later.sizes)
-            self._commits.group.accepted_messages.setdefault(queue, []).append(later)
+            self._commits.group.arrivals.setdefault(queue, []).append(later)
         ids = receipt.ids[index : index + len(run)]
         self._note_accepted(queue.destination, accepted, ids, now_us)
         self._commits.changed(queue, request=False)
@@ -164,7 +163,7 @@ class Intake:
         if not count:
             return False
         for subscription in audience.subscriptions:
-            self._commits.group.accepted_messages.setdefault(subscription, []).append(messages)
+            self._commits.group.arrivals.setdefault(subscription, []).append(messages)
         ids = receipt.ids[index : index + len(run)]
         self._note_accepted(topic.destination, messages, ids, now_us)
         published.append((topic, audience, list(messages.envelopes)))
@@ -200,7 +199,7 @@ class Intake:
         envelope = accepted.envelopes[0]
         if len(ids) > len(accepted.sizes):
             ids = [each for each in ids if each]
-        self._commits.group.accepted.append(ids)
+        self._commits.group.accepted_ids.append(ids)
         self._commits.group.stored.append(accepted)
         peer = LedgerPeer(envelope.protocol, envelope.connection, envelope.principal)
         self._ledger.note(Step.ACCEPTED, now_us, destination, ids, peer=peer)
@@ -246,7 +245,7 @@ class Intake:
         """
         target = self._destinations.target(envelope.destination, own=True)
         self._keep(target, [envelope], self._store.reserve(1), now)
-        self._store.request()
+        self._commits.request()
 
     def take_over(self, envelopes: Sequence[Envelope], now: float) -> None:
         """Accept messages whose acceptance was promised, in order: those of a staged batch.
@@ -299,13 +298,13 @@ class Intake:
             target.length += len(sizes)
             target.size_bytes += sum(sizes)
             target.await_commit(sizes)
-            self._commits.group.kept.setdefault(target, []).append(accepted)
+            self._commits.group.retained_arrivals.setdefault(target, []).append(accepted)
             self._commits.changed(target, request=False)
         else:
             target.count_run(first, sizes, time_us)
             audience = self._subscriptions.audience(target)
             for subscription in audience.subscriptions:
-                self._commits.group.kept.setdefault(subscription, []).append(accepted)
+                self._commits.group.retained_arrivals.setdefault(subscription, []).append(accepted)
             self._fan_out(target, audience, list(run), now)
         envelope = run[0]
         peer = LedgerPeer(envelope.protocol, envelope.connection, envelope.principal)

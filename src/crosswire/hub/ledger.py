@@ -1,8 +1,8 @@
 """The ledger: what happened to every message, step by step.
 
-Steps come in runs: one call accepts, delivers or settles many messages at once, and all they have
-not in common is their id. A run is kept as such, in memory and on disk; a commit group's runs make
-one block, column by column.
+Steps come in runs: one call accepts, delivers or settles many messages at once, which differ in
+nothing but their id. A run is kept as such, in memory and on disk; a commit group's runs make one
+block, column by column.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any, Final
 
 import msgspec
 
-from crosswire.errors import RecordDamaged
+from crosswire.commitlog.contract import CommitGroup
+from crosswire.errors import RecordDamaged, StoreError
 
 __all__ = [
     "Ledger",
@@ -50,7 +51,7 @@ class Step(IntEnum):
 
 
 class LedgerPeer(msgspec.Struct, frozen=True):
-    """Who produced or was given something: where it came from, in the words of an envelope."""
+    """The peer that produced or got a message; the fields are those of an envelope."""
 
     protocol: str = ""
     connection: str = ""
@@ -63,8 +64,8 @@ NOBODY: Final = LedgerPeer()
 class LedgerRun(msgspec.Struct, frozen=True):
     """The same step of many messages.
 
-    `first_row` is the number of its first row on this node. `counts` stands beside `ids` where a
-    row speaks of several deliveries: topics that are not durable.
+    `first_row` is the number of its first row on this node, 0 before its group is sealed. `counts`
+    is parallel to `ids` where a row stands for several deliveries: topics that are not durable.
     """
 
     first_row: int
@@ -78,6 +79,7 @@ class LedgerRun(msgspec.Struct, frozen=True):
     counts: array[int] | None = None
 
     def rows(self) -> Iterator[LedgerRow]:
+        """One row for each message."""
         for index, identifier in enumerate(self.ids):
             yield LedgerRow(
                 self.first_row + index if self.first_row else 0,
@@ -94,7 +96,7 @@ class LedgerRun(msgspec.Struct, frozen=True):
 
 
 class LedgerRow(msgspec.Struct, frozen=True, gc=False):
-    """A step of a message, in words; `seq` numbers the rows of a node."""
+    """A step of a message, with names instead of codes; `seq` numbers the rows of a node."""
 
     seq: int
     id: int
@@ -109,7 +111,11 @@ class LedgerRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class LedgerBlock(msgspec.Struct, array_like=True, frozen=True):
-    """Layout of a block. Text is a number in `words`; ids and counts are 64 bit little-endian."""
+    """Layout of a block: a column for each field of its runs.
+
+    Text is an index into `words`; ids and counts are 64 bit little-endian. `counted` marks runs
+    that have counts.
+    """
 
     version: int
     words: list[str]
@@ -133,21 +139,26 @@ _decode = msgspec.msgpack.Decoder(LedgerBlock).decode
 
 
 class Ledger:
-    """Collects the open group's runs and remembers the most recent ones, up to `recent_rows`.
+    """Collects the open group's runs, and keeps the most recent ones in memory.
 
-    `stamp` makes a timestamp of the hub's time, both in µs.
+    Steps are noted at once and count when their group is durable: until then they are in `_open`
+    or, once sealed, in `_sealed`. `recent_rows` bounds what is kept; `stamp` makes a timestamp of
+    the hub's time, both in µs.
     """
 
     def __init__(
         self, recent_rows: int = 200_000, stamp: Callable[[int], int] | None = None
     ) -> None:
         self.recent_rows = recent_rows
-        self._stamp = stamp
         self.rows = 0
+        """How many rows were noted since the start."""
+        self.committed_runs: list[LedgerRun] = []
+        """Those of the group that was committed last, for listeners of later stages."""
+        self._stamp = stamp
         self._open: list[LedgerRun] = []
-        self._flight: list[LedgerRun] = []
+        self._sealed: list[LedgerRun] = []
         self._recent: deque[LedgerRun] = deque()
-        self._held = 0
+        self._recent_count = 0
 
     def note(
         self,
@@ -161,6 +172,7 @@ class Ledger:
         detail: str = "",
         counts: Sequence[int] | None = None,
     ) -> None:
+        """Add a step of these messages to the open group; `time` is the hub's, in µs."""
         column = array("q", ids)
         self._open.append(
             LedgerRun(
@@ -180,7 +192,8 @@ class Ledger:
     # Groups.
 
     def seal(self, first_row: int) -> tuple[bytes, int] | None:
-        """The open group's block and its number of rows; from now on another group is open."""
+        """The open group's block and its number of rows, None without any; what is noted from now
+        on is in the next group."""
         if not self._open:
             return None
         runs, self._open = self._open, []
@@ -188,50 +201,48 @@ class Ledger:
         for run in runs:
             _set(run, "first_row", row)
             row += len(run.ids)
-        self._flight = runs
+        self._sealed = runs
         return serialize_block(runs), row - first_row
 
-    def committed(self) -> None:
-        """The sealed group is on disk."""
-        for run in self._flight:
+    def committed(self, _group: CommitGroup) -> None:
+        """The sealed runs are durable."""
+        self.committed_runs, self._sealed = self._sealed, []
+        for run in self.committed_runs:
             self._remember(run)
-        self._flight = []
 
-    def failed(self, lost: set[int]) -> None:
-        """It is not, and these messages were never accepted: the rest goes into the next group."""
+    def failed(self, group: CommitGroup, _error: StoreError) -> None:
+        """The sealed runs go into the next group, without those about messages that were lost:
+        they were never accepted."""
+        lost = {each for ids in group.accepted_ids for each in ids}
         again = []
-        for run in self._flight:
+        for run in self._sealed:
             if lost and run.step is Step.ACCEPTED:
                 kept = array("q", (each for each in run.ids if each not in lost))
                 if not kept:
                     continue
                 run = msgspec.structs.replace(run, ids=kept)
             again.append(run)
-        self._flight = []
+        self.committed_runs, self._sealed = [], []
+        # Before what was noted since: steps of a message stay in order.
         self._open[:0] = again
 
     def remember(self, first_row: int, block: bytes) -> None:
-        """Take up a block of an earlier life. Raises RecordDamaged."""
+        """Add a block that was committed before the start. Raises RecordDamaged."""
         for run in parse_block(first_row, block):
             self._remember(run)
 
     def _remember(self, run: LedgerRun) -> None:
         self._recent.append(run)
-        self._held += len(run.ids)
-        while self._held > self.recent_rows and len(self._recent) > 1:
-            self._held -= len(self._recent.popleft().ids)
+        self._recent_count += len(run.ids)
+        while self._recent_count > self.recent_rows and len(self._recent) > 1:
+            self._recent_count -= len(self._recent.popleft().ids)
 
-    @property
-    def sealed(self) -> list[LedgerRun]:
-        """The runs of the group that is on its way to the disk."""
-        return self._flight
-
-    # Questions.
+    # Queries.
 
     def runs(self) -> Iterator[LedgerRun]:
         """The recent ones, oldest first; those of the open group have no row numbers yet."""
         yield from self._recent
-        yield from self._flight
+        yield from self._sealed
         yield from self._open
 
     def of_message(self, identifier: int) -> list[LedgerRow]:
@@ -264,6 +275,7 @@ class Ledger:
 
 
 def serialize_block(runs: list[LedgerRun]) -> bytes:
+    """The runs as one block, which `parse_block` reads."""
     peers = [run.peer for run in runs]
     texts = {run.destination for run in runs} | {run.detail for run in runs}
     for peer in set(peers):
@@ -287,7 +299,7 @@ def serialize_block(runs: list[LedgerRun]) -> bytes:
 
 
 def parse_columns(block: bytes) -> LedgerBlock:
-    """A block as it is, a column for each thing that its runs have. Raises RecordDamaged."""
+    """A block in columns, without runs: what the lake needs. Raises RecordDamaged."""
     try:
         read = _decode(block)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 import msgspec
 
+from crosswire.commitlog.contract import AcceptedMessages
 from crosswire.errors import DestinationFull, RecordDamaged
 from crosswire.hub.attachment import Consumer
 from crosswire.hub.backlog.backlog import Backlog
-from crosswire.hub.commits import AcceptedMessages
 from crosswire.hub.core import Core, SendEnvelope
 from crosswire.hub.policies import QueuePolicy
 from crosswire.store.contract import Page
@@ -255,4 +255,4 @@ class Queue(Backlog):
         """Some messages up to this one are gone from the store: who reads its log is to know."""
         self._floor = max(self._floor, last)
         self._core.floors.save(self.number, self._floor)
-        self._store.request(sync=False, urgent=False)
+        self._commits.request(sync=False, urgent=False)

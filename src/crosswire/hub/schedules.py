@@ -17,6 +17,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import (
     LARGEST_INTEGER,
     SCHEDULED,
@@ -26,7 +27,6 @@ from crosswire.envelope import (
 )
 from crosswire.errors import HubError, InvalidSchedule, RecordDamaged, UnknownMessage
 from crosswire.hub.core import Core, SendEnvelope
-from crosswire.hub.receipt import Receipt
 from crosswire.store.records import reader
 
 __all__ = ["Schedule", "Schedules", "check_cron", "check_id", "check_interval"]
@@ -254,7 +254,7 @@ class Schedules:
             self._save(schedule)
         else:
             self._store.drop(_SPACE, identifier.encode())
-            self._store.request()
+            self._core.commits.request()
 
     def all(self) -> list[Schedule]:
         return sorted(self._schedules.values(), key=lambda each: each.id)
@@ -276,7 +276,7 @@ class Schedules:
 
     def _save(self, schedule: Schedule) -> None:
         self._store.save(_SPACE, schedule.id.encode(), _encode(schedule))
-        self._store.request()
+        self._core.commits.request()
 
     def _forget(self, identifier: str) -> None:
         self._schedules.pop(identifier, None)

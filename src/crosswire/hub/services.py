@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeAlias
 
+from crosswire.commitlog.contract import AcceptedMessages
 from crosswire.envelope import MICROSECONDS, Envelope, encode, parse_destination, stamp, stamp_run
 from crosswire.errors import (
     CallCancelled,
@@ -19,7 +20,6 @@ from crosswire.errors import (
     ProviderLost,
 )
 from crosswire.hub.attachment import Delivery, Window
-from crosswire.hub.commits import AcceptedMessages
 from crosswire.hub.core import Core
 from crosswire.hub.ledger import LedgerPeer, Step
 from crosswire.hub.policies import ServicePolicy, TopicPolicy
@@ -251,7 +251,7 @@ class Services:
             else:
                 self._journal(service.name, envelope, record, now)
         self._note_runs(Step.ACCEPTED, now_us, [call.envelope for call in calls], peer)
-        self._store.request(sync=False, urgent=False)
+        self._core.commits.request(sync=False, urgent=False)
         for call, reason in failed:
             self._finish(call, reason, now)
         if given:
@@ -403,7 +403,7 @@ class Services:
             attempt=1,
             detail="" if ended else str(answer),
         )
-        self._store.request(sync=False, urgent=False)
+        self._core.commits.request(sync=False, urgent=False)
         if notify:
             self._loop.defer("answer", call.answered, call, answer)
         if provider is not None and provider.is_open and not provider.window.granted:

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
+from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import LARGEST_INTEGER, MICROSECONDS, Envelope
 from crosswire.errors import (
     HubError,
@@ -21,7 +22,6 @@ from crosswire.hub.core import Core, SendEnvelope
 from crosswire.hub.filters import Filter, Predicate
 from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.policies import Retry
-from crosswire.hub.receipt import Receipt
 from crosswire.hub.subscribers import Subscriber
 from crosswire.hub.topics import Index, KnownTopics, Topic
 from crosswire.store.records import Count, reader
@@ -275,7 +275,7 @@ class Subscriptions:
             self._core.commits.await_commit(subscription)
             self._await_outcome(subscription)
         self._store.save(_SPACE, name.encode(), _encode(definition))
-        self._store.request()
+        self._core.commits.request()
         return subscription
 
     def _await_outcome(self, subscription: Subscription) -> None:
@@ -339,7 +339,7 @@ class Subscriptions:
         self._named.remove(subscription.definition.pattern, subscription)
         subscription.delete()
         self._store.drop(_SPACE, name.encode())
-        self._store.request()
+        self._core.commits.request()
 
     def unnamed(
         self,

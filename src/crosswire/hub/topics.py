@@ -200,7 +200,7 @@ class Topic:
             self._core.store.reclaim(self.number, self.reclaimed + 1, marks[0].id - 1)
             self.reclaimed = marks[0].id - 1
             self._core.floors.save(self.number, self.reclaimed)
-            self._core.store.request(sync=False, urgent=False)
+            self._core.commits.request(sync=False, urgent=False)
 
     def _mark_times(self) -> Sequence[int]:
         """How old each mark is at least: no older message has a later time, whatever it says."""

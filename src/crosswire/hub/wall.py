@@ -21,6 +21,7 @@ import msgspec
 
 from crosswire.envelope import MICROSECONDS, Envelope
 from crosswire.errors import ClockJumped, RecordDamaged
+from crosswire.hub.commits import CommitPath
 from crosswire.hub.damage import DamageReports
 from crosswire.store.contract import Store
 
@@ -96,7 +97,12 @@ class WallClock:
     """Follows the wall clock by `observe`; without it, wall clock and `now` are the same."""
 
     def __init__(
-        self, store: Store, damage: DamageReports, timestamps: Timestamps, now: float
+        self,
+        store: Store,
+        commits: CommitPath,
+        damage: DamageReports,
+        timestamps: Timestamps,
+        now: float,
     ) -> None:
         self.forward = 0
         """How many times the clock jumped forward."""
@@ -109,6 +115,7 @@ class WallClock:
         """When, by the wall clock after it, and by how many seconds."""
         self.stamp_us = timestamps.stamp_us
         self._store = store
+        self._commits = commits
         self._damage = damage
         self._timestamps = timestamps
         self._offset = 0.0
@@ -238,7 +245,7 @@ class WallClock:
         self._save_at = now + _SAVE_S
         record = _Record(self.at(now), self.lag_s, self.held_s(now), self._jumps)
         self._store.save(_SPACE, _KEY, _encode(record))
-        self._store.request(sync=False, urgent=False)
+        self._commits.request(sync=False, urgent=False)
 
     def _restore(self, now: float) -> None:
         """Compare with the last known time of an earlier life."""

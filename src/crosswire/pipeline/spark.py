@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from crosswire.errors import CrosswireError, PipelineError
 
-__all__ = ["FOR_LITTLE", "java_home", "plain_errors", "start"]
+__all__ = ["SMALL_INPUT", "java_home", "plain_errors", "start"]
 
 _OLDEST_JAVA: Final = 17
 
@@ -51,7 +51,7 @@ _LOCAL_SETTINGS: Final = {
     "spark.driver.memory": "2g",
 }
 
-FOR_LITTLE: Final = {
+SMALL_INPUT: Final = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",

@@ -21,10 +21,12 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from crosswire.commitlog.contract import AcceptedMessages, CommitGroup
 from crosswire.config import LakeSettings
 from crosswire.envelope import MICROSECONDS, Envelope
 from crosswire.errors import CrosswireError, LakeError, RecordDamaged, StoreError
-from crosswire.hub.feed import CommittedGroup, LakeGap, Seal
+from crosswire.hub.commits import CommitStage
+from crosswire.hub.feed import LakeGap, Seal
 from crosswire.hub.hub import Hub
 from crosswire.hub.ledger import Step, parse_columns
 from crosswire.lake.catalog import expire
@@ -48,20 +50,22 @@ _Count = Callable[..., None]
 
 
 class _FeedGroup(msgspec.Struct, frozen=True):
-    """A committed group with its messages, from memory or read again."""
+    """A committed group: its block of the ledger, and its messages.
+
+    A group that was kept in memory has `runs`, one that was read from the store `messages`.
+    """
 
     first_row: int
     last_row: int
     block: bytes
-    messages: Sequence[Envelope] | None
-    source: CommittedGroup | None
+    messages: Sequence[Envelope]
+    runs: Sequence[AcceptedMessages]
     newest: int
     size_bytes: int
 
     def envelopes(self) -> Sequence[Envelope]:
-        if self.source is None:
-            return self.messages or ()
-        return [envelope for run in self.source.messages for envelope in run.envelopes]
+        """All of its messages."""
+        return [*self.messages, *(each for run in self.runs for each in run.envelopes)]
 
 
 async def note_absence(hub: Hub) -> None:
@@ -151,7 +155,7 @@ class LakeFeed:
         if self._seal.skipped:
             self._gaps = list(self._seal.gaps)
             self._place()
-        self._hub.feed.taker = self._take
+        self._hub.commits.add_listener(CommitStage.LAKE, self)
         self._task = asyncio.get_running_loop().create_task(self._run())
         self._task.add_done_callback(self._ended)
 
@@ -230,50 +234,49 @@ class LakeFeed:
         if self._task is None:
             return
         with contextlib.suppress(StoreError):
-            await self._hub.store.flush()
+            await self._hub.commits.flush()
         self._stopping = True
         self._wake.set()
         self._full.set()
         await self._task
         self._task = None
-        self._hub.feed.taker = None
+        self._hub.commits.remove_listener(self)
         self._thread.shutdown()
 
     # What the hub commits.
 
-    def _take(self, committed: CommittedGroup) -> None:
-        """Called for every group, right after it was committed: a few operations, whatever its size
-        is."""
-        last_row = committed.first_row + committed.rows - 1
+    def committed(self, group: CommitGroup) -> None:
+        """Keep the group until it is sealed: a few operations, whatever its size is."""
+        block = group.block
+        if block is None:
+            return
+        last_row = block.first_row + block.rows - 1
         if last_row <= self._read_row:
             return
-        size = committed.size_bytes
+        # Not the group itself: its body has every message once more.
+        runs = group.stored + group.retained
+        size = len(block.data) + sum(sum(run.sizes) for run in runs)
         self._unsealed_bytes += size
         self._wake.set()
         if self._behind:
             return
-        # A group that this was not told of, because something raised, is in the store all the same.
-        missed = committed.first_row > self._read_row + 1
+        # If this raised for an earlier group, that one is in the store all the same.
+        missed = block.first_row > self._read_row + 1
         if missed or self._bytes + size > self._settings.memory_bytes:
             self._fall_behind()
             return
         if not self._groups:
             self._since = time.monotonic()
         self._groups.append(
-            _FeedGroup(
-                committed.first_row,
-                last_row,
-                committed.block,
-                None,
-                committed,
-                committed.newest,
-                size,
-            )
+            _FeedGroup(block.first_row, last_row, block.data, (), runs, group.newest_id, size)
         )
         self._bytes += size
         self._read_row = last_row
         if self._bytes >= self._settings.seal_bytes:
             self._full.set()
+
+    def failed(self, _group: CommitGroup, _error: StoreError) -> None:
+        """Nothing of it is in the store, and nothing goes to the lake."""
 
     def _fall_behind(self) -> None:
         """Nothing is kept in memory; what is not sealed is read from the store when its time
@@ -426,7 +429,7 @@ class LakeFeed:
             block = b""
         newest = max(newest, messages[-1].id if messages else 0)
         size = len(block) + sum(len(each.payload) + 100 for each in messages)
-        return _FeedGroup(first_row, last_row, block, messages, None, newest, size)
+        return _FeedGroup(first_row, last_row, block, messages, (), newest, size)
 
     def _miss_rows(self, first_row: int) -> None:
         """A block that the store could not read is not there at all."""
@@ -586,7 +589,7 @@ class LakeFeed:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
-            self._hub.feed.taker = None
+            self._hub.commits.remove_listener(self)
             _log.error("the lake has stopped", exc_info=task.exception())
 
     def _failed(self, error: Exception) -> None:

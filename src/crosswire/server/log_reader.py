@@ -39,7 +39,7 @@ from crosswire.server.log_snapshot import (
     cut,
     ids_of,
 )
-from crosswire.store.contract import MAX_ID
+from crosswire.store.keys import MAX_ID
 from crosswire.store.records import Count
 
 if TYPE_CHECKING:

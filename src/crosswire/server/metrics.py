@@ -13,7 +13,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from crosswire.commitlog.contract import CommitGroup
 from crosswire.errors import StoreError
+from crosswire.hub.commits import CommitStage
 from crosswire.hub.hub import Hub
 from crosswire.hub.ledger import LedgerRun, Step
 
@@ -102,37 +104,27 @@ class _StepSeries:
 
 
 class Metrics:
-    """Listens to a hub's commit groups; made after the hub, which owns the store's hooks."""
+    """A listener of a hub's commits, which counts the ledger's runs of each group."""
 
     def __init__(self, hub: Hub) -> None:
         self.series: dict[tuple[str, str, Step], _StepSeries] = {}
-        """By protocol, kind of destination, and what happened."""
+        """By protocol, kind of destination, and step."""
         self.commit_seconds = Histogram(_LATENCIES_S)
         self.commit_messages = Histogram(_SIZES)
         self.commits_failed = 0
         self._hub = hub
         self._accept_times = _AcceptTimes()
-        self._sealed_at = 0.0
         self._found: dict[tuple[str, str], list[_StepSeries | None]] = {}
-        self._before, self._after = hub.store.before_commit, hub.store.after_commit
-        hub.store.before_commit = self._before_commit
-        hub.store.after_commit = self._after_commit
+        hub.commits.add_listener(CommitStage.METRICS, self)
 
-    def _before_commit(self) -> None:
-        self._before()
-        self._sealed_at = time.perf_counter()
+    def committed(self, group: CommitGroup) -> None:
+        """Count what happened with the group. The ledger's stage is before this one."""
+        self.commit_seconds.add(time.perf_counter() - group.sealed_at)
+        self.commit_messages.add(self.count(self._hub.ledger.committed_runs))
 
-    def _after_commit(self, error: StoreError | None) -> None:
-        # The hub forgets what it sealed in `_after`, which must run whatever is wrong here.
-        self._hub.callbacks.run("metrics", self._note_commit, error)
-        self._after(error)
-
-    def _note_commit(self, error: StoreError | None) -> None:
-        if error is None:
-            self.commit_seconds.add(time.perf_counter() - self._sealed_at)
-            self.commit_messages.add(self.count(self._hub.ledger.sealed))
-        else:
-            self.commits_failed += 1
+    def failed(self, _group: CommitGroup, _error: StoreError) -> None:
+        """Count the failure; the steps are counted with the group that they are committed with."""
+        self.commits_failed += 1
 
     @property
     def callbacks_failed(self) -> Counter[str]:

@@ -140,9 +140,9 @@ class Server:
             sources = [each.leftovers for each in gateways.values()]
             self.leftovers = LeftoverCheck(self.context, sources)
         except BaseException:
-            await store.close()
+            store.close()
             raise
-        store.start(asyncio.get_running_loop())
+        self.hub.commits.start(asyncio.get_running_loop())
         try:
             await self._open_lake()
             self._follow_schedules(config.schedules)
@@ -254,7 +254,7 @@ class Server:
     async def _close_store(self) -> None:
         """The files are closed in any case. Raises StoreError."""
         try:
-            await self.hub.store.close()
+            await self.hub.commits.close()
         except StoreError as error:
             raise type(error)(
                 f"it has stopped, but its last changes are not on the disk: {error}. All that was"
@@ -345,7 +345,7 @@ class Server:
                     )
         if names != before:
             store.save(_CONFIGURED, b"schedules", msgspec.msgpack.encode(names))
-            store.request()
+            self.hub.commits.request()
 
     # Time.
 

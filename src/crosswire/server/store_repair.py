@@ -21,9 +21,9 @@ from crosswire.server.store_check import Evidence, Finding, SubscriptionEvidence
 from crosswire.store.contract import StoreLimits
 from crosswire.store.copies import sync_folder
 from crosswire.store.damage import DamageFile
+from crosswire.store.keys import message_key, state_key
 from crosswire.store.rocks import DAMAGES, RocksStore, check_unused
 from crosswire.store.salvage import Salvage, build
-from crosswire.store.view import message_key, state_key
 
 __all__ = ["Repaired", "Verified", "repair", "verify"]
 

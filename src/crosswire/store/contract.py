@@ -1,433 +1,170 @@
-"""What a store offers, and the group commit that all stores share.
-
-The event loop puts operations into the open group; one group at a time is written, and brought to
-the disk by a thread with one fsync, while the loop goes on; whatever arrives meanwhile goes into
-the next. (For a few messages and a quick disk the loop waits: see `Syncer`.) The owner, which is
-the hub, is asked to add its own last words right before a group is written, and told right after.
+"""What a store offers: reading what is committed, and collecting changes for the next commit group.
 
     message   destination number ‖ id → record   appended, read in order of ids, reclaimed by range
     state     space ‖ key → small value          saved and dropped, coalesced within a group
     journal   number of the first row → block    one block a group, read in order
 
-A group has a number, and leaves a row of its own (`g` number) with what was handed out so far:
-after a restart a number that is missing is a group that is lost. How far the numbers went is also
-kept outside of the engine (`LogMark`), and what must not be guessed (the store's own keys, names of
-destinations, definitions of subscriptions) in a second copy of its own (`Copies`).
+A store is what durable commit groups are applied to. Changes go into the open group (`group`),
+which nobody reads: only what is committed can be read. When the group is sealed its body is
+complete; when the log has made it durable, `applied` is called; when it can't be written,
+`take_back`. Who does that, and when, is not the store's concern: see `crosswire.hub.commits`.
 
 What was saved or retained outlives a group that could not be written: it goes into the next one.
-What was appended does not: its producer is told, and may try again.
+What was appended does not: its producer gets the error, and may try again.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import secrets
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from struct import Struct as Layout
-from typing import Final, ParamSpec, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
+from operator import add
+from typing import Final, TypeAlias
 
 import msgspec
 
-from crosswire.errors import (
-    DestinationFull,
-    RecordUnreadable,
-    StoreDamaged,
-    StoreError,
-    StoreFailed,
-    StoreFull,
-)
-from crosswire.store.copies import Copies
-from crosswire.store.damage import Damage, DamageEntry, DamageList
-from crosswire.store.marks import LogMark
-from crosswire.store.syncing import Syncer
-from crosswire.store.view import (
+from crosswire.commitlog.contract import CommitGroup, JournalBlock
+from crosswire.errors import DestinationFull, RecordUnreadable, StoreError, StoreFull
+from crosswire.store.engine import StoreLimits, refusal
+from crosswire.store.keys import (
+    GROUPS,
     MAX_ID,
-    Page,
-    View,
+    ROWS,
+    group_key,
     message_key,
-    message_keys,
     prefix_end,
-    read_page,
+    row_key,
     state_key,
 )
+from crosswire.store.recovery import COPIED_SPACES, GROUP_ROW, RecoveredEngine
 
-__all__ = [
-    "MAX_ID",
-    "Damage",
-    "DamageEntry",
-    "Page",
-    "Store",
-    "StoreLimits",
-    "View",
-    "WriteBatch",
-    "refusal",
-]
+__all__ = ["Page", "Store", "StoreLimits", "View"]
 
-_log = logging.getLogger("crosswire.store")
-
-P = ParamSpec("P")
-
-_DAMAGES: Final = 1000
 _ID_BLOCK: Final = 1 << 20
-_LAZY_S: Final = 0.005
-_FEW: Final = 4
-"""So many messages can be waited for; to gather more while the disk is busy saves time."""
-_SYNC_S: Final = 1.0
-_RETRY_S: Final = 0.25
-_FORMAT: Final = b"2"
-_OLD_FORMAT: Final = b"1"
-"""Without second copies, numbers of groups and a mark."""
-_OWN_KEYS: Final = (b"!format", b"!node", b"!ids")
-_COPIED_SPACES: Final = frozenset({"subscription"})
-"""Spaces of state that change rarely, and whose loss nothing else would show."""
 _TRIM_EVERY: Final = 64
-_HEALING_BYTES: Final = 8 << 20
-
-_BLOCK: Final = Layout(">cQ")
-_GROUP: Final = Layout(">QQ")
-"""Of a group's row: the next row of the journal, and the newest id, after the group."""
+_ROOM_S: Final = 0.1
+_LAST_BYTES: Final = [bytes((each,)) for each in range(0x100)]
 
 
-LEAST_BUFFER_BYTES: Final = 64 << 10
-"""No engine works with less."""
+class Page(msgspec.Struct, gc=False):
+    """Some records of a log: (destination number, id, record) in order of ids.
 
-
-class StoreLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """`spare_bytes` of the disk are left to consumers: below that, producers are refused.
-
-    `buffer_bytes` are gathered in memory, beside the log on disk, before they are sorted into it.
-    A disk that syncs within `patience_s` is waited for where there is little to do; with 0, never.
+    `last` is the id up to which nothing was left out: the next page starts after it.
     """
 
-    patience_s: float = 0.001
-    spare_bytes: int = 256 * 1024 * 1024
-    buffer_bytes: int = 32 * 1024 * 1024
-    destinations: int = 100_000
+    records: list[tuple[int, int, bytes]]
+    last: int
 
 
-class WriteBatch(Protocol):
-    """Operations that reach the disk together or not at all."""
+class View(ABC):
+    """What was committed at one moment, whatever is reclaimed since: for one thread at a time."""
 
-    def put(self, key: bytes, value: bytes) -> None: ...
-    def delete(self, key: bytes) -> None: ...
-    def delete_range(self, begin: bytes, end: bytes) -> None: ...
+    def page(
+        self,
+        numbers: Sequence[int],
+        *,
+        after: int,
+        upto: int = MAX_ID,
+        count: int,
+        size_bytes: int = 1 << 20,
+    ) -> Page:
+        """The next records after `after`, with the limits of `Store.read`."""
+        return read_page(self.scan, numbers, after, upto, count, size_bytes)
+
+    def bounds(self, number: int, after: int, upto: int) -> tuple[int, int] | None:
+        """The first and the last id in (after, upto] of a destination; None without any."""
+        begin, end = message_key(number, after + 1), message_key(number, upto + 1)
+        first, last = self.first(begin, end), self.last(begin, end)
+        if first is None or last is None:
+            return None
+        return int.from_bytes(first[5:]), int.from_bytes(last[5:])
+
+    def ids(self, number: int, *, after: int, upto: int) -> Iterator[int]:
+        """The ids in (after, upto] of a destination, without their records."""
+        if after < upto:
+            begin, end = message_key(number, after + 1), message_key(number, upto + 1)
+            for key in self.keys(begin, end):
+                yield int.from_bytes(key[5:])
+
+    def load(self, space: str) -> Iterator[tuple[bytes, bytes]]:
+        """What was committed in a space, in order of keys."""
+        begin = state_key(space, b"")
+        for key, value in self.scan(begin, prefix_end(begin)):
+            yield key[len(begin) :], value
+
+    # What an engine fills in.
+
+    @abstractmethod
+    def scan(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """What is in [begin, end), in order; what can't be read goes to the store's `damage`.
+
+        One scan at a time: the next one ends it.
+        """
+
+    @abstractmethod
+    def keys(self, begin: bytes, end: bytes) -> Iterator[bytes]:
+        """Like `scan`, without the values."""
+
+    @abstractmethod
+    def first(self, begin: bytes, end: bytes) -> bytes | None:
+        """The least key in [begin, end)."""
+
+    @abstractmethod
+    def last(self, begin: bytes, end: bytes) -> bytes | None:
+        """The greatest key in [begin, end)."""
 
 
-class _WriteGroup:
-    """What is written together."""
-
-    __slots__ = (
-        "appended",
-        "batch",
-        "block",
-        "copies",
-        "count",
-        "number",
-        "ranges",
-        "reserve",
-        "saves",
-        "sync",
-        "urgent",
-    )
-
-    def __init__(self, batch: WriteBatch) -> None:
-        self.batch = batch
-        self.appended: list[tuple[bytes, bytes]] = []
-        self.count = 0
-        self.saves: dict[bytes, bytes | None] = {}
-        self.copies: dict[bytes, bytes | None] = {}
-        self.number = 0
-        self.ranges: list[tuple[bytes, bytes]] = []
-        self.block: tuple[bytes, int] | None = None
-        self.sync = False
-        self.urgent = False
-        self.reserve = 0
-
-
-class Store(ABC):
-    """A store as the hub sees it. Call everything on one thread, the event loop's.
-
-    Without `start` no loop is needed and nothing is written until `commit_now` is called.
-    """
+class Store(RecoveredEngine):
+    """A store as the hub sees it. Call everything on one thread, the event loop's."""
 
     def __init__(self, limits: StoreLimits | None = None) -> None:
-        self.limits = limits or StoreLimits()
-        self.node = ""
-        self.power_lost = False
-        self.was_stopped = False
-        """Did the last one that had these data close them?"""
-        self.damage: list[Damage] = []
-        self._passed_over = 0
-        """What was found since the start; `damages` has what nobody acknowledged."""
-        self.damages = DamageList()
-        self.on_damage: Callable[[str, str], None] = _nothing_about
-        """Called with the part and the description of what is new on that list, on any thread."""
-        self.before_commit: Callable[[], None] = _nothing
-        self.after_write: Callable[[], None] = _nothing
-        """Called when a group is with the operating system, and is on its way to the disk."""
-        self.after_commit: Callable[[StoreError | None], None] = _nothing_after
+        super().__init__(limits)
         self.groups = 0
-        self.last_error: StoreError | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._syncer = Syncer(self._try_sync, self.limits.patience_s)
-        self._timer: asyncio.TimerHandle | None = None
-        self._sync_timer: asyncio.TimerHandle | None = None
-        self._awaits_sync = False
-        self._soon = False
-        self._flight: _WriteGroup | None = None
-        self._waiting: list[asyncio.Future[None]] = []
-        self._numbers: dict[str, int] = {}
-        self._next_number = 1
-        self._names: dict[int, str] = {}
-        self._next_id = 1
-        self._reserved = 1
-        self._next_row = 1
-        self._log_complaint = ""
-        self._last_group = 0
-        self._durable_group = 0
+        """How many groups were applied since the start."""
+        self.group = CommitGroup(self._batch())
+        """The open group: all changes go into it until it is sealed."""
         self._log_bytes = 0
         self._log_sizes: deque[tuple[int, int]] = deque()
+        self._prefixes: dict[str, bytes] = {}
         self._room_until = 0.0
-        self._room = True
+        self._has_room = True
         self._closed = False
-        self._group = _WriteGroup(self._batch())
 
-    # Opening and closing.
-
-    def _recover(self, *, is_new: bool) -> None:
-        """Read what every store keeps of itself; an empty one is born here.
-
-        Raises StoreDamaged where neither copy of something can be read.
-        """
-        mended: dict[bytes, bytes] = {}
-        copies = self._load_copies()
-        self.power_lost = self._has_lost_power(copies)
-        self.was_stopped = is_new or b"!stopped" in copies.values
-        if is_new:
-            mended = {b"!format": _FORMAT, b"!node": secrets.token_hex(8).encode()}
-            own = mended
-        else:
-            own = self._recover_own(copies, mended)
-        if own[b"!format"] not in (_FORMAT, _OLD_FORMAT):
-            raise StoreFailed("the data directory was written by another version")
-        is_old = own[b"!format"] == _OLD_FORMAT
-        mended[b"!format"] = _FORMAT
-        self.node = own[b"!node"].decode()
-        self._next_id = int.from_bytes(own.get(b"!ids", b"\x01"))
-        self._recover_names(copies, mended)
-        self._recover_rows()
-        self._recover_groups(copies, knows_end=is_new or is_old)
-        self._reserved = self._next_id
-        mended[b"!ids"] = self._next_id.to_bytes(8)
-        self._begin_run(copies, mended, reported=not is_new and not is_old)
-
-    def _recover_own(self, copies: Copies, mended: dict[bytes, bytes]) -> dict[bytes, bytes]:
-        """Each of the store's own keys from the copy that can be read."""
-        own: dict[bytes, bytes] = {}
-        for key in _OWN_KEYS:
-            second = copies.values.get(key)
-            try:
-                first, reason = self._get(key), ""
-            except RecordUnreadable as error:
-                first, reason = None, str(error)
-            if first is not None and second is not None and first != second:
-                if key == b"!node":
-                    raise StoreDamaged(self._explain("its files are of two different stores"))
-                first = max(first, second)
-            if first is None and second is None and (reason or key != b"!ids"):
-                raise StoreDamaged(
-                    self._explain(f"both copies of {key[1:].decode()!r} can't be read: {reason}")
-                )
-            if first is None and second is not None:
-                what = reason or "it is missing from the tables"
-                detail = f"{key[1:].decode()!r} was taken from its second copy: {what}"
-                self._report(Damage(b"", b"", detail, "copies"))
-                mended[key] = second
-            value = first if first is not None else second
-            if value is not None:
-                own[key] = value
-        return own
-
-    def _recover_names(self, copies: Copies, mended: dict[bytes, bytes]) -> None:
-        """Numbers of destinations, from both copies. A name that is lost is never guessed, and a
-        number that may have been used is never given out again."""
-        found = len(self.damage)
-        numbers = {key[1:]: int.from_bytes(value) for key, value in self._scan(b"d", b"e")}
-        is_whole = len(self.damage) == found or copies.is_whole
-        for key, value in copies.values.items():
-            if key[:1] == b"d":
-                number = int.from_bytes(value)
-                if numbers.setdefault(key[1:], number) != number:
-                    raise StoreDamaged(self._explain("a destination has two numbers"))
-                mended[key] = value
-        highest = max(numbers.values(), default=0)
-        if len(set(numbers.values())) != len(numbers):
-            raise StoreDamaged(self._explain("two destinations have the same number"))
-        if not is_whole and len(numbers) != highest:
-            raise StoreDamaged(self._explain("both copies of the destinations' names are damaged"))
-        try:
-            last = self._last(b"m", b"n")
-        except RecordUnreadable:
-            last = None
-        if last is not None and int.from_bytes(last[0][1:5]) > highest:
-            highest = int.from_bytes(last[0][1:5])
-            detail = f"there are messages of destination {highest}, whose name is missing"
-            self._report(Damage(b"", b"", detail, "copies"))
-        self._next_number = highest + 1
-        for name, number in numbers.items():
-            self._names[number] = name.decode()
-            self._numbers[name.decode()] = number
-
-    def _recover_rows(self) -> None:
-        try:
-            last = self._last(b"l", b"m")
-        except RecordUnreadable:
-            last = None
-            for row in self._scan(b"l", b"m"):
-                last = row
-        if last is not None:
-            key, value = last
-            self._next_row = int.from_bytes(key[1:]) + int.from_bytes(value[:4])
-
-    def _recover_groups(self, copies: Copies, *, knows_end: bool) -> None:
-        """Look for groups that are missing, and take up everything behind all that was seen."""
-        mark, found = self._load_mark(), len(self.damage)
-        last, rows, newest = -1, 1, 0
-        for key, value in self._scan(b"g", b"h"):
-            number = int.from_bytes(key[1:])
-            next_row, id_then = _GROUP.unpack(value)
-            if last >= 0 and number != last + 1 and len(self.damage) == found:
-                detail = _describe_groups(last + 1, number - 1, newest, id_then, rows, next_row)
-                self._report_log(detail)
-                # Only rows of groups that can't be read explain what follows; a hole does not.
-                found += 1
-            last, rows, newest = number, max(rows, next_row), max(newest, id_then)
-        last = max(last, 0)
-        expected = last
-        stopped = copies.values.get(b"!stopped")
-        if mark is not None:
-            expected = mark.durable if self.power_lost else mark.written
-        elif stopped is not None:
-            expected = int.from_bytes(stopped)
-        elif not knows_end:
-            found += 1
-            detail = (
-                "the end of the log can't be verified, its mark is missing or damaged: if groups "
-                "are missing there, so are their messages, and what they settled is delivered again"
-            )
-            self._report(Damage(b"", b"", detail, "log"))
-        if expected > last and len(self.damage) == found:
-            ends = (newest, rows) if mark is None else (mark.newest_id, mark.next_row)
-            detail = _describe_groups(last + 1, expected, newest, ends[0], rows, ends[1])
-            self._report_log(detail)
-        if mark is not None:
-            rows, newest = max(rows, mark.next_row), max(newest, mark.newest_id)
-        self._last_group = self._durable_group = max(last, expected)
-        self._next_row = max(self._next_row, rows)
-        if newest >= self._next_id or self.damage:
-            self._next_id = max(self._next_id, newest + 1, self._highest_id() + 1)
-
-    def _report_log(self, detail: str) -> None:
-        complaint = f" ({self._log_complaint})" if self._log_complaint else ""
-        self._report(Damage(b"", b"", detail + complaint, "log"))
-
-    def _highest_id(self) -> int:
-        """The highest id of any message that can be read: looked for where something is damaged."""
-        highest = 0
-        for number in self._names:
-            try:
-                last = self._last(message_key(number, 0), message_key(number + 1, 0))
-            except RecordUnreadable:
-                continue
-            if last is not None:
-                highest = max(highest, int.from_bytes(last[0][5:13]))
-        return highest
-
-    def _begin_run(self, copies: Copies, mended: dict[bytes, bytes], *, reported: bool) -> None:
-        """Both copies are made equal, and the rows of groups that are sorted in are dropped."""
-        values = {
-            b"d" + name.encode(): number.to_bytes(4) for name, number in self._numbers.items()
-        }
-        for space in _COPIED_SPACES:
-            values.update(self._recover_copied(space, copies, mended))
-        values.update({b"!format": _FORMAT, b"!node": self.node.encode()})
-        values[b"!ids"] = mended[b"!ids"]
-        missing = values.keys() - copies.values.keys() - {b"!ids"}
-        if reported and (not copies.is_whole or missing):
-            what = "is damaged" if copies.is_there else "is missing"
-            if copies.is_whole:
-                what = f"is shorter than it was: {len(missing)} entries are missing"
-            detail = f"the second copy of the store's own keys {what}; it was written anew"
-            self._report(Damage(b"", b"", detail, "copies"))
-        values[b"!running"] = mended[b"!running"] = self._running()
-        group = _BLOCK.pack(b"g", self._last_group)
-        mended[group] = _GROUP.pack(self._next_row, self._next_id - 1)
-        self._replace_copies(values)
-        self._store_now(mended, (b"g", group) if self._last_group else None)
-        self._note_mark()
-
-    def _recover_copied(
-        self, space: str, copies: Copies, mended: dict[bytes, bytes]
-    ) -> dict[bytes, bytes]:
-        """The first copy holds, except for what can't be read of it.
-
-        What only the second copy has belongs to a group that was not acknowledged, or is lost.
-        """
-        found, begin = len(self.damage), state_key(space, b"")
-        values = dict(self._scan(begin, prefix_end(begin)))
-        if len(self.damage) > found or any(each.part == "log" for each in self.damage):
-            for key, value in copies.values.items():
-                if key.startswith(begin) and key not in values:
-                    values[key] = mended[key] = value
-        return values
-
-    def _explain(self, what: str) -> str:
-        return what
-
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From now on groups are written as soon as there is something to write."""
-        self._loop = loop
-        self._syncer.start(loop, self._on_synced)
-        if self._is_dirty():
-            self.request()
-
-    async def close(self) -> None:
-        """Write what is open, then let go of the files."""
-        if self._closed:
-            return
-        try:
-            await self.flush()
-        finally:
-            for timer in (self._timer, self._sync_timer):
-                if timer is not None:
-                    timer.cancel()
-            self._syncer.stop()
+    def close(self) -> None:
+        """Sync what is written, and close the files. What is in the open group is dropped."""
+        if not self._closed:
             self._closed = True
             self._release()
 
     # Ids and numbers.
 
     def reserve(self, count: int) -> int:
-        """The first of `count` ids in a row that nobody ever had or will have."""
+        """The first of `count` consecutive ids that were never given out before."""
         first = self._next_id
-        if first + count > self._reserved:
+        if first + count > self._reserved_id:
             self._reserve(first + count)
         self._next_id = first + count
         return first
 
     def _reserve(self, at_least: int) -> None:
-        """Rare: a block is renewed with a group's commit when half of it is gone."""
+        """Rare: a block is renewed with a group's commit when half of it is used."""
         reserved = at_least + _ID_BLOCK
         own = {b"!ids": reserved.to_bytes(8)}
         self._save_copies(own)
         self._store_now(own)
-        self._reserved = reserved
+        self._reserved_id = reserved
+
+    @property
+    def newest_id(self) -> int:
+        """The last id that was given out."""
+        return self._next_id - 1
 
     def number(self, destination: str) -> int:
-        """The number that stands for a destination in keys; a new one gets the next."""
+        """The number that stands for a destination in keys; a new one gets the next.
+
+        Raises DestinationFull.
+        """
         number = self._numbers.get(destination)
         if number is None:
             if len(self._numbers) >= self.limits.destinations:
@@ -437,10 +174,11 @@ class Store(ABC):
             self._numbers[destination] = number
             self._names[number] = destination
             key = b"d" + destination.encode()
-            self._group.saves[key] = self._group.copies[key] = number.to_bytes(4)
+            self.group.saves[key] = self.group.copies[key] = number.to_bytes(4)
         return number
 
     def name(self, number: int) -> str:
+        """The destination with this number. Raises KeyError."""
         return self._names[number]
 
     def destinations(self) -> dict[str, int]:
@@ -450,29 +188,35 @@ class Store(ABC):
     # Messages.
 
     def append(self, number: int, identifier: int, record: bytes) -> None:
-        group, key = self._group, message_key(number, identifier)
-        group.batch.put(key, record)
+        """Add a message. It is lost if the group can't be written."""
+        group, key = self.group, message_key(number, identifier)
+        group.body.put(key, record)
         group.appended.append((key, key + b"\x00"))
-        group.count += 1
+        group.appended_count += 1
 
     def append_run(self, number: int, first: int, records: Sequence[bytes]) -> None:
-        """`append` for many records of one destination, with ids in a row."""
-        group, each = self._group, iter(records)
-        for keys in message_keys(number, first, len(records)):
-            # A loop in C: the engine's `put` takes less time than a turn of one in Python.
-            deque(map(group.batch.put, keys, each), maxlen=0)
-        end = message_key(number, first + len(records))
-        group.appended.append((message_key(number, first), end))
-        group.count += len(records)
+        """`append` for many records of one destination, with consecutive ids."""
+        group, each = self.group, iter(records)
+        end, at = first + len(records), first
+        while at < end:
+            # Keys that differ in their last byte only are made together, and put in a loop in C:
+            # the engine's `put` takes less time than an iteration of one in Python.
+            low = at & 0xFF
+            high = min(low + end - at, 0x100)
+            keys = map(add, repeat(message_key(number, at)[:-1]), _LAST_BYTES[low:high])
+            deque(map(group.body.put, keys, each), maxlen=0)
+            at += high - low
+        group.appended.append((message_key(number, first), message_key(number, end)))
+        group.appended_count += len(records)
 
     def retain(self, number: int, identifier: int, record: bytes) -> None:
-        """Append or replace what must not get lost, even if this group can't be written."""
-        self._group.saves[message_key(number, identifier)] = record
+        """Add or replace a message that must not get lost, even if this group can't be written."""
+        self.group.saves[message_key(number, identifier)] = record
 
     def reclaim(self, number: int, first: int, last: int) -> None:
-        """The records of the ids first … last are no longer needed."""
+        """Delete the records of the ids first … last."""
         if first <= last:
-            self._group.ranges.append((message_key(number, first), message_key(number, last + 1)))
+            self.group.ranges.append((message_key(number, first), message_key(number, last + 1)))
 
     def read(
         self,
@@ -484,9 +228,9 @@ class Store(ABC):
         size_bytes: int = 1 << 20,
         done: Callable[[Page], None],
     ) -> None:
-        """Tell `done` the next committed records behind `after`, at most up to `upto`.
+        """Call `done` with the next committed records after `after`, at most up to `upto`.
 
-        Ends a page at `count` records or `size_bytes`, whichever comes first. This store answers
+        Ends a page at `count` records or `size_bytes`, whichever comes first. This store calls it
         before it returns; one that asks over a network would not.
         """
         done(read_page(self._scan, numbers, after, upto, count, size_bytes))
@@ -500,49 +244,45 @@ class Store(ABC):
             return min(upto, self.newest_id)
         return 0 if last is None else int.from_bytes(last[0][5:])
 
-    @property
-    def newest_id(self) -> int:
-        """The last id that was handed out."""
-        return self._next_id - 1
-
     def fetch(self, number: int, identifiers: Sequence[int]) -> list[bytes | None]:
         """The records of these ids, None where there is none or it can't be read: that is in
         `damage` then."""
         return [self._get_or_report(message_key(number, each)) for each in identifiers]
 
-    def _get_or_report(self, key: bytes) -> bytes | None:
-        try:
-            return self._get(key)
-        except RecordUnreadable:
-            return None
-
     @abstractmethod
     def view(self) -> View:
         """What is written right now, to be read on another thread.
 
-        The group on its way may be in there: the hub's `committed_id` is before it. The engine
-        can't be closed or mended meanwhile: let go of it soon.
+        A group that is not durable yet may be in there: the hub's `committed_id` is before it. The
+        engine can't be closed or mended meanwhile: drop the view soon.
         """
 
     # State.
 
     def save(self, space: str, key: bytes, value: bytes) -> None:
         """Keep a small value; the last one saved in a group is the one that is written."""
-        self._group.saves[state_key(space, key)] = value
-        if space in _COPIED_SPACES:
-            self._group.copies[state_key(space, key)] = value
+        self._set(space, key, value)
 
     def drop(self, space: str, key: bytes) -> None:
-        self._group.saves[state_key(space, key)] = None
-        if space in _COPIED_SPACES:
-            self._group.copies[state_key(space, key)] = None
+        """Delete a value."""
+        self._set(space, key, None)
+
+    def _set(self, space: str, key: bytes, value: bytes | None) -> None:
+        # Called for every settlement, with few spaces: their prefixes are made once.
+        prefix = self._prefixes.get(space)
+        if prefix is None:
+            prefix = self._prefixes[space] = state_key(space, b"")
+        self.group.saves[prefix + key] = value
+        if space in COPIED_SPACES:
+            self.group.copies[prefix + key] = value
 
     def drop_range(self, space: str, first: bytes, stop: bytes) -> None:
-        """Drop the keys in [first, behind) that earlier groups saved."""
+        """Delete the values with keys in [first, stop), those of the open group included."""
         begin, end = state_key(space, first), state_key(space, stop)
-        for key in [key for key in self._group.saves if begin <= key < end]:
-            del self._group.saves[key]
-        self._group.ranges.append((begin, end))
+        # In a body ranges come before saves, which they would not delete.
+        for key in [key for key in self.group.saves if begin <= key < end]:
+            del self.group.saves[key]
+        self.group.ranges.append((begin, end))
 
     def load(self, space: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """What is committed in a space, in order of keys; what can't be read goes to `damage`."""
@@ -562,7 +302,7 @@ class Store(ABC):
     def get(self, space: str, key: bytes) -> bytes | None:
         """None where nothing is committed, or it can't be read: that is in `damage` then.
 
-        For values that can be made up for; where that would be a guess, use `get_or_raise`.
+        For values that have a sensible default; where that would be a guess, use `get_or_raise`.
         """
         return self._get_or_report(state_key(space, key))
 
@@ -578,22 +318,23 @@ class Store(ABC):
         return self._next_row
 
     def skip_rows(self, upto: int) -> None:
-        """Rows up to this one were there once: their numbers are not given out again."""
+        """Rows up to this one existed once: their numbers are not given out again."""
         self._next_row = max(self._next_row, upto + 1)
 
     def journal(self, block: bytes, rows: int) -> None:
-        """Add this group's block; to be called by `before_commit`, at most once."""
-        self._group.block = (block, rows)
+        """Set the open group's block. Its rows count when the group is applied: call this right
+        before the group is sealed, with no other group on its way."""
+        self.group.block = JournalBlock(self._next_row, rows, block)
 
     def blocks(self, after: int, count: int) -> list[tuple[int, int, bytes]]:
-        """Committed blocks with rows behind `after`: (first row, number of rows, block)."""
+        """Committed blocks with rows after `after`: (first row, number of rows, block)."""
         try:
-            start = self._last(b"l", _BLOCK.pack(b"l", after + 2))
-            begin = start[0] if start is not None else b"l"
+            start = self._last(ROWS[0], row_key(after + 2))
+            begin = start[0] if start is not None else ROWS[0]
         except RecordUnreadable:
-            begin = _BLOCK.pack(b"l", after + 1)
+            begin = row_key(after + 1)
         found: list[tuple[int, int, bytes]] = []
-        for key, value in self._scan(begin, b"m"):
+        for key, value in self._scan(begin, ROWS[1]):
             first, rows = int.from_bytes(key[1:]), int.from_bytes(value[:4])
             if first + rows > after + 1:
                 found.append((first, rows, value[4:]))
@@ -602,77 +343,119 @@ class Store(ABC):
         return found
 
     def forget_rows(self, upto: int) -> None:
-        """Blocks that end at or before row `upto` are no longer needed."""
+        """Delete blocks that end at or before row `upto`."""
         try:
-            last = self._last(b"l", _BLOCK.pack(b"l", upto + 2))
+            last = self._last(ROWS[0], row_key(upto + 2))
         except RecordUnreadable:
-            # Nobody knows where the last block to be kept begins: all of them stay.
+            # It is unknown where the last block to be kept begins: all of them stay.
             return
         if last is not None:
-            self._group.ranges.append((b"l", last[0]))
+            self.group.ranges.append((ROWS[0], last[0]))
 
-    # Committing.
+    # Groups.
 
-    def request(self, *, sync: bool = True, urgent: bool = True) -> None:
-        """There is something to write: at the end of this turn or, if nobody waits, a little later.
+    def seal(self) -> CommitGroup:
+        """Complete the open group's body, and open the next group.
 
-        `sync` asks for the disk, not only for the operating system, which brings it there within a
-        second or so.
+        The order within a body is fixed: messages (already there), deleted ranges, saved values,
+        block, ids, the group's own row. What a group retains must outlive a range that the same
+        group deletes: `take_back` puts the ranges of lost messages before what was retained.
         """
-        if sync:
-            self._group.sync = True
-        if urgent:
-            self._group.urgent = True
-        if self._loop is None or self._flight is not None or self._soon:
-            return
-        if urgent:
-            self._soon = True
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-            self._loop.call_soon(self._begin)
-        elif self._timer is None:
-            self._timer = self._loop.call_later(_LAZY_S, self._begin)
+        group = self.group
+        self.group = CommitGroup(self._batch())
+        group.newest_id = self._next_id - 1
+        if not group.has_changes:
+            return group
+        body = group.body
+        for begin, end in group.ranges:
+            body.delete_range(begin, end)
+        for key, value in group.saves.items():
+            if value is None:
+                body.delete(key)
+            else:
+                body.put(key, value)
+        if group.block is not None:
+            block = group.block
+            body.put(row_key(block.first_row), block.rows.to_bytes(4) + block.data)
+        if self._reserved_id - self._next_id < _ID_BLOCK // 2:
+            group.reserved_id = self._next_id + _ID_BLOCK
+            ids = group.reserved_id.to_bytes(8)
+            group.copies[b"!ids"] = ids
+            body.put(b"!ids", ids)
+        if group.copies:
+            # Both copies must be on disk before anything relies on them.
+            group.sync = True
+        self._number(group)
+        return group
 
-    def commit_now(self) -> StoreError | None:
-        """Write the open group here and now; the error, if it could not be written."""
-        if self._flight is not None:
-            raise StoreFailed("a group is on its way already")
-        if not self._is_well():
-            return self.last_error
-        group = self._seal()
-        if group is None:
-            _run(self.after_commit, None)
-            return None
-        self._flight = group
-        error = self._hand_over(group)
-        if error is None and group.sync:
-            error = self._try_sync()
-        self._finish(error)
-        return error
+    def _number(self, group: CommitGroup) -> None:
+        """A group that can't be written leaves its number to the next one: there are no holes."""
+        group.number = number = self._last_group + 1
+        rows = 0 if group.block is None else group.block.rows
+        row = GROUP_ROW.pack(self._next_row + rows, group.newest_id)
+        group.body.put(group_key(number), row)
+        self._log_bytes += self._size_of(group.body)
+        if number % _TRIM_EVERY == 0:
+            # What is no longer in the log is in tables, where what is missing shows as unreadable
+            # blocks: the rows of those groups are not needed any more.
+            sizes, kept_bytes = self._log_sizes, 8 * self.limits.buffer_bytes
+            sizes.append((number, self._log_bytes))
+            upto = 0
+            while sizes[0][1] < self._log_bytes - kept_bytes:
+                upto = sizes.popleft()[0]
+            if upto:
+                group.body.delete_range(GROUPS[0], group_key(upto))
 
-    async def flush(self) -> None:
-        """Returns when all that was asked for so far is on disk. Raises StoreError if it is not."""
-        if self._loop is None:
-            error = self.commit_now()
-            if error is not None:
-                raise error
-            return
-        for _ in range(2):
-            # The group on its way may have been sealed before the last word: the next one has it.
-            if self._flight is None and not self._is_dirty() and not self._awaits_sync:
-                return
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            self._waiting.append(waiter)
-            self.request()
-            await waiter
+    def write_group(self, group: CommitGroup) -> None:
+        """Give it to the operating system. Raises StoreError."""
+        self._write(group.body)
+
+    def sync_group(self, group: CommitGroup) -> None:
+        """Bring it to the disk, on any thread. Raises StoreError.
+
+        The second copies come first: one that is ahead of the first copy is recognized at the next
+        start, a destination's number in messages without any copy would not be.
+        """
+        if group.copies:
+            self._save_copies(group.copies)
+        self._sync()
+
+    def applied(self, group: CommitGroup) -> None:
+        """The group is durable and can be read: what it gave out is in use from now on."""
+        self.last_error = None
+        self.groups += 1
+        self._last_group = group.number
+        if group.sync:
+            self._durable_group = group.number
+        self._reserved_id = max(self._reserved_id, group.reserved_id)
+        if group.block is not None:
+            self._next_row += group.block.rows
+        # Before anybody is notified: what was acknowledged is never above the mark.
+        self._save_mark()
+
+    def take_back(self, group: CommitGroup, error: StoreError) -> None:
+        """The group could not be made durable: all but what was appended goes into the next one."""
+        self.last_error = error
+        group_open = self.group
+        group_open.copies = {**group.copies, **group_open.copies}
+        kept = group.saves
+        for begin, end in group_open.ranges:
+            kept = {key: kept[key] for key in kept if not begin <= key < end}
+        # What was saved since then is newer.
+        group_open.saves = {**kept, **group_open.saves}
+        # If only the sync failed, the messages were written: they must be deleted again.
+        group_open.ranges[:0] = [*group.ranges, *group.appended]
+        group_open.sync = True
+
+    # Room.
 
     def has_room(self, now: float) -> bool:
         """May producers go on? Looked up at most every tenth of a second."""
+        # The second comparison: a clock that was set back must not keep an old answer.
         if now >= self._room_until or now < self._room_until - 1:
-            self._room_until = now + 0.1
-            self._room = self._free_bytes() >= self.limits.spare_bytes
-        return self._room and self.last_error is None
+            self._room_until = now + _ROOM_S
+            self._has_room = self._free_bytes() >= self.limits.spare_bytes
+        return self._has_room and self.last_error is None
 
     def obstacle(self, now: float) -> StoreError | None:
         """Why producers can't go on: the disk is full, or it fails. None if they can."""
@@ -680,365 +463,57 @@ class Store(ABC):
             return None
         return refusal(self.last_error or StoreFull())
 
-    # Damage.
 
-    def report_damage(self, part: str, detail: str, *, first: bytes = b"") -> None:
-        """Something that the store's owner found: listed until an administrator acknowledges it."""
-        self._report(Damage(first, b"", detail, part))
-
-    @property
-    def ranges_passed_over(self) -> int:
-        """How many ranges of keys could not be read so far; nobody knows what was in them."""
-        return self._passed_over
-
-    def _report(self, damage: Damage) -> None:
-        self.damage.append(damage)
-        # Whoever reads a damaged range again finds it again.
-        del self.damage[:-_DAMAGES]
-        self._passed_over += damage.part != "record"
-        detail = self._describe(damage)
-        if self.damages.add(damage, detail):
-            self.on_damage(damage.part, detail)
-
-    def _describe(self, damage: Damage) -> str:
-        found = damage.messages()
-        if damage.part == "tables" and damage.first[:1] == b"l":
-            first = int.from_bytes(damage.first[1:9]) if len(damage.first) >= 9 else 1
-            return (
-                f"rows of the ledger from {first} on can't be read, and what was settled there may "
-                f"be delivered again after a repair: {damage.reason}"
-            )
-        if found is None:
-            kind = f"keys from {damage.first!r}" if damage.first[:1] in b"!dgls" else ""
-            return f"{damage.reason} ({kind})" if damage.first and kind else damage.reason
-        number, first, last = found
-        name = self._names.get(number, f"destination {number}")
-        upto = "any" if last >= MAX_ID else last
-        return f"messages of {name} from id {first} to {upto} can't be read: {damage.reason}"
-
-    def _is_dirty(self) -> bool:
-        group = self._group
-        return bool(group.appended or group.saves or group.ranges or group.sync)
-
-    def _begin(self) -> None:
-        self._soon = False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._flight is not None or self._closed or self._loop is None:
-            return
-        if not self._is_well():
-            self._timer = self._loop.call_later(_RETRY_S, self._begin)
-            self._wake(self.last_error)
-            return
-        group = self._seal()
-        if group is None:
-            _run(self.after_commit, None)
-            self._wake(None)
-            return
-        self._flight = group
-        error = self._hand_over(group)
-        if error is None and group.sync:
-            if not (group.urgent and group.count <= _FEW and self._syncer.is_quick):
-                self._syncer.order()
-                _run(self.after_write)
-                return
-            _run(self.after_write)
-            error = self._syncer.now()
-        self._finish(error)
-        self._go_on(error)
-
-    def _on_synced(self, error: StoreError | None) -> None:
-        self._finish(error)
-        if error is None and self._group.urgent and self._flight is None:
-            self._begin()
-        else:
-            self._go_on(error)
-
-    def _go_on(self, error: StoreError | None) -> None:
-        """What gathered meanwhile is the next group."""
-        if self._loop is None or self._flight is not None or self._closed:
-            return
-        if error is not None:
-            self._timer = self._timer or self._loop.call_later(_RETRY_S, self._begin)
-        elif self._group.urgent or self._is_dirty():
-            self.request(sync=False, urgent=self._group.urgent)
-
-    def _is_well(self) -> bool:
-        """May a write be tried? After a failed one, the engine may have to be mended first."""
-        if self.last_error is not None and self._has_room_to_heal():
-            try:
-                self._heal()
-            except StoreError as error:
-                self.last_error = error
-                return False
-        return True
-
-    def _has_room_to_heal(self) -> bool:
-        """Without it the engine stays as it is: it can still read."""
-        return self._free_bytes() >= _HEALING_BYTES
-
-    def _seal(self) -> _WriteGroup | None:
-        _run(self.before_commit)
-        group = self._group
-        if group.block is None and not self._is_dirty():
-            return None
-        self._group = _WriteGroup(self._batch())
-        batch = group.batch
-        for begin, end in group.ranges:
-            batch.delete_range(begin, end)
-        for key, value in group.saves.items():
-            if value is None:
-                batch.delete(key)
-            else:
-                batch.put(key, value)
-        if group.block is not None:
-            block, rows = group.block
-            batch.put(_BLOCK.pack(b"l", self._next_row), rows.to_bytes(4) + block)
-        if self._reserved - self._next_id < _ID_BLOCK // 2:
-            group.reserve = self._next_id + _ID_BLOCK
-            group.copies[b"!ids"] = group.reserve.to_bytes(8)
-            batch.put(b"!ids", group.reserve.to_bytes(8))
-        if group.copies:
-            group.sync = True
-        self._number_group(group)
-        return group
-
-    def _number_group(self, group: _WriteGroup) -> None:
-        """A group that could not be written leaves its number to the next: there are no holes."""
-        group.number = number = self._last_group + 1
-        rows = 0 if group.block is None else group.block[1]
-        group.batch.put(
-            _BLOCK.pack(b"g", number), _GROUP.pack(self._next_row + rows, self._next_id - 1)
-        )
-        self._log_bytes += self._size_of(group.batch)
-        if number % _TRIM_EVERY == 0:
-            # What the log no longer holds is in tables: its holes would show as unreadable blocks.
-            sizes, kept_bytes = self._log_sizes, 8 * self.limits.buffer_bytes
-            sizes.append((number, self._log_bytes))
-            upto = 0
-            while sizes[0][1] < self._log_bytes - kept_bytes:
-                upto = sizes.popleft()[0]
-            if upto:
-                group.batch.delete_range(b"g", _BLOCK.pack(b"g", upto))
-
-    def _hand_over(self, group: _WriteGroup) -> StoreError | None:
-        try:
-            self._write(group.batch)
-        except StoreError as error:
-            return error
-        return None
-
-    def _try_sync(self) -> StoreError | None:
-        group = self._flight
-        try:
-            if group is not None and group.copies:
-                self._save_copies(group.copies)
-            self._sync()
-        except StoreError as error:
-            return error
-        return None
-
-    def _store_now(
-        self, rows: Mapping[bytes, bytes], dropped: tuple[bytes, bytes] | None = None
-    ) -> None:
-        """Outside of any group: it is on disk when this returns.
-
-        An engine that met damage while it sorted its tables takes no write until it is mended.
-        """
-        for is_last in (False, False, True):
-            batch = self._batch()
-            if dropped is not None:
-                batch.delete_range(*dropped)
-            for key, value in rows.items():
-                batch.put(key, value)
-            try:
-                self._write(batch)
-                self._sync()
-                return
-            except (StoreFailed, StoreFull) as error:
-                if is_last:
-                    raise
-                self.last_error = error
-                self._heal()
-                self.last_error = None
-
-    def _finish(self, error: StoreError | None) -> None:
-        group, self._flight = self._flight, None
-        assert group is not None
-        if error is not None and type(error) is not type(self.last_error):
-            _log.error("what was accepted can't be written, it is tried again: %s", error)
-        self.last_error = error
-        if error is None:
-            self.groups += 1
-            self._last_group = group.number
-            if group.sync:
-                self._durable_group = group.number
-            self._reserved = max(self._reserved, group.reserve)
-            self._awaits_sync = not group.sync
-            if self._awaits_sync and self._sync_timer is None and self._loop is not None:
-                self._sync_timer = self._loop.call_later(_SYNC_S, self._sync_soon)
-            if group.block is not None:
-                self._next_row += group.block[1]
-            # Before anybody is told: what was acknowledged is never above the mark.
-            self._note_mark()
-        else:
-            self._group.copies = {**group.copies, **self._group.copies}
-            kept = group.saves
-            for begin, end in self._group.ranges:
-                kept = {key: kept[key] for key in kept if not begin <= key < end}
-            self._group.saves = {**kept, **self._group.saves}
-            # What could not be synced was written, and is to be gone all the same.
-            self._group.ranges[:0] = [*group.ranges, *group.appended]
-            self._group.sync = True
-        _run(self.after_commit, error)
-        self._wake(error)
-
-    def _sync_soon(self) -> None:
-        """Nothing that was written stays with the operating system for long."""
-        self._sync_timer = None
-        if self._awaits_sync:
-            self.request(urgent=False)
-
-    def _wake(self, error: StoreError | None) -> None:
-        waiting, self._waiting = self._waiting, []
-        for waiter in waiting:
-            if not waiter.done():
-                waiter.set_result(None) if error is None else waiter.set_exception(error)
-
-    # What an engine fills in.
-
-    @abstractmethod
-    def _batch(self) -> WriteBatch: ...
-
-    @abstractmethod
-    def _write(self, batch: WriteBatch) -> None:
-        """Give it to the operating system. Raises StoreFull or StoreFailed."""
-
-    @abstractmethod
-    def _sync(self) -> None:
-        """All that was written so far is on disk. Raises StoreFull or StoreFailed.
-
-        Called on a thread while the event loop goes on, or on that of the loop.
-        """
-
-    @abstractmethod
-    def _size_of(self, batch: WriteBatch) -> int:
-        """How many bytes it takes in the log."""
-
-    @abstractmethod
-    def _load_copies(self) -> Copies: ...
-
-    @abstractmethod
-    def _save_copies(self, changes: Mapping[bytes, bytes | None]) -> None:
-        """The second copy of these is on disk. Raises StoreFull or StoreFailed.
-
-        Called on the thread that syncs.
-        """
-
-    @abstractmethod
-    def _replace_copies(self, values: Mapping[bytes, bytes]) -> None:
-        """These and no others are the second copy."""
-
-    @abstractmethod
-    def _load_mark(self) -> LogMark | None: ...
-
-    @abstractmethod
-    def _save_mark(self, mark: LogMark) -> None:
-        """Give it to the operating system; whether it arrives there is nobody's concern."""
-
-    def _note_mark(self) -> None:
-        self._save_mark(
-            LogMark(self._last_group, self._durable_group, self._next_id - 1, self._next_row)
-        )
-
-    @abstractmethod
-    def _running(self) -> bytes:
-        """What tells this boot of the machine from others."""
-
-    def _has_lost_power(self, copies: Copies) -> bool:
-        """Was the machine stopped under us? Then what was not synced may be gone."""
-        try:
-            running = self._get(b"!running")
-        except RecordUnreadable:
-            running = copies.values.get(b"!running", b"unknown")
-        return running is not None and running != self._running()
-
-    @abstractmethod
-    def _get(self, key: bytes) -> bytes | None:
-        """None where nothing is committed. Raises RecordUnreadable, and puts it into `damage`."""
-
-    @abstractmethod
-    def _scan(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """What is committed in [begin, end), in order; what can't be read goes to `damage`."""
-
-    @abstractmethod
-    def _last(self, begin: bytes, end: bytes) -> tuple[bytes, bytes] | None:
-        """The last of what is committed in [begin, end).
-
-        Raises RecordUnreadable, and puts it into `damage`, where that can't be read.
-        """
-
-    @abstractmethod
-    def _heal(self) -> None:
-        """The last write failed, and now there is room: do what it takes to write again.
-
-        Called on the event loop, with no write under way. May fail like a write.
-        """
-
-    @abstractmethod
-    def _free_bytes(self) -> int: ...
-
-    @abstractmethod
-    def _release(self) -> None: ...
+_Scan: TypeAlias = Callable[[bytes, bytes], Iterator[tuple[bytes, bytes]]]
 
 
-def _run(hook: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Call one of the owner's hooks: one that raises must not keep others' groups from the disk."""
-    try:
-        hook(*args, **kwargs)
-    except Exception:
-        _log.exception("a hook of the store failed")
+def read_page(
+    scan: _Scan, numbers: Sequence[int], after: int, upto: int, count: int, size_bytes: int
+) -> Page:
+    """A page over several destinations ends where all of them together fill it."""
+    if len(numbers) == 1:
+        return _page(scan, numbers[0], after, upto, count, size_bytes)
+    last, total = upto, 0
+    records: list[tuple[int, int, bytes]] = []
+    for number in numbers:
+        page = _page(scan, number, after, last, count, size_bytes)
+        last = page.last
+        records += page.records
+        total += sum([len(record[2]) for record in page.records])
+        if len(records) > count or total > size_bytes:
+            records.sort(key=_by_id)
+            records, total = _beginning(records, last, count, size_bytes)
+            last = min(last, records[-1][1])
+    records.sort(key=_by_id)
+    if records and records[-1][1] > last:
+        records, _ = _beginning(records, last, count, size_bytes)
+    return Page(records, last)
 
 
-def _nothing() -> None:
-    pass
+def _beginning(
+    records: list[tuple[int, int, bytes]], last: int, count: int, size_bytes: int
+) -> tuple[list[tuple[int, int, bytes]], int]:
+    """As many of these as a page has, from the first one; and their size."""
+    total = 0
+    for index, record in enumerate(records):
+        if index and (index == count or total >= size_bytes or record[1] > last):
+            return records[:index], total
+        total += len(record[2])
+    return records, total
 
 
-def _nothing_after(_error: StoreError | None) -> None:
-    pass
+def _page(scan: _Scan, number: int, after: int, upto: int, count: int, size_bytes: int) -> Page:
+    records: list[tuple[int, int, bytes]] = []
+    if after < upto:
+        begin = message_key(number, after + 1)
+        end = message_key(number, upto + 1)
+        for key, value in scan(begin, end):
+            records.append((number, int.from_bytes(key[5:]), value))
+            size_bytes -= len(value)
+            if len(records) == count or size_bytes <= 0:
+                return Page(records, records[-1][1])
+    return Page(records, upto)
 
 
-def _nothing_about(_part: str, _detail: str) -> None:
-    pass
-
-
-def _describe_groups(
-    first: int, last: int, newest: int, newest_then: int, rows: int, rows_then: int
-) -> str:
-    """What may be missing with commit groups that are."""
-    text = f"commit group {first} is" if first == last else f"commit groups {first} to {last} are"
-    text += " missing from the log"
-    if newest_then > newest:
-        text += f"; messages with ids from {newest + 1} to {newest_then} may be lost"
-    if rows_then > rows:
-        text += f"; rows {rows} to {rows_then - 1} of the ledger are missing"
-    return f"{text}; what was settled in them may be delivered again"
-
-
-def refusal(error: StoreError) -> StoreError:
-    """A failed write as peers are told of it: the engine's own words, which name files of the
-    server, are for the log."""
-    if isinstance(error, StoreFull):
-        return StoreFull("there is no room on the disk")
-    return StoreFailed("the disk can't be written")
-
-
-def full_or_failed(error: Exception) -> StoreError:
-    """What an engine's own complaint about a write means to us."""
-    text = " ".join(str(error).split())
-    if "No space left" in text or "NoSpace" in text:
-        return StoreFull("there is no room on the disk")
-    if "too large" in text:
-        return StoreFull("a file of the store is as large as the system allows")
-    return StoreFailed(text)
+def _by_id(record: tuple[int, int, bytes]) -> int:
+    return record[1]

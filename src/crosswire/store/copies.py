@@ -33,7 +33,7 @@ _SLACK: Final = 1000
 class Copies(msgspec.Struct):
     """What was read from the second copy.
 
-    `is_there` tells whether there is a file at all; `is_whole` that every byte of it was readable.
+    `is_there` is False without a file; `is_whole` means that every byte of it was readable.
     The end of a whole file may still be missing: it is compared with the first copy.
     """
 
@@ -44,7 +44,7 @@ class Copies(msgspec.Struct):
 
 
 class CopyFile:
-    """Use from one thread at a time. Everything raises OSError."""
+    """The file with the second copy. Use from one thread at a time. Everything raises OSError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -61,7 +61,7 @@ class CopyFile:
             return 0
 
     def load(self) -> Copies:
-        """All that can be read; a damaged record costs itself, not those that follow."""
+        """All that can be read: a damaged record is skipped, not those that follow it."""
         try:
             data = self.path.read_bytes()
         except FileNotFoundError:
@@ -83,12 +83,12 @@ class CopyFile:
             else:
                 values[key] = value
         self._values, self._records = dict(values), records
-        # After a torn append the next record would follow garbage.
+        # An append after a torn record would follow bytes that no reader gets past.
         self._must_rewrite = not is_whole
         return Copies(values, True, is_whole, records)
 
     def save(self, changes: Mapping[bytes, bytes | None]) -> None:
-        """These are on disk when this returns; None drops a key."""
+        """Bring these to the disk; None drops a key."""
         values = dict(self._values)
         for key, value in changes.items():
             if value is None:
@@ -99,6 +99,7 @@ class CopyFile:
             self.rewrite(values)
             return
         data = b"".join(_record(key, value) for key, value in changes.items())
+        # If the append fails, the file may end in a torn record.
         self._must_rewrite = True
         with self.path.open("ab") as file:
             file.write(data)
@@ -109,7 +110,7 @@ class CopyFile:
         self._records += len(changes)
 
     def rewrite(self, values: Mapping[bytes, bytes]) -> None:
-        """Exactly these, in a new file in place of the old one."""
+        """Exactly these, in a new file that replaces the old one."""
         replace_file(self.path, b"".join(_record(key, values[key]) for key in sorted(values)))
         self._values = dict(values)
         self._records = len(values)
@@ -138,7 +139,7 @@ def _parse(data: bytes, at: int) -> tuple[bytes, bytes | None, int] | None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Put a whole new file in the place of one: after a crash it is the old one or the new one."""
+    """Replace a file as a whole: after a crash it is the old one or the new one."""
     unfinished = path.with_name(path.name + ".new")
     with unfinished.open("wb") as file:
         file.write(data)

@@ -12,10 +12,10 @@ from typing import Final
 import msgspec
 
 from crosswire.store.copies import replace_file
+from crosswire.store.keys import MAX_ID
 
 __all__ = ["Damage", "DamageEntry", "DamageFile", "DamageList"]
 
-_MAX_ID: Final = (1 << 63) - 1
 _MOST: Final = 1000
 _EACH: Final = 32
 
@@ -23,12 +23,12 @@ _EACH: Final = 32
 class Damage(msgspec.Struct, frozen=True):
     """Something that can't be read or is missing.
 
-    `part` is where: `tables` (keys in [first, behind) are passed over), `log`, `copies` (one of the
-    two copies of the store's own keys), `cursor`, `record`, `engine`.
+    `part` is where: `tables` (keys in [first, end) are skipped), `log`, `copies` (one of the two
+    copies of the store's own keys), `cursor`, `record`, `engine`.
     """
 
     first: bytes
-    behind: bytes
+    end: bytes
     reason: str
     part: str = "tables"
 
@@ -38,26 +38,29 @@ class Damage(msgspec.Struct, frozen=True):
             return None
         number = int.from_bytes(self.first[1:5])
         first = int.from_bytes(self.first[5:13].ljust(8, b"\x00")) + (len(self.first) > 13)
-        if self.behind[:5] != self.first[:5]:
-            return number, first, _MAX_ID
-        last = int.from_bytes(self.behind[5:13].ljust(8, b"\x00"))
-        # A longer key is behind the one with this id.
-        return number, first, max(last - (len(self.behind) <= 13), first)
+        if self.end[:5] != self.first[:5]:
+            return number, first, MAX_ID
+        last = int.from_bytes(self.end[5:13].ljust(8, b"\x00"))
+        # A longer key sorts after the one with this id, so that this id is in the range.
+        return number, first, max(last - (len(self.end) <= 13), first)
 
 
-class DamageEntry(msgspec.Struct, frozen=True):
-    """A damage as administrators see it; `time` is in seconds since 1970, keys are in hex."""
+class DamageEntry(msgspec.Struct, frozen=True, rename={"end": "behind"}):
+    """A damage as administrators see it, in the list's file and in the HTTP API.
+
+    `time` is in seconds since 1970, keys are in hex.
+    """
 
     time: float
     part: str
     detail: str
     first: str = ""
-    behind: str = ""
+    end: str = ""
 
     def covers(self, other: DamageEntry) -> bool:
-        """Does this one report all that the other does? A larger range is another report."""
+        """Does this one include the other? A larger range is another report."""
         if self.first or other.first:
-            is_within = self.first == other.first and other.behind <= self.behind
+            is_within = self.first == other.first and other.end <= self.end
             return self.part == other.part and is_within
         return (self.part, self.detail) == (other.part, other.detail)
 
@@ -68,8 +71,8 @@ class _StoredDamage(msgspec.Struct):
 
 
 class DamageList:
-    """What nobody acknowledged yet; what was acknowledged is not listed again when it is found
-    again. May be used by several threads."""
+    """Entries that nobody acknowledged yet. What was acknowledged is not listed again when it is
+    found again. May be used by several threads."""
 
     def __init__(self, stored: _StoredDamage | None = None) -> None:
         self._stored = stored or _StoredDamage([], [])
@@ -77,18 +80,19 @@ class DamageList:
 
     @property
     def entries(self) -> list[DamageEntry]:
+        """Those that nobody acknowledged, oldest first."""
         return list(self._stored.open)
 
     @property
     def known(self) -> list[DamageEntry]:
-        """Those too that were acknowledged."""
+        """All of them, acknowledged or not."""
         return [*self._stored.open, *self._stored.acknowledged]
 
     def close(self) -> None:
-        """All of it is repaired; who did not acknowledge it still has to."""
+        """All of it is repaired. What was not acknowledged stays listed, as repaired."""
         with self._lock:
             self._stored.open = [
-                msgspec.structs.replace(each, part="repaired", first="", behind="")
+                msgspec.structs.replace(each, part="repaired", first="", end="")
                 for each in self._stored.open
             ]
             self._stored.acknowledged = []
@@ -96,9 +100,7 @@ class DamageList:
 
     def add(self, damage: Damage, detail: str) -> bool:
         """False for what is listed already."""
-        entry = DamageEntry(
-            time.time(), damage.part, detail, damage.first.hex(), damage.behind.hex()
-        )
+        entry = DamageEntry(time.time(), damage.part, detail, damage.first.hex(), damage.end.hex())
         with self._lock:
             stored = self._stored
             for known in (*stored.open, *stored.acknowledged):
@@ -107,14 +109,14 @@ class DamageList:
             if len(stored.open) >= _MOST:
                 return False
             stored.open.append(entry)
-            # To save takes a sync, on the event loop's time: where there is much, not each time.
-            # That something is damaged is on disk by then, and the rest is found again.
+            # Saving syncs, on the event loop: with many entries, not for each of them. By then it
+            # is on disk that something is damaged, and the rest is found again.
             if len(stored.open) <= _EACH or len(stored.open) % _EACH == 0:
                 self._save(stored)
         return True
 
     def acknowledge(self) -> list[DamageEntry]:
-        """Gives those that were open."""
+        """Remove all entries from the list; returns them."""
         with self._lock:
             entries, self._stored.open = self._stored.open, []
             self._stored.acknowledged = [*self._stored.acknowledged, *entries][-_MOST:]
@@ -122,11 +124,14 @@ class DamageList:
         return entries
 
     def _save(self, stored: _StoredDamage) -> None:
-        """In memory only."""
+        """Nothing to do for a list in memory."""
 
 
 class DamageFile(DamageList):
-    """Kept in a file of its own: the engine's may be what is damaged."""
+    """A list in a file of its own: the engine's files may be what is damaged.
+
+    `failed` is called when the file can't be written.
+    """
 
     def __init__(self, path: Path, failed: Callable[[OSError], None]) -> None:
         self.path = path
@@ -137,7 +142,7 @@ class DamageFile(DamageList):
         try:
             checksum, _, body = self.path.read_bytes().partition(b"\n")
             if int(checksum, 16) != zlib.crc32(body):
-                raise ValueError("the checksum does not fit")
+                raise ValueError("the checksum is wrong")
             return msgspec.json.decode(body, type=_StoredDamage)
         except FileNotFoundError:
             return _StoredDamage([], [])
@@ -150,5 +155,5 @@ class DamageFile(DamageList):
         try:
             replace_file(self.path, b"%08x\n" % zlib.crc32(body) + body)
         except OSError as error:
-            # It stays listed until the hub stops; what is damaged is found again after that.
+            # The entry stays in memory; after a restart the damage is found again.
             self._failed(error)

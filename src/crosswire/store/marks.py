@@ -1,7 +1,7 @@
-"""How far the log went, kept outside of the engine: it shows when the end of a log is missing.
+"""How far the log goes, kept outside of the engine: it shows when the end of a log is missing.
 
-One record in a small file, overwritten after each commit group and not synced. It may be behind
-what is on disk, never ahead: after a power cut `durable` is compared, otherwise `written`.
+One record in a small file, overwritten after each commit group and not synced. It may lag what is
+on disk, but is never ahead of it: after a power cut `durable` is compared, otherwise `written`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _MAGIC: Final = b"cwmark 1"
 
 
 class LogMark(msgspec.Struct, frozen=True, gc=False):
-    """`written` and `durable` are numbers of commit groups; `newest_id` and `next_row` what was
-    handed out when the last of them was sealed.
+    """`written` and `durable` are numbers of commit groups; `newest_id` and `next_row` are what was
+    given out when the last of them was sealed.
 
-    `manifest` and `manifest_bytes` tell which list of tables the engine had, and its length then: a
-    shorter one has lost tables.
+    `manifest` and `manifest_bytes` are the number of the engine's list of tables, and its length
+    then: a shorter one has lost tables.
     """
 
     written: int
@@ -37,14 +37,14 @@ class LogMark(msgspec.Struct, frozen=True, gc=False):
 
 
 class MarkFile:
-    """Raises OSError where the file can't be written."""
+    """The file with the mark. Raises OSError where it can't be written."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor = -1
 
     def load(self) -> LogMark | None:
-        """None where there is none, or it can't be read."""
+        """None where there is no mark, or it is damaged."""
         try:
             data = self.path.read_bytes()
         except OSError:
@@ -72,6 +72,7 @@ class MarkFile:
         os.pwrite(self._descriptor, data + zlib.crc32(data).to_bytes(4), 0)
 
     def close(self, *, sync: bool = False) -> None:
+        """Close the file, which the next `save` opens again."""
         if self._descriptor >= 0:
             if sync:
                 os.fsync(self._descriptor)

@@ -1,14 +1,16 @@
-"""A store without a disk: the tests' own, with the same behaviour, crashes included."""
+"""A store in memory, for tests, with the behaviour of the one on disk, crashes included."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 
+from crosswire.commitlog.contract import GroupBody
 from crosswire.errors import RecordUnreadable, StoreFull
-from crosswire.store.contract import Damage, Store, StoreLimits, View, WriteBatch
+from crosswire.store.contract import Store, View
 from crosswire.store.copies import Copies
-from crosswire.store.damage import DamageList
+from crosswire.store.damage import Damage, DamageList
+from crosswire.store.engine import StoreLimits
 from crosswire.store.marks import LogMark
 
 __all__ = ["MemoryDisk", "MemoryStore"]
@@ -17,10 +19,10 @@ _Operation = tuple[bytes, bytes | None, bytes | None]
 
 
 class MemoryDisk:
-    """What outlives a store: open another on it, and the hub has been restarted.
+    """What outlives a store: opening another one on it is a restart.
 
-    `cut_power` first, and it forgets what was written but not synced, as a machine does. Keys in
-    `unreadable` are there, and reading them fails; `copies` and `mark` may be None: lost.
+    After `cut_power`, what was written but not synced is lost. Reading keys in `unreadable` fails;
+    `copies` and `mark` may be None, as if their files were lost.
     """
 
     def __init__(self) -> None:
@@ -36,6 +38,7 @@ class MemoryDisk:
         self._synced: dict[bytes, bytes] = {}
 
     def write(self, operations: list[_Operation]) -> None:
+        """Apply a group, unsynced. Raises StoreFull beyond `room_bytes`."""
         size_bytes = sum(len(key) + len(value) for key, value, _ in operations if value)
         if size_bytes > self.room_bytes:
             raise StoreFull("no room in memory")
@@ -44,11 +47,13 @@ class MemoryDisk:
         self.unsynced.append(operations)
 
     def sync(self) -> None:
+        """Make all that was written survive a power cut."""
         for each in self.unsynced:
             self._apply(self._synced, each)
         self.unsynced.clear()
 
     def cut_power(self) -> None:
+        """Lose what was not synced."""
         self.unsynced.clear()
         self.rows = dict(self._synced)
         self.keys = sorted(self.rows)
@@ -89,17 +94,17 @@ class MemoryStore(Store):
         self.damages = self.disk.damages
         self._recover(is_new=not self.disk.rows and not self.disk.copies)
 
-    def _batch(self) -> WriteBatch:
+    def _batch(self) -> GroupBody:
         return _MemoryBatch()
 
-    def _write(self, batch: WriteBatch) -> None:
+    def _write(self, batch: GroupBody) -> None:
         assert isinstance(batch, _MemoryBatch)
         self.disk.write(batch.operations)
 
     def _sync(self) -> None:
         self.disk.sync()
 
-    def _size_of(self, batch: WriteBatch) -> int:  # noqa: ARG002
+    def _size_of(self, batch: GroupBody) -> int:  # noqa: ARG002
         return 1 << 20
 
     def _running(self) -> bytes:
@@ -123,8 +128,10 @@ class MemoryStore(Store):
     def _load_mark(self) -> LogMark | None:
         return self.disk.mark
 
-    def _save_mark(self, mark: LogMark) -> None:
-        self.disk.mark = mark
+    def _save_mark(self) -> None:
+        self.disk.mark = LogMark(
+            self._last_group, self._durable_group, self._next_id - 1, self._next_row
+        )
 
     def _get(self, key: bytes) -> bytes | None:
         self._check(key)
@@ -153,6 +160,7 @@ class MemoryStore(Store):
         return None
 
     def view(self) -> View:
+        """A copy of all rows."""
         return _MemoryView(self.disk)
 
     def _heal(self) -> None:

@@ -22,7 +22,7 @@ from typing import Final
 __all__ = ["RESERVE", "WAL_BUFFERS", "Reserve", "flush_bytes", "free_bytes", "room_for_others"]
 
 WAL_BUFFERS: Final = 4
-"""The log holds at most so many buffers (and one more, while one is being sorted)."""
+"""The log holds at most this number of buffers, and one more while one is being sorted."""
 RESERVE: Final = "RESERVE"
 _OVERHEAD_BYTES: Final = 8 << 20
 """Manifest, options, the engine's own log file, and the first writes after opening."""
@@ -49,9 +49,8 @@ def free_bytes(path: Path) -> int:
 
 
 def room_for_others(beside: Path, store: Path, least_bytes: int) -> Callable[[], bool]:
-    """Tells whether the lake in the folder `beside` may write, so that the store always can.
-
-    Where it lies on another file system than the store there is nothing to leave.
+    """Returns a check whether the lake in the folder `beside` may write, so that the store always
+    can. A lake on another file system than the store always may.
     """
 
     def has_room() -> bool:
@@ -70,7 +69,10 @@ def _rounded(size_bytes: int, step_bytes: int = _STEP_BYTES) -> int:
 
 
 class Reserve:
-    """`is_held`: there is as much as opening the store would take now."""
+    """The file of allocated blocks.
+
+    `is_held` means that it is as large as opening the store requires now.
+    """
 
     def __init__(self, store: Path, buffer_bytes: int) -> None:
         self.path = store / RESERVE
@@ -82,7 +84,7 @@ class Reserve:
 
     @property
     def size_bytes(self) -> int:
-        """How much is allocated. Looked up each time: anybody may have removed the file."""
+        """How much is allocated. Looked up each time: the file may have been removed."""
         try:
             return self.path.stat().st_size
         except FileNotFoundError:
@@ -96,7 +98,7 @@ class Reserve:
         return min(_LEAST_BYTES + self._table_bytes(), self._most_bytes)
 
     def _table_bytes(self) -> int:
-        """What the log takes once it is sorted."""
+        """How much room the log takes when it is sorted into tables."""
         log_bytes = 0
         with os.scandir(self._store) as entries:
             for entry in entries:
@@ -126,7 +128,8 @@ class Reserve:
         return free_bytes(self._store) + self.size_bytes >= self._least_bytes()
 
     def give(self, size_bytes: int) -> bool:
-        """Make room for a small write of the store's own; False where nothing was to be had."""
+        """Make room for a small write of the store's own; False if that is not possible, or not
+        necessary."""
         lacking = size_bytes + _MARGIN_BYTES - free_bytes(self._store)
         if lacking <= 0 or size_bytes > _SMALL_BYTES:
             return False
@@ -153,17 +156,15 @@ class Reserve:
         return False
 
     def before_write(self, size_bytes: int) -> None:
-        """So much is about to be added to the log: what opening takes has to be there before.
-
-        Another process may fill the disk the moment after.
-        """
+        """The log is about to grow by this size: the reserve has to grow before, because another
+        process may fill the disk right after."""
         self._slack_bytes -= size_bytes + size_bytes // 8
         if self._slack_bytes < 0:
             self.keep(size_bytes)
         self.give(size_bytes)
 
     def keep(self, more_bytes: int = 0) -> None:
-        """Allocate what is needed, with so much more in the log, if there is room for it."""
+        """Allocate what is needed, with `more_bytes` in the log, if there is room for it."""
         needed = min(self.needed_bytes() + more_bytes + more_bytes // 8, self._most_bytes)
         if self.size_bytes < min(needed + _STEP_BYTES, self._most_bytes):
             # Ahead of the log, so that this is rare while it grows.
@@ -172,7 +173,7 @@ class Reserve:
                 self._allocate(min(_rounded(needed, _PAGE_BYTES), self._obtainable_bytes()))
         size = self.size_bytes
         self.is_held = size >= needed or not self._can_allocate
-        # With all that can ever be needed there is nothing to look at while the log grows.
+        # At its full size, nothing has to be checked while the log grows.
         is_final = size >= self._most_bytes or not self._can_allocate
         self._slack_bytes = self._most_bytes if is_final else size - needed
 
@@ -196,9 +197,9 @@ class Reserve:
             os.posix_fallocate(descriptor, 0, size)
         except OSError as error:
             if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
-                # This file system can't: better no reserve than no hub.
+                # This file system can't allocate: the hub runs without a reserve.
                 self._can_allocate = False
-            # Others were quicker: what is not whole is given back.
+            # Another process took the room: give back the part that was allocated.
             os.ftruncate(descriptor, before)
             return False
         finally:

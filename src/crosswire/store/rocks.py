@@ -16,10 +16,12 @@ from typing import Final, cast
 
 import rocksdict
 
+from crosswire.commitlog.contract import GroupBody
 from crosswire.errors import RecordUnreadable, StoreDamaged, StoreFailed, StoreFull
-from crosswire.store.contract import Store, StoreLimits, View, WriteBatch, full_or_failed
+from crosswire.store.contract import Store, View
 from crosswire.store.copies import Copies, CopyFile
 from crosswire.store.damage import Damage, DamageFile
+from crosswire.store.engine import StoreLimits, full_or_failed
 from crosswire.store.manifest import HEADER_BYTES, fault_of, strange_headers
 from crosswire.store.marks import LogMark, MarkFile
 from crosswire.store.reserve import WAL_BUFFERS, Reserve, free_bytes
@@ -39,9 +41,9 @@ _ENGINE_FILES: Final = ("CURRENT", "MANIFEST-*", "*.sst", "*.log", COPIES, MARK)
 class RocksStore(Store):
     """A data directory. Opening it replays the write-ahead log, nothing else.
 
-    A damaged part of the log is left out, not everything behind it; damaged blocks of tables are
-    found by their checksums when they are read, passed over and reported in `damage`. Opening
-    raises StoreDamaged where going on would be a guess.
+    A damaged part of the log is left out, not everything after it; damaged blocks of tables are
+    found by their checksums when they are read, skipped and reported in `damage`. Opening raises
+    StoreDamaged where going on would be a guess.
     """
 
     def __init__(self, path: str | os.PathLike[str], limits: StoreLimits | None = None) -> None:
@@ -69,15 +71,15 @@ class RocksStore(Store):
             self._db.close()
             raise
         finally:
-            # Not before the first writes: on a full disk they need what was given up for them.
+            # Not before the first writes: on a full disk they need what `make_room` freed.
             self._disk_reserve.keep()
 
     # Opening.
 
     def _open(self, *, create: bool = False) -> None:
-        """First with a log that must be intact but for a torn end; then with what is left of it.
+        """Open with a log that is intact except for a torn end, or else with what is left of it.
 
-        What a damaged log has lost is seen by the numbers of its groups.
+        What a damaged log has lost shows in the numbers of its groups.
         """
         modes = rocksdict.DBRecoveryMode
         check_unused(self.path)
@@ -117,7 +119,7 @@ class RocksStore(Store):
                 access = rocksdict.AccessType.read_only()
                 database = rocksdict.Rdict(folder, options, access_type=access)
             except Exception:
-                # What is wrong with it is found out, and reported, when it is opened.
+                # What is wrong with it is reported when it is opened.
                 return False
             try:
                 return not _has_own_keys(database, self.path)
@@ -126,8 +128,9 @@ class RocksStore(Store):
         return False
 
     def _take_out_headers(self, log: Path) -> None:
-        """What the engine would not get past is made zeros: it leaves out the rest of that block,
-        as it does with all that is damaged. Whether that matters the numbers of groups tell."""
+        """Overwrite headers that the engine would read again and again without end with zeros: it
+        leaves out the rest of that block then, as it does with other damage. Whether a group is
+        missing because of that shows in the groups' numbers."""
         if not log.stat().st_size:
             return
         with log.open("r+b") as file, mmap(file.fileno(), 0) as data:
@@ -173,7 +176,7 @@ class RocksStore(Store):
         folder = self.path.parent
         return (
             f"the store in {self.path} is damaged: {what}. Nothing was changed. "
-            f"`crosswire store verify {folder}` tells what is damaged, "
+            f"`crosswire store verify {folder}` lists what is damaged, "
             f"`crosswire store repair {folder}` restores what can be restored"
         )
 
@@ -213,8 +216,7 @@ class RocksStore(Store):
     def _load_mark(self) -> LogMark | None:
         return self._mark.load()
 
-    def _save_mark(self, mark: LogMark) -> None:
-        # Without it a start can't verify the end of the log, and says so: no reason to stop now.
+    def _save_mark(self) -> None:
         with suppress(OSError, ValueError):
             try:
                 size_bytes = self._manifest.stat().st_size
@@ -224,36 +226,36 @@ class RocksStore(Store):
                 size_bytes = self._manifest.stat().st_size
             self._mark.save(
                 LogMark(
-                    mark.written,
-                    mark.durable,
-                    mark.newest_id,
-                    mark.next_row,
+                    self._last_group,
+                    self._durable_group,
+                    self._next_id - 1,
+                    self._next_row,
                     int(self._manifest.name.partition("-")[2]),
                     size_bytes,
                 )
             )
 
-    def _size_of(self, batch: WriteBatch) -> int:
+    def _size_of(self, batch: GroupBody) -> int:
         return cast(rocksdict.WriteBatch, batch).size_in_bytes()
 
     def _report(self, damage: Damage) -> None:
         super()._report(damage)
         if damage.part == "tables" and self._compacts:
-            # To sort a damaged table into another fails, and stops all writes with it.
+            # Merging a damaged table fails, and stops all writes with it.
             self._compacts = False
             self._db.set_options({"disable_auto_compactions": "true"})
 
     def _list_failed(self, error: OSError) -> None:
         self.heal_complaint = f"{DAMAGES} can't be written: {error}"
 
-    def _batch(self) -> WriteBatch:
-        batch: WriteBatch = rocksdict.WriteBatch(raw_mode=True)
+    def _batch(self) -> GroupBody:
+        batch: GroupBody = rocksdict.WriteBatch(raw_mode=True)
         return batch
 
-    def _write(self, batch: WriteBatch) -> None:
+    def _write(self, batch: GroupBody) -> None:
         written = cast(rocksdict.WriteBatch, batch)
         self._disk_reserve.before_write(written.size_in_bytes())
-        # With `sync` it would keep the interpreter to itself until the disk is done.
+        # Not synced here: the binding would hold the interpreter's lock until the disk is done.
         try:
             self._db.write(written, self._unsynced)
         except Exception as error:
@@ -266,14 +268,14 @@ class RocksStore(Store):
             raise full_or_failed(error) from error
 
     def _heal(self) -> None:
-        """After a failed write RocksDB takes no other until it is opened anew."""
+        """RocksDB refuses all writes after a failed one, until it is opened anew."""
         try:
             self._db.close()
         except Exception as error:
-            # It repeats what was reported when the write failed; the files are let go of anyway.
+            # It repeats what was reported when the write failed; the files are closed all the same.
             self.heal_complaint = str(error)
         if "Corruption" in str(self.last_error):
-            # Sorting tables into one another would fail there again, and stop all writes with it.
+            # Merging tables would fail there again, and stop all writes with it.
             self._compacts = False
             detail = f"tables can't be merged until they are repaired: {self.last_error}"
             self._report(Damage(b"", b"", detail, "engine"))
@@ -282,7 +284,7 @@ class RocksStore(Store):
         finally:
             self._disk_reserve.keep()
 
-    # Reading: every value and every key comes through here, and what can't be read is reported.
+    # Reading. What can't be read is reported.
 
     def _get(self, key: bytes) -> bytes | None:
         try:
@@ -310,12 +312,13 @@ class RocksStore(Store):
             if reason is None:
                 if not iterator.valid():
                     return
-                # It reads from here, and did not a moment ago: on from here, one row at least.
+                # It can be read now, and could not a moment ago: continue here, which gives one row
+                # at least, so that this ends.
                 continue
-            begin = self.pass_over(begin, end, reason)
+            begin = self.skip_unreadable(begin, end, reason)
 
-    def pass_over(self, begin: bytes, end: bytes, reason: str) -> bytes:
-        """A part of [begin, end) can't be read: report it; gives where reading works again."""
+    def skip_unreadable(self, begin: bytes, end: bytes, reason: str) -> bytes:
+        """Report that a part of [begin, end) can't be read; returns the key after it."""
         options = rocksdict.ReadOptions()
         options.set_iterate_upper_bound(end)
         after = first_readable(lambda: self._db.iter(options), begin, end)
@@ -338,6 +341,7 @@ class RocksStore(Store):
         return iterator.key(), iterator.value()
 
     def view(self) -> View:
+        """A snapshot of the engine."""
         return _RocksView(self, self._db.snapshot())
 
     def _free_bytes(self) -> int:
@@ -348,6 +352,7 @@ class RocksStore(Store):
         return super()._has_room_to_heal() or self._disk_reserve.can_open()
 
     def has_room(self, now: float) -> bool:
+        """Also without room to open the store again, producers have to wait."""
         return super().has_room(now) and self._disk_reserve.is_held
 
     def _release(self) -> None:
@@ -357,8 +362,8 @@ class RocksStore(Store):
             self._db.delete(b"!running", self._unsynced)
             self._db.flush_wal(sync=True)
         except Exception as error:
-            # An engine that met damage takes no more writes. What was to be kept is on disk by
-            # now; without this the next start takes the stop for an unclean one.
+            # An engine that met damage takes no more writes. All groups are on disk by now; without
+            # this delete the next start takes the stop for an unclean one.
             self.heal_complaint = str(error)
         with suppress(OSError):
             # After a clean stop the end of the log is known even without the mark.
@@ -369,7 +374,7 @@ class RocksStore(Store):
             # It repeats what was reported before; the files are closed all the same.
             self.heal_complaint = str(error)
         self._durable_group = self._last_group
-        self._note_mark()
+        self._save_mark()
         with suppress(OSError):
             self._mark.close(sync=True)
 
@@ -403,13 +408,13 @@ class _RocksView(View):
             reason = complaint_of(iterator)
             if reason is None:
                 return
-            # One that failed goes on failing. And it has no end: what it could not read may be the
-            # first block after the last key, which is none of this scan's business. Without the
+            # A failed iterator stays failed. And this one has no upper bound: what it could not
+            # read may be the first block after `end`, which is not this scan's damage. Without the
             # bound it would fail there again and again, one key further each time.
             options = rocksdict.ReadOptions()
             options.set_iterate_upper_bound(end)
             if self._is_bounded:
-                begin = self._store.pass_over(begin, end, reason)
+                begin = self._store.skip_unreadable(begin, end, reason)
             self._iterator, self._is_bounded = self._snapshot.iter(options), True
 
     def first(self, begin: bytes, end: bytes) -> bytes | None:
@@ -436,7 +441,7 @@ class _RocksView(View):
 
 
 def _has_own_keys(database: rocksdict.Rdict, path: Path) -> bool:
-    """Raises StoreFailed where there are others only, RecordUnreadable where nobody knows."""
+    """Raises StoreFailed where there are only other keys, RecordUnreadable for damage."""
     try:
         if any(database.get(key) is not None for key in (b"!format", b"!node", b"!ids")):
             return True
@@ -471,12 +476,12 @@ def check_unused(path: Path) -> None:
 
 
 def is_new(path: Path) -> bool:
-    """Is there nothing of a store? A directory that has lost some of its files is not new."""
+    """Is there no file of a store? A directory that has lost some of its files is not new."""
     return not any(True for pattern in _ENGINE_FILES for _ in path.glob(pattern))
 
 
 def _plain(reason: str) -> str:
-    """What the engine's own words mean."""
+    """The engine's error in terms of its files."""
     reason = " ".join(reason.split())
     if ".sst" in reason:
         return f"a table is missing or unreadable ({reason})"
@@ -488,7 +493,7 @@ def _plain(reason: str) -> str:
 
 
 def table_options(buffer_bytes: int) -> rocksdict.Options:
-    """Small buffers: the tail of a queue lives on disk, not in here."""
+    """The engine's options. Buffers are small: the tail of a queue is on disk, not in memory."""
     options = rocksdict.Options(raw_mode=True)
     options.set_write_buffer_size(buffer_bytes)
     options.set_max_write_buffer_number(3)

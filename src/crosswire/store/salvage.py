@@ -13,13 +13,13 @@ from typing import Final, cast
 import rocksdict
 
 from crosswire.errors import StoreDamaged, StoreFailed
-from crosswire.store.contract import Damage, Store
+from crosswire.store.contract import Store
 from crosswire.store.copies import Copies, CopyFile
-from crosswire.store.damage import DamageList
+from crosswire.store.damage import Damage, DamageList
+from crosswire.store.keys import message_key
 from crosswire.store.marks import LogMark, MarkFile
 from crosswire.store.reserve import RESERVE, Reserve
 from crosswire.store.rocks import COPIES, MARK, RocksStore, is_new, table_options
-from crosswire.store.view import message_key
 
 __all__ = ["Salvage", "build"]
 
@@ -87,22 +87,22 @@ class Salvage(RocksStore):
     @property
     def changes(self) -> Mapping[bytes, bytes | None]:
         """What was saved and dropped here."""
-        return self._group.saves
+        return self.group.saves
 
     def rows(self, begin: bytes = b"\x00", end: bytes = b"\xff") -> Iterator[tuple[bytes, bytes]]:
         """All that can be read, by the engine's keys; what can't goes to `damage`, apart for each
         kind of rows and each destination."""
         borders = [b"l", b"m", *(message_key(each, 0) for each in sorted(self._names)), b"n"]
         borders = [begin, *(each for each in borders if begin < each < end), end]
-        for first, behind in pairwise(borders):
-            yield from self._scan(first, behind)
+        for first, end in pairwise(borders):
+            yield from self._scan(first, end)
 
     def hidden_rows(self) -> Iterator[tuple[bytes, bytes]]:
         """Messages and blocks of the ledger that a damaged table hides: they are in other tables,
         and reading them together with it fails. What it replaced or dropped may be among them."""
         damaged = {name for each in self.damage for name in _TABLE.findall(each.reason)}
         ranges = [
-            (each.first, each.behind)
+            (each.first, each.end)
             for each in self.damage
             if each.part == "tables" and each.first[:1] in (b"m", b"l")
         ]
@@ -118,10 +118,10 @@ class Salvage(RocksStore):
         options = table_options(self.limits.buffer_bytes)
         options.set_disable_auto_compactions(True)
         others = rocksdict.Rdict(str(folder), options)
-        for first, behind in ranges:
+        for first, end in ranges:
             rows = cast(Iterator[tuple[bytes, bytes]], others.items(False, first))
             for key, value in rows:
-                if not key < behind or key[:1] != first[:1]:
+                if not key < end or key[:1] != first[:1]:
                     break
                 yield key, value
         others.close()
@@ -133,7 +133,6 @@ class Salvage(RocksStore):
 
     def discard(self) -> None:
         """Close it and remove the links and copies."""
-        self._syncer.stop()
         self._closed = True
         try:
             self._db.close()

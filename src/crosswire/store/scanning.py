@@ -1,4 +1,4 @@
-"""Getting past what can't be read in a sorted table: always on, and in bounded time."""
+"""Skipping what can't be read in a sorted table: always forward, and in bounded time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["complaint_of", "first_readable"]
 
 
 def complaint_of(iterator: rocksdict.RdictIter) -> str | None:
-    """Why the iterator has ended, None where there is nothing more, or it has not."""
+    """Why an iterator stopped early; None if it has not, or has reached the end."""
     if iterator.valid():
         return None
     try:
@@ -25,11 +25,11 @@ def complaint_of(iterator: rocksdict.RdictIter) -> str | None:
 def first_readable(
     make_iterator: Callable[[], rocksdict.RdictIter], begin: bytes, end: bytes
 ) -> bytes:
-    """A key behind `begin`, at most `end`, from which reading works again, and did not before it.
+    """The first key after `begin`, at most `end`, from which reading works again.
 
-    A seek into a damaged block fails, one behind it does not. The distance from `begin` is doubled
-    until a seek succeeds, then halved: what is readable between two damaged blocks is passed over
-    only where it is smaller than the first of them. Takes two seeks for each bit of a key.
+    A seek into a damaged block fails, one after it does not. The distance from `begin` is doubled
+    until a seek succeeds, then halved: what is readable between two damaged blocks is skipped only
+    where it is smaller than the first of them. Takes two seeks for each bit of a key.
     """
     shared = _shared(begin, end)
     width = max(len(begin), len(end)) - shared + 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from crosswire.store.contract import DamageEntry
+from crosswire.store.damage import DamageEntry
 from crosswire.web.contract import OperationRequest
 
 __all__ = ["AcknowledgedDamage", "DamageReport", "acknowledge_damage", "show_damage"]

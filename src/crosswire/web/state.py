@@ -101,7 +101,7 @@ def show_state(ask: OperationRequest) -> HubState:
             ledger_rows=store.next_row - 1,
             has_room=store.has_room(ask.now()),
             error="" if store.last_error is None else str(store.last_error),
-            damaged_ranges=store.ranges_passed_over,
+            damaged_ranges=store.unreadable_ranges,
         ),
         leftovers=dict(server.leftovers.healed),
         reports=[_report(error) for error in hub.reports[-_REPORTS:]],

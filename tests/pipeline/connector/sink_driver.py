@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from crosswire.pipeline import register
-from crosswire.pipeline.spark import FOR_LITTLE, start
+from crosswire.pipeline.spark import SMALL_INPUT, start
 
 __all__ = ["QUEUE", "begin"]
 
@@ -34,6 +34,6 @@ def begin(spark: SparkSession, hub: str, given: str, checkpoint: str) -> Streami
 
 if __name__ == "__main__":
     hub, given, checkpoint = sys.argv[1:]
-    session = start("local[2]", {**FOR_LITTLE, "spark.driver.memory": "512m"})
+    session = start("local[2]", {**SMALL_INPUT, "spark.driver.memory": "512m"})
     register(session)
     begin(session, hub, given, checkpoint).awaitTermination()

@@ -112,7 +112,7 @@ def cut(wire: Wire, indexes: list[int]) -> list[Wire]:
 
 def talk(name: str, number: int, seed: int, messages: int = 6) -> Said:
     """Plausible traffic, nothing wrong with it."""
-    said = Traffic(seed, messages=messages, payload_bytes=40).conversation(number, name).said
+    said = Traffic(seed, messages=messages, payload_bytes=40).conversation(number, name).chunks
     pieces = [(forward, "data", len(data), data) for _, forward, data in said]
     return Said(f"{name}-{number}", name, [(True, "open", 0, None), *pieces])
 

@@ -100,7 +100,7 @@ def test_frames_and_rows_can_alternate(name: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_conversations(name: str, seed: int) -> None:
     traffic = Traffic(seed, messages=30, payload_bytes=300)
-    pieces = [(forward, data) for _, forward, data in traffic.conversation(seed, name).said]
+    pieces = [(forward, data) for _, forward, data in traffic.conversation(seed, name).chunks]
     description = check(Talk.of(name, pieces))
     assert any(isinstance(what, Described) and what.payload for *_, what in description)
 

@@ -121,7 +121,7 @@ def test_bytes_add_up_whatever_is_missing(
     missing = dict(gaps)
     told: Told = []
     offsets = {True: 0, False: 0}
-    for index, (_, forward, data) in enumerate(talk.said):
+    for index, (_, forward, data) in enumerate(talk.chunks):
         if index in missing:
             told.append((forward, "gap", offsets[forward], None, missing[index]))
             offsets[forward] += missing[index]
@@ -139,7 +139,7 @@ def test_payloads_stand_where_the_row_says(name: str) -> None:
     talk = Traffic(messages=30, payload_bytes=60).conversation(0, name)
     told: Told = []
     sent = {True: b"", False: b""}
-    for _, forward, data in talk.said:
+    for _, forward, data in talk.chunks:
         told.append((forward, "data", len(sent[forward]), data, len(data)))
         sent[forward] += data
     looked_at = 0

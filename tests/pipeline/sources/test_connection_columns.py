@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from crosswire.capture.classify import DetectedProtocol, PortMap, classify
 from crosswire.capture.flows import FLOW_BYTES, connection_name, end_of
 from crosswire.capture.reassembly import ReassembledRun
-from crosswire.pipeline.sources.connection_columns import NOBODY, BatchConnections, Ports
+from crosswire.pipeline.sources.connection_columns import UNKNOWN, BatchConnections, Ports
 
 PORTS = PortMap({9000: "emqp", 0: "relink", 65535: "tls"})
 NUMBERS = (0, 1, 5040, 5041, 9000, 9999, 40_000, 65535)
@@ -64,6 +64,6 @@ def test_the_same_as_for_each_alone(random: Random) -> None:
 
 def test_what_ports_don_t_tell() -> None:
     ports = Ports(PORTS)
-    assert ports.known[NOBODY] == DetectedProtocol(None, None)
+    assert ports.known[UNKNOWN] == DetectedProtocol(None, None)
     heard = DetectedProtocol("emp", None)
     assert ports.code(heard) == ports.code(heard) and ports.known[ports.code(heard)] == heard

@@ -42,8 +42,8 @@ def wire(name: str, piece_bytes: int = 11) -> list[Row]:
         made.append(("n", "c", len(made), way, *index, False, name, "l", "a", 1, "b", 2))
         offsets[forward] += length
 
-    for number, (time, forward, data) in enumerate(talk.said):
-        if number == len(talk.said) * 2 // 3:
+    for number, (time, forward, data) in enumerate(talk.chunks):
+        if number == len(talk.chunks) * 2 // 3:
             add(forward, "gap", 5, time, None)
         for start in range(0, len(data), piece_bytes):
             piece = data[start : start + piece_bytes]

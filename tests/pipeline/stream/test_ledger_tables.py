@@ -36,9 +36,9 @@ class Lake:
     def give(self, until_us: int, **ahead_us: int) -> None:
         """What was noted until then; of some tables a little more or less."""
         for name, rows in self._rows.items():
-            first, behind = self._given[name], until(rows, until_us + ahead_us.get(name, 0))
-            write(self.folder, name, rows.slice(first, behind - first))
-            self._given[name] = behind
+            first, end = self._given[name], until(rows, until_us + ahead_us.get(name, 0))
+            write(self.folder, name, rows.slice(first, end - first))
+            self._given[name] = end
 
 
 def batch(spark: SparkSession, lake: Path, output: Path) -> tuple[Tables, Summary]:
@@ -64,7 +64,7 @@ def holed(rows: dict[str, pa.Table]) -> dict[str, pa.Table]:
 
 
 def test_at_every_step_and_with_rows_missing(spark: SparkSession, tmp_path: Path) -> None:
-    """What is settled is written once; a message that is heard of again is called back."""
+    """What is settled is written once; a message with a new step after that is brought back."""
     lake = Lake(tmp_path / "lake", holed(recorded()))
     for until_us, ahead in ((4 * MINUTE, MINUTE // 6), (DURATION, 0)):
         lake.give(until_us, ledger=ahead, messages=-ahead)
@@ -81,20 +81,22 @@ def test_at_every_step_and_with_rows_missing(spark: SparkSession, tmp_path: Path
 
 def test_a_hub_without_a_tap(spark: SparkSession, tmp_path: Path) -> None:
     """An answer, a dead letter that waits, and a topic that is read after an hour."""
-    told = Records(START)
-    with told.on("c", "emp"):
-        news = told.noted("accepted", payload=b"news", destination="topic/news")
-        asked = told.noted("accepted", payload=b"?", destination="service/s", kind="request")
-        told.noted("accepted", payload=b"!", destination="service/s", kind="response")
-        told.noted("answered", identifier=asked, destination="service/s", after_us=0)
-        poison = told.noted("accepted", payload=b"p")
-        told.noted("dead", identifier=poison, connection="")
-        letter = told.noted("accepted", payload=b"p", destination="queue/q/dead")
-        told.noted("accepted", payload=b"2", after_us=2 * MINUTE)
-        told.noted("delivered", identifier=news, destination="topic/news", after_us=60 * MINUTE)
-        told.noted("settled", identifier=letter, destination="queue/q/dead")
-        told.noted("accepted", payload=b"3", after_us=2 * MINUTE)
-    ledger, messages = told.rows()
+    records = Records(START)
+    with records.on("c", "emp"):
+        news = records.recorded("accepted", payload=b"news", destination="topic/news")
+        asked = records.recorded("accepted", payload=b"?", destination="service/s", kind="request")
+        records.recorded("accepted", payload=b"!", destination="service/s", kind="response")
+        records.recorded("answered", identifier=asked, destination="service/s", after_us=0)
+        poison = records.recorded("accepted", payload=b"p")
+        records.recorded("dead", identifier=poison, connection="")
+        letter = records.recorded("accepted", payload=b"p", destination="queue/q/dead")
+        records.recorded("accepted", payload=b"2", after_us=2 * MINUTE)
+        records.recorded(
+            "delivered", identifier=news, destination="topic/news", after_us=60 * MINUTE
+        )
+        records.recorded("settled", identifier=letter, destination="queue/q/dead")
+        records.recorded("accepted", payload=b"3", after_us=2 * MINUTE)
+    ledger, messages = records.rows()
     lake = Lake(tmp_path / "lake", {"ledger": ledger, "messages": messages})
     for until_us in (MINUTE, 10 * MINUTE, 100 * MINUTE):
         lake.give(until_us)

@@ -68,11 +68,11 @@ class Delivery:
     def deliver(self, step: int) -> None:
         """The first capture grows, and ends inside of a record before it is whole."""
         for name, rows in self._tables:
-            first, behind = len(rows) * step // STEPS, len(rows) * (step + 1) // STEPS
-            write(self.folder / "lake", name, rows.slice(first, behind - first))
+            first, end = len(rows) * step // STEPS, len(rows) * (step + 1) // STEPS
+            write(self.folder / "lake", name, rows.slice(first, end - first))
         for name, rows in recorded().items():
-            first, behind = (until(rows, DURATION * each // STEPS) for each in (step, step + 1))
-            write(self.folder / "lake", name, rows.slice(first, behind - first))
+            first, end = (until(rows, DURATION * each // STEPS) for each in (step, step + 1))
+            write(self.folder / "lake", name, rows.slice(first, end - first))
         growing, compressed = sorted((self.folder / "made").iterdir())
         if step < 2:
             whole = growing.read_bytes()
@@ -135,26 +135,26 @@ def test_in_steps(spark: SparkSession, tmp_path: Path, expected: tuple[Tables, S
     """After each the tables are those of a batch over what there is."""
     given = Delivery(tmp_path / "given")
     given.deliver(0)
-    until_told(spark, given, tmp_path / "out")
+    until_a_batch(spark, given, tmp_path / "out")
     assert tables(tmp_path / "out") == batch(spark, given, tmp_path / "so far")[0]
     given.deliver(1)
     given.deliver(2)
-    summary = until_told(spark, given, tmp_path / "out")
+    summary = until_a_batch(spark, given, tmp_path / "out")
     assert tables(tmp_path / "out") == expected[0]
     assert summary.accounting == expected[1].accounting
 
 
-def until_told(spark: SparkSession, given: Delivery, output: Path) -> Summary:
+def until_a_batch(spark: SparkSession, given: Delivery, output: Path) -> Summary:
     """A stream that is stopped after a batch."""
     stop = threading.Event()
-    told: list[BatchDone] = []
+    batches: list[BatchDone] = []
 
-    def tell(done: BatchDone) -> None:
-        told.append(done)
+    def notify(done: BatchDone) -> None:
+        batches.append(done)
         stop.set()
 
-    summary = run_stream(spark, Stream(given.paths, str(output)), stop=stop, notify=tell)
-    assert len(told) == 1 and told[0].files
+    summary = run_stream(spark, Stream(given.paths, str(output)), stop=stop, notify=notify)
+    assert len(batches) == 1 and batches[0].files
     return summary
 
 
@@ -192,12 +192,12 @@ def killed_after(
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(seconds)
         child.send_signal(signal.SIGKILL)
-        _, said = child.communicate()
-    assert child.returncode in (0, -signal.SIGKILL), said
+        _, errors = child.communicate()
+    assert child.returncode in (0, -signal.SIGKILL), errors
     return child.returncode
 
 
-def test_a_commit_is_carried_out_by_who_comes_next(
+def test_a_commit_is_finished_by_the_next_run(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was killed when it had moved a part of its files."""
@@ -259,7 +259,7 @@ def test_batches_and_streams_have_folders_of_their_own(spark: SparkSession, tmp_
 # --------------------------------------------------------------------------------- the program
 
 
-def test_the_command_ends_with_a_summary_when_it_is_told_to(tmp_path: Path) -> None:
+def test_the_command_ends_with_a_summary_when_it_is_stopped(tmp_path: Path) -> None:
     size = Traffic(protocols=("epoxy",), connections=1, messages=5).write_tap(tmp_path / "lake")
     command: list[str | Path] = [
         *(CROSSWIRE, "pipeline", "run", "--stream", "--json", "--input", tmp_path / "lake"),
@@ -276,8 +276,8 @@ def test_the_command_ends_with_a_summary_when_it_is_told_to(tmp_path: Path) -> N
                 child.wait(0.2)
             assert child.returncode is None, child.communicate()
         child.send_signal(signal.SIGTERM)
-        said, wrong = child.communicate()
-    assert (child.returncode, wrong) == (0, "")
-    summary = json.loads(said)
+        output, errors = child.communicate()
+    assert (child.returncode, errors) == (0, "")
+    summary = json.loads(output)
     assert summary["tables"].keys() == {"silver.frames"}
     assert [account["frames"] for account in summary["accounting"]] == [size]

@@ -18,7 +18,7 @@ Found = dict[str, list[dict[str, Any]]]
 
 def story(records: Records, name: str) -> int:
     """A message of this name, accepted."""
-    return records.noted("accepted", payload=name.encode(), destination=f"queue/{name}")
+    return records.recorded("accepted", payload=name.encode(), destination=f"queue/{name}")
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def found(spark: SparkSession) -> Found:
     records = Records()
 
     def step(what: str, name: str, identifier: int, **more: Any) -> None:
-        records.noted(what, identifier=identifier, destination=f"queue/{name}", **more)
+        records.recorded(what, identifier=identifier, destination=f"queue/{name}", **more)
 
     with records.on("c", "micromsg2"):
         settled = story(records, "settled")
@@ -60,38 +60,38 @@ def found(spark: SparkSession) -> Found:
         held = story(records, "held")
         step("delivered", "held", held, attempt=1)
 
-        heard = records.noted("accepted", payload=b"news", destination="topic/news")
+        news = records.recorded("accepted", payload=b"news", destination="topic/news")
         for connection in ("first", "second"):
-            records.noted(
+            records.recorded(
                 "delivered",
-                identifier=heard,
+                identifier=news,
                 destination="topic/news",
                 connection=connection,
                 attempt=1,
             )
-        records.noted("accepted", payload=b"quiet", destination="topic/quiet")
-        records.noted(
+        records.recorded("accepted", payload=b"quiet", destination="topic/quiet")
+        records.recorded(
             "accepted", destination="topic/passing", detail="not durable", count=3, kept=False
         )
-        asked = records.noted("accepted", payload=b"?", destination="service/s", kind="request")
-        records.noted("delivered", identifier=asked, destination="service/s", connection="p")
-        records.noted("accepted", payload=b"!", destination="service/s", kind="response")
-        records.noted("answered", identifier=asked, destination="service/s", after_us=0)
-        spoiled = records.noted("accepted", payload=b"x", destination="queue/spoiled", crc=1)
+        asked = records.recorded("accepted", payload=b"?", destination="service/s", kind="request")
+        records.recorded("delivered", identifier=asked, destination="service/s", connection="p")
+        records.recorded("accepted", payload=b"!", destination="service/s", kind="response")
+        records.recorded("answered", identifier=asked, destination="service/s", after_us=0)
+        spoiled = records.recorded("accepted", payload=b"x", destination="queue/spoiled", crc=1)
         step("settled", "spoiled", spoiled)
-        named = records.noted("accepted", payload=b"n", destination="topic/named")
-        records.noted("delivered", identifier=named, destination="topic/+", attempt=1)
-        records.noted("refused", identifier=named, destination="topic/+", attempt=1)
-        records.noted("dead", identifier=named, destination="topic/+", connection="")
-        records.noted("accepted", payload=b"n", destination="queue/sub/dead")
+        named = records.recorded("accepted", payload=b"n", destination="topic/named")
+        records.recorded("delivered", identifier=named, destination="topic/+", attempt=1)
+        records.recorded("refused", identifier=named, destination="topic/+", attempt=1)
+        records.recorded("dead", identifier=named, destination="topic/+", connection="")
+        records.recorded("accepted", payload=b"n", destination="queue/sub/dead")
         story(records, "waiting")
     with records.on("unheard", "micromsg2"):
-        unheard = records.noted(
+        unheard = records.recorded(
             "accepted", payload=b"u", destination="topic/unheard", connection="x"
         )
-        records.noted("delivered", identifier=unheard, destination="topic/unheard", attempt=1)
+        records.recorded("delivered", identifier=unheard, destination="topic/unheard", attempt=1)
     with records.on("writer", "relink"):
-        chat = records.noted("accepted", payload=b"hi", destination="topic/chat")
+        chat = records.recorded("accepted", payload=b"hi", destination="topic/chat")
         for what, connection in (
             ("delivered", "ann's first"),
             ("delivered", "bob's first"),
@@ -100,7 +100,7 @@ def found(spark: SparkSession) -> Found:
             ("settled", "bob's second"),
             ("settled", "ann's second"),
         ):
-            records.noted(what, identifier=chat, destination="topic/chat", connection=connection)
+            records.recorded(what, identifier=chat, destination="topic/chat", connection=connection)
     records.end(after_us=SECOND)
 
     tables = records.tables(spark)
@@ -187,6 +187,6 @@ def test_what_is_open_becomes_late(spark: SparkSession) -> None:
         assert [row["on_wire"] for row in rows] == [None, None]
 
 
-def test_without_a_ledger_they_are_left_out_and_that_is_said(from_tap: Made) -> None:
+def test_without_a_ledger_they_are_left_out_with_a_note(from_tap: Made) -> None:
     assert from_tap.summary.notes == ["no deliveries and no reconciliation: there is no ledger/"]
     assert not from_tap.summary.rows.keys() & {"gold.deliveries", "gold.reconciliation"}

@@ -21,60 +21,62 @@ def found(spark: SparkSession) -> Found:
     records = Records()
 
     with records.on("swapped", "relink"):
-        records.noted("accepted", payload=b"a")
-        records.noted("accepted", payload=b"b")
-        records.said(b"b")
-        records.said(b"a")
+        records.recorded("accepted", payload=b"a")
+        records.recorded("accepted", payload=b"b")
+        records.sent(b"b")
+        records.sent(b"a")
     with records.on("unrecorded", "emp"):
-        records.said(b"a", identifier="1", status="success")
+        records.sent(b"a", identifier="1", status="success")
     with records.on("refused", "emp"):
-        records.said(b"a", identifier="1", status="destination_full")
-        records.said(b"a", identifier="2", status="success")
-        records.noted("accepted", payload=b"a")
+        records.sent(b"a", identifier="1", status="destination_full")
+        records.sent(b"a", identifier="2", status="success")
+        records.recorded("accepted", payload=b"a")
     with records.on("unacknowledged", "emp"):
-        records.said(b"a", identifier="1")
+        records.sent(b"a", identifier="1")
     with records.on("uncarried", "micromsg2"):
-        records.noted("delivered", payload=b"a", attempt=1)
+        records.recorded("delivered", payload=b"a", attempt=1)
     with records.on("left", "micromsg2"):
-        identifier = records.noted("delivered", payload=b"a", attempt=1)
-        records.noted("returned", identifier=identifier, attempt=1)
+        identifier = records.recorded("delivered", payload=b"a", attempt=1)
+        records.recorded("returned", identifier=identifier, attempt=1)
     with records.on("with gaps", "micromsg2", gaps=10):
-        records.noted("delivered", payload=b"a", attempt=1)
+        records.recorded("delivered", payload=b"a", attempt=1)
     with records.on("killed", "emp", ended=None):
-        records.noted("delivered", payload=b"carried", attempt=1)
-        records.said(b"carried", out=True, identifier="1")
-        records.noted("delivered", payload=b"a", attempt=1)
+        records.recorded("delivered", payload=b"carried", attempt=1)
+        records.sent(b"carried", out=True, identifier="1")
+        records.recorded("delivered", payload=b"a", attempt=1)
     with records.on("alive", "emp", ended=None):
-        records.noted("delivered", payload=b"a", attempt=1)
-        records.noted("delivered", payload=b"later", attempt=1, after_us=2_000_000)
-        records.said(b"later", out=True, identifier="1")
+        records.recorded("delivered", payload=b"a", attempt=1)
+        records.recorded("delivered", payload=b"later", attempt=1, after_us=2_000_000)
+        records.sent(b"later", out=True, identifier="1")
     with records.on("scheduled", "emqp"):
-        records.noted("accepted", payload=b"a", native={SCHEDULED: b"0.0"})
+        records.recorded("accepted", payload=b"a", native={SCHEDULED: b"0.0"})
     with records.on("converted", "epoxy"):
-        records.noted("accepted", payload=b"json", destination="service/s", kind="request")
-        records.said(b"bond", destination="service/s", kind="request")
+        records.recorded("accepted", payload=b"json", destination="service/s", kind="request")
+        records.sent(b"bond", destination="service/s", kind="request")
     with records.on("by id", "emp"):
-        first = records.noted("delivered", payload=b"same", attempt=1)
-        second = records.noted("delivered", payload=b"same", attempt=1)
-        records.said(b"same", out=True, identifier="1", message_id=second)
-        records.said(b"same", out=True, identifier="2", message_id=first)
+        first = records.recorded("delivered", payload=b"same", attempt=1)
+        second = records.recorded("delivered", payload=b"same", attempt=1)
+        records.sent(b"same", out=True, identifier="1", message_id=second)
+        records.sent(b"same", out=True, identifier="2", message_id=first)
     with records.on("buried", "emp"):
-        identifier = records.noted("accepted", payload=b"a")
-        records.said(b"a", identifier="1", status="success")
-        records.noted("dead", identifier=identifier, connection="")
-        records.noted("accepted", payload=b"a", destination="queue/q/dead")
+        identifier = records.recorded("accepted", payload=b"a")
+        records.sent(b"a", identifier="1", status="success")
+        records.recorded("dead", identifier=identifier, connection="")
+        records.recorded("accepted", payload=b"a", destination="queue/q/dead")
     with records.on("resumed", "relink"):
-        records.said(b"again", out=True, sequence=None)
+        records.sent(b"again", out=True, sequence=None)
     with records.on("broken off", "micromsg2"):
-        records.said(b"a")
+        records.sent(b"a")
         records.error()
     with records.on("passing", "emp"):
-        records.noted("accepted", destination="topic/p", detail="not durable", count=1, kept=False)
-        records.said(b"a", destination="topic/p", kind="publish", identifier="1", status="success")
-        records.said(b"a", destination="topic/p", kind="publish", out=True, identifier="2")
+        records.recorded(
+            "accepted", destination="topic/p", detail="not durable", count=1, kept=False
+        )
+        records.sent(b"a", destination="topic/p", kind="publish", identifier="1", status="success")
+        records.sent(b"a", destination="topic/p", kind="publish", out=True, identifier="2")
     with records.on("worker", "emqp"):
-        records.said(b"done", kind="response")
-    records.noted("delivered", payload=b"a", connection="nobody tapped it")
+        records.sent(b"done", kind="response")
+    records.recorded("delivered", payload=b"a", connection="nobody tapped it")
     records.end()
 
     tables = records.tables(spark)
@@ -120,7 +122,7 @@ def test_what_was_acknowledged_goes_with_what_was_recorded(found: Found) -> None
     assert equal["acknowledged"] is True
 
 
-def test_another_payload_is_told(found: Found) -> None:
+def test_another_payload_is_reported(found: Found) -> None:
     (row,) = found["converted"]
     assert row["same_payload"] is False
 

@@ -19,17 +19,17 @@ from tests.pipeline.captures import LATE
 from tests.pipeline.conftest import TRAFFIC, Made
 
 TALKS = list(TRAFFIC.conversations())
-SAID = sum(len(data) for talk in TALKS for _, _, data in talk.said)
+SENT_BYTES = sum(len(data) for talk in TALKS for _, _, data in talk.chunks)
 
 
 def plain(talk: Conversation) -> list[tuple[str, Row]]:
-    """What the decoders say to a conversation."""
+    """The rows that plain decoders make of a conversation."""
     entry = protocol(talk.protocol)
     forward = entry.decoder(entry.roles[0])
     backward = entry.decoder(entry.roles[-1], peer=forward)
     return [
         ("forward" if way else "backward", row)
-        for _, way, data in talk.said
+        for _, way, data in talk.chunks
         for row in (forward if way else backward).rows(data)
     ]
 
@@ -38,7 +38,7 @@ def name_of(talk: Conversation) -> str:
     return f"{talk.protocol}-{talk.number}"
 
 
-def places(rows: list[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
+def positions(rows: list[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
     names = ("protocol", "direction", "layer", "offset", "length", "frame")
     return Counter(tuple(row[name] for name in names) for row in rows)
 
@@ -51,7 +51,7 @@ def test_frames_are_those_of_the_plain_decoders(from_tap: Made) -> None:
     frames = from_tap.rows("silver/frames")
     for talk in TALKS:
         found = of_connection(frames, name_of(talk))
-        assert places(found) == Counter(
+        assert positions(found) == Counter(
             (talk.protocol, way, row.layer, row.offset, row.length, row.frame)
             for way, row in plain(talk)
         )
@@ -60,7 +60,7 @@ def test_frames_are_those_of_the_plain_decoders(from_tap: Made) -> None:
 def test_a_frame_has_the_time_of_its_last_byte(from_tap: Made) -> None:
     frames = from_tap.rows("silver/frames")
     for talk in TALKS:
-        times = {time for time, _, _ in talk.said}
+        times = {time for time, _, _ in talk.chunks}
         assert {row["time"] for row in of_connection(frames, name_of(talk))} <= times
 
 
@@ -76,10 +76,10 @@ def test_bytes_add_up(made: str, request: pytest.FixtureRequest) -> None:
     assert len(rows) == 2 * len(TALKS) and not any(row["missing"] for row in rows)
     assert {row["protocol"] for row in summary.accounting} == set(PROTOCOL_NAMES)
     if made == "from_tap":
-        assert summary.seen == SAID == sum(row["frames"] for row in rows)
+        assert summary.seen == SENT_BYTES == sum(row["frames"] for row in rows)
 
 
-def test_messages_carry_what_was_said(from_tap: Made) -> None:
+def test_messages_carry_what_was_sent(from_tap: Made) -> None:
     messages = from_tap.rows("silver/messages")
     kinds = Counter((row["protocol"], row["kind"]) for row in messages)
     assert kinds.keys() >= {
@@ -115,13 +115,13 @@ def test_conversations_pair_requests_with_their_responses(from_tap: Made) -> Non
     asked = Counter(row["protocol"] for row in messages if row["kind"] == "request")
     assert Counter(row["protocol"] for row in conversations) == asked
     assert set(asked) == set(PROTOCOL_NAMES)
-    by_place = {
+    by_offset = {
         (row["connection"], row["direction"], row["offset"], row["kind"]): row for row in messages
     }
     for row in conversations:
         other = "backward" if row["direction"] == "forward" else "forward"
-        request = by_place[row["connection"], row["direction"], row["request_offset"], "request"]
-        response = by_place[row["connection"], other, row["response_offset"], "response"]
+        request = by_offset[row["connection"], row["direction"], row["request_offset"], "request"]
+        response = by_offset[row["connection"], other, row["response_offset"], "response"]
         assert row["latency_us"] == response["time"] - request["time"] > 0
         assert row["destination"] == request["destination"] == response["destination"]
         assert row["outcome"] == (response["status"] or "success")
@@ -146,8 +146,8 @@ def test_sessions_know_their_ends(from_tap: Made) -> None:
         assert row["frames_forward"] == sum(
             way == "forward" and each.layer == 0 for way, each in rows
         )
-        assert row["bytes_backward"] == sum(len(data) for _, way, data in talk.said if not way)
-        assert row["opened"] == talk.said[0][0] - 10
+        assert row["bytes_backward"] == sum(len(data) for _, way, data in talk.chunks if not way)
+        assert row["opened"] == talk.chunks[0][0] - 10
         assert row["handshake_us"] > 0 and not row["late"]
     ended = {row["protocol"]: row["ended"] for row in sessions}
     assert ended == {
@@ -206,7 +206,7 @@ def test_captures_give_the_frames_of_the_tap(from_tap: Made, from_pcap: Made) ->
     caught = [
         row for row in from_pcap.rows("silver/frames") if not row["connection"].startswith(start)
     ]
-    assert places(caught) == places(tapped)
+    assert positions(caught) == positions(tapped)
     fields = Counter(row["fields"] for row in caught)
     assert fields == Counter(row["fields"] for row in tapped)
 
@@ -229,7 +229,7 @@ def test_bytes_of_captures_are_kept_in_order(from_pcap: Made) -> None:
     for way in (True, False):
         direction = "forward" if way else "backward"
         sent = b"".join(row["data"] or b"" for row in own if row["direction"] == direction)
-        assert sent == b"".join(data for _, forward, data in talk.said if forward is way)
+        assert sent == b"".join(data for _, forward, data in talk.chunks if forward is way)
     assert [row["kind"] for row in own[:1]] == ["open"]
     assert {row["kind"] for row in own[-2:]} == {"fin"}
 

@@ -55,7 +55,15 @@ from crosswire.wire.emqp.frames import (
     UnscheduleFrame,
     serialize,
 )
-from crosswire.wire.emqp.states import LISTENERS, RECEIVES, ROLES, SENDS, SOCKETS, State
+from crosswire.wire.emqp.states import (
+    LISTENERS,
+    RECEIVES,
+    ROLES,
+    SENDS,
+    SOCKETS,
+    TRANSITIONS,
+    State,
+)
 from crosswire.wire.zmtp.events import Subscribed, Unsubscribed
 from crosswire.wire.zmtp.frames import Message, serialize_command, serialize_message
 from crosswire.wire.zmtp.mechanisms import PlainClient, PlainServer
@@ -80,7 +88,7 @@ def receive(connection: EmqpConnection, *frames: Frame, now: float = 0.0) -> lis
 def sent(connection: EmqpConnection) -> list[Any]:
     """The commands that were sent, without what ZMTP says."""
     decoder = EmqpDecoder("broker")
-    decoder.feed(handshake(SOCKETS[connection.seat]))
+    decoder.feed(handshake(SOCKETS[connection.side]))
     data = b"".join(connection.data_to_send())
     if data[:1] == b"\xff":
         decoder = EmqpDecoder("broker")
@@ -162,8 +170,8 @@ class TestHandshake:
         assert isinstance(event, PeerReady) and event.user == "ann"
 
     @pytest.mark.parametrize(("role", "listener"), [("nobody", "emqp-clients"), ("broker", "x")])
-    def test_places_that_do_not_exist(self, role: str, listener: str) -> None:
-        with pytest.raises(ValueError, match="no place"):
+    def test_roles_and_listeners_that_do_not_exist(self, role: str, listener: str) -> None:
+        with pytest.raises(ValueError, match="eMQP has no role"):
             EmqpConnection(role, 0.0, listener=listener)
 
 
@@ -722,6 +730,7 @@ EXAMPLES: list[Frame] = [
 ]
 
 
+KINDS = {type(frame): frame for frame in EXAMPLES}
 ENDS = [(role, listener, end) for role, listener in DOORS for end in (0, 1)]
 
 
@@ -731,9 +740,11 @@ def test_what_is_not_in_the_table_is_ignored_and_counted(
     role: str, listener: str, end: int, frame: Frame
 ) -> None:
     connection = opened(role, listener)[end]
-    expected = type(frame) in RECEIVES[connection.seat, connection.state]
+    before = connection.state
+    expected = type(frame) in RECEIVES[connection.side, before]
     events = receive(connection, frame)
     if expected:
+        assert connection.state in TRANSITIONS[connection.side][before, type(frame)]
         assert not any(
             isinstance(event, CommandIgnored) and "unexpected" in event.error.reason
             for event in events
@@ -741,6 +752,20 @@ def test_what_is_not_in_the_table_is_ignored_and_counted(
     else:
         assert isinstance(ignored(events), UnexpectedFrame)
         assert connection.ignored == 1 and not connection.closed
+
+
+@pytest.mark.parametrize(
+    ("side", "state", "kind"),
+    [(side, *edge) for side, table in TRANSITIONS.items() for edge in table if edge[1] in KINDS],
+)
+def test_a_command_leads_to_a_state_of_the_table(
+    side: str, state: State, kind: type[Frame]
+) -> None:
+    role, listener = next(each for each in DOORS if side in each)
+    connection = opened(role, listener)[0 if side == role else 1]
+    connection._enter(state)
+    receive(connection, KINDS[kind])
+    assert connection.state in TRANSITIONS[side][state, kind]
 
 
 @pytest.mark.parametrize("vector", load("emqp"), ids=lambda vector: vector["name"])
@@ -777,8 +802,8 @@ def test_what_may_not_be_sent_is_our_own_fault() -> None:
         connection.send_request("q", "", b"")
 
 
-def test_every_place_has_its_rules() -> None:
-    talking = {seat for seat, _ in RECEIVES} | {seat for seat, _ in SENDS}
+def test_every_side_is_in_a_table() -> None:
+    talking = {side for side, _ in RECEIVES} | {side for side, _ in SENDS}
     assert talking == (set(ROLES) - {"broker"}) | set(LISTENERS)
 
 
@@ -807,7 +832,7 @@ def test_any_commands_in_any_order_are_legal_or_ignored(
     def run(cuts: list[int]) -> list[Event]:
         connection = EmqpConnection(place[0], 0.0, listener=place[1])
         other = {"ROUTER": "DEALER", "DEALER": "ROUTER", "PUB": "SUB", "SUB": "PUB"}
-        opening = handshake(other[SOCKETS[connection.seat]])
+        opening = handshake(other[SOCKETS[connection.side]])
         data = opening + b"".join(map(wire, frames))
         events: list[Event] = []
         marks = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})

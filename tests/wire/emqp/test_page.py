@@ -15,9 +15,9 @@ PAGE = Path(__file__).parents[3] / "docs/protocols/emqp.md"
 
 def drawn(table: dict[tuple[str, object], frozenset[type[Frame]]]) -> str:
     lines = ["| listener or role | state | commands |", "|---|---|---|"]
-    for (seat, state), kinds in table.items():
+    for (side, state), kinds in table.items():
         names = ", ".join(sorted(kind.__name__.removesuffix("Frame").upper() for kind in kinds))
-        lines.append(f"| {seat} | {state.value} | {names} |")  # type: ignore[attr-defined]
+        lines.append(f"| {side} | {state.value} | {names} |")  # type: ignore[attr-defined]
     return "\n".join(lines) + "\n"
 
 

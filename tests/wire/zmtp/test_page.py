@@ -27,7 +27,10 @@ def test_the_table_of_states_is_the_one_that_is_carried_out() -> None:
     rows = [
         (
             state.value,
-            *(TRANSITIONS[state, f].value if (state, f) in TRANSITIONS else "–" for f in FRAMES),
+            *(
+                ", ".join(after.value for after in TRANSITIONS.get((state, f), ())) or "–"
+                for f in FRAMES
+            ),
         )
         for state in (State.GREETING, State.HANDSHAKE, State.OPEN)
     ]

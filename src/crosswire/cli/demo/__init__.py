@@ -142,11 +142,11 @@ def _tables(folder: DemoFolder, ticker: Ticker, *, quiet: bool) -> tuple[Summary
     from crosswire.pipeline.batch import BatchJob, run_batch
     from crosswire.pipeline.report import write_report
     from crosswire.pipeline.sources.inputs import find_inputs
-    from crosswire.pipeline.spark import FOR_LITTLE, start
+    from crosswire.pipeline.spark import SMALL_INPUT, start
 
     ticker.line("\n4  Spark makes tables of what was tapped; the first start takes a moment")
     batch = BatchJob(inputs=find_inputs([str(folder.folder)]), output=str(folder.tables))
-    spark = start(conf=FOR_LITTLE)
+    spark = start(conf=SMALL_INPUT)
     try:
         summary = run_batch(spark, batch, quiet=quiet)
     finally:

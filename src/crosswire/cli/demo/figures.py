@@ -15,7 +15,7 @@ from crosswire.pipeline.report.facts import (
     Sessions,
     Traffic,
 )
-from crosswire.pipeline.report.words import count, duration, many, protocol_name, size
+from crosswire.pipeline.report.formats import count, duration, many, protocol_name, size
 
 __all__ = ["print_figures"]
 

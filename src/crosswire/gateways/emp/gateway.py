@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
+from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import Envelope, message_kind
 from crosswire.errors import (
     CrosswireError,
@@ -51,7 +52,6 @@ from crosswire.gateways.gateway import Gateway
 from crosswire.gateways.options import parse_start
 from crosswire.gateways.payloads import JSON, from_raw_body
 from crosswire.hub.attachment import Attachment, Delivery
-from crosswire.hub.receipt import Receipt
 from crosswire.hub.schedules import Schedule
 from crosswire.hub.services import Answer, Provider
 from crosswire.wire.contract import Connection, Event

@@ -15,6 +15,7 @@ import asyncio
 import zlib
 from typing import Final
 
+from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import Envelope, parse_destination
 from crosswire.errors import (
     CallTimeout,
@@ -38,7 +39,6 @@ from crosswire.gateways.emqp.messages import (
     read_options,
     without_times,
 )
-from crosswire.hub.receipt import Receipt
 from crosswire.hub.services import Answer
 from crosswire.wire.contract import Connection, Event
 from crosswire.wire.emqp.events import (

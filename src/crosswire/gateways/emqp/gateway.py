@@ -18,8 +18,6 @@ from crosswire.errors import CrosswireError
 from crosswire.gateways.context import GatewayContext, Leftover
 from crosswire.gateways.emqp.broker import Broker
 from crosswire.gateways.gateway import Gateway
-from crosswire.hub.attachment import Attachment, Delivery
-from crosswire.hub.services import Provider
 from crosswire.wire.contract import Connection, Event
 from crosswire.wire.emqp.connection import EmqpConnection
 from crosswire.wire.emqp.events import CommandIgnored, PeerReady
@@ -104,16 +102,6 @@ class EmqpGateway(Gateway):
         self.connection.paused = True
         self.session.wake()
 
-    # For listeners that have these: clients get results, workers and subscribers deliveries.
-
     def give_result(self, result: bytes, msgid: str) -> None:  # noqa: ARG002
         """Count a result that nobody at this listener can have asked for."""
         self.context.count("unclaimed", self.protocol)
-
-    def deliver(self, attachment: Attachment, deliveries: list[Delivery]) -> None:  # noqa: ARG002
-        """Raises TypeError: only workers and subscribers consume."""
-        raise TypeError(f"nothing is delivered to {self.listener}")
-
-    def request(self, provider: Provider, requests: list[Delivery]) -> None:  # noqa: ARG002
-        """Raises TypeError: only workers serve."""
-        raise TypeError(f"nobody serves at {self.listener}")

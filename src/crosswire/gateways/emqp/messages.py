@@ -12,6 +12,7 @@ from crosswire.envelope import Envelope, Property
 from crosswire.errors import CallTimeout, CrosswireError, NoProvider, ProviderLost
 from crosswire.gateways.failures import code_of
 from crosswire.gateways.payloads import BYTES, JSON
+from crosswire.gateways.properties import CONTENT_TYPE
 from crosswire.wire.emqp.headers import Headers
 from crosswire.wire.emqp.jobs import TIMEOUT, value_of
 
@@ -42,7 +43,6 @@ QUEUE: Final = "emqp.queue"
 DONE: Final = b'{"value":true}'
 """The result of a request that was done by a consumer of a protocol without results."""
 
-_CONTENT_TYPE: Final = "content-type"
 _CACHED_CHARACTERS: Final = 512
 """Longer headers are not cached: a few thousand of any length would fill the memory."""
 _ONLY_FOR_SCHEDULES: Final = ("nohaste", "run_count", "interval", "cron")
@@ -87,7 +87,7 @@ def _read(text: str) -> RequestOptions:
     if awaits_outcome and not wants_reply:
         for_worker = str(headers.without("reply-requested").having("reply-requested"))
     properties = headers.properties()
-    content_type = properties.pop(_CONTENT_TYPE, "")
+    content_type = properties.pop(CONTENT_TYPE, "")
     return RequestOptions(
         text,
         wants_reply,
@@ -138,7 +138,7 @@ def call_headers(envelope: Envelope, seconds_left: float) -> str:
 def _with_content_type(envelope: Envelope) -> dict[str, Property]:
     if envelope.content_type in (BYTES, ""):
         return envelope.properties
-    return {**envelope.properties, _CONTENT_TYPE: envelope.content_type}
+    return {**envelope.properties, CONTENT_TYPE: envelope.content_type}
 
 
 def is_timeout(result: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""What the hub and Epoxy peers say to each other: structs, properties and errors."""
+"""The structs of `crosswire.Hub` and `crosswire.Subscriber`, properties and errors, in Bond."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ NOTHING: Final = marshal.marshal(_struct("Nothing").python_class(), _struct("Not
 
 
 def from_values(values: dict[str, Any]) -> dict[str, Property]:
-    """Raises InvalidEnvelope unless exactly one member of each is set, and is finite."""
+    """The properties of a message. Raises InvalidEnvelope for one without exactly one value."""
     properties: dict[str, Property] = {}
     for name, value in values.items():
         members = (value.text, value.integer, value.real, value.truth)
         given = [member for member in members if member is not None]
         if len(given) != 1:
-            raise InvalidEnvelope(f"property {name!r} has {len(given)} values, not one")
+            raise InvalidEnvelope(f"property {name!r} needs exactly 1 value, not {len(given)}")
         properties[name] = given[0]
     return check_properties(properties)
 
@@ -71,13 +71,14 @@ def _to_value(value: Property) -> Any:
     if isinstance(value, bool):
         return _Value(truth=value)
     if isinstance(value, int):
-        # What int64 can't hold keeps its digits rather than its type.
+        # An integer that int64 can't hold is written as text: its digits matter more than its type.
         fits = -(2**63) <= value < 2**63
         return _Value(integer=value) if fits else _Value(text=str(value))
     return _Value(real=value) if isinstance(value, float) else _Value(text=value)
 
 
 def encode_delivery(number: int, delivery: Delivery) -> bytes:
+    """A delivery for the subscription with this number, marshalled. Raises BondError."""
     envelope = delivery.envelope
     properties = envelope.properties
     return marshal.marshal(
@@ -105,47 +106,50 @@ _CODES: Final = {
     "conflict": ErrorCode.INVALID_INVOCATION,
     "invalid_request": ErrorCode.INVALID_INVOCATION,
 }
-"""The hub's own failures; a payload that can't be read is an internal error."""
+"""Bond's code for each failure of the hub; any other is an internal error."""
 
-_WORDS: Final = {
+_NAMES: Final = {
     ErrorCode.METHOD_NOT_FOUND: "unknown_op",
     ErrorCode.TIMEOUT_ERROR: "timeout",
     ErrorCode.CONNECTION_SHUT_DOWN: "provider_lost",
     ErrorCode.INTERNAL_SERVER_ERROR: "internal",
 }
-"""What providers' failures are called in all protocols; any other is its number."""
+"""The names that other protocols have for providers' errors; any other is its number as text."""
 
-_NUMBERS: Final = {word: code for code, word in _WORDS.items()}
+_NUMBERS: Final = {name: code for code, name in _NAMES.items()}
 
 
 def code_of(error: CrosswireError) -> int:
+    """The `error_code` of an answer that reports this error."""
     if isinstance(error, ProviderFailed):
         return _NUMBERS.get(error.code) or _number(error.code)
     if isinstance(error, InvalidEnvelope):
+        # A payload that can't be read is an InternalServerError in Bond.
         return ErrorCode.INTERNAL_SERVER_ERROR
     return _CODES.get(failures.code_of(error), ErrorCode.INTERNAL_SERVER_ERROR)
 
 
 def _number(code: str) -> int:
-    """An application's own, where it can be one."""
+    """The code of an application, if it is a number of 32 bits."""
     if re.fullmatch(r"-?[0-9]{1,10}", code) and -(2**31) <= int(code) < 2**31:
         return int(code)
     return ErrorCode.INTERNAL_SERVER_ERROR
 
 
 def failure_of(data: bytes) -> ProviderFailed:
-    """A provider's error, in words for all protocols and as it came for callers of Epoxy."""
+    """A provider's error: named for all protocols, and unchanged in `data` for Epoxy callers."""
     try:
         error = unmarshal_error(data)
     except BondError as unreadable:
         return ProviderFailed("internal", f"the provider's error can't be read: {unreadable}")
     code = str(error.error_code)
-    if error.error_code in _WORDS:
-        code = _WORDS[ErrorCode(error.error_code)]
+    if error.error_code in _NAMES:
+        code = _NAMES[ErrorCode(error.error_code)]
     return ProviderFailed(code, error.message, data=data)
 
 
 def is_error(data: bytes) -> bool:
+    """Whether this is a marshalled `bond.comm.Error`."""
     try:
         unmarshal_error(data)
     except BondError:

@@ -1,8 +1,12 @@
 """MicroMsg2's gateway: a SEND produces, calls or answers, by its destination; commands consume.
 
-Beside those of the application, properties have these names: `content-type`, `correlation-id` and
-`reply-to` are the envelope's own; an answer that is a failure has `error` and `description`; a call
-may have `timeout`, in seconds. Text that reads `true` or `false` is a boolean.
+    SEND to queue/NAME or topic/NAME     → produced; acknowledged after the commit
+    subscribe, unsubscribe               ← MESSAGEs, from the outbox; an acknowledgement settles
+    SEND to service/NAME                 → a call; its answer goes to the request's `reply-to`
+    serve                                ← calls, as MESSAGEs with a `reply-to` of their own
+    SEND to reply/NAME                   → the answer to such a call
+
+MicroMsg2 can refuse only by ending the connection with an ERROR.
 """
 
 from __future__ import annotations
@@ -12,8 +16,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Final
 from zlib import crc32
-
-import msgspec
 
 from crosswire.envelope import NAME_BYTES, Envelope, Kind, Property, message_kind, parse_destination
 from crosswire.errors import (
@@ -28,12 +30,19 @@ from crosswire.errors import (
     ProviderFailed,
     TooLargeToSend,
 )
-from crosswire.gateways.failures import read_failure, to_failure
+from crosswire.gateways.failures import read_failure
 from crosswire.gateways.gateway import Gateway
 from crosswire.gateways.micromsg2.intake import ANSWER, MessageIntake
+from crosswire.gateways.micromsg2.messages import (
+    REPLY,
+    MessageFormat,
+    ReplyAddress,
+    whole_name,
+)
 from crosswire.gateways.micromsg2.outbox import DirectMessage, Outbox
 from crosswire.gateways.options import check_timeout, parse_start
-from crosswire.gateways.payloads import BYTES, JSON, is_json, to_raw_body
+from crosswire.gateways.payloads import JSON, is_json
+from crosswire.gateways.properties import CORRELATION, REPLY_TO, TIMEOUT
 from crosswire.hub.attachment import Attachment, Delivery, Ended, Notice
 from crosswire.hub.services import Answer, Call, Provider
 from crosswire.wire.contract import Connection, Event
@@ -50,67 +59,56 @@ from crosswire.wire.micromsg2.extensions import JSON as JSON_EXTENSION
 
 __all__ = ["MicroMsg2Gateway"]
 
-_REPLY: Final = "reply/"
-_CONTENT_TYPE: Final = "content-type"
-_CORRELATION: Final = "correlation-id"
-_REPLY_TO: Final = "reply-to"
-_TIMEOUT: Final = "timeout"
-
 _OPEN_CALLS: Final = 1024
+"""Calls of one peer that may be without an answer: further ones are not acknowledged."""
 _PROVIDER_WINDOW: Final = 256
 
 
-class _ReplyAddress:
-    """Where the answer to a call goes, and what it repeats."""
-
-    __slots__ = ("correlation", "destination", "in_json")
-
-    def __init__(self, destination: str, correlation: Property | None, *, in_json: bool) -> None:
-        self.destination = destination
-        self.correlation = correlation
-        self.in_json = in_json
-
-    def failure(self, error: CrosswireError) -> tuple[bytes, dict[str, Property]]:
-        """Payload and properties that tell what went wrong."""
-        payload, properties = to_failure(error)
-        return payload, self.marked(properties)
-
-    def marked(self, properties: Mapping[str, Property]) -> dict[str, Property]:
-        if self.correlation is None:
-            return dict(properties)
-        return {**properties, _CORRELATION: self.correlation}
-
-
 class MicroMsg2Gateway(Gateway):
+    """A peer that speaks MicroMsg2."""
+
     protocol: ClassVar[str] = "micromsg2"
+    connection: MicroMsg2Connection
+
+    # Connecting.
 
     def connect(self, now: float) -> Connection:
+        """MicroMsg2's connection, as server."""
         limits = self.context.config.limits.micromsg2
-        self._connection = MicroMsg2Connection("server", now, limits=limits)
-        self._furnish()
-        self._in_json = False
+        self.connection = MicroMsg2Connection("server", now, limits=limits)
         self._has_acks = False
-        self._content_type = BYTES
         self._given_up = False
         self._subscriptions: dict[tuple[str, str], Attachment] = {}
         self._served: dict[str, Provider] = {}
-        self._asked: dict[str, tuple[Provider, int, DirectMessage]] = {}
+        self._awaited: dict[str, tuple[Provider, int, DirectMessage]] = {}
+        """Calls that the peer was sent and has not answered, by their `reply-to`."""
         self._unsent_answers = 0
         self._answers_elsewhere = 0
+        """Answers to queues and topics that are awaited, or not durable yet."""
         self._late_acks: deque[int] = deque()
-        return self._connection
+        self._equip(in_json=False)
+        return self.connection
 
-    def _furnish(self) -> None:
-        """Both ways as they were agreed; before that nothing goes either way."""
-        self._outbox = Outbox(self, self._connection, self._to_wire)
-        self._intake = MessageIntake(self, self._connection, self._give_up, self._answers_stored)
+    def _equip(self, *, in_json: bool) -> None:
+        """Make what depends on the agreement; before the handshake nothing is sent or received."""
+        self._format = MessageFormat(
+            self.context.schemas,
+            in_json=in_json,
+            message_bytes=self.connection.limits.message_bytes,
+        )
+        self._outbox = Outbox(self, self.connection, self._format)
+        self._intake = MessageIntake(self, self.connection, self._give_up, self._answers_stored)
 
     def leave(self) -> None:
+        """Drop messages that wait for room: they were never acknowledged."""
         self._intake.stop()
-        self._asked.clear()
+        self._awaited.clear()
 
     def receive(self, events: list[Event]) -> None:
-        """A connection that ended with its last messages still has them taken."""
+        """Produce the messages of one read as one batch, and settle what was acknowledged.
+
+        Messages of a connection that ended in the same read are produced too.
+        """
         envelopes: list[Envelope] = []
         sequences: list[int] = []
         last_destination, target, kind = "", "", ""
@@ -127,36 +125,40 @@ class MicroMsg2Gateway(Gateway):
                     elif kind == "reply":
                         self._take_answer(event)
                     else:
-                        envelopes.append(self._envelope(event, target, kind))
+                        envelopes.append(self._format.to_envelope(event, target, kind, self.peer))
                         sequences.append(event.sequence)
                 elif type(event) is MessagesAcknowledged:
                     self._outbox.acknowledged(len(event.sequences))
                 else:
-                    # What came before it counts before it.
+                    # A command takes effect after the messages and acknowledgements before it.
                     self._outbox.settle()
-                    self._intake.take(envelopes, sequences)
-                    envelopes, sequences = [], []
-                    self._obey(event)
+                    if envelopes:
+                        self._intake.take(envelopes, sequences)
+                        envelopes, sequences = [], []
+                    self._on_command(event)
         except CrosswireError as error:
             self._give_up(error)
         finally:
+            # Settling comes first: the hub may deliver more at once, which `flush` then sends.
             self._outbox.settle()
-            self._intake.take(envelopes, sequences)
+            if envelopes:
+                self._intake.take(envelopes, sequences)
             self._outbox.flush()
 
     def handle_drain(self) -> None:
+        """The peer reads again: send what waits."""
         self._outbox.drained()
 
     def hold_back(self, held: bool) -> None:
-        """The outbox minds the room: a burst may wait there."""
+        """Nothing here: the outbox limits what waits, and lets a burst wait."""
 
     def _give_up(self, error: CrosswireError) -> None:
-        """MicroMsg2 can refuse only by ending the connection."""
+        """End the connection with an ERROR; events after it are dropped."""
         self._given_up = True
-        self._connection.fail(error)
+        self.connection.fail(error)
         self.session.wake()
 
-    def _obey(self, event: Event) -> None:
+    def _on_command(self, event: Event) -> None:
         match event:
             case Opened():
                 self._on_opened(event)
@@ -168,80 +170,29 @@ class MicroMsg2Gateway(Gateway):
                 self._on_serve(event)
 
     def _on_opened(self, opened: Opened) -> None:
-        self._furnish()
         names = {extension.name.lower() for extension in opened.extensions}
-        self._in_json = JSON_EXTENSION in names
+        self._equip(in_json=JSON_EXTENSION in names)
         self._has_acks = opened.window is not None
-        self._content_type = JSON if self._in_json else BYTES
-        if opened.token is not None:
-            principal = self.context.access.by_token(opened.token)
-            if principal is None:
-                self.context.count("unauthenticated", self.protocol)
-                raise ConnectionRejected("nobody has this token")
-            self.identify(principal)
+        if opened.token is not None and self.identify_by_token(opened.token) is None:
+            raise ConnectionRejected("nobody has this token")
 
     # Produce.
 
     def _find(self, destination: str) -> tuple[str, Kind | str]:
-        """What a SEND's destination means, and that this peer may send there."""
-        if "/" not in destination:
-            destination = f"queue/{destination}"
+        """A SEND's whole destination and what it means. Raises Forbidden if it may not produce."""
+        destination = whole_name(destination)
         if destination.startswith("service/"):
             return destination, "service"
-        if destination.startswith(_REPLY):
+        if destination.startswith(REPLY):
             return destination, "reply"
         self.require("produce", destination)
         return destination, message_kind(destination)
 
-    def _envelope(self, event: MessageReceived, destination: str, kind: str) -> Envelope:
-        payload = event.payload
-        if not event.properties:
-            return Envelope(
-                destination=destination,
-                kind=kind,  # type: ignore[arg-type]
-                payload=payload,
-                protocol=self.protocol,
-                connection=self.id,
-                principal=self.principal,
-                content_type=self._content_type,
-                crc=crc32(payload),
-            )
-        correlation = reply_to = ""
-        content_type = self._content_type
-        taken: dict[str, Property] = {}
-        for key, value in event.properties.items():
-            if value == "true":
-                taken[key] = True
-            elif value == "false":
-                taken[key] = False
-            elif key == _CORRELATION and isinstance(value, str):
-                correlation = value
-            elif key == _REPLY_TO and isinstance(value, str):
-                reply_to = value
-            elif key == _CONTENT_TYPE and isinstance(value, str):
-                content_type = value or content_type
-            else:
-                taken[key] = value
-        return Envelope(
-            destination=destination,
-            kind=kind,  # type: ignore[arg-type]
-            payload=payload,
-            protocol=self.protocol,
-            connection=self.id,
-            principal=self.principal,
-            correlation=correlation,
-            reply_to=reply_to,
-            properties=taken,
-            content_type=content_type,
-            crc=crc32(payload),
-        )
-
     # Consume.
 
     def _on_subscribe(self, event: SubscribeReceived) -> None:
-        destination, name = event.destination, event.name or ""
-        if "/" not in destination:
-            destination = f"queue/{destination}"
+        destination, name = whole_name(event.destination), event.name or ""
+        if destination != event.destination:
             self._outbox.short.add(destination)
         self._unsubscribe(destination, name)
         try:
@@ -254,20 +205,18 @@ class MicroMsg2Gateway(Gateway):
             filter=event.filter or "",
             name=name,
             start=start,
+            receiver=self._outbox,
         )
 
     def _on_unsubscribe(self, event: UnsubscribeReceived) -> None:
-        """Without a name all that was asked of the destination ends."""
-        destination = event.destination
-        if "/" not in destination:
-            destination = f"queue/{destination}"
+        """End a subscription; without a name all of the destination, and what is served there."""
+        destination = whole_name(event.destination)
         for known, name in list(self._subscriptions):
             if known == destination and event.name in (None, name):
                 self._unsubscribe(destination, name)
         provider = self._served.pop(destination, None)
         if provider is not None:
-            self.providers.discard(provider)
-            provider.close(self.context.now())
+            self.withdraw(provider)
 
     def _unsubscribe(self, destination: str, name: str) -> None:
         attachment = self._subscriptions.pop((destination, name), None)
@@ -275,60 +224,22 @@ class MicroMsg2Gateway(Gateway):
             self.detach(attachment)
             self._outbox.forget(attachment)
 
-    def deliver(self, attachment: Attachment, deliveries: list[Delivery]) -> None:
-        if not self._connection.closed:
-            self._outbox.deliver(attachment, deliveries)
-
     def notice(self, attachment: Attachment, notice: Notice) -> None:
+        """The end of a subscription ends the connection; a gap is logged only."""
         super().notice(attachment, notice)
         if isinstance(notice, Ended):
             self._give_up(LimitExceeded(f"{attachment.destination}: {notice.reason}"))
-
-    def _to_wire(self, envelope: Envelope) -> tuple[bytes, Mapping[str, Property]]:
-        """Payload and properties for this peer; JSON where it was agreed that all is JSON.
-
-        Bytes without properties of ours stay as they are: the outbox does not ask about them.
-        Raises TooLargeToSend.
-        """
-        content_type, payload = envelope.content_type, envelope.payload
-        if self._in_json:
-            payload, content_type = self._as_json(envelope)
-        if (
-            not envelope.correlation
-            and not envelope.reply_to
-            and content_type == self._content_type
-        ):
-            return payload, envelope.properties
-        properties = dict(envelope.properties)
-        if envelope.correlation:
-            properties.setdefault(_CORRELATION, envelope.correlation)
-        if envelope.reply_to:
-            properties.setdefault(_REPLY_TO, envelope.reply_to)
-        if content_type != self._content_type:
-            properties.setdefault(_CONTENT_TYPE, content_type)
-        return payload, properties
-
-    def _as_json(self, envelope: Envelope) -> tuple[bytes, str]:
-        """Payload and content type. What is no JSON goes as an object that says whether it is text
-        or base64."""
-        envelope = self.context.schemas.readable(envelope)
-        body = to_raw_body(envelope, self._connection.limits.message_bytes)
-        if body.json is msgspec.UNSET:
-            return msgspec.json.encode(body), envelope.content_type
-        # Where nobody said what it is, it is JSON, as everything is for this peer.
-        content_type = JSON if envelope.content_type == BYTES else envelope.content_type
-        return envelope.payload, content_type
 
     # Call.
 
     def _call(self, event: MessageReceived, destination: str) -> None:
         if not self._has_acks and self._open_calls >= _OPEN_CALLS:
-            raise LimitExceeded(f"more than {_OPEN_CALLS} calls that wait for an answer")
-        envelope = self._envelope(event, destination, "request")
+            raise LimitExceeded(f"more than {_OPEN_CALLS} calls without an answer")
+        envelope = self._format.to_envelope(event, destination, "request", self.peer)
         reply = self._reply_of(event.properties, envelope)
         try:
-            timeout_s = check_timeout(event.properties.get(_TIMEOUT))
-            if reply is None or reply.destination.startswith(_REPLY):
+            timeout_s = check_timeout(event.properties.get(TIMEOUT))
+            if reply is None or reply.destination.startswith(REPLY):
                 self.call(envelope, lambda answer: self._answer(reply, answer), timeout_s=timeout_s)
             else:
                 self._call_elsewhere(envelope, reply, timeout_s)
@@ -341,36 +252,41 @@ class MicroMsg2Gateway(Gateway):
 
     @property
     def _open_calls(self) -> int:
-        """Calls of this peer whose answers have not been sent."""
+        """Calls of this peer whose answers are not sent, or not durable at their `reply-to`."""
         return len(self.calls) + self._unsent_answers + self._answers_elsewhere
 
     def _acknowledge_calls(self) -> None:
-        """A call is safe when the hub has it, but a peer may have only so many open."""
-        if self._connection.closed:
+        """Acknowledge calls in order while not too many are open.
+
+        The hub has a call as soon as it is made; withholding the acknowledgement is the only way
+        to slow down a peer that calls faster than it is answered.
+        """
+        if self.connection.closed:
             return
         while self._late_acks and self._open_calls <= _OPEN_CALLS:
-            self._connection.acknowledge(self._late_acks.popleft())
+            self.connection.acknowledge(self._late_acks.popleft())
 
     def _reply_of(
         self, properties: Mapping[str, Property], envelope: Envelope
-    ) -> _ReplyAddress | None:
-        """Where the answer goes, None if nobody wants it. Raises what is wrong with the place."""
-        destination = envelope.reply_to
-        if not destination:
+    ) -> ReplyAddress | None:
+        """Where the answer goes; None if the caller wants none.
+
+        Raises InvalidDestination or Forbidden: the peer must be allowed to produce there itself.
+        """
+        if not envelope.reply_to:
             return None
-        if "/" not in destination:
-            destination = f"queue/{destination}"
-        if not destination.startswith(_REPLY):
+        destination = whole_name(envelope.reply_to)
+        if not destination.startswith(REPLY):
             if parse_destination(destination).kind == "service":
                 raise InvalidDestination(f"{destination!r} can't take an answer")
             self.require("produce", destination)
         elif len(destination.encode()) > NAME_BYTES:
             raise InvalidDestination(f"a destination has at most {NAME_BYTES} bytes")
-        in_json = self._in_json or envelope.content_type == JSON
-        return _ReplyAddress(destination, properties.get(_CORRELATION), in_json=in_json)
+        in_json = self._format.in_json or envelope.content_type == JSON
+        return ReplyAddress(destination, properties.get(CORRELATION), in_json=in_json)
 
-    def _answer(self, reply: _ReplyAddress | None, answer: Answer | HubError) -> None:
-        """To the peer that called."""
+    def _answer(self, reply: ReplyAddress | None, answer: Answer | HubError) -> None:
+        """Send the answer to the peer that called."""
         if reply is None:
             if not isinstance(answer, Envelope):
                 self.context.count("unanswered", self.protocol)
@@ -380,21 +296,21 @@ class MicroMsg2Gateway(Gateway):
             self._send_failure(reply, answer)
             return
         try:
-            payload, properties = self._to_wire(answer)
+            payload, properties = self._format.to_message(answer)
         except TooLargeToSend as error:
             self._send_failure(reply, InvalidEnvelope(f"the answer can't be sent: {error}"))
         else:
             self._send_answer(reply, payload, reply.marked(properties))
 
-    def _send_failure(self, reply: _ReplyAddress, error: CrosswireError) -> None:
+    def _send_failure(self, reply: ReplyAddress, error: CrosswireError) -> None:
         payload, properties = reply.failure(error)
-        if self._in_json and not is_json(payload):
+        if self._format.in_json and not is_json(payload):
             payload = b"null"
         self._send_answer(reply, payload, properties, is_failure=True)
 
     def _send_answer(
         self,
-        reply: _ReplyAddress,
+        reply: ReplyAddress,
         payload: bytes,
         properties: Mapping[str, Property],
         *,
@@ -413,9 +329,12 @@ class MicroMsg2Gateway(Gateway):
         self._outbox.send(DirectMessage(reply.destination, payload, properties, sent))
 
     def _call_elsewhere(
-        self, envelope: Envelope, reply: _ReplyAddress, timeout_s: float | None
+        self, envelope: Envelope, reply: ReplyAddress, timeout_s: float | None
     ) -> None:
-        """The answer goes to a queue or topic, also when the caller has left meanwhile."""
+        """Call, and produce the answer to a queue or topic, even if the caller has left by then.
+
+        So it is not one of `self.calls`, which are cancelled when the peer leaves.
+        """
         self.require("call", envelope.destination)
 
         def answered(_call: Call, answer: Answer) -> None:
@@ -431,11 +350,14 @@ class MicroMsg2Gateway(Gateway):
         )
 
     def _answers_stored(self, count: int) -> None:
-        """A call is open until then: answers that wait for room must not pile up."""
+        """These answers are durable at their `reply-to`: their calls are no longer open.
+
+        Until then they count: answers that wait for room in a full queue must not pile up.
+        """
         self._answers_elsewhere -= count
         self._acknowledge_calls()
 
-    def _produce_answer(self, reply: _ReplyAddress, answer: Answer) -> None:
+    def _produce_answer(self, reply: ReplyAddress, answer: Answer) -> None:
         kind: Kind = message_kind(reply.destination)
         if isinstance(answer, Envelope):
             answer = self.context.schemas.readable(answer) if reply.in_json else answer
@@ -451,9 +373,9 @@ class MicroMsg2Gateway(Gateway):
                 principal=self.principal,
                 crc=crc32(payload),
             )
-        correlation = properties.get(_CORRELATION)
+        correlation = properties.get(CORRELATION)
         if isinstance(correlation, str):
-            del properties[_CORRELATION]
+            del properties[CORRELATION]
         envelope = answer.replace(
             destination=reply.destination,
             kind=kind,
@@ -475,55 +397,58 @@ class MicroMsg2Gateway(Gateway):
             self._served[event.destination] = self.serve([event.destination], window=window)
 
     def request(self, provider: Provider, requests: list[Delivery]) -> None:
-        """Each with a `reply-to` of its own, by which its answer is known."""
-        if self._connection.closed:
+        """Send calls as MESSAGEs, each with a `reply-to` of its own that its answer is sent to."""
+        if self.connection.closed:
             return
         for delivery in requests:
             envelope = delivery.envelope
             try:
-                payload, content_properties = self._to_wire(envelope)
+                payload, content_properties = self._format.to_message(envelope)
             except TooLargeToSend as error:
                 failed = ProviderFailed("invalid_request", f"too large for MicroMsg2: {error}")
                 provider.fail(envelope.id, failed, self.context.now())
                 continue
-            reply_to = f"{_REPLY}{envelope.id}"
-            properties = {**content_properties, _REPLY_TO: reply_to}
-            properties.setdefault(_CORRELATION, str(envelope.id))
+            reply_to = f"{REPLY}{envelope.id}"
+            properties = {**content_properties, REPLY_TO: reply_to}
+            properties.setdefault(CORRELATION, str(envelope.id))
             message = DirectMessage(
                 envelope.destination, payload, properties, self._call_sent_callback(reply_to)
             )
-            self._asked[reply_to] = (provider, envelope.id, message)
+            # Before it is sent: if it can't be, `sent` is called at once and removes it again.
+            self._awaited[reply_to] = (provider, envelope.id, message)
             self._outbox.send(message)
 
     def _call_sent_callback(self, reply_to: str) -> Callable[[LocalProtocolError | None], None]:
         def sent(error: LocalProtocolError | None) -> None:
-            asked = self._asked.get(reply_to) if error is not None else None
+            asked = self._awaited.get(reply_to) if error is not None else None
             if asked is not None:
-                del self._asked[reply_to]
+                del self._awaited[reply_to]
                 failed = ProviderFailed("invalid_request", str(error))
                 asked[0].fail(asked[1], failed, self.context.now())
 
         return sent
 
     def cancel(self, provider: Provider, ids: list[int]) -> None:  # noqa: ARG002  ids are unique
-        """A provider has no word for it; a call that it was not sent yet it never sees."""
+        """Drop calls that are not sent yet; MicroMsg2 can't cancel one that is."""
         for identifier in ids:
-            asked = self._asked.pop(f"{_REPLY}{identifier}", None)
+            asked = self._awaited.pop(f"{REPLY}{identifier}", None)
             if asked is not None:
                 asked[2].is_wanted = False
 
     def _take_answer(self, event: MessageReceived) -> None:
-        asked = self._asked.pop(event.destination, None)
+        """Answer a call; one that was cancelled or has timed out meanwhile is only counted."""
+        asked = self._awaited.pop(event.destination, None)
         if asked is None:
             self.context.count("late", self.protocol)
         else:
             provider, identifier, _ = asked
             properties = event.properties
-            properties.pop(_CORRELATION, None)
+            properties.pop(CORRELATION, None)
             now = self.context.now()
             failure = read_failure(event.payload, properties)
             if failure is not None:
                 provider.fail(identifier, failure, now)
             else:
-                provider.answer(identifier, self._envelope(event, "", "response"), now)
-        self._connection.acknowledge(event.sequence)
+                answer = self._format.to_envelope(event, "", "response", self.peer)
+                provider.answer(identifier, answer, now)
+        self.connection.acknowledge(event.sequence)

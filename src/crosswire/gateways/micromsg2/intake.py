@@ -1,7 +1,7 @@
-"""What one MicroMsg2 peer sends to queues and topics: acknowledged when it is on disk.
+"""Messages of one MicroMsg2 peer to queues and topics, acknowledged when they are durable.
 
-A full queue withholds acknowledgements: what came is kept, up to a limit, and tried again in its
-order until there is room. Without acknowledgements the peer can only be sent away.
+A full queue withholds acknowledgements: its messages are held, up to a limit, and retried in order
+until there is room. Where no acknowledgements were agreed the peer can only be disconnected.
 """
 
 from __future__ import annotations
@@ -10,36 +10,35 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import Envelope
 from crosswire.errors import CrosswireError, DestinationFull, HubError, LimitExceeded, StoreFull
-from crosswire.hub.receipt import Receipt
+from crosswire.gateways.gateway import Gateway
 from crosswire.wire.micromsg2.connection import MicroMsg2Connection
-
-if TYPE_CHECKING:
-    from crosswire.gateways.gateway import Gateway
 
 __all__ = ["ANSWER", "MessageIntake"]
 
 ANSWER: Final = -1
-"""Instead of a sequence number: the answer to a call, which no acknowledgement waits for."""
+"""Instead of a sequence number: an answer to a call, which nobody waits to have acknowledged."""
 
 _RETRY_FIRST_S: Final = 0.01
 _RETRY_LONGEST_S: Final = 0.5
 _RETRY_MESSAGES: Final = 16
 _RETRY_DESTINATIONS: Final = 64
-"""What one retry may take of the loop's time, however much is held."""
+"""One retry tries at most this much, however much is held: others need the loop."""
 _OVERHEAD_BYTES: Final = 64
 _HELD_OVERHEAD_BYTES: Final = 512
-"""What a message takes in memory beside its payload: on its way to the disk, and for long."""
+"""What a message takes in memory beside its payload: until its commit, and while it is held."""
 _FULL: Final = (DestinationFull, StoreFull)
 
 
 class MessageIntake:
-    """Messages come with their sequence numbers, answers with `ANSWER`.
+    """Hands messages with their sequence numbers, and answers with `ANSWER`, to the hub.
 
-    `answers_stored` is called with the number of answers that are on disk now.
+    `give_up` ends the connection; `answers_stored` is called with a number of answers that are
+    durable now.
     """
 
     def __init__(
@@ -57,12 +56,13 @@ class MessageIntake:
         self._most_bytes = gateway.context.config.connections.congested_bytes
         self._uncommitted_bytes = 0
         self._held: dict[str, deque[tuple[Envelope, int]]] = {}
+        """Messages without room and their sequence numbers, by destination."""
         self._held_bytes = 0
         self._retry_s = _RETRY_FIRST_S
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self, envelopes: list[Envelope], sequences: list[int]) -> None:
-        """Hand a batch to the hub. While too much of it is not on disk the peer is not read."""
+        """Hand a batch to the hub; stop reading from the peer while too much is not durable."""
         if self._held:
             envelopes, sequences = self._after_held(envelopes, sequences)
         if not envelopes:
@@ -74,6 +74,7 @@ class MessageIntake:
         self._await(receipt, envelopes, sequences, size)
 
     def stop(self) -> None:
+        """Retry no more: the peer is gone, and nothing that is held was acknowledged."""
         if self._timer is not None:
             self._timer.cancel()
         self._held.clear()
@@ -109,6 +110,7 @@ class MessageIntake:
                 sequences = [sequence for sequence in sequences if sequence != ANSWER]
                 self._answers_stored(answers)
             if self._has_acks:
+                # Only now, after the commit: acknowledged means durable.
                 self._connection.acknowledge(*sequences)
         self._gateway.session.wake()
 
@@ -129,7 +131,7 @@ class MessageIntake:
         sequences: list[int],
         error: HubError,
     ) -> None:
-        """The disk did not take the batch; what was refused before is held already."""
+        """Hold a batch whose commit failed; those that were refused before are held already."""
         if not isinstance(error, _FULL) or not self._has_acks:
             self._give_up(error)
             return
@@ -142,7 +144,7 @@ class MessageIntake:
     def _after_held(
         self, envelopes: list[Envelope], sequences: list[int]
     ) -> tuple[list[Envelope], list[int]]:
-        """Without those for a queue that others of this peer wait for already."""
+        """The messages whose destination has none held; the others are held too, in order."""
         passed = []
         for envelope, sequence in zip(envelopes, sequences, strict=True):
             if envelope.destination in self._held:
@@ -152,9 +154,12 @@ class MessageIntake:
         return [each[0] for each in passed], [each[1] for each in passed]
 
     def _hold(self, envelope: Envelope, sequence: int) -> None:
-        """One message may be as large as the limit: what comes after it finds no room."""
+        """Keep a message for a retry.
+
+        The limit is checked before it is added: a single message may be as large as the limit.
+        """
         if self._held_bytes >= self._connection.limits.message_bytes:
-            self._give_up(LimitExceeded("too much was sent to queues that are full"))
+            self._give_up(LimitExceeded("too much was sent to full queues"))
             return
         self._held.setdefault(envelope.destination, deque()).append((envelope, sequence))
         self._held_bytes += _held_size(envelope)
@@ -169,7 +174,7 @@ class MessageIntake:
             self._retry_s = min(2 * self._retry_s, _RETRY_LONGEST_S)
 
     def _retry(self) -> None:
-        """Some of what is held, the queues in turn: others want the loop, too."""
+        """Retry some of what is held, destinations in turn."""
         self._timer = None
         has_room = False
         for destination in list(islice(self._held, _RETRY_DESTINATIONS)):
@@ -177,14 +182,14 @@ class MessageIntake:
                 return
             held = self._held.pop(destination, None)
             if held is not None:
+                # Moved to the end: the next retry starts with those that were not reached.
                 self._held[destination] = held
                 has_room = self._retry_one(destination, held) or has_room
         if self._held and self._timer is None:
             self._plan_retry(at_once=has_room)
 
     def _retry_one(self, destination: str, held: deque[tuple[Envelope, int]]) -> bool:
-        """Try the first ones; gives whether all of them were accepted. Where one is refused, those
-        after it would be, too."""
+        """Produce the first ones of a destination; gives whether all of them were accepted."""
         tried = list(islice(held, _RETRY_MESSAGES))
         envelopes = [each[0] for each in tried]
         sequences = [each[1] for each in tried]
@@ -209,7 +214,7 @@ class MessageIntake:
 
 
 def _held_size(envelope: Envelope) -> int:
-    """What it takes in memory, nearly: properties may be larger than the payload."""
+    """What it takes in memory, roughly: properties may be larger than the payload."""
     size = _HELD_OVERHEAD_BYTES + len(envelope.payload)
     for key, value in envelope.properties.items():
         size += len(key) + (len(value) if isinstance(value, str) else 8)

@@ -1,8 +1,8 @@
-"""What goes to one MicroMsg2 peer: at once while its window and its socket allow, else in turn.
+"""Messages for one MicroMsg2 peer: sent while window and socket allow, else queued in order.
 
 A delivery is settled by the acknowledgement of its last frame; where no acknowledgements were
-agreed, by being written, as long as the peer reads. What waits is bounded: beyond that the hub is
-given no room, so that queues keep their messages and topics go on without this peer.
+agreed, by being written, as long as the peer reads. What waits is limited: above the limit the hub
+is given no room, so that queues keep their messages and topics go on without this peer.
 """
 
 from __future__ import annotations
@@ -10,38 +10,40 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from crosswire.envelope import Envelope, Property
 from crosswire.errors import LocalProtocolError
+from crosswire.gateways.gateway import Gateway, WithheldRoom
+from crosswire.gateways.micromsg2.messages import MessageFormat
 from crosswire.gateways.payloads import BYTES
-from crosswire.hub.attachment import Attachment, Delivery, Window
+from crosswire.hub.attachment import Attachment, Delivery, Notice, Window
 from crosswire.wire.micromsg2.connection import MicroMsg2Connection
 from crosswire.wire.micromsg2.frames import message_prefix
 from crosswire.wire.micromsg2.values import serialize_properties
 
-if TYPE_CHECKING:
-    from crosswire.gateways.gateway import Gateway
+__all__ = ["DirectMessage", "Outbox"]
 
-__all__ = ["DirectMessage", "Outbox", "Translate"]
-
-_SMALL: Final = 65536
+_SMALL_BYTES: Final = 65536
+"""Payloads up to this size are sent in runs: one call of the connection for many messages."""
 _BURST: Final = 65536
+"""Publications that may wait here for a subscriber without a name."""
 _OVERHEAD_BYTES: Final = 64
+"""What a waiting delivery counts beside its payload."""
+_PROPERTIES_BYTES: Final = 65535
+"""The most that the 16 bit length of a MESSAGE's properties allows."""
 
 _PREFIXES: Final = 1024
 _PREFIX_BYTES: Final = 4096
 _prefixes: Final[dict[int, tuple[Envelope, bytes]]] = {}
-"""What was published last goes to many peers with the same properties, written once."""
-
-Translate = Callable[[Envelope], tuple[bytes, Mapping[str, Property]]]
-"""Payload and properties, as this peer is to see them."""
+"""Serialized heads of recent publications: a topic's subscribers all get the same one."""
 
 
 class DirectMessage:
-    """A message that no subscription asked for: an answer, or a call for a provider.
+    """A message without a subscription: an answer, or a call for a provider.
 
-    `sent` is told when it went out, and what kept it from doing so.
+    `sent` is called when it was sent, with the error if it can't be. One that is no longer
+    `is_wanted` is dropped when its turn comes.
     """
 
     __slots__ = ("destination", "is_wanted", "payload", "properties", "sent")
@@ -61,7 +63,7 @@ class DirectMessage:
 
 
 class _Waiting:
-    """Deliveries from `index` on, in their turn."""
+    """Deliveries of an attachment, of which those from `index` on are not sent."""
 
     __slots__ = ("attachment", "deliveries", "index")
 
@@ -72,16 +74,20 @@ class _Waiting:
 
 
 class Outbox:
-    """`short` has the destinations that the peer calls by their bare name."""
+    """What one peer is to be sent, and what it was sent and has not acknowledged.
+
+    It is the hub's receiver of the deliveries of all subscriptions of the connection.
+    `short` has the destinations that the peer calls by their bare name.
+    """
 
     def __init__(
-        self, gateway: Gateway, connection: MicroMsg2Connection, translate: Translate
+        self, gateway: Gateway, connection: MicroMsg2Connection, message_format: MessageFormat
     ) -> None:
         limits = gateway.context.config.connections
         self.short: set[str] = set()
         self._gateway = gateway
         self._connection = connection
-        self._translate = translate
+        self._to_message = message_format.to_message
         self._most_bytes = limits.congested_bytes
         self._has_acks = connection.agreement.window is not None
         self._plain_type = BYTES if connection.carries_anything else None
@@ -90,19 +96,20 @@ class Outbox:
         self._waiting: deque[_Waiting | DirectMessage] = deque()
         self._waiting_bytes = 0
         self._sent: deque[tuple[Attachment | None, list[int]]] = deque()
+        """Messages in the order of their frames, which acknowledgements follow."""
         self._settled: dict[Attachment, list[int]] = {}
         self._settle_planned = False
         self._unfit: list[tuple[Attachment, int, str]] = []
-        self._taken: list[tuple[Window, int]] = []
+        self._withheld = WithheldRoom()
 
     # Room.
 
     def window(self, destination: str, name: str, asked: int | None) -> Window:
-        """What a new subscription may have on its way.
+        """The hub's window for a new subscription.
 
-        All share the frames that may wait for an acknowledgement, unless one asks for less. What
-        is published to subscribers without a name comes once, at its own pace: the hub's window
-        leaves room for a burst, which waits here.
+        All subscriptions share the frames that may wait for an acknowledgement, unless one asks
+        for less. A subscriber without a name gets a publication once, when it is published: its
+        window is large, so that a burst waits here instead of being lost.
         """
         if destination.startswith("topic/") and not name:
             return self._burst if asked is None else Window(min(asked, _BURST))
@@ -112,21 +119,18 @@ class Outbox:
         return self._shared if self._has_acks else Window(self._shared.free)
 
     def _limit_waiting(self) -> None:
-        """Too much waits: no more until half of it is gone."""
-        if not self._taken and self._waiting_bytes > self._most_bytes:
-            windows = {each.window: None for each in self._gateway.attachments}
-            self._taken = [(window, window.free) for window in windows if window.free > 0]
-            for window, _ in self._taken:
-                window.free = 0
-        elif self._taken and self._waiting_bytes <= self._most_bytes // 2:
-            taken, self._taken = self._taken, []
-            now = self._gateway.context.now()
-            for window, count in taken:
-                window.grant(count, now)
+        """Take all room from the hub while too much waits; give it back at half of that."""
+        if not self._withheld and self._waiting_bytes > self._most_bytes:
+            self._withheld.take([each.window for each in self._gateway.attachments])
+        elif self._withheld and self._waiting_bytes <= self._most_bytes // 2:
+            self._withheld.give_back(self._gateway.context.now())
 
-    # Out.
+    # Sending.
 
     def deliver(self, attachment: Attachment, deliveries: list[Delivery]) -> None:
+        """Send deliveries, or queue those that the peer has no credit for."""
+        if self._connection.closed:
+            return
         index = 0
         if not self._waiting and not self._gateway.session.congested:
             index = self._send(attachment, deliveries, 0)
@@ -137,7 +141,21 @@ class Outbox:
         self._gateway.session.wake()
         self._refuse_unfit()
 
+    def notice(self, attachment: Attachment, notice: Notice) -> None:
+        """The gateway ends the connection with a subscription that ended, and logs a gap."""
+        self._gateway.notice(attachment, notice)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the peer is gone: then it must not hold anything of the hub."""
+        return self._gateway.is_gone
+
+    def broken(self, error: Exception) -> None:
+        """End the connection: a delivery could not be handled."""
+        self._gateway.broken(error)
+
     def send(self, message: DirectMessage) -> None:
+        """Send a message, after all that waits."""
         if self._waiting or not self._connection.credit or self._gateway.session.congested:
             self._waiting.append(message)
         else:
@@ -145,7 +163,10 @@ class Outbox:
         self._gateway.session.wake()
 
     def flush(self) -> None:
-        """All that the peer's window and its socket take now; called by the session's turn."""
+        """Send as much of what waits as the peer's window and its socket take now.
+
+        Called at the end of each read, which may have brought acknowledgements.
+        """
         waiting, session = self._waiting, self._gateway.session
         while waiting and self._connection.credit and not session.congested:
             first = waiting[0]
@@ -158,7 +179,7 @@ class Outbox:
             self._waiting_bytes -= _size(deliveries[before : first.index])
             if first.index == len(deliveries):
                 waiting.popleft()
-        if self._taken:
+        if self._withheld:
             self._limit_waiting()
         self._refuse_unfit()
 
@@ -171,11 +192,17 @@ class Outbox:
             message.sent(error)
             return
         if self._has_acks:
+            # It takes a turn in the order of acknowledgements, but settles nothing.
             self._sent.append((None, [0]))
         message.sent(None)
 
     def _send(self, attachment: Attachment, deliveries: list[Delivery], index: int) -> int:
-        """Send from `index` on while there is credit; gives the place behind."""
+        """Send from `index` on while there is credit; gives the index after the last one.
+
+        The credit is checked before each message: a peer ends the connection with ERROR `limit` if
+        more frames are outstanding than were agreed. A message of several frames uses more than
+        one, so small ones are collected in a run and the others sent one by one.
+        """
         connection, plain_type = self._connection, self._plain_type
         credit = connection.credit
         run: list[tuple[bytes, bytes]] = []
@@ -189,8 +216,8 @@ class Outbox:
             payload, properties = envelope.payload, envelope.properties
             try:
                 if envelope.content_type != plain_type or envelope.correlation or envelope.reply_to:
-                    payload, properties = self._translate(envelope)
-                if plain_type is not None and len(payload) <= _SMALL:
+                    payload, properties = self._to_message(envelope)
+                if plain_type is not None and len(payload) <= _SMALL_BYTES:
                     if properties or envelope.destination != name:
                         name = "" if properties else envelope.destination
                         prefix = self._prefix(envelope, properties)
@@ -201,6 +228,7 @@ class Outbox:
                         run = []
                         credit = connection.credit
                         if not credit:
+                            # The run took the last of it: this message waits.
                             index -= 1
                             break
                     connection.send_message(self._name(envelope), payload, properties)
@@ -226,6 +254,7 @@ class Outbox:
         if envelope.kind != "publish":
             return self._write_prefix(envelope, properties)
         known = _prefixes.get(envelope.id)
+        # The id alone is not enough: another hub in this process may use the same.
         if known is not None and known[0] is envelope:
             return known[1]
         prefix = self._write_prefix(envelope, properties)
@@ -237,17 +266,20 @@ class Outbox:
 
     def _write_prefix(self, envelope: Envelope, properties: Mapping[str, Property]) -> bytes:
         head = serialize_properties(properties)
-        if len(head) > 65535:
-            raise LocalProtocolError("properties of more than 65535 bytes")
+        if len(head) > _PROPERTIES_BYTES:
+            raise LocalProtocolError(f"properties of more than {_PROPERTIES_BYTES} bytes")
         return message_prefix(self._name(envelope).encode(), head)
 
     def _refuse_unfit(self) -> None:
-        """What this protocol can't carry goes the way of refused messages: others may take it."""
+        """Refuse messages that MicroMsg2 can't carry: another consumer may be able to take them.
+
+        Called after sending, since refusing frees room and may deliver more at once.
+        """
         unfit, self._unfit = self._unfit, []
         for attachment, identifier, cause in unfit:
             attachment.refuse([identifier], self._gateway.context.now(), cause=cause)
 
-    # Settled.
+    # Settling.
 
     def _note_sent(self, attachment: Attachment, ids: list[int]) -> None:
         sent = self._sent
@@ -256,7 +288,8 @@ class Outbox:
             if not self._settle_planned:
                 self._settle_planned = True
                 self._gateway.session.wake()
-                # Behind the write: only then it shows whether the peer keeps up.
+                # After the write, which `wake` has planned: only then it is known whether the peer
+                # keeps up.
                 settle = self._gateway.owned(self._settle_written)
                 asyncio.get_running_loop().call_soon(settle)
         elif sent and sent[-1][0] is attachment:
@@ -270,13 +303,13 @@ class Outbox:
             self.settle()
 
     def drained(self) -> None:
-        """The peer reads again."""
+        """The peer reads again: settle what was written, and send more."""
         if not self._has_acks:
             self.settle()
         self.flush()
 
     def acknowledged(self, count: int) -> None:
-        """The peer has the oldest so many messages safe; `settle` tells the hub."""
+        """The peer has acknowledged the `count` oldest messages; `settle` passes it on."""
         sent = self._sent
         while count:
             attachment, ids = sent[0]
@@ -295,6 +328,7 @@ class Outbox:
                     known.extend(done)
 
     def settle(self) -> None:
+        """Settle acknowledged messages with the hub, in one call for each attachment."""
         if self._settled and not self._gateway.left:
             settled, self._settled = self._settled, {}
             now = self._gateway.context.now()
@@ -302,8 +336,11 @@ class Outbox:
                 attachment.settle(ids, now)
 
     def forget(self, attachment: Attachment) -> None:
-        """It was closed: what still waits for it is not sent. What was sent and not settled is
-        somebody else's by now, whatever is acknowledged later."""
+        """Drop what waits for an attachment that was closed.
+
+        What was sent and not acknowledged went to others when it closed; a later acknowledgement
+        settles nothing, since attachments ignore ids that they don't hold.
+        """
         kept: deque[_Waiting | DirectMessage] = deque()
         unsent: list[int] = []
         for each in self._waiting:
@@ -315,9 +352,9 @@ class Outbox:
                 kept.append(each)
         self._waiting = kept
         if unsent:
-            # The room of a subscriber without a name is its own to give back.
+            # A burst window may be shared with other subscribers: only settling frees its room.
             attachment.settle(unsent, self._gateway.context.now())
-        if self._taken:
+        if self._withheld:
             self._limit_waiting()
 
 

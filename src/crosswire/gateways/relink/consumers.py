@@ -1,9 +1,9 @@
 """Relink's consumers: deliveries on channel 0, which a link holds until it has consumed them.
 
-The link is the consumer, not its connection: while it is cut what it holds goes to nobody else, and
-a subscriber without a name goes on being one. Queues and named subscriptions give it nothing new
-meanwhile, so that others can have it. What is published to a subscriber without a name comes once,
-at its own pace: a burst of it waits here until the channel's window has room.
+The link is the consumer, not its connection. While it is disconnected, what it holds goes to nobody
+else, and a subscriber without a name stays subscribed. Queues and named subscriptions give it
+nothing new meanwhile, so that others can have it. A subscriber without a name gets a publication
+once, when it is published: a burst waits here until the channel's window has room.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from crosswire.errors import (
     TooLargeToSend,
 )
 from crosswire.gateways.context import GatewayContext
-from crosswire.gateways.relink.link_end import LinkEnd
+from crosswire.gateways.relink.link_end import LinkEnd, LinkWindow
 from crosswire.gateways.relink.link_records import LoadedLink, Outbound, Parts, SentRun, encode_runs
-from crosswire.gateways.relink.messages import to_parts
-from crosswire.hub.attachment import Attachment, Delivery, Ended, Notice, Window
+from crosswire.gateways.relink.messages import count_of, to_parts
+from crosswire.hub.attachment import Attachment, Delivery, Ended, Notice
 from crosswire.hub.subscriptions import AtId, Start
 from crosswire.wire.contract import Event
 from crosswire.wire.relink.events import (
@@ -40,19 +40,23 @@ __all__ = ["ConsumeEnd"]
 
 _CHANNEL: Final = 0
 _BURST: Final = 65536
+"""Publications that may wait here for a subscriber without a name."""
 _HELD_BYTES: Final = 16 << 20
-"""With more than this on its way to a consumer it gets nothing more until it has consumed."""
+"""A consumer with more than this outstanding gets nothing more until it has consumed."""
 
 
 class _EncodedCopies:
-    """What was made of the envelopes that were sent last: the subscribers of a topic are given the
-    same ones, one after the other."""
+    """The last batch of envelopes as messages and as a row of the store.
 
-    def __init__(self, _site: GatewayContext) -> None:
+    The subscribers of a topic get the same batch one after the other: it is encoded once.
+    """
+
+    def __init__(self, _context: GatewayContext) -> None:
         self.envelopes: list[Envelope] = []
         self.messages: list[Parts] = []
 
     def keep(self, envelopes: list[Envelope], messages: list[Parts], row: msgspec.Raw) -> None:
+        """Replace the batch."""
         self.envelopes = envelopes
         self.messages = messages
         self.row = row
@@ -67,6 +71,7 @@ class ConsumeEnd(LinkEnd):
     attachment: Attachment | None = None
 
     def attach(self) -> None:
+        """Consume, and hold what the link held before a restart. Raises HubError."""
         endpoint = self.endpoint
         out = self.outbound.setdefault(_CHANNEL, Outbound())
         self._out = out
@@ -82,11 +87,11 @@ class ConsumeEnd(LinkEnd):
         if loaded is not None:
             self._remember(loaded)
         most = _BURST if self._is_unnamed else self.limits.window
-        self._owed = max(most - out.outstanding, 0)
-        self._window = Window(0, granted=True)
+        self._room = LinkWindow(max(most - out.outstanding, 0))
         self.attachment = self._attach()
-        # What it holds is counted here, whatever of it the hub still knows.
-        self._window.free = 0
+        # The hub takes what the link holds off the window; it is taken off above already, along
+        # with messages that the hub no longer has.
+        self._room.window.free = 0
         if loaded is None and self._is_unnamed and endpoint.start == "latest":
             out.last_id = self.hub.store.newest_id
             self.rows.save_marks(_CHANNEL, out)
@@ -100,7 +105,7 @@ class ConsumeEnd(LinkEnd):
                 self,
                 now,
                 peer=self.peer,
-                window=self._window,
+                window=self._room.window,
                 filter=endpoint.filter,
                 holding=list(self._ids),
             )
@@ -109,7 +114,7 @@ class ConsumeEnd(LinkEnd):
             self,
             now,
             peer=self.peer,
-            window=self._window,
+            window=self._room.window,
             filter=endpoint.filter,
             name=endpoint.name,
             start=self._start(),
@@ -117,12 +122,12 @@ class ConsumeEnd(LinkEnd):
         )
 
     def _start(self) -> Start:
-        """Where it goes on after a restart, if it got anything before."""
+        """Where it starts; after a restart an unnamed one follows the last that it got."""
         last = self._ids[-1] if self._ids else self._out.last_id
         return AtId(last + 1) if last and self._is_unnamed else self.endpoint.start
 
     def _remember(self, loaded: LoadedLink) -> None:
-        """The ids of what the peer has or is to get."""
+        """Restore the ids of messages that the peer has, or is to get again."""
         for first, runs in loaded.sent.get(_CHANNEL, []):
             ids = [each for run in runs for each in array("q", run.ids)]
             self._ids += ids[max(0, self._out.done - first) :]
@@ -131,23 +136,28 @@ class ConsumeEnd(LinkEnd):
 
     @property
     def is_busy(self) -> bool:
+        """Whether the peer has messages that it has not consumed."""
         return bool(self._ids)
 
     def joined(self) -> None:
+        """Give it what has waited; the ledger names the new connection."""
         assert self.attachment is not None
         self.attachment.peer = self.peer
         self.steer()
 
     def left(self) -> None:
+        """Give it nothing new until it is connected again, unless it is an unnamed subscriber."""
         self.steer()
 
     def ended(self) -> None:
+        """Give back what the peer has not consumed."""
         if self.attachment is not None:
             self.attachment.close(self.context.now())
 
-    # Out.
+    # Sending.
 
     def deliver(self, _attachment: Attachment, deliveries: list[Delivery]) -> None:
+        """Send deliveries, once they are written, connected or not: a resume repeats them."""
         envelopes = [each.envelope for each in deliveries]
         self._held_bytes += sum([len(each.payload) for each in envelopes])
         if self._held_bytes > _HELD_BYTES:
@@ -159,7 +169,7 @@ class ConsumeEnd(LinkEnd):
             self._send_on(envelopes)
 
     def _send_waiting(self) -> None:
-        """As many as the channel's window has room for."""
+        """Send as many waiting publications as the channel's window has room for."""
         room = self.limits.window - self._out.outstanding
         if self._waiting and room > 0:
             envelopes = self._waiting[:room]
@@ -167,6 +177,7 @@ class ConsumeEnd(LinkEnd):
             self._send_on(envelopes)
 
     def _send_on(self, envelopes: list[Envelope]) -> None:
+        """Save which messages are about to be sent, then send them."""
         self._require_link()
         copies = (
             self.context.shared(_EncodedCopies)
@@ -184,12 +195,13 @@ class ConsumeEnd(LinkEnd):
                     self._send_on(fitting)
                 return
         self._ids += copies.ids
+        # The row first, the message after its write: a hub that is killed in between resumes the
+        # link with the same numbers, and repeats what the peer did not get.
         self.plan(_CHANNEL, copies.row, len(messages), copies.size_bytes)
         self.once_written(lambda: self.send(_CHANNEL, messages))
 
     def _fitting(self, envelopes: list[Envelope], messages: list[Parts]) -> list[Envelope]:
-        """Those that a packet can carry. The others go the way of refused messages: somebody else
-        may be able to take them."""
+        """Those that a packet can carry. The others are refused: another consumer may take them."""
         fitting: list[Envelope] = []
         unfit: list[tuple[Envelope, str]] = []
         for envelope, parts in zip(envelopes, messages, strict=True):
@@ -202,7 +214,7 @@ class ConsumeEnd(LinkEnd):
         now = self.context.now()
         for envelope, cause in unfit:
             self._held_bytes -= len(envelope.payload)
-            self._owed += 1
+            self._room.free(1)
             if self.attachment is not None:
                 self.attachment.refuse([envelope.id], now, cause=cause)
         if unfit:
@@ -210,7 +222,7 @@ class ConsumeEnd(LinkEnd):
         return fitting
 
     def _runs(self, envelopes: list[Envelope], messages: list[Parts]) -> list[SentRun]:
-        """Where these can be found again; what is not stored goes along as it is."""
+        """The row that finds these again: one run for each destination that they have."""
         if not self._is_pattern:
             return [self._run(envelopes, messages)]
         runs: list[SentRun] = []
@@ -228,10 +240,12 @@ class ConsumeEnd(LinkEnd):
         destination = envelopes[0].destination
         ids = array("q", [each.id for each in envelopes]).tobytes()
         if self._is_topic and not self.hub.topic(destination).policy.durable:
+            # The store doesn't have them: the row keeps the messages themselves.
             return SentRun(destination, ids, messages)
         return SentRun(destination, ids)
 
     def recall(self, runs: list[SentRun]) -> list[Parts | None]:
+        """The messages of a row, read from their queue or topic; None for one that is gone."""
         messages: list[Parts | None] = []
         for run in runs:
             if run.parts:
@@ -247,7 +261,7 @@ class ConsumeEnd(LinkEnd):
         return messages
 
     def notice(self, attachment: Attachment, notice: Notice) -> None:
-        """Relink has no words for a gap."""
+        """End the link with a subscription that ended; Relink can't report a gap."""
         if isinstance(notice, Ended):
             self.end(LimitExceeded(f"{attachment.destination}: {notice.reason}"))
         elif self.gateway is not None:
@@ -255,9 +269,14 @@ class ConsumeEnd(LinkEnd):
                 logging.INFO, "notice", destination=attachment.destination, notice=str(notice)
             )
 
-    # What the peer says.
+    # Acknowledgements.
 
     def receive(self, events: list[Event]) -> None:
+        """Settle or refuse what the peer has acknowledged.
+
+        Without transactions `consumed` settles. With them `committed` settles and `uncommitted`
+        refuses, and `consumed` means nothing. Acknowledgements come in the order of messages.
+        """
         settled: list[int] = []
         refused: list[int] = []
         finished = 0
@@ -265,7 +284,7 @@ class ConsumeEnd(LinkEnd):
         transactions = self.link.transactions
         for event in events:
             if type(event) is Acknowledged:
-                count = (event.last - event.first) % (1 << 32) + 1
+                count = count_of(event)
                 kind = event.acknowledgement
                 if self._missing:
                     self._received = max(self._received, self._number(event.last) + 1)
@@ -291,7 +310,7 @@ class ConsumeEnd(LinkEnd):
         assert attachment is not None
         self._out.last_id = max(settled[-1:] + refused[-1:])
         self._held_bytes -= self.done(_CHANNEL, count)
-        self._owed += count
+        self._room.free(count)
         if settled:
             attachment.settle(settled, now)
         if refused:
@@ -301,12 +320,15 @@ class ConsumeEnd(LinkEnd):
         self.steer()
 
     def _number(self, sequence: int) -> int:
-        """Which message of ours a number on the wire means."""
+        """The number of the message that a sequence number of the wire names."""
         last = self._out.next - 1
         return last - (last - sequence) % (1 << 32)
 
     def _is_complete(self) -> bool:
-        """After a restart: can everything that the peer didn't get be sent again?"""
+        """Whether everything that the peer did not receive before a restart can be repeated.
+
+        Messages may have expired or been deleted; a link with a hole in it ends.
+        """
         if any(number >= self._received for number in self._missing):
             self.end(CrosswireError("messages that this link holds are gone"))
             return False
@@ -316,16 +338,11 @@ class ConsumeEnd(LinkEnd):
     # Room.
 
     def steer(self) -> None:
-        """Grant what the window has room for, while it may have something; else take it back."""
-        window = self._window
-        if self.gateway is None:
-            may_have_more = self._is_unnamed
-        else:
-            may_have_more = not self.gateway.session.congested
-        if may_have_more and self._held_bytes <= _HELD_BYTES and not self.forgotten:
-            if self._owed:
-                count, self._owed = self._owed, 0
-                window.grant(count, self.context.now())
-        elif window.free > 0:
-            self._owed += window.free
-            window.free = 0
+        """Give the hub room while the peer reads and has not too much outstanding.
+
+        An unnamed subscriber gets publications while it is disconnected too: they come only once.
+        """
+        gateway = self.gateway
+        can_send = self._is_unnamed if gateway is None else not gateway.session.congested
+        has_room = self._held_bytes <= _HELD_BYTES and not self.forgotten
+        self._room.steer(can_send and has_room, self.context.now())

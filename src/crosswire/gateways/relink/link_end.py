@@ -1,32 +1,29 @@
-"""The hub's end of a link: what stays when a connection is lost, and is there after a restart.
+"""The hub's end of a link: it outlives its connections, and restarts of the hub.
 
-Whatever the peer hears of a link is written to the store before. What leaves the hub waits for a
-write without fsync, which a killed process survives; that its messages are safe the peer hears
-after the fsync. So a link that is taken up again is never behind what the peer knows of it.
+What the peer can know of a link is written to the store before it is sent. Messages of the hub
+leave after a write without fsync, which a killed process survives; acknowledgements of the peer's
+messages leave after the fsync. So a link that is restored never knows less than its peer.
 """
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote
+from typing import Protocol
 
 import msgspec
 
-from crosswire.access import Right
-from crosswire.envelope import Kind, parse_destination, parse_pattern
+from crosswire.commitlog.contract import CommitGroup, Receipt
 from crosswire.errors import (
     CrosswireError,
     InternalError,
-    InvalidDestination,
     LinkStateError,
     TooLargeToSend,
 )
+from crosswire.gateways.context import GatewayContext
 from crosswire.gateways.gateway import guarded
-from crosswire.gateways.options import parse_start
+from crosswire.gateways.relink.endpoints import Endpoint
 from crosswire.gateways.relink.link_records import (
     Head,
     LinkRecords,
@@ -36,83 +33,82 @@ from crosswire.gateways.relink.link_records import (
     SentRun,
 )
 from crosswire.gateways.relink.messages import Origin
-from crosswire.hub.commits import OpenGroup
+from crosswire.hub.attachment import Window
 from crosswire.hub.ledger import LedgerPeer
-from crosswire.hub.receipt import Receipt
-from crosswire.hub.subscriptions import Start, predicate
+from crosswire.session import Session
 from crosswire.wire.contract import Event
 from crosswire.wire.relink.channels import Decision, ReceivingChannel, SendingChannel
+from crosswire.wire.relink.connection import RelinkConnection
 from crosswire.wire.relink.frames import message_bytes
 from crosswire.wire.relink.layout import packet_layout
 from crosswire.wire.relink.link import Link
 from crosswire.wire.relink.saved import SavedLink, encode
 
-if TYPE_CHECKING:
-    from crosswire.gateways.relink.gateway import RelinkGateway
-    from crosswire.gateways.relink.links import Links
-
-__all__ = ["Endpoint", "LinkEnd", "parse_endpoint"]
-
-_RIGHTS: Final[dict[tuple[str, str], tuple[Right, frozenset[str]]]] = {
-    ("queue", ""): ("produce", frozenset()),
-    ("topic", ""): ("produce", frozenset()),
-    ("service", ""): ("call", frozenset()),
-    ("queue", "consume"): ("consume", frozenset({"filter"})),
-    ("topic", "subscribe"): ("consume", frozenset({"filter", "from", "name"})),
-    ("service", "serve"): ("serve", frozenset()),
-}
-_KINDS: Final[dict[str, Kind]] = {"queue": "send", "topic": "publish", "service": "request"}
+__all__ = ["LinkConnection", "LinkEnd", "LinkOwner", "LinkWindow"]
 
 
-class Endpoint(msgspec.Struct, frozen=True):
-    """What a link is for: its endpoint's name, understood."""
+class LinkOwner(Protocol):
+    """The registry that a link's end belongs to."""
 
-    right: Right
-    destination: str
-    filter: str = ""
-    name: str = ""
-    start: Start = "latest"
+    context: GatewayContext
+    epoch: int
 
-    @property
-    def kind(self) -> Kind:
-        return _KINDS[self.destination.partition("/")[0]]
+    def forget(self, end: LinkEnd) -> None:
+        """Remove the link for good; what it holds goes to others."""
 
 
-def parse_endpoint(text: str) -> Endpoint:
-    """`queue/Q`, `topic/T?subscribe&name=N`, …; values are URL-encoded.
+class LinkConnection(Protocol):
+    """The gateway of a link's current connection, as its end sees it."""
 
-    Raises InvalidDestination or InvalidFilter.
+    id: str
+    peer: LedgerPeer
+    connection: RelinkConnection
+    session: Session
+
+    def log(self, level: int, what: str, **fields: object) -> None:
+        """A line about this connection."""
+
+    def holds(self, end: LinkEnd) -> bool:
+        """Whether the link is still connected by this gateway."""
+
+    def give_way(self) -> None:
+        """Disconnect: the link has a new connection."""
+
+
+class LinkWindow:
+    """The hub's window of a link: it has room only while the link can send.
+
+    The room is granted here, not by settling: what the link holds survives its connections.
     """
-    destination, mark, query = text.partition("?")
-    word, *options = query.split("&")
-    found = _RIGHTS.get((destination.partition("/")[0], word))
-    if found is None or (mark and not word):
-        raise InvalidDestination(f"there is no endpoint {text!r}")
-    right, allowed = found
-    given: dict[str, str] = {}
-    for option in options:
-        name, equals, value = option.partition("=")
-        if not equals or name not in allowed or name in given:
-            raise InvalidDestination(f"{option!r} is no option of {destination}?{word}")
-        given[name] = unquote(value)
-    (parse_pattern if word == "subscribe" else parse_destination)(destination)
-    predicate(given.get("filter", ""))
-    return Endpoint(
-        right,
-        destination,
-        given.get("filter", ""),
-        given.get("name", ""),
-        parse_start(given.get("from", "")),
-    )
+
+    def __init__(self, size: int) -> None:
+        self.window = Window(0, granted=True)
+        self._owed = size
+
+    def free(self, count: int) -> None:
+        """Room for `count` more, granted by the next `steer` that may."""
+        self._owed += count
+
+    def steer(self, can_send: bool, now: float) -> None:
+        """Grant what is owed if the link can send; else take the free room back."""
+        window = self.window
+        if can_send:
+            if self._owed:
+                # Cleared before the grant: the hub may deliver, and steer again, within it.
+                count, self._owed = self._owed, 0
+                window.grant(count, now)
+        elif window.free > 0:
+            self._owed += window.free
+            window.free = 0
 
 
 class LinkEnd(ABC):
-    """What every end has: its rows in the store, and its connection while there is one.
+    """The state of one link: its rows in the store, and its connection while there is one.
 
-    `link` is made anew from the rows when it is first needed after a restart.
+    After a restart `link` is made from the rows when it is first needed.
     """
 
-    def __init__(self, links: Links, identifier: int, head: Head, endpoint: Endpoint) -> None:
+    def __init__(self, links: LinkOwner, identifier: int, head: Head, endpoint: Endpoint) -> None:
         self.links = links
         self.context = links.context
         self.hub = links.context.hub
@@ -121,78 +117,82 @@ class LinkEnd(ABC):
         self.endpoint = endpoint
         self.limits = self.context.config.limits.relink
         self.rows = LinkRecords(self.hub, identifier)
-        self.gateway: RelinkGateway | None = None
+        self.gateway: LinkConnection | None = None
         self.forgotten = False
         self.cuts = 0
-        """How often its connection was lost: a clock that runs for one cut is not for the next."""
+        """How many connections were lost: a timer of an earlier loss must not end this link."""
         self.outbound: dict[int, Outbound] = {}
         self.peer = LedgerPeer("relink", "", head.principal)
         self.origin = Origin(endpoint.destination, endpoint.kind, "", head.principal)
         self._link: Link | None = None
         self._loaded: LoadedLink | None = None
-        self._holds = False
+        self._is_held = False
         self._closed: dict[int, None] = {}
-        self._pending: deque[tuple[OpenGroup, list[Callable[[], None]]]] = deque()
+        self._pending: deque[tuple[CommitGroup, list[Callable[[], None]]]] = deque()
         self.awaits_commit = False
-        """Its first connection is told of it when its named subscription is durable."""
+        """Whether its first connection waits until its named subscription is durable."""
 
-    # What a kind of end fills in.
+    # For each kind of end to define.
 
     def attach(self) -> None:
-        """Take part in the hub. Raises HubError."""
+        """Consume, or get ready to. Raises HubError."""
 
     @abstractmethod
     def receive(self, events: list[Event]) -> None:
-        """Act on what one read brought."""
+        """Act on the events of one read."""
 
     def joined(self) -> None:
-        """There is a connection again."""
+        """The link has a connection, or has one again."""
 
     def left(self) -> None:
-        """The connection is gone; the link stays."""
+        """The connection is lost; the link stays."""
 
     def steer(self) -> None:
-        """The peer stopped to read, or reads again."""
+        """The peer has stopped reading, or reads again."""
 
     def ended(self) -> None:
-        """The link is forgotten: give back what it holds."""
+        """Give back what the link holds: it is forgotten."""
 
     def recall(self, runs: list[SentRun]) -> list[Parts | None]:
-        """The messages that were sent and are kept in a row; None for one that is gone."""
+        """The messages of a row of `sent`; None for one that the hub no longer has."""
         return [parts for run in runs for parts in run.parts]
+
+    def restored(self, loaded: LoadedLink) -> None:
+        """The link was made from its rows, for the first connection after a restart."""
 
     @property
     def is_busy(self) -> bool:
-        """Has it something under way that a stopping hub should wait for?"""
+        """Whether something is under way that a stopping hub should wait for."""
         return bool(self._pending)
 
     @property
     def is_gone(self) -> bool:
-        """What it held is given back: it must not be given anything more."""
+        """Whether what it held is given back: it must not be given anything more."""
         return self.forgotten
 
     @property
     def awaits_write(self) -> bool:
-        """Is there something to be done as soon as the store has written, or synced?"""
+        """Whether actions wait for the store to write, or to sync."""
         return self.awaits_commit or bool(self._pending)
 
     # Connections.
 
-    def join(self, gateway: RelinkGateway) -> None:
+    def join(self, gateway: LinkConnection) -> None:
         """A connection is about to agree on this link. Raises LinkStateError."""
         self._require_link()
         self.gateway = gateway
         self.peer = gateway.peer
         self.origin = msgspec.structs.replace(self.origin, connection=gateway.id)
-        gateway.connection.hold(self._holds)
+        gateway.connection.hold(self._is_held)
 
     def part(self) -> None:
-        """The connection is gone."""
+        """The connection is lost."""
         self.gateway = None
         self.cuts += 1
 
     def forget(self) -> None:
-        """The link is gone for good."""
+        """Remove the link for good; `LinkOwner.forget` calls this."""
+        # Set first: actions that wait for the store find that there is nothing to do.
         self.forgotten = True
         self.gateway = None
         if self._link is not None:
@@ -202,7 +202,7 @@ class LinkEnd(ABC):
         self._pending.clear()
 
     def end(self, error: CrosswireError) -> None:
-        """It can't go on: the connection ends, and the link with it."""
+        """End the connection with an error, and the link with it."""
         gateway = self.gateway
         self.links.forget(self)
         if gateway is not None:
@@ -210,30 +210,30 @@ class LinkEnd(ABC):
             gateway.session.wake()
 
     def broken(self, error: Exception) -> None:  # noqa: ARG002  the hub has logged it
-        """What was to be done for the peer raised: it would wait for ever."""
+        """End the link: a callback for it raised, and its peer would wait for ever."""
         if not self.forgotten:
             self.end(InternalError("internal error"))
 
     def wake(self) -> None:
+        """Have what was sent on the link written, if it is connected."""
         if self.gateway is not None:
             self.gateway.session.wake()
 
     def hold(self, held: bool) -> None:
-        """Stop reading from the peer, or go on."""
-        if held != self._holds:
-            self._holds = held
+        """Stop reading from the peer, or resume; holds for later connections too."""
+        if held != self._is_held:
+            self._is_held = held
             if self.gateway is not None:
                 self.gateway.connection.hold(held)
                 self.wake()
 
-    def log(self, what: str, **fields: object) -> None:
-        if self.gateway is not None:
-            self.gateway.log(logging.INFO, what, **fields)
-
     # The store.
 
     def once_written(self, action: Callable[[], None]) -> None:
-        """Do it when what was saved so far has been written."""
+        """Call `action` when all that was saved so far is written.
+
+        Actions of one commit group share a callback, and run in the order in which they came.
+        """
         group, pending = self.hub.commits.group, self._pending
         if pending and pending[-1][0] is group:
             pending[-1][1].append(action)
@@ -248,7 +248,7 @@ class LinkEnd(ABC):
         if self.forgotten:
             return
         if receipt.error is not None:
-            # What was saved goes into the next group.
+            # The store keeps what was saved for the next group: wait for that.
             self._await_write()
             return
         for action in self._pending.popleft()[1]:
@@ -256,9 +256,9 @@ class LinkEnd(ABC):
         self.wake()
 
     def save_receiving(self, channel: int, state: ReceivingChannel) -> None:
-        """Save what the peer may hear of its channel once it is written.
+        """Save the acknowledgements of a channel that the peer may get once they are written.
 
-        Decisions and a close that wait are left out: the peer repeats what it wasn't answered.
+        Decisions and a close that are not answered are left out: the peer repeats them.
         """
         kept = state.durable()
         kept.close_reported = state.closed
@@ -268,6 +268,8 @@ class LinkEnd(ABC):
             kept.undecided_sizes, kept.undecided_bytes = kept.held_sizes, kept.held_bytes
         self.rows.save_receiving(channel, kept)
         if state.closed:
+            # As many closed channels are remembered as may be open: a peer repeats a close that
+            # it had no answer to, and must get `closed` instead of a violation.
             self._closed[channel] = None
             if len(self._closed) > self.limits.channels:
                 oldest = next(iter(self._closed))
@@ -276,10 +278,18 @@ class LinkEnd(ABC):
         else:
             self._closed.pop(channel, None)
 
+    def adopt(self, states: dict[int, ReceivingChannel]) -> None:
+        """Have the link send the acknowledgements of these states, which are written now."""
+        for channel, state in states.items():
+            self.link.adopt(channel, state)
+
     # Our channels.
 
     def require_room(self, parts: Parts) -> None:
-        """Raises TooLargeToSend for a message whose packet would be too large."""
+        """Raises TooLargeToSend for a message whose packet would be too large.
+
+        The exact size, with headers and padding, is worked out only for one that comes near.
+        """
         limit = self.limits.frame_bytes
         if sum(map(len, parts)) > limit // 2:
             terms = self.head.terms
@@ -291,7 +301,7 @@ class LinkEnd(ABC):
     def plan(
         self, channel: int, runs: list[SentRun] | msgspec.Raw, count: int, size_bytes: int
     ) -> None:
-        """Save messages that will be sent on a channel `once_written`."""
+        """Save messages that will be sent on a channel `once_written`: numbers are taken here."""
         out = self.outbound.get(channel)
         if out is None:
             out = self.outbound[channel] = Outbound()
@@ -300,7 +310,10 @@ class LinkEnd(ABC):
         out.next += count
 
     def done(self, channel: int, count: int) -> int:
-        """The peer is done with so many more; gives the bytes of rows that are no longer kept."""
+        """The peer is done with `count` more; gives the bytes of rows that are no longer kept.
+
+        A row holds a batch: it is dropped with the last of its messages.
+        """
         out = self.outbound[channel]
         out.done += count
         freed = 0
@@ -309,11 +322,15 @@ class LinkEnd(ABC):
             freed += size_bytes
             self.rows.drop_sent(channel, first)
         self.rows.save_marks(channel, out)
-        self.hub.store.request(sync=False, urgent=False)
+        self.hub.commits.request(sync=False, urgent=False)
         return freed
 
     def send(self, channel: int, messages: list[Parts]) -> None:
-        """Hand messages, which were planned and are written, to the link."""
+        """Send messages that were planned and are written.
+
+        On a link with transactions each is committed right away, so that the peer's `committed`
+        settles it and `uncommitted` refuses it.
+        """
         link = self.link
         if link.ended or link.shut_down:
             return
@@ -328,11 +345,12 @@ class LinkEnd(ABC):
 
     @property
     def link(self) -> Link:
+        """The wire's state of the link; only once it was connected, or has begun."""
         assert self._link is not None
         return self._link
 
     def begin(self) -> Link:
-        """A new one."""
+        """Make the state of a new link, and save that it exists."""
         self._link = Link(
             "listener", self.head.terms, epoch=self.links.epoch, id=self.id, limits=self.limits
         )
@@ -341,9 +359,9 @@ class LinkEnd(ABC):
         return self._link
 
     def load(self) -> LoadedLink:
-        """Read the rows: what was sent and is not done with is known then.
+        """Read the rows of the link, and with them what was sent and is not done with.
 
-        Raises LinkStateError.
+        Raises LinkStateError if rows are missing or don't fit together.
         """
         loaded = self._loaded = self.rows.load()
         for channel, marks in loaded.marks.items():
@@ -369,7 +387,7 @@ class LinkEnd(ABC):
         return loaded
 
     def discard(self) -> None:
-        """What was read is not needed before there is a connection, and can be read again."""
+        """Free what `load` read: it is read again for the first connection."""
         self._loaded = None
         self.outbound.clear()
 
@@ -383,9 +401,6 @@ class LinkEnd(ABC):
             self._loaded = None
             self.restored(loaded)
         return self._link
-
-    def restored(self, loaded: LoadedLink) -> None:
-        """The link is there again."""
 
     def _restore(self, loaded: LoadedLink) -> Link:
         receiving: dict[int, ReceivingChannel] = {}
@@ -426,7 +441,10 @@ class LinkEnd(ABC):
         return messages
 
     def _sending(self, out: Outbound, messages: list[Parts | None], order: int) -> SendingChannel:
-        """The peer will say what of it was received; until then all of it is to be repeated."""
+        """A channel of ours, as if the peer had received nothing that it isn't done with.
+
+        The peer names what it has received before it resumes; the rest is repeated.
+        """
         kept: list[tuple[int, Parts]] = []
         decisions: list[Decision] = []
         for number, parts in enumerate(messages, out.done + 1):

@@ -1,13 +1,14 @@
-"""What the store keeps of a link, so that a killed hub can take it up again.
+"""What the store keeps of a link, so that a killed hub can restore it.
 
     head         what was agreed, and with whom
-    receiving    of each channel of the peer: what of it we have, as the peer may have heard
-    marks        of each channel of ours: how many were sent, and how many of them are done with
-    sent         messages of ours that are not done with: their ids, where the store has them
-                 anyway, else all of them
+    receiving    of each channel of the peer: what we have of it, as far as the peer may know
+    marks        of each channel of ours: the numbers of messages sent, and done with
+    sent         messages of ours that are not done with: their ids where the store has them
+                 anyway, else the messages
     undecided    messages of the peer whose transaction is open
 
-Numbers of messages count from 0 in the life of a channel and do not wrap.
+Messages are numbered from 0 in the life of a channel. Unlike sequence numbers on the wire, which
+have 32 bits, these numbers don't wrap.
 """
 
 from __future__ import annotations
@@ -51,12 +52,14 @@ Parts = tuple[bytes, ...]
 
 
 class Head(msgspec.Struct, array_like=True, frozen=True):
+    """What a link was agreed on, and whose it is."""
+
     terms: LinkTerms
     principal: str
 
 
 class Marks(msgspec.Struct, array_like=True, frozen=True):
-    """`last_id` is the newest of the messages done with, `answered` how many requests were."""
+    """Where a channel of ours is: see `Outbound`, which it is saved from."""
 
     next: Count
     done: Count
@@ -67,7 +70,7 @@ class Marks(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SentRun(msgspec.Struct, array_like=True, frozen=True):
-    """Messages in a row that we sent: ids of a destination's log, or what they held."""
+    """Consecutive messages that we sent: ids in a destination's log, or the messages' parts."""
 
     destination: str
     ids: bytes = b""
@@ -75,7 +78,11 @@ class SentRun(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Outbound:
-    """A channel of ours: numbers below `done` are done with, those below `next` were sent."""
+    """A channel of ours: numbers below `done` are done with, those below `next` were sent.
+
+    `last_id` is the newest id that is done with; `answered` is the number of requests that the peer
+    has answered; `reopened` tells that the channel was closed before and may be used again.
+    """
 
     __slots__ = ("answered", "closing", "done", "last_id", "next", "reopened", "rows")
 
@@ -87,13 +94,15 @@ class Outbound:
         self.reopened = reopened
         self.closing = False
         self.rows: deque[tuple[int, int, int]] = deque()
-        """First number, number behind the last, and bytes of each row of `sent`."""
+        """First number, number after the last, and bytes of each row of `sent`."""
 
     @property
     def outstanding(self) -> int:
+        """Messages that were sent and are not done with."""
         return self.next - self.done
 
     def marks(self) -> Marks:
+        """What is saved of it."""
         return Marks(self.next, self.done, self.last_id, self.answered, self.reopened, self.closing)
 
 
@@ -128,7 +137,7 @@ def _read_row(kind: bytes, value: bytes) -> Any:
         if min(numbers) < 0 or max(numbers) > LARGEST_INTEGER:
             raise RecordDamaged("a channel that is received on has numbers out of range")
     elif kind == b"s" and any(_has_bad_ids(run) for run in row):
-        raise RecordDamaged("what was sent has ids that are none")
+        raise RecordDamaged("what was sent has invalid ids")
     return row
 
 
@@ -137,12 +146,12 @@ def _has_bad_ids(run: SentRun) -> bool:
 
 
 def encode_runs(runs: list[SentRun]) -> msgspec.Raw:
-    """A row of `sent`, for who saves the same one in many places."""
+    """A row of `sent`, encoded once for the many links that save the same one."""
     return msgspec.Raw(_encode(runs))
 
 
 def heads(hub: Hub) -> dict[int, Head]:
-    """Every link that is kept, by its id. One that can't be read is set aside."""
+    """The heads of all stored links, by id. One that can't be read is set aside."""
     found = {}
     for key, value in hub.store.load(HEADS):
         try:
@@ -161,13 +170,13 @@ def heads(hub: Hub) -> dict[int, Head]:
 
 
 def wipe(store: Store) -> None:
-    """Forget all links."""
+    """Remove all links from the store."""
     for space in (HEADS, _ROWS):
         store.drop_range(space, b"", _END)
 
 
 class LinkRecords:
-    """The rows of one link. What is saved gets written with the group that is open."""
+    """The rows of one link. What is saved is written with the open commit group."""
 
     def __init__(self, hub: Hub, link: int) -> None:
         self._hub = hub
@@ -175,40 +184,50 @@ class LinkRecords:
         self._link = link
 
     def save_head(self, head: Head) -> None:
+        """Save that the link exists."""
         self._store.save(HEADS, self._link.to_bytes(8), _encode(head))
 
     def save_receiving(self, channel: int, state: ReceivingChannel) -> None:
+        """Save what we have of a channel of the peer."""
         self._save(b"r", channel, 0, state)
 
     def drop_receiving(self, channel: int) -> None:
+        """Forget that a channel of the peer existed."""
         self._drop(b"r", channel, 0)
 
     def save_marks(self, channel: int, out: Outbound) -> None:
+        """Save where a channel of ours is."""
         self._save(b"m", channel, 0, out.marks())
 
     def drop_marks(self, channel: int) -> None:
+        """Forget that a channel of ours existed."""
         self._drop(b"m", channel, 0)
 
     def save_sent(self, channel: int, number: int, runs: list[SentRun] | msgspec.Raw) -> None:
+        """Save messages that are about to be sent; `number` is the first one's."""
         self._save(b"s", channel, number, runs)
 
     def drop_sent(self, channel: int, number: int) -> None:
+        """Drop the row of messages that starts with `number`: all are done with."""
         self._drop(b"s", channel, number)
 
     def save_undecided(self, channel: int, number: int, messages: list[Parts]) -> None:
+        """Save messages of an open transaction; `number` is the first one's."""
         self._save(b"u", channel, number, messages)
 
     def drop_undecided(self, channel: int, number: int) -> None:
+        """Drop the row of messages that starts with `number`: all are decided."""
         self._drop(b"u", channel, number)
 
     def drop_all(self) -> None:
+        """Remove the link from the store."""
         self._store.drop(HEADS, self._link.to_bytes(8))
         first, end = self._link.to_bytes(8), (self._link + 1).to_bytes(8)
         self._store.drop_range(_ROWS, first, end)
-        self._store.request(sync=False, urgent=False)
+        self._hub.commits.request(sync=False, urgent=False)
 
     def load(self) -> LoadedLink:
-        """What is committed. Raises LinkStateError; the row that can't be read is set aside."""
+        """All rows of the link. Raises LinkStateError if one, which is set aside, can't be read."""
         loaded = LoadedLink()
         for key, value in self._store.load(_ROWS, self._link.to_bytes(8)):
             try:

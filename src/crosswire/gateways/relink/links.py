@@ -1,4 +1,4 @@
-"""The links of a hub: found by their id, taken up after a restart, forgotten in time."""
+"""The links of a hub: found by their id, restored after a restart, forgotten in time."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from crosswire.envelope import MICROSECONDS
 from crosswire.errors import CrosswireError, HubError, LinkStateError, RecordDamaged
 from crosswire.gateways.context import GatewayContext, Leftover
 from crosswire.gateways.relink.consumers import ConsumeEnd
-from crosswire.gateways.relink.link_end import Endpoint, LinkEnd, parse_endpoint
+from crosswire.gateways.relink.endpoints import Endpoint, parse_endpoint
+from crosswire.gateways.relink.link_end import LinkConnection, LinkEnd
 from crosswire.gateways.relink.link_records import Head, LinkRecords, heads, wipe
 from crosswire.gateways.relink.producers import ProduceEnd, TransactEnd
 from crosswire.gateways.relink.services import CallEnd, ServeEnd
 from crosswire.logs import log_event
 from crosswire.wire.relink.handshake import LinkTerms
-
-if TYPE_CHECKING:
-    from crosswire.gateways.relink.gateway import RelinkGateway
 
 __all__ = ["Links"]
 
@@ -31,19 +29,23 @@ _EPOCH: Final = "relink-epoch"
 _KEY: Final = b"epoch"
 _IDS: Final = 1 << 63
 _OVERDUE_S: Final = 60.0
-"""How much later than it should have been a link is forgotten by who looks for leftovers."""
+"""How long after its time a link is forgotten as a leftover, if its timer did not do it."""
 _EPOCH_BYTES: Final = 8
 
 
 class Links:
-    """One for each hub. `epoch` is drawn once for a data directory, and anew only when what is
-    stored of links can't be trusted: damage, or a machine that stopped under us."""
+    """All links; one for each hub.
+
+    `epoch` is drawn once for a data directory and stored, so that links survive a restart. A new
+    one is drawn only when stored links can't be trusted: after damage, or after a power cut, which
+    may have taken rows that were written without fsync. Peers then learn that their link is gone.
+    """
 
     def __init__(self, context: GatewayContext) -> None:
         self.context = context
         self._ends: dict[int, LinkEnd] = {}
         self._cut: dict[int, float] = {}
-        """Since when links have no connection, by a clock that nobody sets."""
+        """When links lost their connection, by the monotonic clock; the oldest first."""
         store = context.hub.store
         stored = self._stored_epoch()
         self.epoch = stored
@@ -68,14 +70,14 @@ class Links:
         return epoch
 
     def _recover(self) -> None:
-        """Take up every link that can be read.
+        """Restore every link whose records can be read.
 
-        A link with a record that can't is forgotten alone, as if it had been cut for too long:
-        what it held goes to others, and its peer gets a new one. Raises LinkStateError where the
-        store passed over a part of its files: nobody knows then which rows are missing.
+        A link with a record that can't be read is forgotten alone, as if it had been disconnected
+        for too long: what it held goes to others, and its peer gets a new one. Raises
+        LinkStateError where the store skipped a part of its files: any rows may be missing then.
         """
         hub = self.context.hub
-        passed_over = hub.store.ranges_passed_over
+        passed_over = hub.store.unreadable_ranges
         ends = []
         for identifier, head in heads(hub).items():
             try:
@@ -87,35 +89,36 @@ class Links:
                 LinkRecords(hub, identifier).drop_all()
             else:
                 ends.append(end)
-        if hub.store.ranges_passed_over > passed_over:
+        if hub.store.unreadable_ranges > passed_over:
             raise LinkStateError("rows of links are damaged")
         for end in ends:
             try:
                 self._take_up(end)
             except Exception as error:
-                # The configuration may have changed: what it held goes to others.
+                # The configuration or rights may have changed: what it held goes to others.
                 hub.damage.report(RecordDamaged(f"link {end.id:x} is forgotten: {error}"))
                 _log.warning("link forgotten", exc_info=not isinstance(error, HubError))
                 self._ends.pop(end.id, None)
                 end.forget()
 
     def _take_up(self, end: LinkEnd) -> None:
-        """Nobody else gets what it holds. Raises HubError."""
+        """Attach it to the hub before anybody else gets what it holds. Raises HubError."""
         if not isinstance(end, ConsumeEnd):
             end.discard()
         end.attach()
         self._ends[end.id] = end
-        self._run_clock(end)
+        self._start_timer(end)
 
     def _renew(self, stored: int) -> None:
         store = self.context.hub.store
         wipe(store)
         self.epoch = max(int(self.context.now() * MICROSECONDS), stored + 1)
         store.save(_EPOCH, _KEY, self.epoch.to_bytes(_EPOCH_BYTES))
-        store.request()
+        self.context.hub.commits.request()
 
     @staticmethod
     def kind_of(endpoint: Endpoint, terms: LinkTerms) -> type[LinkEnd]:
+        """The class of the end of a link with this endpoint and these terms."""
         match endpoint.right:
             case "produce":
                 return TransactEnd if terms.connector_transactions else ProduceEnd
@@ -132,10 +135,11 @@ class Links:
     # Links of peers.
 
     def find(self, epoch: int, identifier: int) -> LinkEnd | None:
+        """The link that a connector presents; None if it is unknown or of another epoch."""
         return self._ends.get(identifier) if epoch == self.epoch else None
 
     def open(self, terms: LinkTerms, principal: str, endpoint: Endpoint) -> LinkEnd:
-        """A new link; its first connection can be told when it is written. Raises HubError."""
+        """A new link; its first connection learns of it when it is written. Raises HubError."""
         identifier = 0
         while not identifier or identifier in self._ends:
             identifier = 1 + secrets.randbelow(_IDS - 1)
@@ -144,43 +148,45 @@ class Links:
         try:
             end.attach()
         except Exception:
-            # Whatever was wrong: a link that could not be made must not be there after a restart.
+            # Its rows are saved already: a link that could not be made must not be restored.
             end.forget()
             raise
         if len(self._ends) >= self.context.config.connections.connections and self._cut:
-            # Peers that come and go without a shutdown must not fill the memory.
+            # Peers that disconnect without a shutdown must not fill the memory: the link that was
+            # disconnected first is forgotten.
             self.forget(self._ends[next(iter(self._cut))])
         self._ends[identifier] = end
         return end
 
-    def join(self, end: LinkEnd, gateway: RelinkGateway) -> None:
-        """A connection takes it up. Raises LinkStateError."""
+    def join(self, end: LinkEnd, gateway: LinkConnection) -> None:
+        """Connect a link. Raises LinkStateError."""
         end.join(gateway)
         self._cut.pop(end.id, None)
 
     def part(self, end: LinkEnd) -> None:
-        """Its connection is gone: it may come back, for a while."""
+        """Its connection is lost: its peer may resume it for `link_s`."""
         end.part()
         self.context.hub.callbacks.run("relink left", end.left)
-        self._run_clock(end)
+        self._start_timer(end)
 
     def forget(self, end: LinkEnd) -> None:
+        """Remove a link for good; what it holds goes to others at once."""
         if not end.forgotten:
             self._ends.pop(end.id, None)
             self._cut.pop(end.id, None)
             end.forget()
 
     def leftovers(self) -> Iterator[Leftover]:
-        """Links that nobody would ever forget."""
+        """Links that no event and no timer would ever forget."""
         overdue = time.monotonic() - self.context.config.limits.relink.link_s - _OVERDUE_S
         for end in list(self._ends.values()):
             if end.gateway is not None:
                 if not end.gateway.holds(end):
                     yield self._leftover(end, self._release)
             elif end.id not in self._cut:
-                # A new one waits for the store before its first connection is told of it.
+                # A new one has no connection until the store has written it.
                 if not end.awaits_write:
-                    yield self._leftover(end, self._run_clock)
+                    yield self._leftover(end, self._start_timer)
             elif self._cut[end.id] < overdue:
                 yield self._leftover(end, self.forget)
 
@@ -188,20 +194,22 @@ class Links:
         return Leftover("link", "relink", end.head.terms.endpoint, end, partial(heal, end))
 
     def _release(self, end: LinkEnd) -> None:
-        """Its connection is gone, and did not say so."""
+        """Do what its connection should have done when it was lost."""
         if end.link.ended:
             self.forget(end)
         else:
             self.part(end)
 
-    def _run_clock(self, end: LinkEnd) -> None:
+    def _start_timer(self, end: LinkEnd) -> None:
+        """Forget the link after `link_s`, unless it is connected by then."""
         self._cut[end.id] = time.monotonic()
         cuts = end.cuts
 
-        def look(_now: float) -> None:
+        def expire(_now: float) -> None:
+            # `cuts`: it may have been connected and disconnected again meanwhile.
             if end.gateway is None and end.cuts == cuts and not end.forgotten:
                 self.context.count("forgotten", "relink")
                 self.forget(end)
 
         link_s = self.context.config.limits.relink.link_s
-        self.context.hub.call_at(self.context.now() + link_s, look)
+        self.context.hub.call_at(self.context.now() + link_s, expire)

@@ -1,14 +1,14 @@
-"""Relink's messages as envelopes, and back: how many parts there are says what they are.
+"""Relink's messages as envelopes, and envelopes as messages. The number of parts has a meaning:
 
     one part     the payload
     two parts    properties, a JSON object, and the payload
-    more         all of them together are the payload, and where each ends goes along in `native`:
-                 a consumer of Relink gets the parts as they came
+    more         the payload is all of them joined; their sizes are kept in `native`, so that a
+                 consumer of Relink gets the same parts
     none         an empty payload
 
-A consumer gets one part when there are no properties, else two. Of the properties `content-type`,
-`correlation-id` and `reply-to` are the envelope's own as well; they stay among the properties. An
-answer that is a failure has `error` and `description`; a call may have `timeout`, in seconds.
+A consumer gets one part when there are no properties, else two. The properties `content-type`,
+`correlation-id` and `reply-to` also become fields of the envelope. An answer that is a failure has
+`error` and `description`; a call may have `timeout`, in seconds.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from crosswire.errors import CrosswireError, InvalidEnvelope, ProviderFailed
 from crosswire.gateways.failures import read_failure, to_failure
 from crosswire.gateways.options import check_timeout
 from crosswire.gateways.payloads import BYTES
+from crosswire.gateways.properties import CONTENT_TYPE, CORRELATION, REPLY_TO, TIMEOUT
+from crosswire.wire.relink.events import Acknowledged, CommitReceived, RollbackReceived
 from crosswire.wire.relink.frames import Buffer
 
 __all__ = [
     "PARTS",
     "Origin",
+    "count_of",
     "failure_of",
     "failure_parts",
     "from_parts",
@@ -39,17 +42,13 @@ __all__ = [
 
 PARTS: Final = "relink.parts"
 """Native key: the sizes of the parts, where there are more than two."""
-_CONTENT_TYPE: Final = "content-type"
-_CORRELATION: Final = "correlation-id"
-_REPLY_TO: Final = "reply-to"
-_TIMEOUT: Final = "timeout"
 
 _encode: Final = msgspec.json.Encoder().encode
 _read_properties: Final = msgspec.json.Decoder(dict[str, Property]).decode
 
 
 class Origin(msgspec.Struct, frozen=True, gc=False):
-    """What all messages that come this way have in common."""
+    """What all messages of a link, or all its answers, have in common."""
 
     destination: str
     kind: Kind
@@ -58,7 +57,7 @@ class Origin(msgspec.Struct, frozen=True, gc=False):
 
 
 def from_parts(parts: Sequence[Buffer], origin: Origin) -> Envelope:
-    """Raises InvalidEnvelope for properties that are none."""
+    """A message as it enters the hub. Raises InvalidEnvelope for properties that can't be read."""
     count = len(parts)
     if count == 1:
         payload = bytes(parts[0])
@@ -88,18 +87,19 @@ def from_parts(parts: Sequence[Buffer], origin: Origin) -> Envelope:
         principal=origin.principal,
         properties=properties,
         native=native,
-        content_type=_text(properties, _CONTENT_TYPE) or BYTES,
-        correlation=_text(properties, _CORRELATION),
-        reply_to=_text(properties, _REPLY_TO),
+        content_type=_text(properties, CONTENT_TYPE) or BYTES,
+        correlation=_text(properties, CORRELATION),
+        reply_to=_text(properties, REPLY_TO),
         crc=crc32(payload),
     )
 
 
 def to_parts(envelope: Envelope) -> tuple[bytes, ...]:
+    """The parts of a message for a peer."""
     payload = envelope.payload
     if envelope.native and (stored := envelope.native.get(PARTS)) is not None:
         sizes = array("Q", stored)
-        # Sizes of another payload would cut off its end without anybody noticing.
+        # The payload may have been edited since: old sizes would cut off its end unnoticed.
         if sum(sizes) == len(payload):
             return _split(payload, sizes)
     if envelope.properties:
@@ -107,9 +107,14 @@ def to_parts(envelope: Envelope) -> tuple[bytes, ...]:
     return (payload,)
 
 
+def count_of(event: Acknowledged | CommitReceived | RollbackReceived) -> int:
+    """The number of messages that an event names; their sequence numbers wrap at 32 bits."""
+    return (event.last - event.first) % (1 << 32) + 1
+
+
 def timeout_of(envelope: Envelope) -> float | None:
-    """How long the caller wants to wait, if it says so. Raises InvalidEnvelope."""
-    return check_timeout(envelope.properties.get(_TIMEOUT))
+    """The timeout that a call asks for; None for the default. Raises InvalidEnvelope."""
+    return check_timeout(envelope.properties.get(TIMEOUT))
 
 
 def failure_parts(error: CrosswireError) -> tuple[bytes, ...]:
@@ -119,7 +124,7 @@ def failure_parts(error: CrosswireError) -> tuple[bytes, ...]:
 
 
 def failure_of(envelope: Envelope) -> ProviderFailed | None:
-    """What a provider says that went wrong, if this answer is a failure."""
+    """The failure that a provider answered with; None if the answer is a success."""
     return read_failure(envelope.payload, envelope.properties)
 
 
@@ -129,7 +134,7 @@ def _properties(part: Buffer) -> dict[str, Property]:
     try:
         properties = _read_properties(part)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidEnvelope(f"the first of two parts holds no properties: {error}") from None
+        raise InvalidEnvelope(f"the first of two parts is not an object: {error}") from None
     return properties
 
 

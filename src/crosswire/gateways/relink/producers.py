@@ -1,8 +1,8 @@
-"""Relink's producers: what comes on a channel goes to the endpoint's queue or topic.
+"""Relink's producers: messages on any channel go to the endpoint's queue or topic.
 
-One batch of a link is on its way to the disk at a time; what comes meanwhile is the next. With it
-goes, in the same group, what the peer will hear of its channels: so both are there after a crash,
-or neither is, and then the peer repeats it.
+One batch of a link is being committed at a time; what arrives meanwhile is the next. The state of
+the channels after the batch, which the acknowledgements are made from, is in the same commit group:
+after a crash both are there, or neither is and the peer repeats the messages.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, cast
 
+from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import Envelope, encode
 from crosswire.errors import InvalidEnvelope, InvalidRequest
 from crosswire.gateways.gateway import guarded
 from crosswire.gateways.relink.link_end import LinkEnd
 from crosswire.gateways.relink.link_records import LoadedLink, Parts
-from crosswire.gateways.relink.messages import from_parts
+from crosswire.gateways.relink.messages import count_of, from_parts
 from crosswire.hub.queues import Queue
-from crosswire.hub.receipt import Receipt
 from crosswire.hub.topics import Topic
 from crosswire.wire.contract import Event
 from crosswire.wire.relink.channels import ReceivingChannel
@@ -36,7 +36,7 @@ __all__ = ["ProduceEnd", "TransactEnd"]
 _RETRY_FIRST_S: Final = 0.02
 _RETRY_LONGEST_S: Final = 0.5
 _STAMP_BYTES: Final = 48
-"""What the hub's stamp adds to a record, at most."""
+"""The most that the hub's stamp adds to a record."""
 
 _States = dict[int, ReceivingChannel]
 _Step = tuple[int, int, Envelope | None]
@@ -44,28 +44,37 @@ _Step = tuple[int, int, Envelope | None]
 
 
 class ProduceEnd(LinkEnd):
-    """Without transactions: consumed when it is on disk; where there is no room the peer waits."""
+    """Without transactions: a message is acknowledged as consumed when it is durable.
+
+    A full queue can't be reported: the messages wait here, and the peer is not read from.
+    """
 
     _todo: list[_Step]
 
     def attach(self) -> None:
+        """Nothing of the hub is needed before a message arrives."""
         self._todo = []
         self._batch: tuple[list[_Step], _States] | None = None
+        """Steps that are being committed, and the states of their channels after it."""
         self._retry: asyncio.TimerHandle | None = None
         self._retry_s = _RETRY_FIRST_S
 
     @property
     def is_busy(self) -> bool:
+        """Whether a batch is being committed."""
         return self._batch is not None
 
     def left(self) -> None:
+        """Go on: what was received is produced without the connection, unless the hub stops."""
         if self.context.draining:
             self._stop_retrying()
 
     def ended(self) -> None:
+        """Drop what waits for room: it was never acknowledged."""
         self._stop_retrying()
 
     def receive(self, events: list[Event]) -> None:
+        """Produce the messages of one read, after those that wait."""
         todo, origin = self._todo, self.origin
         for event in events:
             if type(event) is MessageReceived:
@@ -100,7 +109,7 @@ class ProduceEnd(LinkEnd):
                 # The target had room: it is the whole batch that the store can't take.
                 self._wait(todo)
                 return
-        states = self._foresee(todo)
+        states = self._save_states(todo)
         self._batch = (todo, states)
         if receipt is None or receipt.done:
             self.once_written(self._written)
@@ -110,8 +119,8 @@ class ProduceEnd(LinkEnd):
             self._retry_s = _RETRY_FIRST_S
             self.hold(False)
 
-    def _foresee(self, todo: list[_Step]) -> _States:
-        """What the peer will hear when the batch is on disk."""
+    def _save_states(self, todo: list[_Step]) -> _States:
+        """Save, and give, the states of channels that the peer may know after the commit."""
         last = {step[0]: step[1] for step in todo if step[2] is not None}
         closed = [step[0] for step in todo if step[2] is None]
         states: _States = {}
@@ -135,7 +144,8 @@ class ProduceEnd(LinkEnd):
         todo, states = self._batch
         self._batch = None
         for channel in states:
-            # The row outlives the group that failed, but says too much.
+            # What was saved goes into the next group, but acknowledges messages that are not
+            # stored: overwrite it.
             state = self.link.copy_channel(channel)
             if state is not None:
                 self.save_receiving(channel, state)
@@ -145,16 +155,14 @@ class ProduceEnd(LinkEnd):
         assert self._batch is not None
         _, states = self._batch
         self._batch = None
-        if not self.link.ended:
-            for channel, state in states.items():
-                self.link.adopt(channel, state)
-            self.wake()
+        self.adopt(states)
+        self.wake()
         self._advance()
 
-    # No room.
+    # Full queues.
 
     def _wait(self, todo: list[_Step]) -> None:
-        """Try again later; the peer is not read from until then."""
+        """Retry these steps later; don't read from the peer until then."""
         self._todo = todo + self._todo
         self.hold(True)
         if self._retry is None:
@@ -173,23 +181,29 @@ class ProduceEnd(LinkEnd):
 
 
 class _OpenTransaction:
-    """What is open on a channel: messages in order, and the rows that hold them."""
+    """The messages of a channel that are not decided, in order, and the rows that keep them."""
 
     __slots__ = ("messages", "rows")
 
     def __init__(self) -> None:
         self.messages: deque[Parts] = deque()
         self.rows: deque[tuple[int, int]] = deque()
-        """First number, and number behind the last, of each."""
+        """The first number, and the number after the last, of each row."""
 
     def take(self, count: int) -> list[Parts]:
+        """The oldest messages, which were decided."""
         return [self.messages.popleft() for _ in range(count)]
 
 
 class TransactEnd(LinkEnd):
-    """With transactions: stored while undecided, handed to the hub on commit, all or none."""
+    """With transactions: stored while undecided, produced on commit, all or none.
+
+    `received` is acknowledged when a message is stored, so that a restarted hub need not ask for
+    it again; `committed` or `uncommitted` when the outcome of its transaction is durable.
+    """
 
     def attach(self) -> None:
+        """Nothing of the hub is needed before a commit arrives."""
         self._todo: list[Event] = []
         self._is_writing = False
         self._undecided: dict[int, _OpenTransaction] = {}
@@ -197,9 +211,11 @@ class TransactEnd(LinkEnd):
 
     @property
     def is_busy(self) -> bool:
+        """Whether a batch is being committed."""
         return self._is_writing
 
     def restored(self, loaded: LoadedLink) -> None:
+        """Restore the messages of transactions that were open before the restart."""
         for channel, rows in loaded.undecided.items():
             state = loaded.receiving[channel]
             undecided = self._undecided[channel] = _OpenTransaction()
@@ -208,6 +224,7 @@ class TransactEnd(LinkEnd):
                 undecided.rows.append((first, first + len(messages)))
 
     def receive(self, events: list[Event]) -> None:
+        """Store messages and carry out decisions, after those that are being committed."""
         for event in events:
             if type(event) is ShutdownReceived:
                 self.link.shutdown()
@@ -232,7 +249,7 @@ class TransactEnd(LinkEnd):
 
     def _save(self, batch: _ReadBatch) -> None:
         batch.save()
-        # In one group with the messages: either all of it is on disk, or nothing.
+        # In one group with the messages that were produced: all of it is durable, or nothing.
         self.hub.committed().add_done_callback(
             guarded(lambda receipt: self._committed(batch, receipt), self.broken)
         )
@@ -241,20 +258,21 @@ class TransactEnd(LinkEnd):
         if self.forgotten:
             return
         if receipt.error is not None:
+            # Nothing was produced: the peer gets `uncommitted`, once that is durable.
             batch.fail()
             self._save(batch)
             return
         self._is_writing = False
-        if not self.link.ended:
-            for channel, state in batch.states.items():
-                self.link.adopt(channel, state)
-                if state.closed:
-                    self.closing.discard(channel)
-                    self._undecided.pop(channel, None)
-            self.wake()
+        self.adopt(batch.states)
+        for channel, state in batch.states.items():
+            if state.closed:
+                self.closing.discard(channel)
+                self._undecided.pop(channel, None)
+        self.wake()
         self._advance()
 
     def undecided(self, channel: int) -> _OpenTransaction:
+        """The open transaction of a channel."""
         found = self._undecided.get(channel)
         if found is None:
             found = self._undecided[channel] = _OpenTransaction()
@@ -262,7 +280,7 @@ class TransactEnd(LinkEnd):
 
 
 class _ReadBatch:
-    """What one or more reads brought: messages, and decisions about these and earlier ones."""
+    """Messages of one or more reads, and decisions about these and earlier ones."""
 
     def __init__(self, end: TransactEnd, todo: list[Event]) -> None:
         self._end = end
@@ -284,11 +302,11 @@ class _ReadBatch:
             self._last[channel] = event.sequence
         elif isinstance(event, CommitReceived):
             channel = event.channel
-            messages = self._end.undecided(channel).take(_count(event))
+            messages = self._end.undecided(channel).take(count_of(event))
             self._outcomes.append((channel, event.last, self._accept(messages)))
         elif isinstance(event, RollbackReceived):
             channel = event.channel
-            self._end.undecided(channel).take(_count(event))
+            self._end.undecided(channel).take(count_of(event))
         else:
             assert isinstance(event, CloseReceived)
             channel = event.channel
@@ -296,7 +314,7 @@ class _ReadBatch:
         self._channels[channel] = None
 
     def _accept(self, messages: list[Parts]) -> bool:
-        """A transaction's messages, if all of them can be had."""
+        """Add the messages of a transaction to the batch, if all are valid and there is room."""
         try:
             envelopes = [from_parts(parts, self._end.origin) for parts in messages]
         except InvalidEnvelope:
@@ -307,10 +325,11 @@ class _ReadBatch:
         return True
 
     def fail(self) -> None:
-        """Nothing of it could be had."""
+        """Make all outcomes `uncommitted`: the batch could not be produced."""
         self._outcomes = [(channel, last, False) for channel, last, _ in self._outcomes]
 
     def save(self) -> None:
+        """Save the states of the channels after the batch, and the messages still undecided."""
         for channel in self._channels:
             state = self._end.link.copy_channel(channel)
             if state is None:
@@ -340,7 +359,11 @@ class _ReadBatch:
 
 
 class QueueCapacity:
-    """How much more the limits of a queue allow; a topic has none."""
+    """How much more the limits of a queue allow; a topic has none.
+
+    The hub would refuse single messages of a batch, but a transaction is all or nothing, and
+    messages without one must keep their order: so the room is worked out before.
+    """
 
     def __init__(self, target: Queue | Topic) -> None:
         self._count: int | None = None
@@ -356,7 +379,7 @@ class QueueCapacity:
                     self._bytes = policy.max_bytes - target.size_bytes
 
     def take(self, envelopes: Sequence[Envelope], *, whole: bool = False) -> int:
-        """Room for these, from the first on, or for all of them or none; gives for how many."""
+        """Take room for the first of these, or with `whole` for all or none; gives the number."""
         count = len(envelopes)
         if self._count is not None:
             count = min(count, self._count)
@@ -386,7 +409,3 @@ def _split(todo: list[_Step], count: int) -> tuple[list[_Step], list[_Step]]:
                 return todo[:index], todo[index:]
             count -= 1
     return todo, []
-
-
-def _count(event: CommitReceived | RollbackReceived) -> int:
-    return (event.last - event.first) % (1 << 32) + 1

@@ -1,7 +1,7 @@
 """Relink's callers and providers: a request on channel N is answered on channel N, in order.
 
-Requests and answers leave when they are written, so that none comes twice: a hub that was killed
-calls again for what it had not answered, and drops what comes for calls that nobody waits for.
+Requests and answers leave when they are written, so that none is sent twice: a hub that was killed
+calls again for requests without an answer, and drops answers that nobody waits for.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from crosswire.errors import (
     UnexpectedFrame,
 )
 from crosswire.gateways.gateway import guarded
-from crosswire.gateways.relink.link_end import LinkEnd
+from crosswire.gateways.relink.link_end import LinkEnd, LinkWindow
 from crosswire.gateways.relink.link_records import LoadedLink, Outbound, Parts, SentRun
 from crosswire.gateways.relink.messages import (
     Origin,
+    count_of,
     failure_of,
     failure_parts,
     from_parts,
     timeout_of,
     to_parts,
 )
-from crosswire.hub.attachment import Delivery, Window
+from crosswire.hub.attachment import Delivery
 from crosswire.hub.services import Answer, Call, Provider
 from crosswire.wire.contract import Event
 from crosswire.wire.relink.channels import ReceivingChannel
@@ -45,7 +46,9 @@ from crosswire.wire.relink.events import (
 __all__ = ["CallEnd", "ServeEnd"]
 
 _OPEN_CALLS: Final = 1024
+"""Calls of one peer that may be without an answer: above this it is not read from."""
 _PROVIDER_CALLS: Final = 256
+"""Calls that one provider may have at a time, each on a channel of its own."""
 
 
 def _size(parts: Sequence[bytes]) -> int:
@@ -53,7 +56,7 @@ def _size(parts: Sequence[bytes]) -> int:
 
 
 class _PeerCall:
-    """A call of the peer, and its answer as soon as there is one."""
+    """A call of the peer; its answer once there is one."""
 
     __slots__ = ("answer", "call", "channel", "envelope", "sequence")
 
@@ -66,16 +69,19 @@ class _PeerCall:
 
 
 class CallEnd(LinkEnd):
-    """The peer calls. A request counts as received, and as consumed, with its answer."""
+    """The peer calls. A request is acknowledged, as received and consumed, with its answer."""
 
     def attach(self) -> None:
+        """Nothing of the hub is needed before a request arrives."""
         self._requests: dict[int, deque[_PeerCall]] = {}
-        self._asked: dict[int, _PeerCall] = {}
+        self._open: dict[int, _PeerCall] = {}
+        """Calls in the hub, by the identity of their envelope: it has no id before it is called."""
         self._answer_bytes = 0
         self._closing: set[int] = set()
         self._used: deque[int] = deque()
 
     def restored(self, loaded: LoadedLink) -> None:
+        """Count the answers that the caller has not consumed."""
         del loaded
         for channel, out in self.outbound.items():
             self._answer_bytes += sum(row[2] for row in out.rows)
@@ -84,12 +90,15 @@ class CallEnd(LinkEnd):
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._asked) or super().is_busy
+        """Whether calls are without an answer."""
+        return bool(self._open) or super().is_busy
 
     def ended(self) -> None:
+        """Cancel the calls that are not answered."""
         self._cancel()
 
     def receive(self, events: list[Event]) -> None:
+        """Make the calls of one read, then send the answers that have room now."""
         asked: list[_PeerCall] = []
         touched: dict[int, None] = {}
         for event in events:
@@ -98,8 +107,7 @@ class CallEnd(LinkEnd):
                 touched[event.channel] = None
             elif type(event) is Acknowledged:
                 if event.acknowledgement == "consumed":
-                    count = (event.last - event.first) % (1 << 32) + 1
-                    self._answer_bytes -= self.done(event.channel, count)
+                    self._answer_bytes -= self.done(event.channel, count_of(event))
                     touched[event.channel] = None
             elif type(event) is CloseReceived:
                 self._closing.add(event.channel)
@@ -125,6 +133,7 @@ class CallEnd(LinkEnd):
         return request
 
     def _finish(self, request: _PeerCall, answer: Parts) -> None:
+        """Keep the answer until those before it on its channel are sent."""
         try:
             self.require_room(answer)
         except TooLargeToSend as error:
@@ -133,7 +142,7 @@ class CallEnd(LinkEnd):
         self._answer_bytes += _size(answer)
 
     def _ask(self, asked: list[_PeerCall]) -> None:
-        """Those of one read together, unless they want to be waited for in their own way."""
+        """Call the hub once for the requests of one read; those with a timeout one by one."""
         plain: list[Envelope] = []
         now = self.context.now()
         for request in asked:
@@ -144,7 +153,7 @@ class CallEnd(LinkEnd):
             except InvalidEnvelope as error:
                 self._finish(request, failure_parts(error))
                 continue
-            self._asked[id(request.envelope)] = request
+            self._open[id(request.envelope)] = request
             if timeout_s is None:
                 plain.append(request.envelope)
             else:
@@ -161,12 +170,12 @@ class CallEnd(LinkEnd):
             timeout_s=timeout_s,
         )
         for call in calls:
-            request = self._asked.get(id(call.envelope))
+            request = self._open.get(id(call.envelope))
             if request is not None:
                 request.call = call
 
     def _on_answer(self, call: Call, answer: Answer) -> None:
-        request = self._asked.pop(id(call.envelope), None)
+        request = self._open.pop(id(call.envelope), None)
         if request is None or self.forgotten:
             return
         if isinstance(answer, CrosswireError):
@@ -181,7 +190,7 @@ class CallEnd(LinkEnd):
         self._limit_open_calls()
 
     def _answer(self, channel: int) -> None:
-        """Send what is answered on a channel, up to the first that is not."""
+        """Send the answers of a channel, in the order of requests, up to the first missing one."""
         requests = self._requests.get(channel)
         out = self.outbound.setdefault(channel, Outbound())
         answers: list[Parts] = []
@@ -208,7 +217,7 @@ class CallEnd(LinkEnd):
         self.once_written(lambda: self._reply(channel, answers, state, closes))
 
     def _close(self, channel: int, out: Outbound, state: ReceivingChannel | None) -> None:
-        """The peer asks no more on this channel; so there are no more answers on ours."""
+        """Close our channel: the peer closed its own, and all requests on it are answered."""
         self._closing.discard(channel)
         if state is not None:
             state.finish()
@@ -219,7 +228,10 @@ class CallEnd(LinkEnd):
             del self.outbound[channel]
 
     def _on_closed(self, channel: int) -> None:
-        """Ours may be opened again; that it was open once is remembered as long as a link does."""
+        """Our channel may be opened again.
+
+        That it was open once is kept as long as the wire's link keeps it: twice the channels.
+        """
         out = self.outbound[channel]
         if not out.reopened:
             self._used.append(channel)
@@ -246,7 +258,7 @@ class CallEnd(LinkEnd):
             link.close(channel)
 
     def _shut_down(self) -> None:
-        """It wants no more answers: what it asked for is given up, and consumed."""
+        """Cancel all calls and acknowledge them as consumed: the peer wants no more answers."""
         self._cancel()
         last = {channel: each[-1].sequence for channel, each in self._requests.items()}
         self._requests.clear()
@@ -257,41 +269,37 @@ class CallEnd(LinkEnd):
                 state.consume(sequence)
                 states[channel] = state
                 self.save_receiving(channel, state)
-
-        def adopt() -> None:
-            if not self.link.ended:
-                for channel, state in states.items():
-                    self.link.adopt(channel, state)
-
         if states:
-            self.once_written(adopt)
+            self.once_written(lambda: self.adopt(states))
         self.link.shutdown()
 
     def _limit_open_calls(self) -> None:
-        """Calls that nobody has answered yet are bounded; each of them ends in time."""
-        self.hold(len(self._asked) > _OPEN_CALLS)
+        """Stop reading while too many calls are open; each of them ends by its timeout."""
+        self.hold(len(self._open) > _OPEN_CALLS)
 
     def _cancel(self) -> None:
-        calls = [each.call for each in self._asked.values() if each.call is not None]
-        self._asked.clear()
+        calls = [each.call for each in self._open.values() if each.call is not None]
+        self._open.clear()
         self.hub.cancel(calls, self.context.now())
 
 
 class ServeEnd(LinkEnd):
-    """The peer serves. Requests go out on as many channels as there are calls at a time."""
+    """The peer serves. Each call that is under way has a channel of its own."""
 
     provider: Provider | None = None
 
     def attach(self) -> None:
+        """Prepare the channels; it serves from its first connection on."""
         channels = min(256**self.head.terms.listener_id_size, _PROVIDER_CALLS)
         self._free: deque[int] = deque(range(channels))
         self._asked: dict[int, deque[int]] = {}
-        self._where: dict[int, int] = {}
-        self._owed = channels
-        self._window = Window(0, granted=True)
+        """Message ids of the calls on a channel, in order; 0 for one that nobody waits for."""
+        self._channels: dict[int, int] = {}
+        """The channel of each call that somebody waits for."""
+        self._room = LinkWindow(channels)
 
     def restored(self, loaded: LoadedLink) -> None:
-        """What was asked before the restart may still be answered, and nobody waits for it."""
+        """Expect answers to calls from before the restart, which nobody waits for any more."""
         del loaded
         for channel, out in self.outbound.items():
             waiting = out.next - out.answered
@@ -301,41 +309,40 @@ class ServeEnd(LinkEnd):
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._where) or super().is_busy
+        """Whether it has calls that it has not answered."""
+        return bool(self._channels) or super().is_busy
 
     def joined(self) -> None:
+        """Serve from the first connection on."""
         if self.provider is None:
             self.provider = self.hub.provide(
                 [self.endpoint.destination],
                 self,
                 self.context.now(),
                 peer=self.peer,
-                window=self._window,
+                window=self._room.window,
             )
         self.provider.peer = self.peer
         self.steer()
 
     def left(self) -> None:
+        """Give it no calls until it is connected again."""
         self.steer()
 
     def steer(self) -> None:
-        """Calls go to a provider that is there and reads; those that it has stay with it."""
-        window = self._window
-        if self.gateway is not None and not self.gateway.session.congested:
-            if self._owed:
-                count, self._owed = self._owed, 0
-                window.grant(count, self.context.now())
-        elif window.free > 0:
-            self._owed += window.free
-            window.free = 0
+        """Give it calls only while it is connected and reads; those that it has stay with it."""
+        can_send = self.gateway is not None and not self.gateway.session.congested
+        self._room.steer(can_send, self.context.now())
 
     def ended(self) -> None:
+        """Its calls fail as lost."""
         if self.provider is not None:
             self.provider.close(self.context.now())
 
     # Requests.
 
     def request(self, provider: Provider, requests: list[Delivery]) -> None:
+        """Send calls, once they are written."""
         now = self.context.now()
         for delivery in requests:
             parts = to_parts(delivery.envelope)
@@ -349,17 +356,21 @@ class ServeEnd(LinkEnd):
             channel = self._pick()
             out = self.outbound.get(channel)
             if out is not None and out.outstanding >= self.limits.window:
+                # The peer doesn't acknowledge the requests that it was sent.
                 if channel not in self._asked:
                     self._free.append(channel)
-                provider.fail(delivery.id, ProviderFailed("refused", "it is too busy"), now)
+                provider.fail(
+                    delivery.id, ProviderFailed("refused", "the provider is too busy"), now
+                )
                 self._grant_credit()
                 continue
             self._asked.setdefault(channel, deque()).append(delivery.id)
-            self._where[delivery.id] = channel
+            self._channels[delivery.id] = channel
             self._post(channel, parts)
 
     def _pick(self) -> int:
-        """A channel without a call; where calls were given up, the one with the fewest."""
+        """A channel without a call. There may be none after calls that were cancelled and are
+        still not answered: then the one with the fewest."""
         if self._free:
             return self._free.popleft()
         return min(self._asked, key=lambda channel: len(self._asked[channel]))
@@ -369,22 +380,23 @@ class ServeEnd(LinkEnd):
         self.once_written(lambda: self.send(channel, [parts]))
 
     def cancel(self, provider: Provider, ids: list[int]) -> None:
-        """Relink has no word for it: the answer, if there is one, will be dropped."""
+        """Drop the answers of these calls when they come: Relink can't cancel a request."""
         del provider
         for identifier in ids:
-            channel = self._where.pop(identifier, None)
+            channel = self._channels.pop(identifier, None)
             if channel is not None:
                 asked = self._asked[channel]
                 asked[asked.index(identifier)] = 0
                 self._grant_credit()
 
     def _grant_credit(self) -> None:
-        self._owed += 1
+        self._room.free(1)
         self.steer()
 
     # Answers.
 
     def receive(self, events: list[Event]) -> None:
+        """Answer calls; each answer is for the oldest request on its channel."""
         last: dict[int, int] = {}
         answers: list[tuple[int, MessageReceived]] = []
         closed: list[int] = []
@@ -392,7 +404,7 @@ class ServeEnd(LinkEnd):
             if type(event) is MessageReceived:
                 asked = self._asked.get(event.channel)
                 if not asked:
-                    self.end(UnexpectedFrame("an answer to nothing"))
+                    self.end(UnexpectedFrame("an answer without a request"))
                     return
                 last[event.channel] = event.sequence
                 answers.append((asked.popleft(), event))
@@ -402,7 +414,7 @@ class ServeEnd(LinkEnd):
                     self._free.append(event.channel)
             elif type(event) is Acknowledged:
                 if event.acknowledgement == "consumed":
-                    self.done(event.channel, (event.last - event.first) % (1 << 32) + 1)
+                    self.done(event.channel, count_of(event))
             elif type(event) is CloseReceived:
                 closed.append(event.channel)
             elif type(event) is ShutdownReceived:
@@ -411,7 +423,7 @@ class ServeEnd(LinkEnd):
         if last or closed:
             self._acknowledge(last, closed)
         for identifier, event in answers:
-            if identifier and self._where.pop(identifier, None) is not None:
+            if identifier and self._channels.pop(identifier, None) is not None:
                 self._hand_over(identifier, event)
                 self._grant_credit()
 
@@ -428,13 +440,7 @@ class ServeEnd(LinkEnd):
             states[channel] = state
             self.save_receiving(channel, state)
             self.rows.save_marks(channel, self.outbound[channel])
-
-        def adopt() -> None:
-            if not self.link.ended:
-                for channel, state in states.items():
-                    self.link.adopt(channel, state)
-
-        self.once_written(adopt)
+        self.once_written(lambda: self.adopt(states))
 
     def _hand_over(self, identifier: int, event: MessageReceived) -> None:
         provider, now = self.provider, self.context.now()

@@ -30,13 +30,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, Final
 
+from crosswire.commitlog.contract import AcceptedMessages
 from crosswire.envelope import MICROSECONDS, Envelope
 from crosswire.hub.attachment import Choice, Consumer, DeliveryReceiver, Item, Window
 from crosswire.hub.backlog.consumers import ConsumerDispatch
 from crosswire.hub.backlog.memory import PAGE, BacklogMemory
 from crosswire.hub.backlog.recovery import recover_unsettled
 from crosswire.hub.backlog.retries import Retries
-from crosswire.hub.commits import AcceptedMessages
 from crosswire.hub.core import Core, SendEnvelope
 from crosswire.hub.cursor import Cursor
 from crosswire.hub.filters import Predicate
@@ -428,7 +428,7 @@ class Backlog(ABC):
             if stored is not None:
                 self._uncount(0, len(stored) - len(record))
         self._store.retain(number, envelope.id, record)
-        self._store.request()
+        self._commits.request()
         # A filter may match it now, and a smaller one makes room.
         self.check()
         self._loop.touch(self)

@@ -210,5 +210,5 @@ class ConsumerDispatch:
                 if len(attempts) == 1 or each.attempt == attempt
             ]
             self._owner.note(Step.DELIVERED, now, ids, peer=consumer.peer, attempt=attempt)
-        self._core.store.request(sync=False, urgent=False)
+        self._core.commits.request(sync=False, urgent=False)
         self._loop.deliver(consumer, deliveries)

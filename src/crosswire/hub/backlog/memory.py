@@ -18,9 +18,10 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from typing import Final, Protocol
 
+from crosswire.commitlog.contract import AcceptedMessages
 from crosswire.envelope import Envelope
 from crosswire.hub.attachment import Consumer, Item
-from crosswire.hub.commits import AcceptedMessages, StoredBacklog
+from crosswire.hub.commits import StoredBacklog
 from crosswire.hub.core import Core
 from crosswire.hub.cursor import Cursor, UnsettledMessage
 from crosswire.hub.ledger import LedgerPeer, Step

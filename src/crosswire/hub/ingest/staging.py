@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import Envelope
 from crosswire.errors import (
     AttemptLost,
@@ -44,7 +45,6 @@ from crosswire.hub.ingest.records import (
     unpack,
 )
 from crosswire.hub.policies import StagingLimits
-from crosswire.hub.receipt import Receipt
 from crosswire.store.records import Count, reader
 
 __all__ = ["BatchCommit", "BatchProducer", "Staging"]
@@ -408,7 +408,7 @@ class Staging:
             self.staged_bytes -= attempt.size_bytes
         self.attempts -= len(dropped)
         if dropped:
-            self._store.request(urgent=False)
+            self._commits.request(urgent=False)
         return len(dropped)
 
     def _drop_upto(self, owner: ProducerKey, batch: int, *, keep: set[int]) -> None:
@@ -441,7 +441,7 @@ class Staging:
     def _forget(self, owner: ProducerKey) -> None:
         del self._producers[owner]
         self._store.drop(_PRODUCERS, _encode(owner))
-        self._store.request(urgent=False)
+        self._commits.request(urgent=False)
 
     # What there is.
 

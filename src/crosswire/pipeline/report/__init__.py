@@ -10,7 +10,7 @@ from crosswire.errors import PipelineError
 from crosswire.pipeline.report.facts import Facts
 from crosswire.pipeline.report.gather import gather
 from crosswire.pipeline.report.page import render
-from crosswire.pipeline.report.source import ReportTables
+from crosswire.pipeline.report.table_reader import ReportTables
 
 __all__ = ["Facts", "write_report"]
 

@@ -16,14 +16,14 @@ from crosswire.pipeline.report.cells import (
     when,
 )
 from crosswire.pipeline.report.facts import Facts, Row
-from crosswire.pipeline.report.plots import (
-    split_bar,
-)
-from crosswire.pipeline.report.words import (
+from crosswire.pipeline.report.formats import (
     count,
     css_class,
     protocol_name,
     size,
+)
+from crosswire.pipeline.report.plots import (
+    split_bar,
 )
 from crosswire.pipeline.tables.names import ACCOUNT_PARTS
 

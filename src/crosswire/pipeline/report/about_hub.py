@@ -16,15 +16,15 @@ from crosswire.pipeline.report.cells import (
     when,
 )
 from crosswire.pipeline.report.facts import Facts, Row
+from crosswire.pipeline.report.formats import (
+    count,
+    duration,
+    many,
+)
 from crosswire.pipeline.report.plots import (
     bars,
     legend,
     split_bar,
-)
-from crosswire.pipeline.report.words import (
-    count,
-    duration,
-    many,
 )
 
 __all__ = ["deliveries", "reconciliation"]

@@ -21,16 +21,7 @@ from crosswire.pipeline.report.cells import (
     when,
 )
 from crosswire.pipeline.report.facts import Facts, Latencies, LatencyRow, Row
-from crosswire.pipeline.report.plots import (
-    PlotSeries,
-    bars,
-    columns,
-    distribution,
-    legend,
-    lines,
-    split_bar,
-)
-from crosswire.pipeline.report.words import (
+from crosswire.pipeline.report.formats import (
     amount,
     brief,
     count,
@@ -41,6 +32,15 @@ from crosswire.pipeline.report.words import (
     share,
     size,
     text,
+)
+from crosswire.pipeline.report.plots import (
+    PlotSeries,
+    bars,
+    columns,
+    distribution,
+    legend,
+    lines,
+    split_bar,
 )
 
 __all__ = ["destinations", "errors", "latency", "slowest", "traffic"]

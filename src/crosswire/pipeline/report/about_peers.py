@@ -20,18 +20,18 @@ from crosswire.pipeline.report.cells import (
     when,
 )
 from crosswire.pipeline.report.facts import Facts, Row
+from crosswire.pipeline.report.formats import (
+    amount,
+    css_class,
+    protocol_name,
+    text,
+)
 from crosswire.pipeline.report.graph import graph
 from crosswire.pipeline.report.plots import (
     PlotSeries,
     legend,
     lines,
     split_bar,
-)
-from crosswire.pipeline.report.words import (
-    amount,
-    css_class,
-    protocol_name,
-    text,
 )
 
 __all__ = ["causes", "sessions", "topology"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from crosswire.pipeline.report.words import (
+from crosswire.pipeline.report.formats import (
     count,
     css_class,
     duration,

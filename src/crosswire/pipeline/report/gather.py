@@ -29,7 +29,7 @@ from crosswire.pipeline.report.over_time import (
     piece_of,
     traffic,
 )
-from crosswire.pipeline.report.source import Highest, ReportTables, Tally
+from crosswire.pipeline.report.table_reader import Highest, ReportTables, Tally
 from crosswire.pipeline.tables.names import ACCOUNT_PARTS, UNANSWERED
 
 __all__ = ["gather"]

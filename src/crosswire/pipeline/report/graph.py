@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from crosswire.pipeline.report.facts import Topology
-from crosswire.pipeline.report.words import amount, css_class, many, protocol_name, visible
+from crosswire.pipeline.report.formats import amount, css_class, many, protocol_name, visible
 
 __all__ = ["graph"]
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from crosswire.envelope import MICROSECONDS
 from crosswire.pipeline.report.facts import Latencies, LatencyRow, TimeBuckets, Traffic
 from crosswire.pipeline.report.histogram import buckets_of, percentiles
-from crosswire.pipeline.report.source import ReportTables, Tally
+from crosswire.pipeline.report.table_reader import ReportTables, Tally
 
 __all__ = ["LatencyHistogram", "clock_of", "latencies", "piece_of", "traffic"]
 

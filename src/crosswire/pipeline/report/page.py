@@ -10,8 +10,7 @@ from typing import Final
 
 from crosswire import __version__
 from crosswire.pipeline.report.facts import Facts, Suspect
-from crosswire.pipeline.report.sections import SECTIONS
-from crosswire.pipeline.report.words import (
+from crosswire.pipeline.report.formats import (
     amount,
     count,
     duration,
@@ -21,6 +20,7 @@ from crosswire.pipeline.report.words import (
     size,
     text,
 )
+from crosswire.pipeline.report.sections import SECTIONS
 
 __all__ = ["render"]
 

@@ -11,8 +11,8 @@ import msgspec
 
 from crosswire.envelope import MICROSECONDS
 from crosswire.pipeline.report.facts import TimeBuckets
+from crosswire.pipeline.report.formats import amount, brief, count, duration, moment, share, visible
 from crosswire.pipeline.report.histogram import highest_of, lowest_of
-from crosswire.pipeline.report.words import amount, brief, count, duration, moment, share, visible
 
 __all__ = ["PlotSeries", "bars", "columns", "distribution", "legend", "lines", "split_bar"]
 

@@ -1,1 +1,1 @@
-"""Where bytes come from: capture files and the hub's own tap."""
+"""Sources of the pipeline: capture files, and the tap, messages and ledger of a hub's lake."""

@@ -1,8 +1,11 @@
-"""Segments of many flows, arranged, into batches of bronze.wire: the same rows as `FlowRows`.
+"""Segments of many flows, sorted, into batches of bronze.wire: the same rows as `FlowRows`.
 
-The kernel follows flows as long as it can, `Flow` helps it over holes. What the rows of a
-connection have in common is found out once for it, and stands in dictionaries; nothing here is done
-in Python for each segment of an undisturbed one.
+The kernel (`flow_kernel`) reassembles flows as long as nothing unusual happens; `Flow` takes over
+for the rest and hands back. What all rows of a connection have in common is computed once and kept
+in dictionary columns. Nothing is done in Python per segment of a connection without disturbance.
+
+A row is 11 integers in a column of `_rows`, with its payload as a slice of a source. Text columns
+and payloads are made per batch.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from crosswire.capture.reassembly import REORDER_BYTES, Flow, ReassembledRun
 from crosswire.lake.schemas import BACKWARD, FORWARD, WIRE
 from crosswire.pipeline.decode.arrow_batches import BATCH_BYTES, BATCH_ROWS
 from crosswire.pipeline.sources.capture_reader import segment_of
-from crosswire.pipeline.sources.connection_columns import NOBODY, BatchConnections, Ports, coded
+from crosswire.pipeline.sources.connection_columns import UNKNOWN, BatchConnections, Ports, coded
 from crosswire.pipeline.sources.flow_kernel import (
     DATA,
     DONE,
@@ -49,7 +52,8 @@ __all__ = ["Assembler", "plain"]
 
 _FIELDS: Final = 11
 _EXTRA: Final = -1
-"""The source of what no segment has as it is: cut, or kept from an earlier batch."""
+"""The source of payloads that are in no segment as they are: cut by `Flow`, or kept from an earlier
+batch, whose buffers are gone."""
 
 _FLOW, _NUMBER, _OPENER, _FORWARD, _KIND, _OFFSET, _LENGTH, _TIME, _LATE, _SOURCE, _START = range(
     _FIELDS
@@ -61,7 +65,7 @@ _NODES: Final = pa.array([NODE])
 
 
 def plain(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """With the columns of WIRE, as they are stored."""
+    """The batch with plain columns instead of dictionaries, in the schema WIRE."""
     columns = [
         column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
         for column in batch.columns
@@ -70,7 +74,8 @@ def plain(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class _Known(NamedTuple):
-    """A connection that was given out: the next rows may be of it."""
+    """The connection of the last row of a batch: the next batch may continue it, and must not
+    decide its name, opener and protocol again from rows in its middle."""
 
     flow: bytes
     number: int
@@ -80,10 +85,11 @@ class _Known(NamedTuple):
 
 
 class Assembler:
-    """Feed it segments with `feed`, then call `finish`; both give batches of bronze.wire, text in
-    dictionaries: see `plain`.
+    """Reassembles many flows: call `feed` with segments, then `finish`; both give batches of
+    bronze.wire with dictionary columns, which `plain` removes.
 
-    A flow's segments must be together and in order, over all calls; a connection's rows are.
+    The segments of a flow must follow one another in the order of time, over all calls; so do the
+    rows of a connection then.
     """
 
     def __init__(self, ports: PortMap, *, reorder_bytes: int = REORDER_BYTES) -> None:
@@ -92,18 +98,19 @@ class Assembler:
         self._key = b""
         self._state = new_state()
         self._waiting = new_waiting()
-        # What the kernel's rows, and what waits, are slices of.
+        # The sources that rows and waiting segments refer to.
         self._data: Sequence[npt.NDArray[np.uint8]] = ()
-        # In charge instead of the kernel until nothing waits behind a hole any more.
+        # Reassembles the current flow instead of the kernel, until nothing waits any more.
         self._flow: Flow | None = None
         self._rows = np.zeros((_FIELDS, BATCH_ROWS), np.int64)
         self._count = 0
         self._extra = bytearray()
-        # The last one that was given out, and the number of its next row.
+        # The last connection that was given out, and the seq of its next row.
         self._last: _Known | None = None
         self._seq = 0
 
     def feed(self, segments: Ordered) -> Iterator[pa.RecordBatch]:
+        """The batches that these segments complete; buffers of `segments` may be reused after."""
         if not len(segments.order):
             return
         first, last = segments.packets["flow"][segments.order[[0, -1]]].tolist()
@@ -111,6 +118,7 @@ class Assembler:
         if key != self._key:
             yield from self.finish()
         else:
+            # The flow continues; in each call flows are numbered anew.
             rename(self._state, first)
             self._rows[_FLOW, : self._count] = first
         self._data = segments.data
@@ -130,11 +138,12 @@ class Assembler:
         self._key = segments.keys[last].tobytes()
         yield from self._flush(segments.keys)
         if is_waiting(self._state) and self._flow is None:
+            # Waiting segments are slices of buffers that the caller reuses: `Flow` has copies.
             self._flow = self._taken_over()
         self._data = ()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """The flow has no more segments."""
+        """The remaining batches, when the last flow has no more segments."""
         if self._key:
             rename(self._state, 0)
             self._rows[_FLOW, : self._count] = 0
@@ -167,7 +176,8 @@ class Assembler:
         return self._data[source][start : start + length].tobytes()
 
     def _help(self, segments: Ordered, at: int) -> int:
-        """Segment by segment until nothing waits any more; the place of the next one."""
+        """Let `Flow` reassemble segment by segment until nothing waits any more; gives the index of
+        the next one."""
         flow, number = self._flow, flow_of(self._state)
         assert flow is not None
         while at < len(segments.order) and not self._is_full:
@@ -185,7 +195,7 @@ class Assembler:
         return at
 
     def _leave(self) -> None:
-        """The flow is over."""
+        """End the current flow: what waits is given out, holes become gaps."""
         flow = self._flow or self._taken_over()
         for run in flow.finish():
             self._put(run)
@@ -226,7 +236,8 @@ class Assembler:
         *,
         complete: bool = False,
     ) -> Iterator[pa.RecordBatch]:
-        """All rows but those of a connection of which it is not known yet what it speaks."""
+        """A batch of all rows, except those of the last connection if its protocol is undecided and
+        more of it may follow (not `complete`)."""
         rows = self._rows[:, : self._count]
         forget_followed(self._state)
         if not self._count:
@@ -245,16 +256,16 @@ class Assembler:
         *,
         complete: bool,
     ) -> tuple[BatchConnections, int]:
-        """The connections of these rows of which it is known what they are, and how many rows are
-        theirs."""
+        """The connections of these rows up to the first whose protocol is undecided, and the number
+        of their rows."""
         changes = (rows[_FLOW, 1:] != rows[_FLOW, :-1]) | (rows[_NUMBER, 1:] != rows[_NUMBER, :-1])
         starts = np.append(0, np.flatnonzero(changes) + 1)
         first = rows[:, starts]
         found = BatchConnections.of(
             starts, keys[first[_FLOW]], first[_NUMBER], first[_TIME], first[_OPENER], self._ports
         )
-        # What begins late is not told by its bytes.
-        undecided = (found.protocols == NOBODY) & (first[_LATE] == 0)
+        # A late connection has not its first bytes, which would reveal the protocol.
+        undecided = (found.protocols == UNKNOWN) & (first[_LATE] == 0)
         last = self._last
         if last is not None and last[:2] == (found.flows[0].tobytes(), int(found.numbers[0])):
             found.times[0], found.openers[0], found.protocols[0] = last[2:]
@@ -268,7 +279,7 @@ class Assembler:
             is_whole = index + 1 < len(starts) or not goes_on
             known = decide(runs, *found.ports(index), self._ports.map, complete=is_whole)
             if known is None:
-                # It is the last one.
+                # Only the last connection can be incomplete.
                 return found.first(index), int(starts[index])
             found.openers[index], found.protocols[index] = known[0], self._ports.code(known[1])
         return found, int(stops[-1])
@@ -296,7 +307,7 @@ class Assembler:
             "seq": pa.array(seq),
             "direction": coded(is_forward.view(np.int8), _DIRECTIONS),
             "kind": coded(rows[_KIND].astype(np.int8), _KIND_NAMES),
-            # Copied, since the rows are written over while somebody has the batch.
+            # Copied, since `_rows` is overwritten while Spark still has the batch.
             "offset": pa.array(rows[_OFFSET].copy()),
             "length": pa.array(rows[_LENGTH].copy()),
             "time": pa.array(rows[_TIME] // 1000),
@@ -307,7 +318,7 @@ class Assembler:
         return pa.RecordBatch.from_arrays([columns[name] for name in WIRE.names], WIRE.names)
 
     def _hold(self, start: int, sources: _Sources) -> None:
-        """Keep the rows from `start` on, and what they point to."""
+        """Keep the rows from `start` on, with copies of their payloads."""
         rest = self._rows[:, start : self._count].copy()
         self._extra = bytearray()
         for row in range(rest.shape[1]):
@@ -339,7 +350,7 @@ def _runs(
 
 
 class _Sources:
-    """Where the payloads of rows are."""
+    """The buffers that rows refer to, by number."""
 
     def __init__(self, data: Sequence[npt.NDArray[np.uint8]], extra: bytes) -> None:
         self._data = data
@@ -349,7 +360,7 @@ class _Sources:
         return self._extra if number == _EXTRA else self._data[number]
 
     def payload(self, rows: npt.NDArray[np.int64], row: int) -> bytes | None:
-        """None for a row that is not about bytes."""
+        """The bytes of a row; None for a row without."""
         if rows[_KIND, row] != DATA:
             return None
         start = int(rows[_START, row])
@@ -357,7 +368,7 @@ class _Sources:
         return source[start : start + int(rows[_LENGTH, row])].tobytes()
 
     def column(self, rows: npt.NDArray[np.int64]) -> pa.Array:
-        """The payloads of all rows."""
+        """The payloads of all rows as a binary column, copied by the kernel, source by source."""
         count = rows.shape[1]
         has_data = rows[_KIND] == DATA
         sizes = np.where(has_data, rows[_LENGTH], 0)
@@ -373,6 +384,6 @@ class _Sources:
 
 
 def _distinct(numbers: npt.NDArray[np.int64]) -> list[int]:
-    """Nearly always there is one."""
+    """The different numbers. Nearly always there is one, which is found without sorting."""
     is_one = not len(numbers) or (numbers == numbers[0]).all()
     return (numbers[:1] if is_one else np.unique(numbers)).tolist()  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""What all rows of a connection have in common, for many connections at once, as columns."""
+"""The columns that are the same in all rows of a connection, for many connections at once."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from crosswire.capture.classify import DetectedProtocol, PortMap
 from crosswire.capture.flows import ADDRESS_BYTES, END_BYTES, FLOW_BYTES, address_of
 from crosswire.pipeline.decode.text import Coded, Decimal, Fixed, TextPart, distinct, text
 
-__all__ = ["NOBODY", "BatchConnections", "Ports", "coded"]
+__all__ = ["UNKNOWN", "BatchConnections", "Ports", "coded"]
 
 Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
 
-NOBODY: Final = 0
-"""Stands for what is spoken where no port tells it."""
+UNKNOWN: Final = 0
+"""The code of a connection whose ports reveal no protocol."""
 
 _PORT: Final = np.dtype(">u2")
 _ZEROS: Final = [zeros * "0" for zeros in range(6)]
@@ -27,43 +27,46 @@ _TENS: Final = 10 ** np.arange(1, 6)
 
 
 def coded(indices: Any, values: pa.Array) -> pa.Array:
+    """A dictionary column: `values` by index."""
     return pa.DictionaryArray.from_arrays(indices, values)
 
 
 class Ports:
-    """What is spoken on which port: numbers, places in `known`."""
+    """Protocols by port as numbers, for columns: indexes of `known`."""
 
     def __init__(self, ports: PortMap) -> None:
         self.map = ports
         self.known = [DetectedProtocol(None, None)]
-        self._codes = {self.known[NOBODY]: NOBODY}
-        self._of_port = np.full(1 << 16, NOBODY)
+        self._codes = {self.known[UNKNOWN]: UNKNOWN}
+        self._of_port = np.full(1 << 16, UNKNOWN)
         for port in ports.ports:
             self._of_port[port] = self.code(ports.protocol_at(port))
 
     def code(self, detected: DetectedProtocol) -> int:
+        """The index of a protocol in `known`, where it is added if it is new."""
         code = self._codes.setdefault(detected, len(self.known))
         if code == len(self.known):
             self.known.append(detected)
         return code
 
     def detect(self, here: Numbers, there: Numbers, openers: Numbers) -> tuple[Flags, Numbers]:
-        """Whether the forward end, which has the port `here`, opened each connection (-1: it was
-        not seen), and what is spoken there: as `classify` has it."""
+        """For each connection, whether the forward end, with the port `here`, opened it, and its
+        protocol; `openers` is -1 where the SYN was not captured. The same as in `capture.classify`.
+        """
         code_here, code_there = self._of_port[here], self._of_port[there]
-        # Who has a port of ours was called, else who has the lower one.
-        is_detected = (code_here != NOBODY) | (code_there != NOBODY)
-        guessed = np.where(is_detected, code_there != NOBODY, here >= there)
+        # The side with a known port accepted the connection, else the one with the lower port.
+        is_detected = (code_here != UNKNOWN) | (code_there != UNKNOWN)
+        guessed = np.where(is_detected, code_there != UNKNOWN, here >= there)
         opened = np.where(openers < 0, guessed, openers > 0)
         return opened, np.where(opened, code_there, code_here)
 
 
 @dataclass
 class BatchConnections:
-    """Those that the rows of a batch belong to, one after the other: each from `starts` on.
+    """The connections of a batch's rows, in their order; `starts` has the first row of each.
 
-    `numbers` are their places in their `flows`, `times` those of their first rows, in ns. `openers`
-    says whether the forward end opened them, `protocols` is one of `Ports.known`.
+    `numbers` count the connections of a flow, `times` are those of their first rows, in ns.
+    `openers` is whether the forward end opened them, `protocols` are indexes of `Ports.known`.
     """
 
     starts: Numbers
@@ -83,7 +86,7 @@ class BatchConnections:
         openers: Numbers,
         ports: Ports,
     ) -> BatchConnections:
-        """As far as their ports tell."""
+        """With the protocols that ports reveal."""
         detected = ports.detect(*_ports(flows), openers)
         return cls(starts, flows, numbers, times, *detected)
 
@@ -91,12 +94,12 @@ class BatchConnections:
         return len(self.starts)
 
     def ports(self, index: int) -> tuple[int, int]:
-        """Of the forward end and of the other."""
+        """The ports of one connection: of the forward end and of the other."""
         forward, backward = _ports(self.flows[index : index + 1])
         return int(forward[0]), int(backward[0])
 
     def first(self, count: int) -> BatchConnections:
-        """So many of them."""
+        """The first `count` of them."""
         return BatchConnections(
             self.starts[:count],
             self.flows[:count],
@@ -109,7 +112,7 @@ class BatchConnections:
     def columns(
         self, which: npt.NDArray[np.int32], known: list[DetectedProtocol]
     ) -> dict[str, pa.Array]:
-        """Of rows, each of the connection that `which` says."""
+        """The columns of rows; `which` has each row's connection, as an index of these."""
         count = len(self)
         addresses, words = self._addresses()
         forward, backward = _ports(self.flows)
@@ -142,7 +145,7 @@ class BatchConnections:
         }
 
     def _addresses(self) -> tuple[Numbers, list[str]]:
-        """Of all forward ends, then of all others; as numbers, and what they stand for."""
+        """The addresses of all forward ends, then of all others, as indexes of a list of texts."""
         octets = self.flows.reshape(-1)
         forward = np.arange(0, len(octets), FLOW_BYTES)
         starts = np.concatenate((forward, forward + END_BYTES))
@@ -152,7 +155,7 @@ class BatchConnections:
 
 
 def _ports(flows: npt.NDArray[np.uint8]) -> tuple[Numbers, Numbers]:
-    """Of the forward ends, and of the others."""
+    """The ports of the forward ends, and of the others."""
     forward, backward = (
         np.ascontiguousarray(flows[:, end - 2 : end]).view(_PORT)[:, 0].astype(np.int64)
         for end in (END_BYTES, FLOW_BYTES)
@@ -168,7 +171,7 @@ def _name(
     other: Numbers,
     times: Numbers,
 ) -> pa.Array:
-    """Like `connection_name`."""
+    """The names that `connection_name` gives, as one column."""
     count = len(times)
     every = np.ones(count, np.bool_)
     seconds, micros = np.divmod(times // 1000, 1_000_000)

@@ -1,9 +1,13 @@
-"""A compiled kernel that follows flows segment by segment, as long as nothing odd happens.
+"""A compiled kernel that reassembles flows segment by segment in all usual cases.
 
-It knows nearly all of `reassembly.Flow`: openings, ends, late starts, what comes in order, what
-came before, and what waits behind a hole, as long as its pieces don't overlap. What it can't tell
-it leaves to `Flow`, which takes over its state (`to_flow`) and gives it back (`from_flow`) once
-nothing waits any more.
+It does nearly all that `capture.reassembly.Flow` does: openings, ends, late starts, segments in
+order, retransmissions, and segments that wait for a hole to be filled, as long as they don't
+overlap. For everything else it stops (`ODD`): `Flow` then takes over its state (`to_flow`) and
+gives it back (`from_flow`) once nothing waits any more. Both give the same rows; tests compare
+them.
+
+The state of the current flow is one array of integers, so that a kernel call costs nothing to set
+up and the state survives the end of a buffer.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ __all__ = [
 Int64 = npt.NDArray[np.int64]
 
 KINDS: Final = (runs.OPEN, runs.DATA, runs.GAP, runs.FIN, runs.RESET)
-"""A row's kind is a place in here."""
+"""A row's kind is an index of these."""
 _OPEN, DATA, _GAP, _FIN, _RESET = 0, 1, 2, 3, 4
 
 # Why the kernel stopped.
@@ -54,23 +58,23 @@ DONE: Final = 0
 FULL: Final = 1
 """There is no more room for rows."""
 ODD: Final = 2
-"""The next segment is one for `Flow`."""
+"""The next segment is unusual: `Flow` has to take it."""
 LEAVE: Final = 3
-"""The next segment is of another flow, and this one does not end as it should."""
+"""The next segment is of another flow, and this one is not complete: `Flow` has to end it."""
 
 NO_FLOW: Final = -1
 ROWS_OF_A_SEGMENT: Final = 8
-"""At most, beside what waited."""
+"""The most rows that a segment makes, besides those for segments that waited."""
 _MOST_WAITING: Final = 8192
-"""In a direction; more of them are for `Flow`."""
+"""Waiting segments of a direction; `Flow` takes over where there are more."""
 
-# State: all int64, -1 for None. Behind the flow's own fields those of either direction, first the
-# backward one.
+# State: all int64, -1 for None. The flow's own fields, then those of the backward direction, then
+# those of the forward one. The fields are those of `Flow` and `_Half`.
 _FLOW, _NUMBER, _OPENER, _BROKEN, _BEGUN, _BYTES = 0, 1, 2, 3, 4, 5
 _HALVES, _HALF_FIELDS = 6, 8
 _BASE, _NEXT, _LATE, _FIN_AT, _ENDED, _TIME, _WAITS, _WAITING_BYTES = 0, 1, 2, 3, 4, 5, 6, 7
 
-# What waits behind a hole: for either direction, in the order of their places.
+# Waiting segments: for either direction, in the order of their offsets.
 _POSITION, _SINCE, _SOURCE, _START, _LENGTH, _WAITING_FIELDS = 0, 1, 2, 3, 4, 5
 _THERE, _OVERLAPS = -1, -2
 
@@ -80,43 +84,47 @@ _FAR = 1 << 30
 
 
 def new_state() -> Int64:
+    """The state before the first flow."""
     state = np.zeros(_HALVES + 2 * _HALF_FIELDS, np.int64)
     enter(state, NO_FLOW)
     return state
 
 
 def new_waiting() -> Int64:
+    """Room for the waiting segments of both directions."""
     return np.zeros((2, _MOST_WAITING, _WAITING_FIELDS), np.int64)
 
 
 def is_waiting(state: Int64) -> bool:
-    """Something waits behind a hole."""
+    """Whether segments wait for a hole to be filled."""
     return bool(_waits(state))
 
 
 def flow_of(state: Int64) -> int:
-    """The flow that it is about."""
+    """The index of the current flow."""
     return int(state[_FLOW])
 
 
 def rename(state: Int64, flow: int) -> None:
-    """Flows have other numbers from here on."""
+    """Give the current flow another index: each batch of segments numbers its flows anew."""
     state[_FLOW] = flow
 
 
 def followed_bytes(state: Int64) -> int:
-    """How much the kernel has put into rows since `forget_followed`."""
+    """The number of bytes that the kernel has put into rows since `forget_followed`."""
     return int(state[_BYTES])
 
 
 def forget_followed(state: Int64) -> None:
+    """Set the number of bytes in rows to 0: they were given out."""
     state[_BYTES] = 0
 
 
 def to_flow(
     state: Int64, waiting: Int64, flow: Flow, payload: Callable[[int, int, int], bytes]
 ) -> None:
-    """Let `flow` go on where the kernel stopped; `payload` cuts so many bytes out of a source."""
+    """Let `flow` continue where the kernel stopped; `payload` copies bytes of a source, given its
+    number, a start and a length."""
     own = state.tolist()
     halves: list[Any] = []
     for forward in (1, 0):
@@ -142,7 +150,7 @@ def to_flow(
 
 
 def from_flow(flow: Flow, state: Int64) -> None:
-    """Let the kernel go on where `flow`, in which nothing waits, stopped."""
+    """Let the kernel continue where `flow` stopped; nothing may be waiting in it."""
     number, opener, halves, broken, begun = flow.save()
     state[_NUMBER : _BEGUN + 1] = (number, -1 if opener is None else opener, broken, begun)
     for forward, half in zip((1, 0), halves, strict=True):
@@ -162,6 +170,7 @@ def from_flow(flow: Flow, state: Int64) -> None:
 
 @compiled
 def enter(state: Int64, flow: int) -> None:
+    """Begin a flow: its first segment will begin its connection 0."""
     state[_FLOW] = flow
     _begin(state, -1)
     state[_NUMBER] = -1
@@ -182,19 +191,19 @@ def _begin(state: Int64, opener: int) -> None:
 
 @compiled
 def _is_pending(state: Int64, half: int) -> bool:
-    """It said where it ends, and has not come there."""
+    """Whether the FIN of a direction was seen and bytes before it are missing."""
     return state[half + _FIN_AT] >= 0 and not state[half + _ENDED]
 
 
 @inlined
 def _waits(state: Int64) -> int:
-    """How much does, in both directions."""
+    """The number of waiting segments in both directions."""
     return state[_HALVES + _WAITS] + state[_HALVES + _HALF_FIELDS + _WAITS]  # type: ignore[no-any-return]
 
 
 @compiled
 def _is_open(state: Int64) -> bool:
-    """There is something to come in front of what has come."""
+    """Whether bytes are missing before others, or before a FIN, that were captured."""
     return (
         _waits(state) > 0
         or _is_pending(state, _HALVES)
@@ -204,6 +213,7 @@ def _is_open(state: Int64) -> bool:
 
 @compiled
 def _position_of(state: Int64, half: int, number: Any) -> int:
+    """The offset of a sequence number that is nearest to the expected one: numbers wrap around."""
     distance = (number - state[half + _BASE] - state[half + _NEXT]) & _MASK
     if distance >= _MIDDLE:
         distance -= _MASK + 1
@@ -222,7 +232,7 @@ def _put(
     position: int,
 ) -> None:
     """A row: flow · connection · opener · forward · kind · offset · length · time · late · source ·
-    start. A direction's time never runs backwards."""
+    start. A direction's time never decreases."""
     state[half + _TIME] = max(state[half + _TIME], time_ns)
     row = np.uint64(position)
     rows[0, row] = state[_FLOW]
@@ -250,7 +260,7 @@ def _put_data(
     rows: Int64,
     count: int,
 ) -> int:
-    """How many rows there are with it; so do the following ones."""
+    """A row with bytes. Gives the number of rows with it, like the following functions."""
     _put(state, half, forward, DATA, length, time_ns, rows, count)
     rows[9, count] = source
     rows[10, count] = start
@@ -261,6 +271,7 @@ def _put_data(
 
 @compiled
 def _end(state: Int64, half: int, forward: bool, time_ns: int, rows: Int64, count: int) -> int:
+    """A row for the end of a direction whose bytes up to its FIN are complete."""
     if _is_pending(state, half) and state[half + _NEXT] >= state[half + _FIN_AT]:
         state[half + _ENDED] = 1
         _put(state, half, forward, _FIN, 0, time_ns, rows, count)
@@ -272,10 +283,11 @@ def _end(state: Int64, half: int, forward: bool, time_ns: int, rows: Int64, coun
 def _find_slot(
     state: Int64, half: int, waiting: Int64, side: int, position: Any, length: Any
 ) -> int:
-    """Where to put a piece among those that wait, _THERE if it waits already, _OVERLAPS if only a
-    part of it does, or there is no room."""
+    """The index for a segment among those that wait, _THERE if all of it waits already, _OVERLAPS
+    if a part of it does, or if there is no room: then `Flow` has to take it."""
     waits = state[half + _WAITS]
     at = waits
+    # From the end: segments after a hole mostly come in order.
     while at > 0 and waiting[side, at - 1, _POSITION] > position:
         at -= 1
     if at > 0:
@@ -293,6 +305,7 @@ def _find_slot(
 
 @compiled
 def _move(waiting: Int64, side: int, index: int, to: int) -> None:
+    """Copy an entry of the waiting segments."""
     for field in range(_WAITING_FIELDS):
         waiting[side, to, field] = waiting[side, index, field]
 
@@ -301,7 +314,7 @@ def _move(waiting: Int64, side: int, index: int, to: int) -> None:
 def _keep(
     state: Int64, half: int, waiting: Int64, side: int, at: int, position: Any, packet: Any
 ) -> None:
-    """Let a packet's payload wait."""
+    """Insert a packet's payload, as a slice of its source, into the waiting segments."""
     for index in range(state[half + _WAITS], at, -1):
         _move(waiting, side, index - 1, index)
     waiting[side, at, _POSITION] = position
@@ -317,7 +330,7 @@ def _keep(
 def _release(
     state: Int64, half: int, forward: bool, waiting: Int64, rows: Int64, count: int
 ) -> int:
-    """What waits and is next."""
+    """Rows for waiting segments that continue at the next expected offset."""
     side = 1 if forward else 0
     waits = state[half + _WAITS]
     released = 0
@@ -338,7 +351,7 @@ def _release(
 def _give_up(
     state: Int64, half: int, forward: bool, waiting: Int64, rows: Int64, count: int
 ) -> int:
-    """The hole in front of what waits will not be filled."""
+    """Report the first hole as a gap, then what waited for it."""
     side = 1 if forward else 0
     since = waiting[side, 0, _SINCE]
     missing = waiting[side, 0, _POSITION] - state[half + _NEXT]
@@ -350,8 +363,8 @@ def _give_up(
 
 @compiled
 def _open(state: Int64, packet: Any, rows: Int64, count: int) -> int:
-    """SYN opens a connection; a repeated one changes nothing. How many rows there are, -1 if it is
-    for `Flow`."""
+    """A SYN, which opens a connection; a repeated one changes nothing. Gives the number of rows, -1
+    if `Flow` has to take it."""
     if packet.size or packet.flags & (FIN | RST) or _is_open(state):
         return -1
     forward = packet.forward
@@ -381,13 +394,15 @@ def _open(state: Int64, packet: Any, rows: Int64, count: int) -> int:
 
 @compiled
 def _is_over(state: Int64) -> bool:
+    """Whether the connection was reset or ended in both directions."""
     ended = state[_HALVES + _ENDED] and state[_HALVES + _HALF_FIELDS + _ENDED]
     return state[_BROKEN] != 0 or ended != 0  # type: ignore[no-any-return]
 
 
 @inlined
 def _is_expected(state: Int64, packet: Any) -> bool:
-    """Nearly all are: the next bytes of a connection in which nothing is missing."""
+    """Whether a packet has the next bytes of a connection in which nothing is missing: nearly all
+    have."""
     half = _HALVES + _HALF_FIELDS if packet.forward else _HALVES
     due = (state[half + _BASE] + state[half + _NEXT]) & _MASK
     return (
@@ -403,6 +418,7 @@ def _is_expected(state: Int64, packet: Any) -> bool:
 
 @inlined
 def _put_payload(state: Int64, packet: Any, rows: Int64, count: int) -> None:
+    """A row for an expected packet."""
     forward, size, start = packet.forward, packet.size, packet.start
     half = _HALVES + _HALF_FIELDS if forward else _HALVES
     _put_data(state, half, forward, size, packet.time_ns, packet.source, start, rows, count)
@@ -420,9 +436,13 @@ def follow(
     most_bytes: int,
     reorder_bytes: int,
 ) -> tuple[int, int, int]:
-    """Read packets from `order[at]` on and write rows behind the first `count` ones: the place of
-    the next packet, how many rows there are, and why it stopped."""
+    """Read packets from `order[at]` on and write rows after the first `count` ones. Gives the index
+    of the next packet, the number of rows, and why it stopped.
+
+    It stops before a packet that may not fit, so that no packet is ever half done.
+    """
     while at < len(order):
+        # One packet may release all that wait.
         room = rows.shape[1] - count - _waits(state)
         if room < ROWS_OF_A_SEGMENT or state[_BYTES] >= most_bytes:
             return at, count, FULL
@@ -452,7 +472,8 @@ def follow(
 def _take(
     state: Int64, waiting: Int64, packet: Any, rows: Int64, count: int, reorder_bytes: int
 ) -> int:
-    """All but a SYN. How many rows there are, -1 if it is for `Flow`."""
+    """A segment without SYN. Gives the number of rows, -1 if `Flow` has to take it; then nothing
+    was changed that `Flow` would not change alike."""
     forward, time_ns, bits = packet.forward, packet.time_ns, packet.flags
     half = _HALVES + _HALF_FIELDS if forward else _HALVES
     other = _HALVES if forward else _HALVES + _HALF_FIELDS
@@ -466,7 +487,7 @@ def _take(
         state[half + _BASE] = np.int64(packet.number)
         state[half + _LATE] = 1
     position = _position_of(state, half, np.int64(packet.number))
-    # Of bytes that were sent twice the first hold.
+    # Of bytes that were captured twice the first count.
     cut = max(state[half + _NEXT] - position, 0)
     length = np.int64(packet.size) - cut
     if packet.size and abs(position - state[half + _NEXT]) > _FAR:
@@ -492,7 +513,7 @@ def _take(
         state[half + _FIN_AT] = max(position + packet.length, 0)
     count = _end(state, half, forward, time_ns, rows, count)
     if _waits(state):
-        count = _be_patient(state, waiting, packet, rows, count, reorder_bytes)
+        count = _give_up_holes(state, waiting, packet, rows, count, reorder_bytes)
     if bits & RST and not state[_BROKEN]:
         state[_BROKEN] = 1
         _put(state, half, forward, _RESET, 0, time_ns, rows, count)
@@ -501,10 +522,11 @@ def _take(
 
 
 @compiled
-def _be_patient(
+def _give_up_holes(
     state: Int64, waiting: Int64, packet: Any, rows: Int64, count: int, reorder_bytes: int
 ) -> int:
-    """Unless too much waits, or the other side says that it has what is missing here."""
+    """Turn holes into gaps if too many bytes wait, or if the peer acknowledged bytes after a hole
+    of its direction and REORDER_NS have passed: as in `Flow`."""
     forward = packet.forward
     half = _HALVES + _HALF_FIELDS if forward else _HALVES
     other = _HALVES if forward else _HALVES + _HALF_FIELDS

@@ -1,4 +1,7 @@
-"""Rows of bronze.wire from the segments of a flow."""
+"""Rows of bronze.wire from the segments of one flow, with state that a stream can keep.
+
+The batch pipeline makes the same rows of many flows at once: `assembler`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from crosswire.wire.runs import BACKWARD, FORWARD
 __all__ = ["NODE", "FlowRows"]
 
 NODE: Final = "pcap"
-"""What stands for the hub's node where there is none."""
+"""The column `node` of captured connections, which belong to no hub."""
 
 
 class _FlowState(msgspec.Struct, array_like=True, frozen=True):
@@ -35,7 +38,7 @@ _STATE_VERSION: Final = 1
 
 
 class FlowRows:
-    """Turns the segments of one flow, given in order, into rows of bronze.wire."""
+    """Turns the segments of one flow, in the order of time, into rows of bronze.wire."""
 
     def __init__(self, flow: bytes, ports: PortMap, *, reorder_bytes: int = REORDER_BYTES) -> None:
         self._forward, self._backward = end_of(flow[:END_BYTES]), end_of(flow[END_BYTES:])
@@ -45,13 +48,13 @@ class FlowRows:
         self._name = ""
 
     def add(self, segment: Segment) -> Iterator[tuple[Any, ...]]:
-        """To be used up before the next one is added."""
+        """The rows that this segment completes; consume them before adding the next one."""
         for run in self._flow.add(segment):
             for item in self._classifier.add(run):
                 yield self._row(item)
 
     def finish(self) -> Iterator[tuple[Any, ...]]:
-        """The flow has no more segments."""
+        """The remaining rows of a flow that has no more segments."""
         for run in self._flow.finish():
             for item in self._classifier.add(run):
                 yield self._row(item)
@@ -59,7 +62,7 @@ class FlowRows:
             yield self._row(item)
 
     def is_settled(self, now_ns: int) -> bool:
-        """Nothing more can come of what was seen of it."""
+        """Whether the flow's last connection ended so long ago that its state can be dropped."""
         return self._flow.is_settled(now_ns)
 
     def _row(self, item: Classified) -> tuple[Any, ...]:
@@ -74,7 +77,7 @@ class FlowRows:
         return row
 
     def dump(self) -> bytes:
-        """The whole state between two segments, to be given to `load`: small, versioned."""
+        """The whole state between two segments, versioned, for `load`."""
         return msgspec.msgpack.encode(
             _FlowState(
                 _STATE_VERSION,
@@ -87,7 +90,8 @@ class FlowRows:
         )
 
     def load(self, state: bytes) -> None:
-        """Go on where `dump` was called. Raises DecoderStateError."""
+        """Continue where `dump` was called. Raises DecoderStateError for damaged state, or that of
+        another version."""
         try:
             saved = _STATE.decode(state)
             if saved.version != _STATE_VERSION:

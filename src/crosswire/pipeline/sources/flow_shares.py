@@ -1,9 +1,10 @@
-"""The packets of some flows in captures: where they lie, in rows that are sorted in memory.
+"""Shares of the flows in captures: each task finds the packets of its own share.
 
-Walking a capture is so much cheaper than sending it through a shuffle that every task walks all of
-it and keeps what belongs to its share of the flows. By its hash a flow is in one of `BUCKETS`; a
-survey counts what is in each, so that shares can be made of about the same size, and so that a task
-knows before it begins how many packets it will keep.
+Walking over a capture is much cheaper than sending it through a shuffle, so every task walks over
+all of it and keeps the packets of its share of the flows: their positions, not their bytes, sorted
+in memory. A flow's hash puts it into one of `BUCKETS`. A survey counts packets and bytes of each
+bucket, so that shares of about the same size can be made of them, and so that a task can allocate
+what it needs before it begins.
 """
 
 from __future__ import annotations
@@ -28,20 +29,21 @@ __all__ = ["BUCKETS", "FlowShare", "Mapped", "Ordered", "Survey", "collect", "pr
 BUCKETS: Final = 1024
 
 _BLOCK_BYTES: Final = 1 << 20
-"""What is read at once: small enough to stay in the cache of a core."""
+"""Read at once: small enough to stay in the cache of a core."""
 _FLOW_WORDS: Final = FLOW_BYTES // 4
 _FIRST_FLOWS: Final = 1024
 _MOST_HELD_BYTES: Final = 384 * 1024 * 1024
 _STATM: Final = Path("/proc/self/statm")
 _PACKET_WEIGHT: Final = 256
-"""A packet costs about as much as so many bytes."""
+"""The fixed cost of a packet, in bytes that take as long."""
 
 
 @dataclass(frozen=True)
 class Ordered:
-    """Segments, and the order in which to put them together: flow by flow, each by time.
+    """Segments, and the order in which to reassemble them: flow by flow, each by time.
 
-    `flow` of a packet is a row of `keys`, `source` one of `data`, which its payload is a slice of.
+    A packet's `flow` is an index of `keys`; its `source` is an index of `data`, and its payload is
+    a slice of that.
     """
 
     order: npt.NDArray[np.int32]
@@ -51,7 +53,8 @@ class Ordered:
 
 
 class Mapped:
-    """A plain file in memory, as far as it went when it was looked at. Raises InvalidInput."""
+    """A plain file mapped into memory, up to the end that the survey has seen. Raises InvalidInput
+    if it is shorter now."""
 
     def __init__(self, file: Split) -> None:
         assert file.end is not None
@@ -61,22 +64,24 @@ class Mapped:
                 self._mapping = mmap.mmap(opened.fileno(), file.end, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise InvalidInput(f"can't read {file.path} up to byte {file.end}: {error}") from error
-        # Unmapped when nobody looks at it any more.
+        # Unmapped when the last array that refers to it is gone.
         self.data = np.frombuffer(self._mapping, np.uint8)
 
     def check(self) -> None:
-        """Whoever looks at what is no longer there dies of it. Raises InvalidInput."""
+        """Raises InvalidInput if the file was truncated: reading a mapped page after its end kills
+        the process with SIGBUS."""
         if self._mapping.size() < len(self._mapping):
             raise InvalidInput(f"{self._path} was cut short while it was read")
 
     def forget(self) -> None:
-        """Have nothing of it in this process: the page cache has it still."""
+        """Unmap its pages from this process; they stay in the page cache."""
         self._mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def prepare(files: Sequence[Mapped]) -> None:
-    """Before one looks at files, here and there: they must be whole, and it should not look as if
-    this process needed all that it has seen. Raises InvalidInput."""
+    """To be called now and then while mapped files are read: checks that they are still whole, and
+    limits how much of them counts as this process's memory, though the page cache has it anyway.
+    Raises InvalidInput."""
     for file in files:
         file.check()
     if _held_of_files() > _MOST_HELD_BYTES:
@@ -85,7 +90,7 @@ def prepare(files: Sequence[Mapped]) -> None:
 
 
 def _held_of_files() -> int:
-    """What Linux counts as ours though it is of files; elsewhere it is not told."""
+    """The bytes of mapped files that Linux counts as this process's memory; 0 on other systems."""
     try:
         return int(_STATM.read_bytes().split()[2]) * mmap.PAGESIZE
     except FileNotFoundError:
@@ -97,7 +102,7 @@ def _held_of_files() -> int:
 
 @dataclass(frozen=True)
 class FlowShare:
-    """One of several parts of the flows: those in the buckets whose owner is its `number`."""
+    """One of several shares of the flows: those in the buckets whose owner is its `number`."""
 
     number: int
     packets: int
@@ -107,10 +112,11 @@ class FlowShare:
 
 @dataclass(frozen=True)
 class Survey:
-    """`files` as far as they went when they were looked at, and what is in each bucket;
-    `joined_bytes` came in fragments.
+    """`files` up to the ends that they had, and the packets and bytes in each bucket;
+    `joined_bytes` were joined from fragments.
 
-    Nobody who does not know the `seed` can choose flows that are all in one.
+    The hash has a random `seed`, so that nobody can make a capture whose flows are all in one
+    bucket.
     """
 
     files: list[Split]
@@ -120,7 +126,8 @@ class Survey:
     joined_bytes: int
 
     def shares(self, count: int) -> list[FlowShare]:
-        """The flows in `count` parts, so that all have about as much to do."""
+        """The flows in `count` shares of about the same cost: the largest bucket first, each to the
+        share with the least so far."""
         weights = self.size_bytes + _PACKET_WEIGHT * self.packets
         owners = np.zeros(BUCKETS, np.int32)
         loads = np.zeros(count, np.int64)
@@ -133,7 +140,7 @@ class Survey:
 
 
 def survey(files: Iterable[Split]) -> Survey:
-    """Walk over plain files. Raises InvalidInput."""
+    """Count what is in plain files. Raises InvalidInput."""
     found = list(files)
     seed = np.random.default_rng().integers(1 << 63, dtype=np.uint64)
     counts = np.zeros((2, BUCKETS), np.int64)
@@ -177,13 +184,14 @@ def _tally(
 def collect(
     files: Sequence[Split], data: Sequence[Mapped], share: FlowShare, since_ns: int
 ) -> Ordered:
-    """The segments of a share, of files in the order of their names. Raises InvalidInput."""
+    """The segments of a share, in the order of `files`. Raises InvalidInput."""
     kept = _SharePackets(share, since_ns)
     joined = bytearray()
     for source, file in enumerate(files):
         for segments in read(file, block_bytes=_BLOCK_BYTES):
             if not segments.is_joined:
                 kept.add(segments, source, segments.base)
+            # Joined from fragments, so not in the file as it is: one more source, in memory.
             elif kept.add(segments, len(files), len(joined)):
                 joined += segments.data.tobytes()
     keys, packets = kept.keys, kept.packets
@@ -192,7 +200,8 @@ def collect(
 
 
 class _SharePackets:
-    """The packets of a share. Its flows have numbers, in the order in which they came."""
+    """The packets of a share. Its flows are numbered in the order of their first packets, by an
+    open-addressing hash table: `_slots` has numbers of flows, `_words` their keys."""
 
     def __init__(self, share: FlowShare, since_ns: int) -> None:
         self._share = share
@@ -200,7 +209,7 @@ class _SharePackets:
         self._packets = np.empty(share.packets, PACKET)
         self._words = np.zeros((_FIRST_FLOWS, _FLOW_WORDS), np.uint32)
         self._slots = np.full(4 * _FIRST_FLOWS, -1, np.int32)
-        # Of flows and of packets.
+        # The number of flows and the number of packets so far.
         self._counts = np.zeros(2, np.int64)
 
     @property
@@ -212,8 +221,8 @@ class _SharePackets:
         return self._packets[: self._counts[1]]
 
     def add(self, segments: Segments, source: int, base: int) -> int:
-        """Keep those of the share; how many there are. The place `base` of the source is where the
-        data of these segments begins."""
+        """Keep the segments of the share; gives their number. `base` is the position in the source
+        where the data of these segments begins."""
         before = int(self._counts[1])
         words = segments.flows.view(np.uint32)
         at = 0
@@ -236,7 +245,9 @@ class _SharePackets:
             if at == len(words):
                 return int(self._counts[1]) - before
             if self._counts[1] == len(self._packets):
-                raise InvalidInput("a capture has changed while it was read")
+                raise InvalidInput(
+                    "a capture changed while it was read: it has more packets than before"
+                )
             self._make_room()
 
     def _make_room(self) -> None:
@@ -264,7 +275,8 @@ def _keep(
     kept: Packets,
     counts: npt.NDArray[np.int64],
 ) -> int:
-    """Goes on until all are seen or there is no room for a flow or a packet: the next one."""
+    """Keep packets until the last one, or until there is no room for a flow or a packet; gives the
+    index of the next one."""
     mask = np.uint64(len(slots) - 1)
     flows, count = counts
     while at < len(packets):
@@ -313,7 +325,8 @@ def _enter_all(
 
 
 def _by_flow_and_time(packets: Packets, flows: int) -> npt.NDArray[np.int32]:
-    """Nearly always they come by time, and only flows have to be taken apart."""
+    """The order of packets by flow, then by time. Captures are nearly always in the order of time,
+    so packets are only distributed to flows, and few flows have to be sorted."""
     bounds = np.zeros(flows + 1, np.int64)
     order = np.empty(len(packets), np.int32)
     mixed = np.zeros(flows, np.bool_)
@@ -331,7 +344,7 @@ def _group(
     order: npt.NDArray[np.int32],
     mixed: npt.NDArray[np.bool_],
 ) -> None:
-    """Flow by flow, each in the order in which it came; `mixed` says where time runs backwards."""
+    """A counting sort by flow, stable; sets `mixed` for flows in which a time decreases."""
     for index in range(len(packets)):
         bounds[packets[index].flow + 1] += 1
     for flow in range(len(mixed)):

@@ -1,4 +1,4 @@
-"""What the user gave as input: capture files, or the folders of a hub's lake."""
+"""Input paths: which of them are capture files, and which are tables of a hub's lake."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["Inputs", "find_inputs", "search"]
 
 
 _LAKE: Final = {"wire": "taps", "messages": "messages", "ledger": "ledgers"}
-"""Tables of a lake, and where Inputs has them."""
+"""Tables of a lake, and the fields of Inputs for them."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """`taps` are `wire/` folders of lakes, or files of such; `messages` and `ledgers` are those of
-    these names."""
+    """Paths by kind. `captures` are files; `taps`, `messages` and `ledgers` are folders of lakes
+    (`wire/`, `messages/`, `ledger/`) or single files of these."""
 
     captures: tuple[str, ...] = ()
     taps: tuple[str, ...] = ()
@@ -33,7 +33,8 @@ class Inputs:
 
 
 def find_inputs(paths: Iterable[str]) -> Inputs:
-    """Look at what is there. Raises InvalidInput for what can't be read, or if there is nothing.
+    """Sort paths by what they hold. Raises InvalidInput for a path that can't be read, or if
+    nothing is found.
 
     A file is a capture, or one of a lake. A folder is a lake (or has one in `lake/`), or one table
     of it, or is searched for capture files, by their content. A URL is the folder of a table of a
@@ -50,21 +51,21 @@ def find_inputs(paths: Iterable[str]) -> Inputs:
 
 
 def search(paths: Iterable[str]) -> Inputs:
-    """Like `find_inputs`, for who can wait until there is something."""
+    """Like `find_inputs`, but nothing found is no error: a stream waits for input."""
     found: dict[str, dict[str, None]] = {name: {} for name in ("captures", *_LAKE.values())}
     for name in paths:
         if "://" in name:
             found[_LAKE.get(name.rstrip("/").rpartition("/")[2], "taps")][name] = None
             continue
         try:
-            for where, path in _look_at(Path(name)):
+            for where, path in _sort(Path(name)):
                 found[where][str(path.resolve())] = None
         except OSError as error:
             raise InvalidInput(f"can't read {error.filename}: {error.strerror}") from error
     return Inputs(**{name: tuple(each) for name, each in found.items()})
 
 
-def _look_at(path: Path) -> Iterator[tuple[str, Path]]:
+def _sort(path: Path) -> Iterator[tuple[str, Path]]:
     if path.is_file():
         if is_capture(path):
             yield "captures", path
@@ -100,12 +101,12 @@ def _is_lake(folder: Path) -> bool:
 
 
 def _first_file(table: Path) -> Path | None:
-    """A file of the lake in this folder of it, if there is one."""
+    """Any file of a table's folder."""
     return next(table.glob("date=*/*.parquet"), None)
 
 
 def _table_of(file: Path) -> str | None:
-    """The table of a lake whose columns a file has."""
+    """The table of a lake whose columns a file has; None if it is none of them."""
     if file.suffix != ".parquet":
         return None
     try:
@@ -119,4 +120,4 @@ def _may_be_capture(file: Path) -> bool:
     try:
         return file.is_file() and not file.name.startswith(".") and is_capture(file)
     except FileNotFoundError:
-        return False  # taken away while we looked
+        return False  # removed since the folder was listed

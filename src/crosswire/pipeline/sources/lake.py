@@ -1,4 +1,4 @@
-"""What the hub itself recorded: the lake's `messages/` and `ledger/`."""
+"""The hub's own records: `messages/` and `ledger/` of lakes as DataFrames."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ __all__ = ["from_records"]
 def from_records(
     spark: SparkSession, folders: Iterable[str], schema: pa.Schema, *, since_us: int = 0
 ) -> DataFrame:
-    """The rows of these folders of one lake or several; none, if there are no folders."""
+    """The rows of these folders of one lake or several, from `since_us` on; no rows without
+    folders."""
     columns = from_arrow_schema(schema)
     found = list(folders)
     if not found:
@@ -29,7 +30,8 @@ def from_records(
         rows = part if rows is None else rows.unionByName(part)
     assert rows is not None
     if since_us:
-        # A file that was named by itself has no date.
+        # A file that is given on its own, outside a folder `date=…`, has no date. The date is
+        # compared too, so that Spark skips whole folders.
         day = F.coalesce("date", F.lit(date_of(since_us)).cast("date"))
         rows = rows.where(day >= F.lit(date_of(since_us)).cast("date"))
         rows = rows.where(F.col("time") >= since_us)

@@ -54,15 +54,16 @@ SPLIT_BYTES: Final = 64 * 1024 * 1024
 
 Change = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-# Up to here every task walks over all files; beyond, their segments are shuffled.
+# Up to these limits every task walks over all files; beyond them segments are shuffled: walking
+# costs cores × bytes, a shuffle costs bytes, but about 20 times as much for each.
 _MOST_CORES: Final = 16
 _MOST_FILES: Final = 4096
 _MOST_BYTES: Final = 16 << 30
 _PACKETS_OF_A_SHARE: Final = 8_000_000
-"""What a task keeps of a packet takes about 50 bytes."""
+"""A task keeps about 50 bytes for each packet."""
 _FEW_PACKETS: Final = 4096
 _MOST_JOINED_BYTES: Final = 64 << 20
-"""What came in fragments is not in the file as it is: a task keeps it in memory."""
+"""Segments that were joined from fragments are not in the file: a task keeps them in memory."""
 
 
 # ---------------------------------------------------------------------------------------- source
@@ -72,15 +73,16 @@ class PcapDataSource(DataSource):
     """`spark.read.format("pcap").load(path)`: a row per TCP segment with bytes, SYN, FIN or RST.
 
     Options: `path` (or `paths`, a line each), `splitBytes`, `columns` (comma separated; Spark does
-    not tell a source which ones it needs), `since` (µs; earlier packets are left out); `splits`
-    instead of paths, as JSON, for who has looked for them already.
+    not pass on to a source which ones it needs), `since` (µs; earlier packets are left out);
+    `splits` instead of paths, as JSON, for a caller that has found the parts already.
 
-    `spark.readStream` reads folders: new captures, and what is added to old ones. Of much that
-    waits a batch takes `maxBytesPerTrigger`, at least a file.
+    `spark.readStream` reads folders: new captures, and what is appended to old ones. A batch takes
+    at most `maxBytesPerTrigger`, but at least one file.
     """
 
     @classmethod
     def name(cls) -> str:
+        """For `format("pcap")`."""
         return "pcap"
 
     def _columns(self) -> list[str]:
@@ -92,9 +94,11 @@ class PcapDataSource(DataSource):
         return columns
 
     def schema(self) -> str:
+        """The columns that the options choose. Raises InvalidInput for unknown ones."""
         return ", ".join(f"{column} {COLUMNS[column]}" for column in self._columns())
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
+        """For `spark.read`."""
         return self._reader()
 
     def _paths(self) -> list[str]:
@@ -111,6 +115,7 @@ class PcapDataSource(DataSource):
         )
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
+        """For `spark.readStream`."""
         return PcapStreamReader(
             self._paths(),
             self._reader(),
@@ -123,7 +128,7 @@ class PcapDataSource(DataSource):
 
 
 def segments_of(spark: SparkSession, parts: list[Split], *, since_us: int = 0) -> DataFrame:
-    """The TCP segments of parts of capture files, as the reassembly needs them."""
+    """The TCP segments of parts of capture files, with the columns that reassembly needs."""
     if not parts:
         shape = ", ".join(f"{name} {COLUMNS[name]}" for name in FOR_REASSEMBLY)
         return spark.createDataFrame([], shape)
@@ -137,11 +142,12 @@ def _source(spark: SparkSession, since_us: int) -> DataFrameReader:
 
 
 class Captures:
-    """Capture files, to be read as bronze.wire, or as what a function makes of it on the way.
+    """Capture files, read as bronze.wire or as what a function makes of it on the way.
 
-    Plain files are looked at once, here; what is added to them later is not read. Every task takes
-    its share of the flows out of the files themselves. Where one of them is compressed, or they are
-    too large or too many for that, or tasks are, segments are shuffled: `shuffle` says so at once.
+    Plain files are surveyed once, here; what is appended to them later is not read. Every task then
+    reads its share of the flows from the files themselves. Segments are shuffled instead where a
+    file is compressed, where files are too large or too many, where there are many cores, or on
+    request (`shuffle`).
     """
 
     def __init__(
@@ -166,16 +172,17 @@ class Captures:
 
     @property
     def is_shuffled(self) -> bool:
-        """To read them twice costs more than to read again what was made of them."""
+        """Whether segments are shuffled: then reading the captures twice costs more than storing
+        what was made of them."""
         return self._survey is None
 
     def wire(self) -> DataFrame:
-        """bronze.wire: connections together and in order within a partition."""
+        """bronze.wire; a connection is in one partition, and its rows are in order there."""
         return self.through(_plain, WIRE_COLUMNS)
 
     def through(self, change: Change, columns: StructType) -> DataFrame:
-        """What `change` makes of batches of bronze.wire, where these are made: they don't cross
-        into Java before."""
+        """What `change` makes of batches of bronze.wire in the task that makes these: only the
+        result is sent to the JVM, which costs more than the decoding."""
         if self._survey is None:
             source = _source(self._spark, self._since_us).option("splitBytes", self._split_bytes)
             segments = source.option("paths", "\n".join(self._paths)).load()
@@ -193,7 +200,7 @@ class Captures:
 
 
 def _plan(paths: list[str], cores: int) -> tuple[Survey | None, int]:
-    """What is in the files and into how many shares to divide it, if that is the way to go."""
+    """A survey of the files and the number of shares; (None, 0) if segments have to be shuffled."""
     if cores > _MOST_CORES or len(paths) > _MOST_FILES:
         return None, 0
     files = [whole(path) for path in paths]
@@ -233,7 +240,7 @@ def reassemble(
     change: Change = _plain,
     columns: StructType = WIRE_COLUMNS,
 ) -> DataFrame:
-    """Segments of any number of flows → what `change` makes of batches of bronze.wire."""
+    """Shuffle segments by flow, reassemble them and give what `change` makes of the batches."""
     arranged = segments.repartition("flow").sortWithinPartitions(
         "flow", "time_ns", "file", "record"
     )
@@ -253,7 +260,7 @@ def wire_of_segments(batches: Iterable[pa.RecordBatch], ports: PortMap) -> Itera
 
 
 def _ordered(batch: pa.RecordBatch) -> Ordered:
-    """As they are."""
+    """Segments that are sorted already. Flows are numbered by comparing neighbours."""
     count = batch.num_rows
     offsets, payload = _binary(batch.column("payload"))
     flow_offsets, flow_bytes = _binary(batch.column("flow"))
@@ -277,6 +284,7 @@ def _binary(column: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:
 
 
 def segment_rows(batch: pa.RecordBatch) -> Iterator[tuple[bytes, Segment]]:
+    """The flow's key and the segment of each row of a batch."""
     names = ("forward", "time_ns", "number", "acknowledgement", "flags", "length", "payload")
     columns = [batch.column(name).to_pylist() for name in names]
     return zip(batch.column("flow").to_pylist(), map(Segment._make, zip(*columns)), strict=True)  # noqa: B905

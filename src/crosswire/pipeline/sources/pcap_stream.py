@@ -1,7 +1,7 @@
-"""The Spark source `pcap` as a stream: captures in folders, new ones and what is added to old ones.
+"""The Spark source `pcap` as a stream: new captures in folders, and what is appended to old ones.
 
-An offset says of each capture how far it was read. A batch that is repeated reads the same records,
-however the files have grown since.
+An offset has for each capture how far it was read. Spark stores it before a batch runs, so a batch
+that is repeated after a failure reads the same records, however much the files have grown since.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ _READ: Final = msgspec.json.Decoder(CaptureRead)
 
 
 class PcapStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Finds new parts of captures on the driver; tasks read them as PcapReader does.
+
+    Raises InvalidInput for what can't be read.
+    """
+
     def __init__(
         self, paths: list[str], reader: PcapReader, split_bytes: int, batch_bytes: int
     ) -> None:
@@ -48,16 +53,20 @@ class PcapStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offset | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802
+        """Nothing was read."""
         return {}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """The option `maxBytesPerTrigger`."""
         return ReadMaxBytes(self._batch_bytes) if self._batch_bytes else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Fix the end: what is appended from now on is for the next run."""
         self._target = self._found({}, patient=False)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """At least a file further, if there is one."""
+        """The offset after the next batch: within the limit, but at least one file, so that a file
+        larger than the limit is read at all."""
         found = self._found(start, patient=True) if self._target is None else self._target
         most_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         taken, size_bytes = dict(start), 0
@@ -90,6 +99,8 @@ class PcapStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        """The parts between two offsets. Raises InvalidInput if a capture of them was removed."""
+        # By path over all known captures: repeated batches number files alike.
         files = {path: number for number, path in enumerate(sorted(end))}
         return [
             PcapPartition(files[path], part)
@@ -101,7 +112,8 @@ class PcapStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _parts(self, path: str, before: str | None, until: CaptureRead) -> Iterator[Split]:
         known = None if before is None else _READ.decode(before)
         if not Path(path).exists():
-            raise InvalidInput(f"{path} was taken away before it was read")
+            raise InvalidInput(f"{path} was removed before it was read")
+        # Another head: the name was given to a new capture, which is read from its beginning.
         same = known is not None and known.head == until.head and known.end <= until.end
         first, layout = (known.end, known.layout) if known is not None and same else (0, None)
         parts, _, _ = advance(path, self._split_bytes, first, layout)
@@ -109,9 +121,11 @@ class PcapStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if until.layout is None:
                 yield part  # compressed: one part
             elif part.start < until.end:
+                # The file may have grown since the offset was made.
                 end = until.end if part.end is None else min(part.end, until.end)
                 yield replace(part, end=end)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        """The segments of a part."""
         assert partition is not None
         return self._reader.read(partition)

@@ -1,7 +1,8 @@
-"""The hub's own tap: the lake's `wire/` files as bronze.wire, through Spark or without it.
+"""The hub's tap: the lake's `wire/` files as bronze.wire, read by Spark or directly with Arrow.
 
-Without it, every one of a few tasks reads all files, in order, and keeps the connections that are
-its own: no row has to be sent to another task, nor into Python and back.
+Read directly, each of a few tasks reads all files in order and keeps its share of the connections:
+no row has to be shuffled to another task, or sent from the JVM to Python and back. That costs
+reading every file once per task, and is faster as long as tasks are few.
 """
 
 from __future__ import annotations
@@ -41,16 +42,19 @@ _REPEATED: Final = [
     "acceptor_address",
 ]
 _SHARED_EVENLY: Final = 4096
+"""The number of connections that are assigned by size; all others by hash."""
 
 
 def from_tap(spark: SparkSession, folders: Iterable[str], *, since_us: int = 0) -> DataFrame:
-    """bronze.wire of `wire/` folders of one lake or several, or of files of such."""
+    """bronze.wire of `wire/` folders of one lake or several, or single files of them, from
+    `since_us` on, read by Spark."""
     wire: DataFrame | None = None
     for folder in folders:
         schema = type(COLUMNS)([*COLUMNS.fields]).add("date", "date")
         rows = spark.read.schema(schema).parquet(folder)
         if since_us:
-            # A file that was named by itself has no date.
+            # A file that is given on its own, outside a folder `date=…`, has no date. The date is
+            # compared too, so that Spark skips whole folders.
             day = F.coalesce("date", F.lit(date_of(since_us)).cast("date"))
             rows = rows.where(day >= F.lit(date_of(since_us)).cast("date"))
             rows = rows.where(F.col("time") >= since_us)
@@ -61,11 +65,11 @@ def from_tap(spark: SparkSession, folders: Iterable[str], *, since_us: int = 0) 
 
 
 def tap_files(folders: Iterable[str], *, since_us: int = 0) -> list[str] | None:
-    """The files of `wire/` folders, or files of such, in the order of their rows, node by node.
-    There may be very many: only their paths are kept.
+    """The files of `wire/` folders, or single files of them, in the order of their rows, node by
+    node. Only paths are kept, since there may be very many.
 
-    None where that can't be told: a folder is not of this machine's file system, or has files that
-    no hub has named. Raises InvalidInput if rows are there twice.
+    None if that order is unknown: a folder is not in the local file system, or has files with other
+    names than a hub gives. Raises InvalidInput if two files hold the same rows.
     """
     since = date_of(since_us) if since_us else ""
     found: list[tuple[str, int, int, str]] = []
@@ -97,8 +101,9 @@ def read_tap(
 ) -> Iterator[pa.RecordBatch]:
     """Rows of files, in the order of the files, of the connections of one `part` of several.
 
-    All parts must be told of the same files, whose checksums are looked at for the first one: one
-    look is enough. Raises InvalidInput for a file that can't be read.
+    All parts must be given the same files: each computes on its own which connections are whose.
+    Checksums are verified by the first part only, since all read the same bytes. Raises
+    InvalidInput for a file that can't be read.
     """
     shares = _Shares(parts)
     waiting: list[pa.RecordBatch] = []
@@ -145,21 +150,23 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 class _Shares:
-    """Who reads which connection: the same for all who have seen the same rows.
+    """Which part reads which connection: the same in every part that has seen the same rows.
 
-    The first connections go, as they come, to whom has got the least; of very many it does not
-    matter which is whose. They are known by a hash of their names: who is taken for another goes
-    where that one goes.
+    The first connections go to the part with the fewest bytes so far. Of very many connections it
+    does not matter which goes where: the rest is distributed by hash, and no list of all is kept.
+    Connections are identified by a hash of their names; two with the same hash go to the same part,
+    which is no error.
     """
 
     def __init__(self, parts: int) -> None:
         self._parts = parts
         self._known = np.empty(0, np.uint64)
-        self._given = np.empty(0, np.int64)
-        self._got = np.zeros(parts)
+        self._part_of = np.empty(0, np.int64)
+        self._bytes_of = np.zeros(parts)
 
     def are_of(self, part: int, batch: pa.RecordBatch) -> NDArray[np.bool_]:
-        # Only who reads needs what was compiled.
+        """Which rows of a batch belong to connections of a part."""
+        # Imported here, since numba takes a second to load and the driver reads nothing.
         from crosswire.pipeline.decode.text import hashes
 
         if self._parts == 1:
@@ -173,11 +180,11 @@ class _Shares:
         index, is_known = self._find(names)
         if len(self._known) < _SHARED_EVENLY and not is_known[used].all():
             new = used & ~is_known
-            self._give(names[new], sizes[new].astype(np.float64))
+            self._assign(names[new], sizes[new].astype(np.float64))
             index, is_known = self._find(names)
         parts = (names % np.uint64(self._parts)).astype(np.int64)
-        parts[is_known] = self._given[index[is_known]]
-        self._got += np.bincount(parts[used], sizes[used], self._parts)
+        parts[is_known] = self._part_of[index[is_known]]
+        self._bytes_of += np.bincount(parts[used], sizes[used], self._parts)
         mine: NDArray[np.bool_] = (parts == part)[codes]
         return mine
 
@@ -188,15 +195,16 @@ class _Shares:
         index = np.minimum(index, len(self._known) - 1)
         return index, self._known[index] == names
 
-    def _give(self, names: NDArray[np.uint64], sizes: NDArray[np.float64]) -> None:
-        """The largest first: so those who read get about as much."""
+    def _assign(self, names: NDArray[np.uint64], sizes: NDArray[np.float64]) -> None:
+        """Assign connections to parts, the largest first: the parts then have about the same
+        number of bytes."""
         names, first = np.unique(names, return_index=True)
         order = np.argsort(-sizes[first], kind="stable")[: _SHARED_EVENLY - len(self._known)]
-        got, given = self._got.copy(), []
+        sizes_of, chosen = self._bytes_of.copy(), []
         for size in sizes[first][order].tolist():
-            given.append(int(got.argmin()))
-            got[given[-1]] += size
+            chosen.append(int(sizes_of.argmin()))
+            sizes_of[chosen[-1]] += size
         known = np.append(self._known, names[order])
         indexes = np.argsort(known)
-        self._given = np.append(self._given, given).astype(np.int64)[indexes]
+        self._part_of = np.append(self._part_of, chosen).astype(np.int64)[indexes]
         self._known = known[indexes]

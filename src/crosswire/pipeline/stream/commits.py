@@ -309,7 +309,7 @@ class StreamOutput:
     def _apply(self, commit: StreamCommit) -> None:
         """Do the moves and removals of a commit that are not done yet.
 
-        New files appear before old ones go: a reader may for a moment see provisional rows twice,
+        New files appear before old ones go: a reader may for a moment see replaced rows twice,
         but never misses a row.
         """
         for table_name in commit.rows:

@@ -261,7 +261,7 @@ class WireTables:
             )
             rows = self._staging.read("conversations", "gold.conversations")
         if self._wants("traffic"):
-            self._traffic(tables.split(messages), rows)
+            self._traffic((message_rows, provisional), rows)
 
     def _traffic(self, message_rows: Split, conversation_rows: DataFrame) -> None:
         """Write the days of gold.traffic that change.
@@ -270,8 +270,7 @@ class WireTables:
         days are replaced. Each day is written twice, with the provisional rows for readers and
         without them as state for the next batch. The two are the same if there are none.
         """
-        final = conversation_rows.where(KEPT)
-        fresh = traffic_table.partials(message_rows[0], final)
+        fresh = traffic_table.partials(message_rows[0], conversation_rows.where(KEPT))
         provisional = None
         # Days with provisional rows change with every batch, even if it has no rows of them.
         before = set(self._last.unsettled_days) if self._last is not None else set()

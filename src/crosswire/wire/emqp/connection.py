@@ -1,4 +1,8 @@
-"""eMQP's connection: ZeroMQ messages → commands → state → events."""
+"""eMQP's connection: ZeroMQ messages in, state, events and ZeroMQ messages out.
+
+Workers and schedulers register with INFORM, which the broker acknowledges; from then on both sides
+send heartbeats, and a silent peer is gone. All other roles are served without registering.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +69,7 @@ from crosswire.wire.emqp.frames import (
     serialize_receipts,
     serialize_requests,
 )
-from crosswire.wire.emqp.headers import Headers, format_number
+from crosswire.wire.emqp.headers import format_number
 from crosswire.wire.emqp.layout import COMMAND_KBYE, COMMAND_REQUEST, NO_INTERVAL, VERSION
 from crosswire.wire.emqp.runs import OFFERED, MessageRun, taker_at
 from crosswire.wire.emqp.states import (
@@ -77,31 +81,30 @@ from crosswire.wire.emqp.states import (
     ROLES,
     SENDS,
     SOCKETS,
+    TRANSITIONS,
+    UNREGISTERED,
     State,
 )
 from crosswire.wire.zmtp.connection import ZmtpConnection
 from crosswire.wire.zmtp.events import MessageReceived
 from crosswire.wire.zmtp.mechanisms import Mechanism
 
-__all__ = ["EmqpConnection"]
+__all__ = ["TRANSITIONS", "EmqpConnection", "State"]
 
 _AWAITED: Final = (Admin, Publish, Request, ScheduleFrame, UnscheduleFrame)
-"""What is sent under an id that its sender is given: not to be ignored after the end."""
-
-
-_VISITED: Final = ("emqp-clients", "emqp-publishers", "emqp-admin")
-"""Doors at which a peer is served without having registered."""
+"""Commands whose `send_` method returns a msgid: after the end it raises instead."""
 
 
 class EmqpConnection(Connection):
     """One end of an eMQP connection, on a ZMTP connection of its own.
 
-    `role` is who we are. A broker says with `listener` at which of its doors the peer stands. A
-    worker and a scheduler introduce themselves as soon as they can; when the broker is gone the
-    connection ends, and the owner restarts the conversation on a new one. Message ids come from
-    `next_id`; `unix_offset_s` added to `now` is the time since 1970, for heartbeats to tell.
+    `role` is ours; for a broker `listener` is the one that the peer connected to. A worker and a
+    scheduler register as soon as the connection is open; when the broker is gone the connection
+    ends, and the owner makes a new one. Message ids come from `next_id`; `unix_offset_s` added to
+    `now` is the time since 1970, which heartbeats contain.
 
-    Commands that make no sense are ignored, told as CommandIgnored and counted in `ignored`.
+    Invalid and unexpected commands are ignored, reported as CommandIgnored and counted in
+    `ignored`: deployed peers send some.
     """
 
     def __init__(
@@ -118,30 +121,30 @@ class EmqpConnection(Connection):
         unix_offset_s: float = 0.0,
     ) -> None:
         if role not in ROLES or listener not in LISTENERS:
-            raise ValueError(f"{role} at {listener} is no place in eMQP")
+            raise ValueError(f"eMQP has no role {role} at {listener}")
         self.limits = one_of(limits, DEFAULTS)
-        self.seat = listener if role == "broker" else role
+        self.side = listener if role == "broker" else role
         self._zmtp = ZmtpConnection(
             "binder" if role == "broker" else "connector",
             now,
-            socket_type=SOCKETS[self.seat],
+            socket_type=SOCKETS[self.side],
             identity=identity,
             mechanism=mechanism,
             limits=self.limits,
         )
-        # One decoder for both: ZMTP's, whose messages we parse as they come out of it, since with
-        # CURVE only it can read them.
+        # ZMTP's decoder, not EmqpDecoder: with CURVE only ZMTP's connection can decrypt messages,
+        # so commands are parsed here, from its events.
         super().__init__(role, self._zmtp.decoder)
-        self._zmtp.decoder.take = taker_at(self.seat, self.limits)
+        self._zmtp.decoder.take = taker_at(self.side, self.limits)
         self.state = State.HANDSHAKE
         self.peer: PeerReady | None = None
         self.free_slots = 0
-        """Jobs that may be sent to this worker, or that we, a worker, have offered to take."""
+        """Jobs that the worker can take: of the peer, or ours if we are the worker."""
         self.ignored = 0
         self.paused = False
-        """Set by an owner that can't take more for now; a peer that isn't read isn't silent."""
+        """Set by an owner that can't take more for now. A peer that is not read can't be silent."""
         self.goodbye = COMMAND_KBYE.decode()
-        """How the peer spells it: KBAI once it has, KBYE until then."""
+        """How KBAI is spelled: as the peer did, as deployed peers do until it has."""
         self._queues = tuple(queues)
         self._next_id = next_id or _counter()
         self._unix_offset_s = unix_offset_s
@@ -149,7 +152,7 @@ class EmqpConnection(Connection):
         self._beat_at = now
         self._left_at = now
         self._inform = ""
-        self._stranger_answered = False
+        self._sent_disconnect = False
         self._goodbye_sent = False
         self._receives = self._sends = NOTHING
         self._handlers: dict[type[Frame], Callable[..., None]] = {
@@ -171,22 +174,23 @@ class EmqpConnection(Connection):
     # Sending: the broker.
 
     def send_ack(self, msgid: str) -> None:
-        """Let in who informed us, or confirm what administration asked for."""
+        """Register the peer that sent this INFORM, or confirm an admin's DISCONNECT."""
         self._send(Ack(self._next_id(), msgid))
         if self.state is State.INFORMED and msgid == self._inform:
             self._enter(State.REGISTERED)
             self._beat_at = self._now + self.limits.heartbeat_interval_s
-            # A deployed job manager starts its processes when it hears the first heartbeat.
+            # A deployed job manager starts its processes when it receives the first heartbeat.
             self._send_heartbeat(self._now)
 
     def send_receipt(self, request: str) -> None:
-        """Tell a client that its request was taken."""
+        """Confirm to a client that its request was accepted."""
         self._send(Reply(self._next_id(), request.encode()))
 
     def send_receipts(self, requests: Sequence[bytes]) -> None:
-        """`send_receipt` for many at a time: ids as they stood on the wire."""
+        """`send_receipt` for many requests at a time, by their msgids as bytes."""
         if self.closed:
             return
+        # One piece of bytes for all, unless each has to be encrypted or refused.
         if Reply not in self._sends or self._zmtp.seals:
             for request in requests:
                 self.send_receipt(request.decode())
@@ -196,15 +200,15 @@ class EmqpConnection(Connection):
             self._zmtp.send_serialized(serialize_receipts(msgids, requests))
 
     def send_result(self, message: bytes, request: str) -> None:
-        """Tell a client what became of its request. Raises TooLargeToSend."""
+        """Send a client the result of its request. Raises TooLargeToSend."""
         self._send_large(Reply(self._next_id(), message, request), message)
 
     def send_answer(self, message: bytes) -> None:
-        """Answer administration; `message` is JSON."""
+        """Answer an admin; `message` is JSON."""
         self._send(Reply(self._next_id(), message))
 
     def send_publication(self, topic: str, message: bytes) -> None:
-        """Hand something published to a subscriber that wants it. Raises TooLargeToSend."""
+        """Send a published message to a subscriber. Raises TooLargeToSend."""
         self._send_large(DeliveryFrame(topic, message), message)
 
     # Sending: both sides.
@@ -212,11 +216,11 @@ class EmqpConnection(Connection):
     def send_request(
         self, queue: str, headers: str, message: bytes, *, msgid: str | None = None
     ) -> str:
-        """Ask the broker; or, as the broker, give a worker a job under the id that it has already.
+        """Send the broker a job; or, as the broker, send it to a worker under its `msgid`.
 
-        Gives the id. Raises LocalProtocolError if the worker has no free slot.
+        Returns the msgid. Raises LocalProtocolError if the worker has no free slot.
         """
-        to_worker = self.seat == "emqp-workers"
+        to_worker = self.side == "emqp-workers"
         if to_worker and not self.free_slots:
             raise LocalProtocolError("the worker has no free slot")
         if msgid is None:
@@ -229,6 +233,7 @@ class EmqpConnection(Connection):
     def require_room(self, msgid: bytes, queue: str, headers: str, message: bytes) -> None:
         """Raises TooLargeToSend for a REQUEST that would be too large."""
         zmtp = self._zmtp
+        # A character has at most 4 bytes: nearly always nothing needs to be encoded to decide.
         if len(message) + 4 * (len(headers) + len(queue)) + len(msgid) > zmtp.surely_bytes:
             parts = (
                 b"",
@@ -242,10 +247,9 @@ class EmqpConnection(Connection):
             zmtp.require_room(map(len, parts))
 
     def send_requests(self, requests: Sequence[tuple[bytes, str, str, bytes]]) -> None:
-        """Give a worker many jobs at a time: id, queue, headers and message of each, the id as it
-        stands on the wire.
+        """Send a worker many jobs at a time: msgid as bytes, queue, headers and message of each.
 
-        Raises LocalProtocolError if the worker has not that many free slots.
+        Raises LocalProtocolError if the worker has fewer free slots.
         """
         if self.closed:
             return
@@ -266,7 +270,8 @@ class EmqpConnection(Connection):
         cron: str | None = None,
         msgid: str | None = None,
     ) -> str:
-        """Ask the broker, or have a scheduler do it; in the 9 frames that deployed peers know."""
+        """Send the broker a schedule, or as the broker send it to a scheduler; in the 9 parts that
+        deployed peers know. Returns the msgid."""
         return self._send_timed(ScheduleFrame, queue, headers, message, interval_s, cron, msgid)
 
     def send_unschedule(
@@ -279,80 +284,86 @@ class EmqpConnection(Connection):
         cron: str | None = None,
         msgid: str | None = None,
     ) -> str:
-        """End the schedule of this message."""
+        """End the schedule of this message. Returns the msgid."""
         return self._send_timed(UnscheduleFrame, queue, headers, message, interval_s, cron, msgid)
 
     def leave(self) -> None:
-        """Say KBAI: nothing new is taken or given; a worker's results still get through.
+        """Send KBAI: from now on no jobs are sent or accepted, only a worker's results.
 
-        Harmless where there is nobody to part from."""
+        No effect for sides that don't register.
+        """
         if Kbai in self._sends:
             self._send_kbai()
             self._enter(State.LEAVING)
 
     def send_disconnect(self) -> None:
-        """As administration: ask the broker to stop. As the broker: send a worker away."""
+        """As an admin: ask the broker to stop. As the broker: make a worker register again."""
         self._send(Disconnect(self._next_id()))
 
     # Sending: the others.
 
     def send_publish(self, topic: str, message: bytes, headers: str | None = None) -> str:
-        """Without headers in the 6 frames of a publisher, with them in 7."""
+        """Publish a message; without headers in a publisher's 6 parts. Returns the msgid."""
         msgid = self._next_id()
         self._send(Publish(msgid, topic, headers, message))
         return msgid
 
     def send_ready(self) -> None:
-        """Offer room for one more job."""
+        """Offer to take one more job."""
         self._send(Ready(self._next_id()))
         self.free_slots += 1
 
     def send_reply(self, message: bytes, request: str) -> None:
-        """Give the broker the result of a job."""
+        """Send the broker the result of a job."""
         self._send(Reply(self._next_id(), message, request))
 
     def send_admin(self, command: str) -> str:
-        """Ask the broker how it is."""
+        """Send the broker one of ADMIN_COMMANDS. Returns the msgid."""
         msgid = self._next_id()
         self._send(Admin(msgid, command))
         return msgid
 
     def send_subscribe(self, topic: str) -> None:
-        """Want every topic that starts so."""
+        """Subscribe to all topics that begin with `topic`."""
         if self.closed:
             return
-        self._require(self.seat == "subscriber", "subscribe")
+        self._require(self.side == "subscriber", "subscribe")
         self._zmtp.send_subscribe(topic.encode())
 
     def send_unsubscribe(self, topic: str) -> None:
-        """Take one subscription back."""
+        """Cancel one subscription."""
         if self.closed:
             return
-        self._require(self.seat == "subscriber", "unsubscribe")
+        self._require(self.side == "subscriber", "unsubscribe")
         self._zmtp.send_cancel(topic.encode())
 
     # Receiving.
 
     @property
     def last_received_at(self) -> float:
-        """When the peer gave its last sign of life."""
+        """When the peer's last valid command was received."""
         return self._last_received_at
 
     @property
     def wants_data(self) -> bool:
+        """False while `paused`."""
         return not self.paused and self._zmtp.wants_data
 
     def receive_eof(self) -> None:
+        """Clean only after KBAI, if the peer has registered."""
         if not self.closed:
             self._zmtp.receive_eof()
             self._take(self._zmtp.events())
 
     def data_to_send(self) -> list[bytes | memoryview]:
+        """All bytes are ZMTP's."""
         return self._zmtp.data_to_send()
 
     def next_deadline(self) -> float | None:
+        """ZMTP's, or that of the next heartbeat, of the peer's silence or of its leaving."""
         if self.closed:
             return None
+        # This is called after every read: hence no list of candidates and no `min`.
         below = self._zmtp.next_deadline()
         state = self.state
         if state is State.OPEN:
@@ -374,12 +385,13 @@ class EmqpConnection(Connection):
             zmtp._receive(placed, now)
             self._take(zmtp.events())
             return
-        zmtp.hear(now)
+        zmtp.note_received()
         for item in placed:
             frame = item[2]
             if type(frame) is MessageRun:
                 self._take_run(frame)
             else:
+                # In order: what ZMTP makes of this frame must be reported before the next run.
                 zmtp._receive([item], now)
                 self._take(zmtp.events())
             if self.closed:
@@ -396,8 +408,8 @@ class EmqpConnection(Connection):
                 self._refuse(run.kind)
 
     def _take(self, events: list[Event]) -> None:
-        """What ZMTP told us."""
-        read = parse_delivery if self.seat == "subscriber" else parse
+        """Process ZMTP's events, in which messages are commands."""
+        read = parse_delivery if self.side == "subscriber" else parse
         handlers = self._handlers
         for event in events:
             if type(event) is MessageReceived:
@@ -433,27 +445,23 @@ class EmqpConnection(Connection):
             self._refuse(type(frame))
 
     def _refuse(self, kind: type[Frame]) -> None:
-        self._meet_stranger()
+        # A worker that sends commands without having registered was registered with a broker
+        # before us: DISCONNECT makes it register again. It is sent once, since a deployed job
+        # manager fails on a second one.
+        if self.side == "emqp-workers" and self.state is State.OPEN and not self._sent_disconnect:
+            self._sent_disconnect = True
+            self.send_disconnect()
         self._report_ignored(
             UnexpectedFrame(
-                f"unexpected command: {kind.frame_name} at {self.seat} in {self.state.value}"
+                f"unexpected command: {kind.frame_name} at {self.side} in {self.state.value}"
             )
         )
-
-    def _meet_stranger(self) -> None:
-        """A worker that a broker before us knew registers again when it is told to go.
-
-        It is told once: a deployed one would fall over a second time.
-        """
-        if self.seat == "emqp-workers" and self.state is State.OPEN and not self._stranger_answered:
-            self._stranger_answered = True
-            self.send_disconnect()
 
     def _report_ignored(self, error: RemoteProtocolError) -> None:
         self.ignored += 1
         self._events.append(CommandIgnored(error))
 
-    # Receiving: one method a command.
+    # Receiving: one method per command.
 
     def _on_request(self, frame: Request) -> None:
         if self.free_slots:
@@ -461,7 +469,7 @@ class EmqpConnection(Connection):
         self._events.append(RequestReceived(frame.msgid, frame.queue, frame.headers, frame.message))
 
     def _on_reply(self, frame: Reply) -> None:
-        if frame.request is None and self.seat == "emqp-workers":
+        if frame.request is None and self.side == "emqp-workers":
             self._report_ignored(MalformedFrame("a worker's reply that names no request"))
         else:
             self._events.append(ReplyReceived(frame.msgid, frame.message, frame.request))
@@ -476,13 +484,7 @@ class EmqpConnection(Connection):
         )
 
     def _on_schedule(self, frame: ScheduleFrame | UnscheduleFrame) -> None:
-        headers = Headers.parse(frame.headers)
-        if frame.interval is None:
-            interval_s, cron = headers.interval_s, headers.cron
-        else:
-            interval_s, cron = _interval(frame.interval), frame.cron or None
-        if interval_s is not None:
-            cron = None
+        interval_s, cron = frame.timing()
         if isinstance(frame, UnscheduleFrame):
             event_type: type[ScheduleReceived | UnscheduleReceived] = UnscheduleReceived
         elif interval_s is None and cron is None:
@@ -495,12 +497,12 @@ class EmqpConnection(Connection):
         )
 
     def _on_heartbeat(self, _frame: Heartbeat) -> None:
-        """That it was heard is all there is to it."""
+        """Being received is all its effect: see `last_received_at`."""
 
     def _on_inform(self, frame: Inform) -> None:
-        if frame.peer != REGISTERS[self.seat]:
+        if frame.peer != REGISTERS[self.side]:
             self._report_ignored(
-                UnexpectedFrame(f"only a {REGISTERS[self.seat]} can register here")
+                UnexpectedFrame(f"only a {REGISTERS[self.side]} can register here")
             )
             return
         try:
@@ -528,33 +530,29 @@ class EmqpConnection(Connection):
         self._events.append(PublicationReceived(frame.topic, frame.message))
 
     def _on_disconnect(self, frame: Disconnect) -> None:
-        """Administration stops the broker; anybody else's ends this connection only."""
-        if self.seat == "emqp-admin":
+        """An admin's asks the broker to stop; any other ends this connection only."""
+        if self.side == "emqp-admin":
             self._events.append(ShutdownRequested(frame.msgid))
         else:
             self.close()
 
     def _on_kbai(self, frame: Kbai) -> None:
-        """The leave-taking of who has registered. From a client, a publisher or administration it
-        has no effect: what they ask for later is served. So is a scheduler that has taken its
-        leave, which is a client like any other then."""
+        """A registered peer leaves. From a client, a publisher or an admin it has no effect: what
+        they ask for later is served. So is a scheduler that has left: it is a client then."""
         self.goodbye = frame.spelling
-        if self.state is State.LEAVING or self._is_visited:
+        if self.state is State.LEAVING:
             return
-        parting = State.OPEN if self.seat == "emqp-clients" else State.LEAVING
-        self._enter(parting)
+        if self.state is State.OPEN and self.side in UNREGISTERED:
+            return
+        self._enter(State.OPEN if self.side == "emqp-clients" else State.LEAVING)
         self._events.append(PeerLeaving())
-
-    @property
-    def _is_visited(self) -> bool:
-        """Are we the broker to somebody who has not registered, and need not?"""
-        return self.state is State.OPEN and self.seat in _VISITED
 
     # Time.
 
     def _expire(self, now: float) -> None:
         self._now = now
         if self.paused or self.unread:
+            # Its signs of life may be among the bytes that we don't read.
             self._last_received_at = now
             self._zmtp._receive([], now)
         self._zmtp.handle_deadline(now)
@@ -572,7 +570,8 @@ class EmqpConnection(Connection):
     # Ending.
 
     def close(self) -> None:
-        """Say KBAI where it is due, and end. A worker with jobs at hand calls `leave` first."""
+        """Send KBAI if we or the peer are registered, and end. A worker with unfinished jobs calls
+        `leave` first."""
         if self.closed:
             return
         if Kbai in self._sends:
@@ -582,6 +581,7 @@ class EmqpConnection(Connection):
         self._take(self._zmtp.events())
 
     def fail(self, error: CrosswireError) -> None:
+        """Send KBAI or ZMTP's ERROR, and end."""
         if self.closed:
             return
         error.__traceback__ = None
@@ -590,15 +590,16 @@ class EmqpConnection(Connection):
         self._take(self._zmtp.events())
 
     def _send_goodbye(self, error: CrosswireError) -> None:
-        """Whoever is gone is sent nothing more; what broke ZMTP gets ZMTP's own ERROR."""
+        """KBAI for our own errors. A peer that timed out or violated ZMTP is sent no command; for
+        the latter ZMTP sends its ERROR."""
         if not isinstance(error, RemoteProtocolError) and Kbai in self._sends:
             self._send_kbai()
 
     def _finish(self, event: ConnectionClosed | ConnectionFailed) -> None:
-        """For who has registered, only KBAI makes the end a clean one."""
+        """The end of a registered peer's connection is clean only after KBAI."""
         if isinstance(event, ConnectionClosed):
-            parted = self._goodbye_sent or self.state not in KNOWN_STATES
-            event = ConnectionClosed(clean=event.clean and parted)
+            has_left = self._goodbye_sent or self.state not in KNOWN_STATES
+            event = ConnectionClosed(clean=event.clean and has_left)
         self._enter(State.CLOSED)
         self._end(event)
 
@@ -606,8 +607,8 @@ class EmqpConnection(Connection):
 
     def _enter(self, state: State) -> None:
         self.state = state
-        self._receives = RECEIVES.get((self.seat, state), NOTHING)
-        self._sends = SENDS.get((self.seat, state), NOTHING)
+        self._receives = RECEIVES.get((self.side, state), NOTHING)
+        self._sends = SENDS.get((self.side, state), NOTHING)
         if state is State.LEAVING:
             self._left_at = self._now
             self.free_slots = 0
@@ -617,12 +618,12 @@ class EmqpConnection(Connection):
             if self.closed and type(frame) not in _AWAITED:
                 return
             self._require(False, frame.frame_name)
-        # What is sent in answer to the last words of a connection that then failed goes nowhere.
+        # ZMTP may have failed in the same read as the command that is answered here.
         if not self._zmtp.closed:
             self._zmtp.send_message(serialize(frame))
 
     def _send_large(self, frame: Frame, message: bytes) -> None:
-        """`_send` for what may be too large: its other parts are short."""
+        """`_send`, for a frame that is too large only if its message is."""
         if len(message) > self._zmtp.surely_bytes:
             self._zmtp.require_room(map(len, serialize(frame)))
         self._send(frame)
@@ -630,7 +631,7 @@ class EmqpConnection(Connection):
     def _require(self, allowed: bool, what: str) -> None:
         if not allowed:
             raise LocalProtocolError(
-                f"{what} can't be sent by {self.seat} in state {self.state.value}"
+                f"{what} can't be sent by {self.side} in state {self.state.value}"
             )
 
     def _send_heartbeat(self, now: float) -> None:
@@ -659,11 +660,6 @@ class EmqpConnection(Connection):
 
 
 def _counter() -> Callable[[], str]:
-    """Ids that are unique on one connection: enough where nobody looks further."""
+    """Ids that are unique on one connection only."""
     numbers = count(1)
     return lambda: str(next(numbers))
-
-
-def _interval(text: str) -> float | None:
-    """Seconds, above zero; None for -1 and whatever else is none."""
-    return Headers((f"interval:{text}",)).interval_s or None

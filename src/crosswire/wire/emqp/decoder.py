@@ -1,4 +1,4 @@
-"""eMQP's decoder: one direction, live or captured, from bytes to frames."""
+"""eMQP's decoder: one direction, from bytes to frames."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _SUBSCRIPTIONS: Final = (bytes((SUBSCRIPTION_CANCEL,)), bytes((SUBSCRIPTION_SUBS
 class EmqpDecoder(ZmtpDecoder):
     """One direction of eMQP: ZMTP on layer 0, and the command in each message on layer 1.
 
-    What a message holds depends on the socket that sent it, which the handshake tells. To a decoder
-    that missed it, two parts from the broker are a publication, and a single one that opens with 0
-    or 1 is a subscription.
+    What a message contains depends on the type of the sender's socket, which is in the handshake.
+    If that was not captured, two parts from the broker are taken for a publication, and a single
+    part that begins with byte 0 or 1 for a subscription.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class EmqpDecoder(ZmtpDecoder):
         self.socket_type: str | None = None
 
     def feed(self, data: bytes) -> list[Placed]:
+        """ZMTP's frames, each message followed by its command, at the same offset."""
         placed: list[Placed] = []
         for item in super().feed(data):
             placed.append(item)

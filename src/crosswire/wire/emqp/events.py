@@ -1,7 +1,7 @@
-"""What an eMQP connection tells its owner.
+"""What an eMQP connection reports to its owner.
 
-`PeerReady` says that ZeroMQ's handshake is done and who the peer is; `Subscribed` and
-`Unsubscribed` reach the broker from a subscriber. All three are ZMTP's own.
+Three events are ZMTP's: `PeerReady` after ZeroMQ's handshake, and for a broker `Subscribed` and
+`Unsubscribed`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 
 class RequestReceived(Event, frozen=True, gc=False):
-    """A client asks the broker, or the broker gives a worker a job."""
+    """A job: from a client to the broker, or from the broker to a worker."""
 
     msgid: str
     queue: str
@@ -47,7 +47,7 @@ class RequestReceived(Event, frozen=True, gc=False):
 
 
 class ScheduleReceived(Event, frozen=True, gc=False):
-    """To be sent to `queue` every `interval_s`, or as `cron` says: one of the two is there."""
+    """To be sent to `queue` every `interval_s`, or by `cron`: one of them is None."""
 
     msgid: str
     queue: str
@@ -58,7 +58,7 @@ class ScheduleReceived(Event, frozen=True, gc=False):
 
 
 class UnscheduleReceived(Event, frozen=True, gc=False):
-    """The schedule whose message has the same identity is to end, whatever its queue."""
+    """The schedule whose message has the same identity is to end, in any queue."""
 
     msgid: str
     queue: str
@@ -69,7 +69,7 @@ class UnscheduleReceived(Event, frozen=True, gc=False):
 
 
 class ReplyReceived(Event, frozen=True, gc=False):
-    """A result for `request`. Without it: the broker's receipt, or its answer to administration."""
+    """The result of `request`. Without it: the broker's receipt, or its answer to an admin."""
 
     msgid: str
     message: bytes
@@ -77,11 +77,11 @@ class ReplyReceived(Event, frozen=True, gc=False):
 
 
 class PeerLeaving(Event, frozen=True):
-    """The peer said KBAI: send it nothing but results that it still waits for."""
+    """The peer sent KBAI: send it nothing but results that it still waits for."""
 
 
 class CommandIgnored(Event, frozen=True):
-    """A command that is none, or has no place here. It had no effect and is to be counted."""
+    """A message that is no command, or not allowed here and now. It had no effect."""
 
     error: RemoteProtocolError
 
@@ -90,10 +90,10 @@ class CommandIgnored(Event, frozen=True):
 
 
 class PeerInformed(Event, frozen=True):
-    """A `worker` or `scheduler` introduced itself; `send_ack(msgid)` lets it in.
+    """A `worker` or `scheduler` asks to be registered, which `send_ack(msgid)` does.
 
-    No queues means the configured default. One that is known already starts anew: its slots are
-    forgotten.
+    Without queues the configured default is meant. If the peer was registered before, it starts
+    over: its free slots are 0 again.
     """
 
     msgid: str
@@ -102,11 +102,11 @@ class PeerInformed(Event, frozen=True):
 
 
 class SlotOffered(Event, frozen=True):
-    """A worker has room for one more job; `EmqpConnection.free_slots` counts them."""
+    """A worker can take one more job; `EmqpConnection.free_slots` counts them."""
 
 
 class PublishReceived(Event, frozen=True, gc=False):
-    """To be handed to all subscribers of `topic`."""
+    """A message for all subscribers of `topic`."""
 
     msgid: str
     topic: str
@@ -115,14 +115,14 @@ class PublishReceived(Event, frozen=True, gc=False):
 
 
 class AdminRequested(Event, frozen=True, gc=False):
-    """Administration wants to know; `send_answer` takes JSON. HELLO is answered by nobody."""
+    """A question of an admin, to be answered with `send_answer`, except HELLO."""
 
     msgid: str
     command: str
 
 
 class ShutdownRequested(Event, frozen=True, gc=False):
-    """Administration wants the broker to stop; `send_ack(msgid)` says that it will."""
+    """An admin asks the broker to stop; `send_ack(msgid)` confirms that it will."""
 
     msgid: str
 
@@ -131,7 +131,7 @@ class ShutdownRequested(Event, frozen=True, gc=False):
 
 
 class Registered(Event, frozen=True):
-    """The broker knows us: a worker may offer its slots."""
+    """The broker registered us: a worker may offer its slots now."""
 
 
 class Acknowledged(Event, frozen=True, gc=False):
@@ -141,7 +141,7 @@ class Acknowledged(Event, frozen=True, gc=False):
 
 
 class PublicationReceived(Event, frozen=True, gc=False):
-    """Something was published."""
+    """A message of a topic that we subscribed to."""
 
     topic: str
     message: bytes

@@ -15,6 +15,7 @@ import msgspec
 
 from crosswire.errors import FrameError, MalformedFrame, UnknownFrame
 from crosswire.wire.contract import Frame
+from crosswire.wire.emqp.headers import Headers
 from crosswire.wire.emqp.layout import (
     ACK_MSGID_PART,
     ACK_PARTS,
@@ -101,10 +102,10 @@ Queue = tuple[int, str]
 
 
 class EmqpLimits(ZmtpLimits, frozen=True, kw_only=True):
-    """A registered peer that is silent for `silence_s` is gone: three heartbeats of 5 s missed.
+    """A registered peer that sends nothing for `silence_s` is gone: three heartbeats of 5 s missed.
 
-    `leaving_s` is how long one that said goodbye may take to finish its jobs; a deployed job
-    manager gives them 300 s.
+    `leaving_s` is how long a worker that sent KBAI may take to finish its jobs; a deployed job
+    manager allows them 300 s.
     """
 
     heartbeat_interval_s: float = 3.0
@@ -119,7 +120,7 @@ DEFAULTS: Final = EmqpLimits()
 
 
 class Ack(Frame, frozen=True, gc=False):
-    """4 the id of the command that is acknowledged."""
+    """`acknowledged` is the msgid of another command."""
 
     frame_name: ClassVar[str] = "ack"
     layer: ClassVar[int] = 1
@@ -128,10 +129,10 @@ class Ack(Frame, frozen=True, gc=False):
 
 
 class Reply(Frame, frozen=True, gc=False):
-    """4 the answer, 5 the id of the request that it answers.
+    """The result of `request`.
 
-    Without part 5 it is the broker's receipt, whose answer is the request's id, or an answer to
-    administration.
+    Without a request it is the broker's receipt, whose `message` is the request's msgid, or its
+    answer to an administrator.
     """
 
     frame_name: ClassVar[str] = "reply"
@@ -142,7 +143,7 @@ class Reply(Frame, frozen=True, gc=False):
 
 
 class Heartbeat(Frame, frozen=True, gc=False):
-    """4 seconds since 1970, with or without a fraction."""
+    """`timestamp` is in seconds since 1970, with or without a fraction."""
 
     frame_name: ClassVar[str] = "heartbeat"
     layer: ClassVar[int] = 1
@@ -151,13 +152,15 @@ class Heartbeat(Frame, frozen=True, gc=False):
 
 
 class Disconnect(Frame, frozen=True, gc=False):
+    """Close the connection; from an administrator: stop the broker."""
+
     frame_name: ClassVar[str] = "disconnect"
     layer: ClassVar[int] = 1
     msgid: str
 
 
 class Kbai(Frame, frozen=True, gc=False):
-    """The goodbye: `KBAI` in the specification, `KBYE` in what is deployed."""
+    """The sender leaves: spelled `KBAI` in the specification, `KBYE` by deployed peers."""
 
     frame_name: ClassVar[str] = "kbai"
     layer: ClassVar[int] = 1
@@ -165,11 +168,12 @@ class Kbai(Frame, frozen=True, gc=False):
     spelling: str = COMMAND_KBYE.decode()
 
     def fields(self) -> dict[str, Any]:
+        """Without the spelling."""
         return {"msgid": self.msgid}
 
 
 class Ready(Frame, frozen=True, gc=False):
-    """A worker offers room for one more job."""
+    """A worker can take one more job."""
 
     frame_name: ClassVar[str] = "ready"
     layer: ClassVar[int] = 1
@@ -177,7 +181,7 @@ class Ready(Frame, frozen=True, gc=False):
 
 
 class Request(Frame, frozen=True, gc=False):
-    """4 queue, 5 headers, 6 message."""
+    """A job for `queue`: from a client to the broker, from the broker to a worker."""
 
     frame_name: ClassVar[str] = "request"
     layer: ClassVar[int] = 1
@@ -188,7 +192,7 @@ class Request(Frame, frozen=True, gc=False):
 
 
 class Publish(Frame, frozen=True, gc=False):
-    """4 topic, 5 headers, 6 message; or 4 topic, 5 message."""
+    """A message for a topic's subscribers; a publisher sends no `headers`."""
 
     frame_name: ClassVar[str] = "publish"
     layer: ClassVar[int] = 1
@@ -198,35 +202,47 @@ class Publish(Frame, frozen=True, gc=False):
     message: bytes
 
 
-class ScheduleFrame(Frame, frozen=True, gc=False):
-    """4 queue, 5 headers, 6 interval in seconds or -1, 7 message, 8 cron or empty (deployed);
-    or 4 queue, 5 headers, 6 message, where the headers say when (specification)."""
+class TimedFrame(Frame, frozen=True, gc=False):
+    """Base of SCHEDULE and UNSCHEDULE: the deployed form has an `interval`, in the specification's
+    it is None, and the headers have the times."""
+
+    layer: ClassVar[int] = 1
+    msgid: str
+    queue: str
+    headers: str
+    interval: str | None
+    message: bytes
+    cron: str | None
+
+    def timing(self) -> tuple[float | None, str | None]:
+        """The interval in seconds, or else a cron expression; None for both if there is neither.
+
+        If both are there, the interval counts, as deployed.
+        """
+        if self.interval is None:
+            headers = Headers.parse(self.headers)
+            interval_s, cron = headers.interval_s, headers.cron
+        else:
+            # A header's rules hold for the part too: what is no number above 0, as -1, is absent.
+            interval_s = Headers((f"interval:{self.interval}",)).interval_s or None
+            cron = self.cron or None
+        return interval_s, cron if interval_s is None else None
+
+
+class ScheduleFrame(TimedFrame, frozen=True, gc=False):
+    """Send a message to a queue again and again."""
 
     frame_name: ClassVar[str] = "schedule"
-    layer: ClassVar[int] = 1
-    msgid: str
-    queue: str
-    headers: str
-    interval: str | None
-    message: bytes
-    cron: str | None
 
 
-class UnscheduleFrame(Frame, frozen=True, gc=False):
-    """Laid out like the SCHEDULE that it undoes."""
+class UnscheduleFrame(TimedFrame, frozen=True, gc=False):
+    """End the schedule of a message."""
 
     frame_name: ClassVar[str] = "unschedule"
-    layer: ClassVar[int] = 1
-    msgid: str
-    queue: str
-    headers: str
-    interval: str | None
-    message: bytes
-    cron: str | None
 
 
 class Inform(Frame, frozen=True, gc=False):
-    """4 queues, 5 `worker` or `scheduler`; `parse_queues` reads part 4."""
+    """A `worker` or `scheduler` registers; `parse_queues` reads its `queues`."""
 
     frame_name: ClassVar[str] = "inform"
     layer: ClassVar[int] = 1
@@ -236,7 +252,7 @@ class Inform(Frame, frozen=True, gc=False):
 
 
 class Admin(Frame, frozen=True, gc=False):
-    """One of ADMIN_COMMANDS."""
+    """A question of an administrator: `command` is one of ADMIN_COMMANDS."""
 
     frame_name: ClassVar[str] = "admin"
     layer: ClassVar[int] = 1
@@ -245,7 +261,7 @@ class Admin(Frame, frozen=True, gc=False):
 
 
 class DeliveryFrame(Frame, frozen=True, gc=False):
-    """What a subscriber gets, bare: 0 topic, 1 message."""
+    """What a subscriber receives: not a command, but a topic and a message."""
 
     frame_name: ClassVar[str] = "publish"
     layer: ClassVar[int] = 1
@@ -254,7 +270,7 @@ class DeliveryFrame(Frame, frozen=True, gc=False):
 
 
 class Malformed(Frame, frozen=True, gc=False):
-    """A ZeroMQ message that is no eMQP command; `fields()` raises what is wrong with it."""
+    """A ZeroMQ message that is no eMQP command."""
 
     frame_name: ClassVar[str] = "malformed"
     layer: ClassVar[int] = 1
@@ -262,9 +278,11 @@ class Malformed(Frame, frozen=True, gc=False):
     unknown: bool = False
 
     def error(self) -> FrameError:
+        """Why it is none, as an exception."""
         return UnknownFrame(self.reason) if self.unknown else MalformedFrame(self.reason)
 
     def fields(self) -> dict[str, Any]:
+        """Always raises MalformedFrame or UnknownFrame."""
         raise self.error()
 
 
@@ -272,7 +290,7 @@ class Malformed(Frame, frozen=True, gc=False):
 
 
 def parse(parts: Sequence[bytes]) -> Frame:
-    """The command in these parts, or a Malformed. Takes any byte strings."""
+    """The command in these parts, or a Malformed. Never raises."""
     count = len(parts)
     if count < MIN_PARTS:
         return Malformed(f"a command has at least {MIN_PARTS} frames, not {count}")
@@ -298,7 +316,7 @@ def parse(parts: Sequence[bytes]) -> Frame:
 
 
 def parse_delivery(parts: Sequence[bytes]) -> Frame:
-    """What a subscriber is sent, or a Malformed. Takes any byte strings."""
+    """What a subscriber receives, or a Malformed. Never raises."""
     if len(parts) != DELIVERY_PARTS:
         return Malformed(f"a publication has {DELIVERY_PARTS} frames, not {len(parts)}")
     try:
@@ -308,7 +326,7 @@ def parse_delivery(parts: Sequence[bytes]) -> Frame:
 
 
 def _show(command: bytes) -> str:
-    """A peer's word, short and harmless enough to be repeated."""
+    """A peer's text, cut and escaped for a message."""
     return ascii(command[:32].decode(errors="replace"))
 
 
@@ -407,7 +425,7 @@ _PARSERS: Final[dict[bytes, tuple[int, Callable[[Sequence[bytes], int], Frame]]]
 
 
 def serialize(frame: Frame) -> list[bytes]:
-    """The parts of a command; what `parse` read gives the same parts again."""
+    """The parts of a command: those that `parse` reads as an equal frame."""
     if type(frame) is Request:
         return [
             b"",
@@ -463,7 +481,7 @@ def _command(name: bytes, msgid: str, *parts: bytes) -> list[bytes]:
 
 @lru_cache(maxsize=4096)
 def _addressed(queue: str, headers: str) -> bytes:
-    """The frames that many requests share."""
+    """The ZeroMQ frames of queue and headers, which many requests have in common."""
     return b"".join(serialize_part(part.encode(), more=True) for part in (queue, headers))
 
 
@@ -477,11 +495,11 @@ _REPLY_HEAD: Final = serialize_head(COMMAND_REPLY)
 
 
 def serialize_requests(requests: Iterable[tuple[bytes, str, str, bytes]]) -> bytes:
-    """Many requests (id, queue, headers, message) as the ZeroMQ messages that carry them."""
+    """The ZeroMQ messages of many requests: msgid, queue, headers and message of each."""
     chunks: list[bytes] = []
     size = -1
     for msgid, queue, headers, message in requests:
-        # Ids and messages of a batch are often of one size, and have one head.
+        # The msgids of a batch usually have one size, so that all heads are the same.
         if len(msgid) != size:
             size = len(msgid)
             before = _REQUEST_HEAD + part_head(size, more=True)
@@ -491,7 +509,7 @@ def serialize_requests(requests: Iterable[tuple[bytes, str, str, bytes]]) -> byt
 
 
 def serialize_receipts(msgids: Sequence[bytes], requests: Sequence[bytes]) -> bytes:
-    """Many receipts (their own ids, the requests') as the ZeroMQ messages that carry them."""
+    """The ZeroMQ messages of many receipts: their own msgids, and those of the requests."""
     chunks: list[bytes] = []
     sizes = (-1, -1)
     for msgid, request in zip(msgids, requests, strict=True):
@@ -513,10 +531,10 @@ _PAIRS: Final = re.compile(rf"\s*{_PAIR}\s*(?:,\s*{_PAIR}\s*)*")
 
 
 def parse_queues(text: str) -> tuple[Queue, ...]:
-    """The queues of an INFORM, none if it leaves them to the broker.
+    """The queues of an INFORM, none if the broker's default is meant.
 
-    A JSON array of pairs, as deployed, or bare pairs with quotes of either kind, as in the
-    specification. Raises MalformedFrame.
+    A JSON array of pairs, as deployed, or pairs without the outer brackets and with quotes of
+    either kind, as in the specification. Raises MalformedFrame.
     """
     if not text.strip():
         return ()
@@ -534,5 +552,5 @@ def parse_queues(text: str) -> tuple[Queue, ...]:
 
 
 def serialize_queues(queues: Sequence[Queue]) -> str:
-    """As deployed; none is the empty text, since `[]` confuses the deployed broker."""
+    """As deployed. None is an empty text, since the deployed broker fails on `[]`."""
     return msgspec.json.encode(list(queues)).decode() if queues else ""

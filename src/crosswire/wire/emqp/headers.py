@@ -1,7 +1,8 @@
-"""eMQP's headers: flags and `name:value`, separated by commas; one reader and one printer.
+"""eMQP's headers, parsed and serialized: flags and `name:value`, separated by commas.
 
-A value with a comma in it is URL-encoded, and so is every value that was a property elsewhere. A
-JSON object is read too, since the specification's table for REQUEST calls the headers a dictionary.
+A value with a comma is URL-encoded, and so is every value that was a property in another protocol.
+A JSON object is read too, since the specification's table for REQUEST calls the headers a
+dictionary.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ KNOWN: Final = frozenset(
         "cron",
     }
 )
-"""Names that the protocol itself understands; all others are somebody's properties."""
+"""Names that the protocol defines; all others are properties of the message."""
 
 _CACHED_CHARACTERS = 256
 _INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
@@ -46,10 +47,10 @@ _JSON: Final = msgspec.json.Decoder(dict[str, bool | int | float | str | None])
 
 
 class Headers:
-    """The headers of one command, in their order; never changes.
+    """The headers of one command, in their order; immutable.
 
-    `str()` gives the very text that was read. A header that is there twice counts by its first.
-    Values that make no sense are as good as absent: nobody is to be harmed by them.
+    `str()` returns exactly the text that was parsed. Of a repeated header the first counts. Invalid
+    values are treated as absent, so that a peer's mistake ends nothing.
     """
 
     __slots__ = ("_values", "items")
@@ -65,7 +66,7 @@ class Headers:
 
     @classmethod
     def parse(cls, text: str) -> Headers:
-        """Any text has headers; at worst none that are known."""
+        """Never raises: any text is a list of headers, possibly unknown ones."""
         if not text:
             return NO_HEADERS
         return _parse_cached(text) if len(text) <= _CACHED_CHARACTERS else _parse(text)
@@ -82,7 +83,7 @@ class Headers:
         run_count: int | None = None,
         properties: Mapping[str, Property] | None = None,
     ) -> Headers:
-        """Known headers in the order in which the deployed client writes them, then properties."""
+        """Headers in the order in which the deployed client sends them, then properties."""
         items = []
         if reply_requested:
             items.append("reply-requested")
@@ -115,59 +116,63 @@ class Headers:
         return name in self._values
 
     def get(self, name: str) -> str | None:
-        """A header's value with its escapes resolved; None if it is absent or has none."""
+        """A header's value, URL-decoded; None if the header is absent or a flag."""
         value = self._values.get(name)
         return None if value is None else unquote(value.strip())
 
     def having(self, name: str, value: str | None = None) -> Headers:
-        """These, and one more at the end, unless there is one of that name."""
+        """A copy with one more header at the end, unless there is one of that name."""
         if name in self._values:
             return self
         return Headers((*self.items, name if value is None else f"{name}:{value}"))
 
     def without(self, *names: str) -> Headers:
-        """These but for the ones named."""
+        """A copy without the headers of these names."""
         return Headers(
             item for item in self.items if item.strip().partition(":")[0] not in set(names)
         )
 
-    # What the protocol itself understands.
+    # Headers that the protocol defines.
 
     @property
     def reply_requested(self) -> bool:
+        """Whether the client waits for the result."""
         return self._flag("reply-requested")
 
     @property
     def guarantee(self) -> bool:
+        """Whether the receipt must wait for the disk, and a lost job be repeated."""
         return self._flag("guarantee")
 
     @property
     def nohaste(self) -> bool:
+        """Of a schedule: whether its first run waits for the interval."""
         return self._flag("nohaste")
 
     @property
     def retry_count(self) -> int:
+        """How often a failed job is tried again; 0 by default."""
         return self._whole("retry-count") or 0
 
     @property
     def timeout_s(self) -> float | None:
-        """None if the job may take as long as it likes; more than 10 years are as good as that."""
+        """How long a job may take; None if it is not limited, or to more than 10 years."""
         timeout_s = self._number("timeout")
         return timeout_s if timeout_s and timeout_s <= _MOST_TIMEOUT_S else None
 
     @property
     def run_count(self) -> int | None:
-        """How often a schedule fires in all; None for ever, or if it is there and is no count."""
+        """How often a schedule fires in total; None if it is not limited, or no valid count."""
         return self._whole("run_count")
 
     @property
     def interval_s(self) -> float | None:
-        """Of a SCHEDULE with 7 frames."""
+        """The interval of a SCHEDULE of 7 parts."""
         return self._number("interval")
 
     @property
     def cron(self) -> str | None:
-        """Of a SCHEDULE with 7 frames."""
+        """The cron expression of a SCHEDULE of 7 parts."""
         return self.get("cron") or None
 
     def _flag(self, name: str) -> bool:
@@ -187,14 +192,14 @@ class Headers:
         number = int(match[1]) if match else _INT64
         return number if number < _INT64 else None
 
-    # What it only carries.
+    # All others.
 
     def properties(self) -> dict[str, Property]:
-        """The headers that the protocol has no use for, as all protocols can carry them.
+        """The headers that the protocol does not define, as a message's properties.
 
         Digits become an integer, a decimal a float, `true` and `false` a boolean, a flag `true`,
-        and anything else text. The type shows before escapes are resolved, so that text that
-        looks like a number can be told apart.
+        and anything else text. The type is determined before URL-decoding, so that an escaped digit
+        makes text of what looks like a number.
         """
         return {
             unquote(name): True if value is None else _read(value.strip())
@@ -224,7 +229,7 @@ _parse_cached = lru_cache(maxsize=1024)(_parse)
 
 
 def _known(name: str, value: Property) -> str:
-    """A known header from a dictionary, spelled as the list form has it."""
+    """A defined header from a JSON object, in the form of the list."""
     if value is True:
         return name
     if isinstance(value, bool):
@@ -233,9 +238,9 @@ def _known(name: str, value: Property) -> str:
 
 
 def _print(name: str, value: Property) -> str:
-    """A property as a header; its name is not to be taken for one that the protocol knows.
+    """A property as a header, escaped so that its name is not one that the protocol defines.
 
-    Deployed workers look for `timeout:` and `reply-requested` anywhere in the text.
+    Deployed workers search for `timeout:` and `reply-requested` anywhere in the text.
     """
     key = quote(name, safe="")
     if name in KNOWN or name.endswith("timeout") or "reply-requested" in name:
@@ -250,13 +255,13 @@ def _print(name: str, value: Property) -> str:
 
 
 def _text(value: str) -> str:
-    """Escaped, and so that it is not taken for anything but text."""
+    """URL-encoded; text that would be read as another type has its first character escaped."""
     text = quote(value, safe="")
     return text if isinstance(_read(text), str) else f"%{ord(text[0]):02X}{text[1:]}"
 
 
 def _decimal(value: float) -> str:
-    """Digits, a point, digits; what has none (infinity) is text."""
+    """Digits, a point, digits; infinities and NaN as Python writes them, which is read as text."""
     if value - value != 0:
         return str(value)
     text = f"{Decimal(repr(value)):f}"
@@ -264,7 +269,7 @@ def _decimal(value: float) -> str:
 
 
 def format_number(value: float) -> str:
-    """A number without a needless fraction: the deployed worker reads integers only."""
+    """A number, as an integer if it is one: the deployed worker can't read a fraction."""
     return str(int(value)) if value == int(value) else _decimal(value)
 
 

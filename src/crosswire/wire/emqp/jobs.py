@@ -1,4 +1,4 @@
-"""What deployed EventMQ puts into a message: the call of a Python callable, in JSON.
+"""The content of deployed EventMQ's messages: the call of a Python callable, in JSON.
 
     ["run", {"callable": NAME, "path": MODULE or MODULE:CLASS, "args": […], "kwargs": {…},
              "class_args": […], "class_kwargs": {…}}]
@@ -27,11 +27,11 @@ __all__ = [
 ]
 
 TIMEOUT: Final = "TimeoutError"
-"""The value that a worker reports for a job that took too long."""
+"""The value that a worker returns for a job that exceeded its timeout."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A call. `name` is what an allow-list knows it by."""
+    """The call of a function, or of a method of an object that is made for it."""
 
     callable: str
     path: str
@@ -42,6 +42,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
+        """The full name of the callable, as in a worker's allow-list."""
         return f"{self.path}.{self.callable}"
 
 
@@ -49,7 +50,7 @@ _BODY: Final = msgspec.json.Decoder(tuple[str, Job])
 
 
 def parse_job(message: bytes) -> Job | None:
-    """The call in a message, None if there is none."""
+    """The call in a message; None if it contains none."""
     try:
         verb, job = _BODY.decode(message)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -65,7 +66,10 @@ def serialize_job(
     class_args: Sequence[Any] = (),
     class_kwargs: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """A message that calls `module.function` or `module:Class.method`. Raises ValueError."""
+    """A message that calls `module.function` or `module:Class.method`.
+
+    Raises ValueError for a name without a module.
+    """
     path, _, called = name.rpartition(".")
     if not path or not called:
         raise ValueError(f"{name!r} is not the full name of a callable")
@@ -85,7 +89,7 @@ def serialize_job(
 
 
 def serialize_value(value: Any) -> bytes:
-    """A result as a worker reports it. Raises TypeError for what JSON can't hold."""
+    """A worker's result. Raises TypeError for a value that JSON can't represent."""
     return msgspec.json.encode({"value": value})
 
 
@@ -93,7 +97,7 @@ _VALUE: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 def value_of(message: bytes) -> Any:
-    """The value in a worker's result. Raises ValueError if it is none."""
+    """The value in a worker's result. Raises ValueError for another message."""
     try:
         return _VALUE.decode(message)["value"]
     except (msgspec.MsgspecError, RecursionError, KeyError) as error:
@@ -109,7 +113,7 @@ _FAILURE: Final = msgspec.json.Decoder(_JobFailure)
 
 
 def failure_of(message: bytes) -> tuple[str, int] | None:
-    """Why the broker gave up on a request and after how many attempts, or None if it didn't."""
+    """The error and the number of attempts, if this is the broker's result of a failed request."""
     if not message.startswith(b"{"):
         return None
     try:
@@ -120,9 +124,9 @@ def failure_of(message: bytes) -> tuple[str, int] | None:
 
 
 def schedule_identity(message: bytes) -> str:
-    """What tells one schedule from another, equal to what the deployed scheduler computes.
+    """Identifies a schedule, exactly as the deployed scheduler computes it.
 
-    For a call, the hash of what it calls and with what; for other messages, of their bytes.
+    For a call, the hash of the callable and its arguments; for other messages, of their bytes.
     """
     job = parse_job(message)
     if job is None:

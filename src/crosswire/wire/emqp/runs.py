@@ -1,8 +1,8 @@
-"""What nearly all messages of a busy peer are, read in one pass: REQUEST, READY and REPLY in a row.
+"""Reads runs of the frequent commands REQUEST, READY and REPLY in one pass, past the decoder.
 
-A live connection has its decoder ask here first wherever a message begins. What is taken is whole,
-short enough and as it should be; everything else is left where it is, for the decoder to read part
-by part. What stands behind the head of a message, each part with its flags and its size before it:
+A live connection's decoder calls a Taker at the start of each message. It takes complete, valid and
+short enough messages only; all others are left to the decoder, which reads them part by part. After
+the head, which is the same in all messages of a command, the parts are:
 
     REQUEST   msgid, queue, headers, message
     REPLY     msgid, message, request
@@ -36,24 +36,26 @@ __all__ = ["OFFERED", "MessageRun", "taker_at"]
 OFFERED: Final = SlotOffered()
 
 _ADDRESSES: Final = 1024
+"""How many pairs of queue and headers are cached; peers use few, again and again."""
 _SHORT_BYTES: Final = 1024
+"""With limits below this size the decoder has to check every message."""
 
 
 class MessageRun(Frame, frozen=True, gc=False):
-    """Messages of one `kind` in a row, as the events that they become."""
+    """A run of messages of one `kind`, already as events."""
 
     frame_name: ClassVar[str] = "run"
     kind: type[Frame]
     events: list[Event]
 
 
-def taker_at(seat: str, limits: ZmtpLimits) -> Taker | None:
-    """What reads the runs of this door's peers; None where there are none to expect."""
+def taker_at(side: str, limits: ZmtpLimits) -> Taker | None:
+    """Reads the runs that the peers of a listener send; None where there are none to expect."""
     if limits.parts < REQUEST_PARTS or limits.frame_bytes < _SHORT_BYTES:
         return None
-    if seat == "emqp-clients":
+    if side == "emqp-clients":
         return _requests(limits.frame_bytes)
-    return _answers(limits.frame_bytes) if seat == "emqp-workers" else None
+    return _answers(limits.frame_bytes) if side == "emqp-workers" else None
 
 
 _REQUEST: Final = serialize_head(COMMAND_REQUEST)
@@ -101,7 +103,7 @@ def _requests(limit: int) -> Taker:
                 events.append(RequestReceived(name, *address, buffer[body:stop]))
                 position = stop
         except (IndexError, UnicodeDecodeError):
-            # Cut short, or not a text: the message at `position` is not ours to read.
+            # Incomplete, or not UTF-8: the decoder reads the message at `position`.
             pass
         return position, MessageRun(Request, events) if events else None
 

@@ -1,12 +1,15 @@
-"""Who stands where in eMQP, and what each may say and hear in which state."""
+"""eMQP's roles and listeners, and what each may send and receive in which state.
+
+A `side` of a connection is a role, or for the broker the listener that the peer connected to.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Final
 
-from crosswire.wire.contract import Frame
+from crosswire.wire.contract import Frame, Transitions
 from crosswire.wire.emqp.frames import (
     Ack,
     Admin,
@@ -32,6 +35,8 @@ __all__ = [
     "ROLES",
     "SENDS",
     "SOCKETS",
+    "TRANSITIONS",
+    "UNREGISTERED",
     "State",
 ]
 
@@ -44,8 +49,8 @@ LISTENERS: Final = {
     "emqp-publishers": 47298,
     "emqp-subscribers": 47299,
 }
-"""The broker's doors. Schedulers come to the clients' door; clients may publish there too."""
-
+"""The broker's listeners and their default ports. Schedulers connect to the clients' listener, at
+which clients may publish, too."""
 
 SOCKETS: Final = {
     **dict.fromkeys(LISTENERS, "ROUTER"),
@@ -53,14 +58,17 @@ SOCKETS: Final = {
     "emqp-subscribers": "PUB",
     "subscriber": "SUB",
 }
-
+"""The type of the ZeroMQ socket of each side."""
 
 REGISTERS: Final = {"emqp-clients": "scheduler", "emqp-workers": "worker"}
-"""Who introduces itself at which door."""
+"""The role that registers with INFORM at a listener."""
+
+UNREGISTERED: Final = ("emqp-clients", "emqp-publishers", "emqp-admin")
+"""Listeners whose peers are served without having registered."""
 
 
 class State(Enum):
-    """`informed`: INFORM was sent or received, and ACK not yet. `leaving`: one side said KBAI."""
+    """`informed`: INFORM was sent or received, ACK not yet. `leaving`: one side has sent KBAI."""
 
     HANDSHAKE = "handshake"
     OPEN = "open"
@@ -70,58 +78,114 @@ class State(Enum):
     CLOSED = "closed"
 
 
-Table = dict[tuple[str, State], frozenset[type[Frame]]]
-_FAREWELL: Final = (Heartbeat, Kbai, Disconnect)
-_FROM_CLIENTS: Final = (Request, Publish, ScheduleFrame, UnscheduleFrame, Inform, *_FAREWELL)
-
-
-def _table(*rows: tuple[str, Iterable[State], Iterable[type[Frame]]]) -> Table:
-    return {(seat, state): frozenset(kinds) for seat, states, kinds in rows for state in states}
-
-
 KNOWN_STATES: Final = (State.INFORMED, State.REGISTERED)
 
-RECEIVES: Final = _table(
-    # The broker, by door.
-    ("emqp-clients", (State.OPEN, *KNOWN_STATES), _FROM_CLIENTS),
-    ("emqp-clients", (State.LEAVING,), (Inform, *_FAREWELL)),
-    ("emqp-workers", (State.OPEN,), (Inform, Kbai, Disconnect)),
-    ("emqp-workers", KNOWN_STATES, (Inform, Ready, Reply, *_FAREWELL)),
-    ("emqp-workers", (State.LEAVING,), (Reply, Inform, *_FAREWELL)),
-    ("emqp-admin", (State.OPEN,), (Admin, *_FAREWELL)),
-    ("emqp-publishers", (State.OPEN,), (Publish, *_FAREWELL)),
-    # Those who come to it, by role.
-    ("client", (State.OPEN, State.LEAVING), (Reply, Ack, *_FAREWELL)),
-    ("worker", (State.INFORMED,), (Ack, *_FAREWELL)),
-    ("worker", (State.REGISTERED, State.LEAVING), (Ack, Request, *_FAREWELL)),
-    ("scheduler", (State.INFORMED,), (Ack, *_FAREWELL)),
-    ("scheduler", (State.REGISTERED,), (Ack, ScheduleFrame, UnscheduleFrame, Reply, *_FAREWELL)),
-    ("publisher", (State.OPEN,), (Ack, *_FAREWELL)),
-    ("admin", (State.OPEN,), (Ack, Reply, *_FAREWELL)),
-    ("subscriber", (State.OPEN,), (DeliveryFrame,)),
-)
-"""What has an effect when it is received. Whatever is not in here is ignored and counted."""
+# ------------------------------------------------------------------------------------- receiving
+
+_After = Mapping[type[Frame], tuple[State | None, ...]]
+"""The states that may follow a frame; None is the state in which it was received."""
+
+
+def _stay(*kinds: type[Frame]) -> _After:
+    return dict.fromkeys(kinds, (None,))
+
+
+def _transitions(*rows: tuple[Iterable[State], _After]) -> Transitions[State]:
+    return {
+        (state, kind): tuple(dict.fromkeys(state if each is None else each for each in after))
+        for states, kinds in rows
+        for state in states
+        for kind, after in kinds.items()
+    }
+
+
+# An INFORM of another role, or with unreadable queues, is ignored: the state stays.
+_REGISTER: Final[_After] = {Inform: (State.INFORMED, None)}
+_REGISTERED: Final[_After] = {Ack: (State.REGISTERED, None)}
+_ENDS: Final[_After] = {Heartbeat: (None,), Disconnect: (State.CLOSED,)}
+_LEAVES: Final[_After] = {**_ENDS, Kbai: (State.LEAVING,)}
+# At these listeners a peer's KBAI has no effect, as in the deployed broker, but that a scheduler is
+# a client like any other afterwards.
+_STAYS_CLIENT: Final[_After] = {**_ENDS, Kbai: (State.OPEN,)}
+_FROM_CLIENTS: Final[_After] = {
+    **_stay(Request, Publish, ScheduleFrame, UnscheduleFrame),
+    **_REGISTER,
+    **_STAYS_CLIENT,
+}
+
+TRANSITIONS: Final[dict[str, Transitions[State]]] = {
+    # The broker, by listener.
+    "emqp-clients": _transitions(
+        ((State.OPEN, *KNOWN_STATES), _FROM_CLIENTS),
+        ((State.LEAVING,), {**_REGISTER, **_LEAVES}),
+    ),
+    "emqp-workers": _transitions(
+        ((State.OPEN,), {**_REGISTER, Kbai: (State.LEAVING,), Disconnect: (State.CLOSED,)}),
+        (KNOWN_STATES, {**_REGISTER, **_stay(Ready, Reply), **_LEAVES}),
+        # A worker finishes its jobs while it leaves, so results are still accepted.
+        ((State.LEAVING,), {**_stay(Reply), **_REGISTER, **_LEAVES}),
+    ),
+    # DISCONNECT asks the broker to stop: its owner decides.
+    "emqp-admin": _transitions(((State.OPEN,), _stay(Admin, Heartbeat, Kbai, Disconnect))),
+    "emqp-publishers": _transitions(((State.OPEN,), {**_stay(Publish), **_STAYS_CLIENT})),
+    # The broker's peers, by role.
+    "client": _transitions(((State.OPEN, State.LEAVING), {**_stay(Reply, Ack), **_LEAVES})),
+    "worker": _transitions(
+        ((State.INFORMED,), {**_REGISTERED, **_LEAVES}),
+        # A job that was sent before the broker received our KBAI is done: nobody else has it.
+        ((State.REGISTERED, State.LEAVING), {**_stay(Ack, Request), **_LEAVES}),
+    ),
+    "scheduler": _transitions(
+        ((State.INFORMED,), {**_REGISTERED, **_LEAVES}),
+        ((State.REGISTERED,), {**_stay(Ack, ScheduleFrame, UnscheduleFrame, Reply), **_LEAVES}),
+    ),
+    "publisher": _transitions(((State.OPEN,), {**_stay(Ack), **_LEAVES})),
+    "admin": _transitions(((State.OPEN,), {**_stay(Ack, Reply), **_LEAVES})),
+    "subscriber": _transitions(((State.OPEN,), _stay(DeliveryFrame))),
+}
+"""By side. Unlike in the other protocols, a frame that is not in the table is ignored and counted.
+
+Three transitions are not caused by a received frame: ZMTP's handshake opens, sending INFORM leads a
+peer to `informed`, and sending ACK leads the broker from there to `registered`."""
+
+RECEIVES: Final[dict[tuple[str, State], frozenset[type[Frame]]]] = {
+    (side, state): frozenset(kind for before, kind in table if before is state)
+    for side, table in TRANSITIONS.items()
+    for state, _ in table
+}
+"""The frames that have an effect."""
+
+# --------------------------------------------------------------------------------------- sending
+
+
+def _table(
+    *rows: tuple[str, State, Iterable[type[Frame]]],
+) -> dict[tuple[str, State], frozenset[type[Frame]]]:
+    return {(side, state): frozenset(kinds) for side, state, kinds in rows}
+
+
+_GOODBYES: Final = (Heartbeat, Kbai, Disconnect)
 
 SENDS: Final = _table(
-    ("emqp-clients", (State.OPEN,), (Reply,)),
-    ("emqp-clients", (State.INFORMED,), (Reply, Ack)),
-    ("emqp-clients", (State.REGISTERED,), (Reply, Ack, ScheduleFrame, UnscheduleFrame, *_FAREWELL)),
-    ("emqp-workers", (State.OPEN,), (Disconnect,)),
-    ("emqp-workers", (State.INFORMED,), (Ack, Disconnect)),
-    ("emqp-workers", (State.REGISTERED,), (Ack, Request, *_FAREWELL)),
-    ("emqp-admin", (State.OPEN,), (Reply, Ack)),
-    ("emqp-subscribers", (State.OPEN,), (DeliveryFrame,)),
-    ("client", (State.OPEN,), (Request, Publish, ScheduleFrame, UnscheduleFrame)),
-    ("worker", (State.OPEN,), (Inform,)),
-    ("worker", (State.INFORMED,), (Heartbeat, Kbai)),
-    ("worker", (State.REGISTERED,), (Ready, Reply, *_FAREWELL)),
-    ("worker", (State.LEAVING,), (Reply,)),
-    ("scheduler", (State.OPEN,), (Inform,)),
-    ("scheduler", (State.INFORMED,), (Heartbeat, Kbai)),
-    ("scheduler", (State.REGISTERED,), (Request, *_FAREWELL)),
-    ("publisher", (State.OPEN,), (Publish,)),
-    ("admin", (State.OPEN,), (Admin, Disconnect)),
+    ("emqp-clients", State.OPEN, (Reply,)),
+    ("emqp-clients", State.INFORMED, (Reply, Ack)),
+    ("emqp-clients", State.REGISTERED, (Reply, Ack, ScheduleFrame, UnscheduleFrame, *_GOODBYES)),
+    ("emqp-workers", State.OPEN, (Disconnect,)),
+    ("emqp-workers", State.INFORMED, (Ack, Disconnect)),
+    ("emqp-workers", State.REGISTERED, (Ack, Request, *_GOODBYES)),
+    ("emqp-admin", State.OPEN, (Reply, Ack)),
+    ("emqp-subscribers", State.OPEN, (DeliveryFrame,)),
+    ("client", State.OPEN, (Request, Publish, ScheduleFrame, UnscheduleFrame)),
+    ("worker", State.OPEN, (Inform,)),
+    ("worker", State.INFORMED, (Heartbeat, Kbai)),
+    ("worker", State.REGISTERED, (Ready, Reply, *_GOODBYES)),
+    ("worker", State.LEAVING, (Reply,)),
+    ("scheduler", State.OPEN, (Inform,)),
+    ("scheduler", State.INFORMED, (Heartbeat, Kbai)),
+    ("scheduler", State.REGISTERED, (Request, *_GOODBYES)),
+    ("publisher", State.OPEN, (Publish,)),
+    ("admin", State.OPEN, (Admin, Disconnect)),
 )
-"""What may be sent when."""
+"""The frames that may be sent."""
 
 NOTHING: Final[frozenset[type[Frame]]] = frozenset()

@@ -28,7 +28,7 @@ _SNIFF_BYTES = 65536
 
 
 def sniff(data: bytes) -> Sniff:
-    """Both sides open with a config, or a server with a protocol error: one framelet, not large."""
+    """Both peers begin with a config, or a server with a protocol error: one small framelet."""
     if not any(data[:_SIZE_OFFSET] == first[: len(data)] for first in _FIRST):
         return Sniff.NO
     if len(data) < _SIZE_END:

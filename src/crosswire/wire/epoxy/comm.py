@@ -1,7 +1,7 @@
 """The Bond structs of Epoxy and Bond Comm.
 
-Read and written with `crosswire.bond`, which is loaded when it is first needed: configs and
-messages as real peers send them, and as we do, don't need it.
+Read and written with `crosswire.bond`, which is imported when it is first needed: configs and
+messages as peers usually write them, and as we do, don't need it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 
 
 class ErrorCode(IntEnum):
-    """Errors to a caller: the int32 of 0xA0BD0000 + n."""
+    """Error codes of responses: 0xA0BD0000 + n as int32."""
 
     INTERNAL_SERVER_ERROR = -0x5F430000
     METHOD_NOT_FOUND = -0x5F42FFFF
@@ -48,7 +48,8 @@ class ErrorCode(IntEnum):
 
 
 class Error(msgspec.Struct, frozen=True, gc=False):
-    """bond.comm.Error; `unique_id` is InternalServerError's, `inner_errors` AggregateError's."""
+    """bond.comm.Error, and the two structs derived from it: `unique_id` belongs to
+    InternalServerError, `inner_errors` to AggregateError."""
 
     error_code: int
     message: str = ""
@@ -58,14 +59,14 @@ class Error(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def error_name(self) -> str:
-        """`method-not-found` and the like; the number, where it is an application's own."""
+        """The name of the code, like `method-not-found`; the number, if it is an application's."""
         try:
             return ErrorCode(self.error_code).name.lower().replace("_", "-")
         except ValueError:
             return str(self.error_code)
 
     def fields(self) -> dict[str, Any]:
-        """As `crosswire decode` shows it."""
+        """As `crosswire decode` prints them."""
         fields: dict[str, Any] = {"error_code": self.error_code}
         if self.message:
             fields["message"] = self.message
@@ -75,7 +76,7 @@ class Error(msgspec.Struct, frozen=True, gc=False):
 
 
 def struct(name: str) -> StructDef:
-    """A struct of bond.comm, as the .bond files that come with `crosswire.bond` declare it."""
+    """A struct of bond.comm, as the .bond file in `crosswire.bond` declares it."""
     from crosswire.bond import epoxy_module
 
     return epoxy_module().struct(f"bond.comm.{name}")
@@ -84,21 +85,24 @@ def struct(name: str) -> StructDef:
 # ------------------------------------------------------------------------------------- framelets
 
 _STOP: Final = bytes((STOP,))
-_MOST_BYTES = 65536
+_MAX_STRUCT_BYTES = 65536
 
 
 def _decode(content: bytes, name: str) -> Any:
-    """A struct of the protocol's own. They are small, and passing over fields that nobody knows is
-    slow: one that is large all the same is there to keep us busy."""
+    """Config, headers or protocol error. Raises BondDecodeError.
+
+    They are small, and skipping unknown fields is slow: a large one could only be an attempt to
+    use up processor time.
+    """
     from crosswire.bond import fast
 
-    if len(content) > _MOST_BYTES:
+    if len(content) > _MAX_STRUCT_BYTES:
         raise BondDecodeError(f"{len(content)} bytes are too many for this struct", offset=0)
     return fast.decode(content, struct(name))
 
 
 def decode_config(content: bytes) -> None:
-    """Raises BondDecodeError for what is no struct; fields that are new to us are passed over."""
+    """Raises BondDecodeError for what is not a struct; unknown fields are ignored."""
     if not content.startswith(_STOP):
         _decode(content, "epoxy.EpoxyConfig")
 
@@ -122,7 +126,7 @@ def decode_protocol_error(content: bytes) -> tuple[int, Error | None]:
 
 
 def encode_protocol_error(code: int, details: Error | None) -> bytes:
-    """In Fast Binary v1."""
+    """The content of a protocol error framelet: Fast Binary v1."""
     from crosswire.bond import fast
 
     declared = struct("epoxy.ProtocolError")
@@ -133,7 +137,7 @@ def encode_protocol_error(code: int, details: Error | None) -> bytes:
 
 
 def marshal_error(error: Error) -> bytes:
-    """As the error data of a response: Compact Binary v1."""
+    """The error data of a response: marshalled Compact Binary v1."""
     from crosswire.bond import marshal
 
     value = _value(error)
@@ -141,9 +145,10 @@ def marshal_error(error: Error) -> bytes:
 
 
 def unmarshal_error(data: bytes) -> Error:
-    """What a response's error data says, in any encoding. Raises BondDecodeError."""
+    """The error in a response's error data, in any encoding. Raises BondDecodeError."""
     from crosswire.bond import marshal
 
+    # Bond doesn't name structs in data: the code, which is in the base, shows which one it is.
     error = _error(marshal.unmarshal(data, struct("Error")))
     derived = _DERIVED.get(error.error_code)
     return error if derived is None else _error(marshal.unmarshal(data, struct(derived)))
@@ -153,11 +158,11 @@ _DERIVED: Final[dict[int, str]] = {
     ErrorCode.INTERNAL_SERVER_ERROR: "InternalServerError",
     ErrorCode.MULTIPLE_ERRORS_OCCURRED: "AggregateError",
 }
-"""Which struct, derived from Error, goes with a code; any other is a plain Error."""
+"""The struct, derived from Error, that belongs to a code; for other codes it is Error."""
 
 
 def _error(value: Any) -> Error:
-    """From what `crosswire.bond` reads; errors within it are read as plain ones."""
+    """From the value that `crosswire.bond` reads; inner errors are read as plain Error."""
     inner = value.inner_error
     return Error(
         value.error_code,
@@ -169,7 +174,7 @@ def _error(value: Any) -> Error:
 
 
 def _value(error: Error) -> Any:
-    """What `crosswire.bond` writes."""
+    """The value that `crosswire.bond` writes."""
     name = _DERIVED.get(error.error_code, "Error")
     more: dict[str, Any] = {}
     if error.unique_id:
@@ -203,7 +208,7 @@ def _credentials() -> StructDef:
 
 
 def marshal_credentials(token: str) -> bytes:
-    """The layer data that says who we are."""
+    """The layer data that authenticates a client with a token."""
     from crosswire.bond import marshal
 
     return marshal.marshal(_credentials().python_class(token=token), _credentials())
@@ -218,9 +223,10 @@ def unmarshal_credentials(layer_data: bytes) -> str:
 
 
 def find_credentials(layer_data: bytes) -> str | None:
-    """The token in layer data that is credentials and nothing else; None for what is not.
+    """The token in layer data that is credentials and nothing else; None for other layer data.
 
-    Bond doesn't name its structs: they are known by their shape, one text in field 0.
+    Bond doesn't name structs in data: credentials are recognized by their shape, one string in
+    field 0, and by being written back byte for byte.
     """
     from crosswire.bond import marshal
 

@@ -1,4 +1,4 @@
-"""Epoxy's connection: buffer → frames → state → events."""
+"""An Epoxy connection: buffer → frames → state → events."""
 
 from __future__ import annotations
 
@@ -55,17 +55,20 @@ from crosswire.wire.epoxy.layout import MAX_CONVERSATION
 __all__ = ["TRANSITIONS", "EpoxyConnection", "State"]
 
 _AT_ONCE: Final = float("-inf")
+"""A deadline that has passed: see `_start_answering`."""
 _PENDING_BYTES: Final = 512
-"""What a request that waits takes in memory beside what it carries."""
+"""What an unanswered request takes in memory in addition to its content."""
 
 
 class State(Enum):
+    """What may be sent and received."""
+
     HANDSHAKE = "handshake"
     OPEN = "open"
     ANSWERING = "answering"
-    """One side closes: what the peer asked before is still answered, nothing new is begun."""
+    """One side is closing: requests of the peer are still answered, no conversation begins."""
     LEAVING = "leaving"
-    """Our half is closed; the peer may finish and close its own."""
+    """Our half is closed; the peer may finish and close its half."""
     CLOSED = "closed"
 
 
@@ -79,7 +82,7 @@ TRANSITIONS: Final[dict[tuple[State, type[Frame]], State]] = {
     (State.LEAVING, Message): State.LEAVING,
     (State.LEAVING, ProtocolError): State.CLOSED,
 }
-"""What may be received when, and what follows. Whatever is not in here is a violation."""
+"""What may be received in a state, and the state that follows. All else is a violation."""
 
 _ALLOWED: Final = {
     state: {kind: after for (before, kind), after in TRANSITIONS.items() if before is state}
@@ -88,10 +91,10 @@ _ALLOWED: Final = {
 
 
 class EpoxyConnection(Connection):
-    """One end of an Epoxy connection. Both ends may ask, answer and tell.
+    """One end of an Epoxy connection. Both ends may send requests, responses and events.
 
-    A conversation is named by whoever began it: a client counts 1, 3, 5…, a server 2, 4, 6…; events
-    take a number too. Responses may come in any order.
+    The peer that begins a conversation chooses its id: a client counts 1, 3, 5…, a server 2, 4, 6…;
+    events have an id, too. Responses may be in any order.
     """
 
     def __init__(self, role: str, now: float, *, limits: Limits | None = None) -> None:
@@ -100,7 +103,7 @@ class EpoxyConnection(Connection):
         super().__init__(role, EpoxyDecoder(sender, limits=self.limits))
         self.state = State.HANDSHAKE
         self.dropped = 0
-        """Messages that were read and not told: answers to nothing, events that hold an error."""
+        """Messages that were ignored: responses without a request, events with an error."""
         self._deadline: float | None = now + self.limits.handshake_s
         self._next_id = 1 if role == "client" else 2
         self._asked: set[int] = set()
@@ -116,22 +119,25 @@ class EpoxyConnection(Connection):
 
     @property
     def pending(self) -> int:
-        """Our requests that wait for their response."""
+        """How many of our requests have no response yet."""
         return len(self._asked)
 
     @property
     def accepts_conversations(self) -> bool:
-        """Requests and events may be sent."""
+        """Whether requests and events may be sent."""
         return self.state is State.OPEN
 
     def is_owed(self, conversation: int) -> bool:
-        """A request of the peer waits for our answer, and can get one."""
+        """Whether a request of the peer is unanswered, and can be answered."""
         return conversation in self._owed and not self.closed and not self.send_closed
 
     def send_request(
         self, service: str, method: str, payload: bytes, *, layer_data: bytes | None = None
     ) -> int:
-        """Ask the peer. Gives the conversation id of the response to come."""
+        """Send a request; gives the conversation id, which the response will have.
+
+        Raises LocalProtocolError if the connection is not open.
+        """
         conversation = self._begin(MessageType.REQUEST, service, method, payload, layer_data)
         self._asked.add(conversation)
         return conversation
@@ -139,29 +145,31 @@ class EpoxyConnection(Connection):
     def send_event(
         self, service: str, method: str, payload: bytes, *, layer_data: bytes | None = None
     ) -> int:
-        """Tell the peer; nobody answers."""
+        """Send an event, which has no response; gives its conversation id."""
         return self._begin(MessageType.EVENT, service, method, payload, layer_data)
 
     def forget_request(self, conversation: int) -> None:
-        """Nobody waits for this response any more: drop it when it comes."""
+        """Ignore the response to this request when it is received."""
         self._asked.discard(conversation)
 
     def send_response(
         self, conversation: int, payload: bytes, *, layer_data: bytes | None = None
     ) -> None:
-        """Answer a request that is owed an answer."""
+        """Answer a request. Raises LocalProtocolError if it is not unanswered."""
         self._answer(conversation, payload, None, layer_data)
 
     def send_error(
         self, conversation: int, error: Error | bytes, *, layer_data: bytes | None = None
     ) -> None:
-        """Answer a request that is owed an answer: it could not be done, and why."""
+        """Answer a request with an error. Raises LocalProtocolError if it is not unanswered."""
         data = error if isinstance(error, bytes) else marshal_error(error)
         self._answer(conversation, None, data, layer_data)
 
     def close(self) -> None:
-        """No new conversations; when what the peer asked is answered, our half is closed, and then
-        the peer has a while to close its own."""
+        """Begin no conversations; close our half when the peer's requests are answered.
+
+        Then the peer has `goodbye_s` to close its half.
+        """
         if self.state is State.HANDSHAKE:
             self._end(ConnectionClosed(clean=True))
         elif self.state is State.OPEN:
@@ -171,6 +179,7 @@ class EpoxyConnection(Connection):
 
     @property
     def wants_data(self) -> bool:
+        """False while the peer has too many unanswered requests."""
         limits = self.limits
         return (
             self._owed_count < limits.pending_requests and self._owed_bytes < limits.pending_bytes
@@ -178,14 +187,15 @@ class EpoxyConnection(Connection):
 
     @property
     def unread_end_s(self) -> float:
-        """A peer may close its side and wait for the answers to what it sent before."""
+        """A peer may close its half and wait for the responses to its requests."""
         return self.limits.drain_s
 
     def next_deadline(self) -> float | None:
+        """Of the handshake, of draining, or of the peer's half."""
         return None if self.closed else self._deadline
 
     def receive_eof(self) -> None:
-        """Requests that came before it are still answered (real peers half-close and wait)."""
+        """Requests that were received before are still answered: peers half-close and wait."""
         self._peer_closed = True
         if self.state is State.OPEN and self._owed_count and not self._decoder.pending:
             self._events.append(PeerFinished())
@@ -197,7 +207,7 @@ class EpoxyConnection(Connection):
 
     @property
     def _may_end_here(self) -> bool:
-        """Epoxy's goodbye is the end of the stream, between frames and with nothing unanswered."""
+        """Epoxy has no goodbye: a clean end is between frames, with nothing unanswered."""
         waits = self._decoder.pending or self._asked or self._owed_count
         return self.state is not State.HANDSHAKE and not waits
 
@@ -245,7 +255,7 @@ class EpoxyConnection(Connection):
         if self.limits.strict:
             self._check_id(conversation)
         if kind is MessageType.REQUEST:
-            if self.send_closed:
+            if self.send_closed:  # it can't be answered any more
                 self.dropped += 1
                 return
             self._owed[conversation] = self._owed.get(conversation, 0) + 1
@@ -254,6 +264,8 @@ class EpoxyConnection(Connection):
             self._owed_sizes[conversation] = self._owed_sizes.get(conversation, 0) + size
             self._owed_bytes += size
             event_type: type[RequestReceived | EventReceived] = RequestReceived
+            # Error data makes sense in a response only; the specification asks for robustness
+            # against it in others (section "Message type").
             if frame.payload is None:
                 self.send_error(conversation, _REQUEST_WITH_ERROR)
                 return
@@ -273,7 +285,7 @@ class EpoxyConnection(Connection):
         )
 
     def _check_id(self, conversation: int) -> None:
-        """Specification, section Conversation ID: checked only when strict."""
+        """Specification, section "Conversation ID"."""
         if conversation % 2 != (self.role == "server") or conversation in self._owed:
             raise InvalidIdentifier(f"conversation id {conversation} can't be used")
 
@@ -299,7 +311,7 @@ class EpoxyConnection(Connection):
 
     def _send_goodbye(self, error: CrosswireError) -> None:
         match error:
-            case PeerError() | ErrorInError():
+            case PeerError() | ErrorInError():  # an error is not answered with an error
                 return
             case FrameTooLarge():
                 code = ProtocolErrorCode.LIMIT_EXCEEDED
@@ -330,7 +342,8 @@ class EpoxyConnection(Connection):
         super()._end(event)
 
     def _start_answering(self) -> None:
-        """Nobody tells the time here, so it is asked for: the deadline comes at once."""
+        """`close` and `receive_eof` don't get the time. So a deadline is set that has passed, and
+        `_expire`, which is then called with the time, sets the real one."""
         self.state = State.ANSWERING
         self._deadline = _AT_ONCE
         if not self._owed_count:
@@ -387,7 +400,7 @@ class EpoxyConnection(Connection):
             self._finish_answering()
 
     def _send_message(self, message: Message) -> None:
-        """What the peer could only refuse is refused here."""
+        """Raises LocalProtocolError for what the peer would have to refuse."""
         for content in (message.layer_data, message.payload, message.error):
             if content is None:
                 continue
@@ -409,7 +422,7 @@ class EpoxyConnection(Connection):
 
 
 def _size(request: Message) -> int:
-    """What it takes in memory while it waits for its answer, nearly."""
+    """What an unanswered request takes in memory, approximately."""
     size = _PENDING_BYTES + len(request.service_name) + len(request.method_name)
     return size + len(request.payload or b"") + len(request.layer_data or b"")
 

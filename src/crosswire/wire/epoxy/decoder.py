@@ -10,10 +10,11 @@ from crosswire.wire.epoxy.frames import DEFAULTS, EpoxyLimits, measure, scan
 __all__ = ["EpoxyDecoder"]
 
 _SYNC_BYTES = 65536
+"""The largest frame that is accepted while searching for the first one."""
 
 
 class EpoxyDecoder(Decoder):
-    """One direction of Epoxy. Both read alike: the handshake is made of ordinary frames."""
+    """One direction of Epoxy. Both have the same format; the handshake is ordinary frames."""
 
     limits: EpoxyLimits
 

@@ -1,4 +1,4 @@
-"""What an Epoxy connection tells its owner."""
+"""The events of an Epoxy connection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = [
 
 
 class RequestReceived(Event, frozen=True, gc=False):
-    """The peer asks; answer in any order. `payload` and `layer_data` are marshalled Bond."""
+    """A request, to be answered in any order. `payload` and `layer_data` are marshalled Bond."""
 
     conversation_id: int
     service_name: str
@@ -26,7 +26,7 @@ class RequestReceived(Event, frozen=True, gc=False):
 
 
 class ResponseReceived(Event, frozen=True, gc=False):
-    """The answer to our request: a `payload`, or an `error`, which is a marshalled Error."""
+    """The response to our request: a `payload`, or an `error`, which is a marshalled Error."""
 
     conversation_id: int
     payload: bytes | None
@@ -35,7 +35,7 @@ class ResponseReceived(Event, frozen=True, gc=False):
 
 
 class EventReceived(Event, frozen=True, gc=False):
-    """The peer tells; there is no answer. `conversation_id` is for diagnosis only."""
+    """An event, which has no response. `conversation_id` is for diagnosis only."""
 
     conversation_id: int
     service_name: str
@@ -45,4 +45,4 @@ class EventReceived(Event, frozen=True, gc=False):
 
 
 class PeerFinished(Event, frozen=True, gc=False):
-    """The peer will send no more, and we begin nothing; what it asked can still be answered."""
+    """The peer has closed its half of the connection; its requests can still be answered."""

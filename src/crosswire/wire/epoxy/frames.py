@@ -82,16 +82,17 @@ _MIB = 1024 * 1024
 
 
 class EpoxyLimits(Limits, frozen=True, kw_only=True):
-    """What a peer may ask of us; `framelets`, `framelet_bytes` and `frame_bytes` can't go below
-    what the specification demands of everybody.
+    """`framelets`, `framelet_bytes` and `frame_bytes` can't be below the minimum that the
+    specification requires (section "Limits"). Raises ValueError.
 
-    `pending_requests` is how many requests a peer may have waiting before we stop reading, and
-    `pending_bytes` how large they may be together, each with 512 bytes for itself: both are far
-    beyond what peers pipeline, because responses can't be read either once we stop.
+    `pending_requests` is the number of unanswered requests at which we stop reading from a peer,
+    `pending_bytes` their size, 512 bytes each added. Both are far beyond what peers pipeline: while
+    we don't read, responses can't be read either, and two peers that wait for each other's
+    responses would block.
 
-    `drain_s` is how long they may take once one side is closing, `goodbye_s` how long the peer may
-    take to close its half. `strict` checks that a client's conversation ids are odd and a server's
-    even.
+    `drain_s` is how long pending requests may take once one side is closing, `goodbye_s` how long
+    the peer may take to close its half. `strict` checks that a client's conversation ids are odd
+    and a server's even.
     """
 
     frame_bytes: int = 32 * _MIB
@@ -142,13 +143,16 @@ class ProtocolErrorCode(IntEnum):
 
 
 class ConfigFrame(Frame, frozen=True, gc=False):
-    """There is nothing to configure yet; what a peer may add is passed over."""
+    """The handshake. There is nothing to configure yet; unknown fields are ignored."""
 
     frame_name: ClassVar[str] = "config"
 
 
 class Message(Frame, frozen=True, gc=False):
-    """Either `payload` or `error` is there. They and `layer_data` are marshalled Bond."""
+    """A request, response or event, with either `payload` or `error`.
+
+    They and `layer_data` are marshalled Bond.
+    """
 
     frame_name: ClassVar[str] = "message"
     conversation_id: int
@@ -160,6 +164,7 @@ class Message(Frame, frozen=True, gc=False):
     error: bytes | None = None
 
     def fields(self) -> dict[str, Any]:
+        """As `crosswire decode` prints them; Bond in hexadecimal, absent fields omitted."""
         fields: dict[str, Any] = {
             "conversation_id": self.conversation_id,
             "message_type": _public(self.message_type),
@@ -174,7 +179,7 @@ class Message(Frame, frozen=True, gc=False):
 
 
 class ProtocolError(Frame, frozen=True, gc=False):
-    """`error_code` may be one that nobody defined: it ends the connection all the same."""
+    """Ends the connection. `error_code` may be one that is not defined."""
 
     frame_name: ClassVar[str] = "protocol-error"
     error_code: int
@@ -189,6 +194,7 @@ class ProtocolError(Frame, frozen=True, gc=False):
             return str(self.error_code)
 
     def fields(self) -> dict[str, Any]:
+        """As `crosswire decode` prints them; the code by name."""
         fields: dict[str, Any] = {"error_code": self.error_name}
         if self.details is not None:
             fields["details"] = self.details.fields()
@@ -209,7 +215,7 @@ _LAYOUTS: Final = {
     (TYPE_HEADERS, TYPE_LAYER_DATA, TYPE_PAYLOAD): Message,
     (TYPE_HEADERS, TYPE_LAYER_DATA, TYPE_ERROR_DATA): Message,
 }
-"""Which framelets make which frame. Whatever is not in here is malformed."""
+"""The frames by their framelets. Any other combination is malformed."""
 
 _CONVERSATION: Final = CONVERSATION_FIELD.to_bytes(FIELD_HEADER_SIZE, "little")
 _MESSAGE_TYPE: Final = MESSAGE_TYPE_FIELD.to_bytes(FIELD_HEADER_SIZE, "little")
@@ -236,13 +242,20 @@ _MESSAGE_TYPES: Final = (
 )
 
 _names: dict[bytes, tuple[str, str]] = {_STOP: ("", "")}
-"""What the end of the headers says, since a connection uses few methods; kept small."""
+"""Service and method by the bytes at the end of the headers: a connection uses few methods, and a
+lookup is quicker than parsing. Bounded, since peers choose the names."""
 
 
 def scan(
     buffer: bytes, position: int, base: int, limits: EpoxyLimits, placed: list[Placed]
 ) -> tuple[int, int]:
-    """The frames from `position` on, as `Decoder._scan` has it; `buffer[0]` stands at `base`."""
+    """Append the frames from `position` on, as `Decoder._scan` does; `base` is the offset of
+    `buffer[0]` in the stream.
+
+    Most frames are messages of two framelets with the usual headers. Those that are whole and
+    within the limits are read in this loop; `_walk` and `_parse` read all others, and find the
+    violations.
+    """
     size_of_buffer = len(buffer)
     last_usual = size_of_buffer - _NAMES_OFFSET
     framelet_bytes, frame_bytes = limits.framelet_bytes, limits.frame_bytes
@@ -289,7 +302,7 @@ def scan(
 
 
 def _read_names(tail: bytes) -> tuple[str, str] | None:
-    """The names in the headers from the third field on, if they are written as they usually are."""
+    """Service and method in the end of the headers; None if they are not written as usual."""
     position = 0
     names = ["", ""]
     for index, field in enumerate((_SERVICE, _METHOD)):
@@ -313,7 +326,7 @@ def _read_names(tail: bytes) -> tuple[str, str] | None:
 
 
 def _read_length(data: bytes, position: int) -> tuple[int, int]:
-    """A variable uint32 and where it ends; more than there can be, if it has no end."""
+    """A variable-length uint32 and where it ends; if it has no end, a length beyond the data."""
     length = 0
     for index, octet in enumerate(data[position : position + MAX_VARINT32_SIZE]):
         length |= (octet & VARINT_MASK) << VARINT_BITS * index
@@ -355,8 +368,10 @@ Framelets = list[tuple[int, int, int]]
 def _walk(
     buffer: bytes, position: int, base: int, limits: EpoxyLimits
 ) -> tuple[Framelets | None, int]:
-    """The framelets of the frame at `position` and its end; or None, and the end of what it takes
-    to know more. Raises what can be told before the content is there.
+    """The framelets of the frame at `position` and its end; or None, and up to where bytes are
+    needed to continue.
+
+    Raises FrameError as soon as a count, type or size is wrong, before the content arrives.
     """
     size_of_buffer = len(buffer)
     at = position + COUNT_SIZE
@@ -395,6 +410,7 @@ def _walk(
             reason = f"a frame of more than the {limits.frame_bytes} bytes allowed"
             raise refuse(FrameTooLarge, reason)
         at = end
+        # Contents are not waited for one by one: the next header, or the end, decides.
         if len(framelets) == count and at > size_of_buffer:
             return None, at
     return framelets, at
@@ -436,8 +452,8 @@ def _parse(buffer: bytes, position: int, base: int, framelets: Framelets, end: i
 
 
 def measure(buffer: bytes, position: int, most_bytes: int) -> int | None:
-    """Length of what might be a frame here, as `Decoder._measure` has it: few framelets in an
-    allowed order, and sizes that are not absurd."""
+    """Length of what may be a frame here, as `Decoder._measure` has it: framelets in an allowed
+    order, of plausible sizes."""
     at = position + HEADER_SIZE
     count = int.from_bytes(buffer[position:at], "little")
     if len(buffer) >= at and not 1 <= count <= MAX_FRAMELETS:

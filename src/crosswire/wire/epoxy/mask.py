@@ -1,4 +1,4 @@
-"""Where Epoxy carries a secret: the token of `Credentials` in any message's layer data."""
+"""Masks Epoxy's secret: the token of `Credentials` in the layer data of any message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["EpoxyMask"]
 
 
 class EpoxyMask(Mask):
-    """Walks from framelet to framelet; only layer data is held until it is whole."""
+    """Goes from framelet to framelet; only layer data is held back until it is whole."""
 
     def __init__(self, framelet_bytes: int = EpoxyLimits().framelet_bytes) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class EpoxyMask(Mask):
             return 0, FRAMELET_HEADER_SIZE, []
         kind, size = FRAMELET_STRUCT.unpack_from(buffer, position)
         if kind not in TYPES or size > self._framelet_bytes:
-            # It ends the connection here.
+            # A violation: the connection ends, and no secret can follow.
             return EVERYTHING, 0, []
         length = FRAMELET_HEADER_SIZE + size
         if kind != TYPE_LAYER_DATA:
@@ -55,6 +55,6 @@ def _secrets(layer_data: bytes, start: int) -> list[tuple[int, int]]:
     secret = token.encode()
     at = layer_data.rfind(secret)
     if at < 0:
-        # Not written as we would: all of it, then.
+        # The token is encoded in a way that can't be found: mask all of it.
         return [(start, start + len(layer_data))]
     return [(start + at, start + at + len(secret))]

@@ -13,10 +13,11 @@ from crosswire.wire.relink.layout import EPOCH_SIZE, VERSION_OFFSET, VERSION_SIZ
 __all__ = ["PROTOCOL"]
 
 _FAR_VERSION = 16
+"""Versions from here on are unlikely: other protocols begin with such bytes."""
 
 
 def sniff(data: bytes) -> Sniff:
-    """A version that is not far off, seven bytes of padding, and one of the two hellos."""
+    """A plausible version, seven bytes of padding, and one of the two hellos."""
     if not data:
         return Sniff.MORE
     if data[VERSION_OFFSET] >= _FAR_VERSION or any(data[VERSION_OFFSET + 1 : VERSION_SIZE]):
@@ -36,7 +37,8 @@ def _sniff_hello(sender: str, data: bytes) -> Sniff:
         return Sniff.NO
     if hello is None:
         return Sniff.MORE
-    # Any 16 bytes might be epoch and link of a listener: an epoch of this century is likely.
+    # Any 16 bytes could be a listener's epoch and link id. Epochs are microseconds since 1970
+    # (specification 1): likely are those from about 1987 on, and small numbers, which tests use.
     if not isinstance(hello, ConnectorHello):
         epoch = int.from_bytes(data[VERSION_SIZE : VERSION_SIZE + EPOCH_SIZE], "little")
         return Sniff.YES if epoch >> 49 in range(1, 16) or epoch < 1 << 32 else Sniff.NO

@@ -1,4 +1,4 @@
-"""A Relink connection: frames → state → events, for one link at a time."""
+"""A Relink connection: buffer → frames → state → events, for one link at a time."""
 
 from __future__ import annotations
 
@@ -61,12 +61,14 @@ __all__ = ["TRANSITIONS", "RelinkConnection", "State"]
 
 
 class State(Enum):
+    """What is received next."""
+
     VERSION = "version"
     HELLO = "hello"
     ANSWER = "answer"
-    """The listener's owner has been asked for a link."""
+    """Nothing: the listener's owner has been asked for a link."""
     RESUMING = "resuming"
-    """An old link: the peer tells what it got, and may send nothing new before its resume."""
+    """An old link: the peer reports what it received, and sends nothing new before its resume."""
     OPEN = "open"
     CLOSED = "closed"
 
@@ -92,7 +94,7 @@ TRANSITIONS: Final[dict[tuple[State, type[Frame]], tuple[State, ...]]] = {
     (State.OPEN, SequenceOperation): (State.OPEN,),
     (State.OPEN, Message): (State.OPEN,),
 }
-"""What may be received when, and what may follow. Whatever is not in here is a violation. From
+"""What may be received in a state, and the states that may follow. All else is a violation. From
 ANSWER the owner's `accept` leads to RESUMING or OPEN."""
 
 _ALLOWED: Final = {
@@ -103,11 +105,11 @@ _ALLOWED: Final = {
 class RelinkConnection(Connection):
     """One connection of a link.
 
-    A connector is given the `link` that it opens or resumes. A listener tells with
-    HandshakeReceived what the connector wants, and its owner answers with `accept(link)`,
-    `deny_link` or `refuse`: only it knows its endpoints and links. From then on `link` may be used
-    directly, whatever becomes of the connection: what it has to say is taken from it when data is
-    to be sent. When the connection has ended, `link.ended` tells whether it can be resumed.
+    A connector is given the `link` that it opens or resumes. A listener reports what the connector
+    wants with HandshakeReceived, and its owner, which knows endpoints and links, answers with
+    `accept(link)`, `deny_link` or `refuse`. From then on `link` may be used directly, connected or
+    not: the connection takes its packets when data is to be sent. When the connection has ended,
+    the link can be resumed unless `link.ended`.
     """
 
     def __init__(
@@ -159,8 +161,9 @@ class RelinkConnection(Connection):
 
     @property
     def link(self) -> Link:
+        """The link of this connection. Raises LocalProtocolError before a listener has one."""
         if self._link is None:
-            raise LocalProtocolError("the handshake has not come to a link yet")
+            raise LocalProtocolError("the handshake has not agreed on a link yet")
         return self._link
 
     # Answering a handshake.
@@ -168,7 +171,8 @@ class RelinkConnection(Connection):
     def accept(self, link: Link) -> None:
         """Agree on a link: the one that the hello names, which is resumed, or a new one.
 
-        Like the other two answers it is ignored when the connection has ended meanwhile.
+        Raises LocalProtocolError for a link on other terms. Like the other two answers it is
+        ignored if the connection has ended meanwhile.
         """
         if self.closed:
             return
@@ -182,7 +186,7 @@ class RelinkConnection(Connection):
             raise LocalProtocolError("the connector wants its old link or none")
         self._link = link
         self._open(resumed=resumed)
-        # The hello goes first: what the link has to say is asked for when data is to be sent.
+        # Before the link's packets: those are taken when data is to be sent.
         self._send_handshake(ListenerHello(link.epoch, link.id))
 
     def deny_link(self, epoch: int) -> None:
@@ -194,7 +198,7 @@ class RelinkConnection(Connection):
         self._end(ConnectionClosed(clean=True))
 
     def refuse(self, reason: str) -> None:
-        """No such endpoint, or not on these terms, or not for this peer: Relink just hangs up."""
+        """No such endpoint, or not on these terms, or not for this peer: Relink disconnects."""
         if self.closed:
             return
         self._require_asked()
@@ -207,30 +211,39 @@ class RelinkConnection(Connection):
         return self.link.send(channel, parts)
 
     def send_multicast(self, channels: Sequence[int], *parts: Buffer) -> list[int]:
+        """Gives the message's sequence number on each of the channels."""
         return self.link.send_multicast(channels, parts)
 
     def send_commit(self, channel: int, sequence: int | None = None) -> None:
+        """Have the messages up to `sequence`, or all, processed."""
         self.link.commit(channel, sequence)
 
     def send_rollback(self, channel: int, sequence: int | None = None) -> None:
+        """Have the messages up to `sequence`, or all, ignored."""
         self.link.rollback(channel, sequence)
 
     def send_close(self, channel: int) -> None:
+        """Close a channel; ChannelClosed follows when the peer has consumed all of it."""
         self.link.close(channel)
 
     def send_received(self, channel: int, sequence: int) -> None:
+        """The messages up to `sequence` are stored: the peer need not keep them."""
         self.link.mark_received(channel, sequence)
 
     def send_consumed(self, channel: int, sequence: int) -> None:
+        """The messages up to `sequence` have been processed."""
         self.link.consume(channel, sequence)
 
     def send_committed(self, channel: int, sequence: int) -> None:
+        """The committed messages up to `sequence` have been processed successfully."""
         self.link.settle(channel, sequence, committed=True)
 
     def send_uncommitted(self, channel: int, sequence: int) -> None:
+        """The committed messages up to `sequence` could not be processed."""
         self.link.settle(channel, sequence, committed=False)
 
     def send_shutdown(self) -> None:
+        """Send no more messages; the link ends when the peer has shut down, too."""
         self.link.shutdown()
 
     def close(self) -> None:
@@ -240,20 +253,23 @@ class RelinkConnection(Connection):
             self._end(ConnectionClosed(clean=self._both_shut_down))
 
     def data_to_send(self) -> list[bytes | memoryview]:
+        """What is to be written, the link's packets included."""
         self._flush()
         return super().data_to_send()
 
     # Receiving.
 
     def hold(self, held: bool) -> None:
-        """The owner has no room for what this peer sends, or has some again."""
+        """Stop reading from this peer, since the owner has no room, or continue."""
         self._held = held
         self._paused = self._paused or held
 
     @property
     def wants_data(self) -> bool:
-        """False while our application has no room, or owes the peer the consumption of too many
-        bytes."""
+        """False while the owner has no room, or has too many bytes to consume.
+
+        Undecided messages don't count: their decision has to be read.
+        """
         if self._held:
             return False
         link = self._link
@@ -262,31 +278,35 @@ class RelinkConnection(Connection):
         return link.held_bytes - link.undecided_bytes < self.limits.unconsumed_bytes
 
     def receive_data(self, data: bytes, now: float) -> None:
+        """As in `Connection`; any data shows that the peer is alive."""
         self._last_received_at = now
         was_paused = self._paused
         super().receive_data(data, now)
         self._paused = not self.wants_data
         if self._pong_deadline is not None and (self._decoder.pending or was_paused):
-            # Its pong stands behind a large packet that is on its way, or behind what we didn't
-            # want to read.
+            # Its pong may follow a large packet that is still arriving, or data that we did not
+            # read while paused.
             self._pong_deadline = now + self.limits.ping_timeout_s
 
     def receive_eof(self) -> None:
+        """The connection ends, cleanly only after both shutdowns; the link can be resumed."""
         if not self.closed:
             self._end(ConnectionClosed(clean=self._both_shut_down))
 
     def events(self) -> list[Event]:
+        """What happened since the last call. Ends the connection of a link that has finished."""
         if self._attached and self.link.finished:
             self._flush()
             self._end(ConnectionClosed(clean=True))
         return super().events()
 
     def next_deadline(self) -> float | None:
+        """Of the handshake, of a pong, or of the next ping."""
         if self.closed:
             return None
         if not self._attached:
             return self._handshake_deadline
-        if not self.wants_data:  # while we don't read, nobody can be heard
+        if not self.wants_data:  # while we don't read, silence means nothing
             return None
         if self._pong_deadline is not None:
             return self._pong_deadline
@@ -304,6 +324,7 @@ class RelinkConnection(Connection):
             if kind not in allowed:
                 raise self._refused(frame)
             if kind is Message:
+                # Consecutive messages at once: see `ReceivingHalf.receive_run`.
                 start = index - 1
                 while index < count and type(placed[index][2]) is Message:
                     index += 1
@@ -364,7 +385,7 @@ class RelinkConnection(Connection):
         self._send(Pong())
 
     def _on_pong(self, _frame: Pong) -> None:
-        """An unasked one says nothing; ours says that all we sent before the ping was heard."""
+        """The answer to our ping: the peer has received all that we sent before the ping."""
         if self._pong_deadline is not None:
             self._pong_deadline = None
             self.link.confirm(self._closures_before_ping)
@@ -377,6 +398,7 @@ class RelinkConnection(Connection):
         if not self._attached:
             raise PeerTimeout("no handshake in time")
         if self._paused or self.unread:
+            # We have not been reading: the peer gets a whole interval from now on.
             self._paused = self.unread
             self._last_received_at = now
             if self._pong_deadline is not None:
@@ -384,6 +406,7 @@ class RelinkConnection(Connection):
             return
         if self._pong_deadline is not None:
             raise PeerTimeout("no pong in time")
+        # After what is queued, so that the pong confirms the `closed` among it.
         self._flush()
         self._send(Ping())
         self._closures_before_ping = self.link.closures
@@ -392,10 +415,11 @@ class RelinkConnection(Connection):
     # Ending.
 
     def _send_goodbye(self, error: CrosswireError) -> None:
-        """Relink has no words for it: the end of the connection is all the peer is told."""
+        """Relink has no error packet: the connection just ends."""
 
     def _end(self, event: ConnectionClosed | ConnectionFailed) -> None:
-        """Being silent or cut off costs the connection; a violation costs the link as well."""
+        """After a timeout or a disconnect the link can be resumed; a violation ends the link, too:
+        what the peer believes to have sent can't be trusted any more."""
         self.state = State.CLOSED
         if self._attached:
             self._attached = False

@@ -27,7 +27,7 @@ IdSizes = tuple[int, int]
 
 
 class _Stage(Enum):
-    """What a direction brings next."""
+    """What a direction sends next."""
 
     VERSION = "version"
     HELLO = "hello"
@@ -37,11 +37,11 @@ class _Stage(Enum):
 class RelinkDecoder(Decoder):
     """One direction of Relink.
 
-    Packets can be read only by who knows the sizes of channel ids. The connector's direction tells
-    them in its hello; for the listener's they come from `peer`, the decoder of the connector's
-    direction, or from the hints `connector_id_size` and `listener_id_size`. So do they where the
-    hello was missed. Without them a packet that has a channel can't be read, and the decoder says
-    so with `Unsynchronized` instead of guessing.
+    Packets can't be read without the sizes of channel ids. The connector's hello has them; for the
+    listener's direction, or if the hello was missed, they are those of `peer`, the decoder of the
+    connector's direction, or the hints `connector_id_size` and `listener_id_size`. Without them a
+    packet that has a channel can't be read, and the decoder reports `Unsynchronized` instead of
+    guessing.
     """
 
     sync_frames = 3
@@ -60,8 +60,8 @@ class RelinkDecoder(Decoder):
         self._peer = peer
         self._sizes: IdSizes | None = _hinted(hints) if hints else None
         self._layout: PacketLayout | None = None
-        # Packets are aligned to 8 bytes from the first one on, so that a gap does not hide where
-        # they may start; who joined late has to find that out.
+        # Packets are aligned to 8 bytes from the first one on: after a gap, they can start at every
+        # eighth byte only. A decoder that starts late has to find out at which.
         self._origin: int | None = None if late else 0
 
     @property
@@ -72,6 +72,7 @@ class RelinkDecoder(Decoder):
         return self._sizes
 
     def skip(self, count: int) -> list[Placed]:
+        """A gap; what follows it are packets, even if the gap hid the handshake."""
         self._stage = _Stage.PACKETS
         return super().skip(count)
 
@@ -109,7 +110,7 @@ class RelinkDecoder(Decoder):
     def _scan_without_sizes(
         self, buffer: bytes, position: int, placed: list[Placed]
     ) -> tuple[int, int]:
-        """General packets are 8 bytes whatever the sizes are; behind any other we are lost."""
+        """General packets are 8 bytes for all sizes; after another one the decoder is lost."""
         any_layout = packet_layout(self.sender, 0, 0)
         while len(buffer) - position >= MIN_PACKET_SIZE:
             if buffer[position] & FLAG_CHANNEL:
@@ -120,7 +121,7 @@ class RelinkDecoder(Decoder):
         return position, MIN_PACKET_SIZE
 
     def _give_up(self, buffer: bytes, position: int, placed: list[Placed]) -> tuple[int, int]:
-        """`position` is known to have 8 bytes behind it, however the input was cut."""
+        """Stop at a whole first 8 bytes, so that the result does not depend on how input is cut."""
         reason = "the sizes of channel ids are not known"
         end = position + MIN_PACKET_SIZE
         placed.append((self.offset + position, MIN_PACKET_SIZE, Unsynchronized(reason)))
@@ -167,7 +168,7 @@ class RelinkDecoder(Decoder):
         if sizes is not None:
             sizes = _checked_sizes(*sizes)
         if origin is not None and origin not in range(ALIGNMENT):
-            raise ValueError("packets start nowhere")
+            raise ValueError(f"packets can't start at byte {origin} of {ALIGNMENT}")
         self._stage, self._sizes, self._origin = stage, sizes, origin
         self._layout = None
 

@@ -1,4 +1,4 @@
-"""What a Relink connection tells its owner."""
+"""The events of a Relink connection."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class HandshakeReceived(Event, frozen=True):
 
 
 class LinkOpened(ConnectionOpened, frozen=True):
-    """The handshake is done. `resumed` tells an old link, taken up again, from a new one."""
+    """The handshake is done; `resumed` if it is an old link."""
 
     epoch: int
     link: int
@@ -38,11 +38,11 @@ class LinkOpened(ConnectionOpened, frozen=True):
 
 
 class LinkResumed(Event, frozen=True):
-    """The peer has said what it got before the cut; what it didn't get is being repeated."""
+    """The peer has reported what it received before; the rest is being repeated."""
 
 
 class LinkForgotten(Event, frozen=True):
-    """The listener does not know the old link: what wasn't acknowledged may not have arrived."""
+    """The listener does not know the old link: unacknowledged messages may not have arrived."""
 
     epoch: int
     link: int
@@ -51,8 +51,8 @@ class LinkForgotten(Event, frozen=True):
 class MessageReceived(Event, frozen=True, gc=False):
     """A message on a channel of the peer, each once and in order.
 
-    Where the peer's channels use transactions, it may be stored now, and is handed to the
-    application when CommitReceived names it.
+    If the peer's channels use transactions, it may be stored now, and is to be processed after
+    CommitReceived.
     """
 
     channel: int
@@ -61,7 +61,7 @@ class MessageReceived(Event, frozen=True, gc=False):
 
 
 class CommitReceived(Event, frozen=True, gc=False):
-    """The messages from `first` to `last` are to be processed; answer with committed or not."""
+    """The messages from `first` to `last` are to be processed, and then to be settled."""
 
     channel: int
     first: int
@@ -83,7 +83,7 @@ class CloseReceived(Event, frozen=True, gc=False):
 
 
 class Acknowledged(Event, frozen=True, gc=False):
-    """The peer says of our messages from `first` to `last` what has become of them."""
+    """The peer has acknowledged our messages from `first` to `last`."""
 
     acknowledgement: Acknowledgement
     channel: int
@@ -98,4 +98,4 @@ class ChannelClosed(Event, frozen=True, gc=False):
 
 
 class ShutdownReceived(Event, frozen=True):
-    """The peer opens no more channels. When we have said the same, the link ends."""
+    """The peer opens no more channels. The link ends when we have shut down, too."""

@@ -83,16 +83,19 @@ Operation: TypeAlias = Literal["commit", "rollback", "close"]
 Acknowledgement: TypeAlias = Literal["received", "consumed", "committed", "uncommitted", "closed"]
 
 _FEW: Final = 64
+"""From more ids of no bytes on they are `Zeros`."""
 _TOGETHER_BYTES: Final = 8192
+"""Pieces up to this size are joined for one write; larger ones are not copied."""
 _VIEW_BYTES: Final = 65536
-"""From this size on a part is a view of the bytes that came, not a copy of them."""
+"""From this size on a part is a view of the received bytes, not a copy of them."""
 
 
 class RelinkLimits(Limits, frozen=True, kw_only=True):
     """`frame_bytes` counts a whole packet, header and padding included.
 
-    `window` is how many unconsumed messages a channel may hold, `unconsumed_bytes` how much all
-    channels of a link may hold before we stop reading, `channels` how many may be open at once.
+    `window` is the limit of unconsumed messages on a channel, `unconsumed_bytes` the size of those
+    of all channels of a link at which we stop reading, `channels` the limit of open channels.
+    `link_s` is how long a link is kept without a connection.
     """
 
     parts: int = 65536
@@ -112,9 +115,9 @@ DEFAULTS: Final = RelinkLimits()
 
 
 class Zeros(Sequence[int]):
-    """Channel 0, many times: a multicast where ids have no bytes.
+    """Channel 0, repeated: the channels of a multicast whose ids have no bytes.
 
-    Eight bytes can announce 65,536 of them, and must not become as many objects.
+    Eight bytes can announce 65,536 of them, which must not become a tuple of that length.
     """
 
     __slots__ = ("_count",)
@@ -142,22 +145,32 @@ class Zeros(Sequence[int]):
 
 
 class Nop(Frame, frozen=True, gc=False):
+    """Eight zero bytes: padding between packets (specification 2.2)."""
+
     frame_name: ClassVar[str] = "nop"
 
 
 class Ping(Frame, frozen=True, gc=False):
+    """Has to be answered with a pong on the same connection (specification 3.4)."""
+
     frame_name: ClassVar[str] = "ping"
 
 
 class Pong(Frame, frozen=True, gc=False):
+    """The answer to a ping."""
+
     frame_name: ClassVar[str] = "pong"
 
 
 class Resume(Frame, frozen=True, gc=False):
+    """All channels of an old link have been reported; messages may follow (specification 3.5)."""
+
     frame_name: ClassVar[str] = "resume"
 
 
 class Shutdown(Frame, frozen=True, gc=False):
+    """The sender opens no more channels (specification 3.6)."""
+
     frame_name: ClassVar[str] = "shutdown"
 
 
@@ -169,7 +182,7 @@ class _ChannelPacket(Frame, frozen=True, gc=False):
 
 
 class ChannelOperation(_ChannelPacket, frozen=True, gc=False):
-    """From the sender of a channel, about its next undecided message, or about the channel."""
+    """From the sender of a channel: about its next undecided message, or the whole channel."""
 
     frame_name: ClassVar[str] = "channel-operation"
     operation: Operation
@@ -178,7 +191,7 @@ class ChannelOperation(_ChannelPacket, frozen=True, gc=False):
 
 
 class ChannelAcknowledgement(_ChannelPacket, frozen=True, gc=False):
-    """From the receiver of a channel, about the message after the last one named so."""
+    """From the receiver of a channel: about the message after the last that was acknowledged so."""
 
     frame_name: ClassVar[str] = "channel-acknowledgement"
     acknowledgement: Acknowledgement
@@ -197,7 +210,7 @@ class SequenceOperation(_ChannelPacket, frozen=True, gc=False):
 
 
 class SequenceAcknowledgement(_ChannelPacket, frozen=True, gc=False):
-    """About all messages up to and including `sequence` that were not named so before."""
+    """About all messages up to and including `sequence` that were not acknowledged so before."""
 
     frame_name: ClassVar[str] = "sequence-acknowledgement"
     acknowledgement: Acknowledgement
@@ -215,6 +228,7 @@ class Message(Frame, frozen=True, gc=False):
     parts: tuple[Buffer, ...]
 
     def fields(self) -> dict[str, Any]:
+        """As `crosswire decode` prints them; parts in hexadecimal."""
         return {
             "channels": list(self.channels),
             "multicast": self.multicast,
@@ -262,10 +276,11 @@ def scan(
     limits: RelinkLimits,
     placed: list[Placed],
 ) -> tuple[int, int]:
-    """The packets from `position` on, as `Decoder._scan` has it; `buffer[0]` stands at `base`.
+    """Append the packets from `position` on, as `Decoder._scan` does; `base` is the offset of
+    `buffer[0]` in the stream.
 
-    Short messages of one or two parts are what there is most of, so they are read here, with one
-    unpacking; they can't pass a limit that is worth its name.
+    Most packets are short, small messages of one or two parts to one channel. They are read in this
+    loop, with one unpacking; all others, and those that are cut, by `_parse`.
     """
     end_of_buffer = len(buffer)
     append = placed.append
@@ -274,6 +289,8 @@ def scan(
     quick_end = -1
     # Locals cost what literals do, globals a lookup for each part.
     padding, boundary = ALIGNMENT - 1, -ALIGNMENT
+    # The largest of those, two parts of 64 KiB, can't exceed such limits, so that they need not be
+    # checked. `data_of_two` bytes contain both sizes.
     if layout.quick is not None and limits.frame_bytes >= 1 << 18 and limits.parts >= 2:
         unpack = layout.quick.unpack_from
         quick_end = end_of_buffer - data_of_two
@@ -297,6 +314,7 @@ def scan(
                 break
             if end > end_of_buffer:
                 return position, end - position
+            # With ids of no bytes `channel` is b"".
             append((base + position, end - position, Message((channel or 0,), False, parts)))
             position = end
         frame, length = _parse(buffer, position, base + position, layout, limits)
@@ -309,7 +327,7 @@ def scan(
 def _parse(
     buffer: bytes, position: int, offset: int, layout: PacketLayout, limits: RelinkLimits
 ) -> tuple[Frame | None, int]:
-    """A packet of any kind and its length, or None and how many bytes it takes to know more."""
+    """A packet of any kind and its length; or None, and how many bytes are needed to continue."""
     available = len(buffer) - position
     if available < MIN_PACKET_SIZE:
         return None, MIN_PACKET_SIZE
@@ -385,7 +403,7 @@ def _parse_sizes(
     buffer: bytes, position: int, ids_end: int, flags: int, offset: int, limits: RelinkLimits
 ) -> tuple[tuple[int, ...] | None, int, int]:
     """Sizes of a message's parts, where its data starts, and its length; or None, 0, and how many
-    bytes it takes to know more. Limits hold for what is announced, before any of it is there."""
+    bytes are needed to continue. Limits are checked when a size is read, not when data arrives."""
     available = len(buffer) - position
     at = align(ids_end, SIZES_ALIGNMENT)
     if flags & FLAG_LONG:
@@ -446,8 +464,12 @@ def _check_length(length: int, limits: RelinkLimits, offset: int, read: int) -> 
 
 
 def measure(buffer: bytes, position: int, layout: PacketLayout, limits: RelinkLimits) -> int | None:
-    """As `Decoder._measure` has it. Well-behaved peers send zero for what is unused, which tells a
-    header from text; a nop is nothing but zeros, as is much else, and proves nothing."""
+    """Length of what may be a packet here, as `Decoder._measure` has it.
+
+    Stricter than parsing, to distinguish a header from other bytes: unused bits and padding have to
+    be zero, as peers send them, and the form has to be the one that we would write. A nop, which is
+    nothing but zeros, proves nothing.
+    """
     if len(buffer) - position < MIN_PACKET_SIZE:
         return 0
     start = buffer[position : position + MIN_PACKET_SIZE]
@@ -478,7 +500,7 @@ _PADDING: Final = tuple(bytes(count) for count in range(ALIGNMENT))
 
 
 def serialize(packet: Frame, layout: PacketLayout) -> list[Buffer]:
-    """The bytes of a packet, in as few pieces as can be without copying a large part.
+    """The bytes of a packet, in as few pieces as possible without copying a large part.
 
     Raises ValueError for a channel id that its size can't hold.
     """
@@ -500,9 +522,9 @@ def serialize(packet: Frame, layout: PacketLayout) -> list[Buffer]:
 
 
 def serialize_all(packets: Sequence[Frame], layout: PacketLayout) -> list[Buffer]:
-    """The bytes of packets in a row; what is small is put together.
+    """The bytes of consecutive packets; small pieces are joined.
 
-    Messages of one size on one channel are what there is most of: their head is made once.
+    Many consecutive messages have the same size and channel: their head is made once.
     """
     pieces: list[Buffer] = []
     run: list[Buffer] = []
@@ -571,7 +593,7 @@ def _serialize_one_part(message: Message, part: Buffer, layout: PacketLayout) ->
 
 
 def message_bytes(parts: Sequence[Buffer], layout: PacketLayout) -> int:
-    """How many bytes the packet of a message to one channel takes."""
+    """How many bytes the packet of a message to one channel has."""
     sizes = [len(part) for part in parts]
     count = len(parts)
     size = align(ID_OFFSET + layout.id_sizes[FORMAT_MESSAGE], SIZES_ALIGNMENT)

@@ -44,21 +44,22 @@ __all__ = [
 
 
 class ConnectorVersion(Frame, frozen=True, gc=False):
-    """The highest version that the connector speaks."""
+    """The highest version that the connector supports."""
 
     frame_name: ClassVar[str] = "connector-version"
     version: int
 
 
 class ListenerVersion(Frame, frozen=True, gc=False):
-    """The version that both will speak: the connector's or a lower one."""
+    """The version that is used: the connector's or a lower one."""
 
     frame_name: ClassVar[str] = "listener-version"
     version: int
 
 
 class ConnectorHello(Frame, frozen=True, gc=False, kw_only=True):
-    """What the connector wants to talk to, and how; epoch and link are zero for a new link."""
+    """The endpoint and the terms that the connector asks for; epoch and link are zero for a new
+    link."""
 
     frame_name: ClassVar[str] = "connector-hello"
     endpoint: str
@@ -72,7 +73,7 @@ class ConnectorHello(Frame, frozen=True, gc=False, kw_only=True):
 
 
 class ListenerHello(Frame, frozen=True, gc=False):
-    """The link that was agreed on; zero if the old one was required and is not known."""
+    """The link that is used, an old or a new one; zero if a required old one is unknown."""
 
     frame_name: ClassVar[str] = "listener-hello"
     epoch: int
@@ -80,7 +81,7 @@ class ListenerHello(Frame, frozen=True, gc=False):
 
 
 class LinkTerms(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """What the connector asks for in the handshake, and what holds for the life of the link."""
+    """What the connector asks for in the handshake; unchanged for the life of the link."""
 
     endpoint: str
     connector_id_size: int = 1
@@ -90,6 +91,7 @@ class LinkTerms(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     @classmethod
     def of(cls, hello: ConnectorHello) -> LinkTerms:
+        """The terms that a hello asks for."""
         return cls(**{name: getattr(hello, name) for name in cls.__struct_fields__})
 
 
@@ -105,7 +107,7 @@ def parse_version(sender: str, buffer: bytes, position: int) -> tuple[Frame | No
 
 
 def parse_hello(sender: str, buffer: bytes, position: int, offset: int) -> tuple[Frame | None, int]:
-    """Like `parse_version`. Raises FrameError, placed at `offset`."""
+    """Like `parse_version`. Raises FrameError; `offset` is the hello's offset in the stream."""
     if sender == "connector":
         return _parse_connector_hello(buffer, position, offset)
     if len(buffer) - position < LISTENER_HELLO_SIZE:

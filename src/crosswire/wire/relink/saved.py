@@ -1,4 +1,4 @@
-"""How a link is saved: what has to be known to take it up again, as msgpack."""
+"""The saved form of a link: what has to be known to resume it after a restart, as msgpack."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _VERSION: Final = 1
 
 
 class SavedLink(msgspec.Struct, array_like=True, kw_only=True):
-    """`used` are the channels that we have closed; see `Link`."""
+    """The state of a link; the order of the fields is that of the saved array.
+
+    `sending` and `used` belong to its sending half, `receiving` and `closed` to the receiving one.
+    """
 
     version: int = _VERSION
     role: str
@@ -39,11 +42,12 @@ _DECODER: Final = msgspec.msgpack.Decoder(SavedLink)
 
 
 def encode(saved: SavedLink) -> bytes:
+    """The bytes that `decode` reads."""
     return msgspec.msgpack.encode(saved)
 
 
 def decode(data: bytes) -> SavedLink:
-    """Raises LinkStateError for what is damaged or of another version."""
+    """What `encode` wrote. Raises LinkStateError if it is damaged or of another version."""
     try:
         saved = _DECODER.decode(data)
     except msgspec.MsgspecError as error:

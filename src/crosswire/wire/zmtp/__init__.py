@@ -1,6 +1,6 @@
 """ZMTP 3.1, ZeroMQ's wire protocol: greeting, security mechanisms, commands, multipart messages.
 
-It is not a protocol of the hub by itself: eMQP stands on it, live and in captures. CURVE lives in
+The hub has no listener for it alone: eMQP uses it, live and in captures. CURVE is in
 `crosswire.wire.zmtp.curve` and needs the extra `curve`.
 """
 
@@ -68,7 +68,7 @@ _SNIFFED_VERSIONS: Final = 16
 
 
 def sniff(data: bytes) -> Sniff:
-    """Both sides begin with a signature and a version; eight bytes of it may be anything."""
+    """Both sides begin with a signature, whose padding may be any bytes, and a version below 16."""
     size = len(data)
     if size and data[0] != SIGNATURE_START:
         return Sniff.NO

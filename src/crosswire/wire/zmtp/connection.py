@@ -1,4 +1,8 @@
-"""ZMTP's connection: buffer → frames → state → events."""
+"""ZMTP's connection: frames in, state, events and frames out.
+
+After the greetings the security mechanism exchanges commands, the last of which carry metadata:
+then messages flow. With CURVE they are sealed, one by one, by the mechanism's handshake object.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,7 @@ from crosswire.wire.contract import (
     Frame,
     Limits,
     Placed,
+    Transitions,
     one_of,
 )
 from crosswire.wire.zmtp.decoder import ZmtpDecoder
@@ -81,22 +86,23 @@ __all__ = ["COMPATIBLE", "TRANSITIONS", "State", "ZmtpConnection"]
 
 
 class State(Enum):
+    """`greeting`: the peer's is awaited. `handshake`: the security mechanism's commands."""
+
     GREETING = "greeting"
     HANDSHAKE = "handshake"
     OPEN = "open"
     CLOSED = "closed"
 
 
-TRANSITIONS: Final[dict[tuple[State, type[Frame]], State]] = {
-    (State.GREETING, Greeting): State.HANDSHAKE,
-    (State.HANDSHAKE, Command): State.HANDSHAKE,
-    (State.OPEN, Command): State.OPEN,
-    (State.OPEN, NestedCommand): State.OPEN,
-    (State.OPEN, Message): State.OPEN,
-    (State.OPEN, Sealed): State.OPEN,
+TRANSITIONS: Final[Transitions[State]] = {
+    (State.GREETING, Greeting): (State.HANDSHAKE,),
+    (State.HANDSHAKE, Command): (State.HANDSHAKE, State.OPEN, State.CLOSED),
+    (State.OPEN, Command): (State.OPEN, State.CLOSED),
+    (State.OPEN, NestedCommand): (State.OPEN, State.CLOSED),
+    (State.OPEN, Message): (State.OPEN,),
+    (State.OPEN, Sealed): (State.OPEN, State.CLOSED),
 }
-"""What may be received when, and what follows; the mechanism's last command opens. Whatever is not
-in here is a violation."""
+"""The mechanism's last command opens; the command ERROR closes, sealed or not."""
 
 COMPATIBLE: Final[dict[str, frozenset[str]]] = {
     "ROUTER": frozenset({"REQ", "DEALER", "ROUTER"}),
@@ -106,18 +112,19 @@ COMPATIBLE: Final[dict[str, frozenset[str]]] = {
     "SUB": frozenset({"PUB", "XPUB"}),
     "XSUB": frozenset({"PUB", "XPUB"}),
 }
-"""The socket types that we can be, and their peers (RFC 37, 3.6)."""
+"""The socket types that we can be, and those of their peers (RFC 37)."""
 
 _SUBSCRIPTION_COST: Final = 64
-_HEADS_BYTES: Final = 1 << 20
-"""More than the heads of all parts of a message take."""
+"""Bytes of memory that a subscription takes in addition to its topic."""
+_HEADERS_BYTES: Final = 1 << 20
+"""More than the headers of all parts of a message take, at the default limit of parts."""
 
 
 class ZmtpConnection(Connection):
-    """One end of a ZMTP connection. The roles only say who dialled.
+    """One end of a ZMTP connection. The role is only who connected.
 
-    `socket_type` is ours. `peer_types` narrows what the table of compatible types allows. The
-    `mechanism` may be shared by any number of connections.
+    `socket_type` is ours. `peer_types` restricts the table of compatible types. The `mechanism` may
+    be shared by any number of connections.
     """
 
     def __init__(
@@ -144,11 +151,12 @@ class ZmtpConnection(Connection):
         self.identity = identity
         self.peer_version = ""
         self.subscriptions: dict[bytes, int] = {}
-        """What the peer wants of a PUB or XPUB, and how often it asked for it."""
+        """The peer's subscriptions to our PUB or XPUB: how many to each topic."""
         self._subscription_bytes = 0
         self._peer_types = COMPATIBLE[socket_type] & (peer_types or COMPATIBLE[socket_type])
         self._mechanism = mechanism or NullMechanism()
         self._handshake: MechanismHandshake = self._mechanism.begin(self._metadata())
+        # Of a sealed message that is incomplete; the decoder collects those in clear text.
         self._parts: list[bytes] = []
         self._parts_bytes = 0
         self._handshake_by: float | None = now + self.limits.handshake_s
@@ -166,7 +174,7 @@ class ZmtpConnection(Connection):
         )
 
     def _metadata(self) -> bytes:
-        """Only types that are addressed by an identity tell it, as libzmq has it."""
+        """Only types that are addressed by an identity send it, as in libzmq."""
         properties = {PROPERTY_SOCKET_TYPE: self.socket_type.encode()}
         if self.socket_type in ("ROUTER", "DEALER"):
             properties[PROPERTY_IDENTITY] = self.identity
@@ -175,7 +183,7 @@ class ZmtpConnection(Connection):
     # Sending.
 
     def send_message(self, parts: Sequence[bytes]) -> None:
-        """Send a message of at least one part."""
+        """Send a message of at least one part. Raises LocalProtocolError unless open."""
         if self.closed:
             return
         self._require_open()
@@ -187,8 +195,9 @@ class ZmtpConnection(Connection):
 
     @property
     def surely_bytes(self) -> int:
-        """A message whose parts have no more than this in all is never too large."""
-        return self.limits.frame_bytes - _HEADS_BYTES
+        """A message whose parts have no more bytes than this is never too large: for larger ones
+        ask `require_room`."""
+        return self.limits.frame_bytes - _HEADERS_BYTES
 
     def require_room(self, sizes: Iterable[int]) -> None:
         """Raises TooLargeToSend for a message of parts of these sizes."""
@@ -198,31 +207,34 @@ class ZmtpConnection(Connection):
 
     @property
     def seals(self) -> bool:
-        """Does the mechanism hide messages, so that each has to pass through it?"""
+        """Whether the mechanism encrypts messages, so that each has to pass through it."""
         return self._handshake.sealer is not None
 
     def send_serialized(self, messages: bytes) -> None:
-        """Whole messages, in frames already; only where the mechanism doesn't seal."""
+        """Send complete, serialized messages; only allowed while the connection doesn't seal."""
         if self.closed:
             return
         self._require_open()
         self._outgoing.append(messages)
 
-    def hear(self, now: float) -> None:  # noqa: ARG002  as its like have it
-        """The peer gave a sign of life that the owner takes care of."""
+    def note_received(self) -> None:
+        """The owner processes what the peer sent: a sign of life, no timeout counts any more."""
         self._pong_by = self._silent_by = None
 
     def send_subscribe(self, topic: bytes) -> None:
-        """Ask a publisher for what begins with `topic`; twice is two subscriptions."""
+        """Subscribe to all that begins with `topic`; twice makes two subscriptions."""
         self._send_subscription(COMMAND_SUBSCRIBE, SUBSCRIPTION_SUBSCRIBE, topic)
 
     def send_cancel(self, topic: bytes) -> None:
-        """Take one subscription back."""
+        """Cancel one subscription."""
         self._send_subscription(COMMAND_CANCEL, SUBSCRIPTION_CANCEL, topic)
 
     def send_ping(self, ttl_s: float = 0.0, context: bytes = b"") -> None:
-        """Ask for a sign of life. After `ttl_s` of our silence the peer may take us for dead, with
-        0 it never does; a PONG brings the `context` of up to 16 bytes back."""
+        """Ask for a sign of life. If we send nothing for `ttl_s`, the peer may close the
+        connection, unless it is 0. The PONG returns the `context` of up to 16 bytes.
+
+        Raises LocalProtocolError.
+        """
         if self.closed:
             return
         self._require_open()
@@ -235,18 +247,20 @@ class ZmtpConnection(Connection):
         self._send_command(COMMAND_PING, ttl + context)
 
     def close(self) -> None:
-        """ZMTP has no goodbye: the end of the connection is one."""
+        """End; ZMTP has no closing message."""
         if not self.closed:
             self._end(ConnectionClosed(clean=True))
 
     # Receiving.
 
     def receive_eof(self) -> None:
+        """Clean if the connection was open and no message is incomplete."""
         if not self.closed:
             whole = not self._decoder.pending and not self._parts
             self._end(ConnectionClosed(clean=self.state is State.OPEN and whole))
 
     def next_deadline(self) -> float | None:
+        """Of the handshake, then the next of: our PING, its answer, the TTL of the peer's PING."""
         if self.closed:
             return None
         if self.state is not State.OPEN:
@@ -259,7 +273,8 @@ class ZmtpConnection(Connection):
         return at
 
     def _receive(self, placed: list[Placed], now: float) -> None:
-        self._pong_by = self._silent_by = None
+        # Anything that is received is a sign of life, not only a PONG.
+        self.note_received()
         add_event = self._events.append
         publishes = self.socket_type in PUBLISHING_SOCKETS
         for _, _, frame in placed:
@@ -295,7 +310,7 @@ class ZmtpConnection(Connection):
         if frame.mechanism != ours.name:
             raise IncompatiblePeer(f"the mechanism is {ours.name}, not {frame.mechanism}")
         if ours.as_server and frame.as_server:
-            # The other way round tells nothing: libzmq never sets it.
+            # That neither is one proves nothing: libzmq never sets as-server.
             raise IncompatiblePeer("both sides want to be the server")
         self.peer_version = frame.version
         if self._handshake.opening:
@@ -320,7 +335,7 @@ class ZmtpConnection(Connection):
             self._outgoing.append(answer)
 
     def _read_properties(self, properties: dict[str, bytes]) -> PeerReady:
-        """Names of properties are read in any case (RFC 37, 3.4)."""
+        """Names of properties are not case-sensitive (RFC 37)."""
         known = {name.lower(): value for name, value in properties.items()}
         socket_type = known.get(PROPERTY_SOCKET_TYPE.lower(), b"").decode("ascii", "replace")
         if socket_type not in self._peer_types:
@@ -356,7 +371,7 @@ class ZmtpConnection(Connection):
             self._on_message(parts)
 
     def _on_message(self, parts: tuple[bytes, ...]) -> None:
-        """To a publisher a subscription of 3.0 is a message; the rest is for XPUB only."""
+        """In ZMTP 3.0 a subscription is a message. A PUB drops all other messages."""
         if self.socket_type in PUBLISHING_SOCKETS:
             if len(parts) == 1 and parts[0]:
                 kind, topic = parts[0][0], parts[0][1:]
@@ -371,7 +386,7 @@ class ZmtpConnection(Connection):
         self._events.append(MessageReceived(parts))
 
     def _on_command(self, command: Command, now: float) -> None:
-        """Commands that a later version may bring are passed over."""
+        """Unknown commands are ignored: a later version may define them."""
         if command.name in self._commands:
             self._commands[command.name](command.body, now)
         elif command.name == COMMAND_ERROR:
@@ -431,9 +446,9 @@ class ZmtpConnection(Connection):
     # Ending.
 
     def _send_goodbye(self, error: CrosswireError) -> None:
-        """ERROR belongs to the handshake (RFC 37, 3.5). Nothing is said to a peer that doesn't
-        speak ZMTP 3, nor in the traffic. 400 is what libzmq says, and understands, of a peer that
-        may not come in; the reason stays with us."""
+        """ERROR is a command of the handshake (RFC 37): nothing is sent before, to a peer that may
+        not use ZMTP 3, nor in the traffic. To a peer that is not accepted, libzmq sends and
+        understands 400; the reason is for our log only."""
         if self.state is not State.HANDSHAKE or isinstance(error, PeerError):
             return
         reason = "400" if isinstance(error, ConnectionRejected) else str(error)
@@ -451,7 +466,7 @@ class ZmtpConnection(Connection):
 
     @property
     def _knows_commands(self) -> bool:
-        """SUBSCRIBE, CANCEL, PING and PONG came with 3.1."""
+        """SUBSCRIBE, CANCEL, PING and PONG were added in ZMTP 3.1."""
         return self.peer_version != "3.0"
 
     def _require_open(self) -> None:

@@ -1,10 +1,10 @@
-"""ZMTP's decoder: one direction, live or captured, from bytes to frames."""
+"""ZMTP's decoder: one direction, from bytes to frames."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -39,11 +39,11 @@ from crosswire.wire.zmtp.layout import (
 
 __all__ = ["ZmtpDecoder"]
 
-_SYNC_BYTES = 65536
+_SYNC_BYTES: Final = 65536
 
 
 class _Stage(Enum):
-    """How far a direction has come."""
+    """What a direction's next bytes are; `rest`: possibly the rest of a message, after a gap."""
 
     GREETING = "greeting"
     HANDSHAKE = "handshake"
@@ -52,11 +52,11 @@ class _Stage(Enum):
 
 
 class ZmtpDecoder(Decoder):
-    """One direction of ZMTP. Both read alike.
+    """One direction of ZMTP. Both are read alike.
 
-    The frames of CURVE's traffic are `Sealed`, which are `Encrypted`. A decoder that joins late
-    passes over what may be the rest of a message, and takes the mechanism from the `peer` decoder
-    or, if that doesn't know, from the looks of the first frame.
+    The frames of CURVE's traffic are `Sealed`, a kind of `Encrypted`. A decoder that joins late
+    skips what may be the rest of a message, and takes the mechanism from the `peer` decoder or, if
+    that has not seen a greeting either, from the form of the first frame.
     """
 
     sync_frames = 4
@@ -68,19 +68,20 @@ class ZmtpDecoder(Decoder):
         limits: Limits | None = None,
         late: bool = False,
         peer: Decoder | None = None,
-        hints: Mapping[str, int] | None = None,  # noqa: ARG002  a greeting tells all there is
+        hints: Mapping[str, int] | None = None,  # noqa: ARG002  the greeting has all
     ) -> None:
         self.limits: ZmtpLimits
         super().__init__(sender, one_of(limits, DEFAULTS), late=late)
         self.mechanism: str | None = None
-        """As the greeting has it; None before, or if it wasn't seen."""
+        """The greeting's; None before the greeting, or if it was not captured."""
         self._peer = peer if isinstance(peer, ZmtpDecoder) else None
         self.take: Taker | None = None
-        """Reads many messages of the traffic at once, for an owner that knows what they are."""
+        """Set by an owner that knows what the messages are: reads many of them at once."""
         self._stage = _Stage.REST if late else _Stage.GREETING
         self._partial = Partial()
 
     def skip(self, count: int) -> list[Placed]:
+        """After a gap the next frames may be the rest of a message."""
         placed = super().skip(count)
         if not self.lost:
             self._partial.take()
@@ -88,6 +89,7 @@ class ZmtpDecoder(Decoder):
         return placed
 
     def jump(self, offset: int) -> None:
+        """Also drops the parts of an incomplete message."""
         self._partial.take()
         super().jump(offset)
 
@@ -107,7 +109,7 @@ class ZmtpDecoder(Decoder):
         )
 
     def _scan_opening(self, buffer: bytes, position: int, placed: list[Placed]) -> tuple[int, int]:
-        """What comes before the traffic; the need is 0 when that has begun."""
+        """What precedes the traffic. Returns a need of 0 when the traffic begins."""
         base = self.offset
         if self._stage is _Stage.REST:
             return self._scan_rest(buffer, position, placed)
@@ -132,7 +134,7 @@ class ZmtpDecoder(Decoder):
                 return position, 0
 
     def _scan_rest(self, buffer: bytes, position: int, placed: list[Placed]) -> tuple[int, int]:
-        """Find where a message starts: behind the first frame that says that no more follow."""
+        """Find the start of a message: it is after the first frame without the flag MORE."""
         base, limits = self.offset, self.limits
         if self.mechanism is None and self._peer is not None:
             self.mechanism = self._peer.mechanism
@@ -153,7 +155,7 @@ class ZmtpDecoder(Decoder):
         return position, 0
 
     def _measure(self, buffer: bytes, position: int) -> int | None:
-        """Long sizes are used where they must be, and a run of zeros is not a run of frames."""
+        """A long size must be one that needs it, and a run of zeros is not a run of frames."""
         head = buffer[position : position + LONG_HEADER_SIZE]
         if len(head) < SHORT_HEADER_SIZE:
             return 0
@@ -179,7 +181,7 @@ class ZmtpDecoder(Decoder):
 
 
 class _Saved(msgspec.Struct, array_like=True, frozen=True):
-    """Layout of what a ZMTP decoder adds to its saved state."""
+    """The stored form of what a ZMTP decoder adds to its state."""
 
     mechanism: str | None
     stage: str

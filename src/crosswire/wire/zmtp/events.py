@@ -1,4 +1,4 @@
-"""What a ZMTP connection tells its owner."""
+"""What a ZMTP connection reports to its owner."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = [
 
 
 class PeerReady(ConnectionOpened, frozen=True):
-    """The handshake is done and says who the peer is.
+    """The handshake is complete and identifies the peer.
 
-    `user` is what a PLAIN client called itself, `public_key` is a CURVE client's; both were
-    accepted by the owner's own callable.
+    `user` is a PLAIN client's name, `public_key` a CURVE client's; the owner's callable has
+    accepted both. `identity` is the peer's own choice and proves nothing.
     """
 
     socket_type: str
@@ -31,24 +31,24 @@ class PeerReady(ConnectionOpened, frozen=True):
 
 
 class MessageReceived(Event, frozen=True, gc=False):
-    """A whole message, with at least one part."""
+    """A complete message, with at least one part."""
 
     parts: tuple[bytes, ...]
 
 
 class Subscribed(Event, frozen=True, gc=False):
-    """The peer wants what begins with `topic`; said once, however often it asks."""
+    """The peer subscribed to all that begins with `topic`; reported once, however often it does."""
 
     topic: bytes
 
 
 class Unsubscribed(Event, frozen=True, gc=False):
-    """The peer has taken back every subscription to `topic`."""
+    """The peer has cancelled each of its subscriptions to `topic`."""
 
     topic: bytes
 
 
 class PongReceived(Event, frozen=True, gc=False):
-    """The answer to a PING of ours that had a context."""
+    """The answer to a PING of ours with a context."""
 
     context: bytes

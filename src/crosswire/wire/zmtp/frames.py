@@ -1,7 +1,7 @@
 """ZMTP's greeting, commands and messages, parsed and serialized; `layout.py` has their bytes.
 
-A message is all its frames, from the first one's flags to the end of the one without MORE. Its
-parts are taken out as they come, so that a long message in small steps is never read twice.
+A message consists of the frames up to the first one without the flag MORE. Its parts are taken
+from the buffer as they are received, so that a long message in small reads is never scanned twice.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ VERSION: Final = "3.1"
 
 
 class ZmtpLimits(Limits, frozen=True, kw_only=True):
-    """`frame_bytes` bounds a whole message, with all its parts and their headers.
+    """`frame_bytes` limits a whole message, with all its parts and their headers.
 
-    A subscription counts with the size of its topic and 64 bytes more. With a `ping_interval_s` a
-    peer of version 3.1 is sent a PING that often, and must give a sign of life within
-    `ping_timeout_s`; the PING carries `ping_ttl_s`, after which the peer may take us for dead. Like
-    libzmq we send none unless told to.
+    A subscription counts with the size of its topic and 64 bytes more. If `ping_interval_s` is not
+    0, a peer of version 3.1 is sent a PING at this interval, and must send anything within
+    `ping_timeout_s`; the PING carries `ping_ttl_s`, after which the peer may close the connection.
+    By default no PING is sent, as in libzmq.
     """
 
     parts: int = 65536
@@ -103,7 +103,7 @@ DEFAULTS: Final = ZmtpLimits()
 
 
 class Greeting(Frame, frozen=True, gc=False):
-    """`padding` is the number in the signature, where libzmq has its identity's length and 1."""
+    """`padding` is the number in the signature, where libzmq sends its identity's length plus 1."""
 
     frame_name: ClassVar[str] = "zmtp-greeting"
     mechanism: str
@@ -112,11 +112,12 @@ class Greeting(Frame, frozen=True, gc=False):
     padding: int = 1
 
     def fields(self) -> dict[str, Any]:
+        """Without the padding, which is ignored when it is received."""
         return {"version": self.version, "mechanism": self.mechanism, "as_server": self.as_server}
 
 
 class Command(Frame, frozen=True, gc=False):
-    """`body` is what follows the name. `sealed`: only the two peers can read it (CURVE)."""
+    """`body` is what follows the name; `sealed` if it is encrypted (CURVE)."""
 
     frame_name: ClassVar[str] = "zmtp-command"
     name: str
@@ -124,37 +125,42 @@ class Command(Frame, frozen=True, gc=False):
     sealed: bool = False
 
     def properties(self) -> dict[str, bytes]:
-        """READY's metadata, nothing for others. Raises MalformedFrame."""
+        """READY's metadata, empty for other commands. Raises MalformedFrame."""
         return parse_metadata(self.body) if self.name == COMMAND_READY and not self.sealed else {}
 
     def fields(self) -> dict[str, Any]:
+        """Name and metadata. Raises MalformedFrame."""
         properties = {name: value.hex() for name, value in self.properties().items()}
         return {"name": self.name, "properties": properties}
 
 
 class NestedCommand(Command, frozen=True, gc=False):
-    """A command between two frames of a message, inside of which its bytes are counted.
+    """A command between two frames of a message; its bytes are counted as the message's.
 
-    The grammar has no such thing, but libzmq's heartbeats come whenever their time has come.
+    The RFC's grammar does not allow it, but libzmq sends heartbeats regardless of messages.
     """
 
     layer: ClassVar[int] = 1
 
 
 class Message(Frame, frozen=True, gc=False):
+    """A complete message: at least one part."""
+
     frame_name: ClassVar[str] = "zmtp-message"
     parts: tuple[bytes, ...]
 
     def fields(self) -> dict[str, Any]:
+        """All parts as hex."""
         return {"parts": [part.hex() for part in self.parts]}
 
 
 class Sealed(Encrypted, frozen=True, gc=False):
-    """A frame of CURVE traffic; `body` is nonce and box."""
+    """A frame of CURVE's traffic; `body` is nonce and box."""
 
     body: bytes
 
     def fields(self) -> dict[str, Any]:
+        """None: all of it is encrypted."""
         return {}
 
 
@@ -162,8 +168,11 @@ class Sealed(Encrypted, frozen=True, gc=False):
 
 
 def parse_greeting(buffer: bytes, position: int, base: int) -> Greeting | None:
-    """The greeting at `position`, None while it isn't whole. Raises FrameError at the first byte
-    that can't be in one; `buffer[0]` stands at `base`."""
+    """The greeting at `position`, None while it is incomplete. `buffer[0]` is at `base`.
+
+    Raises FrameError as soon as a byte can't be a greeting's: a peer with another protocol may
+    never send 64 bytes.
+    """
     head = buffer[position : position + GREETING_SIZE]
     size, offset = len(head), base + position
     if size and head[0] != SIGNATURE_START:
@@ -224,7 +233,7 @@ def parse_command(body: bytes) -> Command:
 
 
 def parse_metadata(data: bytes) -> dict[str, bytes]:
-    """Names and values of READY, and of other mechanisms' metadata. Raises MalformedFrame."""
+    """Names and values of the metadata in READY or INITIATE. Raises MalformedFrame."""
     properties: dict[str, bytes] = {}
     position, end = 0, len(data)
     while position < end:
@@ -242,6 +251,7 @@ def parse_metadata(data: bytes) -> dict[str, bytes]:
 
 
 def serialize_metadata(properties: Mapping[str, bytes]) -> bytes:
+    """The metadata in READY or INITIATE."""
     chunks: list[bytes] = []
     for name, value in properties.items():
         chunks += (
@@ -254,7 +264,7 @@ def serialize_metadata(properties: Mapping[str, bytes]) -> bytes:
 
 
 def serialize_command(name: str, body: bytes = b"") -> bytes:
-    """A command with its frame."""
+    """A command's frame."""
     size = NAME_LENGTH_SIZE + len(name) + len(body)
     if size <= MAX_SHORT_SIZE:
         head = bytes((FLAG_COMMAND, size))
@@ -270,19 +280,19 @@ _LAST_HEADS: Final = [bytes((0, size)) for size in range(MAX_SHORT_SIZE + 1)]
 
 
 def serialize_part(part: bytes, *, more: bool) -> bytes:
-    """One frame of a message: for who puts messages together that have frames in common."""
+    """One frame of a message, for callers that build many messages from common frames."""
     return part_head(len(part), more=more) + part
 
 
 def part_head(size: int, *, more: bool) -> bytes:
-    """What stands before a part of so many bytes."""
+    """The header of a part of `size` bytes."""
     if size <= MAX_SHORT_SIZE:
         return (_MORE_HEADS if more else _LAST_HEADS)[size]
     return LONG_HEADER_STRUCT.pack(FLAG_MORE | FLAG_LONG if more else FLAG_LONG, size)
 
 
 def message_bytes(sizes: Iterable[int], *, sealed: bool = False) -> int:
-    """How many bytes a message takes whose parts have these sizes."""
+    """The size on the wire of a message whose parts have these sizes; `sealed` by CURVE."""
     added = SEALED_OVERHEAD if sealed else 0
     return sum(
         size + (SHORT_HEADER_SIZE if size <= MAX_SHORT_SIZE else LONG_HEADER_SIZE)
@@ -291,7 +301,7 @@ def message_bytes(sizes: Iterable[int], *, sealed: bool = False) -> int:
 
 
 def serialize_message(parts: Sequence[bytes]) -> bytes:
-    """A message of at least one part, with all its frames."""
+    """The frames of a message of at least one part."""
     chunks: list[bytes] = []
     for part in parts:
         size = len(part)
@@ -309,7 +319,8 @@ def serialize_message(parts: Sequence[bytes]) -> bytes:
 
 
 def serialize_sealed(body: bytes) -> bytes:
-    """A frame of CURVE traffic. As libzmq has it, it is not marked as a command."""
+    """A frame of CURVE's traffic. It is not marked as a command although it has a name: RFC 26
+    calls MESSAGE a command, libzmq sends and expects it like this."""
     size = len(SEALED_PREFIX) + len(body)
     head = _LAST_HEADS[size] if size <= MAX_SHORT_SIZE else LONG_HEADER_STRUCT.pack(FLAG_LONG, size)
     return b"".join((head, SEALED_PREFIX, body))
@@ -338,11 +349,10 @@ _HEAD_BYTES: Final = 64
 
 
 class Partial:
-    """The beginning of a message whose end has not come: its parts, where it started, and how many
-    bytes its frames took.
+    """An incomplete message: its parts, the offset of its start, the bytes of its frames so far.
 
-    `heads` is what messages of this direction often begin with, and the parts that it stands for:
-    a peer has few words, and says them again and again.
+    `heads` caches what messages of this direction begin with, as bytes and as parts: in eMQP the
+    first three parts of nearly all messages are the same, and are not parsed again.
     """
 
     __slots__ = ("heads", "parts", "start", "used")
@@ -354,16 +364,17 @@ class Partial:
         self.heads: list[tuple[bytes, list[bytes]]] = []
 
     def take(self) -> tuple[list[bytes], int, int]:
-        """Everything, leaving nothing behind."""
+        """Parts, start and bytes; this is empty afterwards."""
         taken = self.parts, self.start, self.used
         self.parts, self.used = [], 0
         return taken
 
     def keep(self, parts: list[bytes], start: int, used: int) -> None:
+        """Store an incomplete message."""
         self.parts, self.start, self.used = parts, start, used
 
     def learn(self, parts: list[bytes]) -> None:
-        """Take up how this message begins."""
+        """Cache the first parts of this message, if they are short and others follow."""
         first = parts[:_HEAD_PARTS]
         if len(parts) > _HEAD_PARTS and sum(map(len, first)) <= _HEAD_BYTES:
             head = b"".join([serialize_part(part, more=True) for part in first])
@@ -371,8 +382,8 @@ class Partial:
 
 
 Taker: TypeAlias = Callable[[bytes, int], tuple[int, Frame | None]]
-"""Given a buffer and where a message begins in it: the end of the messages that it read at once,
-and one frame that stands for all of them; or nothing."""
+"""Takes a buffer and the position of a message in it. Returns the position after the messages that
+it could read at once, and one frame that stands for all of them; or the same position and None."""
 
 
 def scan_messages(
@@ -384,12 +395,12 @@ def scan_messages(
     placed: list[Placed],
     take: Taker | None = None,
 ) -> tuple[int, int]:
-    """The messages and commands from `position` on, as `Decoder._scan` has it, and `partial` before
-    them; `buffer[0]` stands at `base`. Where a message begins, `take` is asked first.
+    """The messages and commands from `position` on, as specified for `Decoder._scan`, continuing
+    `partial`; `buffer[0]` is at `base`. At the start of a message, `take` is tried first.
 
-    Nearly all frames are short and are read in line; both limits cost the loop nothing: `bound`
-    stands for the end of what is there and of what is allowed, and the loop ends with the last part
-    that may come.
+    Nearly all frames are short, and no function is called for them. Checking the limits adds
+    nothing to the inner loop: `bound` is both the end of the buffer and of the bytes allowed, and
+    the loop ends with the last part that is allowed.
     """
     end = len(buffer)
     parts, start, used = partial.take()
@@ -405,6 +416,7 @@ def scan_messages(
                     placed.append((base + position, stop - position, run))
                     position = stop
             start, used = base + position, 0
+        # From here on `position - turn` bytes are added to `used`.
         turn = position
         bound = min(end, turn + limit - used)
         flags = 0
@@ -472,13 +484,14 @@ def _scan_nested(
     parts: list[bytes],
     placed: list[Placed],
 ) -> tuple[int, int]:
-    """A command of the traffic, which may stand inside a message that began at `start`."""
+    """A command of the traffic, possibly between the frames of a message that began at `start`."""
     if not parts:
         return scan_command(buffer, position, base, limits, placed)
     inside: list[Placed] = []
     try:
         stop, need = scan_command(buffer, position, base, limits, inside)
     except FrameError as error:
+        # The error covers the message so far, whose bytes are in no other item.
         error.length += error.offset - start
         error.offset = start
         error.resumable = False
@@ -498,7 +511,8 @@ def scan_command(
     *,
     sealed: bool = False,
 ) -> tuple[int, int]:
-    """One command at `position`: the position behind it and 0, or its own and what it needs."""
+    """One command at `position`. Returns the position after it and 0; while it is incomplete, its
+    own position and the bytes needed."""
     flags, body, stop = read_header(buffer, position, base, limits.command_bytes, "command")
     if not body or stop > len(buffer):
         return position, stop - position
@@ -520,7 +534,7 @@ def scan_command(
 def scan_sealed(
     buffer: bytes, position: int, base: int, limits: ZmtpLimits, placed: list[Placed]
 ) -> tuple[int, int]:
-    """CURVE's traffic from `position` on, as `Decoder._scan` has it."""
+    """CURVE's traffic from `position` on, as specified for `Decoder._scan`."""
     end = len(buffer)
     while True:
         flags, body, stop = read_header(buffer, position, base, limits.frame_bytes, "message")
@@ -539,15 +553,18 @@ def scan_sealed(
 
 
 def is_sealed(buffer: bytes, body: int, stop: int) -> bool:
-    """Whether the body of a frame looks like CURVE's traffic."""
+    """Whether the body of a frame has the form of CURVE's traffic."""
     return stop - body >= SEALED_OVERHEAD and buffer.startswith(SEALED_PREFIX, body)
 
 
 def read_header(
     buffer: bytes, position: int, base: int, limit: int, what: str
 ) -> tuple[int, int, int]:
-    """Flags, start and end of the body at `position`. While the header isn't whole, 0 is given for
-    its start, and for its end how far it must reach to know more."""
+    """Flags, and start and end of the body of the frame at `position`. While the header is
+    incomplete, 0 for the start, and for the end the position up to which bytes are needed.
+
+    Raises MalformedFrame for undefined flags, FrameTooLarge before any of the body is buffered.
+    """
     head = buffer[position : position + LONG_HEADER_SIZE]
     if len(head) < SHORT_HEADER_SIZE:
         return 0, 0, position + SHORT_HEADER_SIZE

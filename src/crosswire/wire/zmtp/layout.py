@@ -1,6 +1,6 @@
 """ZMTP's layout on the wire: every code, size and offset, stated once.
 
-The greeting, 64 bytes (RFC 37, "Version Negotiation"; numbers are big-endian):
+The greeting, 64 bytes (RFC 37, "Formal Grammar"; numbers are big-endian):
 
     signature    10   ff, eight bytes of padding, 7f
     version       2   major, minor
@@ -141,6 +141,15 @@ SHORT_NONCE_SIZE: Final = 8
 """A number that only grows, after a purpose of 16 bytes."""
 LONG_NONCE_SIZE: Final = 16
 """Random bytes, after a purpose of 8 bytes."""
+
+# A nonce of 24 bytes is a purpose and one of these: no kind of box can pass for another kind.
+PURPOSE_HELLO: Final = b"CurveZMQHELLO---"
+PURPOSE_WELCOME: Final = b"WELCOME-"
+PURPOSE_VOUCH: Final = b"VOUCH---"
+PURPOSE_INITIATE: Final = b"CurveZMQINITIATE"
+PURPOSE_READY: Final = b"CurveZMQREADY---"
+PURPOSE_CLIENT_MESSAGE: Final = b"CurveZMQMESSAGEC"
+PURPOSE_SERVER_MESSAGE: Final = b"CurveZMQMESSAGES"
 
 CURVE_VERSION: Final = b"\x01\x00"
 HELLO_ZEROS_SIZE: Final = 72

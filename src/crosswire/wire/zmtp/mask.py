@@ -1,4 +1,4 @@
-"""Where ZMTP carries a secret: the password in PLAIN's HELLO, the first command of a client."""
+"""Finds ZMTP's secret: the password in PLAIN's HELLO, the first command of a client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ _MECHANISM: Final = slice(MECHANISM_OFFSET, MECHANISM_OFFSET + MECHANISM_SIZE)
 
 
 class ZmtpMask(Mask):
-    """The greeting tells the mechanism; with any but PLAIN there is nothing to hide."""
+    """Judges the greeting, which names the mechanism, and with PLAIN the command after it.
+
+    NULL has no secrets, CURVE's are encrypted.
+    """
 
     def __init__(self, command_bytes: int = ZmtpLimits().command_bytes) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""ZMTP's security mechanisms NULL and PLAIN, and what every mechanism offers.
+"""ZMTP's security mechanisms NULL and PLAIN, and the interface of all mechanisms.
 
-A `Mechanism` is a setting: frozen, and shared by all connections that use it. `begin` makes the
-`MechanismHandshake` of one connection, which takes commands and gives the bytes to send. It is done
-when the peer's metadata is known; then traffic passes through its `sealer`, if it has one.
+A `Mechanism` is a setting: immutable, and shared by all connections that use it. `begin` makes the
+`MechanismHandshake` of one connection, which takes commands and returns the bytes to send. It is
+done when the peer's metadata is known; then messages pass through its `sealer`, if it has one.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ __all__ = [
 
 
 class Mechanism(Protocol):
-    """How two peers make sure of one another. `as_server` is the side that decides."""
+    """How two peers authenticate one another. `as_server` is the side that accepts or rejects."""
 
     name: ClassVar[str]
     as_server: ClassVar[bool]
 
     def begin(self, metadata: bytes) -> MechanismHandshake:
-        """A new connection's handshake; `metadata` is what we tell the peer."""
+        """A new connection's handshake, which sends our `metadata`."""
 
 
 class Sealer(ABC):
-    """What hides a connection's traffic."""
+    """Encrypts and decrypts the frames of one connection."""
 
     @abstractmethod
     def seal(self, body: bytes, *, more: bool = False, command: bool = False) -> bytes:
-        """The nonce and box that carry a frame."""
+        """The nonce and box of a frame, with its flags encrypted."""
 
     @abstractmethod
     def unseal(self, sealed: bytes) -> tuple[bytes, bool, bool]:
-        """The body in it, whether more follow, whether it is a command. Raises MalformedFrame."""
+        """The body, whether more parts follow, whether it is a command. Raises MalformedFrame."""
 
 
 class MechanismHandshake(ABC):
-    """A connection's way through its mechanism. `opening` is sent when both have greeted."""
+    """The mechanism's commands on one connection. `opening` is sent after both greetings."""
 
     opening: bytes = b""
     sealer: Sealer | None = None
@@ -71,16 +71,17 @@ class MechanismHandshake(ABC):
 
     @property
     def done(self) -> bool:
-        """The peer has told its metadata; what `receive` gave last must still be sent."""
+        """The peer's metadata is known; the last result of `receive` must still be sent."""
         return self.properties is not None
 
     @abstractmethod
     def receive(self, command: Command) -> bytes:
-        """What to send in answer. Raises RemoteProtocolError for a violation, ConnectionRejected
-        for a peer that may not come in."""
+        """The bytes to answer with. Raises RemoteProtocolError for a violation, ConnectionRejected
+        for a peer that is not accepted."""
 
 
 def expect(command: Command, name: str) -> None:
+    """Raises UnexpectedFrame for a command of another name."""
     if command.name != name:
         raise UnexpectedFrame(f"the command {command.name!r}, where {name} must come")
 
@@ -89,12 +90,13 @@ def expect(command: Command, name: str) -> None:
 
 
 class NullMechanism(msgspec.Struct, frozen=True):
-    """No security: both sides say READY."""
+    """No security: both sides send READY."""
 
     name: ClassVar[str] = MECHANISM_NULL
     as_server: ClassVar[bool] = False
 
     def begin(self, metadata: bytes) -> MechanismHandshake:
+        """Makes the handshake of one connection."""
         return _NullHandshake(metadata)
 
 
@@ -113,7 +115,7 @@ class _NullHandshake(MechanismHandshake):
 
 
 class PlainClient(msgspec.Struct, frozen=True):
-    """Name and password in clear text (RFC 24): HELLO, WELCOME, INITIATE, READY."""
+    """Sends name and password in clear text (RFC 24): HELLO, WELCOME, INITIATE, READY."""
 
     name: ClassVar[str] = MECHANISM_PLAIN
     as_server: ClassVar[bool] = False
@@ -121,17 +123,19 @@ class PlainClient(msgspec.Struct, frozen=True):
     password: str
 
     def begin(self, metadata: bytes) -> MechanismHandshake:
+        """Makes the handshake of one connection."""
         return _PlainClientHandshake(self, metadata)
 
 
 class PlainServer(msgspec.Struct, frozen=True):
-    """`accept(username, password)` decides who may come in."""
+    """Accepts clients by `accept(username, password)`."""
 
     name: ClassVar[str] = MECHANISM_PLAIN
     as_server: ClassVar[bool] = True
     accept: Callable[[str, str], bool]
 
     def begin(self, metadata: bytes) -> MechanismHandshake:
+        """Makes the handshake of one connection."""
         return _PlainServerHandshake(self, metadata)
 
 

@@ -1,6 +1,6 @@
-"""Which peers a message goes to: a ROUTER's identities and a publisher's subscriptions.
+"""Which peers a message is sent to: a ROUTER's identities and a publisher's subscriptions.
 
-Both hold handles, whatever their owner uses for a connection, and know nothing else of them.
+Both store handles, which are any hashable objects that their owner uses for connections.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ H = TypeVar("H", bound=Hashable)
 class Router(Generic[H]):
     """Identity → connection, as a ROUTER socket addresses its peers.
 
-    A peer without an identity gets one from `make_identity`, which gives bytes that nobody can
-    guess; a zero is put in front of them. Such identities are ours alone: a peer that calls itself
-    by one counts as nameless, so that nobody can take another's place by guessing.
+    A peer without an identity gets one: a zero byte and what `make_identity` returns, which must
+    not be predictable. Peers can't choose identities that begin with zero; one that does gets
+    another, so that nobody can receive a peer's messages by guessing its identity.
     """
 
     def __init__(self, make_identity: Callable[[], bytes]) -> None:
@@ -27,8 +27,8 @@ class Router(Generic[H]):
         self._identities: dict[H, bytes] = {}
 
     def join(self, handle: H, identity: bytes) -> tuple[bytes, H | None]:
-        """The identity under which the peer can be reached from now on, and the connection that had
-        it until now, which the caller ends: a peer that comes back replaces its old self."""
+        """The identity of the peer from now on, and the connection that had it until now, which the
+        caller ends: a peer that reconnects replaces its previous connection."""
         if not identity or identity[0] == 0:
             identity = b"\0" + self._make_identity()
             while identity in self._handles:
@@ -42,7 +42,7 @@ class Router(Generic[H]):
         return identity, replaced
 
     def leave(self, handle: H) -> bytes | None:
-        """The connection has ended. Gives the identity that nobody has now; None if it was replaced
+        """The connection has ended. Returns the identity that is free now; None if it was replaced
         before, or never joined."""
         identity = self._identities.pop(handle, None)
         if identity is not None:
@@ -50,10 +50,11 @@ class Router(Generic[H]):
         return identity
 
     def get(self, identity: bytes) -> H | None:
-        """The connection of a peer; None if there is none, and then a ROUTER drops the message."""
+        """The connection of a peer; None if there is none: a ROUTER then drops the message."""
         return self._handles.get(identity)
 
     def identity(self, handle: H) -> bytes | None:
+        """The identity of a connection; None if it has not joined or was replaced."""
         return self._identities.get(handle)
 
     def __len__(self) -> int:
@@ -64,9 +65,9 @@ class Router(Generic[H]):
 
 
 class PrefixSubscriptions(Generic[H]):
-    """Who wants what begins with which bytes.
+    """Subscriptions to all topics with a prefix.
 
-    A topic is looked up once for every length that subscriptions have, however many there are.
+    Matching takes one lookup per different length of prefixes, however many there are.
     """
 
     def __init__(self) -> None:
@@ -75,7 +76,7 @@ class PrefixSubscriptions(Generic[H]):
         self._lengths: dict[int, int] = {}
 
     def add(self, handle: H, topic: bytes) -> None:
-        """Idempotent; a connection counts repeated subscriptions itself."""
+        """Subscribe. Idempotent: a connection counts repeated subscriptions itself."""
         topics = self._by_handle.setdefault(handle, set())
         if topic in topics:
             return
@@ -87,7 +88,7 @@ class PrefixSubscriptions(Generic[H]):
         handles[handle] = None
 
     def remove(self, handle: H, topic: bytes) -> None:
-        """Harmless if there is no such subscription."""
+        """Unsubscribe. No effect if there is no such subscription."""
         topics = self._by_handle.get(handle)
         if topics is None or topic not in topics:
             return
@@ -102,7 +103,7 @@ class PrefixSubscriptions(Generic[H]):
             self._forget(handle, topic)
 
     def match(self, topic: bytes) -> list[H]:
-        """Everyone with a subscription that `topic` begins with, each once."""
+        """All connections with a prefix of `topic`, each once."""
         size = len(topic)
         found: dict[H, None] = {}
         for length in self._lengths:
@@ -113,10 +114,11 @@ class PrefixSubscriptions(Generic[H]):
         return list(found)
 
     def topics(self, handle: H) -> frozenset[bytes]:
+        """The prefixes that a connection subscribed to."""
         return frozenset(self._by_handle.get(handle, ()))
 
     def __len__(self) -> int:
-        """Different topics that somebody wants."""
+        """The number of different prefixes."""
         return len(self._by_topic)
 
     def _forget(self, handle: H, topic: bytes) -> None:

@@ -7,18 +7,19 @@ import threading
 
 import pytest
 
+from crosswire.commitlog.local import Syncer
 from crosswire.errors import StoreError
 from crosswire.store.contract import StoreLimits
 from crosswire.store.memory import MemoryStore
-from crosswire.store.syncing import Syncer
+from tests.store.committing import commit_path
 
 PATIENCE_S = 0.001
 KNOWN = 10
-"""So many quick syncs make a disk quick of which nothing was known."""
+"""This number of quick syncs makes a disk quick of which nothing was known."""
 
 
 class Disk:
-    """Takes as long as it is told, by a clock of its own."""
+    """Takes `takes_s`, by a clock of its own."""
 
     now_s = 0.0
     takes_s = 0.0
@@ -31,13 +32,13 @@ class Disk:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     disk = Disk()
-    monkeypatch.setattr("crosswire.store.syncing.perf_counter", lambda: disk.now_s)
+    monkeypatch.setattr("crosswire.commitlog.local.perf_counter", lambda: disk.now_s)
     return disk
 
 
 def sync(syncer: Syncer, disk: Disk, *took_s: float) -> None:
     for disk.takes_s in took_s:
-        syncer.now()
+        syncer.sync_now()
 
 
 def test_a_disk_is_slow_until_it_is_known_to_be_quick(disk: Disk) -> None:
@@ -82,16 +83,17 @@ class WhereStore(MemoryStore):
 
 
 async def threads_of(store: WhereStore, *counts: int) -> list[str]:
-    """Which threads sync groups of so many messages, when the disk is known."""
-    store.start(asyncio.get_running_loop())
+    """Which threads sync groups with these numbers of messages, when the disk is known."""
+    path = commit_path(store)
+    path.start(asyncio.get_running_loop())
     store.threads.clear()
     next_id = 1
     for count in (*[1] * KNOWN, *counts):
         store.append_run(1, next_id, [b"x"] * count)
-        store.request()
-        await store.flush()
+        path.request()
+        await path.flush()
         next_id += count
-    await store.close()
+    await path.close()
     return store.threads[KNOWN : KNOWN + len(counts)]
 
 

@@ -1,0 +1,1 @@
+"""Where a commit group becomes durable: the group, the contract of a log, and the local log."""

@@ -1,0 +1,169 @@
+"""The local log: RocksDB's write-ahead log, in which a group is durable when it is synced.
+
+Durability and application are one step here. The engine writes a group to its log and its tables
+in memory, and a sync brings the log to the disk. What a sync does not confirm is not acknowledged:
+a group whose write or sync fails is reported as failed, and is taken back with the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Lock, Thread
+from time import perf_counter
+from typing import Final, Protocol
+
+from crosswire.commitlog.contract import Append, CommitGroup, CommitLog
+from crosswire.errors import StoreError
+
+__all__ = ["LocalLog", "LogEngine", "Syncer"]
+
+_FEW: Final = 4
+"""Up to this number of messages the loop waits for the disk. With more it is better to gather the
+next group meanwhile."""
+_HAND_OVER_S: Final = 0.001
+_WEIGHT: Final = 0.1
+
+
+class LogEngine(Protocol):
+    """What a local log writes to: a store."""
+
+    def write_group(self, group: CommitGroup) -> None:
+        """Give it to the operating system. Raises StoreError."""
+
+    def sync_group(self, group: CommitGroup) -> None:
+        """Bring all that was written to the disk, and the group's second copies with it.
+
+        Called on the log's thread or the event loop's. Raises StoreError.
+        """
+
+
+class LocalLog(CommitLog):
+    """Writes and syncs groups through the engine of the store.
+
+    `patience_s` is how long the event loop may wait for a sync; with 0 it never does.
+    """
+
+    def __init__(self, engine: LogEngine, patience_s: float) -> None:
+        self._engine = engine
+        self._syncer = Syncer(self._sync, patience_s)
+        self._group: CommitGroup | None = None
+        self._append = Append()
+        self._is_started = False
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Starts the thread that syncs."""
+        self._is_started = True
+        self._syncer.start(loop, self._on_synced)
+
+    def stop(self) -> None:
+        """Ends the thread that syncs."""
+        self._syncer.stop()
+
+    def append(self, group: CommitGroup, *, blocking: bool = False) -> Append:
+        """The write is always done on this thread: it takes microseconds, and a second group must
+        not overtake it. The sync is done by the thread, or here where the disk is known to be
+        quick and few messages wait for it."""
+        self._append = append = Append()
+        try:
+            self._engine.write_group(group)
+        except StoreError as error:
+            append.finish(error)
+            return append
+        if not group.sync:
+            append.finish()
+            return append
+        self._group = group
+        if blocking or not self._is_started:
+            append.finish(self._sync())
+        elif group.urgent and group.appended_count <= _FEW and self._syncer.is_quick:
+            if group.on_written is not None:
+                group.on_written()
+            append.finish(self._syncer.sync_now())
+        else:
+            # The disk first: what `on_written` causes runs while it works.
+            self._syncer.order()
+            if group.on_written is not None:
+                group.on_written()
+        return append
+
+    def _sync(self) -> StoreError | None:
+        assert self._group is not None
+        try:
+            self._engine.sync_group(self._group)
+        except StoreError as error:
+            return error
+        return None
+
+    def _on_synced(self, error: StoreError | None) -> None:
+        append = self._append
+        for callback in append.finish(error):
+            callback(append)
+
+
+class Syncer:
+    """Calls `sync`, which returns the error if there is one, never twice at a time: on a thread of
+    its own, or at once.
+
+    To wake a thread and to be woken by it takes longer than a quick disk does. `is_quick` tells
+    whether a sync is worth waiting for: the moving average of recent ones is below `patience_s`. In
+    that average one sync that took very long counts for dozens. Until there is an average, the
+    disk counts as slow.
+    """
+
+    def __init__(self, sync: Callable[[], StoreError | None], patience_s: float) -> None:
+        self._sync = sync
+        self._patience_s = patience_s
+        self._average_s = 2 * patience_s
+        self._thread: Thread | None = None
+        self._orders: SimpleQueue[bool] = SimpleQueue()
+        self._taken = Lock()
+
+    def start(
+        self, loop: asyncio.AbstractEventLoop, done: Callable[[StoreError | None], None]
+    ) -> None:
+        """Start the thread; `done` is called on the loop when an order is done."""
+        # Not a pool: what that does for every order takes longer than a small group's write.
+        self._thread = Thread(
+            target=self._work, args=(loop, done), name="crosswire-store", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after the order that it works on."""
+        if self._thread is not None:
+            self._orders.put(False)
+            self._thread.join()
+
+    @property
+    def is_quick(self) -> bool:
+        """Is waiting for a sync cheaper than having the thread do it?"""
+        return self._average_s < self._patience_s
+
+    def sync_now(self) -> StoreError | None:
+        """Sync on this thread, and count the time that it takes."""
+        start = perf_counter()
+        error = self._sync()
+        self._average_s += _WEIGHT * (perf_counter() - start - self._average_s)
+        return error
+
+    def order(self) -> None:
+        """Have the thread sync, and wait until it has begun.
+
+        It needs the interpreter's lock for a moment. If this thread did not release it, the fsync
+        would begin when the loop has nothing else to do, and would save no time.
+        """
+        self._taken.acquire(blocking=False)
+        self._orders.put(True)
+        self._taken.acquire(timeout=_HAND_OVER_S)
+
+    def _work(
+        self, loop: asyncio.AbstractEventLoop, done: Callable[[StoreError | None], None]
+    ) -> None:
+        while self._orders.get():
+            self._taken.release()
+            error = self.sync_now()
+            if loop.is_closed():
+                return  # the program ends without having closed the store: nobody waits
+            loop.call_soon_threadsafe(done, error)

@@ -1,0 +1,87 @@
+"""The names in the state of streams: those that older versions have stored must be found again."""
+
+from __future__ import annotations
+
+from crosswire.pipeline.stream import carry_over, decoder_state, ledger_tables
+from crosswire.pipeline.tables.conversations import CALL_COLUMNS
+
+COLUMNS = {
+    "steps": {
+        "node",
+        "seq",
+        "id",
+        "time",
+        "step",
+        "destination",
+        "protocol",
+        "connection",
+        "principal",
+        "attempt",
+        "detail",
+        "count",
+        "origin",
+        "is_moved",
+        "is_answer",
+        "is_told",
+    },
+    "envelopes": {"node", "id", "time", "kind", "crc", "intact", "is_scheduled"},
+    "said": {
+        "node",
+        "connection",
+        "protocol",
+        "destination",
+        "kind",
+        "time",
+        "crc",
+        "id",
+        "correlation",
+        "sequence",
+        "way",
+        "side",
+        "name",
+        "place",
+        "said_yes",
+    },
+    "passed": {
+        "node",
+        "id",
+        "connection",
+        "destination",
+        "way",
+        "verdict",
+        "wire_time",
+        "same_payload",
+    },
+    "lines": {
+        "node",
+        "connection",
+        "line",
+        "whole",
+        "written_until",
+        "broken_off",
+        "is_over",
+        "last_time",
+    },
+    "counted": {"counted_node", "counted_destination"},
+}
+
+
+def test_states() -> None:
+    assert (carry_over.COUNTS, carry_over.CALLS, carry_over.EDGES) == ("counts", "said", "edges")
+    assert (decoder_state.FLOWS, decoder_state.STATES) == ("flows", "states")
+    assert ledger_tables._STATE == "records"
+
+
+def test_columns_of_calls() -> None:
+    assert " ".join(CALL_COLUMNS) == (
+        "node connection direction offset time protocol kind destination correlation status "
+        "payload_length"
+    )
+
+
+def test_parts_and_columns_of_what_a_hub_recorded() -> None:
+    stored = {
+        part: {ledger_tables._STORED_NAMES.get(name, name) for name in columns}
+        for part, columns in ledger_tables._PARTS.items()
+    }
+    assert stored == COLUMNS
