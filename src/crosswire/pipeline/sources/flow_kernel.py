@@ -2,7 +2,7 @@
 
 It does nearly all that `capture.reassembly.Flow` does: openings, ends, late starts, segments in
 order, retransmissions, and segments that wait for a hole to be filled, as long as they don't
-overlap. For everything else it stops (`ODD`): `Flow` then takes over its state (`to_flow`) and
+overlap. For everything else it stops (`UNUSUAL`): `Flow` then takes over its state (`to_flow`) and
 gives it back (`from_flow`) once nothing waits any more. Both give the same rows; tests compare
 them.
 
@@ -31,8 +31,20 @@ __all__ = [
     "KINDS",
     "LEAVE",
     "NO_FLOW",
-    "ODD",
     "ROWS_OF_A_SEGMENT",
+    "ROW_FIELDS",
+    "ROW_FLOW",
+    "ROW_FORWARD",
+    "ROW_KIND",
+    "ROW_LATE",
+    "ROW_LENGTH",
+    "ROW_NUMBER",
+    "ROW_OFFSET",
+    "ROW_OPENER",
+    "ROW_SOURCE",
+    "ROW_START",
+    "ROW_TIME",
+    "UNUSUAL",
     "enter",
     "flow_of",
     "follow",
@@ -57,7 +69,7 @@ DONE: Final = 0
 """All segments are read."""
 FULL: Final = 1
 """There is no more room for rows."""
-ODD: Final = 2
+UNUSUAL: Final = 2
 """The next segment is unusual: `Flow` has to take it."""
 LEAVE: Final = 3
 """The next segment is of another flow, and this one is not complete: `Flow` has to end it."""
@@ -67,6 +79,12 @@ ROWS_OF_A_SEGMENT: Final = 8
 """The most rows that a segment makes, besides those for segments that waited."""
 _MOST_WAITING: Final = 8192
 """Waiting segments of a direction; `Flow` takes over where there are more."""
+
+# A row is a column of these fields. Its payload is `ROW_LENGTH` bytes of the source from
+# `ROW_START` on; `ROW_SOURCE` is -1 without one.
+ROW_FIELDS: Final = 11
+ROW_FLOW, ROW_NUMBER, ROW_OPENER, ROW_FORWARD, ROW_KIND, ROW_OFFSET = 0, 1, 2, 3, 4, 5
+ROW_LENGTH, ROW_TIME, ROW_LATE, ROW_SOURCE, ROW_START = 6, 7, 8, 9, 10
 
 # State: all int64, -1 for None. The flow's own fields, then those of the backward direction, then
 # those of the forward one. The fields are those of `Flow` and `_Half`.
@@ -231,21 +249,20 @@ def _put(
     rows: Int64,
     position: int,
 ) -> None:
-    """A row: flow · connection · opener · forward · kind · offset · length · time · late · source ·
-    start. A direction's time never decreases."""
+    """A row without bytes. A direction's time never decreases."""
     state[half + _TIME] = max(state[half + _TIME], time_ns)
     row = np.uint64(position)
-    rows[0, row] = state[_FLOW]
-    rows[1, row] = state[_NUMBER]
-    rows[2, row] = state[_OPENER]
-    rows[3, row] = forward
-    rows[4, row] = kind
-    rows[5, row] = state[half + _NEXT]
-    rows[6, row] = length
-    rows[7, row] = state[half + _TIME]
-    rows[8, row] = state[half + _LATE]
-    rows[9, row] = -1
-    rows[10, row] = 0
+    rows[ROW_FLOW, row] = state[_FLOW]
+    rows[ROW_NUMBER, row] = state[_NUMBER]
+    rows[ROW_OPENER, row] = state[_OPENER]
+    rows[ROW_FORWARD, row] = forward
+    rows[ROW_KIND, row] = kind
+    rows[ROW_OFFSET, row] = state[half + _NEXT]
+    rows[ROW_LENGTH, row] = length
+    rows[ROW_TIME, row] = state[half + _TIME]
+    rows[ROW_LATE, row] = state[half + _LATE]
+    rows[ROW_SOURCE, row] = -1
+    rows[ROW_START, row] = 0
 
 
 @lazy_kernel
@@ -262,8 +279,8 @@ def _put_data(
 ) -> int:
     """A row with bytes. Gives the number of rows with it, like the following functions."""
     _put(state, half, forward, DATA, length, time_ns, rows, count)
-    rows[9, count] = source
-    rows[10, count] = start
+    rows[ROW_SOURCE, count] = source
+    rows[ROW_START, count] = start
     state[half + _NEXT] += length
     state[_BYTES] += length
     return count + 1
@@ -462,7 +479,7 @@ def follow(
             else _take(state, waiting, packet, rows, count, reorder_bytes)
         )
         if made < 0:
-            return at, count, ODD
+            return at, count, UNUSUAL
         count = made
         at += 1
     return at, count, DONE

@@ -24,7 +24,16 @@ from crosswire.pipeline.decode.kernels import lazy_kernel
 from crosswire.pipeline.sources.capture_reader import Segments, Split, read
 from crosswire.pipeline.sources.packet_kernels import PACKET, Packets
 
-__all__ = ["BUCKETS", "FlowShare", "Mapped", "Ordered", "Survey", "collect", "prepare", "survey"]
+__all__ = [
+    "BUCKETS",
+    "FlowShare",
+    "MappedFile",
+    "OrderedSegments",
+    "Survey",
+    "check_mapped",
+    "collect",
+    "survey",
+]
 
 BUCKETS: Final = 1024
 
@@ -39,7 +48,7 @@ _PACKET_WEIGHT: Final = 256
 
 
 @dataclass(frozen=True)
-class Ordered:
+class OrderedSegments:
     """Segments, and the order in which to reassemble them: flow by flow, each by time.
 
     A packet's `flow` is an index of `keys`; its `source` is an index of `data`, and its payload is
@@ -52,7 +61,7 @@ class Ordered:
     packets: Packets
 
 
-class Mapped:
+class MappedFile:
     """A plain file mapped into memory, up to the end that the survey has seen. Raises InvalidInput
     if it is shorter now."""
 
@@ -78,7 +87,7 @@ class Mapped:
         self._mapping.madvise(mmap.MADV_DONTNEED)
 
 
-def prepare(files: Sequence[Mapped]) -> None:
+def check_mapped(files: Sequence[MappedFile]) -> None:
     """To be called now and then while mapped files are read: checks that they are still whole, and
     limits how much of them counts as this process's memory, though the page cache has it anyway.
     Raises InvalidInput."""
@@ -182,8 +191,8 @@ def _tally(
 
 
 def collect(
-    files: Sequence[Split], data: Sequence[Mapped], share: FlowShare, since_ns: int
-) -> Ordered:
+    files: Sequence[Split], data: Sequence[MappedFile], share: FlowShare, since_ns: int
+) -> OrderedSegments:
     """The segments of a share, in the order of `files`. Raises InvalidInput."""
     kept = _SharePackets(share, since_ns)
     joined = bytearray()
@@ -196,7 +205,7 @@ def collect(
                 joined += segments.data.tobytes()
     keys, packets = kept.keys, kept.packets
     sources = [*(file.data for file in data), np.frombuffer(bytes(joined), np.uint8)]
-    return Ordered(_by_flow_and_time(packets, len(keys)), keys, sources, packets)
+    return OrderedSegments(_by_flow_and_time(packets, len(keys)), keys, sources, packets)
 
 
 class _SharePackets:
