@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from crosswire.capture.reassembly import LINGER_NS, REORDER_NS, Flow
 from crosswire.capture.tcp import ACK, FIN, RST, SYN
-from crosswire.pipeline.decode.compiled import compiled, inlined
+from crosswire.pipeline.decode.kernels import inlined, lazy_kernel
 from crosswire.pipeline.sources.packet_kernels import Packets
 from crosswire.wire import runs
 
@@ -187,7 +187,7 @@ def from_flow(flow: Flow, state: Int64) -> None:
         )
 
 
-@compiled
+@lazy_kernel
 def enter(state: Int64, flow: int) -> None:
     """Begin a flow: its first segment will begin its connection 0."""
     state[_FLOW] = flow
@@ -196,7 +196,7 @@ def enter(state: Int64, flow: int) -> None:
     state[_BEGUN] = 0
 
 
-@compiled
+@lazy_kernel
 def _begin(state: Int64, opener: int) -> None:
     state[_NUMBER] += 1
     state[_OPENER] = opener
@@ -208,7 +208,7 @@ def _begin(state: Int64, opener: int) -> None:
         state[half + _FIN_AT] = -1
 
 
-@compiled
+@lazy_kernel
 def _is_pending(state: Int64, half: int) -> bool:
     """Whether the FIN of a direction was seen and bytes before it are missing."""
     return state[half + _FIN_AT] >= 0 and not state[half + _ENDED]
@@ -220,7 +220,7 @@ def _waits(state: Int64) -> int:
     return state[_HALVES + _WAITS] + state[_HALVES + _HALF_FIELDS + _WAITS]  # type: ignore[no-any-return]
 
 
-@compiled
+@lazy_kernel
 def _is_open(state: Int64) -> bool:
     """Whether bytes are missing before others, or before a FIN, that were captured."""
     return (
@@ -230,7 +230,7 @@ def _is_open(state: Int64) -> bool:
     )
 
 
-@compiled
+@lazy_kernel
 def _position_of(state: Int64, half: int, number: Any) -> int:
     """The offset of a sequence number that is nearest to the expected one: numbers wrap around."""
     distance = (number - state[half + _BASE] - state[half + _NEXT]) & _MASK
@@ -239,7 +239,7 @@ def _position_of(state: Int64, half: int, number: Any) -> int:
     return state[half + _NEXT] + distance  # type: ignore[no-any-return]
 
 
-@compiled
+@lazy_kernel
 def _put(
     state: Int64,
     half: int,
@@ -267,7 +267,7 @@ def _put(
     rows[ROW_START, row] = 0
 
 
-@compiled
+@lazy_kernel
 def _put_data(
     state: Int64,
     half: int,
@@ -288,7 +288,7 @@ def _put_data(
     return count + 1
 
 
-@compiled
+@lazy_kernel
 def _end(state: Int64, half: int, forward: bool, time_ns: int, rows: Int64, count: int) -> int:
     """A row for the end of a direction whose bytes up to its FIN are complete."""
     if _is_pending(state, half) and state[half + _NEXT] >= state[half + _FIN_AT]:
@@ -298,7 +298,7 @@ def _end(state: Int64, half: int, forward: bool, time_ns: int, rows: Int64, coun
     return count
 
 
-@compiled
+@lazy_kernel
 def _find_slot(
     state: Int64, half: int, waiting: Int64, side: int, position: Any, length: Any
 ) -> int:
@@ -322,14 +322,14 @@ def _find_slot(
     return at  # type: ignore[no-any-return]
 
 
-@compiled
+@lazy_kernel
 def _move(waiting: Int64, side: int, index: int, to: int) -> None:
     """Copy an entry of the waiting segments."""
     for field in range(_WAITING_FIELDS):
         waiting[side, to, field] = waiting[side, index, field]
 
 
-@compiled
+@lazy_kernel
 def _keep(
     state: Int64, half: int, waiting: Int64, side: int, at: int, position: Any, packet: Any
 ) -> None:
@@ -345,7 +345,7 @@ def _keep(
     state[half + _WAITING_BYTES] += packet.size
 
 
-@compiled
+@lazy_kernel
 def _release(
     state: Int64, half: int, forward: bool, waiting: Int64, rows: Int64, count: int
 ) -> int:
@@ -366,7 +366,7 @@ def _release(
     return count
 
 
-@compiled
+@lazy_kernel
 def _give_up(
     state: Int64, half: int, forward: bool, waiting: Int64, rows: Int64, count: int
 ) -> int:
@@ -380,7 +380,7 @@ def _give_up(
     return _end(state, half, forward, since, rows, count)
 
 
-@compiled
+@lazy_kernel
 def _open(state: Int64, packet: Any, rows: Int64, count: int) -> int:
     """A SYN, which opens a connection; a repeated one changes nothing. Gives the number of rows, -1
     if `Flow` has to take it."""
@@ -415,7 +415,7 @@ def _open(state: Int64, packet: Any, rows: Int64, count: int) -> int:
     return count
 
 
-@compiled
+@lazy_kernel
 def _is_over(state: Int64) -> bool:
     """Whether the connection was reset or ended in both directions."""
     ended = state[_HALVES + _ENDED] and state[_HALVES + _HALF_FIELDS + _ENDED]
@@ -448,7 +448,7 @@ def _put_payload(state: Int64, packet: Any, rows: Int64, count: int) -> None:
     _put_data(state, half, forward, size, packet.time_ns, packet.source, start, rows, count)
 
 
-@compiled
+@lazy_kernel
 def follow(
     state: Int64,
     waiting: Int64,
@@ -493,7 +493,7 @@ def follow(
     return at, count, DONE
 
 
-@compiled
+@lazy_kernel
 def _take(
     state: Int64, waiting: Int64, packet: Any, rows: Int64, count: int, reorder_bytes: int
 ) -> int:
@@ -551,7 +551,7 @@ def _take(
     return count
 
 
-@compiled
+@lazy_kernel
 def _give_up_holes(
     state: Int64, waiting: Int64, packet: Any, rows: Int64, count: int, reorder_bytes: int
 ) -> int:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from crosswire.capture.flows import FLOW_BYTES
 from crosswire.errors import InvalidInput
-from crosswire.pipeline.decode.compiled import compiled
+from crosswire.pipeline.decode.kernels import lazy_kernel
 from crosswire.pipeline.sources.capture_reader import Segments, Split, read
 from crosswire.pipeline.sources.packet_kernels import PACKET, Packets
 
@@ -163,7 +163,7 @@ def survey(files: Iterable[Split]) -> Survey:
     return Survey(found, seed, packets, size_bytes, joined_bytes)
 
 
-@compiled
+@lazy_kernel
 def _hash(words: npt.NDArray[np.uint32], row: int, seed: Any) -> int:
     # Multiplying by an odd constant (2**64 divided by the golden ratio) mixes lower bits into upper
     # ones, the shift brings them back down: both ends of the result are used.
@@ -174,13 +174,13 @@ def _hash(words: npt.NDArray[np.uint32], row: int, seed: Any) -> int:
     return found  # type: ignore[no-any-return]
 
 
-@compiled
+@lazy_kernel
 def _bucket(hashed: Any) -> int:
     # The upper 10 bits: BUCKETS of them. The lower ones choose the slot of a flow's table.
     return np.int64(np.uint64(hashed) >> np.uint64(54))  # type: ignore[return-value]
 
 
-@compiled
+@lazy_kernel
 def _tally(
     words: npt.NDArray[np.uint32], packets: Packets, seed: Any, counts: npt.NDArray[np.int64]
 ) -> None:
@@ -272,7 +272,7 @@ class _SharePackets:
         _enter_all(self._slots, self._words, count, self._share.seed)
 
 
-@compiled
+@lazy_kernel
 def _keep(
     words: npt.NDArray[np.uint32],
     packets: Packets,
@@ -316,7 +316,7 @@ def _keep(
     return at
 
 
-@compiled
+@lazy_kernel
 def _same(
     words: npt.NDArray[np.uint32], row: int, known: npt.NDArray[np.uint32], flow: int
 ) -> bool:
@@ -326,7 +326,7 @@ def _same(
     return True
 
 
-@compiled
+@lazy_kernel
 def _enter_all(
     slots: npt.NDArray[np.int32], known: npt.NDArray[np.uint32], count: int, seed: Any
 ) -> None:
@@ -352,7 +352,7 @@ def _by_flow_and_time(packets: Packets, flows: int) -> npt.NDArray[np.int32]:
     return order
 
 
-@compiled
+@lazy_kernel
 def _group(
     packets: Packets,
     bounds: npt.NDArray[np.int64],
