@@ -252,6 +252,7 @@ class Decoder(ABC):
             return []
         placed: list[Placed] = []
         position = 0 if self._search_from is None else self._search(buffer, placed)
+        # The search may just have ended: then the frames that it found are read, too.
         if self._search_from is None:
             position = self._scan_all(buffer, position, placed)
         if not self.lost:
@@ -392,6 +393,8 @@ class Decoder(ABC):
                 placed.append((error.offset, error.length, error))
                 position = error.offset + error.length - self.offset
                 if not error.resumable:
+                    # Where the next frame starts is unknown. A search would find plausible frames
+                    # in what may be a payload, so nothing more is read.
                     self.lost = True
                     self.offset += position
                     self.unread = len(buffer) - position
@@ -400,6 +403,7 @@ class Decoder(ABC):
     def _search(self, buffer: bytes, placed: list[Placed]) -> int:
         """Position of the first frame if it was found, else from where to search again."""
         assert self._search_from is not None
+        # Every offset is a candidate; of the bytes before the first plausible one nothing is kept.
         for start in range(len(buffer)):
             position = start
             for _ in range(self.sync_frames):
@@ -516,6 +520,7 @@ class Connection(ABC):
 
     def handle_deadline(self, now: float) -> None:
         """Call at or after `next_deadline()`; at any other time it has no effect."""
+        # Timers fire early or late, and the deadline may have moved since this one was set.
         deadline = self.next_deadline()
         if self.closed or deadline is None or now < deadline:
             return
