@@ -83,7 +83,7 @@ async def sealed(web: WebHub) -> None:
     await web.hub.committed()
     store = web.hub.store
     newest = max(store.last_id(number) for number in store.destinations().values())
-    await until(lambda: web.hub.feed.reclaim_limit >= newest)
+    await until(lambda: web.hub.seals.reclaim_limit >= newest)
 
 
 async def consumed(web: WebHub, queue: str) -> None:

@@ -30,7 +30,7 @@ import logging
 from collections.abc import Callable
 from enum import IntEnum
 from time import perf_counter
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from crosswire.commitlog.contract import (
     Append,
@@ -46,7 +46,7 @@ from crosswire.hub.ledger import Ledger
 from crosswire.store.contract import Store
 from crosswire.store.engine import refusal
 
-__all__ = ["CommitListener", "CommitPath", "CommitReader", "CommitStage", "StoredBacklog"]
+__all__ = ["CommitPath", "CommitReader", "CommitStage", "StoredBacklog"]
 
 _log = logging.getLogger("crosswire.hub")
 
@@ -73,18 +73,16 @@ class CommitStage(IntEnum):
     LAKE = 6
 
 
-class CommitListener(Protocol):
-    """Called for each group that was appended, or could not be, on the event loop.
+Committed: TypeAlias = Callable[[CommitGroup], None]
+"""Called for a group that is durable and can be read from the store."""
+Failed: TypeAlias = Callable[[CommitGroup, StoreError], None]
+"""Called for a group that could not be written; the next one has what must not be lost of it."""
 
-    One that raises harms no other: the error is logged and counted. None may rely on another one
-    of its own stage.
-    """
 
-    def committed(self, group: CommitGroup) -> None:
-        """The group is durable and can be read from the store."""
-
-    def failed(self, group: CommitGroup, error: StoreError) -> None:
-        """The group could not be written; the next one has what must not be lost of it."""
+class _Listener(NamedTuple):
+    stage: CommitStage
+    committed: Committed | None
+    failed: Failed | None
 
 
 class CommitReader(Dispatcher, Protocol):
@@ -133,21 +131,28 @@ class CommitPath:
         self._flushes: list[asyncio.Future[None]] = []
         self._changed: dict[StoredBacklog, None] = {}
         self._readers: dict[CommitReader, None] = {}
-        self._listeners: tuple[tuple[CommitStage, CommitListener], ...] = ()
-        self.add_listener(CommitStage.VISIBILITY, _Visibility(self, dispatch))
-        self.add_listener(CommitStage.RECEIPTS, _Receipts(self))
-        self.add_listener(CommitStage.LEDGER, ledger)
+        self._listeners: tuple[_Listener, ...] = ()
+        self.add_listener(CommitStage.VISIBILITY, self._release, self._withdraw)
+        self.add_listener(CommitStage.RECEIPTS, self._acknowledge, self._refuse)
+        self.add_listener(CommitStage.LEDGER, ledger.committed, ledger.failed)
 
     # Listeners.
 
-    def add_listener(self, stage: CommitStage, listener: CommitListener) -> None:
-        """Have it called for every group from the next one on, at its stage."""
-        listeners = [*self._listeners, (stage, listener)]
-        self._listeners = tuple(sorted(listeners, key=lambda each: each[0]))
+    def add_listener(
+        self, stage: CommitStage, committed: Committed | None = None, failed: Failed | None = None
+    ) -> None:
+        """Have one of these called for every group, on the event loop, at this stage.
 
-    def remove_listener(self, listener: CommitListener) -> None:
-        """It is not called any more; no error if it is not registered."""
-        self._listeners = tuple(each for each in self._listeners if each[1] is not listener)
+        One that raises harms no other: the error is logged and counted. None may rely on another
+        one of its own stage.
+        """
+        listeners = [*self._listeners, _Listener(stage, committed, failed)]
+        self._listeners = tuple(sorted(listeners, key=lambda each: each.stage))
+
+    def remove_listener(self, committed: Committed) -> None:
+        """Call it no more; no error if it is not registered."""
+        # A new tuple: the loop that calls listeners may be running.
+        self._listeners = tuple(each for each in self._listeners if each.committed != committed)
 
     # What goes into the open group.
 
@@ -185,13 +190,6 @@ class CommitPath:
     def await_commit(self, reader: CommitReader) -> None:
         """Some of what it is to read is not committed yet: commits touch it until all is."""
         self._readers[reader] = None
-
-    def touch_readers(self) -> None:
-        """Another group can be read: give each reader that waits a turn."""
-        for reader in list(self._readers):
-            self._dispatch.touch(reader)
-            if reader.visible <= self.committed_id:
-                del self._readers[reader]
 
     def forget(self, backlog: StoredBacklog) -> None:
         """It is removed for good: nothing of it is written or released any more."""
@@ -374,12 +372,13 @@ class CommitPath:
         if self._clock is not None:
             dispatch.now = max(dispatch.now, self._clock())
         run = dispatch.callbacks.run
-        for stage, listener in self._listeners:
+        for stage, committed, failed in self._listeners:
             kind = "metrics" if stage is CommitStage.METRICS else "commit listener"
             if error is None:
-                run(kind, listener.committed, group)
-            else:
-                run(kind, listener.failed, group, error)
+                if committed is not None:
+                    run(kind, committed, group)
+            elif failed is not None:
+                run(kind, failed, group, error)
         dispatch.pump(dispatch.now)
         self._end_flushes(error)
 
@@ -394,18 +393,12 @@ class CommitPath:
         if self._awaits_sync:
             self.request(urgent=False)
 
+    # The listeners of the first two stages.
 
-class _Visibility:
-    """Messages of a group become visible to consumers when it is durable."""
-
-    def __init__(self, path: CommitPath, dispatch: DispatchLoop) -> None:
-        self._path = path
-        self._dispatch = dispatch
-
-    def committed(self, group: CommitGroup) -> None:
-        """Give them to their queues and subscriptions, and hand out what can be handed out."""
+    def _release(self, group: CommitGroup) -> None:
+        """Visibility: its messages are given to queues and subscriptions, and handed out."""
         dispatch, now = self._dispatch, self._dispatch.now
-        self._path.committed_id = group.newest_id
+        self.committed_id = group.newest_id
         # A backlog takes messages in order of ids. What was retained, perhaps with a group that
         # failed, is among what producers sent.
         for backlog, retained in group.retained_arrivals.items():
@@ -413,34 +406,31 @@ class _Visibility:
             group.arrivals[backlog].sort(key=lambda run: run.envelopes[0].id)
         for backlog, runs in group.arrivals.items():
             dispatch.callbacks.run("release", backlog.release, runs, now)
-        self._path.touch_readers()
+        for reader in list(self._readers):
+            dispatch.touch(reader)
+            if reader.visible <= self.committed_id:
+                del self._readers[reader]
         dispatch.pump(now)
 
-    def failed(self, group: CommitGroup, _error: StoreError) -> None:
-        """Messages of producers were never accepted; retained ones wait for the next group."""
+    def _withdraw(self, group: CommitGroup, _error: StoreError) -> None:
+        """Visibility: messages of producers were never accepted, retained ones wait for the next
+        group."""
         for backlog, runs in group.arrivals.items():
             self._dispatch.callbacks.run("release", backlog.withdraw, runs)
-        following = self._path.group
+        following = self.group
         for backlog, retained in group.retained_arrivals.items():
             retained = retained + following.retained_arrivals.get(backlog, [])
             following.retained_arrivals[backlog] = retained
         following.retained[:0] = group.retained
         self._dispatch.pump(self._dispatch.now)
 
-
-class _Receipts:
-    """Producers are answered when their group is durable, or can't be."""
-
-    def __init__(self, path: CommitPath) -> None:
-        self._path = path
-
-    def committed(self, group: CommitGroup) -> None:
-        """Everybody who waits for this group gets what he waits for."""
+    def _acknowledge(self, group: CommitGroup) -> None:
+        """Receipts: everything that waits for this group is done."""
         for receipt in (*group.receipts, *group.written):
-            self._path.finish(receipt)
+            self.finish(receipt)
 
-    def failed(self, group: CommitGroup, error: StoreError) -> None:
-        """Everybody who waits for this group gets the error, in words for peers."""
+    def _refuse(self, group: CommitGroup, error: StoreError) -> None:
+        """Receipts: everything that waits for this group gets the error, in words for peers."""
         refused = refusal(error)
         for receipt in (*group.receipts, *group.written):
-            self._path.finish(receipt, refused)
+            self.finish(receipt, refused)

@@ -227,7 +227,7 @@ class Queue(Backlog):
         """Everything below the head; if the head is stuck, what is settled between those held."""
         if self.stopped:
             return
-        limit = self._core.feed.reclaim_limit
+        limit = self._core.seals.reclaim_limit
         upto = min(self.head() - 1, limit)
         store = self._store
         if upto > self._reclaimed:

@@ -26,9 +26,9 @@ from crosswire.config import LakeSettings
 from crosswire.envelope import MICROSECONDS, Envelope
 from crosswire.errors import CrosswireError, LakeError, RecordDamaged, StoreError
 from crosswire.hub.commits import CommitStage
-from crosswire.hub.feed import LakeGap, Seal
 from crosswire.hub.hub import Hub
 from crosswire.hub.ledger import Step, parse_columns
+from crosswire.hub.seals import LakeGap, Seal
 from crosswire.lake.catalog import expire
 from crosswire.lake.files import FinishedFile, find
 from crosswire.lake.history import History, LakeExtent
@@ -70,9 +70,9 @@ class _FeedGroup(msgspec.Struct, frozen=True):
 
 async def note_absence(hub: Hub) -> None:
     """The hub runs without a lake: should it have one again, a gap will say so."""
-    seal = hub.feed.last_seal()
+    seal = hub.seals.last()
     if seal is not None and seal.tables:
-        await hub.feed.seal(msgspec.structs.replace(seal, tables=()))
+        await hub.seals.save(msgspec.structs.replace(seal, tables=()))
 
 
 class LakeFeed:
@@ -138,7 +138,7 @@ class LakeFeed:
         """Raises StoreError."""
         ends = await self._in_thread(self._ends)
         is_ahead = self._is_ahead(ends)
-        old = self._hub.feed.last_seal()
+        old = self._hub.seals.last()
         if is_ahead:
             # All that the store still has is in the lake: it goes on after that.
             old = None
@@ -155,7 +155,7 @@ class LakeFeed:
         if self._seal.skipped:
             self._gaps = list(self._seal.gaps)
             self._place()
-        self._hub.commits.add_listener(CommitStage.LAKE, self)
+        self._hub.commits.add_listener(CommitStage.LAKE, self.take)
         self._task = asyncio.get_running_loop().create_task(self._run())
         self._task.add_done_callback(self._ended)
 
@@ -208,7 +208,7 @@ class LakeFeed:
             first_gap=first_gap,
             gaps=tuple(gaps),
         )
-        await hub.feed.seal(seal)
+        await hub.seals.save(seal)
         return seal
 
     def _ends(self) -> dict[str, int]:
@@ -240,12 +240,12 @@ class LakeFeed:
         self._full.set()
         await self._task
         self._task = None
-        self._hub.commits.remove_listener(self)
+        self._hub.commits.remove_listener(self.take)
         self._thread.shutdown()
 
     # What the hub commits.
 
-    def committed(self, group: CommitGroup) -> None:
+    def take(self, group: CommitGroup) -> None:
         """Keep the group until it is sealed: a few operations, whatever its size is."""
         block = group.block
         if block is None:
@@ -274,9 +274,6 @@ class LakeFeed:
         self._read_row = last_row
         if self._bytes >= self._settings.seal_bytes:
             self._full.set()
-
-    def failed(self, _group: CommitGroup, _error: StoreError) -> None:
-        """Nothing of it is in the store, and nothing goes to the lake."""
 
     def _fall_behind(self) -> None:
         """Nothing is kept in memory; what is not sealed is read from the store when its time
@@ -368,7 +365,7 @@ class LakeFeed:
             gaps=tuple(self._gaps),
         )
         try:
-            await self._hub.feed.seal(seal)
+            await self._hub.seals.save(seal)
         except StoreError:
             await self._in_thread(self._writer.discard, parts)
             self._fall_behind()
@@ -422,7 +419,7 @@ class LakeFeed:
         last_row = first_row + rows - 1
         messages: list[Envelope] = []
         try:
-            messages = self._hub.feed.stored(block)
+            messages = self._hub.seals.messages_of(block)
         except RecordDamaged as error:
             self._hub.damage.report(error)
             self._gaps.append(LakeGap("ledger", first_row, last_row, _now_us(), str(error)))
@@ -488,7 +485,7 @@ class LakeFeed:
     def _place(self) -> None:
         self._is_placed = True
         self._count("lake", "", "sealed")
-        self._hub.feed.release(self._seal)
+        self._hub.seals.release(self._seal)
 
     async def _redo(self) -> list[FinishedFile]:
         """The files of a seal of an earlier life, as far as they are not in place."""
@@ -578,9 +575,9 @@ class LakeFeed:
             first_gap=self._next_gap(),
             gaps=tuple(gaps),
         )
-        await hub.feed.seal(seal)
+        await hub.seals.save(seal)
         self._seal, self._gaps, self._unsealed_bytes = seal, gaps, 0
-        hub.feed.release(seal)
+        hub.seals.release(seal)
         self._count("lake", "", "gap")
         log_event(_log, logging.ERROR, "the lake has a gap", reason=reason, rows=last_row)
         if upto is None:
@@ -589,7 +586,7 @@ class LakeFeed:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
-            self._hub.commits.remove_listener(self)
+            self._hub.commits.remove_listener(self.take)
             _log.error("the lake has stopped", exc_info=task.exception())
 
     def _failed(self, error: Exception) -> None:

@@ -297,7 +297,7 @@ class Log:
     def _moment(self) -> Moment:
         hub = self._hub
         kept = None if self._feed is None else self._feed.kept
-        limit = MAX_ID if kept is None else max(kept.upto, hub.feed.reclaim_limit)
+        limit = MAX_ID if kept is None else max(kept.upto, hub.seals.reclaim_limit)
         return Moment(hub.store.view(), kept, hub.committed_id, limit)
 
     def _pieces(self, moment: Moment, choice: LogSelection, logs: Mapping[str, int]) -> LogSnapshot:

@@ -115,14 +115,14 @@ class Metrics:
         self._hub = hub
         self._accept_times = _AcceptTimes()
         self._found: dict[tuple[str, str], list[_StepSeries | None]] = {}
-        hub.commits.add_listener(CommitStage.METRICS, self)
+        hub.commits.add_listener(CommitStage.METRICS, self._committed, self._failed)
 
-    def committed(self, group: CommitGroup) -> None:
+    def _committed(self, group: CommitGroup) -> None:
         """Count what happened with the group. The ledger's stage is before this one."""
         self.commit_seconds.add(time.perf_counter() - group.sealed_at)
         self.commit_messages.add(self.count(self._hub.ledger.committed_runs))
 
-    def failed(self, _group: CommitGroup, _error: StoreError) -> None:
+    def _failed(self, _group: CommitGroup, _error: StoreError) -> None:
         """Count the failure; the steps are counted with the group that they are committed with."""
         self.commits_failed += 1
 
