@@ -38,6 +38,8 @@ ALLOWED: Final[tuple[str, ...]] = (
     r"place ?holder\w*",
     # Names in the state that streams of the pipeline have stored.
     r'"(?:said|said_yes|is_told|place)"',
+    # A field of the hub's API for reading its log.
+    r'"behind"',
 )
 """What is no finding although it contains a word of the list."""
 

@@ -79,7 +79,7 @@ Failed: TypeAlias = Callable[[CommitGroup, StoreError], None]
 """Called for a group that could not be written; the next one has what must not be lost of it."""
 
 
-class _Listener(NamedTuple):
+class _CommitListener(NamedTuple):
     stage: CommitStage
     committed: Committed | None
     failed: Failed | None
@@ -131,7 +131,7 @@ class CommitPath:
         self._flushes: list[asyncio.Future[None]] = []
         self._changed: dict[StoredBacklog, None] = {}
         self._readers: dict[CommitReader, None] = {}
-        self._listeners: tuple[_Listener, ...] = ()
+        self._listeners: tuple[_CommitListener, ...] = ()
         self.add_listener(CommitStage.VISIBILITY, self._release, self._withdraw)
         self.add_listener(CommitStage.RECEIPTS, self._acknowledge, self._refuse)
         self.add_listener(CommitStage.LEDGER, ledger.committed, ledger.failed)
@@ -146,7 +146,7 @@ class CommitPath:
         One that raises harms no other: the error is logged and counted. None may rely on another
         one of its own stage.
         """
-        listeners = [*self._listeners, _Listener(stage, committed, failed)]
+        listeners = [*self._listeners, _CommitListener(stage, committed, failed)]
         self._listeners = tuple(sorted(listeners, key=lambda each: each.stage))
 
     def remove_listener(self, committed: Committed) -> None:

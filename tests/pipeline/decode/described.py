@@ -12,13 +12,14 @@ import numpy as np
 from msgspec import structs
 
 from crosswire.errors import FrameError
-from crosswire.pipeline.decode import describe_of
+from crosswire.pipeline.decode.batch_scan import columnar_protocol
+from crosswire.pipeline.decode.contract import Describe, FrameRows, Readings
 from crosswire.pipeline.decode.contract import DescriptionColumns as Columnar
-from crosswire.pipeline.decode.contract import FrameRows, Readings
 from crosswire.pipeline.decode.readings import reading_of
 from crosswire.pipeline.decode.readings.contract import Described, Reading
 from crosswire.pipeline.decode.row_schema import OF_MESSAGES
-from crosswire.pipeline.decode.scanners.scanner import BulkScanner, Columns, read
+from crosswire.pipeline.decode.scanners.fallback import scan_and_decode
+from crosswire.pipeline.decode.scanners.scanner import BulkScanner, Columns
 from crosswire.wire import protocol
 from crosswire.wire.contract import Encrypted, Frame, Gap, Unsynchronized
 from tests.pipeline.decode.scanned import decoder_for
@@ -37,15 +38,19 @@ _BESIDE = (Gap, Unsynchronized, Encrypted)
 
 def scanner_of(name: str) -> BulkScanner:
     module = import_module(f"crosswire.pipeline.decode.scanners.{name}")
-    found = (getattr(module, each) for each in module.__all__)
-    (kind,) = (each for each in found if issubclass(each, BulkScanner))
-    scanner: BulkScanner = kind()
+    scanner: BulkScanner = module.SCANNER()
     return scanner
+
+
+def describe_of(name: str) -> Describe:
+    found = columnar_protocol(name)
+    assert found is not None
+    return found.describe
 
 
 def agrees(name: str) -> bool:
     """Does what one side says decide how the other is read?"""
-    return type(scanner_of(name)).share is not BulkScanner.share
+    return scanner_of(name).reads_peer_handshake
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,7 @@ def by_columns(talk: Talk, *, payloads: bool, step_bytes: int) -> tuple[FrameRow
     columns: list[tuple[Any, ...]] = []
     data = np.frombuffer(whole, np.uint8)
     offsets = np.zeros(2, np.int64)
-    for part in read(
+    for part in scan_and_decode(
         scanner,
         data,
         starts,

@@ -10,7 +10,9 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from crosswire.pipeline.decode.scanners.scanner import NONE, BulkScanner, Columns, read
+from crosswire.pipeline.decode.arrays import NONE
+from crosswire.pipeline.decode.scanners.fallback import scan_and_decode
+from crosswire.pipeline.decode.scanners.scanner import BulkScanner, Columns
 from crosswire.wire import protocol
 from crosswire.wire.contract import Decoder, Frame, FrameError, Placed
 from tests.wire.stream import Stream
@@ -96,7 +98,7 @@ def scanned(
         ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64) + len(b"before")
         starts = ends - np.array([len(piece) for piece in pieces], np.int64)
         states = np.array([scanner.state_of(decoder) for decoder in decoders])
-        for part in read(
+        for part in scan_and_decode(
             scanner,
             data,
             starts,
@@ -104,7 +106,7 @@ def scanned(
             offsets,
             states,
             decoders.__getitem__,
-            goes_on=np.ones(len(cases), np.bool_),
+            continues=np.ones(len(cases), np.bool_),
             step_bytes=step_bytes,
         ):
             if isinstance(part, Columns):
@@ -164,9 +166,9 @@ def check_alone(
     data = np.frombuffer(b"".join(stream.data for stream in streams), np.uint8)
     ends = np.cumsum([len(stream.data) for stream in streams], dtype=np.int64)
     starts = ends - np.array([len(stream.data) for stream in streams], np.int64)
-    at, states = starts.copy(), scanner.fresh(sender, len(streams))
+    at, states = starts.copy(), scanner.new_states(sender, len(streams))
     if peers is not None:
-        scanner.share(states, peers)
+        scanner.share_handshake(states, peers)
     columns = scanner.scan(data, at, ends, states)
     assert at.tolist() == ends.tolist()
     found: list[list[Any]] = [[] for _ in streams]

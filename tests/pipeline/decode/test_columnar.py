@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from crosswire.errors import InvalidInput
 from crosswire.lake.schemas import WIRE
 from crosswire.pipeline.decode.arrow_batches import Batches
+from crosswire.pipeline.decode.batch_scan import columnar_protocol
 from crosswire.pipeline.decode.columnar import ColumnarDecoder
-from crosswire.pipeline.decode.connection_rows import WANTED, ConnectionRows
+from crosswire.pipeline.decode.connection_rows import WIRE_COLUMNS, ConnectionRows
 from crosswire.pipeline.decode.row_schema import ARROW
-from crosswire.pipeline.decode.scanning import kit_of
 from crosswire.wire import PROTOCOL_NAMES, protocol
 
 Wire = list[dict[str, Any]]
@@ -87,7 +87,7 @@ def row_by_row(wire: Wire, *, payloads: bool = True) -> list[str]:
     collected = Batches(ARROW)
     connections: dict[str, ConnectionRows] = {}
     for each in wire:
-        row = tuple(each[name] for name in WANTED)
+        row = tuple(each[name] for name in WIRE_COLUMNS)
         if row[1] not in connections:
             connections[row[1]] = ConnectionRows(row, collected, payloads=payloads)
         connections[row[1]].add(row)
@@ -228,7 +228,7 @@ def test_payloads_stay_behind() -> None:
 def test_what_no_scanner_reads_is_counted_all_the_same() -> None:
     pieces = [(True, "data", 5, b"hello"), (False, "gap", 3, None), (False, "data", 1, b"x")]
     wire = interleaved([Said("a", None, pieces), Said("b", "tls", pieces)], Random(2))
-    assert kit_of(None) is None and kit_of("tls") is None
+    assert columnar_protocol(None) is None and columnar_protocol("tls") is None
     assert at_once(ColumnarDecoder(payloads=True), cut(wire, [3])) == row_by_row(wire)
 
 

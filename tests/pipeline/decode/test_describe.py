@@ -33,6 +33,7 @@ from crosswire.wire.relink.handshake import (
     ListenerVersion,
     serialize_handshake,
 )
+from crosswire.wire.relink.layout import packet_layout
 from crosswire.wire.zmtp import frames as zmtp
 from crosswire.wire.zmtp.layout import FLAG_LONG, FLAG_MORE
 from tests.pipeline.decode.described import (
@@ -655,7 +656,7 @@ def relink_opening(endpoint: str, asked: int = 0, given: int = 7, sizes: Any = (
 
 
 def relink_said(sent: list[tuple[bool, Frame]], sizes: Any = (1, 1)) -> Said:
-    layouts = relink.layout("listener", *sizes), relink.layout("connector", *sizes)
+    layouts = packet_layout("listener", *sizes), packet_layout("connector", *sizes)
     return [
         (forward, b"".join(relink.serialize(packet, layouts[forward]))) for forward, packet in sent
     ]

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crosswire.pipeline.decode.arrays import Numbers
 from crosswire.pipeline.decode.emp_data import Data, find
-from crosswire.pipeline.decode.scanners.scanner import Numbers
 
 
 class Carried(msgspec.Struct):

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crosswire.pipeline.decode.arrays import NONE, Bytes, Numbers
 from crosswire.pipeline.decode.json import Base64, Unescaped, surely_base64
-from crosswire.pipeline.decode.scanners.scanner import NONE, Bytes, Numbers
 from crosswire.pipeline.decode.text import TextPart, text
 
 

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosswire.pipeline.decode import matching as module
+from crosswire.pipeline.decode.arrays import NONE
 from crosswire.pipeline.decode.contract import FrameRows, Readings
 from crosswire.pipeline.decode.matching import GET, PASS, PUT, TAKE, Matching
 from crosswire.pipeline.decode.readings import contract
 from crosswire.pipeline.decode.readings.epoxy import EpoxyReading
-from crosswire.pipeline.decode.scanners.scanner import NONE
 
 steps = st.sampled_from([PASS, PUT, PUT, TAKE, GET])
 turns = st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.integers(0, 3), steps), max_size=40)

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crosswire.pipeline.decode.arrays import NONE
 from crosswire.pipeline.decode.scanners.emqp import EmqpScanner
-from crosswire.pipeline.decode.scanners.scanner import AWAY, NONE, ODD, STOP
+from crosswire.pipeline.decode.scanners.scanner import DECODER_ONLY, STOP_REASON, UNSURE
 from crosswire.wire.contract import Frame
 from crosswire.wire.emqp.decoder import EmqpDecoder
 from crosswire.wire.emqp.frames import (
@@ -194,7 +195,7 @@ def test_libzmqs_slip_of_the_pen_is_left_to_the_decoder() -> None:
 def test_curve_is_not_for_the_scanner() -> None:
     decoder = EmqpDecoder("client")
     decoder.feed(serialize_zmtp(Greeting("CURVE")))
-    assert SCANNER.state_of(decoder)[STOP] == AWAY
+    assert SCANNER.state_of(decoder)[STOP_REASON] == DECODER_ONLY
 
 
 @pytest.mark.parametrize("limits", [EmqpLimits(parts=6), EmqpLimits(frame_bytes=40)])
@@ -202,6 +203,6 @@ def test_it_stops_before_what_passes_a_limit(limits: EmqpLimits) -> None:
     start = handshake("DEALER") + wire(Ready("1"))
     said = start + wire(Request("1", "q", "", b"x" * 20))
     scanner = EmqpScanner(limits)
-    at, states = np.zeros(1, np.int64), scanner.fresh("client", 1)
+    at, states = np.zeros(1, np.int64), scanner.new_states("client", 1)
     scanner.scan(np.frombuffer(said, np.uint8), at, np.array([len(said)]), states)
-    assert (at[0], states[0, STOP]) == (len(start), ODD)
+    assert (at[0], states[0, STOP_REASON]) == (len(start), UNSURE)

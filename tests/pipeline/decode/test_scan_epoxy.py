@@ -6,8 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crosswire.pipeline.decode.arrays import NONE
 from crosswire.pipeline.decode.scanners.epoxy import EpoxyScanner
-from crosswire.pipeline.decode.scanners.scanner import NONE, ODD, STOP
+from crosswire.pipeline.decode.scanners.scanner import STOP_REASON, UNSURE
 from crosswire.wire.contract import Frame
 from crosswire.wire.epoxy.frames import (
     ConfigFrame,
@@ -97,17 +98,17 @@ def test_framelets_are_judged_alike(layers: list[tuple[bytes, bytes]]) -> None:
 
 
 def stop_of(scanner: EpoxyScanner, said: bytes) -> tuple[int, int]:
-    at, states = np.zeros(1, np.int64), scanner.fresh("client", 1)
+    at, states = np.zeros(1, np.int64), scanner.new_states("client", 1)
     scanner.scan(np.frombuffer(said, np.uint8), at, np.array([len(said)]), states)
-    return int(at[0]), int(states[0, STOP])
+    return int(at[0]), int(states[0, STOP_REASON])
 
 
 def test_it_leaves_a_protocol_error_to_the_decoder() -> None:
     config = serialize(ConfigFrame())
-    assert stop_of(SCANNER, config + serialize(ProtocolError(3))) == (len(config), ODD)
+    assert stop_of(SCANNER, config + serialize(ProtocolError(3))) == (len(config), UNSURE)
 
 
 def test_it_keeps_the_limits_before_the_bytes_are_there() -> None:
     scanner = EpoxyScanner(EpoxyLimits(framelet_bytes=600))
     message = Message(1, MessageType.EVENT, "s", "m", payload=b"x" * 601)
-    assert stop_of(scanner, serialize(message)[:-600]) == (0, ODD)
+    assert stop_of(scanner, serialize(message)[:-600]) == (0, UNSURE)

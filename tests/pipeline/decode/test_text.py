@@ -18,7 +18,7 @@ from crosswire.pipeline.decode.text import (
     Quoted,
     Raw,
     Vocabulary,
-    among,
+    by_code,
     distinct,
     hashes,
     json_parts,
@@ -133,7 +133,7 @@ def test_a_vocabulary_numbers_what_it_meets() -> None:
     known: Vocabulary[str] = Vocabulary()
     assert known.codes(["a", None, "b", "a"]).tolist() == [0, -1, 1, 0]
     assert list(known) == ["a", "b"] and len(known) == 2
-    assert among(np.array([1, -1, 0]), ["a", "b"], "-").tolist() == ["b", "-", "a"]
+    assert by_code(np.array([1, -1, 0]), ["a", "b"], "-").tolist() == ["b", "-", "a"]
 
 
 def test_more_than_a_column_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:

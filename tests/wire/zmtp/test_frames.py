@@ -163,7 +163,7 @@ def test_what_is_no_frame(data: bytes, error: type[FrameError], length: int) -> 
     assert (offset, type(item), seen) == (len(OPENING), error, length)
 
 
-def test_decoding_goes_on_behind_a_malformed_command() -> None:
+def test_decoding_continues_after_a_malformed_command() -> None:
     decoder = ZmtpDecoder("connector")
     decoder.feed(OPENING)
     rows = decoder.rows(b"\x04\x01\x00" + serialize(Message((b"x",))))

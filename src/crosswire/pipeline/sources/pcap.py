@@ -23,14 +23,14 @@ from crosswire.capture.flows import FLOW_BYTES
 from crosswire.capture.reassembly import Segment
 from crosswire.errors import InvalidInput
 from crosswire.pipeline.sources.assembler import Assembler, plain
-from crosswire.pipeline.sources.capture_reader import Split, whole
+from crosswire.pipeline.sources.capture_reader import Split, plain_file
 from crosswire.pipeline.sources.flow_shares import (
     FlowShare,
-    Mapped,
-    Ordered,
+    MappedFile,
+    OrderedSegments,
     Survey,
+    check_mapped,
     collect,
-    prepare,
     survey,
 )
 from crosswire.pipeline.sources.packet_kernels import PACKET
@@ -203,7 +203,7 @@ def _plan(paths: list[str], cores: int) -> tuple[Survey | None, int]:
     """A survey of the files and the number of shares; (None, 0) if segments have to be shuffled."""
     if cores > _MOST_CORES or len(paths) > _MOST_FILES:
         return None, 0
-    files = [whole(path) for path in paths]
+    files = [plain_file(path) for path in paths]
     plain = [file for file in files if file is not None]
     if len(plain) < len(files) or sum(file.size_bytes for file in plain) > _MOST_BYTES:
         return None, 0
@@ -225,13 +225,13 @@ def wire_of_share(
     files: list[Split], share: FlowShare, ports: PortMap, since_ns: int
 ) -> Iterator[pa.RecordBatch]:
     """bronze.wire of a share of the flows in these files. Raises InvalidInput."""
-    opened = [Mapped(file) for file in files]
+    opened = [MappedFile(file) for file in files]
     assembler = Assembler(ports)
     segments = collect(files, opened, share, since_ns)
-    prepare(opened)
+    check_mapped(opened)
     for batch in chain(assembler.feed(segments), assembler.finish()):
         yield batch
-        prepare(opened)
+        check_mapped(opened)
 
 
 def reassemble(
@@ -259,7 +259,7 @@ def wire_of_segments(batches: Iterable[pa.RecordBatch], ports: PortMap) -> Itera
     yield from assembler.finish()
 
 
-def _ordered(batch: pa.RecordBatch) -> Ordered:
+def _ordered(batch: pa.RecordBatch) -> OrderedSegments:
     """Segments that are sorted already. Flows are numbered by comparing neighbours."""
     count = batch.num_rows
     offsets, payload = _binary(batch.column("payload"))
@@ -272,7 +272,7 @@ def _ordered(batch: pa.RecordBatch) -> Ordered:
     packets["start"], packets["size"] = offsets[:-1], np.diff(offsets)
     for name in ("forward", "time_ns", "number", "acknowledgement", "flags", "length"):
         packets[name] = batch.column(name).to_numpy(zero_copy_only=False)
-    return Ordered(np.arange(count, dtype=np.int32), flows[first], (payload,), packets)
+    return OrderedSegments(np.arange(count, dtype=np.int32), flows[first], (payload,), packets)
 
 
 def _binary(column: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:

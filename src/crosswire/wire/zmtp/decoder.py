@@ -80,6 +80,12 @@ class ZmtpDecoder(Decoder):
         self._stage = _Stage.REST if late else _Stage.GREETING
         self._partial = Partial()
 
+    @property
+    def stage(self) -> str:
+        """How far the direction is: "greeting", "handshake" and "traffic", or "rest" while a
+        decoder that missed the beginning looks for the start of a message."""
+        return self._stage.value
+
     def skip(self, count: int) -> list[Placed]:
         """After a gap the next frames may be the rest of a message."""
         placed = super().skip(count)
