@@ -89,7 +89,7 @@ async def produce(client: RelinkClient, *, transactions: bool) -> None:
 
 
 class Consumer:
-    """Remembers what came, and tells when it was a third of all there is."""
+    """Remembers what came, and notes when it was a third of all there is."""
 
     def __init__(self) -> None:
         self.found: list[int] = []
