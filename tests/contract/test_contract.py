@@ -1,4 +1,4 @@
-"""What every registered protocol promises, by whatever implementation."""
+"""What every registered protocol promises, by any author."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from crosswire.wire.contract import (
     Decoder,
     Row,
 )
-from crosswire.wire.sniff import sniff
+from crosswire.wire.registry import sniff
 from tests.wire.stream import Stream
 
 SENDERS = [(name, sender) for name in PROTOCOL_NAMES for sender in protocol(name).roles]
@@ -137,7 +137,7 @@ def test_garbage_is_decoded_without_an_exception(name: str, sender: str, data: b
 @senders
 @fewer
 @given(data=st.data(), position=st.integers(0, 10_000))
-def test_a_late_decoder_reports_it(
+def test_a_late_decoder_reports_what_it_skipped(
     name: str, sender: str, data: st.DataObject, position: int
 ) -> None:
     stream = data.draw(offered(name).streams(sender))
@@ -301,7 +301,7 @@ def test_sends_after_the_end_are_ignored_unless_somebody_would_wait_for_them(
 
 
 @ends
-def test_closing_ends_the_connection_or_sends_a_goodbye(name: str, end: int) -> None:
+def test_closing_ends_the_connection_or_sends_a_closing_message(name: str, end: int) -> None:
     connection: Connection = offered(name).open_pair()[end]
     connection.close()
     assert connection.closed or connection.send_closed or connection.data_to_send()

@@ -9,9 +9,9 @@ import pytest
 
 from crosswire.errors import DestinationFull, InvalidDestination, InvalidEnvelope, StoreFull
 from crosswire.hub.attachment import Window
-from crosswire.hub.feed import Seal
 from crosswire.hub.hub import Hub
 from crosswire.hub.policies import HubConfig, QueuePolicy, Retry
+from crosswire.hub.seals import Seal
 from tests.hub.parties import Bench, Recorder, send
 from tests.store.busy import BusyStore
 
@@ -373,7 +373,7 @@ def test_beyond_the_window_messages_are_on_disk_only() -> None:
     bench, taker = limited(window_messages=20), Recorder(settles=True)
     bench.produce(*numbered(500))
     queue = bench.hub.queue("queue/q")
-    assert len(queue._items) <= 20 and queue.length == 500
+    assert len(queue.memory.items) <= 20 and queue.length == 500
     bench.consume("queue/q", taker, window=7)
     assert taker.payloads == payloads(500)
     assert queue.length == 0
@@ -383,7 +383,7 @@ def test_large_messages_are_bounded_by_bytes() -> None:
     bench = limited(window_bytes=10_000)
     bench.produce(*(send(bytes(1000)) for _ in range(100)))
     queue = bench.hub.queue("queue/q")
-    assert queue.in_memory_bytes <= 11_100
+    assert queue.memory.size_bytes <= 11_100
     taker = Recorder(settles=True)
     bench.consume("queue/q", taker, window=3)
     assert len(taker.deliveries) == 100
@@ -446,13 +446,13 @@ def test_with_a_lake_only_what_is_sealed_is_reclaimed() -> None:
     bench.commit()
     assert len([key for key in bench.disk.keys if key.startswith(b"m")]) == 200
     seal = Seal(first_row=1, last_row=1, first_seq=1, last_seq=150, newest=ids[149])
-    bench.hub.feed.seal(seal)
+    bench.hub.seals.save(seal)
     bench.commit()
-    bench.hub.feed.release(seal)
+    bench.hub.seals.release(seal)
     bench.wait(11)
     bench.commit()
     assert len([key for key in bench.disk.keys if key.startswith(b"m")]) == 50
-    assert bench.hub.feed.last_seal() == seal
+    assert bench.hub.seals.last() == seal
 
 
 def test_a_peer_keeps_what_it_held_across_a_restart() -> None:
