@@ -25,7 +25,7 @@ InColumns = Callable[[Frame, bytes], Typed]
 """What a scanner should give for a frame, whose bytes are there too."""
 
 Reader = Callable[[Slices, bytes], Slices]
-"""Reads, in the slices of a frame, what can't be told from the frame as it stands on the wire."""
+"""Reads, in the slices of a frame, what the frame on the wire does not show."""
 
 
 def as_they_are(slices: Slices, raw: bytes) -> Slices:
@@ -43,12 +43,12 @@ class Noisy:
 
 @st.composite
 def noisy(draw: st.DrawFn, streams: SearchStrategy[Stream], batches: int) -> Noisy:
-    """Whole, with bytes behind it, with one changed or taken out, or cut short."""
+    """Whole, with bytes after it, with one changed or taken out, or cut short."""
     stream = draw(streams)
     data = stream.data
     position = draw(st.integers(0, max(len(data) - 1, 0)))
-    match draw(st.sampled_from(["whole", "whole", "behind", "changed", "less", "short"])):
-        case "behind":
+    match draw(st.sampled_from(["whole", "whole", "after", "changed", "less", "short"])):
+        case "after":
             data += draw(st.binary(max_size=20))
         case "changed":
             data = data[:position] + draw(st.binary(min_size=1, max_size=1)) + data[position + 1 :]

@@ -1,4 +1,4 @@
-"""Many connections' questions and answers at once: what each one's memory would say."""
+"""Requests and responses of many connections at once: as each one's memory would match them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_as_memory_would(
             for owner in list(expected):
                 if not stays[owner]:
                     del expected[owner]
-        told = {owner: list(reading.asked.items()) for owner, reading in expected.items()}
+        pending = {owner: list(reading.asked.items()) for owner, reading in expected.items()}
         assert {owner: list(found[owner].asked.items()) for owner in found} == {
-            owner: asked for owner, asked in told.items() if asked or owner in found
+            owner: asked for owner, asked in pending.items() if asked or owner in found
         }

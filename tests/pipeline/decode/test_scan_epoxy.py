@@ -48,8 +48,8 @@ def test_scanner_and_decoder_give_the_decoders_rows(cases: list[Noisy], step: in
 @settings(max_examples=30)
 @given(sent=st.lists(st.lists(messages, max_size=5), min_size=1, max_size=4))
 def test_usual_streams_need_no_decoder(sent: list[list[Message]]) -> None:
-    said = [Stream(b"".join(map(serialize, [ConfigFrame(), *each]))) for each in sent]
-    check_alone(SCANNER, "epoxy", "server", said, typed)
+    sent_bytes = [Stream(b"".join(map(serialize, [ConfigFrame(), *each]))) for each in sent]
+    check_alone(SCANNER, "epoxy", "server", sent_bytes, typed)
 
 
 @settings(max_examples=30)
@@ -80,8 +80,8 @@ fields = st.sampled_from(
 MESSAGE_TYPE = bytes.fromhex("100100 01000000")
 
 
-def judged_alike(said: bytes) -> None:
-    case = Stream(said + serialize(ConfigFrame()))
+def judged_alike(sent_bytes: bytes) -> None:
+    case = Stream(sent_bytes + serialize(ConfigFrame()))
     check(SCANNER, "epoxy", "client", [Noisy(case, case.data, (case.data,))], typed)
 
 
@@ -97,9 +97,9 @@ def test_framelets_are_judged_alike(layers: list[tuple[bytes, bytes]]) -> None:
     judged_alike(framelets((b"HR", MESSAGE_TYPE + b"\0"), *layers))
 
 
-def stop_of(scanner: EpoxyScanner, said: bytes) -> tuple[int, int]:
+def stop_of(scanner: EpoxyScanner, sent_bytes: bytes) -> tuple[int, int]:
     at, states = np.zeros(1, np.int64), scanner.new_states("client", 1)
-    scanner.scan(np.frombuffer(said, np.uint8), at, np.array([len(said)]), states)
+    scanner.scan(np.frombuffer(sent_bytes, np.uint8), at, np.array([len(sent_bytes)]), states)
     return int(at[0]), int(states[0, STOP_REASON])
 
 

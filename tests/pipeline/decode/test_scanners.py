@@ -1,4 +1,4 @@
-"""Scanner and decoders together: who is asked for what, and when."""
+"""Scanner and decoders together: which of them reads what, and when."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def test_no_decoder_is_made_for_whole_runs() -> None:
     assert decoders.made == {}
 
 
-def test_a_decoder_is_made_for_what_is_odd() -> None:
+def test_a_decoder_is_made_for_an_unsure_frame() -> None:
     decoders = Decoders()
     together([PING, PING + UNKNOWN + PING, PING], decoders)
     assert list(decoders.made) == [1]
 
 
-def test_behind_what_is_odd_the_scanner_goes_on() -> None:
+def test_after_an_unsure_frame_the_scanner_goes_on() -> None:
     run = PING + UNKNOWN + PING * 1000
     parts = together([run], Decoders())
     shown = [len(part) if isinstance(part, Columns) else len(part.placed) for part in parts]
@@ -113,7 +113,7 @@ def test_a_lost_decoder_is_not_taken_over() -> None:
     assert SCANNER.state_of(decoder)[STOP_REASON] == DECODER_ONLY
 
 
-def test_a_decoder_that_missed_the_beginning_can_not_be_told_the_rest() -> None:
+def test_a_decoder_that_missed_the_beginning_can_not_continue() -> None:
     state = SCANNER.new_states("client", 1)[0]
     with pytest.raises(ValueError, match="not where the run began"):
         SCANNER.hand_over(EmpDecoder("client"), state, np.zeros(8, np.uint8), 100)

@@ -165,6 +165,8 @@ def survey(files: Iterable[Split]) -> Survey:
 
 @lazy_kernel
 def _hash(words: npt.NDArray[np.uint32], row: int, seed: Any) -> int:
+    # Multiplying by an odd constant (2**64 divided by the golden ratio) mixes lower bits into upper
+    # ones, the shift brings them back down: both ends of the result are used.
     found = seed
     for index in range(words.shape[1]):
         found = (found ^ np.uint64(words[row, index])) * np.uint64(0x9E3779B97F4A7C15)
@@ -174,6 +176,7 @@ def _hash(words: npt.NDArray[np.uint32], row: int, seed: Any) -> int:
 
 @lazy_kernel
 def _bucket(hashed: Any) -> int:
+    # The upper 10 bits: BUCKETS of them. The lower ones choose the slot of a flow's table.
     return np.int64(np.uint64(hashed) >> np.uint64(54))  # type: ignore[return-value]
 
 
@@ -215,6 +218,7 @@ class _SharePackets:
     def __init__(self, share: FlowShare, since_ns: int) -> None:
         self._share = share
         self._since_ns = since_ns
+        # The survey has counted them; with `since_ns` there are fewer.
         self._packets = np.empty(share.packets, PACKET)
         self._words = np.zeros((_FIRST_FLOWS, _FLOW_WORDS), np.uint32)
         self._slots = np.full(4 * _FIRST_FLOWS, -1, np.int32)
@@ -293,6 +297,7 @@ def _keep(
         hashed = np.uint64(_hash(words, at, seed))
         if owners[_bucket(hashed)] == share and packet.time_ns >= since_ns:
             slot = hashed & mask
+            # Linear probing; the table is at most a quarter full.
             while slots[slot] >= 0 and not _same(words, at, known, slots[slot]):
                 slot = (slot + np.uint64(1)) & mask
             if count == len(kept) or (slots[slot] < 0 and flows == len(known)):
@@ -342,6 +347,7 @@ def _by_flow_and_time(packets: Packets, flows: int) -> npt.NDArray[np.int32]:
     _group(packets, bounds, order, mixed)
     for flow in np.flatnonzero(mixed).tolist():
         own = order[bounds[flow] : bounds[flow + 1]]
+        # Stable: segments of the same time stay in the order of files and records.
         own[:] = own[np.argsort(packets["time_ns"][own], kind="stable")]
     return order
 
