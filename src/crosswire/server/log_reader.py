@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -30,6 +30,7 @@ from crosswire.hub.hub import Hub
 from crosswire.lake.columns import booleans
 from crosswire.lake.history import History
 from crosswire.lake.schemas import MESSAGES
+from crosswire.server.lake_feed import LakeFeed
 from crosswire.server.log_selection import EARLIEST, LATEST, OTHERS, LogSelection
 from crosswire.server.log_snapshot import (
     LogPiece,
@@ -41,9 +42,6 @@ from crosswire.server.log_snapshot import (
 )
 from crosswire.store.keys import MAX_ID
 from crosswire.store.records import Count
-
-if TYPE_CHECKING:
-    from crosswire.server.lake_feed import LakeFeed
 
 __all__ = ["COLUMNS", "Log", "LogRange", "ReadPlan", "ReadSplit"]
 
