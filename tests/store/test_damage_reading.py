@@ -17,7 +17,7 @@ from crosswire.server.store_repair import verify
 from crosswire.store.contract import Store, StoreLimits
 from crosswire.store.engine import LogMark, full_or_failed
 from crosswire.store.keys import MAX_ID, message_key
-from crosswire.store.manifest import crc32c, fault_of, strange_headers
+from crosswire.store.manifest import crc32c, fault_of, invalid_headers
 from crosswire.store.memory import MemoryDisk, MemoryStore
 from crosswire.store.rocks import MARK, MarkFile, RocksStore
 from tests.store.committing import close, commit
@@ -305,7 +305,7 @@ def test_a_header_that_the_engine_can_not_get_past_costs_its_block(
     data = bytearray(log.read_bytes())
     # Each block of 32 KiB begins with a header; its seventh byte is the type.
     data[(2 << 15) + 6] = kind
-    assert strange_headers(bytes(data)) == [2 << 15]
+    assert invalid_headers(bytes(data)) == [2 << 15]
     log.write_bytes(data)
     store = RocksStore(copy, LIMITS)
     (report,) = log_reports(store)
