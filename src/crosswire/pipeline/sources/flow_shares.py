@@ -41,7 +41,7 @@ _BLOCK_BYTES: Final = 1 << 20
 """Read at once: small enough to stay in the cache of a core."""
 _FLOW_WORDS: Final = FLOW_BYTES // 4
 _FIRST_FLOWS: Final = 1024
-_MOST_HELD_BYTES: Final = 384 * 1024 * 1024
+_MOST_MAPPED_BYTES: Final = 384 * 1024 * 1024
 _STATM: Final = Path("/proc/self/statm")
 _PACKET_WEIGHT: Final = 256
 """The fixed cost of a packet, in bytes that take as long."""
@@ -80,10 +80,10 @@ class MappedFile:
         """Raises InvalidInput if the file was truncated: reading a mapped page after its end kills
         the process with SIGBUS."""
         if self._mapping.size() < len(self._mapping):
-            raise InvalidInput(f"{self._path} was cut short while it was read")
+            raise InvalidInput(f"{self._path} was truncated while it was read")
 
-    def forget(self) -> None:
-        """Unmap its pages from this process; they stay in the page cache."""
+    def release_pages(self) -> None:
+        """Drop its pages from this process's memory; they stay in the page cache."""
         self._mapping.madvise(mmap.MADV_DONTNEED)
 
 
@@ -93,12 +93,12 @@ def check_mapped(files: Sequence[MappedFile]) -> None:
     Raises InvalidInput."""
     for file in files:
         file.check()
-    if _held_of_files() > _MOST_HELD_BYTES:
+    if _mapped_bytes() > _MOST_MAPPED_BYTES:
         for file in files:
-            file.forget()
+            file.release_pages()
 
 
-def _held_of_files() -> int:
+def _mapped_bytes() -> int:
     """The bytes of mapped files that Linux counts as this process's memory; 0 on other systems."""
     try:
         return int(_STATM.read_bytes().split()[2]) * mmap.PAGESIZE
