@@ -35,7 +35,7 @@ ROOT = User(name="root", certificate="root.example", administer=True, call=("ser
         ("+", "queue/x", False),
     ],
 )
-def test_a_pattern_covers_no_more_than_it_says(
+def test_a_pattern_covers_only_what_it_matches(
     pattern: str, destination: str, expected: bool
 ) -> None:
     assert covers(pattern, destination) is expected
@@ -74,6 +74,6 @@ def test_users_are_found_by_what_they_show() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"name": ""}, {"name": "x"}, {"name": "x", "token": "short"}])
-def test_a_user_that_could_never_be_told_from_others_is_refused(wrong: dict[str, str]) -> None:
+def test_a_user_that_could_not_be_identified_is_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(ValueError):
         User(**wrong)  # type: ignore[arg-type]

@@ -33,7 +33,7 @@ def test_what_is_right_is_read() -> None:
     assert house == House(owner="anna", rooms={"hall": Room(size=3)})
 
 
-def test_every_mistake_is_told_with_its_line() -> None:
+def test_every_mistake_is_reported_with_its_line() -> None:
     text = """owner = 1
 colours = 3
 
@@ -59,11 +59,11 @@ size = "big"
     ]
 
 
-def test_what_is_missing_is_told() -> None:
+def test_what_is_missing_is_reported() -> None:
     assert explained("") == ["owner is missing"]
 
 
-def test_what_is_no_toml_is_told_with_its_line() -> None:
+def test_what_is_not_toml_is_reported_with_its_line() -> None:
     assert explained('owner = "anna"\nrooms = = 3\n') == ["line 2: not TOML: Invalid value"]
 
 

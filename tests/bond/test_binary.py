@@ -437,7 +437,7 @@ def test_compact_has_two_versions() -> None:
         compact.decode(b"\x00", struct("samples.Empty"), version=3)
 
 
-def test_errors_say_where() -> None:
+def test_errors_have_an_offset() -> None:
     with pytest.raises(BondDecodeError) as caught:
         fast.decode(bytes.fromhex("09 0500 7f 00"), declared("struct S { 5: string a; }"))
     assert caught.value.offset == 4

@@ -1,4 +1,4 @@
-"""The grammar of .bond files: what they say, and where they are wrong."""
+"""The grammar of .bond files: declarations, and errors with their positions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def one(body: str, name: str = "n.S") -> StructDef:
     return idl.parse(f"namespace n {body}").struct(name)
 
 
-# ------------------------------------------------------------------------------ what files say
+# -------------------------------------------------------------------------------- declarations
 
 
 def test_every_type() -> None:
@@ -240,7 +240,7 @@ def test_the_files_that_come_with_us() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "reason"),
+    ("text", "position", "reason"),
     [
         ("struct S {}", (1, 1), "expected 'import' or 'namespace'"),
         ("namespace n\nstruct S { 0 int8 x; }", (2, 14), "expected ':'"),
@@ -295,12 +295,14 @@ def test_the_files_that_come_with_us() -> None:
         ('import "nowhere.bond" namespace n', (1, 8), "was not found"),
     ],
 )
-def test_errors_say_where_and_what(text: str, place: tuple[int, int], reason: str) -> None:
+def test_errors_have_a_position_and_a_reason(
+    text: str, position: tuple[int, int], reason: str
+) -> None:
     with pytest.raises(BondSyntaxError) as caught:
         idl.parse(text, "some.bond")
     error = caught.value
     assert reason in str(error)
-    assert (error.file, error.line, error.column) == ("some.bond", *place)
+    assert (error.file, error.line, error.column) == ("some.bond", *position)
 
 
 def test_huge_when_empty_is_refused() -> None:

@@ -176,7 +176,7 @@ def test_surrogates_cannot_be_written() -> None:
         json.encode(SPECIMEN.python_class(wide="\ud800"), SPECIMEN)
 
 
-def test_two_fields_of_one_name_cannot_be_told_apart() -> None:
+def test_two_fields_of_one_name_cannot_be_distinguished() -> None:
     kind = declared("struct B { 0: int8 x; } struct S : B { 0: int8 x; }")
     with pytest.raises(BondSchemaError, match="two fields x"):
         json.encode(kind.python_class(), kind)

@@ -19,7 +19,7 @@ PROTOCOLS = {
 
 
 @pytest.mark.parametrize("magic", sorted(PROTOCOLS))
-def test_says_how_it_is_encoded(magic: str) -> None:
+def test_the_magic_identifies_the_encoding(magic: str) -> None:
     data = marshal.marshal(VALUE, PARAMS, protocol=PROTOCOLS[magic])
     assert data[:4].hex() == magic
     assert marshal.protocol_of(data) is PROTOCOLS[magic]
@@ -28,7 +28,7 @@ def test_says_how_it_is_encoded(magic: str) -> None:
     assert marshal.unmarshal_tree(data).find(2) == 2
 
 
-def test_compact_v1_unless_told() -> None:
+def test_compact_v1_is_the_default() -> None:
     assert marshal.marshal(VALUE, PARAMS).hex() == "434201003002500400"
 
 

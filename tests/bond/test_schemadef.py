@@ -55,8 +55,8 @@ def test_without_sub_types_a_nullable_is_a_list() -> None:
     kind = idl.parse("namespace n struct S { 0: nullable<int8> x; 1: blob y; }").struct("n.S")
     plain = schemadef.load(schemadef.dump(kind))
     assert [type(field.type) for field in plain.fields] == [ListType, ListType]
-    told = schemadef.load(schemadef.dump(kind, list_sub_types=True))
-    assert [field.type.text for field in told.fields] == ["nullable<int8>", "blob"]
+    distinguished = schemadef.load(schemadef.dump(kind, list_sub_types=True))
+    assert [field.type.text for field in distinguished.fields] == ["nullable<int8>", "blob"]
 
 
 def test_a_recursive_schema_survives() -> None:

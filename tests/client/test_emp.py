@@ -155,7 +155,7 @@ async def test_a_client_reconnects_by_itself(server: EmpServer) -> None:
         assert await client.request("echo", {"again": True}, timeout_s=5) == {"again": True}
 
 
-async def test_nobody_listening_is_said_at_once() -> None:
+async def test_nobody_listening_is_reported_at_once() -> None:
     server = EmpServer({})
     port = await server.listen()
     await server.close()
@@ -176,14 +176,14 @@ async def test_a_server_that_is_no_emp_server_fails_the_handshake() -> None:
     other.close()
 
 
-async def test_a_closed_client_says_so(server: EmpServer) -> None:
+async def test_a_closed_client_raises(server: EmpServer) -> None:
     async with client_of(server) as client:
         pass
     with pytest.raises(ConnectionLost, match="closed"):
         await client.request("echo")
 
 
-async def test_closing_says_bye(server: EmpServer) -> None:
+async def test_closing_sends_bye(server: EmpServer) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(bytes.fromhex("000000080000000001000000"))
     assert await reader.readexactly(12) == bytes.fromhex("000000080000000001000000")
@@ -196,7 +196,7 @@ async def test_closing_says_bye(server: EmpServer) -> None:
 
 
 async def exchange(server: EmpServer, sent: bytes) -> bytes:
-    """All that the server says to these bytes, until it closes."""
+    """All that the server answers to these bytes, until it closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(sent)
     answer = await asyncio.wait_for(reader.read(), 10)
@@ -205,7 +205,7 @@ async def exchange(server: EmpServer, sent: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("sent", "says"),
+    ("sent", "expected"),
     [
         (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"1195725856 bytes"),
         (bytes.fromhex("1603010200010001fc0303"), b"more than the"),
@@ -216,11 +216,13 @@ async def exchange(server: EmpServer, sent: bytes) -> bytes:
         (bytes.fromhex("000000080000000001000000") * 2, b"unexpected message"),
     ],
 )
-async def test_bad_bytes_get_hello_and_error_1(server: EmpServer, sent: bytes, says: bytes) -> None:
+async def test_bad_bytes_get_hello_and_error_1(
+    server: EmpServer, sent: bytes, expected: bytes
+) -> None:
     answer = await exchange(server, sent)
     assert answer[:12] == bytes.fromhex("000000080000000001000000")
     assert answer[16:21] == bytes.fromhex("0400000001")
-    assert says in answer
+    assert expected in answer
 
 
 async def test_a_peer_without_hello_is_sent_away() -> None:

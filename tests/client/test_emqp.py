@@ -188,7 +188,7 @@ class TestClient:
         with pytest.raises(ConnectFailed, match="no handshake"):
             await EmqpClient("127.0.0.1", broker.ports["emqp-subscribers"]).__aenter__()
 
-    async def test_a_closed_client_says_so(self, broker: TestBroker) -> None:
+    async def test_a_closed_client_raises(self, broker: TestBroker) -> None:
         async with client_of(broker) as client:
             pass
         with pytest.raises(ConnectionLost, match="closed"):

@@ -146,7 +146,7 @@ class TestCalls:
             reply = await client.call_bytes("test.Layers", "Echo", payload)
         assert reply.payload == payload
 
-    async def test_a_payload_that_is_too_large_is_said_and_harms_nothing(
+    async def test_a_payload_that_is_too_large_is_reported_and_harms_nothing(
         self, server: EpoxyServer
     ) -> None:
         async with client_of(server, limits=EpoxyLimits(framelet_bytes=1000)) as client:
@@ -194,7 +194,7 @@ class TestErrors:
         assert (caught.value.error_code, caught.value.description) == (1234, "Divide by zero")
         assert unmarshal_error(caught.value.data).error_code == 1234
 
-    async def test_a_crash_is_internal_and_tells_no_secrets(
+    async def test_a_crash_is_internal_and_reveals_no_secrets(
         self, server: EpoxyServer, caplog: pytest.LogCaptureFixture
     ) -> None:
         async with client_of(server) as client:
@@ -222,10 +222,10 @@ class TestErrors:
         assert caught.value.error_code == ErrorCode.INTERNAL_SERVER_ERROR
 
     async def test_of_another_service_are_handed_on_as_they_came(self, server: EpoxyServer) -> None:
-        async with client_of(server) as behind:
+        async with client_of(server) as backend:
 
             async def forward(call: IncomingCall) -> CallReply:
-                return await behind.call_bytes(call.service, call.method, call.payload)
+                return await backend.call_bytes(call.service, call.method, call.payload)
 
             front = EpoxyServer({("examples.calc.Calc", "Calculate"): forward})
             await front.listen()
@@ -247,7 +247,7 @@ class TestErrors:
 async def test_what_a_real_client_sent_gets_what_a_real_server_answered(
     server: EpoxyServer,
 ) -> None:
-    """Bond's C++ client pipelines behind its config; the answers are those of Bond's C# server."""
+    """Bond's C++ client pipelines after its config; the answers are those of Bond's C# server."""
     recorded = [
         (vector["direction"], bytes.fromhex(vector["wire"]))
         for vector in load("epoxy")
@@ -262,7 +262,7 @@ async def test_what_a_real_client_sent_gets_what_a_real_server_answered(
 
 
 class TestEvents:
-    async def test_are_told(self, server: EpoxyServer, calculator: Calculator) -> None:
+    async def test_are_sent(self, server: EpoxyServer, calculator: Calculator) -> None:
         async with client_of(server) as client:
             await client.send_event(CALC, "Note", Params(x=1, y=2))
             assert await calculator.notes.get() == Params(x=1, y=2)
@@ -321,7 +321,7 @@ class TestLayerData:
             reply = await client.call_bytes("test.Layers", "Echo", EMPTY, layer_data=b"layer")
         assert reply == CallReply(EMPTY, b"layer")
 
-    async def test_says_who_we_are(self, server: EpoxyServer, calculator: Calculator) -> None:
+    async def test_identifies_the_client(self, server: EpoxyServer, calculator: Calculator) -> None:
         async with client_of(server, token="s3cret") as client:
             await client.call(CALC, "Calculate", Params())
         (layer,) = calculator.layers
@@ -366,14 +366,14 @@ class TestConnections:
             assert (await call).payload == EMPTY
             await closing
 
-    async def test_nobody_listening_is_said_at_once(self) -> None:
+    async def test_nobody_listening_is_reported_at_once(self) -> None:
         server = EpoxyServer({})
         port = await server.listen()
         await server.close()
         with pytest.raises(ConnectFailed, match=f"can't connect to 127.0.0.1:{port}"):
             await EpoxyClient("127.0.0.1", port).__aenter__()
 
-    async def test_a_closed_client_says_so(self, server: EpoxyServer) -> None:
+    async def test_a_closed_client_raises(self, server: EpoxyServer) -> None:
         async with client_of(server) as client:
             pass
         with pytest.raises(ConnectionLost, match="closed"):
@@ -419,7 +419,7 @@ class TestConnections:
 
         assert uvloop.run(talk()) == Result(z=5829)
 
-    async def test_a_failed_tls_handshake_leaves_nothing_behind(
+    async def test_a_failed_tls_handshake_leaves_nothing(
         self, tls: TlsPair, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level(logging.CRITICAL, "asyncio")

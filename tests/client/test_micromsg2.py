@@ -149,7 +149,7 @@ class Board:
                 await self.changed.wait()
 
     async def desk_with(self, kind: type[Event]) -> Desk:
-        """The connected one that was told such an event."""
+        """The connected one that had such an event."""
 
         def found() -> list[Desk]:
             return [
@@ -222,14 +222,14 @@ async def test_without_acks_writing_settles(board: Board) -> None:
     assert [message.payload for message in board.received] == [b"x"]
 
 
-async def test_what_cannot_be_sent_is_said_to_the_sender_alone(board: Board) -> None:
+async def test_what_cannot_be_sent_is_reported_to_the_sender_alone(board: Board) -> None:
     async with client_of(board) as client:
         with pytest.raises(LocalProtocolError, match="255"):
             await client.send("q" * 256, b"")
         await client.send("queue/q", b"")
 
 
-async def test_a_lost_connection_is_told(board: Board) -> None:
+async def test_a_lost_connection_is_reported(board: Board) -> None:
     board.withhold = True
     async with client_of(board, offer=client_offer(window=1)) as client:
         sends = [asyncio.create_task(client.send("queue/q", b"")) for _ in range(2)]
@@ -240,7 +240,7 @@ async def test_a_lost_connection_is_told(board: Board) -> None:
     assert "may or may not" in str(results[0]) and "was not sent" in str(results[1])
 
 
-async def test_a_closed_client_says_so(board: Board) -> None:
+async def test_a_closed_client_raises(board: Board) -> None:
     async with client_of(board) as client:
         pass
     with pytest.raises(ConnectionLost, match="closed"):
@@ -250,7 +250,7 @@ async def test_a_closed_client_says_so(board: Board) -> None:
 # --------------------------------------------------------------------------------- subscriptions
 
 
-async def test_a_subscription_is_asked_for_with_all_it_says(board: Board) -> None:
+async def test_a_subscription_is_requested_with_all_its_options(board: Board) -> None:
     async with client_of(board) as client:
         async with client.subscribe(
             "topic/t", filter="price>N10;name&Ta b", name="n", start="earliest", window=5
@@ -371,7 +371,7 @@ async def test_a_subscription_outlives_its_connection(board: Board) -> None:
     ("destination", "chosen", "code"),
     [("topic/forbidden", None, "forbidden"), ("topic/t", "broken", "malformed")],
 )
-async def test_one_that_is_refused_says_why_and_is_not_repeated(
+async def test_one_that_is_refused_raises_the_reason_and_is_not_repeated(
     board: Board, destination: str, chosen: str | None, code: str
 ) -> None:
     async with client_of(board) as client:
@@ -533,7 +533,7 @@ async def test_a_vendor_extension_speaks_through_the_client() -> None:
     board.close()
 
 
-async def test_nobody_listening_is_said_at_once() -> None:
+async def test_nobody_listening_is_reported_at_once() -> None:
     board = Board()
     await board.listen()
     board.close()

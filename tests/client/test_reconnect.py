@@ -1,4 +1,4 @@
-"""Clients over a restart of their hub: what they subscribed to and serve goes on, or they say why.
+"""Clients over a restart of their hub: subscriptions and services go on, or fail with a reason.
 
 The hub is stopped and started again on the same data and the same ports.
 """
@@ -311,14 +311,14 @@ class TestEpoxy:
         async def echo(call: IncomingCall) -> bytes:
             return call.payload
 
-        handlers = {("test.Echo", "Say"): echo}
+        handlers = {("test.Echo", "Repeat"): echo}
         services = hub_module().struct("crosswire.Services").python_class
         port = port_of(server, "epoxy")
         payload = bytes.fromhex("4342010000")
         async with EpoxyClient("127.0.0.1", port, handlers=handlers, backoff=soon()) as client:
             await client.call(HUB, "Serve", services(services=["test.Echo"]))
             await restarted(server, start_server)
-            reply = await client.call_bytes("test.Echo", "Say", payload)
+            reply = await client.call_bytes("test.Echo", "Repeat", payload)
             assert reply.payload == payload
 
 
@@ -355,7 +355,7 @@ class TestAReconnectThatFails:
             ("micromsg2", MicroMsg2Client),
         ],
     )
-    async def test_whoever_asks_is_given_the_reason(
+    async def test_every_request_gets_the_reason(
         self,
         listener: str,
         kind: Callable[..., Any],
@@ -416,7 +416,7 @@ async def test_a_socket_that_was_reset_takes_no_options(monkeypatch: pytest.Monk
     assert asked.get_extra_info("socket").family == socket.AF_INET
 
 
-async def test_dialling_survives_what_the_system_says(start_server: StartServer) -> None:
+async def test_dialling_survives_errors_of_the_system(start_server: StartServer) -> None:
     """An OSError that is not about connecting is no reason to stop either."""
     server = await start_server()
     port = port_of(server, "emp")

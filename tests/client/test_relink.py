@@ -42,7 +42,7 @@ SOON = Backoff(0.01, 0.02)
 
 
 class Listener:
-    """Keeps links over connections, logs what comes and consumes it unless told not to."""
+    """Keeps links over connections, logs what comes and consumes it unless set not to."""
 
     def __init__(self) -> None:
         self.epoch = 1_700_000_000_000_000
@@ -50,7 +50,7 @@ class Listener:
         self.lines: set[Line] = set()
         self.log: dict[int, list[bytes]] = defaultdict(list)
         self.undecided: dict[tuple[int, int], bytes] = {}
-        self.told: list[tuple[str, int]] = []
+        self.acknowledged: list[tuple[str, int]] = []
         self.consumes = True
         self.commits = True
         self.answers_shutdown = True
@@ -156,8 +156,8 @@ class Line:
                     if listener.commits:
                         listener.log[channel] += taken
                     connection.link.settle(channel, last, committed=listener.commits)
-                case Acknowledged(acknowledgement=told, first=first, last=last):
-                    listener.told += [(told, at) for at in range(first, last + 1)]
+                case Acknowledged(acknowledgement=kind, first=first, last=last):
+                    listener.acknowledged += [(kind, at) for at in range(first, last + 1)]
                 case ShutdownReceived():
                     if listener.answers_shutdown:
                         connection.send_shutdown()
@@ -270,7 +270,7 @@ async def test_a_transaction_that_raises_is_rolled_back(listener: Listener) -> N
         assert listener.log[0] == [b"2"]
 
 
-async def test_a_refused_transaction_says_so(listener: Listener) -> None:
+async def test_a_refused_transaction_raises(listener: Listener) -> None:
     listener.commits = False
     async with client_of(listener, connector_transactions=True) as client:
         with pytest.raises(RequestFailed, match="1 of 1 message refused"):
@@ -282,7 +282,7 @@ async def test_a_refused_transaction_says_so(listener: Listener) -> None:
         assert listener.log[0] == [b"2"]
 
 
-async def test_an_empty_transaction_says_nothing(listener: Listener) -> None:
+async def test_an_empty_transaction_sends_nothing(listener: Listener) -> None:
     async with client_of(listener, connector_transactions=True) as client:
         async with client.sender().transaction():
             pass
@@ -325,7 +325,7 @@ async def test_a_committed_message_is_consumed_or_refused(listener: Listener) ->
         good.consume()
         bad.refuse()
         await listener.until(lambda: listener.link.unconsumed == 0)
-    decided = [told for told in listener.told if told[0] != "received"]
+    decided = [kind for kind in listener.acknowledged if kind[0] != "received"]
     assert decided == [("committed", 0), ("uncommitted", 1)]
 
 
@@ -351,7 +351,7 @@ async def test_the_iteration_ends_with_the_channel(listener: Listener) -> None:
         assert seen == [(b"last",)]
 
 
-async def test_channels_that_the_listener_opens_are_told(listener: Listener) -> None:
+async def test_channels_that_the_listener_opens_are_reported(listener: Listener) -> None:
     async with client_of(listener) as client:
         listener.send(9, b"hello")
         async for receiver in client.opened():

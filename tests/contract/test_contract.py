@@ -22,7 +22,7 @@ from crosswire.wire.contract import (
     Decoder,
     Row,
 )
-from crosswire.wire.sniff import sniff
+from crosswire.wire.registry import sniff
 from tests.wire.stream import Stream
 
 SENDERS = [(name, sender) for name in PROTOCOL_NAMES for sender in protocol(name).roles]

@@ -2,7 +2,7 @@
 
     garbage    many connections that send bytes that mean nothing
     slow       handshakes, a byte now and then
-    silent     peers that say hello, then nothing, and never close
+    silent     peers that send hello, then nothing, and never close
     unread     subscribers that never read what is published, which is much
 
 It prints how many connections it made.

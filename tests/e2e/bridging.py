@@ -151,7 +151,7 @@ LETTERS: Final = (
 )
 
 Row = tuple[str, str, dict[str, str]]
-"""Producer, consumer, and what the columns say."""
+"""Producer, consumer, and what the columns hold."""
 
 Results = dict[str, list[Row]]
 """The rows of every table, by its name."""
@@ -222,7 +222,7 @@ async def cross_all(server: Server, kind: str) -> list[Row]:
 
 
 def _attached(server: Server) -> int:
-    """Not all protocols tell a subscriber that it is one."""
+    """Not all protocols confirm a subscription."""
     return sum(len(gateway.attachments) for gateway in server.context.gateways.values())
 
 
@@ -300,7 +300,7 @@ async def _ask(caller: Party, service: str, question: bytes, kind: str) -> str:
 
 
 async def _failure(caller: Party, service: str) -> str:
-    """A request of eMQP for a queue that nobody consumes waits there: nothing is heard of it."""
+    """A request of eMQP for a queue that nobody consumes waits there: nothing is answered."""
     try:
         async with asyncio.timeout(_PATIENCE_S):
             await caller.call(service, b"{}", JSON)
@@ -314,7 +314,7 @@ async def _failure(caller: Party, service: str) -> str:
 
 
 async def fail_all(server: Server) -> list[Row]:
-    """What callers hear when nobody provides, when the provider is silent, and when it leaves."""
+    """What callers get when nobody provides, when the provider is silent, and when it leaves."""
     asked: asyncio.Queue[Received] = asyncio.Queue()
 
     async def stay_silent(question: Received) -> Answer:
@@ -379,7 +379,7 @@ def filled(page: str, results: Results) -> str:
         head, _, rest = page.partition(begin)
         _, _, tail = rest.partition(end)
         if not tail:
-            raise ValueError(f"the page has no place for {name}")
+            raise ValueError(f"the page has no section for {name}")
         page = head + f"{begin}\n{text}\n\n{end}" + tail
     return page
 

@@ -1,6 +1,6 @@
 """One adapter a protocol, all with the same words: produce, consume, call and serve.
 
-They stand on the clients that users have. What a protocol has no place for is None in what was
+They stand on the clients that users have. What a protocol can't carry is None in what was
 received, and is not sent.
 """
 
@@ -37,7 +37,7 @@ _HUB = hub_module()
 
 
 def soon() -> Backoff:
-    """When to try again; not so often that a hub which is just starting would feel it."""
+    """When to try again; not so soon that a hub which is just starting would feel it."""
     return Backoff(0.02, 0.3)
 
 
@@ -65,7 +65,7 @@ class Party(ABC):
 
     name: ClassVar[str]
     has_failures: ClassVar[bool] = True
-    """Can a provider say that it failed?"""
+    """Whether a provider can report a failure."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Party(ABC):
         correlation: str | None = None,
         marked: bool = False,
     ) -> None:
-        """Returns when the hub has it, where the protocol can tell."""
+        """Returns when the hub has it, where the protocol reports it."""
 
     @abstractmethod
     async def consume(self, destination: str, *, name: str = "") -> Inbox:

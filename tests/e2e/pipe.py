@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 
 class Pipe:
-    """Passes bytes on, in both directions, until it is told to `stall` the one from the hub."""
+    """Passes bytes on, in both directions, until it is set to `stall` the one from the hub."""
 
     def __init__(self, port: int) -> None:
         self._target = port

@@ -1,4 +1,4 @@
-"""All protocols to all protocols: what docs/bridging.md says is what happens."""
+"""All protocols to all protocols: docs/bridging.md describes what happens."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class TestPairs:
 class TestCalls:
     @pytest.mark.parametrize("question", ["JSON object", "a method"])
     def test_json_objects_are_answered_by_all(self, results: Results, question: str) -> None:
-        """A provider of Relink is not told that it is JSON, and does not say so."""
+        """A provider of Relink gets no content type for JSON, and sends none."""
         for caller, provider, cells in results["calls"]:
             allowed = (YES, "bytes") if provider == "Relink" else (YES,)
             assert cells[question] in allowed, (caller, provider)
@@ -81,13 +81,13 @@ class TestCalls:
         for caller, provider, cells in results["calls"]:
             assert "EMP" in (caller, provider) or cells[question] in (YES, "bytes")
 
-    def test_a_failure_is_told_in_the_providers_words(self, results: Results) -> None:
+    def test_a_failure_keeps_the_providers_text(self, results: Results) -> None:
         for caller, provider, cells in results["calls"]:
-            told = cells["failure"]
-            assert provider == "eMQP" or ("1234" in told and "no, thanks" in told), caller
+            failure = cells["failure"]
+            assert provider == "eMQP" or ("1234" in failure and "no, thanks" in failure), caller
 
 
-def test_the_page_says_what_happens(results: Results) -> None:
+def test_the_page_matches_what_happens(results: Results) -> None:
     """`python -m tests.e2e.bridging --write` writes it anew."""
     assert PAGE.read_text() == filled(PAGE.read_text(), results)
 
@@ -186,17 +186,17 @@ class TestOtherWays:
             assert (failed.value.error_code, failed.value.description) == (77, "not today")
 
     async def test_an_epoxy_event_is_json_for_an_emp_subscriber(self, hub: Server) -> None:
-        heard: list[dict[str, Any]] = []
+        delivered: list[dict[str, Any]] = []
 
         async def deliver(data: dict[str, Any]) -> None:
-            heard.append(data)
+            delivered.append(data)
 
         async with emp(hub, **{"$deliver": deliver}) as subscriber, epoxy(hub) as teller:
             await subscriber.request("$subscribe", {"destination": f"topic/{CALC}/+"})
             await teller.send_event(Calc, "Note", Params(x=1, y=2))
-            while not heard:
+            while not delivered:
                 await subscriber.request("$echo", {})
-            assert heard[0]["json"] == {"x": 1, "y": 2, "operation": "Add"}
+            assert delivered[0]["json"] == {"x": 1, "y": 2, "operation": "Add"}
 
     async def test_an_eventmq_worker_answers_a_micromsg2_client(self, hub: Server) -> None:
         worker = Worker(

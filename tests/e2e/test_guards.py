@@ -1,4 +1,4 @@
-"""What a hub does not put up with, in every protocol: each peer that goes too far is told so in its
+"""What a hub does not put up with, in every protocol: each peer that goes too far is refused in its
 protocol's own words, counted, and logged once."""
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ async def publish_securely(
 
 @pytest.mark.parametrize("name", SECURE)
 class TestTls:
-    async def test_a_certificate_says_who_it_is(
+    async def test_a_certificate_identifies_the_peer(
         self, start_server: StartServer, authority: Authority, name: str
     ) -> None:
         server = await start_secure(start_server, authority.files)
@@ -250,7 +250,7 @@ class TestTls:
 
 # ----------------------------------------------------------------------------------------- too many
 
-# Before both sides have said hello eMQP and Relink have no word for what is wrong: they hang up.
+# Before both sides have sent hello eMQP and Relink can't report what is wrong: they hang up.
 ROOM = {
     "emp": ("error", 2),
     "emqp": ("zmtp-greeting", None),
@@ -270,7 +270,7 @@ TIME = {
 @pytest.mark.parametrize("name", PROTOCOLS)
 class TestConnections:
     @pytest.mark.parametrize("limit", ["connections", "connections_per_address"])
-    async def test_one_too_many_is_told(
+    async def test_one_too_many_is_refused_by_name(
         self, start_server: StartServer, log: Log, name: str, limit: str
     ) -> None:
         server = await start_server(connections=ConnectionLimits(**{limit: 1}))
@@ -409,7 +409,7 @@ class TestSubscriptions:
 
 
 async def refused(work: Awaitable[Any], server: Server, name: str) -> None:
-    """MicroMsg2 says no by hanging up, and its client would try again; the others answer."""
+    """MicroMsg2 refuses by hanging up, and its client would try again; the others answer."""
     if name == "micromsg2":
         await work
         await until(lambda: server.context.counters["failed", name, "DestinationFull"] == 1)
@@ -429,7 +429,7 @@ async def test_a_worker_gets_as_many_queues_as_it_may(start_server: StartServer,
     await worker.close()
 
 
-async def test_a_link_has_only_so_many_channels(start_server: StartServer, log: Log) -> None:
+async def test_a_link_has_a_limit_of_channels(start_server: StartServer, log: Log) -> None:
     server = await start_server(limits=ProtocolLimits(relink=RelinkLimits(channels=2)))
     with pytest.raises(ClientError):
         async with RelinkClient("127.0.0.1", port_of(server, "relink"), "queue/q") as client:
@@ -439,7 +439,7 @@ async def test_a_link_has_only_so_many_channels(start_server: StartServer, log: 
     assert [line["error"] for line in log.lines("failed")] == ["LimitExceeded"]
 
 
-async def test_a_subscriber_of_emqp_has_only_so_many_topics(
+async def test_a_subscriber_of_emqp_has_a_limit_of_topics(
     start_server: StartServer, log: Log
 ) -> None:
     small = ProtocolLimits(emqp=EmqpLimits(subscription_bytes=1000))

@@ -43,7 +43,7 @@ class Traffic:
 
     async def produce(self, party: Party, number: int) -> None:
         """One message after the other; what was not acknowledged is not sent again."""
-        # eMQP publishes without a receipt: nobody could say what was acknowledged.
+        # eMQP publishes without a receipt: nobody knows what was acknowledged.
         indexes = self._queues if isinstance(party, EmqpParty) else [*self._queues, TOPIC]
         count = 0
         while self.running:
@@ -58,36 +58,37 @@ class Traffic:
                 self.sent[destination].acknowledged.add(payload)
 
     async def consume(self, party: Party, destination: str, inbox: Inbox) -> None:
-        heard = self.received[party.name, destination] = Counter()
+        arrived = self.received[party.name, destination] = Counter()
         while True:
-            heard[(await inbox.get()).payload] += 1
+            arrived[(await inbox.get()).payload] += 1
 
     def missing(self) -> dict[tuple[str, str], set[bytes]]:
         """What was acknowledged and did not arrive where it should."""
         return {
-            (name, destination): self.sent[destination].acknowledged - set(heard)
-            for (name, destination), heard in self.received.items()
+            (name, destination): self.sent[destination].acknowledged - set(arrived)
+            for (name, destination), arrived in self.received.items()
         }
 
     def invented(self) -> set[bytes]:
         """What arrived and was never sent there."""
         return {
             payload
-            for (_, destination), heard in self.received.items()
-            for payload in heard
+            for (_, destination), arrived in self.received.items()
+            for payload in arrived
             if payload not in self.sent[destination].acknowledged
             and payload not in self.sent[destination].unknown
         }
 
     def __str__(self) -> str:
         lines = []
-        for (name, destination), heard in self.received.items():
+        for (name, destination), arrived in self.received.items():
             sent = self.sent[destination]
             lines.append(
                 f"{name} from {destination}: {len(sent.acknowledged)} acknowledged, "
-                f"{len(sent.acknowledged & set(heard))} of them arrived, "
-                f"{len(sent.unknown)} uncertain, {len(sent.unknown & set(heard))} of them arrived, "
-                f"{sum(heard.values()) - len(heard)} came again"
+                f"{len(sent.acknowledged & set(arrived))} of them arrived, "
+                f"{len(sent.unknown)} uncertain, "
+                f"{len(sent.unknown & set(arrived))} of them arrived, "
+                f"{sum(arrived.values()) - len(arrived)} came again"
             )
         return "\n".join(lines)
 
@@ -147,7 +148,7 @@ async def test_all_that_was_acknowledged_arrives(start_hub: StartHub) -> None:
                 await mortal.die_and_rise()
             await asyncio.sleep(BETWEEN_S)
             traffic.running = False
-        with suppress(TimeoutError):  # what is missing is told below
+        with suppress(TimeoutError):  # what is missing is reported below
             await until(lambda: not any(traffic.missing().values()), within_s=ARRIVE_S)
         for consumer in consumers:
             consumer.cancel()

@@ -26,7 +26,7 @@ MOST_GROWTH_BYTES = 150 * 1024 * 1024
 
 
 class Besieged:
-    """A hub as a program, and what it says."""
+    """A hub as a program, and what it prints."""
 
     def __init__(self, data: Path) -> None:
         self.hub = RunningHub(data)
@@ -124,7 +124,7 @@ async def test_others_don_t_notice(besieged: Besieged, kind: str) -> None:
 
 
 def test_each_is_logged_once(besieged: Besieged) -> None:
-    """Runs behind the attacks, which left their lines."""
+    """Runs after the attacks, which left their lines."""
     failed = [line["connection"] for line in besieged.lines if line["event"] == "failed"]
     assert failed
     assert len(failed) == len(set(failed))

@@ -69,11 +69,11 @@ class Watched:
         self._peers: list[WirePeer] = []
         self.before = Held.by(server)
 
-    async def opened(self, opening: Opening, *, heard: bool = False) -> WirePeer:
-        """A peer that is connected, and perhaps has said all it has to say."""
+    async def opened(self, opening: Opening, *, is_read: bool = False) -> WirePeer:
+        """A peer that is connected, and perhaps has sent its steps."""
         peer = self.peer(opening.listener)
         await peer.open(opening)
-        if heard:
+        if is_read:
             for step in opening.steps:
                 await peer.write_and_be_read(peer.bytes_of([step]))
         return peer
@@ -281,7 +281,7 @@ async def test_an_exception_in_what_the_hub_calls(
     """It ends the connection of the receiver it came from, and nobody else's."""
     loop = watched.server.hub._core.loop
     for opening in openings_of(listener):
-        peer = await watched.opened(opening, heard=True)
+        peer = await watched.opened(opening, is_read=True)
         attachments, providers = list(peer.gateway.attachments), list(peer.gateway.providers)
         held: list[Any] = attachments if entry in ("deliver", "notice") else [*providers]
         if peer.gateway.left or not held:
@@ -397,8 +397,8 @@ async def test_an_exception_in_the_tap(
 
 
 @pytest.mark.parametrize("name", ["emp-queue", "micromsg2-queue", "epoxy-queue", "emqp-worker"])
-async def test_the_peer_is_told_of_an_internal_error(watched: Watched, name: str) -> None:
-    """In its protocol's own words; a worker is told to go, and Relink has no words."""
+async def test_the_peer_gets_the_internal_error(watched: Watched, name: str) -> None:
+    """As its protocol reports it; a worker gets DISCONNECT, and Relink has nothing for it."""
     peer = await watched.opened(named(name))
     peer.gateway.receive = Fault()  # type: ignore[method-assign]
     peer.events.clear()
@@ -423,7 +423,7 @@ async def delete(server: Server, connection: str) -> int:
 @listeners
 async def test_deleting_a_connection_ends_it(watched: Watched, listener: str) -> None:
     for opening in openings_of(listener):
-        peer = await watched.opened(opening, heard=True)
+        peer = await watched.opened(opening, is_read=True)
         name = peer.gateway.id
         status = await delete(watched.server, name)
         # A link that was shut down, or misused, ends by itself about now.
@@ -440,7 +440,7 @@ async def test_deleting_a_connection_whose_peer_does_not_go(
 ) -> None:
     """Epoxy waits for the peer's close: not for ever, and nothing is given to it meanwhile."""
     monkeypatch.setattr("crosswire.session.CLOSE_S", 0.05)
-    peer = await watched.opened(named("epoxy-queue"), heard=True)
+    peer = await watched.opened(named("epoxy-queue"), is_read=True)
     assert await delete(watched.server, peer.gateway.id) == 200
     assert all(each.window.free < 0 for each in peer.gateway.attachments)
     await until(lambda: peer.gateway.left)
@@ -450,7 +450,7 @@ async def test_deleting_a_connection_whose_peer_does_not_go(
 @pytest.mark.parametrize("is_lost", [False, True])
 async def test_deleting_a_connection_that_was_left_over(watched: Watched, is_lost: bool) -> None:
     """Whatever fault kept it in the list: it is ended, or it is not there."""
-    peer = await watched.opened(named("emp-queue"), heard=True)
+    peer = await watched.opened(named("emp-queue"), is_read=True)
     gateway = peer.gateway
     gateway._leave = lambda _end: None  # type: ignore[method-assign]
     if is_lost:
@@ -513,7 +513,7 @@ async def test_a_consumer_that_broke_the_protocol_keeps_no_messages(
 async def test_a_peer_that_neither_reads_nor_closes_keeps_no_socket(
     start_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has said goodbye, and our last words to it can't be written."""
+    """It has sent its goodbye, and our last bytes to it can't be written."""
     monkeypatch.setattr("crosswire.session.LINGER_S", 0.005)
     server = await start_server(connections=ConnectionLimits(congested_bytes=65536))
     peer = WirePeer(server, "emp")

@@ -197,7 +197,7 @@ RUNS = (1, 1, 1, 2, 30, 800)
 
 
 def mixed(random: Random, kinds: Sequence[T], number: int) -> Iterator[T]:
-    """So many of them in any order, now and then many of a kind in a row."""
+    """This number of them in any order, now and then many of a kind in a row."""
     left = number
     while left:
         kind = random.choice(kinds)

@@ -174,7 +174,7 @@ async def test_a_providers_failure_reaches_the_caller(server: Server) -> None:
     assert (caught.value.code, caught.value.data) == ("unknown_job", b'{"id":1}')
 
 
-async def test_a_provider_that_leaves_is_told_apart_from_none(server: Server) -> None:
+async def test_a_provider_that_leaves_is_distinguished_from_none(server: Server) -> None:
     entered = asyncio.Event()
 
     async def stuck(_data: Json) -> Json:
@@ -238,7 +238,7 @@ async def test_a_full_queue_refuses(start_server: StartServer) -> None:
         ("$authenticate", {"token": "x"}, "forbidden"),
     ],
 )
-async def test_what_can_not_be_done_is_said_and_the_connection_kept(
+async def test_what_can_not_be_done_is_reported_and_the_connection_kept(
     server: Server, op: str, data: Json, code: str
 ) -> None:
     async with emp(server) as client:
@@ -308,7 +308,7 @@ async def test_rights(start_server: StartServer) -> None:
         assert await code_of(client, "some_service", {}) == "forbidden"
 
 
-async def test_stopping_says_bye_and_loses_nothing(start_server: StartServer) -> None:
+async def test_stopping_sends_bye_and_loses_nothing(start_server: StartServer) -> None:
     server = await start_server()
     reader, writer = await asyncio.open_connection("127.0.0.1", port_of(server, "emp"))
     writer.write(bytes.fromhex("000000080000000001000000"))

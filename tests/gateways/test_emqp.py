@@ -40,20 +40,20 @@ SOON = Backoff(0.01, 0.02)
 
 
 class Raw(EmqpPeer):
-    """A peer that shows what it hears, and does nothing by itself."""
+    """A peer that shows what it receives, and does nothing by itself."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.heard: list[Event] = []
+        self.received: list[Event] = []
         self._news = asyncio.Event()
 
     def handle_event(self, event: Event) -> None:
         super().handle_event(event)
-        self.heard.append(event)
+        self.received.append(event)
         self._news.set()
 
     def all(self, kind: type[E]) -> list[E]:
-        return [event for event in self.heard if isinstance(event, kind)]
+        return [event for event in self.received if isinstance(event, kind)]
 
     async def next(self, kind: type[E]) -> E:
         """The next of its kind, which is then forgotten."""
@@ -61,7 +61,7 @@ class Raw(EmqpPeer):
             while not (found := self.all(kind)):
                 self._news.clear()
                 await self._news.wait()
-        self.heard.remove(found[0])
+        self.received.remove(found[0])
         return found[0]
 
     # As a worker.
@@ -251,7 +251,7 @@ class TestResults:
             assert await client.receipt() == msgid
             assert await client.result() == (msgid, {"value": {"sum": 3}})
 
-    async def test_nobody_is_told_what_he_did_not_ask_for(self, server: Server) -> None:
+    async def test_nobody_gets_a_result_without_asking(self, server: Server) -> None:
         async with peer(server, "client") as client, worker(server) as raw:
             raw.offer(2)
             client.ask("default", "guarantee")
@@ -274,7 +274,7 @@ class TestResults:
                 raw.reply(job, 7)
                 assert await second.result() == (msgid, {"value": 7})
 
-    async def test_the_end_of_the_worker_is_told(self, server: Server) -> None:
+    async def test_the_end_of_the_worker_is_reported(self, server: Server) -> None:
         async with peer(server, "client") as client:
             async with worker(server) as raw:
                 raw.offer()
@@ -282,8 +282,8 @@ class TestResults:
                 await raw.job()
                 raw.session.transport.abort()
             await client.receipt()
-            told = {"error": "the worker left before it answered", "attempts": 1}
-            assert await client.result() == (msgid, told)
+            expected = {"error": "the worker left before it answered", "attempts": 1}
+            assert await client.result() == (msgid, expected)
 
     async def test_a_consumer_without_results_answers_true(self, server: Server) -> None:
         async def deliver(_data: Any) -> Any:
@@ -588,16 +588,16 @@ class TestServices:
             assert await client.receipt() == msgid
             assert await client.result() == (msgid, {"value": "the worker's"})
 
-    async def test_a_providers_failure_is_told(self, server: Server) -> None:
+    async def test_a_providers_failure_is_reported(self, server: Server) -> None:
         async def fail(_data: Any) -> Any:
             raise RequestFailed("broken", "it broke")
 
         async with emp(server, fail=fail) as provider, peer(server, "client") as client:
             await provider.request("$serve", {"services": ["fail"]})
             msgid = client.ask("fail", "reply-requested,guarantee", b"{}")
-            told = [await client.next(ReplyReceived) for _ in range(2)]
-        assert {event.request for event in told} == {None, msgid}
-        (result,) = [json.loads(event.message) for event in told if event.request]
+            replies = [await client.next(ReplyReceived) for _ in range(2)]
+        assert {event.request for event in replies} == {None, msgid}
+        (result,) = [json.loads(event.message) for event in replies if event.request]
         assert result == {"error": "broken: it broke", "attempts": 1}
 
 
@@ -1079,36 +1079,36 @@ class TestRights:
 # -------------------------------------------------------------------------------------- goodbyes
 
 
-def say_goodbye(raw: Raw, spelling: str) -> None:
+def send_goodbye(raw: Raw, spelling: str) -> None:
     """As deployed clients do, where our own has no word for it."""
     raw.connection._zmtp.send_message(serialize(Kbai("bye", spelling)))
 
 
 @pytest.mark.parametrize("spelling", ["KBAI", "KBYE"])
 @pytest.mark.parametrize("role", ["client", "scheduler"])
-async def test_a_request_behind_a_goodbye_is_served(
+async def test_a_request_after_a_goodbye_is_served(
     server: Server, role: str, spelling: str
 ) -> None:
     async with peer(server, role) as asker, peer(server, "worker", queues=((10, "q"),)) as worker:
         worker.offer(2)
         before = asker.ask("q", "reply-requested")
-        say_goodbye(asker, spelling)
-        behind = asker.ask("q", "reply-requested,guarantee")
+        send_goodbye(asker, spelling)
+        after = asker.ask("q", "reply-requested,guarantee")
         for _ in range(2):
             worker.reply(await worker.job())
-        heard = [await asker.next(ReplyReceived) for _ in range(4)]
-    assert {each.message.decode() for each in heard if each.request is None} == {before, behind}
-    assert {each.request for each in heard if each.request} == {before, behind}
+        replies = [await asker.next(ReplyReceived) for _ in range(4)]
+    assert {each.message.decode() for each in replies if each.request is None} == {before, after}
+    assert {each.request for each in replies if each.request} == {before, after}
 
 
-async def test_a_publication_behind_a_goodbye_is_published(server: Server) -> None:
+async def test_a_publication_after_a_goodbye_is_published(server: Server) -> None:
     port = port_of(server, "emqp-subscribers")
-    hears = EmqpSubscriber("127.0.0.1", port, ["news"], backoff=SOON)
-    async with peer(server, "publisher") as publisher, hears as subscriber:
+    listening = EmqpSubscriber("127.0.0.1", port, ["news"], backoff=SOON)
+    async with peer(server, "publisher") as publisher, listening as subscriber:
         async with asyncio.timeout(10):
             while not any(each.attachments for each in server.context.gateways.values()):
                 await asyncio.sleep(0)
-        say_goodbye(publisher, "KBYE")
+        send_goodbye(publisher, "KBYE")
         publisher.connection.send_publish("news", b"x")
         publisher.session.wake()
         assert await asyncio.wait_for(anext(aiter(subscriber)), 10) == ("news", b"x")

@@ -467,7 +467,7 @@ async def test_an_error_reaches_the_caller_as_it_is(server: Server) -> None:
     assert caught.value.data == marshal_error(error)
 
 
-async def test_a_provider_that_leaves_is_told_apart_from_none(server: Server) -> None:
+async def test_a_provider_that_leaves_is_distinguished_from_none(server: Server) -> None:
     entered = asyncio.Event()
     async with epoxy(server) as caller:
         assert await code_of(caller.call_bytes("svc", "M", LAYER)) == "method-not-found"
@@ -518,7 +518,7 @@ async def test_emp_calls_the_calculator_with_json(start_server: StartServer) -> 
         ({"x": "many"}, "invalid_request"),
     ],
 )
-async def test_emp_is_told_what_the_calculator_can_not_do(
+async def test_emp_receives_what_the_calculator_can_not_do(
     start_server: StartServer, asked: Json, code: str
 ) -> None:
     server = await start_server(bond=BOND_FILES)
@@ -650,7 +650,7 @@ async def test_an_event_reaches_emp_as_json(start_server: StartServer) -> None:
         ("Serve", make("Services", services=[""]), "invalid-invocation"),
     ],
 )
-async def test_what_can_not_be_done_is_said_and_the_connection_kept(
+async def test_what_can_not_be_done_is_answered_and_the_connection_kept(
     server: Server, method: str, request_: Any, code: str
 ) -> None:
     async with epoxy(server) as client:
@@ -682,7 +682,7 @@ async def test_a_name_that_is_taken_is_an_error(server: Server) -> None:
         ("s\n", "M", LAYER, "invalid-invocation"),
     ],
 )
-async def test_what_is_unknown_or_unreadable_is_said_and_the_connection_kept(
+async def test_what_is_unknown_or_unreadable_is_answered_and_the_connection_kept(
     server: Server, service: str, method: str, payload: bytes, code: str
 ) -> None:
     async with epoxy(server) as client:
@@ -725,7 +725,7 @@ async def test_a_full_queue_is_an_error(start_server: StartServer) -> None:
         assert await code_of(publish(client, "queue/q")) == "transport-error"
 
 
-async def test_a_connection_has_so_many_subscriptions_and_services(
+async def test_subscriptions_and_services_of_a_connection_are_limited(
     start_server: StartServer,
 ) -> None:
     server = await start_server(connections=ConnectionLimits(subscriptions=1))
@@ -750,7 +750,7 @@ def anna(**rights: tuple[str, ...]) -> dict[str, Any]:
     return {"users": (User(name="anna", token=TOKEN, **rights),)}  # type: ignore[arg-type]
 
 
-async def test_who_says_nothing_may_nothing(start_server: StartServer) -> None:
+async def test_without_credentials_nothing_is_allowed(start_server: StartServer) -> None:
     server = await start_server(**anna(produce=("#",)))
     async with epoxy(server) as client:
         assert await code_of(publish(client, "queue/q")) == "invalid-invocation"
@@ -762,7 +762,7 @@ async def test_who_says_nothing_may_nothing(start_server: StartServer) -> None:
     assert server.context.counters["dropped", "epoxy", "Forbidden"] == 1
 
 
-async def test_a_token_in_the_layer_data_says_who_it_is(start_server: StartServer) -> None:
+async def test_a_token_in_the_layer_data_authenticates(start_server: StartServer) -> None:
     server = await start_server(**anna(produce=("queue/orders",)))
     async with epoxy(server, token=TOKEN) as client:
         assert await publish(client, "queue/orders")
@@ -808,7 +808,7 @@ async def test_a_peer_stays_who_it_is(start_server: StartServer) -> None:
             await client.call(HUB, "Publish", publication, layer_data=other)
 
 
-async def test_a_certificate_says_who_it_is(start_server: StartServer, tls: TlsPair) -> None:
+async def test_a_certificate_authenticates(start_server: StartServer, tls: TlsPair) -> None:
     certificate, key = str(tls.certificate), str(tls.key)
     server = await start_server(
         tls=TlsFiles(certificate=certificate, key=key, client_ca=certificate),

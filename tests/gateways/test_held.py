@@ -41,7 +41,7 @@ def send(peer: Peer, number: int, destination: str, **properties: str) -> None:
 
 
 async def drain(server: Server, destination: str, number: int) -> None:
-    """Take so many messages, as fast as they come."""
+    """Take `number` messages, as fast as they come."""
     async with micromsg2(server, acks=1000) as consumer:
         got = 0
 

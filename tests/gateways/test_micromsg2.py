@@ -90,7 +90,7 @@ async def answer_of(client: MicroMsg2Client, destination: str, **properties: Any
 
 
 async def error_of(client: MicroMsg2Client) -> str:
-    """What the server said when it ended the connection."""
+    """The ERROR with which the server ended the connection."""
     peer = await client.peer()
     await asyncio.wait_for(asyncio.wait([peer.ended]), 10)
     assert peer.error is not None
@@ -247,7 +247,7 @@ async def test_a_subscription_may_ask_for_a_smaller_window(server: Server) -> No
             await client.send("queue/q", b"")
         async with client.subscribe("queue/q", window=2, manual=True) as got:
             await following(got)
-            await client.send("queue/other", b"behind whatever was delivered")
+            await client.send("queue/other", b"after all that was delivered")
             assert got.held == 1
 
 
@@ -275,8 +275,8 @@ async def test_a_consumer_that_leaves_returns_what_it_held(server: Server) -> No
             assert (await following(got)).payload == b"x"
 
 
-async def test_a_client_that_sends_and_closes_is_heard(server: Server) -> None:
-    """Without acknowledgements the end of the bytes comes right behind the last message."""
+async def test_a_client_that_sends_and_closes_is_served(server: Server) -> None:
+    """Without acknowledgements the end of the bytes comes right after the last message."""
     async with micro(server, window=None) as client:
         peer = await client.peer()
         for _ in range(10):
@@ -299,7 +299,7 @@ async def test_a_lost_connection_is_made_again(start_server: StartServer) -> Non
 # -------------------------------------------------------------------------------------- extensions
 
 
-async def test_json_is_told_to_other_protocols(server: Server) -> None:
+async def test_json_is_marked_for_other_protocols(server: Server) -> None:
     got: asyncio.Queue[Json] = asyncio.Queue()
 
     async def deliver(data: Json) -> Json:
@@ -358,25 +358,25 @@ async def test_others_payloads_arrive_unchanged_with_their_type(
 
 async def test_a_content_type_goes_through(server: Server) -> None:
     async with micro(server) as client, client.subscribe("queue/q") as got:
-        said: dict[str, Any] = {
+        properties: dict[str, Any] = {
             "content-type": "text/plain",
             "correlation-id": "7",
             "reply-to": "queue/r",
             "a": 1,
         }
-        await client.send("queue/q", b"x", said)
-        assert (await following(got)).properties == said
+        await client.send("queue/q", b"x", properties)
+        assert (await following(got)).properties == properties
 
 
 async def test_a_dotnet_type_is_a_property_elsewhere(server: Server) -> None:
-    said = {"dotnet-type": "Some.Type, Assembly"}
+    properties = {"dotnet-type": "Some.Type, Assembly"}
     async with micro(server, offer=offer(Extension(DOTNET))) as typed, micro(server) as plain:
         here, there = typed.subscribe("topic/t"), plain.subscribe("topic/t")
         async with here, there:
             await until(lambda: attached(server) == 2)
-            await typed.send("topic/t", b"", said)
-            assert (await following(there)).properties == said
-            assert (await following(here)).properties == said
+            await typed.send("topic/t", b"", properties)
+            assert (await following(there)).properties == properties
+            assert (await following(here)).properties == properties
 
 
 # ---------------------------------------------------------------------------------- call and serve
@@ -405,15 +405,15 @@ async def test_many_calls_at_once(server: Server) -> None:
     assert [int(answer.payload[::-1]) for answer in answers] == list(range(500))
 
 
-async def test_a_correlation_comes_back_as_it_was_said(server: Server) -> None:
+async def test_a_correlation_comes_back_as_it_was_sent(server: Server) -> None:
     """Text or number; the client's own calls have text."""
     answers: list[MicroMsg2Delivery] = []
     async with serving(server, "service/echo", echo), micro(server) as caller:
         peer = await caller.peer()
         peer._route = answers.append
         for correlation in ("x y", 12):
-            said = {"reply-to": "reply/here", "correlation-id": correlation}
-            await peer.send("service/echo", b"", said)
+            properties = {"reply-to": "reply/here", "correlation-id": correlation}
+            await peer.send("service/echo", b"", properties)
         await until(lambda: len(answers) == 2)
     assert [answer.destination for answer in answers] == ["reply/here", "reply/here"]
     assert [answer.properties["correlation-id"] for answer in answers] == ["x y", 12]
@@ -421,9 +421,9 @@ async def test_a_correlation_comes_back_as_it_was_said(server: Server) -> None:
 
 async def test_an_answer_may_go_to_a_queue(server: Server) -> None:
     async with serving(server, "service/echo", echo), micro(server) as caller:
-        said = {"reply-to": "answers", "correlation-id": "7"}
-        await caller.send("service/echo", b"ab", said)
-        await caller.send("service/nobody", b"", said)
+        properties = {"reply-to": "answers", "correlation-id": "7"}
+        await caller.send("service/echo", b"ab", properties)
+        await caller.send("service/nobody", b"", properties)
         async with caller.subscribe("queue/answers") as got:
             answers = [(await following(got)) for _ in range(2)]
     (failed,) = [answer for answer in answers if "error" in answer.properties]
@@ -461,7 +461,7 @@ async def test_a_providers_failure_reaches_the_caller(server: Server) -> None:
     assert failure.data == b"details"
 
 
-async def test_ways_of_getting_no_answer_are_told_apart(server: Server) -> None:
+async def test_ways_of_getting_no_answer_are_distinguished(server: Server) -> None:
     entered = asyncio.Event()
 
     async def stuck(_asked: MicroMsg2Delivery) -> bytes:
@@ -479,7 +479,7 @@ async def test_ways_of_getting_no_answer_are_told_apart(server: Server) -> None:
         assert (await task).code == "provider_lost"
 
 
-async def test_a_json_peer_is_told_of_failures_in_json(server: Server) -> None:
+async def test_a_json_peer_gets_failures_in_json(server: Server) -> None:
     async with micro(server, offer=offer(Extension(JSON))) as caller:
         with pytest.raises(RequestFailed) as caught:
             await caller.call("service/nobody", b"{}")
@@ -518,8 +518,8 @@ async def test_calls_cross_protocols(server: Server) -> None:
     emp = EmpClient("127.0.0.1", port_of(server, "emp"), handlers={"add": add})
     async with emp, micro(server) as client:
         await emp.request("$serve", {"services": ["add"]})
-        said = {"content-type": "application/json"}
-        answer = await client.call("service/add", b'{"a": 1, "b": 2}', said)
+        properties = {"content-type": "application/json"}
+        answer = await client.call("service/add", b'{"a": 1, "b": 2}', properties)
         assert (answer.payload, answer.properties["content-type"]) == (
             b'{"sum":3}',
             "application/json",
@@ -660,7 +660,7 @@ async def test_open_calls_without_acknowledgements_end_in_an_error(server: Serve
 
 
 async def test_unsubscribing_forgets_what_was_not_sent(start_server: StartServer) -> None:
-    """A window of one frame, many messages behind it, and a second subscription to the same."""
+    """A window of one frame, many messages after it, and a second subscription to the same."""
     server = await start_server(topics={"t": TopicPolicy(durable=False)})
     async with micro(server, window=1) as client, micro(server) as producer:
         async with client.subscribe("topic/t", manual=True) as got:
@@ -682,7 +682,7 @@ TOKEN = "a-secret-of-anna"
 ANNA = User(name="anna", token=TOKEN, produce=("queue/orders",), call=("service/a",))
 
 
-async def test_a_token_says_who_it_is(start_server: StartServer) -> None:
+async def test_a_token_identifies_the_peer(start_server: StartServer) -> None:
     server = await start_server(users=(ANNA,))
     async with micro(server, auth=TOKEN) as client:
         await client.send("queue/orders", b"x")

@@ -66,7 +66,7 @@ async def running(folder: Path) -> AsyncIterator[Server]:
 
 
 async def state_of(server: Server) -> Any:
-    """All that an operation could leave behind."""
+    """All that an operation could leave."""
     hub = server.hub
     await hub.committed()
     rows = [
@@ -200,7 +200,7 @@ async def test_epoxy(server: Server) -> None:
             with pytest.raises(CallFailed):
                 await operation()
     async with epoxy(server) as client:
-        # 0 is the default, as the structs say.
+        # 0 is the default, as the structs have it.
         assert await subscribe(client, "queue/default", window=0) == 1
 
 
@@ -352,7 +352,7 @@ def http_requests() -> list[tuple[str, str]]:
     add(numbers, "ingest/p/VALUE/commit", '{"attempts":[]}')
     named = '{"attempt":"a","parts":VALUE,"messages":1}'
     add(numbers, "ingest/p/1/commit", '{"attempts":[' + named + "]}")
-    for name in ("limit", "parts", "first", "behind"):
+    for name in ("limit", "parts", "first", "after"):
         add(numbers, "log/plan", log + f',"{name}":VALUE}}')
     for name in ("since", "until"):
         add(BEYOND, "log/plan", log + f',"{name}":VALUE}}')

@@ -166,7 +166,7 @@ def test_what_only_resembles_a_blob_is_none(payload: bytes) -> None:
     assert unwrap(payload) is None
 
 
-def test_a_blob_where_a_schema_says_what_it_is_stays_closed() -> None:
+def test_a_blob_with_a_schema_stays_closed() -> None:
     payload = wrap(b"x", TEXT)
     assert schemas.from_bond("request", METHOD, payload) == (payload, BOND)
 

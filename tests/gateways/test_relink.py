@@ -108,7 +108,7 @@ def link_of(server: Server, peer: RelinkClient) -> Any:
         ("service/s?serve", Endpoint("serve", "service/s")),
     ],
 )
-def test_an_endpoint_says_what_a_link_is_for(text: str, endpoint: Endpoint) -> None:
+def test_an_endpoint_defines_what_a_link_is_for(text: str, endpoint: Endpoint) -> None:
     assert parse_endpoint(text) == endpoint
 
 
@@ -231,7 +231,7 @@ async def test_a_subscriber_may_start_with_what_is_stored(server: Server) -> Non
     assert await drain(server, "topic/t?subscribe&from=earliest", 2) == [b"1", b"2"]
 
 
-async def test_a_name_keeps_the_place(server: Server) -> None:
+async def test_a_name_keeps_the_position(server: Server) -> None:
     async with client(server, "topic/t?subscribe&name=n"):
         pass
     await send(server, "topic/t", b"1", b"2")
@@ -433,7 +433,7 @@ async def test_a_malformed_peer_harms_nobody(server: Server) -> None:
     async with client(server, "queue/q") as producer:
         reader, writer = await asyncio.open_connection("127.0.0.1", port_of(server, "relink"))
         writer.write(b"\xff" * 300)
-        # Our version was sent before there was anything wrong; behind it there is only the end.
+        # Our version was sent before there was anything wrong; after it there is only the end.
         assert await asyncio.wait_for(reader.read(), WAIT_S) == bytes(8)
         writer.close()
         await producer.sender().send(b"m")
@@ -503,7 +503,7 @@ async def test_channels_of_calls_can_be_closed_and_used_again(server: Server) ->
         ((b"[]", b"m"), (b'"error":"invalid_request"',)),
     ],
 )
-async def test_what_goes_wrong_is_told(
+async def test_what_goes_wrong_is_reported(
     server: Server, parts: tuple[bytes, ...], answer: tuple[bytes, ...]
 ) -> None:
     async with serving(server), client(server, "service/s") as caller:
@@ -517,7 +517,7 @@ async def test_nobody_serves(server: Server) -> None:
         assert b'"error":"unknown_op"' in (await ask(caller, b"m"))[0]
 
 
-async def test_a_call_may_say_how_long_it_waits(server: Server) -> None:
+async def test_a_call_may_have_a_timeout(server: Server) -> None:
     async with client(server, "service/s?serve"), client(server, "service/s") as caller:
         assert b'"error":"timeout"' in (await ask(caller, b'{"timeout":0.05}', b"m"))[0]
 
@@ -756,7 +756,7 @@ def kept(server: Server) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
     "start",
     ["1" * 30, "9223372036854775808", "-1", "0001-01-01", "1e400", "nan", "1" * 5000],
 )
-async def test_a_hello_that_is_refused_leaves_nothing_behind(
+async def test_a_hello_that_is_refused_leaves_no_state(
     start_server: StartServer, start: str
 ) -> None:
     server = await start_server()

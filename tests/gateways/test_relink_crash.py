@@ -89,7 +89,7 @@ async def produce(client: RelinkClient, *, transactions: bool) -> None:
 
 
 class Consumer:
-    """Remembers what came, and tells when it was a third of all there is."""
+    """Records what was received, and signals when it was a third of all messages."""
 
     def __init__(self) -> None:
         self.found: list[int] = []

@@ -73,7 +73,7 @@ class Peer:
                 await self._news.wait()
 
     async def several(self, kind: type[E], number: int) -> list[E]:
-        """Wait for so many of a kind; gives them, and forgets all that came."""
+        """Wait for a number of a kind; gives them, and forgets all that came."""
         await self.until(lambda: len(self.all(kind)) >= number)
         found = self.all(kind)
         self.events.clear()

@@ -26,8 +26,8 @@ def check_counters(bench: Bench) -> None:
     queue = bench.hub.queue("queue/q")
     found = queue.browse(0, 100_000)
     assert queue.length == len(found)
-    if queue.loaded >= queue.visible:
-        assert queue.size_bytes == queue.in_memory_bytes
+    if queue.memory.loaded >= queue.visible:
+        assert queue.size_bytes == queue.memory.size_bytes
 
 
 actions = st.lists(

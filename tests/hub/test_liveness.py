@@ -28,7 +28,7 @@ from crosswire.envelope import Envelope
 from crosswire.errors import UnknownMessage
 from crosswire.hub import cursor
 from crosswire.hub.attachment import Attachment, Consumer, Delivery, Notice, Window
-from crosswire.hub.backlog import Backlog
+from crosswire.hub.backlog.backlog import Backlog
 from crosswire.hub.hub import Hub
 from crosswire.hub.ledger import Step
 from crosswire.hub.policies import HubConfig, QueuePolicy, Retry
@@ -57,36 +57,38 @@ def assert_live(hub: Hub, now: float) -> None:
 
 
 def _assert_backlog_live(hub: Hub, backlog: Backlog, now: float) -> None:
-    items = list(backlog._items.values())
+    memory, retries = backlog.memory, backlog._retries
+    items = list(memory.items.values())
     held = sum(item.size for item in items if item.consumer is not None)
     waiting = sum(item.size for item in items if item.consumer is None)
-    assert backlog.in_memory_bytes == held + waiting
+    assert memory.size_bytes == held + waiting
+    assert memory.held_bytes == held
     assert held == sum(item.size for each in backlog.consumers for item in each.held.values())
 
     # Reads end before `Store.read` returns: if one is needed, nothing is under way.
-    few = len(backlog._ready) < max(backlog._window_messages // 2, 1)
-    small = 2 * waiting < backlog._window_bytes or not waiting
-    on_disk = backlog.loaded < min(backlog.visible, hub.committed_id)
+    few = len(memory.ready) < max(memory.window_messages // 2, 1)
+    small = 2 * waiting < memory.window_bytes or not waiting
+    on_disk = memory.loaded < min(memory.visible, hub.committed_id)
     assert not (on_disk and few and small), "there is room, and a message on disk"
 
     now_us = int(now * 1_000_000)
-    ready = [item for item in backlog._ready if not 0 < item.envelope.expires <= now_us]
+    ready = [item for item in memory.ready if not 0 < item.envelope.expires <= now_us]
     for consumer in backlog.consumers:
-        may_hold = not consumer.held or held < backlog._window_bytes
+        may_hold = not consumer.held or held < memory.window_bytes
         if consumer.is_open and consumer.window.free > 0 and may_hold:
             taken = [item.id for item in ready if consumer.takes(item.envelope)]
             assert not taken, "a consumer has room, and something is ready for it"
 
-    dues = [due for due, _, _ in backlog._delayed]
+    dues = [due for due, _, _ in retries._delayed]
     dues += [item.due for item in items if item.consumer is not None and item.consumer.lease_s]
     if dues:
-        assert 0 < backlog._wake_at <= min(dues), "no timer"
+        assert 0 < retries.wake_at <= min(dues), "no timer"
     # The timer is due a microsecond after the expiry.
-    head = backlog._ready[0].envelope.expires if backlog._ready else 0
+    head = memory.ready[0].envelope.expires if memory.ready else 0
     assert not 0 < head < now_us, "expired, and still there"
-    if backlog._wake_at:
+    if retries.wake_at:
         deadline = hub.next_deadline()
-        assert deadline is not None and deadline <= backlog._wake_at
+        assert deadline is not None and deadline <= retries.wake_at
 
 
 # ------------------------------------------------------------------------ the cases that were seen
@@ -133,7 +135,7 @@ def test_a_queue_beyond_its_window_is_delivered(
         consumer = bench.consume("queue/q", taker, window=window)
     assert drained(bench, taker, consumer) == count
     queue = bench.hub.queue("queue/q")
-    assert (queue.length, queue.size_bytes, queue.in_memory_bytes) == (0, 0, 0)
+    assert (queue.length, queue.size_bytes, queue.memory.size_bytes) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(("count", "size"), [(40, MIB), (1500, 20_000), (3, 17 * MIB)])
@@ -326,7 +328,7 @@ def test_purged_while_messages_wait_for_their_commit_the_count_is_right() -> Non
     bench.hub.produce([send(b"later")], bench.now)
     queue.purge(bench.now)
     bench.commit()
-    assert queue.length == 1 and queue.size_bytes == queue.in_memory_bytes
+    assert queue.length == 1 and queue.size_bytes == queue.memory.size_bytes
     consumer = bench.consume("queue/q", taker, window=1)
     consumer.settle(taker.ids, bench.now)
     assert taker.payloads == [b"later"] and (queue.length, queue.size_bytes) == (0, 0)
@@ -347,7 +349,7 @@ def test_consumers_that_come_and_go_leave_nothing() -> None:
     bench = Bench()
     for _ in range(200):
         bench.consume("queue/q", Recorder(), window=5).close(bench.now)
-    assert len(bench.hub.queue("queue/q")._eligible) < 50
+    assert len(bench.hub.queue("queue/q")._dispatch._eligible) < 50
 
 
 def test_an_unnamed_subscriber_catches_up_with_large_messages() -> None:
@@ -760,8 +762,8 @@ class Living(RuleBasedStateMachine):
                 consumer.close(bench.now)
         assert self.live <= self.got
         for backlog in self.backlogs():
-            assert not backlog._items and backlog.loaded >= backlog.visible
-            left = (backlog.length, backlog.size_bytes, backlog.in_memory_bytes)
+            assert not backlog.memory.items and backlog.memory.loaded >= backlog.visible
+            left = (backlog.length, backlog.size_bytes, backlog.memory.size_bytes)
             assert left == (0, 0, 0), f"{backlog.destination} counts {left}"
 
 

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from crosswire.commitlog.contract import Receipt
 from crosswire.hub import cursor
 from crosswire.hub.attachment import Attachment, Consumer, Delivery, Notice
-from crosswire.hub.backlog import Backlog
+from crosswire.hub.backlog.backlog import Backlog
 from crosswire.hub.policies import HubConfig, QueuePolicy, Retry
 from tests.hub.parties import Bench, publish, send
 
@@ -188,7 +188,7 @@ class Delivering(RuleBasedStateMachine):
     def memory_is_bounded(self) -> None:
         windows = sum(len(taker.holds) for taker in self.takers.values())
         backlog = self.backlog()
-        assert len(backlog._ready) <= 4 + windows + len(backlog._items)
+        assert len(backlog.memory.ready) <= 4 + windows + len(backlog.memory.items)
 
     def teardown(self) -> None:
         """In the end everything that was promised comes."""

@@ -373,7 +373,7 @@ def test_beyond_the_window_messages_are_on_disk_only() -> None:
     bench, taker = limited(window_messages=20), Recorder(settles=True)
     bench.produce(*numbered(500))
     queue = bench.hub.queue("queue/q")
-    assert len(queue._items) <= 20 and queue.length == 500
+    assert len(queue.memory.items) <= 20 and queue.length == 500
     bench.consume("queue/q", taker, window=7)
     assert taker.payloads == payloads(500)
     assert queue.length == 0
@@ -383,7 +383,7 @@ def test_large_messages_are_bounded_by_bytes() -> None:
     bench = limited(window_bytes=10_000)
     bench.produce(*(send(bytes(1000)) for _ in range(100)))
     queue = bench.hub.queue("queue/q")
-    assert queue.in_memory_bytes <= 11_100
+    assert queue.memory.size_bytes <= 11_100
     taker = Recorder(settles=True)
     bench.consume("queue/q", taker, window=3)
     assert len(taker.deliveries) == 100

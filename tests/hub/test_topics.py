@@ -218,7 +218,7 @@ def test_its_tail_is_on_disk_only() -> None:
     for each in range(40):
         bench.produce(*(publish(b"", topic=f"topic/{each % 3}") for _ in range(100)))
     subscription = bench.hub.subscriptions.get("n")
-    assert subscription is not None and len(subscription._items) <= 1024
+    assert subscription is not None and len(subscription.memory.items) <= 1024
     bench.subscribe("topic/#", taker, name="n", window=100)
     assert len(taker.ids) == 4000 and taker.ids == sorted(taker.ids)
 

@@ -117,6 +117,6 @@ def test_the_command_on_a_cluster(cluster: tuple[str, Path], tmp_path: Path) -> 
     # Both workers ran what they were sent: Python compiled it where it was unpacked.
     for worker in ("first", "second"):
         compiled = (folder / worker).glob(
-            "app-*/*/crosswire/pipeline/decode/__pycache__/frames.*.pyc"
+            "app-*/*/crosswire/pipeline/sources/__pycache__/decoded.*.pyc"
         )
         assert list(compiled), f"the {worker} worker did nothing"

@@ -145,7 +145,7 @@ async def test_a_group_that_the_lake_was_not_told_of_is_read_from_the_store(site
     feed = site.feed
     assert feed is not None
     await site.send(b"a")
-    await until(lambda: site.payloads == [b"a"] and not feed._behind)
+    await until(lambda: site.payloads == [b"a"] and not feed._is_lagging)
 
     def raising(_group: CommitGroup) -> None:
         commits.remove_listener(raising)

@@ -86,7 +86,7 @@ def _compile(
     half: str,
     write: Callable[[Dialect, StructDef, _Source], None],
 ) -> Any:
-    """Write the function's source, run it, and keep the function with its struct."""
+    """Write the function's source, compile it, and store the function in its struct."""
     source = _Source()
     _compiling.add(struct)
     try:
@@ -101,7 +101,7 @@ def _compile(
 
 
 class _Source:
-    """Lines of a function, and the objects that they name."""
+    """Lines of a function, and the objects that they refer to."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -115,7 +115,7 @@ class _Source:
         return name
 
 
-# Structs whose code is being written, and how many may be inside each other.
+# Structs whose code is being written, and how deeply that may nest.
 _compiling: set[StructDef] = set()
 _MAX_COMPILING: Final = 50
 
@@ -123,7 +123,8 @@ _MAX_COMPILING: Final = 50
 def _codec_of(
     get: Callable[[Dialect, StructDef], Any], dialect: Dialect
 ) -> Callable[[StructDef], Any]:
-    """How a struct gets at the codec of another: now, or in a circle of structs when called."""
+    """The codec of another struct: compiled now or, if structs refer to each other in a circle, on
+    its first call."""
 
     def of(struct: StructDef) -> Any:
         if struct not in _compiling and len(_compiling) < _MAX_COMPILING:

@@ -56,7 +56,7 @@ Writer: TypeAlias = Callable[[bytearray, Any, int], None]
 _U8, _U16, _U32, _U64 = DataType.UINT8, DataType.UINT16, DataType.UINT32, DataType.UINT64
 _I8, _I16, _I32, _I64 = DataType.INT8, DataType.INT16, DataType.INT32, DataType.INT64
 
-# Which other types on the wire a field takes: the narrower ones of its own kind.
+# The other types on the wire that a field accepts: the narrower ones of its own kind.
 PROMOTIONS: Final[dict[DataType, tuple[DataType, ...]]] = {
     _U16: (_U8,),
     _U32: (_U8, _U16),
@@ -126,7 +126,7 @@ class Dialect(ABC):
     magic: ClassVar[bytes]
     has_struct_length: ClassVar[bool] = False
 
-    # By tag: whole values, runs of them, and the bytes that one takes (at least, exactly).
+    # By tag: readers and writers of one value and of many, and a value's least and exact size.
     readers: dict[DataType, Reader]
     writers: dict[DataType, Writer]
     run_readers: dict[DataType, Callable[[bytes, int, int, int], tuple[list[Any], int]]]
@@ -249,7 +249,7 @@ class Dialect(ABC):
     def readers_of(
         self, kind: Type, struct_reader: Callable[[StructDef], Reader]
     ) -> dict[int, Reader]:
-        """How to read a `kind` from each tag that it may stand under."""
+        """Readers of a `kind`, for each tag that it may have on the wire."""
         match kind:
             case PrimitiveType():
                 tags = (kind.wire, *PROMOTIONS.get(kind.wire, ()))
@@ -379,7 +379,7 @@ class Dialect(ABC):
     # ----------------------------------------------------------------------------------- writing
 
     def writer_of(self, kind: Type, struct_writer: Callable[[StructDef], Writer]) -> Writer:
-        """How to write a `kind`, without the head of its field."""
+        """A writer of a `kind`, without the head of its field."""
         match kind:
             case PrimitiveType() | EnumDef():
                 return self.writers[kind.wire]

@@ -1,4 +1,8 @@
-"""Why a value could not be encoded: the field and the reason, looked for only after a failure."""
+"""Why a value could not be encoded: field and reason, searched for after a failure only.
+
+Encoders don't check values, which would cost time for each of them: they let Python raise, and the
+error is explained here.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +44,7 @@ def explain(value: Any, struct: StructDef, cause: Exception) -> BondEncodeError:
 
 
 def find_fault(value: Any, kind: Type, path: str, depth: int) -> BondEncodeError | None:
-    """What is wrong with `value` as a `kind`, or None."""
+    """The error in `value` as a `kind`, or None."""
     if depth <= 0:
         return BondEncodeError("nested deeper than the limit allows", path=path)
     match kind:

@@ -115,13 +115,13 @@ def _find_import(
 
 # ------------------------------------------------------------------------------------ resolving
 
-# What a type parameter stands for, in the generic that is being filled in.
+# The arguments of the generic that is being instantiated, by parameter.
 _Bindings: TypeAlias = Mapping[str, Type | int]
 _NONE: Final[_Bindings] = {}
 
 
 class _Resolver:
-    """Looks names up, fills generics in, and makes each concrete type once."""
+    """Resolves names, instantiates generics, and makes each concrete type once."""
 
     def __init__(self, declarations: Iterable[syntax.Declaration]) -> None:
         self._by_name: dict[str, syntax.Declaration] = {}
@@ -148,7 +148,7 @@ class _Resolver:
                     raise each.at.error(f"{node.name} is forward declared as a struct, and is none")
 
     def module(self, name: str) -> Module:
-        """All concrete declarations; generics are filled in when they are used or asked for."""
+        """Make all concrete declarations; generics are instantiated on use."""
         module = Module(name)
         nodes = list(dict.fromkeys(map(id, self._by_name.values())))
         by_id = {id(node): node for node in self._by_name.values()}
@@ -179,7 +179,7 @@ class _Resolver:
             table[f"{namespace}.{node.name}"] = made
 
     def _instantiate(self, text: str) -> Type:
-        """An instance of a generic struct by its name; for `Module.struct`."""
+        """An instance of a generic struct, by name with arguments; for `Module.struct`."""
         try:
             found = self._type(syntax.parse_type(text), (), _NONE, 0)
             self._finish()
@@ -290,7 +290,7 @@ class _Resolver:
     def _struct(
         self, node: syntax.StructNode, args: tuple[Type | int, ...], at: SourcePosition
     ) -> StructDef:
-        """The struct for these arguments; its fields come later, since it may be recursive."""
+        """The struct for these arguments; its fields are set later, since it may be recursive."""
         params = self._view_params(node) or node.params
         bindings = self._bind(node, params, args, at)
         name = node.name
@@ -324,7 +324,7 @@ class _Resolver:
         raise node.at.error(f"{node.name} is a view of itself")
 
     def _finish(self) -> None:
-        """Give all structs their fields, which may ask for more structs, then check them."""
+        """Set the fields of all structs, which may instantiate more structs; then check them."""
         made: list[tuple[StructDef, SourcePosition]] = []
         while self._pending:
             struct, node, bindings = self._pending.pop()
@@ -409,7 +409,7 @@ class _Resolver:
             raise node.at.error(str(error)) from error
 
     def _check_generic(self, node: syntax.StructNode | syntax.AliasNode) -> None:
-        """Look up all names of a generic, whether or not somebody uses it."""
+        """Resolve all names of a generic, so that errors show even if it is not used."""
         params = {param.name for param in node.params}
         if isinstance(node, syntax.AliasNode):
             self._check_names(node.target, node, params)
@@ -535,7 +535,7 @@ def _default(node: syntax.DefaultNode, kind: Type) -> Any:
 
 
 def _float(value: float, kind: PrimitiveType) -> float:
-    """A float's default at a float's precision, so that it compares with what is read."""
+    """A float's default rounded to a float, so that it equals what is read."""
     if kind.wire is DataType.DOUBLE:
         return value
     from struct import pack, unpack

@@ -59,8 +59,8 @@ _EXACT_INTEGERS: Final = 1 << 53  # below it every integer is a double exactly
 
 
 def encode(value: Any, struct: StructDef, *, omit_defaults: bool = False) -> bytes:
-    """JSON, UTF-8. All fields are written, as Bond's C++ does, or as its C# only those that a
-    binary encoding would hold. Raises BondEncodeError.
+    """JSON, UTF-8. All fields are written, as by Bond's C++; with `omit_defaults` only those that a
+    binary encoding contains, as by its C#. Raises BondEncodeError.
     """
     try:
         return msgspec.json.encode(to_builtins(value, struct, omit_defaults=omit_defaults))
@@ -89,7 +89,7 @@ def to_builtins(value: Any, struct: StructDef, *, omit_defaults: bool = False) -
 
 
 def from_builtins(found: Any, struct: StructDef, *, limits: DecodeLimits = DEFAULT_LIMITS) -> Any:
-    """A `struct.python_class` from what JSON was decoded to. Raises BondDecodeError."""
+    """A `struct.python_class` from decoded JSON. Raises BondDecodeError."""
     try:
         return _struct_reader(struct)(found, limits.depth, [limits.values])
     except _JsonFault as fault:
@@ -240,7 +240,7 @@ def _inner(depth: int) -> int:
 
 
 class _JsonFault(Exception):
-    """What is wrong, and the way to it, innermost step first."""
+    """An error and the path to it, innermost step first."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -73,7 +73,7 @@ _ESCAPED: Final = {
 
 
 def tokenize(text: str, file: str) -> list[Token]:
-    """All words of `text` and one of kind `end`. Raises BondSyntaxError."""
+    """All tokens of `text`, and one of kind `end`. Raises BondSyntaxError."""
     tokens: list[Token] = []
     pos, line, line_start = 0, 1, 0
     while pos < len(text):
@@ -85,7 +85,7 @@ def tokenize(text: str, file: str) -> list[Token]:
         if kind in ("integer", "float") and len(word) > _MAX_NUMBER_CHARS:
             raise at.error(f"a number of {len(word)} characters")
         if kind not in ("space", "comment"):
-            # An L in front of a string is a name that touches it; only defaults know it.
+            # In L"text" the L is a name directly before a string: only defaults allow it.
             tokens.append(Token(kind, word[1:-1] if kind == "string" else word, at))  # type: ignore[arg-type]
         newlines = word.count("\n")
         if newlines:

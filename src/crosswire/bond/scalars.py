@@ -36,7 +36,7 @@ __all__ = [
     "write_varint",
 ]
 
-# The struct module's letters.
+# Format characters of the `struct` module.
 FORMATS: Final = {
     DataType.UINT8: "B",
     DataType.UINT16: "H",

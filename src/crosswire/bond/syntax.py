@@ -1,4 +1,4 @@
-"""The grammar of .bond files: from words to declarations, names not yet looked up."""
+"""The grammar of .bond files: from tokens to declarations, with names not yet resolved."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _MODIFIERS: Final = {
 
 
 class TypeNode(msgspec.Struct, frozen=True):
-    """`name` is a keyword or a possibly qualified name; an argument may be a number."""
+    """A type. `name` is a keyword or a name, qualified or not; an argument may be a number."""
 
     name: str
     args: tuple[TypeNode | int, ...]
@@ -57,7 +57,7 @@ class TypeNode(msgspec.Struct, frozen=True):
 
 
 class DefaultNode(msgspec.Struct, frozen=True):
-    """`kind`: integer, float, string, bool, enum or nothing."""
+    """A default value. `kind`: integer, float, string, bool, enum or nothing."""
 
     kind: str
     value: Any
@@ -167,7 +167,7 @@ Found = TypeVar("Found")
 
 
 class _Parser:
-    """Recursive descent; only types nest, and those to a limit."""
+    """Recursive descent; only types nest, up to a limit."""
 
     def __init__(self, tokens: list[Token]) -> None:
         self._tokens = tokens
@@ -451,7 +451,7 @@ class _Parser:
                 following = self._integer("the constant's value")
                 if not -(1 << 31) <= following < 1 << 32:
                     raise at.error(f"{following} does not fit 32 bits")
-            # An enumeration is an int32: 0xA0BD0000 is the negative number of these bits.
+            # An enumeration is an int32: 0xA0BD0000 is the negative number with these bits.
             constants[name.text] = (following + (1 << 31)) % (1 << 32) - (1 << 31)
             following += 1
             if not (self._accept(",") or self._accept(";")):
@@ -545,5 +545,5 @@ _STARTS: Final = ("struct", "enum", "using", "service", "namespace")
 
 
 def _number(text: str) -> int:
-    """Decimal, also with leading zeros; hexadecimal and octal with their prefix."""
+    """Decimal, with or without leading zeros; hexadecimal and octal with their prefix."""
     return int(text, 0) if "x" in text.lower() or "o" in text.lower() else int(text)

@@ -30,7 +30,7 @@ __all__ = ["Nan", "TreeField", "TreeList", "TreeMap", "TreeStruct", "read_tree",
 
 
 class Nan(msgspec.Struct, frozen=True, gc=False):
-    """A not-a-number of a float or double, by its little-endian bytes."""
+    """A NaN of a float or double, as its little-endian bytes, so that all its bits are kept."""
 
     bits: bytes
 
@@ -93,7 +93,7 @@ _TYPES: Final = {int(each): each for each in DataType}
 def read_tree(
     dialect: Dialect, data: bytes, pos: int, end: int, depth: int, budget: list[int]
 ) -> tuple[TreeStruct, int]:
-    """The struct at `pos`; the shape of a `dialect.Reader`."""
+    """The struct at `pos`; the signature is that of a `dialect.Reader`."""
     if not depth:
         raise too_deep(pos)
     depth -= 1

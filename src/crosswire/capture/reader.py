@@ -27,6 +27,7 @@ from crosswire.capture.layout import (
     INTERFACE_BLOCK,
     MOST_BLOCK_BYTES,
     MOST_CAPTURED_BYTES,
+    MOST_DESCRIPTION_BYTES,
     OLD_PACKET_BLOCK,
     PACKET_BLOCK_BYTES,
     PACKET_CAPTURED,
@@ -59,7 +60,7 @@ class CapturedPacket(NamedTuple):
 
 def read_segments(path: str) -> Iterator[FlowSegment]:
     """The TCP segments of a capture in the order of the file, fragmented ones when their last
-    fragment has come. Raises InvalidInput for what is no capture, or damaged."""
+    fragment was captured. Raises InvalidInput for what is no capture, or damaged."""
     fragments = Fragments()
     for packet in read_packets(path):
         datagram = ip_packet(packet.data, packet.link)
@@ -104,11 +105,12 @@ class _Buffer:
                 raise InvalidInput(f"can't read {self.path}: {error}") from error
             if not more:
                 break
+            # Only here are the remaining bytes copied: skipping costs nothing.
             self._data, self._start = self._data[self._start :] + more, 0
         return memoryview(self._data)[self._start : self._start + count]
 
     def skip(self, count: int) -> None:
-        """Go on after bytes that were peeked at."""
+        """Continue after bytes that were peeked at."""
         self._start += count
         self.position += count
 
@@ -135,10 +137,13 @@ def _blocks(source: _Buffer, layout: CaptureLayout) -> Iterator[CapturedPacket]:
     """The packets of a pcapng file; its other blocks describe them or are skipped."""
     while len(head := source.peek(BLOCK_ENVELOPE_BYTES)) == BLOCK_ENVELOPE_BYTES:
         kind = int.from_bytes(head[:4], layout.byte_order)
+        # Before its length is read: a section header defines the byte order for that, too.
         if kind in (SECTION_BLOCK, INTERFACE_BLOCK):
-            layout, length = _describe(source, layout)
+            data = source.peek(MOST_DESCRIPTION_BYTES)
+            layout, length = describe_block(layout, data, source.path, source.position)
             if not length:
                 return
+            source.skip(length)
             continue
         length = int.from_bytes(head[4:BLOCK_BODY], layout.byte_order)
         if length < BLOCK_ENVELOPE_BYTES or length % 4 or length > MOST_BLOCK_BYTES:
@@ -151,18 +156,6 @@ def _blocks(source: _Buffer, layout: CaptureLayout) -> Iterator[CapturedPacket]:
         if packet is not None:
             layout = replace(layout, time_ns=packet.time_ns)
             yield packet
-
-
-def _describe(source: _Buffer, layout: CaptureLayout) -> tuple[CaptureLayout, int]:
-    # The length is in the byte order that the block itself may define, so it is read in two steps:
-    # with the envelope alone nothing is described but errors and the need for more.
-    data = source.peek(BLOCK_ENVELOPE_BYTES)
-    described, length = describe_block(layout, data, source.path, source.position)
-    if not length:
-        data = source.peek(_READ_BYTES)
-        described, length = describe_block(layout, data, source.path, source.position)
-    source.skip(length)
-    return described, length
 
 
 def _packet(
@@ -198,4 +191,5 @@ def _packet(
 
 def nanoseconds(stamp: int, unit: int) -> int:
     """A time of pcapng in ns: `unit` above 0 is a power of ten per second, below 0 one of two."""
+    # Whole numbers only: a time in ns has more digits than a float holds.
     return stamp * _SECOND_NS // 10**unit if unit >= 0 else (stamp * _SECOND_NS) >> -unit

@@ -270,8 +270,8 @@ class Consumer(Attachment):
         return self._backlog
 
     @property
-    def is_choosy(self) -> bool:
-        """Are there messages that it would not take?"""
+    def has_filter(self) -> bool:
+        """Whether there may be messages that it does not take."""
         return self.matches is not None or self.choice is not None
 
     def takes(self, envelope: Envelope) -> bool:

@@ -7,14 +7,22 @@ Nothing is written per message. Whatever happens between two commits is collecte
                 later if nobody waits for it
     seal        queues and subscriptions save what was settled, the ledger adds its block, and the
                 store completes the group's body. What happens from now on is in the next group
-    append      `CommitLog.append` makes the group durable. This is the only step that can fail,
-                and the only one that allows anything to be acknowledged
-    apply       the store counts ids, rows and the group's number as used
+    append      `CommitLog.append` makes the group durable, and what it changes can be read from the
+                store. This is the only step that can fail, and the only one after which anything
+                is acknowledged
+    apply       the store counts the group's ids, rows and number as used
     listeners   in the order of `CommitStage`
 
 **One group is in flight.** While the disk works on it the event loop goes on, and all that arrives
 meanwhile is the next group. So a slow disk makes groups larger, not slower one by one, and the
-order of groups on disk is the order in which they were sealed.
+order of groups on disk is the order in which they were sealed. It also makes numbers simple: rows,
+ids and groups are given their numbers when a group is sealed, and the one before it has ended then.
+
+**Durable, or only written.** A group is synced if something in it asks for that: a receipt of a
+durable message, a settlement that a peer is to be sure of. A group in which nothing does is only
+given to the operating system. It survives the process, not a power failure, and nobody has been
+promised more; the sync of any later group covers it, because the engine's log is sequential, and a
+timer asks for that sync after a second.
 
 **A group that fails.** With the local log an append can fail for good: no room, or a broken disk.
 Messages of producers are lost with the group, and their receipts carry the error. All else (what
@@ -193,6 +201,7 @@ class CommitPath:
 
     def forget(self, backlog: StoredBacklog) -> None:
         """It is removed for good: nothing of it is written or released any more."""
+        # The group in flight too: it would release messages to a backlog that does not exist.
         self._changed.pop(backlog, None)
         self._readers.pop(backlog, None)
         self._dispatch.forget(backlog)
@@ -244,12 +253,13 @@ class CommitPath:
             return
         store = self._store
         if store.last_error is not None and not store.mend():
+            # Not sealed: the open group keeps growing until the engine can be opened again.
             self._timer = self._loop.call_later(_RETRY_S, self._begin)
             self._end_flushes(store.last_error)
             return
         group = self._seal()
         if not group.has_changes:
-            # Somebody waits for what is written already.
+            # Only receipts, for what earlier groups have written.
             self._notify(group, None)
             return
         self._flight = group
@@ -332,18 +342,22 @@ class CommitPath:
         changed, self._changed = self._changed, {}
         for backlog in changed:
             self._dispatch.callbacks.run("write", backlog.write)
-        # After the backlogs: what they write may be a step of a message.
-        sealed = self._ledger.seal(self._store.next_row)
-        if sealed is not None:
-            self._store.journal(*sealed)
+        # After the backlogs, whose writing may note steps of messages. Like theirs, an exception
+        # here must not keep the group, and all who wait for it, from the disk.
+        self._dispatch.callbacks.run("write", self._add_block)
         group = self._store.seal()
         group.sealed_at = perf_counter()
         if group.written:
             group.on_written = self._on_written
         return group
 
+    def _add_block(self) -> None:
+        sealed = self._ledger.seal(self._store.next_row)
+        if sealed is not None:
+            self._store.journal(*sealed)
+
     def _on_written(self) -> None:
-        """The group in flight is with the operating system: enough for some."""
+        """The group in flight is with the operating system: finish those who asked for no more."""
         assert self._flight is not None
         receipts, self._flight.written = self._flight.written, []
         for receipt in receipts:
@@ -351,6 +365,7 @@ class CommitPath:
 
     def _end(self, append: Append) -> None:
         """The group in flight is durable, or can't be written."""
+        # First: a listener may request the next commit, which a group in flight would put off.
         group, self._flight = self._flight, None
         assert group is not None
         store, error = self._store, append.error
@@ -369,6 +384,7 @@ class CommitPath:
     def _notify(self, group: CommitGroup, error: StoreError | None) -> None:
         """Run the listeners, then hand out what they made ready."""
         dispatch = self._dispatch
+        # A commit ends without a call from outside, which would have set the hub's time.
         if self._clock is not None:
             dispatch.now = max(dispatch.now, self._clock())
         run = dispatch.callbacks.run

@@ -156,6 +156,19 @@ class Cursor:
     def is_dirty(self) -> bool:
         return bool(self._settled or self._refused)
 
+    def write(
+        self, upto: int, head: int, open_count: int, opened: Callable[[], list[UnsettledMessage]]
+    ) -> None:
+        """Save changes, or a snapshot if that is smaller.
+
+        Everything up to `upto` is settled except the `open_count` messages that `opened` lists;
+        `head` is the least of them, or the next id.
+        """
+        if self.due_for_snapshot(open_count):
+            self.write_snapshot(upto, opened())
+        else:
+            self.write_changes(head)
+
     def due_for_snapshot(self, open_count: int) -> bool:
         """Would a snapshot be smaller than what has gathered?"""
         if not self.later and 4 * open_count <= len(self._settled):

@@ -19,7 +19,7 @@ from crosswire.envelope import Envelope, parse_pattern
 from crosswire.errors import InvalidDestination, RecordDamaged, StoreError
 from crosswire.hub.attachment import Attachment, Choice, Consumer, DeliveryReceiver, Window
 from crosswire.hub.audit import count_messages
-from crosswire.hub.backlog import Backlog
+from crosswire.hub.backlog.backlog import Backlog
 from crosswire.hub.commits import CommitPath
 from crosswire.hub.core import Core
 from crosswire.hub.damage import DamageReports

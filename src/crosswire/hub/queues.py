@@ -10,7 +10,7 @@ import msgspec
 from crosswire.commitlog.contract import AcceptedMessages
 from crosswire.errors import DestinationFull, RecordDamaged
 from crosswire.hub.attachment import Consumer
-from crosswire.hub.backlog import Backlog
+from crosswire.hub.backlog.backlog import Backlog
 from crosswire.hub.core import Core, SendEnvelope
 from crosswire.hub.policies import QueuePolicy
 from crosswire.store.contract import Page
@@ -57,10 +57,12 @@ class Queue(Backlog):
             window_bytes=policy.window_bytes,
         )
         self.policy = policy
-        self.numbers = [self.number]
+        self.memory.numbers = [self.number]
         self.waiting = 0
         self.waiting_bytes = 0
         self._is_inexact = False
+        self._reclaimed = 0
+        self._reclaimed_between = 0
         self._floor = core.floors.of(self.number)
         self._consumers_changed = consumers_changed
         key = self.number.to_bytes(4)
@@ -97,9 +99,9 @@ class Queue(Backlog):
         """Another policy from now on."""
         self.policy = policy
         self.retry = policy.retry
-        self._window_messages = policy.window_messages
-        self._window_bytes = policy.window_bytes
-        self._check()
+        self.memory.window_messages = policy.window_messages
+        self.memory.window_bytes = policy.window_bytes
+        self.check()
 
     @property
     def name(self) -> str:
@@ -154,8 +156,10 @@ class Queue(Backlog):
 
     def recover(self, now: float) -> None:
         super().recover(now)
-        # The hub may have been killed between a batch and what was to go for it.
+        # The hub may have been killed between a batch and the drops that make room for it.
         self._keep_bounds(now)
+        # Those made room in memory, too, and nobody pumps the loop after a queue was opened.
+        self.memory.fill()
 
     def dispatch(self, now: float) -> None:
         # Here, and not where they are admitted: what was not committed yet can't be let go of, and
@@ -199,8 +203,8 @@ class Queue(Backlog):
     def withdraw(self, runs: Iterable[AcceptedMessages]) -> None:
         """Count messages out that were admitted but could not be stored."""
         self._uncount(*self._end_wait(runs))
-        if self._is_inexact and self.loaded >= self.visible:
-            self._count_exactly()
+        if self._is_inexact and self.memory.loaded >= self.memory.visible:
+            self.on_all_loaded()
         self._commits.changed(self, request=False)
 
     def _uncount(self, count: int, size: int) -> None:
@@ -209,15 +213,15 @@ class Queue(Backlog):
 
     def arrive(self, runs: Iterable[AcceptedMessages], now: float) -> None:
         super().arrive(runs, now)
-        if self._is_inexact and self.loaded >= self.visible:
-            self._count_exactly()
+        if self._is_inexact and self.memory.loaded >= self.memory.visible:
+            self.on_all_loaded()
 
-    def _count_exactly(self) -> None:
+    def on_all_loaded(self) -> None:
         # What waits for its commit is counted and not in memory: then it is done afterwards.
         self._is_inexact = self.waiting > 0
         if not self._is_inexact:
-            self.length = len(self._items)
-            self.size_bytes = self.in_memory_bytes
+            self.length = len(self.memory.items)
+            self.size_bytes = self.memory.size_bytes
 
     def _write_counters(self) -> None:
         depth = _Depth(self.length, self.size_bytes)
@@ -228,7 +232,7 @@ class Queue(Backlog):
         if self.stopped:
             return
         limit = self._core.seals.reclaim_limit
-        upto = min(self.head() - 1, limit)
+        upto = min(self.memory.head() - 1, limit)
         store = self._store
         if upto > self._reclaimed:
             last = store.last_id(self.number, upto)
@@ -236,12 +240,12 @@ class Queue(Backlog):
                 store.reclaim(self.number, self._reclaimed + 1, upto)
                 self._note_floor(last)
             self._reclaimed = upto
-        last = min(self.loaded, limit)
+        last = min(self.memory.loaded, limit)
         start = max(self._reclaimed, self._reclaimed_between)
         if last - start < _STUCK_AFTER:
             return
         self._reclaimed_between = last
-        for held in sorted(each for each in self._items if start < each <= last):
+        for held in sorted(each for each in self.memory.items if start < each <= last):
             store.reclaim(self.number, start + 1, held - 1)
             start = held
         store.reclaim(self.number, start + 1, last)

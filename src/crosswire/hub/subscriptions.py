@@ -17,7 +17,7 @@ from crosswire.errors import (
     UnknownMessage,
 )
 from crosswire.hub.attachment import DeliveryGap, DeliveryReceiver, Ended, Window
-from crosswire.hub.backlog import Backlog
+from crosswire.hub.backlog.backlog import Backlog
 from crosswire.hub.core import Core, SendEnvelope
 from crosswire.hub.filters import Filter, Predicate
 from crosswire.hub.ledger import LedgerPeer
@@ -71,7 +71,7 @@ class Definition(msgspec.Struct, array_like=True, frozen=True):
 class Subscription(Backlog):
     """Gets only what is committed; refusals are tried again, then dead letters, as in queues."""
 
-    is_choosy = True
+    has_filter = True
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Subscription(Backlog):
         )
         self.definition = definition
         self.matches = matches
-        self.numbers = topics.numbers(definition.pattern)
+        self.memory.numbers = topics.numbers(definition.pattern)
         self._topics = topics
         self._skipped = 0
         self._gap_seen = 0
@@ -126,33 +126,29 @@ class Subscription(Backlog):
             self.snapshot()
         return False
 
-    def forget(self) -> None:
+    def delete(self) -> None:
         """Remove every trace of its cursor."""
         self._core.commits.forget(self)
         self.cursor.forget()
 
     def add_topic(self, number: int) -> None:
-        if number not in self.numbers:
-            self.numbers.append(number)
+        if number not in self.memory.numbers:
+            self.memory.numbers.append(number)
 
     def begin(self, position: int) -> None:
         """A new one starts behind this id."""
-        self.loaded = self.cursor.upto = position
-        # What is on its way to the disk right now belongs to it, and comes from there.
-        self.visible = max(self._core.store.newest_id, position)
+        memory = self.memory
+        memory.loaded = self.cursor.upto = position
+        # Messages that are being committed right now belong to it, and are read from disk.
+        memory.visible = max(self._core.store.newest_id, position)
         self.snapshot()
-        self._fill()
+        memory.fill()
         self._core.commits.changed(self)
         self._core.loop.touch(self)
 
-    def _fill(self) -> None:
-        if self.loaded < self.visible:
-            self._look_for_gap()
-        super()._fill()
-
-    def _look_for_gap(self) -> None:
-        """Retention may have overtaken it."""
-        seen = max(self.loaded, self._gap_seen)
+    def before_read(self) -> None:
+        """Remember a gap if retention has deleted messages that it was to read."""
+        seen = max(self.memory.loaded, self._gap_seen)
         reclaimed = self._topics.reclaimed(self.definition.pattern)
         if reclaimed > seen:
             self._gap_seen = reclaimed
@@ -341,7 +337,7 @@ class Subscriptions:
         del self._by_name[name]
         self._unsure.pop(subscription, None)
         self._named.remove(subscription.definition.pattern, subscription)
-        subscription.forget()
+        subscription.delete()
         self._store.drop(_SPACE, name.encode())
         self._core.commits.request()
 

@@ -357,9 +357,9 @@ class Store(RecoveredEngine):
     def seal(self) -> CommitGroup:
         """Complete the open group's body, and open the next group.
 
-        The order within a body is fixed: messages (already there), deleted ranges, saved values,
-        block, ids, the group's own row. What a group retains must outlive a range that the same
-        group deletes: `take_back` puts the ranges of lost messages before what was retained.
+        The order within a body is fixed: messages (already there), deleted ranges, saved values
+        and retained messages, block, ids, the group's own row. So what a group saves or retains
+        outlives a range that it deletes.
         """
         group = self.group
         self.group = CommitGroup(self._batch())
@@ -436,16 +436,19 @@ class Store(RecoveredEngine):
     def take_back(self, group: CommitGroup, error: StoreError) -> None:
         """The group could not be made durable: all but what was appended goes into the next one."""
         self.last_error = error
-        group_open = self.group
-        group_open.copies = {**group.copies, **group_open.copies}
+        following = self.group
+        following.copies = {**group.copies, **following.copies}
+        # In a body saved values come after deleted ranges. What was saved before a range of the
+        # next group was deleted must not come back with it.
         kept = group.saves
-        for begin, end in group_open.ranges:
+        for begin, end in following.ranges:
             kept = {key: kept[key] for key in kept if not begin <= key < end}
         # What was saved since then is newer.
-        group_open.saves = {**kept, **group_open.saves}
-        # If only the sync failed, the messages were written: they must be deleted again.
-        group_open.ranges[:0] = [*group.ranges, *group.appended]
-        group_open.sync = True
+        following.saves = {**kept, **following.saves}
+        # If only the sync failed, the messages were written, and could come back with a later
+        # sync or survive the process: nobody accepted them, so they are deleted.
+        following.ranges[:0] = [*group.ranges, *group.appended]
+        following.sync = True
 
     # Room.
 

@@ -1,8 +1,9 @@
-"""Can the engine open its list of tables and its logs? Looked at before it does.
+"""Checks of the engine's list of tables (MANIFEST) and logs, before the engine opens them.
 
-From a list that was cut the engine takes what is left, and deletes the tables that are no longer in
-it; some damaged headers it reads again and again without end. Lists and logs are alike: blocks of
-32 KiB, records with a header of a masked CRC-32C, a length and a type, none across a border.
+The engine accepts a list that was cut, and deletes the tables that are no longer in it; some
+damaged headers it reads again and again without end. Lists and logs have the same layout: blocks of
+32 KiB, records with a header of a masked CRC-32C, a length and a type, none across the border of a
+block.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _TABLE: Final = _table()
 
 
 def crc32c(data: bytes) -> int:
-    """With Castagnoli's polynomial: not the one of `zlib`."""
+    """CRC-32 with Castagnoli's polynomial, which `zlib` does not have."""
     table, value = _TABLE, 0xFFFFFFFF
     for byte in data:
         value = value >> 8 ^ table[(value ^ byte) & 0xFF]
@@ -44,10 +45,10 @@ def _masked(checksum: int) -> int:
 
 
 def fault_of(data: bytes, known_bytes: int) -> str:
-    """What is wrong with a list of tables, nothing if it is intact.
+    """What is wrong with a list of tables, an empty text if it is intact.
 
-    A record at the end that is not complete was being written when the machine stopped, unless the
-    list is known to have been longer: `known_bytes`.
+    An incomplete record at the end was being written when the machine stopped, unless the list is
+    known to have had `known_bytes`.
     """
     if len(data) < known_bytes:
         return f"it has {len(data)} bytes, and had {known_bytes}"
@@ -71,8 +72,8 @@ def fault_of(data: bytes, known_bytes: int) -> str:
 
 
 def strange_headers(data: bytes | mmap) -> list[int]:
-    """Where in a log there are headers of a type that is never written: their blocks are damaged,
-    and the engine would not get past them."""
+    """Offsets of headers in a log with a type that is never written: the engine would read them
+    again and again."""
     found, at, size = [], 0, len(data)
     while at + _HEADER <= size:
         border = at - at % _BLOCK + _BLOCK
@@ -85,6 +86,6 @@ def strange_headers(data: bytes | mmap) -> list[int]:
             at = border
             continue
         end = at + _HEADER + data[at + 4] + (data[at + 5] << 8)
-        # Zeros, or a length that can't be: the engine goes on with the next block.
+        # Zeros, or a length that exceeds the block: the engine continues with the next block.
         at = border if not kind or end > border else end
     return found

@@ -90,8 +90,8 @@ class Salvage(RocksStore):
         return self.group.saves
 
     def rows(self, begin: bytes = b"\x00", end: bytes = b"\xff") -> Iterator[tuple[bytes, bytes]]:
-        """All that can be read, by the engine's keys; what can't goes to `damage`, apart for each
-        kind of rows and each destination."""
+        """All rows that can be read, in order of keys; what can't goes to `damage`, separately for
+        each kind of rows and each destination."""
         borders = [b"l", b"m", *(message_key(each, 0) for each in sorted(self._names)), b"n"]
         borders = [begin, *(each for each in borders if begin < each < end), end]
         for first, end in pairwise(borders):
@@ -127,7 +127,7 @@ class Salvage(RocksStore):
         others.close()
 
     def know(self, numbers: Mapping[str, int]) -> None:
-        """The names of destinations, for descriptions of what is damaged."""
+        """Set the names of destinations, which descriptions of damage use."""
         self._numbers = dict(numbers)
         self._names = {number: name for name, number in numbers.items()}
 
@@ -142,8 +142,8 @@ class Salvage(RocksStore):
 
 
 def build(path: Path, rows: Iterator[tuple[bytes, bytes]], own: Mapping[bytes, bytes]) -> None:
-    """A new store of these rows, in no order; `own` are those that have a second copy, and are
-    among the rows too."""
+    """Write a new store with these rows, in any order; `own` are those that have a second copy, and
+    are among the rows too."""
     options = table_options(32 << 20)
     options.create_if_missing(True)
     db = rocksdict.Rdict(str(path), options)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import rocksdict
+import rocksdict
 
 __all__ = ["complaint_of", "first_readable"]
 

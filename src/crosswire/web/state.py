@@ -357,7 +357,7 @@ def _subscription(ask: OperationRequest, subscription: Subscription) -> Subscrip
         pattern=definition.pattern,
         filter=definition.filter,
         created=definition.created_us,
-        settled_upto=subscription.head() - 1,
+        settled_upto=subscription.memory.head() - 1,
         committed=ask.hub.committed_id,
         held=sum(len(each.held) for each in subscription.consumers),
         consumers=[_consumer(each) for each in subscription.consumers],

@@ -15,7 +15,6 @@ from benchmarks.traffic import Traffic, packets, write_pcap
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crosswire.capture.headers import is_capture
 from crosswire.capture.reader import read_segments
 from crosswire.errors import InvalidInput
 from crosswire.pipeline.sources.capture_reader import (
@@ -218,14 +217,6 @@ def test_damage_is_reported(tmp_path: Path, data: bytes, message: str) -> None:
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="No such file"):
         splits(str(tmp_path / "nothing"), 10)
-
-
-def test_a_capture_is_known_by_its_content(tmp_path: Path) -> None:
-    for name, data in (("a", classic([])), ("b", section()), ("c", gzip.compress(b""))):
-        (tmp_path / name).write_bytes(data)
-        assert is_capture(tmp_path / name)
-    (tmp_path / "d").write_bytes(b"text")
-    assert not is_capture(tmp_path / "d")
 
 
 def test_the_same_segments_as_dpkt(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def test_a_file_that_is_cut_short_meanwhile_is_an_error(tmp_path: Path) -> None:
     next(batches)
     with Path(file.path).open("r+b") as opened:
         opened.truncate(100)
-    with pytest.raises(InvalidInput, match="was cut short while it was read"):
+    with pytest.raises(InvalidInput, match="was truncated while it was read"):
         next(batches)
 
 

@@ -60,7 +60,7 @@ frames: SearchStrategy[Frame] = st.one_of(st.just(ConfigFrame()), messages, prot
 
 
 def streams(sender: str) -> SearchStrategy[Stream]:
-    """What a peer might send after its config, as far as a decoder can tell."""
+    """What a peer may send after its config, as far as a decoder checks it."""
     return st.lists(frames, max_size=8).map(
         lambda sent: Stream(b"".join(map(serialize, [ConfigFrame(), *sent])))
     )

@@ -110,7 +110,7 @@ class TestHandshake:
         assert receive(connection, ConfigFrame()) == [ConnectionOpened()]
         assert sent(connection) == []
 
-    def test_a_request_right_behind_the_config_is_taken(self) -> None:
+    def test_a_request_directly_after_the_config_is_received(self) -> None:
         connection = EpoxyConnection("server", 0.0)
         assert receive(connection, ConfigFrame(), REQUEST) == [
             ConnectionOpened(),
@@ -118,13 +118,14 @@ class TestHandshake:
         ]
 
     @pytest.mark.parametrize(
-        ("role", "said"), [("server", "client-bad-handshake"), ("client", "server-bad-handshake")]
+        ("role", "expected"),
+        [("server", "client-bad-handshake"), ("client", "server-bad-handshake")],
     )
-    def test_a_message_instead_of_a_config(self, role: str, said: str) -> None:
+    def test_a_message_instead_of_a_config(self, role: str, expected: str) -> None:
         connection = EpoxyConnection(role, 0.0)
         sent(connection)
         assert isinstance(failure(receive(connection, REQUEST)), UnexpectedFrame)
-        assert goodbye(connection) == said
+        assert goodbye(connection) == expected
 
     def test_a_protocol_error_is_answered_by_closing_only(self) -> None:
         connection = EpoxyConnection("server", 0.0)
@@ -203,10 +204,10 @@ class TestConversations:
             assert asking.pending == 0
 
     def test_events_go_both_ways(self) -> None:
-        for telling, told in (pair(), reversed(pair())):
-            conversation = telling.send_event("s", "m", PAYLOAD)
-            pump(telling, told)
-            assert told.events() == [EventReceived(conversation, "s", "m", PAYLOAD, None)]
+        for sender, receiver in (pair(), reversed(pair())):
+            conversation = sender.send_event("s", "m", PAYLOAD)
+            pump(sender, receiver)
+            assert receiver.events() == [EventReceived(conversation, "s", "m", PAYLOAD, None)]
 
     def test_an_error_as_the_answer(self) -> None:
         client, server = pair()
@@ -406,7 +407,7 @@ class TestEnding:
         with pytest.raises(LocalProtocolError, match="answering"):
             connection.send_request("s", "m", PAYLOAD)
 
-    def test_responses_that_still_come_are_told(self) -> None:
+    def test_responses_that_are_still_received_are_reported(self) -> None:
         client, server = pair()
         client.send_request("s", "m", PAYLOAD)
         pump(client, server)
@@ -464,7 +465,7 @@ class TestEnding:
         assert (connection.events(), sent(connection)) == ([ConnectionClosed(clean=True)], [])
 
     @pytest.mark.parametrize("code", [*ProtocolErrorCode, 77])
-    def test_the_peers_error_is_told_and_not_answered(self, code: int) -> None:
+    def test_the_peers_error_is_reported_and_not_answered(self, code: int) -> None:
         connection = opened()
         error = failure(receive(connection, ProtocolError(code)))
         assert isinstance(error, PeerError) and error.code == code
@@ -479,7 +480,7 @@ class TestEnding:
         assert isinstance(failure(connection.events()), ErrorInError)
         assert sent(connection) == []
 
-    def test_no_goodbye_is_said_once_our_half_is_closed(self) -> None:
+    def test_no_goodbye_is_sent_once_our_half_is_closed(self) -> None:
         connection = opened()
         connection.close()
         connection.receive_data(b"\0\0", 0.0)

@@ -62,7 +62,7 @@ MEANT = {
     "limit-exceeded": FrameTooLarge,
     "not-supported": UnsupportedFrame,
 }
-ERROR_SAID = re.compile(r"ErrorDataCB v1 \{0:int32=(-?\d+), 1:string='([^']*)'")
+ERROR_IN_VECTOR = re.compile(r"ErrorDataCB v1 \{0:int32=(-?\d+), 1:string='([^']*)'")
 ANSWERED_WITH_AN_ERROR = [vector for vector in VALID if re.search("^live-.*error", vector["name"])]
 CALCULATE = "examples.calc.Calc", "Calculate"
 
@@ -252,7 +252,7 @@ class TestLimits:
         (item,) = decoded(wire[:-1010], self.LIMITS)
         assert type(item) is FrameTooLarge
 
-    def test_too_many_framelets_are_told_by_their_count(self) -> None:
+    def test_too_many_framelets_are_refused_by_their_count(self) -> None:
         assert type(decoded(b"\x05\x00", self.LIMITS)[0]) is FrameTooLarge
 
 
@@ -338,7 +338,7 @@ class TestHeaders:
         assert len(module._names) == before
 
     @pytest.mark.parametrize("trailing", ["", "ff", "0010"])
-    def test_bytes_behind_the_headers_are_passed_over(self, trailing: str) -> None:
+    def test_bytes_after_the_headers_are_ignored(self, trailing: str) -> None:
         content = bytes.fromhex("10010001000000 0902000178 00" + trailing)
         (item,) = decoded(frame(framelet("HR", content), PAYLOAD))
         assert item.service_name == "x"
@@ -392,10 +392,10 @@ class TestProtocolErrors:
 class TestErrorData:
     @pytest.mark.parametrize("vector", ANSWERED_WITH_AN_ERROR, ids=lambda vector: vector["name"])
     def test_of_real_peers(self, vector: dict[str, Any]) -> None:
-        said = ERROR_SAID.search(vector["means"])
-        assert said is not None
+        found = ERROR_IN_VECTOR.search(vector["means"])
+        assert found is not None
         error = comm.unmarshal_error(bytes.fromhex(vector["fields"]["error"]))
-        assert (str(error.error_code), error.message) == said.groups()
+        assert (str(error.error_code), error.message) == found.groups()
 
     @given(int32s, names, names)
     def test_round_trip(self, code: int, message: str, inner: str) -> None:

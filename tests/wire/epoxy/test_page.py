@@ -1,4 +1,4 @@
-"""The page about Epoxy says what the code does."""
+"""The page about Epoxy describes what the code does."""
 
 from __future__ import annotations
 

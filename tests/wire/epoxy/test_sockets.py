@@ -40,7 +40,7 @@ async def crash(call: IncomingCall) -> bytes:
 
 
 async def no_answer(call: IncomingCall) -> None:
-    """What an event's handler says."""
+    """What an event's handler reports."""
 
 
 HANDLERS = {
@@ -59,7 +59,7 @@ async def server() -> AsyncIterator[EpoxyServer]:
 
 
 async def exchange(server: EpoxyServer, sent: bytes, *, half_close: bool = False) -> list[Any]:
-    """All that the server says to these bytes, until it closes."""
+    """All that the server answers to these bytes, until it closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(sent)
     if half_close:
@@ -78,7 +78,7 @@ FRAMING_ERRORS = {
     "zero framelets": (b"\0\0", "protocol-violated"),
     "unknown type": (b"\1\0ZZ", "protocol-violated"),
     "type as the table prints it": (b"\1\0GC\1\0\0\0\0", "protocol-violated"),
-    "unknown type behind a known one": (b"\2\0" + HEADERS + b"ZZ", "protocol-violated"),
+    "unknown type after a known one": (b"\2\0" + HEADERS + b"ZZ", "protocol-violated"),
     "too many framelets": (b"\x11\0", "limit-exceeded"),
     "http": (b"GET / HTTP/1.1\r\n\r\n", "limit-exceeded"),
     "length above the limit": (b"\1\0CG\xff\xff\xff\xff", "limit-exceeded"),
@@ -87,7 +87,7 @@ FRAMING_ERRORS = {
     "payload first": (b"\1\0" + PAYLOAD, "malformed-data"),
     "headers only": (b"\1\0" + HEADERS, "malformed-data"),
     "trailing framelet": (b"\3\0" + HEADERS + PAYLOAD + PAYLOAD, "malformed-data"),
-    "trailing framelet behind a config": (b"\2\0" + CONFIG[2:] * 2, "malformed-data"),
+    "trailing framelet after a config": (b"\2\0" + CONFIG[2:] * 2, "malformed-data"),
     "two layer data": (b"\4\0" + HEADERS + b"LY\1\0\0\0x" * 2 + PAYLOAD, "malformed-data"),
     "undecodable headers": (message("4d460100"), "malformed-data"),
     "undecodable config": (b"\1\0CG\2\0\0\0\x10\0", "malformed-data"),
@@ -100,16 +100,18 @@ FRAMING_ERRORS = {
 }
 
 
-@pytest.mark.parametrize(("sent", "said"), FRAMING_ERRORS.values(), ids=FRAMING_ERRORS)
+@pytest.mark.parametrize(("sent", "expected"), FRAMING_ERRORS.values(), ids=FRAMING_ERRORS)
 class TestFramingErrors:
-    async def test_after_the_handshake(self, server: EpoxyServer, sent: bytes, said: str) -> None:
+    async def test_after_the_handshake(
+        self, server: EpoxyServer, sent: bytes, expected: str
+    ) -> None:
         config, error = await exchange(server, CONFIG + sent)
-        assert (config, error.error_name) == (ConfigFrame(), said)
+        assert (config, error.error_name) == (ConfigFrame(), expected)
         assert error.details.message
 
-    async def test_in_the_handshake(self, server: EpoxyServer, sent: bytes, said: str) -> None:
+    async def test_in_the_handshake(self, server: EpoxyServer, sent: bytes, expected: str) -> None:
         (error,) = await exchange(server, sent)
-        assert error.error_name == said
+        assert error.error_name == expected
 
 
 class TestStateErrors:
@@ -231,18 +233,18 @@ class TestHandshake:
         assert await exchange(server, config, half_close=True) == [ConfigFrame()]
 
     async def test_a_server_whose_first_frame_is_no_config(self) -> None:
-        heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        received: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(serialize(Message(2, MessageType.EVENT, "s", "m", payload=EMPTY)))
-            heard.set_result(await reader.read())
+            received.set_result(await reader.read())
             writer.close()
 
         other = await asyncio.start_server(answer, "127.0.0.1", 0)
         port = other.sockets[0].getsockname()[1]
         with pytest.raises(ConnectFailed, match="no handshake"):
             await EpoxyClient("127.0.0.1", port).__aenter__()
-        config, error = (item for _, _, item in EpoxyDecoder("client").feed(await heard))
+        config, error = (item for _, _, item in EpoxyDecoder("client").feed(await received))
         assert (config, error.error_code) == (ConfigFrame(), ProtocolErrorCode.SERVER_BAD_HANDSHAKE)
         other.close()
 

@@ -123,7 +123,7 @@ def listener_start() -> bytes:
 
 @st.composite
 def streams(draw: st.DrawFn, sender: str) -> Stream:
-    """The listener's direction is told the sizes by hints, or by the connector's bytes."""
+    """The listener's direction gets the sizes from hints, or from the connector's bytes."""
     sizes = draw(id_sizes)
     sent = draw(st.lists(packets(sender, sizes), max_size=6))
     if sender == "connector":

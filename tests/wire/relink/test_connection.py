@@ -70,7 +70,7 @@ def give(connection: RelinkConnection, *packets: Frame, now: float = 0.0) -> lis
     return connection.events()
 
 
-def said(connection: RelinkConnection) -> list[Frame]:
+def packets_sent(connection: RelinkConnection) -> list[Frame]:
     """Packets that this connection wants to be sent."""
     terms = connection.link.terms
     hints = {
@@ -170,7 +170,7 @@ def answered(hello: ListenerHello, **options: bool) -> tuple[RelinkConnection, L
     return connector, link
 
 
-def test_the_zero_id_says_that_the_link_is_lost() -> None:
+def test_the_zero_id_means_that_the_link_is_lost() -> None:
     connector, link = answered(ListenerHello(EPOCH, 0), require_old_link=True)
     assert connector.events() == [LinkForgotten(EPOCH, 7), ConnectionClosed(clean=True)]
     assert link.ended
@@ -266,7 +266,7 @@ def test_ping_after_ten_seconds_of_silence_and_the_link_survives_the_lack_of_a_p
     give(connector, Nop(), now=3.0)
     assert connector.next_deadline() == 13.0
     connector.handle_deadline(13.0)
-    assert said(connector) == [Ping()]
+    assert packets_sent(connector) == [Ping()]
     assert connector.next_deadline() == 23.0
     give(connector, Nop(), now=20.0)
     connector.handle_deadline(23.0)
@@ -282,7 +282,7 @@ def test_a_pong_in_time() -> None:
     assert connector.events() == listener.events() == []
 
 
-def test_a_pong_may_stand_behind_a_large_packet() -> None:
+def test_a_pong_may_follow_a_large_packet() -> None:
     connector, _ = open_ends()
     connector.handle_deadline(10.0)
     connector.receive_data(bytes.fromhex("5101070000000000") + b"\0\0\1" + bytes(5), 15.0)
@@ -292,7 +292,7 @@ def test_a_pong_may_stand_behind_a_large_packet() -> None:
 def test_a_ping_is_answered_and_an_unasked_pong_ignored() -> None:
     connector, _ = open_ends()
     assert give(connector, Ping(), Pong(), Ping()) == []
-    assert said(connector) == [Pong(), Pong()]
+    assert packets_sent(connector) == [Pong(), Pong()]
 
 
 def test_a_pong_is_not_kept_for_the_next_connection() -> None:
@@ -304,7 +304,7 @@ def test_a_pong_is_not_kept_for_the_next_connection() -> None:
     connector = RelinkConnection("connector", 0.0, link=ends.connector)
     connector.receive_data(bytes(8) + serialize_handshake(ListenerHello(EPOCH, 7)), 0.0)
     connector.data_to_send()
-    assert said(connector) == []
+    assert packets_sent(connector) == []
 
 
 def test_reading_stops_while_too_much_is_unconsumed() -> None:

@@ -38,7 +38,7 @@ from tests.wire.vectors import load
 VECTORS = load("relink")
 ROUTES = ["connector", "listener"]
 
-# What says the same in more bytes than needed, or has bits set that mean nothing, is written anew.
+# What has more bytes than needed, or unused bits set, is written in the shortest form.
 WRITTEN_OTHERWISE = {
     "relink-006": "0000000000000000046162636401010000000000000000000000000000000000",
     "relink-008": "0000000000000000046162636401010000000000000000000000000000000000",
@@ -48,7 +48,7 @@ WRITTEN_OTHERWISE = {
 
 
 class Reading:
-    """A vector's bytes behind the handshake that its context speaks of."""
+    """A vector's bytes, after the handshake that its context describes."""
 
     def __init__(self, vector: dict[str, Any]) -> None:
         context = vector["context"]
@@ -300,7 +300,7 @@ def test_the_listener_is_read_with_the_sizes_of_the_connectors_hello() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("size", [1, 7, 100])
-def test_without_sizes_it_says_so_instead_of_guessing(late: bool, size: int) -> None:
+def test_without_sizes_it_reports_that_instead_of_guessing(late: bool, size: int) -> None:
     sent: list[Frame] = [Ping(), Message((1,), False, (b"x",)), Ping()]
     wire = (b"" if late else listener_start()) + written(sent, "listener", (1, 1))
     decoder = RelinkDecoder("listener", late=late)
@@ -343,7 +343,7 @@ def test_a_late_decoder_finds_its_feet(cut: int) -> None:
     assert [item for _, _, item in rest] == sent[whole:]
 
 
-def test_behind_a_gap_only_aligned_places_are_looked_at() -> None:
+def test_after_a_gap_only_aligned_offsets_are_searched() -> None:
     sizes = (1, 1)
     sent: list[Frame] = [Message((7,), False, (b"q" * 50,)) for _ in range(8)]
     wire = connector_start(sizes) + written(sent, "connector", sizes)

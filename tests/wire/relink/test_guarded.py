@@ -1,4 +1,4 @@
-"""A guarded link: the peer hears nothing before its owner has kept it."""
+"""A guarded link: the peer receives no acknowledgement before its owner has stored it."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def linked(*, transactions: bool = False) -> tuple[Link, Link]:
     return links
 
 
-def tell(sender: Link, receiver: Link) -> list[object]:
+def transfer(sender: Link, receiver: Link) -> list[object]:
     events: list[object] = []
     for packet in sender.packets():
         receiver.receive(packet, events)  # type: ignore[arg-type]
     return events
 
 
-def test_marks_tried_on_a_copy_are_not_told() -> None:
+def test_marks_made_on_a_copy_are_not_reported() -> None:
     connector, guarded = linked()
     connector.send(0, [b"m"])
-    tell(connector, guarded)
+    transfer(connector, guarded)
     tried = guarded.copy_channel(0)
     assert tried is not None
     tried.consume(0)
@@ -59,12 +59,12 @@ def test_marks_tried_on_a_copy_are_not_told() -> None:
 def test_what_comes_meanwhile_is_not_adopted() -> None:
     connector, guarded = linked()
     connector.send(0, [b"1"])
-    tell(connector, guarded)
+    transfer(connector, guarded)
     tried = guarded.copy_channel(0)
     assert tried is not None
     tried.consume(0)
     connector.send(0, [b"2"])
-    assert [type(event) for event in tell(connector, guarded)] == [MessageReceived]
+    assert [type(event) for event in transfer(connector, guarded)] == [MessageReceived]
     guarded.adopt(0, tried)
     assert guarded.packets() == [SequenceAcknowledgement("consumed", (0,), 0)]
     assert guarded.held_bytes == 1
@@ -74,7 +74,7 @@ def test_a_rollback_waits_for_the_owner() -> None:
     connector, guarded = linked(transactions=True)
     connector.send(0, [b"m"])
     connector.rollback(0)
-    assert [type(event) for event in tell(connector, guarded)] == [
+    assert [type(event) for event in transfer(connector, guarded)] == [
         MessageReceived,
         RollbackReceived,
     ]
@@ -90,13 +90,13 @@ def test_a_later_decision_stays_open() -> None:
     connector, guarded = linked(transactions=True)
     connector.send(0, [b"1"])
     connector.commit(0)
-    tell(connector, guarded)
+    transfer(connector, guarded)
     tried = guarded.copy_channel(0)
     assert tried is not None
     tried.settle(0, True)
     connector.send(0, [b"2"])
     connector.commit(0)
-    assert CommitReceived(0, 1, 1) in tell(connector, guarded)
+    assert CommitReceived(0, 1, 1) in transfer(connector, guarded)
     guarded.adopt(0, tried)
     assert guarded.packets() == [SequenceAcknowledgement("committed", (0,), 0)]
     guarded.settle(0, 1, committed=False)
@@ -107,7 +107,7 @@ def test_a_close_waits_for_the_owner() -> None:
     connector, guarded = linked()
     connector.send(0, [b"m"])
     connector.close(0)
-    assert tell(connector, guarded)[-1] == CloseReceived(0)
+    assert transfer(connector, guarded)[-1] == CloseReceived(0)
     tried = guarded.copy_channel(0)
     assert tried is not None
     tried.finish()

@@ -42,7 +42,7 @@ def attached(*, start: int = 0, limits: RelinkLimits | None = None, **terms: boo
 
 
 def resumed(link: Link) -> list[Frame]:
-    """What the link says first on its next connection."""
+    """What the link sends first on its next connection."""
     link.detach()
     link.attach(resumed=True)
     return link.packets()
@@ -80,7 +80,7 @@ def test_a_number_ahead_names_a_range(mark: int, count: int) -> None:
 
 
 @given(st.integers(0, 2**40), st.integers(1, 2**31 - 1))
-def test_a_number_behind_names_nothing(mark: int, count: int) -> None:
+def test_a_number_before_the_mark_names_nothing(mark: int, count: int) -> None:
     assert ahead((mark - 1 - count) % 2**32, mark) == 0
 
 
@@ -118,7 +118,7 @@ def test_both_forms_of_an_acknowledgement_share_a_cursor() -> None:
     ]
 
 
-def test_consumed_implies_received_and_a_kept_message_is_let_go() -> None:
+def test_consumed_implies_received_and_a_kept_message_is_dropped() -> None:
     link = attached()
     link.send(0, [b"a"])
     link.send(0, [b"b"])
@@ -143,7 +143,7 @@ def test_the_window_counts_unconsumed_messages() -> None:
     assert link.room(0) == 1
 
 
-def test_acknowledgements_are_told_once_and_together() -> None:
+def test_acknowledgements_are_reported_once_and_together() -> None:
     link = attached()
     give(link, *[message(b"x")] * 5)
     link.mark_received(0, 4)
@@ -235,7 +235,7 @@ def test_a_commit_after_a_rollback_is_answered_with_its_number() -> None:
     assert link.packets() == acks("committed 1")
 
 
-def test_outcomes_of_different_kinds_are_told_apart() -> None:
+def test_outcomes_of_different_kinds_are_distinguished() -> None:
     link = receiver(*[message(b"x")] * 4, SequenceOperation("commit", (0,), 3))
     for sequence, good in enumerate([True, True, False, True]):
         link.settle(0, sequence, committed=good)
@@ -249,8 +249,8 @@ def test_outcomes_that_the_window_proves_known_are_forgotten() -> None:
     for sequence in range(6):
         give(link, message(b"x"), ChannelOperation("commit", (0,)))
         link.settle(0, sequence, committed=sequence % 2 == 0)
-    told = acks("committed 4", "uncommitted 5")
-    assert resumed(link) == [*acks("received 5"), *told, *acks("consumed 5"), Resume()]
+    reported = acks("committed 4", "uncommitted 5")
+    assert resumed(link) == [*acks("received 5"), *reported, *acks("consumed 5"), Resume()]
 
 
 def test_a_range_of_outcomes_leaves_out_what_was_rolled_back() -> None:
@@ -273,7 +273,7 @@ def test_a_rollback_may_be_acknowledged_by_uncommitted_or_consumed() -> None:
         give(sender("rollback", "commit"), *acks("consumed", "committed"))
 
 
-def test_operations_not_acknowledged_are_repeated_behind_their_messages() -> None:
+def test_operations_not_acknowledged_are_repeated_after_their_messages() -> None:
     link = sender("commit", "rollback", "commit", "undecided")
     resumed(link)
     give(link, *acks("received 1"), *acks("committed 0"), Resume())
@@ -295,7 +295,7 @@ def test_a_repeated_operation_names_nothing_new_in_either_form() -> None:
     ]
 
 
-def test_what_is_told_before_the_resume_is_bounded() -> None:
+def test_what_is_reported_before_the_resume_is_bounded() -> None:
     link = attached(limits=RelinkLimits(window=2))
     link.send(0, [b"x"])
     resumed(link)
@@ -373,7 +373,7 @@ def test_a_channel_opened_again_starts_at_zero() -> None:
 
 
 def test_messages_of_a_closed_channel_are_not_asked_for_again() -> None:
-    """Message, close, consumed and closed: and the peer has heard none of our answers."""
+    """Message, close, consumed and closed: and the peer has received none of our answers."""
     link = attached()
     give(link, message(b"x"), ChannelOperation("close", (0,)))
     link.consume(0, 0)
@@ -381,7 +381,7 @@ def test_messages_of_a_closed_channel_are_not_asked_for_again() -> None:
     assert resumed(link) == [*acks("received 0", "consumed 0", "closed"), Resume()]
 
 
-def test_a_pong_proves_that_closed_was_heard() -> None:
+def test_a_pong_proves_that_closed_was_received() -> None:
     link = attached()
     give(link, message(b"x"), ChannelOperation("close", (0,)))
     link.consume(0, 0)
@@ -389,8 +389,8 @@ def test_a_pong_proves_that_closed_was_heard() -> None:
     give(link, message(b"y", channel=1), ChannelOperation("close", (1,)))
     link.consume(1, 0)
     link.confirm(closures)
-    told = acks("received 0", "consumed 0", "closed", channel=1)
-    assert resumed(link) == [*told, Resume()]
+    reported = acks("received 0", "consumed 0", "closed", channel=1)
+    assert resumed(link) == [*reported, Resume()]
 
 
 def test_closed_before_the_resume_answers_the_close_that_is_pending() -> None:
@@ -429,7 +429,7 @@ def test_a_channel_that_the_peer_is_silent_about_was_closed() -> None:
     assert link.packets() == [ChannelOperation("close", (0,))]
 
 
-def test_a_commit_that_is_repeated_behind_the_close_finds_the_channel_closed() -> None:
+def test_a_commit_that_is_repeated_after_the_close_finds_the_channel_closed() -> None:
     link = receiver(
         message(b"x"), ChannelOperation("close", (0,)), SequenceOperation("commit", (0,), 0)
     )
@@ -447,7 +447,7 @@ def test_a_commit_that_is_repeated_behind_the_close_finds_the_channel_closed() -
 # --------------------------------------------------------------------------------------- resuming
 
 
-def test_everything_is_told_before_the_resume_and_nothing_is_sent_before_the_peers() -> None:
+def test_everything_is_reported_before_the_resume_and_nothing_is_sent_before_the_peers() -> None:
     link = attached()
     give(link, *[message(b"x")] * 3, message(b"y", channel=9))
     link.consume(0, 1)
@@ -516,8 +516,8 @@ def test_a_saved_link_resumes_where_it_was() -> None:
     link = Link.restore(link.save())
     assert (link.epoch, link.id, link.terms.endpoint) == (1, 7, "e")
     assert link.held_bytes == 1 and link.undecided_bytes == 0
-    told = acks("received 1", "uncommitted 0", "consumed 0")
-    assert resumed(link) == [*told, Resume()]
+    reported = acks("received 1", "uncommitted 0", "consumed 0")
+    assert resumed(link) == [*reported, Resume()]
     give(link, Resume())
     assert link.packets() == [message(b"a", b"b"), SequenceOperation("commit", (0,), 0)]
     repeated = give(link, message(b"x"), SequenceOperation("commit", (0,), 2))

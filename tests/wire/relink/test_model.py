@@ -218,7 +218,7 @@ class LossyPipe(RuleBasedStateMachine):
     # The pipe.
 
     def turn(self) -> None:
-        """Let both ends react until neither has anything to say or to send."""
+        """Let both ends react until neither has anything to send."""
         for side, pipe in zip(self.sides, self.pipes, strict=True):
             connection = side.connection
             if connection is None:
@@ -257,7 +257,7 @@ class LossyPipe(RuleBasedStateMachine):
     @precondition(lambda self: self.can_connect)
     @rule()
     def reconnect(self) -> None:
-        """With the handshake done, and what is told before the resume."""
+        """With the handshake done, and what is reported before the resume."""
         self.connect()
         self.deliver_everything()
 

@@ -1,4 +1,4 @@
-"""The page about Relink says what the code does."""
+"""The page about Relink describes what the code does."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosswire.errors import FrameError, FrameTooLarge, MalformedFrame, UnknownFrame
-from crosswire.wire.contract import Frame, Sniff
+from crosswire.wire.contract import Frame
+from crosswire.wire.registry import Sniff
 from crosswire.wire.zmtp import (
     Command,
     Greeting,

@@ -157,6 +157,7 @@ def _write(
     for part in _parts(layout.convert(each) for each in rows):
         if is_committed:
             continue
+        # Parts are numbered: one that is sent again, because its answer was lost, is kept once.
         query = {"part": parts, "run": batch.run}
         answer = hub.post_bytes(path, _stream(part), _ARROW, query)
         # Committed by an earlier run whose success Spark has not noted: the rest of the rows is
@@ -218,6 +219,7 @@ def _local(name: str) -> str:
 def _commit(hub: HubAddress, batch: SinkBatch, staged: Sequence[StagedTask]) -> None:
     """Returns when all rows are messages. A large commit takes several requests: once the hub has
     noted it, it completes it, also after a restart, and each request waits for that."""
+    # A task without rows has staged nothing, and the hub knows no attempt of it.
     named = [
         {"attempt": each.attempt, "parts": each.parts, "messages": each.messages}
         for each in staged

@@ -105,6 +105,7 @@ class LogReader(DataSourceReader):
         options, narrowed = self._options, self._narrowed
         log = HubLog(options)
         seen = log.look(narrowed.topics)
+        # startingTimestamp replaces startingOffsets, as in Kafka.
         by_time = options.since_us is not None
         since = [each for each in (options.since_us, narrowed.since_us) if each is not None]
         planned = log.plan(
@@ -241,6 +242,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             searched = planned.end
         self._log.check_missing(planned.missing)
         self._quiet = (start, planned.end)
+        # With availableNow the same start ends the query: there is nothing to wait for.
         if self._target is None:
             time.sleep(_QUIET_S)
         return start
@@ -251,6 +253,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = {
             name: positions[seen.node] for name, positions in end.items() if seen.node in positions
         }
+        # The checkpoint's offsets are of another node: the hub's data was replaced.
         if OTHERS not in ends:
             self._log.report_loss(f"the batch is of another hub: this one is node {seen.node}")
             return []

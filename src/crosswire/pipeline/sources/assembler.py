@@ -196,6 +196,7 @@ class Assembler:
             at += 1
             for run in flow.add(segment_of(packet, segments.data[packet["source"]])):
                 self._put(run)
+            # The kernel has no room for waiting bytes that are no slices of a source.
             if not flow.is_waiting:
                 from_flow(flow, self._state)
                 self._flow = None
@@ -213,11 +214,13 @@ class Assembler:
     @property
     def _is_full(self) -> bool:
         return (
+            # As in the kernel: a segment that may not fit is not begun.
             self._count + ROWS_OF_A_SEGMENT > BATCH_ROWS
             or len(self._extra) + followed_bytes(self._state) >= BATCH_BYTES
         )
 
     def _put(self, run: ReassembledRun) -> None:
+        # One segment may release many that waited, more than a batch has rows.
         if self._count == self._rows.shape[1]:
             self._rows = np.concatenate((self._rows, np.zeros_like(self._rows)), axis=1)
         self._rows[:, self._count] = (
@@ -287,6 +290,7 @@ class Assembler:
             undecided[0] = False
         else:
             self._seq = 0
+        # Whether the last connection may have more rows in segments that are not read yet.
         goes_on = not complete and rows[ROW_FLOW, -1] == flow_of(self._state)
         stops = np.append(starts[1:], rows.shape[1])
         for index in np.flatnonzero(undecided).tolist():
@@ -303,10 +307,12 @@ class Assembler:
         self, found: BatchConnections, rows: npt.NDArray[np.int64], sources: _Sources
     ) -> pa.RecordBatch:
         count = rows.shape[1]
+        # Each row's connection: 1 at the first row of each but the first, summed up.
         which = np.zeros(count, np.int32)
         which[found.starts[1:]] = 1
         np.cumsum(which, out=which)
         seq = np.arange(count) - found.starts[which]
+        # The first connection may have begun in an earlier batch.
         seq[which == 0] += self._seq
         self._seq = int(seq[-1]) + 1
         self._last = _LastConnection(
@@ -340,6 +346,7 @@ class Assembler:
             payload = sources.payload(rest, row) or b""
             rest[[ROW_SOURCE, ROW_START], row] = _EXTRA, len(self._extra)
             self._extra += payload
+        # Grown for many rows at once: not kept at that size.
         if self._rows.shape[1] > BATCH_ROWS:
             self._rows = np.zeros((ROW_FIELDS, BATCH_ROWS), np.int64)
         self._count = rest.shape[1]

@@ -146,6 +146,7 @@ def _split(
     buffers, fragments = _BlockBuffers(_BLOCK_RECORDS), Fragments()
     file.seek(start)
     layout, end = walk.layout, start
+    # A part ends where a block does: blocks are smaller than parts, so that these get their size.
     block_bytes = min(split_bytes // 4 + 64, _BLOCK_BYTES)
     for records in walk.records(file, start, stop, block_bytes):
         if layout is None:
@@ -228,6 +229,7 @@ class _Walk:
         buffer = np.empty(max(block_bytes, FILE_HEADER_BYTES), np.uint8)
         held = 0
         while True:
+            # Never beyond the part: what follows is another task's, or was appended since.
             if stop is not None and len(buffer) > stop - base:
                 buffer = buffer[: stop - base]
             filled = self._fill(file, buffer, held)
@@ -252,6 +254,7 @@ class _Walk:
                 # refuse a record of more than MOST_CAPTURED_BYTES when they read its header.
                 buffer = np.concatenate((buffer, np.empty_like(buffer)))
             else:
+                # Copied twice, since the two ranges may overlap.
                 buffer[:held] = buffer[position:filled].copy()
             base += position
 
@@ -347,6 +350,7 @@ def _segments(
         found = _segment_in(packet, int(records.times[index]), records)
         if found is None:
             continue
+        # In the order of capture: the segments before the last fragment, then the joined one.
         if given < before:
             yield Segments(records.data, records.base, packets[given:before], flows[given:before])
             given = before

@@ -178,6 +178,7 @@ def from_flow(flow: Flow, state: Int64) -> None:
             -1 if base is None else base,
             following,
             late,
+            # Below 0, before a late start, it would read as None; in both cases it is reached.
             -1 if fin_at is None else max(fin_at, 0),
             ended,
             time,
@@ -251,6 +252,7 @@ def _put(
 ) -> None:
     """A row without bytes. A direction's time never decreases."""
     state[half + _TIME] = max(state[half + _TIME], time_ns)
+    # An index without a sign: see packet_kernels.
     row = np.uint64(position)
     rows[ROW_FLOW, row] = state[_FLOW]
     rows[ROW_NUMBER, row] = state[_NUMBER]
@@ -382,6 +384,8 @@ def _give_up(
 def _open(state: Int64, packet: Any, rows: Int64, count: int) -> int:
     """A SYN, which opens a connection; a repeated one changes nothing. Gives the number of rows, -1
     if `Flow` has to take it."""
+    # With bytes (TCP Fast Open), with contradicting flags, or while the last connection has holes,
+    # which first have to become gaps.
     if packet.size or packet.flags & (FIN | RST) or _is_open(state):
         return -1
     forward = packet.forward
@@ -393,6 +397,7 @@ def _open(state: Int64, packet: Any, rows: Int64, count: int) -> int:
     over = _is_over(state)
     if not over and state[half + _BASE] == first and not state[half + _LATE]:
         return count
+    # SYN with ACK answers the other end, which so is the opener although its SYN is missing.
     if over or not state[_BEGUN]:
         opener = forward != answers
         _begin(state, opener)
@@ -404,6 +409,7 @@ def _open(state: Int64, packet: Any, rows: Int64, count: int) -> int:
     elif state[half + _BASE] >= 0 or (
         answers and state[other + _BASE] >= 0 and state[other + _BASE] != acknowledged
     ):
+        # Another connection begins although this one is not over.
         return -1
     state[half + _BASE] = first
     return count
@@ -421,6 +427,7 @@ def _is_expected(state: Int64, packet: Any) -> bool:
     """Whether a packet has the next bytes of a connection in which nothing is missing: nearly all
     have."""
     half = _HALVES + _HALF_FIELDS if packet.forward else _HALVES
+    # Without a base it means nothing; that is tested below, after what is false more often.
     due = (state[half + _BASE] + state[half + _NEXT]) & _MASK
     return (
         np.int64(packet.number) == due
@@ -465,6 +472,7 @@ def follow(
             return at, count, FULL
         packet = packets[order[at]]
         if packet.flow != state[_FLOW]:
+            # Holes become gaps at the end of a flow: that is left to `Flow`, it is rare.
             if _is_open(state):
                 return at, count, LEAVE
             enter(state, packet.flow)
@@ -494,8 +502,10 @@ def _take(
     forward, time_ns, bits = packet.forward, packet.time_ns, packet.flags
     half = _HALVES + _HALF_FIELDS if forward else _HALVES
     other = _HALVES if forward else _HALVES + _HALF_FIELDS
+    # So long after its end it belongs to another connection, which `Flow` begins.
     if _is_over(state) and time_ns - max(state[half + _TIME], state[other + _TIME]) > LINGER_NS:
         return -1
+    # A reset first gives out all that waits.
     if bits & RST and (packet.size or bits & FIN or _is_open(state)):
         return -1
     if not state[_BEGUN]:
@@ -507,6 +517,7 @@ def _take(
     # Of bytes that were captured twice the first count.
     cut = max(state[half + _NEXT] - position, 0)
     length = np.int64(packet.size) - cut
+    # Of another connection, whose SYN was not captured.
     if packet.size and abs(position - state[half + _NEXT]) > _FAR:
         return -1
     if length > 0:
@@ -518,6 +529,7 @@ def _take(
             if index != _THERE:
                 _keep(state, half, waiting, side, index, position, packet)
         elif state[half + _WAITS] and position + cut + length > waiting[side, 0, _POSITION]:
+            # It reaches into bytes that wait. They were captured first and count: `Flow` cuts it.
             return -1
         else:
             start = packet.start + cut
@@ -527,6 +539,7 @@ def _take(
             if state[half + _WAITS]:
                 count = _release(state, half, forward, waiting, rows, count)
     if bits & FIN and state[half + _FIN_AT] < 0:
+        # By the length on the wire; not below 0, which would read as None.
         state[half + _FIN_AT] = max(position + packet.length, 0)
     count = _end(state, half, forward, time_ns, rows, count)
     if _waits(state):

@@ -41,7 +41,7 @@ _BLOCK_BYTES: Final = 1 << 20
 """Read at once: small enough to stay in the cache of a core."""
 _FLOW_WORDS: Final = FLOW_BYTES // 4
 _FIRST_FLOWS: Final = 1024
-_MOST_HELD_BYTES: Final = 384 * 1024 * 1024
+_MOST_MAPPED_BYTES: Final = 384 * 1024 * 1024
 _STATM: Final = Path("/proc/self/statm")
 _PACKET_WEIGHT: Final = 256
 """The fixed cost of a packet, in bytes that take as long."""
@@ -80,10 +80,10 @@ class MappedFile:
         """Raises InvalidInput if the file was truncated: reading a mapped page after its end kills
         the process with SIGBUS."""
         if self._mapping.size() < len(self._mapping):
-            raise InvalidInput(f"{self._path} was cut short while it was read")
+            raise InvalidInput(f"{self._path} was truncated while it was read")
 
-    def forget(self) -> None:
-        """Unmap its pages from this process; they stay in the page cache."""
+    def release_pages(self) -> None:
+        """Drop its pages from this process's memory; they stay in the page cache."""
         self._mapping.madvise(mmap.MADV_DONTNEED)
 
 
@@ -93,12 +93,12 @@ def check_mapped(files: Sequence[MappedFile]) -> None:
     Raises InvalidInput."""
     for file in files:
         file.check()
-    if _held_of_files() > _MOST_HELD_BYTES:
+    if _mapped_bytes() > _MOST_MAPPED_BYTES:
         for file in files:
-            file.forget()
+            file.release_pages()
 
 
-def _held_of_files() -> int:
+def _mapped_bytes() -> int:
     """The bytes of mapped files that Linux counts as this process's memory; 0 on other systems."""
     try:
         return int(_STATM.read_bytes().split()[2]) * mmap.PAGESIZE
@@ -165,6 +165,8 @@ def survey(files: Iterable[Split]) -> Survey:
 
 @lazy_kernel
 def _hash(words: npt.NDArray[np.uint32], row: int, seed: Any) -> int:
+    # Multiplying by an odd constant (2**64 divided by the golden ratio) mixes lower bits into upper
+    # ones, the shift brings them back down: both ends of the result are used.
     found = seed
     for index in range(words.shape[1]):
         found = (found ^ np.uint64(words[row, index])) * np.uint64(0x9E3779B97F4A7C15)
@@ -174,6 +176,7 @@ def _hash(words: npt.NDArray[np.uint32], row: int, seed: Any) -> int:
 
 @lazy_kernel
 def _bucket(hashed: Any) -> int:
+    # The upper 10 bits: BUCKETS of them. The lower ones choose the slot of a flow's table.
     return np.int64(np.uint64(hashed) >> np.uint64(54))  # type: ignore[return-value]
 
 
@@ -215,6 +218,7 @@ class _SharePackets:
     def __init__(self, share: FlowShare, since_ns: int) -> None:
         self._share = share
         self._since_ns = since_ns
+        # The survey has counted them; with `since_ns` there are fewer.
         self._packets = np.empty(share.packets, PACKET)
         self._words = np.zeros((_FIRST_FLOWS, _FLOW_WORDS), np.uint32)
         self._slots = np.full(4 * _FIRST_FLOWS, -1, np.int32)
@@ -293,6 +297,7 @@ def _keep(
         hashed = np.uint64(_hash(words, at, seed))
         if owners[_bucket(hashed)] == share and packet.time_ns >= since_ns:
             slot = hashed & mask
+            # Linear probing; the table is at most a quarter full.
             while slots[slot] >= 0 and not _same(words, at, known, slots[slot]):
                 slot = (slot + np.uint64(1)) & mask
             if count == len(kept) or (slots[slot] < 0 and flows == len(known)):
@@ -342,6 +347,7 @@ def _by_flow_and_time(packets: Packets, flows: int) -> npt.NDArray[np.int32]:
     _group(packets, bounds, order, mixed)
     for flow in np.flatnonzero(mixed).tolist():
         own = order[bounds[flow] : bounds[flow + 1]]
+        # Stable: segments of the same time stay in the order of files and records.
         own[:] = own[np.argsort(packets["time_ns"][own], kind="stable")]
     return order
 

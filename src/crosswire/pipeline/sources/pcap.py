@@ -209,10 +209,12 @@ def _plan(paths: list[str], cores: int) -> tuple[Survey | None, int]:
         return None, 0
     surveyed = survey(plain)
     packets = int(surveyed.packets.sum())
+    # A bucket can't be divided: one large flow would fill the memory of its task.
     if surveyed.packets.max() > _PACKETS_OF_A_SHARE // 2:
         return None, 0
     if surveyed.joined_bytes > _MOST_JOINED_BYTES:
         return None, 0
+    # A share for each core, fewer for small captures, more where a share would be too large.
     count = max(min(cores, 1 + packets // _FEW_PACKETS), -(-2 * packets // _PACKETS_OF_A_SHARE))
     return surveyed, count
 
@@ -241,6 +243,8 @@ def reassemble(
     columns: StructType = WIRE_COLUMNS,
 ) -> DataFrame:
     """Shuffle segments by flow, reassemble them and give what `change` makes of the batches."""
+    # File and record decide between segments of the same time, so that the result does not depend
+    # on how the shuffle went.
     arranged = segments.repartition("flow").sortWithinPartitions(
         "flow", "time_ns", "file", "record"
     )

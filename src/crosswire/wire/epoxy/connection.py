@@ -426,5 +426,5 @@ def _size(request: Message) -> int:
 
 
 _REQUEST_WITH_ERROR: Final = Error(
-    ErrorCode.INTERNAL_SERVER_ERROR, "the request holds an error instead of a payload"
+    ErrorCode.INTERNAL_SERVER_ERROR, "the request has an error instead of a payload"
 )

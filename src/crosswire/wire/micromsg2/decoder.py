@@ -137,6 +137,7 @@ class MicroMsg2Decoder(Decoder):
                 frame, length = self._scan_handshake(buffer, position)
             else:
                 if self._sequence is not None and self._continued is False:
+                    # The fast path stops at the first frame that is not a plain message.
                     position, self._sequence = scan_messages(
                         buffer, position, base, self._sequence, placed
                     )
@@ -171,6 +172,7 @@ class MicroMsg2Decoder(Decoder):
 
         After a violation the state is as this frame implies, so that it is reported once.
         """
+        # None for both: unknown, after a gap.
         due, continued = self._sequence, self._continued
         sequence = message.sequence
         self._continued = message.continued

@@ -99,7 +99,7 @@ class LinkTerms(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 def parse_version(sender: str, buffer: bytes, position: int) -> tuple[Frame | None, int]:
-    """A frame and its length, or None and how many bytes it takes to know more."""
+    """A frame and its length; or None, and how many bytes are needed to continue."""
     if len(buffer) - position < VERSION_SIZE:
         return None, VERSION_SIZE
     kind = ConnectorVersion if sender == "connector" else ListenerVersion

@@ -1,0 +1,199 @@
+"""Failed deliveries of a backlog, and everything in it that waits for a time.
+
+    delayed    refused messages, until they are ready again
+    leases     messages that a consumer must settle or extend in time, or they are returned
+    expiry     the time of the next ready message that expires
+
+One timer serves all three: it is set for the earliest of these times.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection
+
+from crosswire.envelope import MICROSECONDS
+from crosswire.hub.attachment import Consumer, Item
+from crosswire.hub.backlog.memory import BacklogMemory, BacklogOwner
+from crosswire.hub.core import Core, SendEnvelope
+from crosswire.hub.cursor import Cursor, FailedDelivery
+from crosswire.hub.dead import bury
+from crosswire.hub.ledger import Step
+
+__all__ = ["Retries"]
+
+
+class Retries:
+    """Decides what becomes of a message whose delivery failed, and when."""
+
+    def __init__(
+        self,
+        core: Core,
+        cursor: Cursor,
+        memory: BacklogMemory,
+        owner: BacklogOwner,
+        send: SendEnvelope,
+    ) -> None:
+        self.wake_at = 0.0
+        """When the timer is due; 0 if there is none."""
+        self._core = core
+        self._loop = core.loop
+        self._wall = core.wall
+        self._cursor = cursor
+        self._memory = memory
+        self._owner = owner
+        self._send = send
+        self._delayed: list[tuple[float, int, Item]] = []
+        self._leases: list[tuple[float, int, int]] = []
+
+    def fail(
+        self,
+        item: Item,
+        consumer: Consumer,
+        step: Step,
+        cause: str,
+        now: float,
+        delay_s: float | None,
+        *,
+        final: bool | None = None,
+    ) -> None:
+        """A consumer no longer holds a message and has not settled it: retry it or bury it.
+
+        `delay_s` None leaves the delay, `final` None the number of attempts to the retry policy.
+        """
+        owner = self._owner
+        item.consumer = None
+        self._memory.held_bytes -= item.size
+        time_us = self._wall.stamp_us(int(now * MICROSECONDS))
+        item.attempts = [*item.attempts, FailedDelivery(time_us, consumer.peer.connection, cause)]
+        owner.note(step, now, [item.id], peer=consumer.peer, attempt=item.delivered, detail=cause)
+        if final is None:
+            final = 0 < owner.retry.max_attempts <= item.delivered
+        if final:
+            self._bury(item, cause, now)
+            return
+        self._cursor.refuse(item.number, item.id, item.attempts)
+        if delay_s is None:
+            delay_s = owner.retry.delay_s(item.delivered, self._core.chance())
+        if delay_s <= 0:
+            self._memory.ready.appendleft(item)
+            self._loop.touch(owner)
+            return
+        item.due = now + delay_s
+        heapq.heappush(self._delayed, (item.due, item.id, item))
+        self._wake(item.due)
+
+    def _bury(self, item: Item, cause: str, now: float) -> None:
+        """Move it to the dead letters, and settle it here in the same group."""
+        owner = self._owner
+        owner.note(Step.DEAD, now, [item.id], detail=cause)
+        self._send(bury(item.envelope, owner.dead_letters, cause, item.attempts), now)
+        if self._core.watchers.by_id:
+            self._core.watchers.notify([item.id], cause)
+        owner.discard(item)
+
+    # Delayed messages that leave before their time.
+
+    def remove_delayed(self, ids: Collection[int]) -> None:
+        """These are settled by other means."""
+        self._delayed = [entry for entry in self._delayed if entry[1] not in ids]
+        heapq.heapify(self._delayed)
+
+    def pop_oldest_delayed(self) -> Item | None:
+        """Take out the delayed message with the least id; None if none is delayed."""
+        if not self._delayed:
+            return None
+        entry = min(self._delayed, key=lambda each: each[1])
+        self._delayed.remove(entry)
+        heapq.heapify(self._delayed)
+        return entry[2]
+
+    # Time.
+
+    def lease(self, item: Item, due: float) -> None:
+        """The consumer that holds it must settle or extend it before this time."""
+        item.due = due
+        heapq.heappush(self._leases, (due, item.id, item.delivered))
+        # Most leases end with a settlement long before they are due: without this the heap would
+        # grow with every message of a lease's duration.
+        if len(self._leases) > 1024 + 2 * len(self._memory.items):
+            items = self._memory.items
+            self._leases = [
+                entry
+                for entry in self._leases
+                if entry[1] in items and items[entry[1]].due == entry[0]
+            ]
+            heapq.heapify(self._leases)
+        self._wake(due)
+
+    def schedule_expiry(self, now: float, *, anywhere: bool = False) -> None:
+        """Set the timer for the next expiry at the head, which is the oldest message.
+
+        Others expire when they get there: until then they harm nobody. `anywhere` is for a memory
+        full of messages that no filter matches, where whatever expires makes room.
+        """
+        ready = self._memory.ready
+        if not ready:
+            return
+        items = ready if anywhere else (ready[0],)
+        expiries = (self._wall.expiry(each.envelope) for each in items if each.envelope.expires)
+        due = min(expiries, default=None)
+        if due is not None:
+            self._wake(max(due, now))
+
+    def is_expired(self, item: Item, now_us: int) -> bool:
+        """Whether it is no longer worth delivering."""
+        return item.envelope.expires > 0 and self._wall.is_expired(item.envelope, now_us)
+
+    def expire_all(self, now_us: int) -> None:
+        """Expire ready messages that are not at the head, too: what no filter matches stays in
+        front of them."""
+        expired = [item for item in self._memory.ready if self.is_expired(item, now_us)]
+        if expired:
+            self._memory.remove_ready({item.id for item in expired})
+            for item in expired:
+                self._owner.expire(item, now_us)
+
+    def _wake(self, due: float) -> None:
+        if not self.wake_at or due < self.wake_at:
+            self.wake_at = due
+            # An action of an owner is called again if it raises: what waits here has no other
+            # event that would bring it forward.
+            self._core.timers.at_least(self._owner, due, self._on_time)
+
+    def _on_time(self, now: float) -> None:
+        owner, memory = self._owner, self._memory
+        self.wake_at = 0.0
+        while self._delayed and self._delayed[0][0] <= now:
+            item = heapq.heappop(self._delayed)[2]
+            item.due = 0.0
+            memory.ready.appendleft(item)
+            self._loop.touch(owner)
+        while self._leases and self._leases[0][0] <= now:
+            due, identifier, attempt = heapq.heappop(self._leases)
+            found = memory.items.get(identifier)
+            if found is None or found.consumer is None:
+                continue
+            # A lease that was extended, or belongs to an earlier delivery, has another entry.
+            if found.due == due and found.delivered == attempt:
+                consumer = found.consumer
+                del consumer.held[identifier]
+                self.fail(found, consumer, Step.RETURNED, "the lease ran out", now, None)
+                self._core.commits.changed(owner)
+                owner.make_room(consumer, 1, now)
+        now_us = int(now * MICROSECONDS)
+        while memory.ready and self.is_expired(memory.ready[0], now_us):
+            owner.expire(memory.ready.popleft(), now_us)
+            memory.fill()
+        if owner.is_filtered:
+            self.expire_all(now_us)
+        if self._delayed:
+            self._wake(self._delayed[0][0])
+        if self._leases:
+            self._wake(self._leases[0][0])
+        self.schedule_expiry(now)
+        owner.check()
+        # Also when nothing was due any more: the next expiry among messages that no filter matches
+        # is found by the dispatch.
+        self._loop.touch(owner)
+        self._loop.pump(now)
