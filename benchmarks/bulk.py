@@ -20,7 +20,7 @@ from crosswire.pipeline.decode.scanners.emqp import EmqpScanner
 from crosswire.pipeline.decode.scanners.epoxy import EpoxyScanner
 from crosswire.pipeline.decode.scanners.micromsg2 import MicroMsg2Scanner
 from crosswire.pipeline.decode.scanners.relink import RelinkScanner
-from crosswire.pipeline.decode.scanners.scanner import END, STOP, BulkScanner
+from crosswire.pipeline.decode.scanners.scanner import END, STOP_REASON, BulkScanner
 from crosswire.wire import PROTOCOL_NAMES, protocol
 from crosswire.wire.emp import frames as emp
 from crosswire.wire.emqp import frames as emqp
@@ -29,6 +29,7 @@ from crosswire.wire.micromsg2 import frames as micromsg2
 from crosswire.wire.micromsg2.layout import LAST_SEQUENCE
 from crosswire.wire.relink import frames as relink
 from crosswire.wire.relink import handshake as relink_handshake
+from crosswire.wire.relink.layout import packet_layout
 from crosswire.wire.zmtp import frames as zmtp
 
 BYTES = 512
@@ -61,7 +62,7 @@ def of_relink() -> tuple[bytes, Message]:
     hello = relink_handshake.ConnectorHello(endpoint="queue/orders", connector_id_size=4)
     version = relink_handshake.ConnectorVersion(0)
     opening = b"".join(map(relink_handshake.serialize_handshake, (version, hello)))
-    layout = relink.layout("connector", 4, 1)
+    layout = packet_layout("connector", 4, 1)
 
     def message(number: int) -> bytes:
         packet = relink.Message((number % 16,), False, (PAYLOAD,))
@@ -113,9 +114,9 @@ def rate(work: Callable[[], object], amount: int, *, seconds: float = 1.0) -> fl
 
 def scan(scanner: BulkScanner, sender: str, data: np.ndarray, ends: np.ndarray) -> int:
     at = np.concatenate(([0], ends[:-1]))
-    states = scanner.fresh(sender, len(ends))
+    states = scanner.new_states(sender, len(ends))
     columns = scanner.scan(data, at, ends, states)
-    assert (states[:, STOP] == END).all()
+    assert (states[:, STOP_REASON] == END).all()
     return len(columns)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from bulk import CASES, rate
 
-from crosswire.pipeline.decode import describe_of
+from crosswire.pipeline.decode.batch_scan import columnar_protocol
 from crosswire.pipeline.decode.contract import FrameRows, Readings
 from crosswire.pipeline.decode.readings import reading_of
 from crosswire.pipeline.decode.scanners.scanner import BulkScanner, Columns
@@ -24,7 +24,7 @@ MESSAGES = 20_000
 
 def scan(scanner: BulkScanner, sender: str, data: np.ndarray) -> Columns:
     at, ends = np.zeros(1, np.int64), np.array([len(data)])
-    return scanner.scan(data, at, ends, scanner.fresh(sender, 1))
+    return scanner.scan(data, at, ends, scanner.new_states(sender, 1))
 
 
 def rows_of(columns: Columns, data: np.ndarray) -> FrameRows:
@@ -49,7 +49,7 @@ def rows_of(columns: Columns, data: np.ndarray) -> FrameRows:
 def by_columns(name: str, rows: FrameRows) -> None:
     reading = reading_of(name)()
     known = {0: reading}
-    describe_of(name)(rows, Readings(known, np.ones(1, np.bool_), known.__getitem__))
+    columnar_protocol(name).describe(rows, Readings(known, np.ones(1, np.bool_), known.__getitem__))
 
 
 def by_frames(name: str, sender: str, said: bytes) -> None:

@@ -39,7 +39,7 @@ from pyspark.sql.types import ArrayType, StructType
 from traffic import Traffic, packets, write_pcap
 
 from crosswire.pipeline.decode.arrow_batches import Batches
-from crosswire.pipeline.decode.connection_rows import WANTED, ConnectionRows
+from crosswire.pipeline.decode.connection_rows import WIRE_COLUMNS, ConnectionRows
 from crosswire.pipeline.decode.row_schema import ARROW, COLUMNS, FRAME_COLUMNS
 from crosswire.pipeline.sources.decoded import decode_captures, decode_tap
 from crosswire.pipeline.sources.pcap import Captures
@@ -80,7 +80,7 @@ def row_by_row(wire: DataFrame) -> DataFrame:
     connections: dict[str, ConnectionRows] = {}
 
     def split(*row: Any) -> list[tuple[Any, ...]]:
-        name = row[WANTED.index("connection")]
+        name = row[WIRE_COLUMNS.index("connection")]
         if name not in connections:
             connections[name] = ConnectionRows(row, collected, payloads=False)
         connections[name].add(row)
@@ -89,7 +89,7 @@ def row_by_row(wire: DataFrame) -> DataFrame:
 
     kind = ArrayType(StructType(COLUMNS.fields[1 : 1 + len(FRAME_COLUMNS)]))
     ordered = wire.repartition("connection").sortWithinPartitions("connection", "seq")
-    told = F.explode(F.udf(split, kind)(*WANTED)).alias("row")
+    told = F.explode(F.udf(split, kind)(*WIRE_COLUMNS)).alias("row")
     return ordered.select(told).select("row.*")
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from crosswire.lake.files import write
 from crosswire.lake.schemas import BACKWARD, DATA, FORWARD
 from crosswire.pipeline.decode.arrow_batches import Batches
-from crosswire.pipeline.decode.connection_rows import WANTED, ConnectionRows
+from crosswire.pipeline.decode.connection_rows import WIRE_COLUMNS, ConnectionRows
 from crosswire.pipeline.decode.row_schema import ARROW, DIRECTIONS, FRAMES, VIOLATIONS
 from crosswire.wire import protocol
 
@@ -213,7 +213,7 @@ def count(tables: Iterable[pa.Table]) -> Counted:
         collected.rows.clear()
 
     for table in tables:
-        for row in zip(*(table[name].to_pylist() for name in WANTED), strict=True):
+        for row in zip(*(table[name].to_pylist() for name in WIRE_COLUMNS), strict=True):
             connection = connections.get(row[1])
             if connection is None:
                 connection = ConnectionRows(row, collected, payloads=False)

@@ -34,9 +34,12 @@ RULED_OUT: Final[dict[str, str]] = {
 """A pattern of whole words, and what to write instead."""
 
 ALLOWED: Final[tuple[str, ...]] = (
+    r'"behind"',  # a field of the HTTP API
     r"place ?holder\w*",
     # Names in the state that streams of the pipeline have stored.
     r'"(?:said|said_yes|is_told|place)"',
+    # A field of the hub's API for reading its log.
+    r'"behind"',
 )
 """What is no finding although it contains a word of the list."""
 

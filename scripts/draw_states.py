@@ -33,7 +33,7 @@ def transitions(table: Mapping[tuple[Any, type[Any]], Any]) -> Edges:
     """From state, to state → names of the frames that lead there."""
     edges: Edges = {}
     for (before, frame), after in table.items():
-        for each in after if isinstance(after, tuple) else (after,):
+        for each in after:
             edges.setdefault((before.value, each.value), []).append(frame.frame_name)
     return edges
 

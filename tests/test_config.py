@@ -129,5 +129,5 @@ def test_numbers_and_names_that_can_not_be_used_are_mistakes(setting: str) -> No
 @pytest.mark.parametrize(("name", "least"), [("buffer_bytes", 65536), ("destinations", 1)])
 def test_a_store_without_room_for_anything_is_a_mistake(name: str, least: int) -> None:
     ((mistake),) = check(f"[store]\n{name} = 0\n")[1]
-    assert str(mistake).startswith(f"line 2: store.{name}: 0 is too few")
+    assert str(mistake).startswith(f"line 2: store.{name}: 0 is too small")
     assert check(f"[store]\n{name} = {least}\n")[1] == []

@@ -1,4 +1,4 @@
-"""crosswire.toml: one frozen Config, passed down; every part brings the settings of its own."""
+"""crosswire.toml as one frozen Config; every part of the program defines its own settings."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ __all__ = [
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 _LONGEST_S: Final = 300 * 365 * 86_400
-"""Added to the time of today it still has 63 bits in microseconds."""
+"""The longest duration: added to today's time in microseconds it still has 63 bits."""
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where a listener is opened; port 0 takes a free one."""
+    """The address of a listener; port 0 takes a free one."""
 
     host: str
     port: int
@@ -65,7 +65,7 @@ class Address(msgspec.Struct, frozen=True):
 
     @property
     def is_loopback(self) -> bool:
-        """Can only this machine reach it?"""
+        """Whether only this machine can reach it."""
         if self.host == "localhost":
             return True
         try:
@@ -78,10 +78,10 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What all peers together, and each of them, may take. 0 for `idle_s` means for ever.
+    """Limits for all connections together, and for each of them; `idle_s` 0 means no limit.
 
-    With `congested_bytes` waiting to be written a peer gets nothing more, and nothing is read from
-    it, until it has read.
+    A peer with more than `congested_bytes` that are not written gets nothing more, and nothing is
+    read from it, until it has read.
     """
 
     connections: Positive = 20_000
@@ -93,7 +93,7 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProtocolLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What each protocol has limits for: see its page."""
+    """The limits of each protocol: see its page."""
 
     emp: EmpLimits = EmpLimits()
     emqp: EmqpLimits = EmqpLimits()
@@ -103,7 +103,7 @@ class ProtocolLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """PEM files. With `client_ca` peers may show a certificate of that authority, or must."""
+    """PEM files. With `client_ca` peers may, or must, present a certificate of that authority."""
 
     certificate: str
     key: str
@@ -112,13 +112,13 @@ class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BondFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """IDL files whose services JSON peers can call, and provide."""
+    """IDL files of services that JSON peers can call, and provide."""
 
     files: tuple[str, ...] = ()
 
 
 class EmqpSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`curve_secret_key` (Z85) makes every eMQP listener ask for CURVE."""
+    """eMQP's broker; with `curve_secret_key` (Z85) every eMQP listener requires CURVE."""
 
     default_queue: str = "default"
     unknown_queue: Literal["default", "hold"] = "default"
@@ -127,27 +127,27 @@ class EmqpSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`hosts` are names that browsers and tools may call the hub by, beside addresses and
-    localhost; a request for any other is refused. `body_bytes` bounds what one may carry."""
+    """`hosts` are names that the hub may be addressed by, beside addresses and localhost: requests
+    for any other are refused. `body_bytes` is the largest body of a request."""
 
     hosts: tuple[str, ...] = ()
     body_bytes: Positive = 8 * 1024 * 1024
 
 
 class TapSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The raw bytes of these listeners' connections, of a `sample` of them (1.0 is all)."""
+    """Listeners whose connections are recorded, and the share of these (`sample`, 1.0 is all)."""
 
     listeners: tuple[str, ...] = ()
     sample: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
 
 
 class LakeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes to Parquet files, where, how soon, and for how long it stays.
+    """What is written to Parquet files, where, how soon, and how long it is kept.
 
-    A file is sealed after `seal_s`, or earlier with `seal_bytes`. `memory_bytes` wait in memory for
-    a slow disk, then they are read from the store again, which keeps `backlog_bytes` for the lake:
-    what is more than that becomes a gap. `directory` is DATA/lake if it is not given. 0 days or
-    bytes of retention mean for ever and any number.
+    A file is sealed after `seal_s`, or at `seal_bytes`. While the disk is slow, up to
+    `memory_bytes` wait in memory; more is read from the store again, which keeps `backlog_bytes`
+    for the lake, and what is lost beyond that is recorded as a gap. `directory` is DATA/lake by
+    default. A retention of 0 days or bytes means no limit.
     """
 
     messages: bool = True
@@ -163,7 +163,7 @@ class LakeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScheduleEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule that is there as soon as the hub is; one of `json`, `text` is its message."""
+    """A schedule of the configuration; its message is `json` or `text`."""
 
     id: str
     destination: str
@@ -178,7 +178,7 @@ class ScheduleEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """All that `crosswire serve` can be told. Without a file, everything on loopback."""
+    """All settings of `crosswire serve`. By default every listener is on loopback."""
 
     data: str = "./crosswire-data"
     listen: dict[str, str] = {}
@@ -201,7 +201,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     lake: LakeSettings = LakeSettings()
 
     def addresses(self) -> dict[str, Address]:
-        """Every listener that is to be opened. `"off"` leaves one out. Raises ConfigError."""
+        """The listeners to open, without those that are `"off"`. Raises ConfigError."""
         names = LISTENERS if self.tls is not None else PLAIN_LISTENERS
         addresses = {
             name: self.listen.get(name, f"127.0.0.1:{port}") for name, port in names.items()
@@ -209,14 +209,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return {name: Address.parse(text) for name, text in addresses.items() if text != "off"}
 
     def exposed(self) -> dict[str, Address]:
-        """The listeners that other machines reach, if anybody there could do anything."""
+        """Listeners that other machines reach, if no user is configured and not `insecure`."""
         if self.users or self.insecure:
             return {}
         return {name: each for name, each in self.addresses().items() if not each.is_loopback}
 
 
 def check(text: str) -> tuple[Config | None, list[Mistake]]:
-    """The configuration in a file's text, or all its mistakes in the order of their lines."""
+    """The configuration in a file's text; or None and all mistakes, in the order of lines."""
     config, mistakes = read(text, Config)
     if config is None:
         return None, mistakes
@@ -225,7 +225,7 @@ def check(text: str) -> tuple[Config | None, list[Mistake]]:
 
 
 def load(path: Path) -> Config:
-    """Raises ConfigError that lists every mistake."""
+    """The configuration in a file. Raises ConfigError, which lists every mistake."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -238,7 +238,7 @@ def load(path: Path) -> Config:
 
 
 def _contradictions(config: Config, lines: Lines) -> Iterator[Mistake]:
-    """What each setting allows but all together do not."""
+    """Mistakes that the types of single settings can't express."""
     yield from _wrong_numbers(config, (), lines)
     yield from _wrong_listeners(config, lines)
     yield from _wrong_store(config, lines)
@@ -259,7 +259,7 @@ def _contradictions(config: Config, lines: Lines) -> Iterator[Mistake]:
 
 
 def _wrong_store(config: Config, lines: Lines) -> Iterator[Mistake]:
-    """Below that a full disk could keep the log from being sorted into tables."""
+    """Too small buffers and reserves: a full disk could then keep the store from flushing."""
     store = config.store
     for name, value, least in (
         ("buffer_bytes", store.buffer_bytes, LEAST_BUFFER_BYTES),
@@ -267,7 +267,7 @@ def _wrong_store(config: Config, lines: Lines) -> Iterator[Mistake]:
     ):
         if 0 <= value < least:
             hint = f"set it to {least} or more"
-            yield Mistake(lines.of(("store", name)), f"store.{name}", f"{value} is too few", hint)
+            yield Mistake(lines.of(("store", name)), f"store.{name}", f"{value} is too small", hint)
     needed, given = flush_bytes(config.store.buffer_bytes), config.store.spare_bytes
     if given < needed:
         what = f"{given} is less than the {needed} bytes that the store's own work may take"
@@ -276,15 +276,15 @@ def _wrong_store(config: Config, lines: Lines) -> Iterator[Mistake]:
 
 
 def _wrong_numbers(value: object, path: tuple[str | int, ...], lines: Lines) -> Iterator[Mistake]:
-    """No setting means anything below 0, beyond 64 bits or without end.
+    """Numbers below 0, above 63 bits or not finite, which no setting allows.
 
-    What messages hold is not a setting.
+    Messages of schedules are not settings.
     """
     if isinstance(value, int | float):
         if value < 0:
             yield Mistake(lines.of(path), dotted(path), f"{value} is below 0")
         elif not value <= LARGEST_INTEGER:
-            yield Mistake(lines.of(path), dotted(path), "is no number that can be used")
+            yield Mistake(lines.of(path), dotted(path), "the number is too large")
         elif str(path[-1]).endswith("_s") and value > _LONGEST_S:
             yield Mistake(lines.of(path), dotted(path), f"{value:g} s is more than 300 years")
     elif isinstance(value, msgspec.Struct):
@@ -319,7 +319,7 @@ def _wrong_listeners(config: Config, lines: Lines) -> Iterator[Mistake]:
 
 
 def _wrong_keys(config: Config, lines: Lines) -> Iterator[Mistake]:
-    """A key is a secret, in this output too: only what is wrong with it is told."""
+    """Keys that can't be decoded. A key is a secret: the message never contains it."""
     secret = config.emqp.curve_secret_key
     keys: list[tuple[tuple[str | int, ...], str, str | None]] = [
         (("users", number, "curve_key"), f"users[{number + 1}].curve_key", user.curve_key)
@@ -344,9 +344,9 @@ def _wrong_users(config: Config, lines: Lines) -> Iterator[Mistake]:
             value = getattr(user, field)
             if value is not None and value in seen:
                 line = lines.of(("users", number, field))
-                # A token is a secret, in this output too.
+                # A token is a secret: the message never contains it.
                 what = value if field == "name" else f"the {field} of {user.name}"
-                yield Mistake(line, f"users[{number + 1}].{field}", f"{what} is there twice")
+                yield Mistake(line, f"users[{number + 1}].{field}", f"{what} is used twice")
             seen.add(value)
 
 
@@ -360,13 +360,13 @@ def _wrong_schedules(config: Config, lines: Lines) -> Iterator[Mistake]:
 
         if bool(entry.interval_s) == bool(entry.cron):
             line = lines.of(("schedules", number))
-            yield Mistake(line, where, "needs interval_s or cron, one of them")
+            yield Mistake(line, where, "needs either interval_s or cron")
         try:
             check_id(entry.id)
         except InvalidSchedule as error:
             yield wrong("id", error)
         if entry.id in twice:
-            yield wrong("id", f"{entry.id} is there more than once")
+            yield wrong("id", f"{entry.id} is used more than once")
         try:
             if parse_destination(entry.destination).kind == "service":
                 yield wrong("destination", "a schedule sends to a queue or a topic")
@@ -378,7 +378,7 @@ def _wrong_schedules(config: Config, lines: Lines) -> Iterator[Mistake]:
         except InvalidSchedule as error:
             yield wrong("cron", error)
         try:
-            # A negative one is refused with all other negative numbers.
+            # A negative one is reported by `_wrong_numbers`.
             if entry.interval_s and not entry.interval_s < 0:
                 check_interval(entry.interval_s)
         except InvalidSchedule as error:

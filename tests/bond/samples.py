@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from crosswire.bond import binary, core_module, epoxy_module, idl
+from crosswire.bond import bonded, core_module, epoxy_module, idl
 from crosswire.bond import compact as compact  # registers its dialects
 from crosswire.bond import fast as fast
 from crosswire.bond.dialect import Dialect
@@ -33,4 +33,4 @@ def vectors() -> list[dict[str, Any]]:
 
 
 def dialects() -> list[Dialect]:
-    return list(binary.DIALECTS.values())
+    return list(bonded.DIALECTS.values())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from crosswire.bond import binary, compact, fast, idl
+from crosswire.bond.bonded import DIALECTS
 from crosswire.bond.dialect import Dialect
 from crosswire.bond.schema import DEFAULT_LIMITS, DataType, DecodeLimits, StructDef
 from crosswire.bond.tree import Nan, TreeField, TreeStruct
@@ -334,7 +335,7 @@ COUNTED = ["list<int64>", "set<double>", "map<int8, string>", "vector<T>", "blob
 @pytest.mark.parametrize("kind", COUNTED)
 @pytest.mark.parametrize("name", ["fast", "compact"])
 def test_a_count_that_exceeds_the_rest_allocates_nothing(kind: str, name: str) -> None:
-    dialect = binary.dialect_named(name)
+    dialect = DIALECTS[name]
     made = declared(f"struct T {{}} struct S {{ 0: required {kind} x; }}")
     wire = binary.encode(dialect, made.python_class(), made)
     assert wire[-2:] == b"\x00\x00"  # the count, STOP
@@ -425,9 +426,9 @@ def test_compact_v2_refuses_a_struct_of_another_length() -> None:
     good = compact.encode(params.python_class(x=1), params, version=2)
     for length in (good[0] - 1, good[0] + 1):
         wire = bytes((length,)) + good[1:] + b"\x00"
-        with pytest.raises(BondDecodeError, match="does not end where it said"):
+        with pytest.raises(BondDecodeError, match="does not end where its length ends"):
             compact.decode(wire, params, version=2)
-        with pytest.raises(BondDecodeError, match="does not end where it said"):
+        with pytest.raises(BondDecodeError, match="does not end where its length ends"):
             compact.decode_tree(wire, version=2)
 
 

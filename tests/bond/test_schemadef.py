@@ -77,7 +77,7 @@ BT_STRUCT, BT_LIST, BT_SET, BT_MAP, BT_INT8, BT_STRING = 10, 11, 12, 13, 14, 9
         ({"type": {"id": 127}}, "incomplete type 127"),
         ({"type": {"id": BT_MAP, "element": {"id": BT_INT8}}}, "without keys"),
         ({"type": {"id": BT_SET, "element": {}}}, "keys of type"),
-        ({"type": {}}, "holds itself"),
+        ({"type": {}}, "contains itself"),
         ({"type": {"id": BT_INT8}, "default": {"int_value": 300}}, "the default 300"),
         ({"type": {"id": BT_INT8}, "modifier": 9}, "unknown modifier"),
     ],

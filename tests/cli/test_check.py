@@ -74,12 +74,12 @@ def test_nothing_is_wrong(mistakes: Explain) -> None:
         (
             "[[users]]\nname = 'a'\ntoken = '0123456789abcdef'\n"
             "[[users]]\nname = 'b'\ntoken = '0123456789abcdef'",
-            "line 6: users[2].token: the token of b is there twice",
+            "line 6: users[2].token: the token of b is used twice",
         ),
         ("[[users]]\nname = 'a'", "line 1: users[1]: a needs a token"),
         (
             "[[schedules]]\nid = 'a'\ndestination = 'queue/q'",
-            "line 1: schedules[1]: needs interval_s or cron, one of them",
+            "line 1: schedules[1]: needs either interval_s or cron",
         ),
         (
             "[[schedules]]\nid = 'a'\ndestination = 'q'\ninterval_s = 1",

@@ -28,7 +28,7 @@ def decode(hex_text: str, *options: str) -> tuple[int, list[Any], str]:
 
 
 def test_a_line_per_frame() -> None:
-    code, rows, said = decode(HELLO + PING)
+    code, rows, summary = decode(HELLO + PING)
     assert (code, rows) == (
         0,
         [
@@ -36,7 +36,7 @@ def test_a_line_per_frame() -> None:
             {"offset": 12, "length": 8, "frame": "ping", "fields": {}},
         ],
     )
-    assert said == "2 frames, 0 violations, 0 bytes of an unfinished frame, 20 bytes in all\n"
+    assert summary == "2 frames, 0 violations, 0 bytes of an unfinished frame, 20 bytes in all\n"
 
 
 @pytest.mark.parametrize(
@@ -60,22 +60,22 @@ def test_a_field_that_is_not_written_is_left_out(kind: int, body: Any, fields: A
         assert rows[0]["fields"] == {"id": 7, **fields}
 
 
-def test_goes_on_behind_a_violation_and_fails() -> None:
+def test_continues_after_a_violation_and_fails() -> None:
     code, rows, _ = decode(HELLO + "0000000407000000" + BYE)
     assert code == 1
     assert [row.get("frame", row.get("error")) for row in rows] == ["hello", "unknown", "bye"]
 
 
 def test_a_violation_without_an_end_reaches_to_the_end_of_the_file() -> None:
-    code, rows, said = decode(HELLO + "ffffffff" + "00" * 3_000_000)
+    code, rows, summary = decode(HELLO + "ffffffff" + "00" * 3_000_000)
     assert (code, rows[1]["offset"], rows[1]["length"]) == (1, 12, 3_000_004)
-    assert said.endswith("3,000,016 bytes in all\n")
+    assert summary.endswith("3,000,016 bytes in all\n")
 
 
 def test_an_unfinished_frame_is_neither_a_frame_nor_an_error() -> None:
-    code, rows, said = decode(HELLO + PING[:10])
+    code, rows, summary = decode(HELLO + PING[:10])
     assert (code, len(rows)) == (0, 1)
-    assert "5 bytes of an unfinished frame" in said
+    assert "5 bytes of an unfinished frame" in summary
 
 
 def test_raw_bytes_from_a_file(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_late() -> None:
     ]
 
 
-def test_a_terminal_is_not_told_what_to_do() -> None:
+def test_control_characters_do_not_reach_a_terminal() -> None:
     body = b'{"op":"\\u001b[2J"}'
     wire = (12 + len(body)).to_bytes(4) + bytes.fromhex("050000000000000000000001") + body
     done = crosswire("decode", "emp", "-", stdin=wire)
@@ -106,7 +106,7 @@ def test_a_terminal_is_not_told_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "says"),
+    ("arguments", "code", "message"),
     [
         ((), 2, "COMMAND"),
         (("nope",), 2, "invalid choice: 'nope'"),
@@ -116,16 +116,16 @@ def test_a_terminal_is_not_told_what_to_do() -> None:
         (("decode", "emp", "/"), 1, "can't read /: Is a directory"),
     ],
 )
-def test_wrong_usage_is_explained(arguments: tuple[str, ...], code: int, says: str) -> None:
+def test_wrong_usage_is_explained(arguments: tuple[str, ...], code: int, message: str) -> None:
     done = crosswire(*arguments)
     assert done.returncode == code
-    assert says in done.stderr.decode() and "Traceback" not in done.stderr.decode()
+    assert message in done.stderr.decode() and "Traceback" not in done.stderr.decode()
 
 
 @pytest.mark.parametrize("text", ["0000000x", "000"])
-def test_what_is_no_hex_is_said(text: str) -> None:
-    code, _, said = decode(text)
-    assert code == 1 and "hex" in said
+def test_no_hex_is_reported(text: str) -> None:
+    code, _, message = decode(text)
+    assert code == 1 and "hex" in message
 
 
 def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ def data(tmp_path: Path) -> Path:
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     code = main(["lake", *arguments])
-    said = capsys.readouterr()
-    return code, said.out, said.err
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 def test_list_shows_a_table(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,15 +47,15 @@ def test_verify_is_content_with_a_whole_lake(
     assert err == "2 files, 15 rows: nothing is wrong.\n"
 
 
-def test_verify_tells_what_is_wrong(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_reports_what_is_wrong(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fill(data / "lake", (20, 21))
     code, out, err = run(capsys, "verify", "--data", str(data))
     assert code == 1
     assert out.splitlines()[1].split()[:5] == ["gap", "ledger", "n1", "16", "19"]
     assert "1 faults" in err
     code, out, _ = run(capsys, "verify", "--data", str(data), "--json")
-    told = json.loads(out)
-    assert (code, told["ok"], told["faults"][0]["kind"]) == (1, False, "gap")
+    answer = json.loads(out)
+    assert (code, answer["ok"], answer["faults"][0]["kind"]) == (1, False, "gap")
 
 
 def test_compact_joins_files(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

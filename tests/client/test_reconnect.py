@@ -340,8 +340,9 @@ class TestAReconnectThatFails:
             async def dial(*args: object, **options: object) -> None:
                 raise Breaks("no more sockets of this kind")
 
-            for module in ("emp", "emqp", "epoxy", "micromsg2", "relink"):
+            for module in ("emp", "epoxy", "micromsg2", "relink"):
                 monkeypatch.setattr(f"crosswire.client.native.{module}.client.dial", dial)
+            monkeypatch.setattr("crosswire.client.native.emqp.peer.dial", dial)
 
         return fail
 

@@ -273,7 +273,7 @@ async def test_a_transaction_that_raises_is_rolled_back(listener: Listener) -> N
 async def test_a_refused_transaction_says_so(listener: Listener) -> None:
     listener.commits = False
     async with client_of(listener, connector_transactions=True) as client:
-        with pytest.raises(RequestFailed, match="1 of 1 messages were refused"):
+        with pytest.raises(RequestFailed, match="1 of 1 message refused"):
             async with client.sender().transaction() as transaction:
                 await transaction.send(b"1")
         listener.commits = True
@@ -416,7 +416,7 @@ async def test_a_forgotten_link_is_an_explicit_error(listener: Listener) -> None
         await listener.until(lambda: bool(listener.log[0]))
         listener.forget()
         await listener.cut()
-        with pytest.raises(LinkLost, match="1 messages may not have been processed"):
+        with pytest.raises(LinkLost, match="1 message may not have been processed"):
             await waiting
         with pytest.raises(LinkLost):
             await reading

@@ -1,4 +1,4 @@
-"""What every registered protocol promises, whoever wrote it."""
+"""What every registered protocol promises, by any author."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from crosswire.wire.contract import (
     Decoder,
     Row,
 )
-from crosswire.wire.sniff import sniff
+from crosswire.wire.registry import sniff
 from tests.wire.stream import Stream
 
 SENDERS = [(name, sender) for name in PROTOCOL_NAMES for sender in protocol(name).roles]
@@ -60,14 +60,14 @@ cuts = st.lists(st.integers(0, 10_000), max_size=6)
 
 @senders
 @fewer
-@given(data=st.data(), places=cuts, noise=st.binary(max_size=20))
+@given(data=st.data(), positions=cuts, noise=st.binary(max_size=20))
 def test_any_cut_gives_the_same_rows(
-    name: str, sender: str, data: st.DataObject, places: list[int], noise: bytes
+    name: str, sender: str, data: st.DataObject, positions: list[int], noise: bytes
 ) -> None:
     stream = data.draw(offered(name).streams(sender))
     whole, pieces = decoder_of(name, sender, stream), decoder_of(name, sender, stream)
     expected = in_words(whole.rows(stream.data + noise))
-    rows = [row for piece in cut(stream.data + noise, places) for row in pieces.rows(piece)]
+    rows = [row for piece in cut(stream.data + noise, positions) for row in pieces.rows(piece)]
     assert in_words(rows) == expected
 
 
@@ -99,20 +99,20 @@ def test_a_valid_stream_has_no_errors_and_no_rest(
 
 @senders
 @fewer
-@given(data=st.data(), place=st.integers(0, 10_000), noise=st.binary(max_size=20))
+@given(data=st.data(), position=st.integers(0, 10_000), noise=st.binary(max_size=20))
 def test_state_survives_dump_and_load_anywhere(
-    name: str, sender: str, data: st.DataObject, place: int, noise: bytes
+    name: str, sender: str, data: st.DataObject, position: int, noise: bytes
 ) -> None:
     stream = data.draw(offered(name).streams(sender))
     wire = stream.data + noise
-    place %= len(wire) + 1
+    position %= len(wire) + 1
     whole, before, after = (decoder_of(name, sender, stream) for _ in range(3))
     expected = in_words(whole.rows(wire))
-    rows = before.rows(wire[:place])
+    rows = before.rows(wire[:position])
     state = before.dump()
     assert len(state) <= 65536 + before.pending
     after.load(state)
-    assert in_words(rows + after.rows(wire[place:])) == expected
+    assert in_words(rows + after.rows(wire[position:])) == expected
 
 
 @senders
@@ -136,10 +136,12 @@ def test_garbage_is_decoded_without_an_exception(name: str, sender: str, data: b
 
 @senders
 @fewer
-@given(data=st.data(), place=st.integers(0, 10_000))
-def test_a_late_decoder_says_so(name: str, sender: str, data: st.DataObject, place: int) -> None:
+@given(data=st.data(), position=st.integers(0, 10_000))
+def test_a_late_decoder_reports_what_it_skipped(
+    name: str, sender: str, data: st.DataObject, position: int
+) -> None:
     stream = data.draw(offered(name).streams(sender))
-    wire = stream.data[place % (len(stream.data) + 1) :]
+    wire = stream.data[position % (len(stream.data) + 1) :]
     decoder = protocol(name).decoder(sender, late=True, hints=stream.hints or None)
     rows = decoder.rows(wire)
     assert not rows or rows[0].frame == "unsynchronized" or rows[0].error
@@ -149,16 +151,16 @@ def test_a_late_decoder_says_so(name: str, sender: str, data: st.DataObject, pla
 
 @senders
 @fewer
-@given(data=st.data(), place=st.integers(0, 10_000), missing=st.integers(1, 1000))
+@given(data=st.data(), position=st.integers(0, 10_000), missing=st.integers(1, 1000))
 def test_a_gap_is_placed_and_decoding_never_breaks(
-    name: str, sender: str, data: st.DataObject, place: int, missing: int
+    name: str, sender: str, data: st.DataObject, position: int, missing: int
 ) -> None:
     stream = data.draw(offered(name).streams(sender))
-    place %= len(stream.data) + 1
+    position %= len(stream.data) + 1
     decoder = decoder_of(name, sender, stream)
-    rows = decoder.rows(stream.data[:place])
+    rows = decoder.rows(stream.data[:position])
     rows += [decoder.describe(*item) for item in decoder.skip(missing)]
-    rows += decoder.rows(stream.data[place:])
+    rows += decoder.rows(stream.data[position:])
     placed = sum(row.length for row in rows if row.layer == 0)
     assert placed + decoder.pending + decoder.unread == len(stream.data) + missing
     assert [row.length for row in rows if row.frame == "gap"] == [missing]
@@ -173,12 +175,12 @@ def ending(events: list[Any]) -> list[Any]:
 
 @ends
 @settings(max_examples=150)
-@given(data=st.binary(max_size=300), places=cuts)
+@given(data=st.binary(max_size=300), positions=cuts)
 def test_garbage_after_the_handshake_never_raises(
-    name: str, end: int, data: bytes, places: list[int]
+    name: str, end: int, data: bytes, positions: list[int]
 ) -> None:
     connection: Connection = offered(name).open_pair()[end]
-    for piece in cut(data, places):
+    for piece in cut(data, positions):
         connection.receive_data(piece, 1.0)
     connection.receive_eof()
     connection.handle_deadline(1e6)
@@ -299,7 +301,7 @@ def test_sends_after_the_end_are_ignored_unless_somebody_would_wait_for_them(
 
 
 @ends
-def test_closing_ends_the_connection_or_says_goodbye(name: str, end: int) -> None:
+def test_closing_ends_the_connection_or_sends_a_closing_message(name: str, end: int) -> None:
     connection: Connection = offered(name).open_pair()[end]
     connection.close()
     assert connection.closed or connection.send_closed or connection.data_to_send()

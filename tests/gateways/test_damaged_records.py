@@ -167,7 +167,7 @@ def restart(rows: Rows) -> Hub:
     disk = MemoryDisk()
     disk.rows, disk.keys = dict(rows), sorted(rows)
     hub = Hub(MemoryStore(disk), HubConfig(lake=True), now=NOW, random=Random(1))
-    hub.feed.last_seal()
+    hub.seals.last()
     server = Server(CONFIG)
     server.hub, server.context = hub, GatewayContext(hub, CONFIG, clock=lambda: NOW)
     server._follow_schedules([CONFIGURED])

@@ -64,7 +64,7 @@ def call(bench: Bench, answered: Callable[[Call, Answer], None], *envelopes: Env
 @pytest.mark.failing_callbacks
 def test_what_one_receipt_raises_is_kept_from_the_others() -> None:
     bench, taker, feed = Bench(), Recorder(), CommitRecorder()
-    bench.hub.commits.add_listener(CommitStage.LAKE, feed)
+    bench.hub.commits.add_listener(CommitStage.LAKE, feed.committed)
     bench.consume("queue/q", taker, window=10)
     done: list[Receipt] = []
     for payload in (b"a", b"b", b"c"):
@@ -87,7 +87,7 @@ def test_what_one_receipt_raises_is_kept_from_the_others() -> None:
 @pytest.mark.failing_callbacks
 def test_a_listener_of_commits_that_raises() -> None:
     bench, taker = Bench(), Recorder()
-    bench.hub.commits.add_listener(CommitStage.LAKE, CommitRecorder(raising))
+    bench.hub.commits.add_listener(CommitStage.LAKE, raising)
     bench.consume("queue/q", taker, window=10)
     for _ in range(2):
         bench.produce(send(b"a"))
@@ -105,8 +105,7 @@ def test_what_became_visible_is_released_before_receipts_and_listeners() -> None
     def look(what: str) -> None:
         seen.append((what, queue.payloads + named.payloads + lagging.payloads))
 
-    listener = CommitRecorder(lambda: look("listener"))
-    bench.hub.commits.add_listener(CommitStage.LAKE, listener)
+    bench.hub.commits.add_listener(CommitStage.LAKE, lambda _group: look("listener"))
     receipt = bench.hub.produce([send(b"q"), publish(b"t")], bench.now)
     receipt.add_done_callback(lambda _receipt: look("receipt"))
     bench.commit()

@@ -13,7 +13,10 @@ from tests.hub.parties import Bench, Recorder, send
 
 
 class Noting:
-    """A listener that notes its stage; it may raise."""
+    """Notes its stage when it is called; it may raise."""
+
+    def listen(self, bench: Bench) -> None:
+        bench.hub.commits.add_listener(self.stage, self.committed, self.failed)
 
     def __init__(self, stage: CommitStage, seen: list[str], *, raises: bool = False) -> None:
         self.stage = stage
@@ -39,7 +42,7 @@ def test_the_order_of_listeners_is_that_of_their_stages() -> None:
     for order in itertools.permutations(CommitStage):
         bench, seen = Bench(), list[str]()
         for stage in order:
-            bench.hub.commits.add_listener(stage, Noting(stage, seen))
+            Noting(stage, seen).listen(bench)
         bench.produce(send(b"a"))
         assert seen == [f"{name} committed" for name in ORDER]
 
@@ -49,7 +52,7 @@ def test_the_order_of_listeners_is_that_of_their_stages() -> None:
 def test_a_listener_that_raises_harms_no_other(stage: CommitStage) -> None:
     bench, seen, taker = Bench(), list[str](), Recorder()
     for each in CommitStage:
-        bench.hub.commits.add_listener(each, Noting(each, seen, raises=each is stage))
+        Noting(each, seen, raises=each is stage).listen(bench)
     bench.consume("queue/q", taker, window=10)
     ids = bench.produce(send(b"a"))
     assert seen[-6:] == [f"{name} committed" for name in ORDER]
@@ -77,7 +80,7 @@ def test_each_stage_finds_done_what_the_stages_before_it_do() -> None:
             found[self.stage] = (bool(taker.ids), receipt.done, is_remembered)
 
     for stage in reversed(CommitStage):
-        bench.hub.commits.add_listener(stage, Looking(stage, []))
+        Looking(stage, []).listen(bench)
     receipt = bench.hub.produce([send(b"a")], bench.now)
     bench.commit()
     assert found == {
@@ -93,9 +96,9 @@ def test_each_stage_finds_done_what_the_stages_before_it_do() -> None:
 def test_a_listener_that_was_removed_is_not_called() -> None:
     bench, seen = Bench(), list[str]()
     listener = Noting(CommitStage.LAKE, seen)
-    bench.hub.commits.add_listener(CommitStage.LAKE, listener)
-    bench.hub.commits.remove_listener(listener)
-    bench.hub.commits.remove_listener(listener)
+    listener.listen(bench)
+    bench.hub.commits.remove_listener(listener.committed)
+    bench.hub.commits.remove_listener(listener.committed)
     bench.produce(send(b"a"))
     assert seen == []
 

@@ -160,6 +160,6 @@ def test_the_lake_gets_every_stored_message_by_way_of_the_ledger() -> None:
     bench.hub.call([request], bench.now, answered=caller, peer=peer)
     bench.commit()
     blocks = bench.store.blocks(0, 100)
-    messages = [each for *_, block in blocks for each in bench.hub.feed.stored(block)]
+    messages = [each for *_, block in blocks for each in bench.hub.seals.messages_of(block)]
     assert [each.id for each in messages] == [*ids, request.id]
     assert [each.payload for each in messages] == [b"1", b"2", b"3", b"4"]

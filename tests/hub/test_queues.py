@@ -9,9 +9,9 @@ import pytest
 
 from crosswire.errors import DestinationFull, InvalidDestination, InvalidEnvelope, StoreFull
 from crosswire.hub.attachment import Window
-from crosswire.hub.feed import Seal
 from crosswire.hub.hub import Hub
 from crosswire.hub.policies import HubConfig, QueuePolicy, Retry
+from crosswire.hub.seals import Seal
 from tests.hub.parties import Bench, Recorder, send
 from tests.store.busy import BusyStore
 
@@ -446,13 +446,13 @@ def test_with_a_lake_only_what_is_sealed_is_reclaimed() -> None:
     bench.commit()
     assert len([key for key in bench.disk.keys if key.startswith(b"m")]) == 200
     seal = Seal(first_row=1, last_row=1, first_seq=1, last_seq=150, newest=ids[149])
-    bench.hub.feed.seal(seal)
+    bench.hub.seals.save(seal)
     bench.commit()
-    bench.hub.feed.release(seal)
+    bench.hub.seals.release(seal)
     bench.wait(11)
     bench.commit()
     assert len([key for key in bench.disk.keys if key.startswith(b"m")]) == 50
-    assert bench.hub.feed.last_seal() == seal
+    assert bench.hub.seals.last() == seal
 
 
 def test_a_peer_keeps_what_it_held_across_a_restart() -> None:

@@ -3,7 +3,7 @@
 `python -m tests.lake.crash --rounds 100` runs the long version and prints what came of it.
 
 The child runs a server, publishes to it over real sockets as fast as it can, with a consumer that
-settles most of it and a service that is called, and tells of everything that was acknowledged. The
+settles most of it and a service that is called, and prints everything that was acknowledged. The
 parent kills it, at any moment, and in the end holds the lake against what was promised.
 """
 
@@ -60,7 +60,7 @@ class Outcome(msgspec.Struct):
 # ------------------------------------------------------------------------------------------ child
 
 
-def tell(text: str) -> None:
+def report(text: str) -> None:
     os.write(1, f"{text}\n".encode())
 
 
@@ -83,7 +83,7 @@ async def live(path: str, life: int, seed: int, *, calm: bool) -> None:
     seal_bytes = 1 << 20 if calm else random.choice((1 << 12, 1 << 16, 1 << 20))
     server = Server(settings(path, random.choice((0.02, 0.1, 0.3)), seal_bytes))
     addresses = await server.start()
-    tell("ready")
+    report("ready")
     if calm:
         await server.stop()
         return
@@ -119,7 +119,7 @@ async def load(client: EmpClient, life: int, number: int, random: Random) -> Non
             continue
         await client.request("$publish", asked)
         if destination != "topic/passing":
-            tell(f"acknowledged {key}")
+            report(f"acknowledged {key}")
 
 
 # ----------------------------------------------------------------------------------------- parent

@@ -42,7 +42,7 @@ def wire(*times: int, node: str = "n1", first: int = 0) -> pa.Table:
 DAY = 86_400_000_000
 
 
-def test_a_file_has_its_rows_and_says_which(tmp_path: Path) -> None:
+def test_a_file_has_its_rows_and_their_numbers_in_its_name(tmp_path: Path) -> None:
     (file,) = write(tmp_path, "wire", wire(5, 6, 7, first=40))
     assert file.relative_to(tmp_path).parts[:2] == ("wire", "date=1970-01-01")
     assert file.name == "n1-00000000000000000040-00000000000000000042.parquet"

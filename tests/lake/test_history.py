@@ -68,7 +68,7 @@ def test_a_file_that_is_gone_leaves_a_hole(tmp_path: Path) -> None:
     assert history.segments(LakeExtent(25, 6)) == []
 
 
-def test_nothing_is_said_of_what_is_not_in_place(tmp_path: Path) -> None:
+def test_unpublished_files_are_not_covered(tmp_path: Path) -> None:
     fill(tmp_path, 1, 5, 6)
     history = History(tmp_path, "n1")
     assert history.segments(LakeExtent(8, 4)) == [(1, 6)]
@@ -132,7 +132,7 @@ def test_shares_count_rows_by_range(tmp_path: Path) -> None:
     assert history.shares(6, 100) == [(8, 9, 2)]
 
 
-def test_a_file_that_is_no_parquet_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_no_parquet_is_reported(tmp_path: Path) -> None:
     fill(tmp_path, 1, 2)
     (file,) = find(tmp_path, ("messages",))
     file.path.write_bytes(b"not at all")

@@ -116,9 +116,7 @@ def test_a_torn_spool_is_sealed_up_to_the_tear(tmp_path: Path) -> None:
     assert kinds(tmp_path) == [OPEN]
 
 
-def test_a_full_disk_becomes_a_row_that_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_becomes_a_row_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = spool(tmp_path)
     one.add([opened(), data(0, b"ab")], NOW)
     with monkeypatch.context() as broken:

@@ -150,7 +150,7 @@ def test_a_prepared_file_that_is_gone_is_not_passed_over(tmp_path: Path) -> None
         one.publish(parts)
 
 
-def test_each_part_of_the_hub_clears_up_behind_itself_only(tmp_path: Path) -> None:
+def test_clearing_removes_unpublished_files_of_its_own_tables_only(tmp_path: Path) -> None:
     wire = tmp_path / ".parts" / "wire-n1-1-2.parquet.part"
     wire.parent.mkdir()
     wire.touch()

@@ -31,7 +31,7 @@ class CommitRecorder:
 def commit_path(store: Store, *listeners: CommitRecorder) -> CommitPath:
     path = CommitPath(store, Ledger(), DispatchLoop(0.0))
     for listener in listeners:
-        path.add_listener(CommitStage.TELEMETRY, listener)
+        path.add_listener(CommitStage.TELEMETRY, listener.committed, listener.failed)
     return path
 
 

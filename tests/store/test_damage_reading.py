@@ -15,12 +15,11 @@ import pytest
 from crosswire.errors import RecordUnreadable, StoreFailed, StoreFull
 from crosswire.server.store_repair import verify
 from crosswire.store.contract import Store, StoreLimits
-from crosswire.store.engine import full_or_failed
+from crosswire.store.engine import LogMark, full_or_failed
 from crosswire.store.keys import MAX_ID, message_key
 from crosswire.store.manifest import crc32c, fault_of, strange_headers
-from crosswire.store.marks import LogMark, MarkFile
 from crosswire.store.memory import MemoryDisk, MemoryStore
-from crosswire.store.rocks import MARK, RocksStore
+from crosswire.store.rocks import MARK, MarkFile, RocksStore
 from tests.store.committing import close, commit
 
 LIMITS = StoreLimits(spare_bytes=0)

@@ -83,7 +83,7 @@ async def sealed(web: WebHub) -> None:
     await web.hub.committed()
     store = web.hub.store
     newest = max(store.last_id(number) for number in store.destinations().values())
-    await until(lambda: web.hub.feed.reclaim_limit >= newest)
+    await until(lambda: web.hub.seals.reclaim_limit >= newest)
 
 
 async def consumed(web: WebHub, queue: str) -> None:
@@ -293,9 +293,9 @@ async def test_a_file_that_is_in_place_but_not_known_to_be_is_not_read_twice(
     await sealed(web)
     feed = web.server.log._feed  # type: ignore[union-attr]
     assert feed is not None
-    monkeypatch.setattr(feed, "_is_placed", False)
+    monkeypatch.setattr(feed, "_is_published", False)
     assert ids(await read(web, "queue/q")) == expected
-    monkeypatch.setattr(feed, "_is_placed", True)
+    monkeypatch.setattr(feed, "_is_published", True)
 
 
 async def test_files_may_be_joined_while_they_are_read(start_web: StartWeb, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from crosswire.wire.contract import Connection
 
 @dataclass(frozen=True)
 class Stream:
-    """Bytes of one direction, and what a decoder must be told to read them."""
+    """Bytes of one direction, and what a decoder needs to read them."""
 
     data: bytes
     hints: dict[str, int] = field(default_factory=dict)

@@ -156,7 +156,7 @@ def test_masked_frames_still_decode() -> None:
 
 
 @pytest.mark.parametrize("name", ["micromsg2", "zmtp"])
-def test_behind_the_handshake_nothing_is_looked_at_any_more(name: str) -> None:
+def test_after_the_handshake_nothing_is_masked(name: str) -> None:
     kind, stream = STREAMS[name]
     mask = kind()
     assert not mask.is_done

@@ -9,6 +9,17 @@
 
 `hub_module()` has the structs of the hub's own services, `epoxy_module()` those of Epoxy and of
 Bond Comm's errors, `core_module()` Bond's own (`bond.SchemaDef`, `bond.Void`).
+
+Inside, modules import only those below them:
+
+    schemadef
+    idl · marshal · bonded · json
+    syntax · compact · fast
+    lexer · binary
+    codegen · tree · explain
+    dialect · scalars
+    schema
+    classes · datatypes · values
 """
 
 from __future__ import annotations
@@ -16,6 +27,8 @@ from __future__ import annotations
 from functools import cache
 from importlib import resources
 
+from crosswire.bond import bonded as _bonded  # noqa: F401 - every Bonded needs its codec
+from crosswire.bond import idl
 from crosswire.bond.schema import Module
 
 __all__ = ["core_module", "epoxy_module", "hub_module"]
@@ -40,7 +53,5 @@ def core_module() -> Module:
 
 
 def _packaged(name: str) -> Module:
-    from crosswire.bond import idl
-
     text = resources.files(__name__).joinpath(name).read_text(encoding="utf-8")
     return idl.parse(text, name)

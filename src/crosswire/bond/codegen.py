@@ -1,20 +1,20 @@
 """Decoders and encoders of structs, compiled: Python source per struct and encoding.
 
 A decoder expects fields as Bond writes them, in ascending order, with the types of the schema, and
-takes them one after the other without a loop or a look-up:
+reads them one after the other without a loop or a lookup:
 
     if data[pos] == 48:                     # field 1, int32, in Compact Binary
         f0 = data[pos + 1]
         …
     else:
-        f0 = d0                             # left out: its default
+        f0 = d0                             # omitted: its default
 
-At the first thing that is not so — a field that the schema does not know, another order, a narrower
-type, fewer or more levels of inheritance — it hands over to `_DecoderFallback`, which goes on from
-there field by field. Nothing is read twice, so a peer gains nothing by provoking it.
+At the first deviation — a field that is not in the schema, another order, a narrower type, fewer or
+more levels of inheritance — it calls `_DecoderFallback`, which continues from there field by field.
+Nothing is read twice, so a peer gains nothing by provoking it.
 
 The source is built from numbers and from `FieldDef.python_name`s, which are ASCII identifiers by
-construction (`classes.python_names`); everything else reaches it as objects in its namespace.
+construction (`classes.set_python_names`); everything else reaches it as objects in its namespace.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _write_decoder(dialect: Dialect, struct: StructDef, source: _Source) -> None
 
 
 def _misplaced(pos: int) -> BondDecodeError:
-    return BondDecodeError("a struct that does not end where it said", offset=pos)
+    return BondDecodeError("a struct that does not end where its length ends", offset=pos)
 
 
 def _missing(name: str, pos: int) -> BondDecodeError:
@@ -231,7 +231,7 @@ def _default_expression(field: FieldDef, index: int, source: _Source) -> str:
 def _write_scalar_decoder(
     dialect: Dialect, tag: DataType, index: int, at: int, source: _Source
 ) -> None:
-    """Lines that read a scalar at `pos + at` into its variable and step behind it."""
+    """Lines that read a scalar at `pos + at` into its variable and move `pos` past it."""
     var = f"f{index}"
     if tag is DataType.BOOL:
         source.add(2, f"{var} = data[pos + {at}] != 0", f"pos += {at + 1}")
@@ -260,13 +260,13 @@ _UTF16: Final = "'utf-16-le', 'surrogatepass'"
 
 
 class _DecoderFallback:
-    """Goes on where a compiled decoder met something it did not expect."""
+    """Continues where a compiled decoder found something unexpected."""
 
     def __init__(self, dialect: Dialect, struct: StructDef) -> None:
         self.dialect = dialect
         self.struct = struct
         codec_of = _codec_of(decoder, dialect)
-        # By place among all fields, then by tag on the wire.
+        # By index among all fields, then by tag on the wire.
         self.readers = [dialect.readers_of(field.type, codec_of) for field in struct.all_fields]
         self.indexes: list[dict[int, int]] = []
         index = 0
@@ -286,7 +286,7 @@ class _DecoderFallback:
         depth: int,
         budget: list[int],
     ) -> tuple[Any, int]:
-        """The struct whose fields up to this level are `values`, and the position behind it."""
+        """The struct whose fields up to this level are `values`, and the position after it."""
         dialect, fields = self.dialect, self.struct.all_fields
         values += [
             _MISSING if field.is_required else field.initial() for field in fields[len(values) :]

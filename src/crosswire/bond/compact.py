@@ -9,7 +9,7 @@
                 0; count (variable uint32, v2: only if those bits are 0); elements
     map         tag of the keys (1), of the values (1), count, key, value, key, value …
 
-The rest is in `scalars`. `decode` and `encode` go by a schema; the `_tree` ones need none.
+The rest is in `scalars`. `decode` and `encode` use a schema; the `_tree` ones need none.
 """
 
 # ruff: noqa: ARG001 - all readers have one shape, and all writers
@@ -43,6 +43,8 @@ _SIGNED: Final = {DataType.INT16: 16, DataType.INT32: 32, DataType.INT64: 64}
 
 
 class CompactBinary(Dialect):
+    """Compact Binary v1; v2 derives from it."""
+
     name = "compact"
     magic = b"\x43\x42\x01\x00"
 
@@ -245,8 +247,6 @@ def _signed_run_writer(bits: int) -> Callable[[bytearray, list[Any]], None]:
 
 COMPACT1: Final = CompactBinary()
 COMPACT2: Final = CompactBinary2()
-binary.register(COMPACT1)
-binary.register(COMPACT2)
 
 
 def _version(version: int) -> CompactBinary:
@@ -256,14 +256,14 @@ def _version(version: int) -> CompactBinary:
 
 
 def encode(value: Any, struct: StructDef, *, version: int = 1) -> bytes:
-    """Raises BondEncodeError."""
+    """The bytes of a struct. Raises BondEncodeError."""
     return binary.encode(_version(version), value, struct)
 
 
 def decode(
     data: Buffer, struct: StructDef, *, version: int = 1, limits: DecodeLimits = DEFAULT_LIMITS
 ) -> Any:
-    """A `struct.python_class`. Bytes behind the struct are ignored. Raises BondDecodeError."""
+    """A `struct.python_class`. Bytes after the struct are ignored. Raises BondDecodeError."""
     return binary.decode(_version(version), data, struct, limits)[0]
 
 
@@ -275,12 +275,12 @@ def decode_prefix(
 
 
 def encode_tree(tree: TreeStruct, *, version: int = 1) -> bytes:
-    """Raises BondEncodeError."""
+    """The bytes of a tree. Raises BondEncodeError."""
     return binary.encode_tree(_version(version), tree)
 
 
 def decode_tree(
     data: Buffer, *, version: int = 1, limits: DecodeLimits = DEFAULT_LIMITS
 ) -> TreeStruct:
-    """What can be known without a schema. Raises BondDecodeError."""
+    """A struct without its schema. Raises BondDecodeError."""
     return binary.decode_tree(_version(version), data, limits)[0]

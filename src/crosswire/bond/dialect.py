@@ -1,13 +1,14 @@
-"""What one binary encoding of Bond is made of, and the readers and writers of all that nests.
+"""The parts of a binary encoding, and the readers and writers of all that nests.
 
-A Dialect knows how an encoding writes a number, a text, the head of a field and of a container;
-`fast` and `compact` each make theirs. Everything above that is the same in all of them and lives
-here: containers, bonded, skipping what no schema knows. Structs are compiled, in `codegen`.
+A Dialect defines how an encoding writes a number, a text, the head of a field and of a container;
+`fast` and `compact` have theirs. The rest is the same in all of them and is here: containers,
+bonded, skipping unknown fields. Structs are compiled, in `codegen`.
 
-Every reader has one shape, `(data, pos, end, depth, budget) → (value, pos)`: `end` is where the
+Every reader has the signature `(data, pos, end, depth, budget) → (value, pos)`: `end` is where the
 message ends, `depth` how many levels may still be entered, `budget[0]` how many values may still be
-made. A count is compared with the bytes that are left and with the budget before anything is made.
-Running past the end raises IndexError or struct.error, which `binary` turns into BondDecodeError.
+created. A count is compared with the remaining bytes and with the budget before anything is
+created. Reading past the end raises IndexError or struct.error, which `binary` turns into
+BondDecodeError.
 """
 
 # ruff: noqa: ARG002 - all readers have one shape
@@ -71,27 +72,32 @@ _NAMES: Final = {int(each): each.name.lower() for each in DataType}
 
 
 def type_name(wire: int) -> str:
+    """The name of a tag, for messages."""
     return _NAMES.get(wire, f"type {wire}")
 
 
 def too_deep(pos: int) -> BondDecodeError:
+    """The error for structs and containers beyond `DecodeLimits.depth`."""
     return BondDecodeError("nested deeper than the limit allows", offset=pos)
 
 
 def too_short(pos: int) -> BondDecodeError:
+    """The error for a length or count that the remaining bytes can't contain."""
     return BondDecodeError("a length that exceeds what is left", offset=pos)
 
 
 def out_of_values(pos: int) -> BondDecodeError:
+    """The error for more values than `DecodeLimits.values`."""
     return BondDecodeError("more values than the limit allows", offset=pos)
 
 
 def wrong_type(wire: int, expected: str, pos: int) -> BondDecodeError:
+    """The error for a tag that the schema does not allow."""
     return BondDecodeError(f"{type_name(wire)} where {expected} is expected", offset=pos)
 
 
 def check_room(count: int, size: int, weight: int, pos: int, end: int, budget: list[int]) -> None:
-    """Refuse a count that the rest of the message, or the budget, has no room for."""
+    """Raises BondDecodeError for a count that the remaining bytes or the budget don't allow."""
     if count * size > end - pos:
         raise too_short(pos)
     budget[0] -= count * weight
@@ -100,7 +106,7 @@ def check_room(count: int, size: int, weight: int, pos: int, end: int, budget: l
 
 
 def bytes_of(value: Any) -> bytes | bytearray:
-    """A blob's bytes; raises TypeError for what is none."""
+    """A blob's bytes. Raises TypeError for other values."""
     if isinstance(value, bytes | bytearray):
         return value
     if isinstance(value, memoryview):
@@ -109,12 +115,12 @@ def bytes_of(value: Any) -> bytes | bytearray:
 
 
 def ordered(items: Any) -> Iterable[Any]:
-    """A set's items in the order to write them: its own if it has one, else ascending."""
+    """A set's items in the order of writing: its own if it has one, else ascending."""
     return sorted(items) if isinstance(items, set | frozenset) else items
 
 
 class Dialect(ABC):
-    """One encoding: its name, its numbers and texts, its heads."""
+    """One encoding: its name, its magic in marshalled data, and how it writes values and heads."""
 
     name: ClassVar[str]
     magic: ClassVar[bytes]
@@ -129,39 +135,44 @@ class Dialect(ABC):
     exact_bytes: dict[DataType, int]
 
     @abstractmethod
-    def field_head(self, wire: DataType, field_id: int) -> bytes: ...
+    def field_head(self, wire: DataType, field_id: int) -> bytes:
+        """Tag and id of a field."""
 
     @abstractmethod
     def read_field_head(self, data: bytes, pos: int) -> tuple[int, int, int]:
-        """(tag, id, position behind it); the id of STOP and STOP_BASE is 0."""
+        """(tag, id, position after it); the id of STOP and STOP_BASE is 0."""
 
     @abstractmethod
     def read_list_head(self, data: bytes, pos: int) -> tuple[DataType, int, int]:
-        """(tag of the elements, count, position behind it)."""
+        """(tag of the elements, count, position after it)."""
 
     @abstractmethod
-    def write_list_head(self, out: bytearray, element: DataType, count: int) -> None: ...
+    def write_list_head(self, out: bytearray, element: DataType, count: int) -> None:
+        """Append tag of the elements and count, of a list or set."""
 
     @abstractmethod
-    def read_map_head(self, data: bytes, pos: int) -> tuple[DataType, DataType, int, int]: ...
+    def read_map_head(self, data: bytes, pos: int) -> tuple[DataType, DataType, int, int]:
+        """(tag of the keys, tag of the values, count, position after it)."""
 
     @abstractmethod
-    def write_map_head(
-        self, out: bytearray, key: DataType, element: DataType, count: int
-    ) -> None: ...
+    def write_map_head(self, out: bytearray, key: DataType, element: DataType, count: int) -> None:
+        """Append tags of keys and values, and count."""
 
     @abstractmethod
-    def read_length(self, data: bytes, pos: int) -> tuple[int, int]: ...
+    def read_length(self, data: bytes, pos: int) -> tuple[int, int]:
+        """(length of a text or struct, position after it)."""
 
     @abstractmethod
-    def write_length(self, out: bytearray, length: int) -> None: ...
+    def write_length(self, out: bytearray, length: int) -> None:
+        """Append a length."""
 
     # ---------------------------------------------------------------------------------- skipping
 
     def skip(
         self, data: bytes, pos: int, end: int, wire: int, depth: int, budget: list[int]
     ) -> int:
-        """The position behind a value that nobody wants; it takes time, so it counts too."""
+        """The position after a value of an unknown field. It takes time, so it uses up the budget,
+        too."""
         size = self.exact_bytes.get(wire)  # type: ignore[call-overload]
         if size is not None:
             if pos + size > end:
@@ -194,6 +205,7 @@ class Dialect(ABC):
         raise BondDecodeError(f"{type_name(wire)} is not a type", offset=pos)
 
     def skip_struct(self, data: bytes, pos: int, end: int, depth: int, budget: list[int]) -> int:
+        """The position after a struct."""
         if not depth:
             raise too_deep(pos)
         if self.has_struct_length:
@@ -204,7 +216,7 @@ class Dialect(ABC):
         return self.skip_fields(data, pos, end, depth, budget)
 
     def skip_fields(self, data: bytes, pos: int, end: int, depth: int, budget: list[int]) -> int:
-        """The position behind a struct's STOP, from within it."""
+        """The position after a struct's STOP, from within it."""
         while True:
             wire, _, pos = self.read_field_head(data, pos)
             if wire == DataType.STOP:

@@ -6,7 +6,7 @@
     list, set   tag of the elements (1), count (variable uint32), elements
     map         tag of the keys (1), of the values (1), count, key, value, key, value …
 
-The rest is in `scalars`. `decode` and `encode` go by a schema; the `_tree` ones need none.
+The rest is in `scalars`. `decode` and `encode` use a schema; the `_tree` ones need none.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ _TYPES: Final = {int(each): each for each in DataType if each > DataType.STOP_BA
 
 
 class FastBinary(Dialect):
+    """Fast Binary v1."""
+
     name = "fast"
     magic = b"\x4d\x46\x01\x00"
 
@@ -104,16 +106,15 @@ def _type(data: bytes, pos: int) -> DataType:
 
 
 FAST: Final = FastBinary()
-binary.register(FAST)
 
 
 def encode(value: Any, struct: StructDef) -> bytes:
-    """Raises BondEncodeError."""
+    """The bytes of a struct. Raises BondEncodeError."""
     return binary.encode(FAST, value, struct)
 
 
 def decode(data: Buffer, struct: StructDef, *, limits: DecodeLimits = DEFAULT_LIMITS) -> Any:
-    """A `struct.python_class`. Bytes behind the struct are ignored. Raises BondDecodeError."""
+    """A `struct.python_class`. Bytes after the struct are ignored. Raises BondDecodeError."""
     return binary.decode(FAST, data, struct, limits)[0]
 
 
@@ -125,10 +126,10 @@ def decode_prefix(
 
 
 def encode_tree(tree: TreeStruct) -> bytes:
-    """Raises BondEncodeError."""
+    """The bytes of a tree. Raises BondEncodeError."""
     return binary.encode_tree(FAST, tree)
 
 
 def decode_tree(data: Buffer, *, limits: DecodeLimits = DEFAULT_LIMITS) -> TreeStruct:
-    """What can be known without a schema. Raises BondDecodeError."""
+    """A struct without its schema. Raises BondDecodeError."""
     return binary.decode_tree(FAST, data, limits)[0]

@@ -1,17 +1,17 @@
 """Bond as JSON, in the mapping of Bond's Simple JSON, by schema.
 
-    struct          an object; a base's fields stand beside the struct's own; keys are field names,
-                    or what the attribute JsonName says
-    number, bool    as JSON has them; what JSON has not is "NaN", "Infinity" or "-Infinity"
+    struct          an object with the fields of the struct and its bases; keys are field names,
+                    or the attribute JsonName
+    number, bool    as in JSON; what JSON lacks is "NaN", "Infinity" or "-Infinity"
     string          a string, and so is wstring
     enum            its constant's name, or the number if it has none; both are read
     list, set       an array
-    map             an array of key, value, key, value …; where keys are texts an object is read too
+    map             an array of key, value, key, value …; if keys are texts an object is read too
     blob            an array of the bytes as signed numbers; unsigned ones are read too
     nullable        null, or an array of the one value; a value without the array is read too
     bonded          the struct
 
-A field that is `nothing` is left out. When reading, unknown keys are skipped, and null or a missing
+A field that is `nothing` is omitted. When reading, unknown keys are skipped, and null or a missing
 key leave a field at its default. Numbers must fit their type.
 """
 
@@ -55,7 +55,7 @@ _Reader: TypeAlias = Callable[[Any, int, list[int]], Any]
 _WORDS: Final = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
 _TEXTS: Final = (DataType.STRING, DataType.WSTRING)
 _FLOATS: Final = (DataType.FLOAT, DataType.DOUBLE)
-_EXACT_INTEGERS: Final = 1 << 53  # below it a double is the integer that somebody wrote
+_EXACT_INTEGERS: Final = 1 << 53  # below it every integer is a double exactly
 
 
 def encode(value: Any, struct: StructDef, *, omit_defaults: bool = False) -> bytes:
@@ -145,7 +145,7 @@ def _json_fields(struct: StructDef) -> dict[str, FieldDef]:
         if field.json_name in fields:
             raise BondSchemaError(
                 f"struct {struct.full_name} and its bases have two fields {field.json_name}, "
-                "which JSON can't tell apart"
+                "which JSON can't distinguish"
             )
         fields[field.json_name] = field
     return fields

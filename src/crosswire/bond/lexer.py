@@ -1,4 +1,4 @@
-"""The words of a .bond file, each with its line and column."""
+"""The tokens of a .bond file, each with its line and column."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ Kind = Literal["name", "integer", "float", "string", "symbol", "end"]
 
 
 class SourcePosition(msgspec.Struct, frozen=True):
-    """A place in a file, both numbers from 1."""
+    """A position in a file; line and column count from 1."""
 
     file: str
     line: int
     column: int
 
     def error(self, reason: str, *, expected: str = "") -> BondSyntaxError:
+        """A BondSyntaxError at this position."""
         return BondSyntaxError(
             reason, file=self.file, line=self.line, column=self.column, expected=expected
         )
 
 
 class Token(msgspec.Struct, frozen=True):
-    """`text` is as written, but for strings: there it is what stands between the quotes."""
+    """`text` is the source text; of a string, that between the quotes."""
 
     kind: Kind
     text: str
@@ -104,7 +105,7 @@ def _stray(text: str, pos: int, at: SourcePosition) -> BondSyntaxError:
 
 
 def unescape(token: Token) -> str:
-    """What a string token says. Raises BondSyntaxError."""
+    """The value of a string token. Raises BondSyntaxError for unknown escapes."""
 
     def replace(found: re.Match[str]) -> str:
         hexadecimal, short, decimal, char = found.groups()

@@ -1,4 +1,4 @@
-"""Marshalled Bond: two bytes of magic and two of version say how the struct behind is encoded."""
+"""Marshalled Bond: two bytes of magic and two of version before a struct identify its encoding."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MAGIC_BYTES: Final = 4
 
 
 def protocol_of(data: Buffer) -> Dialect:
-    """How `data` is encoded. Raises BondDecodeError for a magic or version that we do not know."""
+    """The encoding of `data`. Raises BondDecodeError for an unknown magic or version."""
     found = _BY_MAGIC.get(bytes(data[:_MAGIC_BYTES]))
     if found is None:
         start = bytes(data[:_MAGIC_BYTES]).hex(" ") or "nothing"
@@ -41,27 +41,30 @@ def protocol_of(data: Buffer) -> Dialect:
 
 
 def marshal(value: Any, struct: StructDef, *, protocol: Dialect = COMPACT_V1) -> bytes:
-    """Raises BondEncodeError."""
+    """Magic, version and the bytes of a struct. Raises BondEncodeError."""
     return protocol.magic + binary.encode(protocol, value, struct)
 
 
 def unmarshal(data: Buffer, struct: StructDef, *, limits: DecodeLimits = DEFAULT_LIMITS) -> Any:
-    """A `struct.python_class`. Bytes behind the struct are ignored. Raises BondDecodeError."""
+    """A `struct.python_class`. Bytes after the struct are ignored. Raises BondDecodeError."""
     return binary.decode(protocol_of(data), data[_MAGIC_BYTES:], struct, limits)[0]
 
 
 def marshal_tree(tree: TreeStruct, *, protocol: Dialect = COMPACT_V1) -> bytes:
-    """Raises BondEncodeError."""
+    """`marshal`, for a struct without its schema. Raises BondEncodeError."""
     return protocol.magic + binary.encode_tree(protocol, tree)
 
 
 def unmarshal_tree(data: Buffer, *, limits: DecodeLimits = DEFAULT_LIMITS) -> TreeStruct:
-    """What can be known without a schema. Raises BondDecodeError."""
+    """A struct without its schema. Raises BondDecodeError."""
     return binary.decode_tree(protocol_of(data), data[_MAGIC_BYTES:], limits)[0]
 
 
 def transcode(data: Buffer, *, protocol: Dialect, limits: DecodeLimits = DEFAULT_LIMITS) -> bytes:
-    """The same struct, marshalled in another encoding; no schema needed, nothing lost."""
+    """The same struct, marshalled in another encoding, without its schema and without loss.
+
+    Raises BondDecodeError.
+    """
     if protocol_of(data) is protocol:
         return bytes(data)
     return marshal_tree(unmarshal_tree(data, limits=limits), protocol=protocol)

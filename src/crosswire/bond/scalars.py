@@ -1,12 +1,12 @@
-"""Numbers and texts as both binary encodings write them.
+"""Numbers and texts, as all binary encodings write them.
 
     bool, int8, uint8     one byte
     float, double         4 and 8 bytes, little-endian
     string                length in bytes, UTF-8
     wstring               length in 16 bit units, UTF-16 little-endian; lone surrogates pass
 
-A length is a variable uint32: seven bits to a byte, the lowest first; the high bit says that
-another byte follows. Compact Binary writes its numbers so as well.
+A length is a variable-length uint32: seven bits in each byte, the lowest first; the high bit is set
+if another byte follows. Compact Binary's integers are written like that, too.
 """
 
 # ruff: noqa: ARG001 - all readers have one shape, and all writers
@@ -65,7 +65,7 @@ _BOOLS: Final = {True: 1, False: 0}
 
 
 def read_varint(data: bytes, pos: int, bits: int) -> tuple[int, int]:
-    """The number at `pos` and the position behind it. Raises IndexError past the end."""
+    """The number at `pos` and the position after it. Raises IndexError past the end."""
     most = (bits + 6) // 7
     value = shift = 0
     for byte in data[pos : pos + most]:
@@ -86,7 +86,7 @@ def _too_long(pos: int, bits: int) -> BondDecodeError:
 
 
 def write_varint(out: bytearray, value: int, bits: int) -> None:
-    """Append `value`. Raises ValueError if it does not fit, TypeError if it is no integer."""
+    """Append `value`. Raises ValueError if it does not fit, TypeError if it is not an integer."""
     if value < 0 or value >> bits:
         raise ValueError(f"{value} does not fit {bits} bits")
     add = out.append
@@ -97,6 +97,7 @@ def write_varint(out: bytearray, value: int, bits: int) -> None:
 
 
 def write_length(out: bytearray, length: int) -> None:
+    """Append a length."""
     if length < 0x80:
         out.append(length)
     else:
@@ -118,6 +119,7 @@ def fixed_reader(code: str) -> Callable[[bytes, int, int, int, list[int]], tuple
 
 
 def fixed_writer(code: str) -> Callable[[bytearray, Any, int], None]:
+    """A Writer of one little-endian number."""
     pack = Struct(f"<{code}").pack
 
     def write(out: bytearray, value: Any, depth: int) -> None:
@@ -137,6 +139,8 @@ def fixed_run_reader(code: str) -> Callable[[bytes, int, int, int], tuple[list[A
 
 
 def fixed_run_writer(code: str) -> Callable[[bytearray, list[Any]], None]:
+    """A writer of many numbers at once."""
+
     def write(out: bytearray, items: list[Any]) -> None:
         out += Struct(f"<{len(items)}{code}").pack(*items)
 

@@ -1,4 +1,4 @@
-"""Bond's types as objects: what a field is, what a struct holds, what a service offers.
+"""Bond's types as objects: fields, structs, enumerations, services, and modules of them.
 
 A type is one of
 
@@ -11,9 +11,10 @@ A type is one of
     EnumDef           an enumeration; an int32 on the wire
     StructDef         a struct, or an instance of a generic one
 
-and knows its tag on the wire (`wire`), its spelling in a .bond file (`text`) and the value that a
-field of it starts with (`initial`). `idl` makes them from .bond files, `schemadef` from marshalled
-`bond.SchemaDef`s.
+and has these attributes: its tag on the wire (`wire`), its spelling in a .bond file (`text`), the
+value of a field that is not set (`initial`), the annotation of such a field in Python
+(`annotation`), and the number of values that `initial` counts as (`weight`). `idl` makes types from
+.bond files, `schemadef` from marshalled `bond.SchemaDef`s.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from typing import Any, ClassVar, Final, TypeAlias
 
 import msgspec
 
+from crosswire.bond.classes import make_enum, make_struct, set_python_names
+from crosswire.bond.datatypes import DEFAULT_LIMITS, NOTHING, DataType, DecodeLimits, Modifier
 from crosswire.bond.values import Bonded, OrderedSet
 from crosswire.errors import BondSchemaError
 
@@ -54,68 +57,10 @@ __all__ = [
 ]
 
 
-class DecodeLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What decoding may cost, whoever sent the bytes.
-
-    `depth` counts structs and containers inside each other. `values` counts what containers hold,
-    in one message: a number or text is 1, a struct 1 and what its fields are, so that no run of
-    one-byte structs becomes gigabytes of Python objects.
-    """
-
-    depth: int = 64
-    values: int = 4 * 1024 * 1024
-
-
-DEFAULT_LIMITS: Final = DecodeLimits()
-
-# A struct that is larger than this when empty can only be a trap.
+# A struct with more values than this when it is empty can only be an attack.
 MAX_EMPTY_VALUES: Final = 1_000_000
-
-
-# How long a line of bases may be.
+# How many bases a struct may derive through.
 MAX_LEVELS: Final = 64
-
-
-class DataType(IntEnum):
-    """The tags of Bond's binary protocols (BondDataType)."""
-
-    STOP = 0
-    STOP_BASE = 1
-    BOOL = 2
-    UINT8 = 3
-    UINT16 = 4
-    UINT32 = 5
-    UINT64 = 6
-    FLOAT = 7
-    DOUBLE = 8
-    STRING = 9
-    STRUCT = 10
-    LIST = 11
-    SET = 12
-    MAP = 13
-    INT8 = 14
-    INT16 = 15
-    INT32 = 16
-    INT64 = 17
-    WSTRING = 18
-
-
-class Modifier(IntEnum):
-    """When a field is written and whether it must be there (bond.Modifier)."""
-
-    OPTIONAL = 0
-    REQUIRED = 1
-    REQUIRED_OPTIONAL = 2
-
-
-class _Nothing:
-    """The default of a field that is declared `= nothing`: not there until somebody sets it."""
-
-    def __repr__(self) -> str:
-        return "nothing"
-
-
-NOTHING: Final = _Nothing()
 
 
 # ----------------------------------------------------------------------------------------- types
@@ -131,11 +76,18 @@ class PrimitiveType(msgspec.Struct, frozen=True):
     maximum: int = -1
     weight: ClassVar[int] = 1
 
+    @property
+    def annotation(self) -> Any:
+        """bool, int, float or str."""
+        return type(self.start)
+
     def initial(self) -> Any:
+        """False, zero or empty."""
         return self.start
 
     @property
     def is_integer(self) -> bool:
+        """Whether it is one of the eight integer types."""
         return self.maximum > 0
 
 
@@ -173,7 +125,10 @@ class BlobType:
     wire: ClassVar[DataType] = DataType.LIST
     weight: ClassVar[int] = 2
 
+    annotation: ClassVar[Any] = bytes
+
     def initial(self) -> bytes:
+        """No bytes."""
         return b""
 
 
@@ -190,26 +145,44 @@ class ListType(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def text(self) -> str:
+        """`list<T>` or `vector<T>`."""
         return f"{self.word}<{self.element.text}>"
 
+    @property
+    def annotation(self) -> Any:
+        """A list."""
+        return list[self.element.annotation]  # type: ignore[name-defined]
+
     def initial(self) -> list[Any]:
+        """A new empty list."""
         return []
 
 
 class SetType(msgspec.Struct, frozen=True, eq=False):
+    """`set<T>`."""
+
     element: Type
     wire: ClassVar[DataType] = DataType.SET
     weight: ClassVar[int] = 4
 
     @property
     def text(self) -> str:
+        """`set<T>`."""
         return f"set<{self.element.text}>"
 
+    @property
+    def annotation(self) -> Any:
+        """An OrderedSet."""
+        return OrderedSet[self.element.annotation]  # type: ignore[name-defined]
+
     def initial(self) -> OrderedSet[Any]:
+        """A new empty set."""
         return OrderedSet()
 
 
 class MapType(msgspec.Struct, frozen=True, eq=False):
+    """`map<K, T>`."""
+
     key: Type
     element: Type
     wire: ClassVar[DataType] = DataType.MAP
@@ -217,9 +190,16 @@ class MapType(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def text(self) -> str:
+        """`map<K, T>`."""
         return f"map<{self.key.text}, {self.element.text}>"
 
+    @property
+    def annotation(self) -> Any:
+        """A dict."""
+        return dict[self.key.annotation, self.element.annotation]  # type: ignore[name-defined]
+
     def initial(self) -> dict[Any, Any]:
+        """A new empty dict."""
         return {}
 
 
@@ -232,29 +212,40 @@ class NullableType(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def text(self) -> str:
+        """`nullable<T>`."""
         return f"nullable<{self.element.text}>"
 
+    @property
+    def annotation(self) -> Any:
+        """The element's, or None."""
+        return self.element.annotation | None
+
     def initial(self) -> None:
-        return None
+        """None."""
+        return
 
 
 class BondedType(msgspec.Struct, frozen=True, eq=False):
-    """A struct that stays as it came until it is asked for; it may be of a derived type."""
+    """A struct that is decoded on demand; it may be of a derived type."""
 
     struct: StructDef
     wire: ClassVar[DataType] = DataType.STRUCT
     weight: ClassVar[int] = 4
 
+    annotation: ClassVar[Any] = Bonded
+
     @property
     def text(self) -> str:
+        """`bonded<T>`."""
         return f"bonded<{self.struct.text}>"
 
     def initial(self) -> Bonded:
+        """With a struct whose fields are all at their defaults."""
         return Bonded.empty(self.struct)
 
 
 class EnumDef:
-    """An enumeration. Values that it does not name are allowed, as Bond allows them."""
+    """An enumeration. Values without a name are allowed, as in Bond."""
 
     __slots__ = ("_class", "attributes", "by_name", "full_name", "members", "name", "namespace")
     wire: ClassVar[DataType] = DataType.INT32
@@ -274,18 +265,25 @@ class EnumDef:
         self.attributes = dict(attributes or {})
         self.by_name = dict(constants)
         self._class: type[IntEnum] | None = None
-        # First name wins, as it does in Python's own enumerations.
+        # Of two names for one value the first is used, as in Python's enumerations.
         self.members: dict[int, IntEnum] = {each.value: each for each in self.python_class}
 
     @property
     def text(self) -> str:
+        """Its full name."""
         return self.full_name
 
+    @property
+    def annotation(self) -> Any:
+        """The IntEnum, or an int without a name."""
+        return self.python_class | int
+
     def initial(self) -> int:
+        """The constant 0, or the number if there is none."""
         return self.members.get(0, 0)
 
     def name_of(self, value: int) -> str | None:
-        """The constant's name as the .bond file has it."""
+        """The constant's name in the .bond file, None if the value has none."""
         for name, number in self.by_name.items():
             if number == value:
                 return name
@@ -293,11 +291,9 @@ class EnumDef:
 
     @property
     def python_class(self) -> type[IntEnum]:
-        """An IntEnum; a name that Python reserves gets an underscore behind it."""
+        """An IntEnum; an underscore is appended to names that Python reserves."""
         if self._class is None:
-            from crosswire.bond.classes import make_enum
-
-            self._class = make_enum(self)
+            self._class = make_enum(self.name, self.by_name, module=self.namespace or "bond")
         return self._class
 
     def __repr__(self) -> str:
@@ -305,7 +301,7 @@ class EnumDef:
 
 
 class FieldDef:
-    """A field. `default` is what it is left out for, `initial()` what a new struct holds."""
+    """A field. It is omitted if it has the value `default`; a new struct has `initial()`."""
 
     __slots__ = ("attributes", "default", "id", "modifier", "name", "python_name", "start", "type")
 
@@ -337,31 +333,55 @@ class FieldDef:
 
     @property
     def is_required(self) -> bool:
+        """Whether decoding fails if the field is missing."""
         return self.modifier is Modifier.REQUIRED
 
     @property
     def may_be_omitted(self) -> bool:
-        """Only optional fields are left out, and structs never are."""
+        """Whether it is omitted at its default: optional fields are, but never structs."""
         return self.modifier is Modifier.OPTIONAL and self.type.wire is not DataType.STRUCT
 
     @property
     def json_name(self) -> str:
+        """The attribute JsonName, or the field's name."""
         return self.attributes.get("JsonName", self.name)
 
     def initial(self) -> Any:
-        """What the field of a new struct holds."""
+        """The value in a new struct; None for `nothing`."""
         if self.default is NOTHING:
             return None
         if self.start is not None:
             return self.start
         return self.type.initial() if self.default is None else self.default
 
+    @property
+    def annotation(self) -> Any:
+        """Of the attribute in the Python class."""
+        hint = self.type.annotation
+        return hint | None if self.default is NOTHING else hint
+
+    @property
+    def class_default(self) -> Any:
+        """Of the attribute in the Python class: mutable values are made for each instance."""
+        kind = self.type
+        if self.default is NOTHING or isinstance(kind, NullableType):
+            return None
+        if isinstance(kind, PrimitiveType | EnumDef | BlobType):
+            return self.initial()
+        return msgspec.field(default_factory=kind.initial)
+
     def __repr__(self) -> str:
         return f"<field {self.id}: {self.type.text} {self.name}>"
 
 
+# Structs whose class is being made. Structs may refer to each other in a circle, and deeply: an
+# annotation in it is Any then, since it can't be made before the class.
+_making: set[StructDef] = set()
+_MAX_MAKING: Final = 50
+
+
 class StructDef:
-    """A struct. Made in two steps, since structs may speak of themselves: `complete` ends it."""
+    """A struct. `complete` sets its fields later, since structs may refer to themselves."""
 
     __slots__ = (
         "_class",
@@ -394,9 +414,7 @@ class StructDef:
         self._weight = 0
 
     def complete(self, fields: Iterable[FieldDef], base: StructDef | None = None) -> StructDef:
-        """Give the struct its fields, in any order, and its base. Raises BondSchemaError."""
-        from crosswire.bond.classes import python_names
-
+        """Set the fields, in any order, and the base. Raises BondSchemaError."""
         if base is not None and (base is self or not base.is_complete):
             raise BondSchemaError(f"struct {self.full_name} derives from an incomplete struct")
         self.base = base
@@ -412,18 +430,19 @@ class StructDef:
             ids.add(field.id)
             names.add(field.name)
         inherited = base.all_fields if base is not None else ()
-        python_names(self.fields, taken={field.python_name for field in inherited})
+        set_python_names(self.fields, taken={field.python_name for field in inherited})
         self.all_fields = inherited + self.fields
         self.is_complete = True
         return self
 
     @property
     def text(self) -> str:
+        """Its full name."""
         return self.full_name
 
     @property
     def levels(self) -> tuple[StructDef, ...]:
-        """The struct and its bases, the eldest first: their order on the wire."""
+        """The bases and the struct, the root first: their order on the wire."""
         found = [self]
         while found[-1].base is not None:
             found.append(found[-1].base)
@@ -431,7 +450,7 @@ class StructDef:
 
     @property
     def weight(self) -> int:
-        """How many values an empty one consists of; `check_structs` found it finite."""
+        """How many values an empty one consists of; finite after `check_structs`."""
         if not self._weight:
             self._weight = 1 + sum(field.type.weight for field in self.all_fields)
         return self._weight
@@ -440,12 +459,24 @@ class StructDef:
     def python_class(self) -> type[Any]:
         """A slotted class: keyword constructor, defaults, `==`, `repr`; derives as Bond does."""
         if self._class is None:
-            from crosswire.bond.classes import make_struct
-
-            self._class = make_struct(self)
+            base = None if self.base is None else self.base.python_class
+            _making.add(self)
+            try:
+                fields = [
+                    (each.python_name, each.annotation, each.class_default) for each in self.fields
+                ]
+            finally:
+                _making.discard(self)
+            self._class = make_struct(self, fields, base=base)
         return self._class
 
+    @property
+    def annotation(self) -> Any:
+        """The Python class, or Any while that is being made."""
+        return Any if self in _making or len(_making) > _MAX_MAKING else self.python_class
+
     def initial(self) -> Any:
+        """A new instance, with all fields at their defaults."""
         return self.python_class()
 
     def field(self, name: str) -> FieldDef:
@@ -475,28 +506,29 @@ VOID: Final = StructDef("Void", namespace="bond").complete(())
 
 
 def check_structs(structs: Iterable[StructDef]) -> None:
-    """Refuse structs that hold themselves, or that are huge when empty. Raises BondSchemaError."""
+    """Raises BondSchemaError for structs that contain themselves, or are huge when empty."""
     done: set[StructDef] = set()
     for root in structs:
-        # The way from the root, each struct with those of its fields that are still to be seen.
-        way: dict[StructDef, Iterator[StructDef]] = {}
+        # Depth-first, without recursion, which a schema from a peer could drive: the path from the
+        # root, each struct with an iterator over the structs that it contains.
+        path: dict[StructDef, Iterator[StructDef]] = {}
         if root not in done:
-            way[root] = _held_structs(root)
-        while way:
-            struct, held = next(reversed(way.items()))
-            inner = next(held, None)
+            path[root] = _contained(root)
+        while path:
+            struct, contained = next(reversed(path.items()))
+            inner = next(contained, None)
             if inner is None:
-                way.popitem()
+                path.popitem()
                 done.add(struct)
                 if struct.weight > MAX_EMPTY_VALUES:
                     raise BondSchemaError(f"struct {struct.full_name} is too large even when empty")
-            elif inner in way:
-                raise BondSchemaError(f"struct {inner.full_name} holds itself")
+            elif inner in path:
+                raise BondSchemaError(f"struct {inner.full_name} contains itself")
             elif inner not in done:
-                way[inner] = _held_structs(inner)
+                path[inner] = _contained(inner)
 
 
-def _held_structs(struct: StructDef) -> Iterator[StructDef]:
+def _contained(struct: StructDef) -> Iterator[StructDef]:
     return (field.type for field in struct.all_fields if isinstance(field.type, StructDef))
 
 
@@ -513,11 +545,12 @@ class MethodDef(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def is_event(self) -> bool:
+        """Whether it is one-way."""
         return self.response is None
 
 
 class ServiceDef(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A service and its methods by name, those of a base service included."""
+    """A service and its methods by name, including those of a base service."""
 
     name: str
     full_name: str
@@ -525,7 +558,7 @@ class ServiceDef(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     attributes: dict[str, str]
 
     def method(self, name: str) -> MethodDef:
-        """Raises BondSchemaError."""
+        """The method of that name. Raises BondSchemaError."""
         try:
             return self.methods[name]
         except KeyError:
@@ -533,7 +566,7 @@ class ServiceDef(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Module:
-    """What .bond files declare, their imports included, by full name (`examples.calc.Params`)."""
+    """The declarations of .bond files and their imports, by full name (`examples.calc.Params`)."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -543,7 +576,7 @@ class Module:
         self.instantiate: Callable[[str], Type] | None = None  # set by `idl`, for generics
 
     def struct(self, name: str) -> StructDef:
-        """Also an instance of a generic struct: `bond.Box<int32>`. Raises BondSchemaError."""
+        """A struct, or an instance of a generic one: `bond.Box<int32>`. Raises BondSchemaError."""
         struct = self.structs.get(name)
         if struct is not None:
             return struct
@@ -553,14 +586,14 @@ class Module:
         return found
 
     def service(self, name: str) -> ServiceDef:
-        """Raises BondSchemaError. A generic service is none until another derives from it."""
+        """A service, but not a generic one. Raises BondSchemaError."""
         try:
             return self.services[name]
         except KeyError:
             raise BondSchemaError(f"{self.name} has no service {name}") from None
 
     def enum(self, name: str) -> EnumDef:
-        """Raises BondSchemaError."""
+        """An enumeration. Raises BondSchemaError."""
         try:
             return self.enums[name]
         except KeyError:

@@ -1,7 +1,7 @@
-"""Schemas that travel as data: `bond.SchemaDef`, marshalled, read and written.
+"""Schemas as data: `bond.SchemaDef`, marshalled, read and written.
 
-A SchemaDef says less than a .bond file. Enumerations are int32s in it, and only newer ones tell a
-nullable or a blob from a list: without that word both are read as lists.
+A SchemaDef has less than a .bond file. Enumerations are int32s in it, and only newer ones
+distinguish nullables and blobs from lists: in older ones both are read as lists.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ def load(data: Buffer, *, limits: DecodeLimits = DEFAULT_LIMITS) -> StructDef:
 def dump(
     struct: StructDef, *, protocol: Dialect = marshal.COMPACT_V1, list_sub_types: bool = False
 ) -> bytes:
-    """The marshalled SchemaDef of a struct and all that it speaks of.
+    """The marshalled SchemaDef of a struct and all structs that it refers to.
 
-    `list_sub_types` adds what tells nullables and blobs from lists, which some peers do not expect.
+    `list_sub_types` adds what distinguishes nullables and blobs from lists, which some peers don't
+    expect.
     """
     value = to_value(struct, list_sub_types=list_sub_types)
     return marshal.marshal(value, _struct("SchemaDef"), protocol=protocol)

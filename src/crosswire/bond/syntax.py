@@ -65,6 +65,8 @@ class DefaultNode(msgspec.Struct, frozen=True):
 
 
 class FieldNode(msgspec.Struct, frozen=True):
+    """A field of a struct."""
+
     id: int
     name: str
     type: TypeNode
@@ -75,12 +77,14 @@ class FieldNode(msgspec.Struct, frozen=True):
 
 
 class ParamNode(msgspec.Struct, frozen=True):
+    """A parameter of a generic declaration: a type, or a value if `is_value`."""
+
     name: str
     is_value: bool
 
 
 class Declaration(msgspec.Struct, frozen=True, kw_only=True):
-    """What all declarations have. `namespaces` holds the file's, the language-neutral one first."""
+    """Base of all declarations. `namespaces` are the file's, the language-neutral one first."""
 
     name: str
     at: SourcePosition
@@ -90,15 +94,16 @@ class Declaration(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def full_name(self) -> str:
+        """With the language-neutral namespace."""
         return f"{self.namespaces[0]}.{self.name}"
 
 
 class ForwardNode(Declaration, frozen=True, kw_only=True):
-    pass
+    """A struct that is declared later."""
 
 
 class StructNode(Declaration, frozen=True, kw_only=True):
-    """A view has `view_of` and the names that it keeps."""
+    """A struct, or a view of one: `view_of`, with the names of the fields that it keeps."""
 
     base: TypeNode | None = None
     fields: tuple[FieldNode, ...] = ()
@@ -107,15 +112,19 @@ class StructNode(Declaration, frozen=True, kw_only=True):
 
 
 class EnumNode(Declaration, frozen=True, kw_only=True):
+    """An enumeration, its constants by name."""
+
     constants: dict[str, int]
 
 
 class AliasNode(Declaration, frozen=True, kw_only=True):
+    """Another name for a type: `using`."""
+
     target: TypeNode
 
 
 class MethodNode(msgspec.Struct, frozen=True, kw_only=True):
-    """`None` is void."""
+    """A method; `None` is void."""
 
     name: str
     request: TypeNode | None
@@ -126,22 +135,26 @@ class MethodNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceNode(Declaration, frozen=True, kw_only=True):
+    """A service; `base` is the one that it derives from."""
+
     base: TypeNode | None
     methods: tuple[MethodNode, ...]
 
 
 class FileNode(msgspec.Struct, frozen=True):
+    """A parsed file: its imports and declarations, in order."""
+
     imports: tuple[Token, ...]
     declarations: tuple[Declaration, ...]
 
 
 def parse_file(text: str, file: str) -> FileNode:
-    """Raises BondSyntaxError."""
+    """The content of a .bond file. Raises BondSyntaxError."""
     return _Parser(tokenize(text, file)).file()
 
 
 def parse_type(text: str) -> TypeNode:
-    """A type as a .bond file would name it. Raises BondSyntaxError."""
+    """A type, written as in a .bond file. Raises BondSyntaxError."""
     parser = _Parser(tokenize(text, "<type>"))
     found = parser.type()
     parser.expect_end()

@@ -1,9 +1,9 @@
 """Bond data without a schema: ids, tags and values, enough to write it again in any encoding.
 
-What only a schema tells is open here: names, defaults that were left out, whether an int32 is an
+What only a schema defines is unknown: names, defaults that were omitted, whether an int32 is an
 enumeration, whether a list is a nullable or a blob. Lists and sets of 8 bit integers are kept as
-bytes. Order is kept everywhere. Texts that are not UTF-8 survive (`surrogateescape`), and so do the
-bits of every NaN.
+bytes. Order is kept everywhere. Texts that are not UTF-8 are preserved (`surrogateescape`), and so
+are the bits of every NaN.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ class Nan(msgspec.Struct, frozen=True, gc=False):
 
 
 class TreeField(msgspec.Struct, frozen=True):
+    """A field: a number, a text, a TreeStruct, TreeList or TreeMap."""
+
     id: int
     type: DataType
     value: Any
 
 
 class TreeStruct(msgspec.Struct, frozen=True):
-    """The fields of each level, the eldest base first, the struct's own last."""
+    """The fields of each level, the root of its bases first, the struct's own last."""
 
     levels: tuple[tuple[TreeField, ...], ...]
 
@@ -54,7 +56,7 @@ class TreeStruct(msgspec.Struct, frozen=True):
             yield from level
 
     def find(self, field_id: int, *, level: int = -1) -> Any:
-        """The value of a field, None if it is not there; `level` 0 is the eldest base."""
+        """The value of a field, None if it is missing; `level` 0 is the root of the bases."""
         for field in self.levels[level]:
             if field.id == field_id:
                 return field.value
@@ -62,19 +64,21 @@ class TreeStruct(msgspec.Struct, frozen=True):
 
 
 class TreeList(msgspec.Struct, frozen=True):
-    """A list or set, whatever it is in the schema: list, vector, nullable, blob."""
+    """A list or set; in the schema it may be a list, vector, nullable or blob."""
 
     element: DataType
     items: list[Any] | bytes
 
 
 class TreeMap(msgspec.Struct, frozen=True):
+    """A map, as pairs in their order: keys may occur twice."""
+
     key: DataType
     element: DataType
     items: list[tuple[Any, Any]]
 
 
-# As plain integers and tables: looking an enumeration up costs more than reading a number.
+# As plain integers and tables: an enumeration member costs more than reading a number.
 _STOP, _STOP_BASE, _STRUCT = int(DataType.STOP), int(DataType.STOP_BASE), int(DataType.STRUCT)
 _LIST, _SET, _MAP = int(DataType.LIST), int(DataType.SET), int(DataType.MAP)
 _STRING = int(DataType.STRING)
@@ -115,7 +119,7 @@ def read_tree(
         if tag == _STOP:
             break
     if stop >= 0 and pos != stop:
-        raise BondDecodeError("a struct that does not end where it said", offset=pos)
+        raise BondDecodeError("a struct that does not end where its length ends", offset=pos)
     return TreeStruct(tuple(levels)), pos
 
 

@@ -1,16 +1,13 @@
-"""The Python values that Bond needs and Python has not: sets that keep order, unread structs."""
+"""Values that Python lacks: sets that keep their order, structs that are decoded on demand."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, MutableSet
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from crosswire.errors import BondEncodeError
 
-if TYPE_CHECKING:
-    from crosswire.bond.schema import StructDef
-
-__all__ = ["Bonded", "OrderedSet"]
+__all__ = ["Bonded", "BondedCodec", "OrderedSet"]
 
 Item = TypeVar("Item")
 
@@ -37,35 +34,52 @@ class OrderedSet(MutableSet[Item], Generic[Item]):
         return len(self._items)
 
     def add(self, value: Item) -> None:
+        """Add an item at the end; one that is in the set keeps its position."""
         self._items[value] = None
 
     def discard(self, value: Item) -> None:
+        """Remove an item, if it is in the set."""
         self._items.pop(value, None)
 
     def __repr__(self) -> str:
         return f"OrderedSet({list(self._items)!r})"
 
 
-class Bonded:
-    """A struct that is read when it is asked for: `bonded<T>`.
+class BondedCodec(Protocol):
+    """Decodes and encodes the content of a Bonded; `bonded.py` has the implementation.
 
-    Made by decoding, then it holds bytes, which may be of a struct derived from T; or by a caller
-    from a value. Two are equal when they write the same fields, whatever their encoding.
+    A struct's schema leads to values, and values to the codecs, which need schemas: this is where
+    the circle is cut. Structs are `schema.StructDef`s, which can't be named here.
+    """
+
+    def decode(self, bonded: Bonded, struct: Any) -> Any:
+        """The struct, read as `struct` or, if that is None, as declared."""
+
+    def encode(self, bonded: Bonded, encoding: str, depth: int) -> bytes:
+        """The struct's bytes in `encoding`."""
+
+
+class Bonded:
+    """A struct that is decoded on demand: `bonded<T>`.
+
+    Decoding creates it from bytes, which may be of a struct derived from T; a caller creates it
+    from a value. Two are equal if they encode to the same fields, independent of their encoding.
     """
 
     __slots__ = ("_data", "_encoding", "_struct", "_value")
+    codec: ClassVar[BondedCodec]
 
     def __init__(self, value: Any) -> None:
         self._value = value
-        self._struct: StructDef | None = getattr(value, "__bond_struct__", None)
+        self._struct: Any = getattr(value, "__bond_struct__", None)
         if self._struct is None:
             raise BondEncodeError(f"a bonded must hold a Bond struct, not {type(value).__name__}")
         self._data: bytes | None = None
         self._encoding = ""
 
     @classmethod
-    def empty(cls, struct: StructDef) -> Bonded:
-        """One that holds a `struct` with all fields at their defaults."""
+    def empty(cls, struct: Any) -> Bonded:
+        """With a `struct` that has all fields at their defaults."""
         bonded = cls.__new__(cls)
         bonded._value = None
         bonded._struct = struct
@@ -74,8 +88,8 @@ class Bonded:
         return bonded
 
     @classmethod
-    def from_bytes(cls, data: bytes, encoding: str, struct: StructDef | None = None) -> Bonded:
-        """From a struct's bytes; `encoding` is `fast`, `compact` or `compact2`."""
+    def from_bytes(cls, data: bytes, encoding: str, struct: Any = None) -> Bonded:
+        """With a struct's bytes; `encoding` is `fast`, `compact` or `compact2`."""
         bonded = cls.__new__(cls)
         bonded._value = None
         bonded._struct = struct
@@ -85,38 +99,34 @@ class Bonded:
 
     @property
     def value(self) -> Any:
-        """The value that it was made from, or None."""
+        """The value that it was created from, or None."""
         return self._value
 
     @property
     def data(self) -> bytes | None:
-        """The bytes as they came, or None if it was made from a value."""
+        """The bytes as they were received, or None if it was created from a value."""
         return self._data
 
     @property
     def encoding(self) -> str:
-        """What `data` is encoded in."""
+        """The encoding of `data`; empty if there is none."""
         return self._encoding
 
     @property
-    def struct(self) -> StructDef | None:
-        """What the schema declares it to hold, or what the value is."""
+    def struct(self) -> Any:
+        """The StructDef that the schema declares, or that of the value; None if unknown."""
         return self._struct
 
-    def decode(self, struct: StructDef | None = None) -> Any:
-        """The struct it holds, read as `struct` (unless given: as declared).
+    def decode(self, struct: Any = None) -> Any:
+        """The struct, read as the StructDef `struct` (default: as declared).
 
         Raises BondDecodeError.
         """
-        from crosswire.bond import binary
-
-        return binary.decode_bonded(self, struct)
+        return self.codec.decode(self, struct)
 
     def encode(self, encoding: str, *, depth: int = 64) -> bytes:
-        """Its bytes in another encoding, fields that no schema knows included."""
-        from crosswire.bond import binary
-
-        return binary.encode_bonded(self, encoding, depth)
+        """Its bytes in an encoding, including fields that the schema does not have."""
+        return self.codec.encode(self, encoding, depth)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Bonded):

@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple
 from crosswire.capture.reassembly import ReassembledRun
 from crosswire.errors import InvalidInput
 from crosswire.wire import PROTOCOL_NAMES, protocol
+from crosswire.wire.registry import sniff
 from crosswire.wire.runs import DATA
-from crosswire.wire.sniff import sniff
 
 __all__ = [
     "TLS",

@@ -1,4 +1,4 @@
-"""Print the frames in a file that holds the raw bytes of one direction of a connection."""
+"""Print the frames of a file that holds the raw bytes of one direction of a connection."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ from crosswire.wire.contract import Decoder, Row
 
 __all__ = ["configure", "run"]
 
-_CHUNK = 1 << 20
+_CHUNK_BYTES = 1 << 20
 _WIDTHS = (-10, -8, 24, 0)
 
 
 def configure(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
-    parser.add_argument("protocol", choices=PROTOCOL_NAMES, help="which protocol the bytes speak")
+    """Add the options. Those of a protocol depend on which one `argv` names: Relink's decoder needs
+    sizes that only the other direction has."""
+    parser.add_argument("protocol", choices=PROTOCOL_NAMES, help="the protocol of the bytes")
     parser.add_argument("file", help="the raw bytes; - for standard input")
     parser.add_argument(
         "--direction",
         metavar="D",
-        help="who sent them: a role, or SENDER->RECEIVER (default: who opens the connection)",
+        help="the sender: a role, or SENDER->RECEIVER (default: the side that opens connections)",
     )
     parser.add_argument("--hex", action="store_true", help="the file is hex text")
-    parser.add_argument("--late", action="store_true", help="the bytes start inside a connection")
+    parser.add_argument("--late", action="store_true", help="the bytes begin inside a connection")
     parser.add_argument("--peer", metavar="FILE", help="the raw bytes of the other direction")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
     for name in PROTOCOL_NAMES:
         if name in argv:
             for hint in protocol(name).hints:
@@ -44,11 +46,13 @@ def configure(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Print a line per frame, then the totals to standard error; 1 if there are violations."""
     decoder = _decoder(options)
     frames = violations = total = 0
     if not options.json:
         print_row(("offset", "length", "frame", "fields"), _WIDTHS)
     for row in _rows(decoder, _chunks(options.file, is_hex=options.hex)):
+        # Frames of upper layers are inside those of layer 0: their bytes would count twice.
         total += row.length if row.layer == 0 else 0
         frames += row.error is None
         violations += row.error is not None
@@ -73,6 +77,7 @@ def _decoder(options: argparse.Namespace) -> Decoder:
     peer = None
     if options.peer is not None:
         other = entry.roles[0] if sender == entry.roles[-1] else entry.roles[-1]
+        # Fed completely first: the decoder of this direction asks it for what its side announced.
         peer = entry.decoder(other)
         for chunk in _chunks(options.peer, is_hex=options.hex):
             peer.feed(chunk)
@@ -106,7 +111,7 @@ def _chunks(name: str, *, is_hex: bool) -> Iterator[bytes]:
 def _read(file: BinaryIO, *, is_hex: bool) -> Iterator[bytes]:
     offset = 0
     digits = b""
-    while chunk := file.read(_CHUNK):
+    while chunk := file.read(_CHUNK_BYTES):
         if not is_hex:
             yield chunk
             continue
@@ -115,15 +120,18 @@ def _read(file: BinaryIO, *, is_hex: bool) -> Iterator[bytes]:
         try:
             yield bytes.fromhex(digits[:whole].decode("ascii"))
         except ValueError:
-            raise CrosswireError(f"not hex text, in the {_CHUNK} bytes from {offset}") from None
+            raise CrosswireError(
+                f"no hex text, in the {_CHUNK_BYTES} bytes from byte {offset} on"
+            ) from None
         digits = digits[whole:]
         offset += len(chunk)
     if digits:
-        raise CrosswireError("hex text with an odd number of digits")
+        raise CrosswireError("the hex text has an odd number of digits: its last byte is cut")
 
 
 def _rows(decoder: Decoder, chunks: Iterator[bytes]) -> Iterator[Row]:
-    """An error behind which nothing can be read reaches to the end of the file."""
+    """The rows of all chunks. An error after which nothing can be read is held back until the end
+    of the file, since its length reaches to there."""
     last: Row | None = None
     for chunk in chunks:
         rows = decoder.rows(chunk)

@@ -36,9 +36,9 @@ __all__ = [
 class GroupBody(Protocol):
     """The ordered list of puts, deletes and range deletions that a group consists of.
 
-    It is all that a replica would have to repeat. Its form is the log's: the local log fills the
-    engine's own write batch, so that nothing is copied or encoded twice; a log that sends groups
-    elsewhere can record the same calls as bytes.
+    It is all that a replica would have to repeat. The store's engine provides it: its own write
+    batch, so that nothing is copied or encoded twice. One that records the calls as bytes instead
+    can be sent elsewhere, and repeated here.
     """
 
     def put(self, key: bytes, value: bytes) -> None:
@@ -257,10 +257,12 @@ class CommitLog(ABC):
 
     @abstractmethod
     def append(self, group: CommitGroup, *, blocking: bool = False) -> Append:
-        """Make a sealed group durable. One step: await it, or add a callback.
+        """Make a sealed group durable, and applied to the store. One step: await it, or add a
+        callback.
 
         It is done at once where waiting costs less than being called later, and with `blocking`.
-        It fails with StoreError for good: nothing of the group is acknowledged then.
+        If it fails, with StoreError, it has failed for good: nothing of the group is acknowledged,
+        and the caller takes it back.
         """
 
     @abstractmethod

@@ -106,7 +106,7 @@ class Syncer:
     """Calls `sync`, which returns the error if there is one, never twice at a time: on a thread of
     its own, or at once.
 
-    To wake a thread and to be woken by it takes longer than a quick disk does. `is_quick` tells
+    To wake a thread and to be woken by it takes longer than a quick disk does. `is_quick` is
     whether a sync is worth waiting for: the moving average of recent ones is below `patience_s`. In
     that average one sync that took very long counts for dozens. Until there is an average, the
     disk counts as slow.

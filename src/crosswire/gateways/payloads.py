@@ -96,6 +96,7 @@ def to_raw_body(envelope: Envelope, most_bytes: int | None = None) -> RawBody:
     Raises TooLargeToSend for more than `most_bytes`, before it is encoded.
     """
     payload = bytes(envelope.payload)
+    # Twice: before the check of the JSON, which reads all of it, and below for base64's growth.
     _require_room(len(payload), most_bytes)
     if is_json(payload):
         return RawBody(json=msgspec.Raw(payload))
@@ -177,6 +178,7 @@ def unwrap(payload: bytes) -> tuple[bytes, str] | None:
     type, and no other. Another struct that looks the same loses nothing: wrapped again, its bytes
     are the same.
     """
+    # A media type has a slash: this spares most payloads the decoding.
     if b"/" not in payload:
         return None
     try:
@@ -184,6 +186,7 @@ def unwrap(payload: bytes) -> tuple[bytes, str] | None:
         blob = marshal.unmarshal(payload, _BLOB)
         if not _MEDIA_TYPE.fullmatch(blob.content_type):
             return None
+        # Unknown fields are skipped on reading: only what is written the same has no others.
         if marshal.marshal(blob, _BLOB, protocol=encoding) != payload:
             return None
     except BondError:

@@ -7,14 +7,22 @@ Nothing is written per message. Whatever happens between two commits is collecte
                 later if nobody waits for it
     seal        queues and subscriptions save what was settled, the ledger adds its block, and the
                 store completes the group's body. What happens from now on is in the next group
-    append      `CommitLog.append` makes the group durable. This is the only step that can fail,
-                and the only one that allows anything to be acknowledged
-    apply       the store counts ids, rows and the group's number as used
+    append      `CommitLog.append` makes the group durable, and what it changes can be read from the
+                store. This is the only step that can fail, and the only one after which anything
+                is acknowledged
+    apply       the store counts the group's ids, rows and number as used
     listeners   in the order of `CommitStage`
 
 **One group is in flight.** While the disk works on it the event loop goes on, and all that arrives
 meanwhile is the next group. So a slow disk makes groups larger, not slower one by one, and the
-order of groups on disk is the order in which they were sealed.
+order of groups on disk is the order in which they were sealed. It also makes numbers simple: rows,
+ids and groups are given their numbers when a group is sealed, and the one before it has ended then.
+
+**Durable, or only written.** A group is synced if something in it asks for that: a receipt of a
+durable message, a settlement that a peer is to be sure of. A group in which nothing does is only
+given to the operating system. It survives the process, not a power failure, and nobody has been
+promised more; the sync of any later group covers it, because the engine's log is sequential, and a
+timer asks for that sync after a second.
 
 **A group that fails.** With the local log an append can fail for good: no room, or a broken disk.
 Messages of producers are lost with the group, and their receipts carry the error. All else (what
@@ -30,7 +38,7 @@ import logging
 from collections.abc import Callable
 from enum import IntEnum
 from time import perf_counter
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from crosswire.commitlog.contract import (
     Append,
@@ -46,7 +54,7 @@ from crosswire.hub.ledger import Ledger
 from crosswire.store.contract import Store
 from crosswire.store.engine import refusal
 
-__all__ = ["CommitListener", "CommitPath", "CommitReader", "CommitStage", "StoredBacklog"]
+__all__ = ["CommitPath", "CommitReader", "CommitStage", "StoredBacklog"]
 
 _log = logging.getLogger("crosswire.hub")
 
@@ -73,18 +81,16 @@ class CommitStage(IntEnum):
     LAKE = 6
 
 
-class CommitListener(Protocol):
-    """Called for each group that was appended, or could not be, on the event loop.
+Committed: TypeAlias = Callable[[CommitGroup], None]
+"""Called for a group that is durable and can be read from the store."""
+Failed: TypeAlias = Callable[[CommitGroup, StoreError], None]
+"""Called for a group that could not be written; the next one has what must not be lost of it."""
 
-    One that raises harms no other: the error is logged and counted. None may rely on another one
-    of its own stage.
-    """
 
-    def committed(self, group: CommitGroup) -> None:
-        """The group is durable and can be read from the store."""
-
-    def failed(self, group: CommitGroup, error: StoreError) -> None:
-        """The group could not be written; the next one has what must not be lost of it."""
+class _CommitListener(NamedTuple):
+    stage: CommitStage
+    committed: Committed | None
+    failed: Failed | None
 
 
 class CommitReader(Dispatcher, Protocol):
@@ -133,21 +139,28 @@ class CommitPath:
         self._flushes: list[asyncio.Future[None]] = []
         self._changed: dict[StoredBacklog, None] = {}
         self._readers: dict[CommitReader, None] = {}
-        self._listeners: tuple[tuple[CommitStage, CommitListener], ...] = ()
-        self.add_listener(CommitStage.VISIBILITY, _Visibility(self, dispatch))
-        self.add_listener(CommitStage.RECEIPTS, _Receipts(self))
-        self.add_listener(CommitStage.LEDGER, ledger)
+        self._listeners: tuple[_CommitListener, ...] = ()
+        self.add_listener(CommitStage.VISIBILITY, self._release, self._withdraw)
+        self.add_listener(CommitStage.RECEIPTS, self._acknowledge, self._refuse)
+        self.add_listener(CommitStage.LEDGER, ledger.committed, ledger.failed)
 
     # Listeners.
 
-    def add_listener(self, stage: CommitStage, listener: CommitListener) -> None:
-        """Have it called for every group from the next one on, at its stage."""
-        listeners = [*self._listeners, (stage, listener)]
-        self._listeners = tuple(sorted(listeners, key=lambda each: each[0]))
+    def add_listener(
+        self, stage: CommitStage, committed: Committed | None = None, failed: Failed | None = None
+    ) -> None:
+        """Have one of these called for every group, on the event loop, at this stage.
 
-    def remove_listener(self, listener: CommitListener) -> None:
-        """It is not called any more; no error if it is not registered."""
-        self._listeners = tuple(each for each in self._listeners if each[1] is not listener)
+        One that raises harms no other: the error is logged and counted. None may rely on another
+        one of its own stage.
+        """
+        listeners = [*self._listeners, _CommitListener(stage, committed, failed)]
+        self._listeners = tuple(sorted(listeners, key=lambda each: each.stage))
+
+    def remove_listener(self, committed: Committed) -> None:
+        """Call it no more; no error if it is not registered."""
+        # A new tuple: the loop that calls listeners may be running.
+        self._listeners = tuple(each for each in self._listeners if each.committed != committed)
 
     # What goes into the open group.
 
@@ -186,15 +199,9 @@ class CommitPath:
         """Some of what it is to read is not committed yet: commits touch it until all is."""
         self._readers[reader] = None
 
-    def touch_readers(self) -> None:
-        """Another group can be read: give each reader that waits a turn."""
-        for reader in list(self._readers):
-            self._dispatch.touch(reader)
-            if reader.visible <= self.committed_id:
-                del self._readers[reader]
-
     def forget(self, backlog: StoredBacklog) -> None:
         """It is removed for good: nothing of it is written or released any more."""
+        # The group in flight too: it would release messages to a backlog that does not exist.
         self._changed.pop(backlog, None)
         self._readers.pop(backlog, None)
         self._dispatch.forget(backlog)
@@ -246,12 +253,13 @@ class CommitPath:
             return
         store = self._store
         if store.last_error is not None and not store.mend():
+            # Not sealed: the open group keeps growing until the engine can be opened again.
             self._timer = self._loop.call_later(_RETRY_S, self._begin)
             self._end_flushes(store.last_error)
             return
         group = self._seal()
         if not group.has_changes:
-            # Somebody waits for what is written already.
+            # Only receipts, for what earlier groups have written.
             self._notify(group, None)
             return
         self._flight = group
@@ -334,18 +342,22 @@ class CommitPath:
         changed, self._changed = self._changed, {}
         for backlog in changed:
             self._dispatch.callbacks.run("write", backlog.write)
-        # After the backlogs: what they write may be a step of a message.
-        sealed = self._ledger.seal(self._store.next_row)
-        if sealed is not None:
-            self._store.journal(*sealed)
+        # After the backlogs, whose writing may note steps of messages. Like theirs, an exception
+        # here must not keep the group, and all who wait for it, from the disk.
+        self._dispatch.callbacks.run("write", self._add_block)
         group = self._store.seal()
         group.sealed_at = perf_counter()
         if group.written:
             group.on_written = self._on_written
         return group
 
+    def _add_block(self) -> None:
+        sealed = self._ledger.seal(self._store.next_row)
+        if sealed is not None:
+            self._store.journal(*sealed)
+
     def _on_written(self) -> None:
-        """The group in flight is with the operating system: enough for some."""
+        """The group in flight is with the operating system: finish those who asked for no more."""
         assert self._flight is not None
         receipts, self._flight.written = self._flight.written, []
         for receipt in receipts:
@@ -353,6 +365,7 @@ class CommitPath:
 
     def _end(self, append: Append) -> None:
         """The group in flight is durable, or can't be written."""
+        # First: a listener may request the next commit, which a group in flight would put off.
         group, self._flight = self._flight, None
         assert group is not None
         store, error = self._store, append.error
@@ -371,15 +384,17 @@ class CommitPath:
     def _notify(self, group: CommitGroup, error: StoreError | None) -> None:
         """Run the listeners, then hand out what they made ready."""
         dispatch = self._dispatch
+        # A commit ends without a call from outside, which would have set the hub's time.
         if self._clock is not None:
             dispatch.now = max(dispatch.now, self._clock())
         run = dispatch.callbacks.run
-        for stage, listener in self._listeners:
+        for stage, committed, failed in self._listeners:
             kind = "metrics" if stage is CommitStage.METRICS else "commit listener"
             if error is None:
-                run(kind, listener.committed, group)
-            else:
-                run(kind, listener.failed, group, error)
+                if committed is not None:
+                    run(kind, committed, group)
+            elif failed is not None:
+                run(kind, failed, group, error)
         dispatch.pump(dispatch.now)
         self._end_flushes(error)
 
@@ -394,18 +409,12 @@ class CommitPath:
         if self._awaits_sync:
             self.request(urgent=False)
 
+    # The listeners of the first two stages.
 
-class _Visibility:
-    """Messages of a group become visible to consumers when it is durable."""
-
-    def __init__(self, path: CommitPath, dispatch: DispatchLoop) -> None:
-        self._path = path
-        self._dispatch = dispatch
-
-    def committed(self, group: CommitGroup) -> None:
-        """Give them to their queues and subscriptions, and hand out what can be handed out."""
+    def _release(self, group: CommitGroup) -> None:
+        """Visibility: its messages are given to queues and subscriptions, and handed out."""
         dispatch, now = self._dispatch, self._dispatch.now
-        self._path.committed_id = group.newest_id
+        self.committed_id = group.newest_id
         # A backlog takes messages in order of ids. What was retained, perhaps with a group that
         # failed, is among what producers sent.
         for backlog, retained in group.retained_arrivals.items():
@@ -413,34 +422,31 @@ class _Visibility:
             group.arrivals[backlog].sort(key=lambda run: run.envelopes[0].id)
         for backlog, runs in group.arrivals.items():
             dispatch.callbacks.run("release", backlog.release, runs, now)
-        self._path.touch_readers()
+        for reader in list(self._readers):
+            dispatch.touch(reader)
+            if reader.visible <= self.committed_id:
+                del self._readers[reader]
         dispatch.pump(now)
 
-    def failed(self, group: CommitGroup, _error: StoreError) -> None:
-        """Messages of producers were never accepted; retained ones wait for the next group."""
+    def _withdraw(self, group: CommitGroup, _error: StoreError) -> None:
+        """Visibility: messages of producers were never accepted, retained ones wait for the next
+        group."""
         for backlog, runs in group.arrivals.items():
             self._dispatch.callbacks.run("release", backlog.withdraw, runs)
-        following = self._path.group
+        following = self.group
         for backlog, retained in group.retained_arrivals.items():
             retained = retained + following.retained_arrivals.get(backlog, [])
             following.retained_arrivals[backlog] = retained
         following.retained[:0] = group.retained
         self._dispatch.pump(self._dispatch.now)
 
-
-class _Receipts:
-    """Producers are answered when their group is durable, or can't be."""
-
-    def __init__(self, path: CommitPath) -> None:
-        self._path = path
-
-    def committed(self, group: CommitGroup) -> None:
-        """Everybody who waits for this group gets what he waits for."""
+    def _acknowledge(self, group: CommitGroup) -> None:
+        """Receipts: everything that waits for this group is done."""
         for receipt in (*group.receipts, *group.written):
-            self._path.finish(receipt)
+            self.finish(receipt)
 
-    def failed(self, group: CommitGroup, error: StoreError) -> None:
-        """Everybody who waits for this group gets the error, in words for peers."""
+    def _refuse(self, group: CommitGroup, error: StoreError) -> None:
+        """Receipts: everything that waits for this group gets the error, in words for peers."""
         refused = refusal(error)
         for receipt in (*group.receipts, *group.written):
-            self._path.finish(receipt, refused)
+            self.finish(receipt, refused)

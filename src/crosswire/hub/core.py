@@ -11,9 +11,9 @@ from crosswire.envelope import Envelope
 from crosswire.hub.commits import CommitPath
 from crosswire.hub.damage import DamageReports
 from crosswire.hub.dispatch import Dispatcher, DispatchLoop, Watchers
-from crosswire.hub.feed import Feed
 from crosswire.hub.floors import Floors
 from crosswire.hub.ledger import Ledger
+from crosswire.hub.seals import LakeSeals
 from crosswire.hub.timers import Timers
 from crosswire.hub.wall import WallClock
 from crosswire.store.contract import Store
@@ -37,7 +37,7 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     wall: WallClock
     damage: DamageReports
     floors: Floors
-    feed: Feed
+    seals: LakeSeals
     watchers: Watchers
     chance: Callable[[], float]
 

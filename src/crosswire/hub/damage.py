@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from crosswire.commitlog.contract import CommitGroup
 from crosswire.envelope import MICROSECONDS, Envelope, decode_at
-from crosswire.errors import HubError, RecordDamaged, StoreError
+from crosswire.errors import HubError, RecordDamaged
 from crosswire.hub.commits import CommitPath, CommitStage
 from crosswire.hub.dispatch import DispatchLoop
 from crosswire.hub.ledger import Ledger, Step
@@ -32,14 +31,10 @@ class DamageReports:
         self._ledger = ledger
         self._loop = loop
         self._commits = commits
-        commits.add_listener(CommitStage.VISIBILITY, self)
-
-    def committed(self, group: CommitGroup) -> None:
-        """Nothing to report."""
-
-    def failed(self, _group: CommitGroup, error: StoreError) -> None:
-        """Producers get an error without details: operators find those here."""
-        self.report(error)
+        # Producers get an error without details; operators find those here.
+        commits.add_listener(
+            CommitStage.VISIBILITY, failed=lambda _group, error: self.report(error)
+        )
 
     def report(self, error: HubError) -> None:
         """Keep an error for operators, up to 1,000 of them."""

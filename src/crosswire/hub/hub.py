@@ -26,7 +26,6 @@ from crosswire.hub.damage import DamageReports
 from crosswire.hub.dead import DeadLetters
 from crosswire.hub.destinations import Destinations
 from crosswire.hub.dispatch import Dispatcher, DispatchLoop, Watchers
-from crosswire.hub.feed import Feed
 from crosswire.hub.floors import Floors
 from crosswire.hub.ingest.staging import Staging
 from crosswire.hub.intake import Intake
@@ -34,6 +33,7 @@ from crosswire.hub.ledger import Ledger, LedgerPeer, LedgerRow
 from crosswire.hub.policies import HubConfig
 from crosswire.hub.queues import Queue
 from crosswire.hub.schedules import Schedules
+from crosswire.hub.seals import LakeSeals
 from crosswire.hub.services import Answer, Call, Provider, ProviderReceiver, Services
 from crosswire.hub.subscriptions import Start, Subscriptions, predicate
 from crosswire.hub.timers import Timers
@@ -79,7 +79,7 @@ class Hub:
         self.reports = self.damage.reports
         self.wall = WallClock(store, self.commits, self.damage, timestamps, now)
         floors = Floors(store, self.damage)
-        self.feed = Feed(store, self.commits, self.damage, floors, withheld=config.lake)
+        self.seals = LakeSeals(store, self.commits, self.damage, floors, withheld=config.lake)
         self._core = core = Core(
             store=store,
             ledger=self.ledger,
@@ -89,7 +89,7 @@ class Hub:
             wall=self.wall,
             damage=self.damage,
             floors=floors,
-            feed=self.feed,
+            seals=self.seals,
             watchers=Watchers(loop.callbacks),
             chance=random.random,
         )
@@ -417,7 +417,7 @@ class Hub:
         run("housekeeping", self.staging.keep_house, now)
         rows = self.store.next_row - 1 - self.config.ledger_rows
         if self.config.lake:
-            rows = self.feed.released_row
+            rows = self.seals.released_row
         if rows > 0:
             self.store.forget_rows(rows)
 

@@ -242,7 +242,7 @@ class Queue(Backlog):
         between the messages that are not."""
         if self.stopped:
             return
-        limit = self._core.feed.reclaim_limit
+        limit = self._core.seals.reclaim_limit
         upto = min(self.memory.head() - 1, limit)
         store = self._store
         if upto > self._reclaimed:

@@ -191,7 +191,7 @@ class Topic:
         oldest = int((self._core.wall.age(now) - self.policy.retention_s) * MICROSECONDS)
         marks, times = self._marks, self._mark_times()
         cut = 0
-        while cut + 1 < len(marks) and marks[cut + 1].id - 1 <= self._core.feed.reclaim_limit:
+        while cut + 1 < len(marks) and marks[cut + 1].id - 1 <= self._core.seals.reclaim_limit:
             too_much = self._bytes - marks[cut].bytes_before > self.policy.retention_bytes
             if times[cut + 1] > oldest and not too_much:
                 break

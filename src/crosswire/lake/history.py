@@ -87,15 +87,15 @@ class History:
 
     # Covered ids.
 
-    def segments(self, kept: LakeExtent | None) -> list[CoveredIds]:
-        """The ids that the lake covers, in order. `kept` is what the hub that writes to the lake
+    def segments(self, extent: LakeExtent | None) -> list[CoveredIds]:
+        """The ids that the lake covers, in order. `extent` is what the hub that writes to the lake
         knows; None where no hub does, and the files alone decide."""
         with self._lock:
-            files = self._look(kept)
-            if self._known is not None and self._known[0] is files and self._known[1] == kept:
+            files = self._listed(extent)
+            if self._known is not None and self._known[0] is files and self._known[1] == extent:
                 return self._known[2]
-            found = self._segments(files, kept)
-            self._known = (files, kept, found)
+            found = self._segments(files, extent)
+            self._known = (files, extent, found)
             return found
 
     def forget(self) -> None:
@@ -104,7 +104,7 @@ class History:
             self._folders.clear()
             self._known = None
 
-    def _segments(self, files: list[LakeFile], kept: LakeExtent | None) -> list[CoveredIds]:
+    def _segments(self, files: list[LakeFile], extent: LakeExtent | None) -> list[CoveredIds]:
         found: list[CoveredIds] = []
         start = 0
         for index, file in enumerate(files):
@@ -117,25 +117,25 @@ class History:
             last = self._footer(file)[-1].last_id
             # The hub has used ids after its last stored message for what is not stored: they are
             # covered too.
-            if is_last and kept is not None and file.last >= kept.last_seq:
-                last = max(last, kept.upto)
+            if is_last and extent is not None and file.last >= extent.last_seq:
+                last = max(last, extent.upto)
             found.append(CoveredIds(first, last))
             start = index + 1
         # A hub that has not sealed a message yet: there are no files, and none are missing.
-        if not files and kept is not None and not kept.last_seq:
-            found = [CoveredIds(1, kept.upto)]
-        if kept is not None:
+        if not files and extent is not None and not extent.last_seq:
+            found = [CoveredIds(1, extent.upto)]
+        if extent is not None:
             # A file may be visible before the hub has noted that it is.
-            found = [CoveredIds(first, min(last, kept.upto)) for first, last in found]
-        for gap in (*self._recorded(), *(kept.gaps if kept is not None else ())):
+            found = [CoveredIds(first, min(last, extent.upto)) for first, last in found]
+        for gap in (*self._recorded(), *(extent.gaps if extent is not None else ())):
             found = [rest for each in found for rest in _without(each, gap)]
         return [each for each in found if each.first <= each.last]
 
-    def _look(self, kept: LakeExtent | None) -> list[LakeFile]:
+    def _listed(self, extent: LakeExtent | None) -> list[LakeFile]:
         """All files in order. Folders that have not changed since the last call are not listed."""
         if self._list_changed():
             self._arrange()
-        if kept is not None and (not self._files or self._files[-1].last < kept.last_seq):
+        if extent is not None and (not self._files or self._files[-1].last < extent.last_seq):
             # A folder that changes twice within the resolution of its time stamp looks unchanged.
             self._folders.clear()
             if self._list_changed():

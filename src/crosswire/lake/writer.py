@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 _SLICE: Final = 2000
+"""Messages between two pauses: a few milliseconds of Python."""
 _PAUSE_S: Final = 0.0003
 _SLICE_BYTES: Final = 1 << 28
 
@@ -169,6 +170,7 @@ class LakeWriter:
                 parts += prepare(self.lake, "gaps", rows)
         except BaseException as error:
             discard(parts)
+            # Arrow and Python reject such values every time, so that retrying is pointless.
             if isinstance(error, ValueError | TypeError | OverflowError | pa.ArrowException):
                 raise CrosswireError(f"can't be written as Parquet: {error}") from error
             raise
@@ -299,6 +301,7 @@ def _block_table(
         "seq": integers(np.arange(first_row, first_row + count)),
         "id": integers(ids),
         "time": integers(spread(runs.times)),
+        # Steps are numbers with gaps: the index among the sorted ones is that of the name.
         "step": known.take(integers(np.searchsorted(numbers, spread(runs.steps)))),
         "destination": text_column(runs.destinations),
         "protocol": text_column(runs.protocols),

@@ -130,6 +130,7 @@ class _LinkedTarget:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._home = root / _TABLES
+        # Replacing a real folder by a link would delete what somebody else has put there.
         for layer in LAYERS:
             if (root / layer).exists() and not (root / layer).is_symlink():
                 raise InvalidInput(f"{root / layer} is in the way: it was not written by a batch")

@@ -42,6 +42,7 @@ _SETTINGS: Final = {
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
     "spark.sql.streaming.stateStore.encodingFormat": "avro",
+    # Version 2 moves files while tasks still run: a failed write would leave some of them.
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
 }
 

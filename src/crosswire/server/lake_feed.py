@@ -1,9 +1,18 @@
-"""What the hub commits, on its way into the lake: exactly once, whatever happens in between.
+"""The lake feed: a commit listener that writes what was committed to the lake, exactly once.
 
-The journal is the thread through it all: a seal is a range of its rows, with the messages that were
-stored along with them. Its files are prepared on a thread of their own, the seal is committed to
-the store, and only then the files appear. After a restart the last seal is looked at again: if its
-files are not in place, they are made once more, from the store, which lets go of nothing before.
+A seal is a range of the journal's rows, with the messages that were stored along with them. Three
+steps make each row appear once, wherever the hub is killed:
+
+    prepare   the files are written under temporary names, on a thread
+    seal      the range is committed to the store (`LakeSeals.save`)
+    publish   the files are renamed
+
+A kill before the seal leaves temporary files, which the next start removes. A kill after it leaves
+a seal without files: the next start makes the same files again from the store, which deletes
+nothing that is not published.
+
+Groups are kept in memory until they are sealed. Where that is too much, or a group was missed, the
+feed *lags*: it drops what it has and reads from the store, until it has caught up.
 """
 
 from __future__ import annotations
@@ -21,19 +30,20 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from crosswire.commitlog.contract import AcceptedMessages, CommitGroup
+from crosswire.commitlog.contract import CommitGroup
 from crosswire.config import LakeSettings
 from crosswire.envelope import MICROSECONDS, Envelope
 from crosswire.errors import CrosswireError, LakeError, RecordDamaged, StoreError
 from crosswire.hub.commits import CommitStage
-from crosswire.hub.feed import LakeGap, Seal
 from crosswire.hub.hub import Hub
-from crosswire.hub.ledger import Step, parse_columns
+from crosswire.hub.ledger import Step
+from crosswire.hub.seals import LakeGap, Seal
 from crosswire.lake.catalog import expire
 from crosswire.lake.files import FinishedFile, find
 from crosswire.lake.history import History, LakeExtent
-from crosswire.lake.writer import LakeBatch, LakeWriter, MissingRows
+from crosswire.lake.writer import LakeBatch, LakeWriter
 from crosswire.logs import log_event
+from crosswire.server.lake_batches import FeedGroup, build_batch
 
 __all__ = ["LakeFeed", "note_absence"]
 
@@ -49,34 +59,15 @@ T = TypeVar("T")
 _Count = Callable[..., None]
 
 
-class _FeedGroup(msgspec.Struct, frozen=True):
-    """A committed group: its block of the ledger, and its messages.
-
-    A group that was kept in memory has `runs`, one that was read from the store `messages`.
-    """
-
-    first_row: int
-    last_row: int
-    block: bytes
-    messages: Sequence[Envelope]
-    runs: Sequence[AcceptedMessages]
-    newest: int
-    size_bytes: int
-
-    def envelopes(self) -> Sequence[Envelope]:
-        """All of its messages."""
-        return [*self.messages, *(each for run in self.runs for each in run.envelopes)]
-
-
 async def note_absence(hub: Hub) -> None:
-    """The hub runs without a lake: should it have one again, a gap will say so."""
-    seal = hub.feed.last_seal()
+    """Note that the hub runs without a lake: when it has one again, that begins with a gap."""
+    seal = hub.seals.last()
     if seal is not None and seal.tables:
-        await hub.feed.seal(msgspec.structs.replace(seal, tables=()))
+        await hub.seals.save(msgspec.structs.replace(seal, tables=()))
 
 
 class LakeFeed:
-    """Listens to the hub's commits and keeps the lake up to date. Lives on the event loop."""
+    """Takes committed groups, seals and publishes them. Use it on the event loop."""
 
     def __init__(
         self,
@@ -97,16 +88,16 @@ class LakeFeed:
         self._tables = tuple(name for name, is_on in names.items() if is_on)
         self._writer = writer or LakeWriter(lake, hub.node, _STEPS)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="crosswire-lake")
-        self._groups: deque[_FeedGroup] = deque()
+        self._groups: deque[FeedGroup] = deque()
         self._bytes = 0
         self._since = 0.0
         self._unsealed_bytes = 0
-        self._behind = True
+        self._is_lagging = True
         self._read_row = 0
         self._seal: Seal
         self._gaps: list[LakeGap] = []
         self._parts: list[FinishedFile] | None = None
-        self._is_placed = False
+        self._is_published = False
         self._is_failing = False
         self._stopping = False
         self._expire_at = 0.0
@@ -128,34 +119,34 @@ class LakeFeed:
         gaps = [
             (gap.first, gap.last) for gap in (*seal.gaps, *self._gaps) if gap.table == "messages"
         ]
-        if self._is_placed:
+        if self._is_published:
             return LakeExtent(seal.newest, seal.last_seq, tuple(gaps))
         return LakeExtent(seal.after, seal.first_seq - 1, tuple(gaps))
 
     # Starting and stopping.
 
     async def start(self) -> None:
-        """Raises StoreError."""
+        """Continue after the last seal, and listen to commits. Raises StoreError."""
         ends = await self._in_thread(self._ends)
         is_ahead = self._is_ahead(ends)
-        old = self._hub.feed.last_seal()
+        old = self._hub.seals.last()
         if is_ahead:
-            # All that the store still has is in the lake: it goes on after that.
+            # All that the store still has is in the lake: it continues after that.
             old = None
         if old is not None and old.tables and old.tables != self._tables and not old.skipped:
-            # Other tables from now on, but what was promised of the old ones is kept.
+            # The configured tables changed: what is sealed of the old ones is still published.
             self._seal = old
             try:
-                await self._retry_placing()
+                await self._publish()
             except OSError as error:
                 self._failed(error)
         self._seal = await self._begin(old, ends)
-        self._is_placed = False
-        self._behind, self._read_row = True, self._seal.last_row
+        self._is_published = False
+        self._is_lagging, self._read_row = True, self._seal.last_row
         if self._seal.skipped:
             self._gaps = list(self._seal.gaps)
-            self._place()
-        self._hub.commits.add_listener(CommitStage.LAKE, self)
+            self._end_publishing()
+        self._hub.commits.add_listener(CommitStage.LAKE, self.take)
         self._task = asyncio.get_running_loop().create_task(self._run())
         self._task.add_done_callback(self._ended)
 
@@ -174,7 +165,7 @@ class LakeFeed:
         return True
 
     async def _begin(self, old: Seal | None, ends: dict[str, int]) -> Seal:
-        """The seal to go on from; where there is none, or the lake was off, it begins here."""
+        """The seal to continue from; where there is none, or the lake was off, a new one here."""
         if old is not None and old.tables and set(self._tables) <= set(old.tables):
             return old
         hub, now = self._hub, _now_us()
@@ -208,7 +199,7 @@ class LakeFeed:
             first_gap=first_gap,
             gaps=tuple(gaps),
         )
-        await hub.feed.seal(seal)
+        await hub.seals.save(seal)
         return seal
 
     def _ends(self) -> dict[str, int]:
@@ -230,7 +221,7 @@ class LakeFeed:
         return segments[-1].last if segments else 0
 
     async def stop(self) -> None:
-        """Seal what is committed, as far as the disk allows; the rest waits in the store."""
+        """Seal what is committed, as far as the disk allows; the rest stays in the store."""
         if self._task is None:
             return
         with contextlib.suppress(StoreError):
@@ -240,12 +231,12 @@ class LakeFeed:
         self._full.set()
         await self._task
         self._task = None
-        self._hub.commits.remove_listener(self)
+        self._hub.commits.remove_listener(self.take)
         self._thread.shutdown()
 
     # What the hub commits.
 
-    def committed(self, group: CommitGroup) -> None:
+    def take(self, group: CommitGroup) -> None:
         """Keep the group until it is sealed: a few operations, whatever its size is."""
         block = group.block
         if block is None:
@@ -258,36 +249,32 @@ class LakeFeed:
         size = len(block.data) + sum(sum(run.sizes) for run in runs)
         self._unsealed_bytes += size
         self._wake.set()
-        if self._behind:
+        if self._is_lagging:
             return
         # If this raised for an earlier group, that one is in the store all the same.
         missed = block.first_row > self._read_row + 1
         if missed or self._bytes + size > self._settings.memory_bytes:
-            self._fall_behind()
+            self._start_lagging()
             return
         if not self._groups:
             self._since = time.monotonic()
         self._groups.append(
-            _FeedGroup(block.first_row, last_row, block.data, (), runs, group.newest_id, size)
+            FeedGroup(block.first_row, last_row, block.data, (), runs, group.newest_id, size)
         )
         self._bytes += size
         self._read_row = last_row
         if self._bytes >= self._settings.seal_bytes:
             self._full.set()
 
-    def failed(self, _group: CommitGroup, _error: StoreError) -> None:
-        """Nothing of it is in the store, and nothing goes to the lake."""
-
-    def _fall_behind(self) -> None:
-        """Nothing is kept in memory; what is not sealed is read from the store when its time
-        comes."""
-        self._behind = True
+    def _start_lagging(self) -> None:
+        """Drop what is in memory: what is not sealed is read from the store later."""
+        self._is_lagging = True
         self._groups.clear()
         self._bytes = 0
         self._read_row = self._seal.last_row
 
     def _is_pending(self) -> bool:
-        if self._behind:
+        if self._is_lagging:
             return self._hub.store.next_row - 1 > self._read_row
         return bool(self._groups)
 
@@ -297,8 +284,8 @@ class LakeFeed:
         await self._in_thread(self._writer.clear)
         while True:
             try:
-                if not self._is_placed:
-                    await self._retry_placing()
+                if not self._is_published:
+                    await self._publish()
                 await self._expire()
                 await self._wait()
                 if self._is_pending():
@@ -307,11 +294,11 @@ class LakeFeed:
                     return
                 self._recovered()
             except Exception as error:
-                # Whatever it is: a lake that ended would hold back the store and delete nothing.
+                # Any error: if the feed ended, the store could delete nothing any more.
                 if not isinstance(error, OSError | StoreError):
-                    self._fall_behind()
+                    self._start_lagging()
                     if not self._is_failing:
-                        _log.exception("the lake made a mistake")
+                        _log.exception("the lake feed failed unexpectedly")
                 self._failed(error)
                 if self._stopping:
                     return
@@ -321,14 +308,16 @@ class LakeFeed:
                         await self._full.wait()
 
     async def _wait(self) -> None:
-        """Until something is there, and it is enough or old enough."""
+        """Wait until there is something to seal, and it is large or old enough."""
         while not self._is_pending() and not self._stopping:
             self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_EXPIRE_S):
                     await self._wake.wait()
             await self._expire()
-        while not self._behind and not self._stopping and self._bytes < self._settings.seal_bytes:
+        while (
+            not self._is_lagging and not self._stopping and self._bytes < self._settings.seal_bytes
+        ):
             left = self._since + self._settings.seal_s - time.monotonic()
             if left <= 0:
                 break
@@ -342,14 +331,14 @@ class LakeFeed:
             await self._give_up("the lake could not keep up")
             return
         self._check_room()
-        groups = await self._from_store() if self._behind else self._from_memory()
+        groups = await self._from_store() if self._is_lagging else self._from_memory()
         if not groups:
             return
         batch = await self._in_thread(self._batch, self._seal.last_seq + 1, groups)
         try:
             parts = await self._in_thread(self._writer.prepare, batch)
         except OSError:
-            self._fall_behind()
+            self._start_lagging()
             raise
         except CrosswireError as error:
             self._failed(error)
@@ -368,19 +357,19 @@ class LakeFeed:
             gaps=tuple(self._gaps),
         )
         try:
-            await self._hub.feed.seal(seal)
+            await self._hub.seals.save(seal)
         except StoreError:
             await self._in_thread(self._writer.discard, parts)
-            self._fall_behind()
+            self._start_lagging()
             raise
-        self._seal, self._parts, self._is_placed, self._gaps = seal, parts, False, []
+        self._seal, self._parts, self._is_published, self._gaps = seal, parts, False, []
         self._unsealed_bytes -= sum(group.size_bytes for group in groups)
         self._unsealed_bytes = max(self._unsealed_bytes, 0)
         self._read_row = max(self._read_row, seal.last_row)
-        await self._retry_placing()
+        await self._publish()
 
-    def _from_memory(self) -> list[_FeedGroup]:
-        taken: list[_FeedGroup] = []
+    def _from_memory(self) -> list[FeedGroup]:
+        taken: list[FeedGroup] = []
         size = 0
         while self._groups and size < self._settings.seal_bytes:
             taken.append(self._groups.popleft())
@@ -389,15 +378,15 @@ class LakeFeed:
         self._since = time.monotonic()
         return taken
 
-    async def _from_store(self, upto: int | None = None) -> list[_FeedGroup]:
-        """The next groups, read again; when there are no more, memory will do from here on."""
-        store, taken, size = self._hub.store, list[_FeedGroup](), 0
+    async def _from_store(self, upto: int | None = None) -> list[FeedGroup]:
+        """The next groups, read from the store; after the last one the feed lags no more."""
+        store, taken, size = self._hub.store, list[FeedGroup](), 0
         newest = self._seal.newest
         while size < self._settings.seal_bytes:
             blocks = store.blocks(self._read_row, _PAGE)
             if not blocks:
                 if upto is None and self._read_row < store.next_row - 1:
-                    # Rows that the store could not read were the last: nothing else is to come.
+                    # The store could not read the last rows: nothing follows them.
                     self._miss_rows(store.next_row)
                     self._read_row = store.next_row - 1
                 break
@@ -414,62 +403,51 @@ class LakeFeed:
                 if size >= self._settings.seal_bytes:
                     break
         if self._read_row >= store.next_row - 1:
-            self._behind = False
+            self._is_lagging = False
             self._since = time.monotonic()
         return taken
 
-    def _read_group(self, first_row: int, rows: int, block: bytes, newest: int) -> _FeedGroup:
+    def _read_group(self, first_row: int, rows: int, block: bytes, newest: int) -> FeedGroup:
         last_row = first_row + rows - 1
         messages: list[Envelope] = []
         try:
-            messages = self._hub.feed.stored(block)
+            messages = self._hub.seals.messages_of(block)
         except RecordDamaged as error:
             self._hub.damage.report(error)
             self._gaps.append(LakeGap("ledger", first_row, last_row, _now_us(), str(error)))
             block = b""
         newest = max(newest, messages[-1].id if messages else 0)
         size = len(block) + sum(len(each.payload) + 100 for each in messages)
-        return _FeedGroup(first_row, last_row, block, messages, (), newest, size)
+        return FeedGroup(first_row, last_row, block, messages, (), newest, size)
 
     def _miss_rows(self, first_row: int) -> None:
-        """A block that the store could not read is not there at all."""
+        """Note a gap for rows before this one: the store skips blocks that it can't read."""
         due = self._read_row + 1
         if first_row > due and "ledger" in self._tables:
             reason = "the store is damaged here"
             self._gaps.append(LakeGap("ledger", due, first_row - 1, _now_us(), reason))
 
     def _batch(
-        self, first_seq: int, groups: Sequence[_FeedGroup], *, again: bool = False
+        self, first_seq: int, groups: Sequence[FeedGroup], *, again: bool = False
     ) -> LakeBatch:
-        """On the lake's thread."""
-        tables = self._seal.tables if again else self._tables
-        messages: list[Envelope] = []
-        if "messages" in tables:
-            for group in groups:
-                messages += group.envelopes()
-            ids = [envelope.id for envelope in messages]
-            if ids != sorted(ids):
-                messages.sort(key=lambda envelope: envelope.id)
-        blocks = []
-        if "ledger" in tables:
-            blocks = [(each.first_row, parse_columns(each.block)) for each in groups if each.block]
-        gaps = self._seal.gaps if again else tuple(self._gaps)
-        return LakeBatch(
+        """On the lake's thread. `again`: for a seal that is committed already."""
+        seal = self._seal
+        return build_batch(
+            groups,
+            seal.tables if again else self._tables,
             first_seq=first_seq,
-            messages=messages,
-            blocks=blocks,
-            first_gap=self._seal.first_gap if again else self._next_gap(),
-            gaps=[MissingRows(**msgspec.structs.asdict(gap)) for gap in gaps],
+            first_gap=seal.first_gap if again else self._next_gap(),
+            gaps=seal.gaps if again else self._gaps,
         )
 
     def _next_gap(self) -> int:
         seal = self._seal
         return seal.first_gap if seal.skipped else seal.first_gap + len(seal.gaps)
 
-    # Putting files into their places.
+    # Publishing.
 
-    async def _retry_placing(self) -> None:
-        """The last seal is committed: its files must appear, however often it takes."""
+    async def _publish(self) -> None:
+        """Publish the files of the last seal, which is committed: retried until it succeeds."""
         if self._parts is None:
             try:
                 self._parts = await self._redo()
@@ -483,18 +461,18 @@ class LakeFeed:
         if self._parts:
             await self._in_thread(self._writer.publish, self._parts)
         self._parts = None
-        self._place()
+        self._end_publishing()
 
-    def _place(self) -> None:
-        self._is_placed = True
+    def _end_publishing(self) -> None:
+        self._is_published = True
         self._count("lake", "", "sealed")
-        self._hub.feed.release(self._seal)
+        self._hub.seals.release(self._seal)
 
     async def _redo(self) -> list[FinishedFile]:
-        """The files of a seal of an earlier life, as far as they are not in place."""
+        """Make the files of a seal that was committed before the start, but for published ones."""
         seal = self._seal
         self._check_room()
-        groups: list[_FeedGroup] = []
+        groups: list[FeedGroup] = []
         if seal.last_row >= seal.first_row:
             self._read_row = seal.first_row - 1
             try:
@@ -504,13 +482,13 @@ class LakeFeed:
                         break
                     groups += more
             finally:
-                self._behind, self._read_row = True, seal.last_row
+                self._is_lagging, self._read_row = True, seal.last_row
         if not groups and not seal.gaps:
             return []
         batch = await self._in_thread(lambda: self._batch(seal.first_seq, groups, again=True))
-        return await self._in_thread(lambda: self._writer.prepare(self._without_placed(batch)))
+        return await self._in_thread(lambda: self._writer.prepare(self._without_published(batch)))
 
-    def _without_placed(self, batch: LakeBatch) -> LakeBatch:
+    def _without_published(self, batch: LakeBatch) -> LakeBatch:
         """On the lake's thread."""
         seal, has = self._seal, self._writer.has
         last_gap = seal.first_gap + len(seal.gaps) - 1
@@ -522,19 +500,20 @@ class LakeFeed:
             batch = msgspec.structs.replace(batch, gaps=())
         return batch
 
-    # When it can't be done.
+    # Failures.
 
     def _check_room(self) -> None:
-        """What is left on a nearly full disk is the store's. Raises OSError, as writing would: what
-        is not sealed waits in the store."""
+        """The rest of a nearly full disk is the store's. Raises OSError, as writing would; what is
+        not sealed stays in the store."""
         if not self._has_room():
-            self._fall_behind()
+            self._start_lagging()
             raise OSError(errno.ENOSPC, "the rest of the disk is left to the store")
 
     async def _give_up_seal(self, reason: str) -> None:
-        """The last seal's files can't be put into place, and the store has kept enough."""
+        """The last seal's files can't be published: give them up when the store has kept
+        `backlog_bytes` because of that."""
         seal = self._seal
-        if self._is_placed or self._unsealed_bytes <= self._settings.backlog_bytes:
+        if self._is_published or self._unsealed_bytes <= self._settings.backlog_bytes:
             return
         has_messages = await self._in_thread(
             self._writer.has, "messages", seal.first_seq, seal.last_seq
@@ -551,13 +530,13 @@ class LakeFeed:
         )
         try:
             await self._give_up(reason)
-            self._parts, self._is_placed = None, True
+            self._parts, self._is_published = None, True
         except StoreError as error:
             self._seal, self._gaps, self._parts = seal, [], None
             self._failed(error)
 
-    async def _give_up(self, reason: str, upto: _FeedGroup | None = None) -> None:
-        """These rows will never be in the lake; that is recorded, and the store may let go."""
+    async def _give_up(self, reason: str, upto: FeedGroup | None = None) -> None:
+        """Commit a gap in place of these rows, so that the store may delete them."""
         hub, old, now = self._hub, self._seal, _now_us()
         last_row = hub.store.next_row - 1 if upto is None else upto.last_row
         newest = hub.committed_id if upto is None else upto.newest
@@ -578,18 +557,18 @@ class LakeFeed:
             first_gap=self._next_gap(),
             gaps=tuple(gaps),
         )
-        await hub.feed.seal(seal)
+        await hub.seals.save(seal)
         self._seal, self._gaps, self._unsealed_bytes = seal, gaps, 0
-        hub.feed.release(seal)
+        hub.seals.release(seal)
         self._count("lake", "", "gap")
         log_event(_log, logging.ERROR, "the lake has a gap", reason=reason, rows=last_row)
         if upto is None:
-            self._fall_behind()
+            self._start_lagging()
         self._read_row = max(self._read_row, last_row)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
-            self._hub.commits.remove_listener(self)
+            self._hub.commits.remove_listener(self.take)
             _log.error("the lake has stopped", exc_info=task.exception())
 
     def _failed(self, error: Exception) -> None:
@@ -603,17 +582,17 @@ class LakeFeed:
             self._is_failing = False
             log_event(_log, logging.WARNING, "the lake is written again")
 
-    # Around it.
+    # Retention and threads.
 
     async def _expire(self) -> None:
-        """Let go of what is too old or too much, now and then."""
+        """Delete files that are too old or too many, once a minute."""
         if time.monotonic() < self._expire_at:
             return
         self._expire_at = time.monotonic() + _EXPIRE_S
         settings = self._settings
         oldest_us = 0
         if settings.retention_days:
-            # Not the wall clock: one that was set wrong must not empty the lake.
+            # Not the wall clock: if that was set wrong, all files would be deleted.
             now = self._hub.wall.age(self._hub.now)
             oldest_us = int((now - settings.retention_days * _DAY_S) * MICROSECONDS)
         gone = await self._in_thread(

@@ -1,8 +1,8 @@
-"""The hub's log for who reads it in bulk: old messages from the lake, recent ones from the store.
+"""Reads of the hub's log in bulk: old messages from the lake, recent ones from the store.
 
-Ids that the lake answers for come from its files, all others from the store, so each message comes
-once, wherever it is. All of it is read on threads beside the event loop, a slice at a time with a
-breath in between; the loop only hands out a view of the store and says how far the lake goes.
+Ids that the lake covers come from its files, all others from the store, so each message comes once.
+Reading is done on threads beside the event loop, in slices with pauses in between; the loop only
+gives them a view of the store and how far the lake goes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = ["COLUMNS", "Log", "LogRange", "ReadPlan", "ReadSplit"]
 COLUMNS: Final = tuple(
     name for name in MESSAGES.names if name not in ("node", "seq", "native", "crc")
 )
-"""What can be read of a message; `partition` in Spark is the node, which the plan tells."""
+"""What can be read of a message; `partition` in Spark is the node, which is in the plan."""
 
 _READERS: Final = 16
 _THREADS: Final = 2
@@ -69,58 +69,58 @@ _WINDOW: Final = 16_384
 T = TypeVar("T")
 
 
-class ReadPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be read. Destinations may have wildcards; `starts` and `ends` are ids by
-    destination, `*` for all others: from here to before there, -2 for the earliest that is left,
-    -1 for behind the latest.
+class ReadPlan(msgspec.Struct, frozen=True, kw_only=True, rename={"end": "behind"}):
+    """What a client wants to read. Destinations may have wildcards; `starts` and `ends` (exclusive)
+    are ids by destination, `*` for all others, -2 for the earliest that is left, -1 for the one
+    after the latest.
 
-    Ids below `first` and from `behind` on are left out. `since` and `until` are µs since 1970: ids
-    are chosen so that everything is in between that came from then on, and before. `limit` ends it
-    behind so many messages, or as many as are found in a few seconds; `parts` is how many ranges at
-    least it shall be divided into, 0 for none."""
+    Ids below `first` and from `end` on are left out. `since` and `until` are µs since 1970: ids are
+    chosen so that they include everything that was accepted in between. `limit` is the number of
+    messages after which it ends, or earlier if finding them takes seconds; `parts` is the least
+    number of ranges that it is divided into, 0 for none."""
 
     destinations: list[str]
     starts: dict[str, int] = {}
     ends: dict[str, int] = {}
     first: Count = 1
-    behind: Count = MAX_ID
+    end: Count = MAX_ID
     since: int | None = None
     until: int | None = None
     limit: Count = 0
     parts: Count = 0
 
 
-class LogRange(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan in ids of this `node`: `first` to before `behind`, in `splits`. `missing` is what
-    was there once and is gone. `found` says that there is something; what is to be divided may turn
-    out to be empty all the same."""
+class LogRange(msgspec.Struct, frozen=True, kw_only=True, rename={"end": "behind"}):
+    """The plan in ids of this `node`: `first` to before `end`, in `splits`. `missing` are messages
+    that existed and were deleted. `found` is False if there is nothing to read; with splits that is
+    not looked up, and it is True."""
 
     node: str
     starts: dict[str, int]
     ends: dict[str, int]
     first: int
-    behind: int
+    end: int
     splits: list[tuple[int, int]]
     missing: list[MissingMessages]
     found: bool
 
 
-class ReadSplit(msgspec.Struct, frozen=True, kw_only=True):
-    """A split of a plan, or what is left of it; `starts` and `ends` are those that the plan gave.
-    With `strict`, what is gone meanwhile is an error."""
+class ReadSplit(msgspec.Struct, frozen=True, kw_only=True, rename={"end": "behind"}):
+    """A split of a plan, or the rest of one; `starts` and `ends` are those of the `LogRange`.
+    With `strict`, messages that were deleted since then are an error."""
 
     node: str
     destinations: list[str]
     starts: dict[str, int] = {}
     ends: dict[str, int] = {}
     first: Count
-    behind: Count
+    end: Count
     columns: tuple[str, ...] = COLUMNS
     strict: bool = True
 
 
 class Log:
-    """Lives on the event loop."""
+    """Plans and serves reads of the log. Use it on the event loop."""
 
     def __init__(
         self, hub: Hub, lake: Path, feed: LakeFeed | None, *, count: Callable[..., None]
@@ -135,14 +135,14 @@ class Log:
         self._is_closed = False
 
     async def close(self) -> None:
-        """No thread looks at the store any more when this returns."""
+        """Refuse further reads; when this returns, no thread uses the store any more."""
         self._is_closed = True
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
 
     # Planning.
 
     async def plan(self, plan: ReadPlan) -> LogRange:
-        """Raises InvalidDestination, LakeError, ServiceUnavailable."""
+        """Resolve a plan to ids. Raises InvalidDestination, LakeError, ServiceUnavailable."""
         logs = await self._logs(LogSelection(plan.destinations))
         return await self._with_files(functools.partial(self._plan, plan, logs, self._moment()))
 
@@ -151,7 +151,7 @@ class Log:
         choice = LogSelection(plan.destinations, plan.starts, plan.ends)
         pieces, committed = self._pieces(moment, choice, logs), moment.committed
         self._resolve(choice, pieces)
-        first, end = plan.first, plan.behind
+        first, end = plan.first, plan.end
         if plan.since is not None:
             first = max(first, pieces.since(plan.since, 1, committed) or committed + 1)
         if plan.until is not None:
@@ -181,7 +181,7 @@ class Log:
             starts=choice.starts,
             ends=choice.ends,
             first=first,
-            behind=end,
+            end=end,
             splits=splits,
             missing=missing,
             found=found,
@@ -189,7 +189,7 @@ class Log:
 
     @staticmethod
     def _resolve(choice: LogSelection, pieces: LogSnapshot) -> None:
-        """Earliest and latest in ids. The earliest of a destination is behind what is gone."""
+        """Earliest and latest in ids. The earliest of a destination is after what is missing."""
         end = pieces.moment.committed + 1
         given = choice.starts
         choice.starts = {
@@ -207,21 +207,21 @@ class Log:
     # Reading.
 
     async def read(self, reading: ReadSplit) -> AsyncGenerator[bytes, None]:
-        """An Arrow stream, in pieces. Each of its batches tells in its metadata `last`, up to which
-        id nothing was left out. It may end before the range does: ask on from there.
+        """An Arrow stream, in chunks. The metadata `last` of each batch is the id up to which
+        nothing was left out. The stream may end before the range does: the client continues there.
 
         Raises HistoryMissing, InvalidDestination, InvalidEnvelope, LakeError, ServiceUnavailable
-        before anything is given.
+        before the first chunk.
         """
         unknown = [name for name in reading.columns if name not in COLUMNS]
         if unknown:
             raise InvalidEnvelope(f"there is no column {unknown[0]!r}")
         if reading.node != self._hub.node:
             raise HistoryMissing(f"this is node {self._hub.node}, not {reading.node}")
-        if reading.behind > self._hub.committed_id + 1:
+        if reading.end > self._hub.committed_id + 1:
             raise InvalidEnvelope(f"ids from {self._hub.committed_id + 1} on are not there yet")
         choice = LogSelection(
-            reading.destinations, reading.starts, {OTHERS: reading.behind, **reading.ends}
+            reading.destinations, reading.starts, {OTHERS: reading.end, **reading.ends}
         )
         try:
             async with asyncio.timeout(_WAIT_S):
@@ -252,7 +252,7 @@ class Log:
             except CrosswireError:
                 if not is_begun:
                     raise
-                # Whoever asks on from here is told.
+                # The stream ends early: the client's next request gets the error.
                 return
             self._count("log", "http", "messages", by=rows)
             is_begun = True
@@ -261,8 +261,8 @@ class Log:
         yield out.end()
 
     def _step(self, cursor: _RangeReader, moment: Moment, out: _Out) -> tuple[bytes, int]:
-        """On a thread: the next batch, and how many are in it: none, if none is found in good
-        time."""
+        """On a thread: the next batch, and how many messages it has; an empty one if none is found
+        within `_STEP_S`, so that the client sees progress."""
         deadline = time.monotonic() + _STEP_S
         pieces = self._pieces(moment, cursor.choice, cursor.logs)
         piece = next(pieces(cursor.position, cursor.end - 1))
@@ -288,16 +288,16 @@ class Log:
                 break
         return out.write(found, cursor.position - 1), rows
 
-    # Around it.
+    # What both use.
 
     async def _logs(self, choice: LogSelection) -> dict[str, int]:
-        """The store's logs that matter."""
+        """Numbers of the store's logs that may have selected messages, by destination."""
         return await self._in_thread(choice.logs, dict(self._hub.store.destinations()))
 
     def _moment(self) -> Moment:
         hub = self._hub
         kept = None if self._feed is None else self._feed.kept
-        limit = MAX_ID if kept is None else max(kept.upto, hub.feed.reclaim_limit)
+        limit = MAX_ID if kept is None else max(kept.upto, hub.seals.reclaim_limit)
         return Moment(hub.store.view(), kept, hub.committed_id, limit)
 
     def _pieces(self, moment: Moment, choice: LogSelection, logs: Mapping[str, int]) -> LogSnapshot:
@@ -308,29 +308,29 @@ class Log:
         self._loop.call_soon_threadsafe(self._hub.damage.report, error)
 
     async def _with_files(self, work: Callable[[], T]) -> T:
-        """Files that are joined or let go of meanwhile are looked for anew."""
+        """Run it on a thread, again if files of the lake were merged or deleted meanwhile."""
         for _ in range(_MOVED):
             try:
                 return await self._in_thread(work)
             except FileNotFoundError:
                 self._history.forget()
-        raise ServiceUnavailable("the lake's files change all the time")
+        raise ServiceUnavailable("files of the lake were replaced while they were read")
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         if self._is_closed:
-            raise ServiceUnavailable("the hub stops")
+            raise ServiceUnavailable("the hub is stopping")
         return await self._loop.run_in_executor(self._threads, work, *arguments)
 
 
 class _RangeReader:
-    """How far a range has been read. The file that is being read stays open meanwhile."""
+    """The position within a range. The file that is being read stays open between batches."""
 
     def __init__(self, reading: ReadSplit, choice: LogSelection, logs: dict[str, int]) -> None:
         self.choice = choice
         self.logs = logs
         self.node = reading.node
         self.position = max(reading.first, 1)
-        self.end = reading.behind
+        self.end = reading.end
         self.strict = reading.strict
         self.names = reading.columns
         self._needed = tuple(dict.fromkeys((*self.names, "id", "destination")))
@@ -340,7 +340,7 @@ class _RangeReader:
         self._files_upto = 0
 
     def take(self, pieces: LogSnapshot, piece: LogPiece) -> tuple[pa.RecordBatch | None, int]:
-        """The next rows that are wanted, and up to where nothing was left out."""
+        """The next rows that are selected, and the id up to which nothing was left out."""
         first = self.position
         if piece.in_lake:
             batch, upto = self._from_lake(pieces, piece)
@@ -372,7 +372,7 @@ class _RangeReader:
 
 
 class _Out:
-    """An Arrow stream as it is written: each call gives what was written by it."""
+    """An Arrow stream that is written step by step: each call returns the bytes that it wrote."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._schema = pa.schema([MESSAGES.field(name) for name in names])
@@ -380,7 +380,7 @@ class _Out:
         self._writer = pa.ipc.new_stream(pa.PythonFile(self._sink, mode="w"), self._schema)
 
     def write(self, batches: list[pa.RecordBatch], last: int) -> bytes:
-        """One batch of these, however many there are."""
+        """Write these as one batch."""
         table = pa.Table.from_batches(batches, self._schema).combine_chunks()
         batch = (table.to_batches() or [_empty(self._schema)])[0]
         self._writer.write_batch(batch, custom_metadata={"last": str(last)})
@@ -416,4 +416,4 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 def _describe_missing(missing: list[MissingMessages]) -> str:
     each = [f"{one.destination} from {one.first} to {one.last}" for one in missing[:5]]
     more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-    return f"messages are gone: {', '.join(each)}{more}"
+    return f"messages are missing: {', '.join(each)}{more}"

@@ -1,4 +1,4 @@
-"""What of the log somebody wants: which destinations, and from which id to which in each."""
+"""The part of the log that a reader selects: destinations, and a range of ids in each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OTHERS: Final = "*"
 
 
 class LogSelection:
-    """Destinations, some of them patterns; `starts` and `ends` by name: from here to before there.
+    """Destinations, some of them patterns; `starts` and `ends` (exclusive) are ids by name.
 
     `service/NAME` means all its methods. Raises InvalidDestination.
     """
@@ -41,6 +41,7 @@ class LogSelection:
         self.ends = {OTHERS: LATEST, **(ends or {})}
 
     def wants(self, destination: str) -> bool:
+        """Is the destination selected?"""
         known = self._known.get(destination)
         if known is None:
             known = self._known[destination] = self._decide(destination)
@@ -54,6 +55,7 @@ class LogSelection:
         )
 
     def takes(self, destination: str, identifier: int) -> bool:
+        """Is the message selected?"""
         return self.wants(destination) and (
             self.start(destination) <= identifier < self.end(destination)
         )
@@ -70,9 +72,11 @@ class LogSelection:
         return {name: numbers[name] for name in sorted(self._exact) if name in numbers}
 
     def start(self, destination: str) -> int:
+        """The first id that is selected of a destination."""
         return _named(self.starts, destination)
 
     def end(self, destination: str) -> int:
+        """The id after the last one that is selected of a destination."""
         return _named(self.ends, destination)
 
     def mask(self, destinations: pa.Array, ids: Any) -> Any:

@@ -1,4 +1,5 @@
-"""The log at one moment, for a thread: where each id is, what is gone, how much is where."""
+"""The log at one moment, for reading on a thread: which ids are in the lake, which in the store,
+which are missing, and about how many messages are where."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ _PROBED: Final = 16
 
 
 class Moment(NamedTuple):
-    """What the event loop hands over: no id above `kept` and up to `committed` is missing in
-    `view`, but for those up to `limit` that made room for others.
+    """What a thread gets from the event loop: `view` has all ids above `kept` and up to
+    `committed`, except that those up to `limit` may have been deleted.
     """
 
     view: View
@@ -43,7 +44,7 @@ class Moment(NamedTuple):
 
 
 class MissingMessages(msgspec.Struct, frozen=True):
-    """Messages of a destination that may have been there, and are nowhere any more."""
+    """A range in which messages of a destination may be missing from lake and store."""
 
     destination: str
     first: int
@@ -51,7 +52,7 @@ class MissingMessages(msgspec.Struct, frozen=True):
 
 
 class LogPiece(NamedTuple):
-    """Ids that are in one place, the lake or the store."""
+    """A range of ids that are in the lake or, all of them, in the store."""
 
     in_lake: bool
     first: int
@@ -96,15 +97,15 @@ class LogSnapshot:
         if first <= last:
             yield LogPiece(False, first, last)
 
-    # What is gone.
+    # What is missing.
 
     def holes(self) -> list[LogPiece]:
-        """Ids that the lake does not have, and the store may have let go of."""
+        """Ids that the lake does not have, and that the store may have deleted."""
         upto = min(self.moment.limit, self.moment.committed)
         return [piece for piece in self(1, upto) if not piece.in_lake]
 
     def missing(self, first: int, last: int) -> list[MissingMessages]:
-        """What was there once in a range, from each destination's start on."""
+        """Messages of a range that existed once, from each destination's start on."""
         holes = [hole for hole in self.holes() if hole.last >= first and hole.first <= last]
         if not holes:
             return []
@@ -123,8 +124,8 @@ class LogSnapshot:
     # Where is what.
 
     def count(self, most: int, first: int, last: int, *, within_s: float) -> tuple[int, int]:
-        """How many messages of a range are wanted, and up to which id was looked: the end of it,
-        the last of so many, or as far as one comes in this time."""
+        """How many messages of a range are selected, and up to which id they were counted: the end
+        of the range, the message with number `most`, or where the time was up."""
         if not self.logs:
             return 0, last
         deadline = time.monotonic() + within_s
@@ -186,7 +187,7 @@ class LogSnapshot:
         return None
 
     def _first_since(self, time_us: int, number: int, piece: LogPiece) -> int | None:
-        """Times grow with ids, so that halving finds it."""
+        """By bisection: times grow with ids."""
         low, high = piece.first, piece.last
         found = None
         while low <= high:
@@ -291,7 +292,7 @@ def ids_of(batch: pa.RecordBatch) -> Any:
 
 
 def cut(shares: Sequence[IdShare], first: int, stop: int, parts: int) -> list[tuple[int, int]]:
-    """A range in so many parts, or fewer, with about as much in each."""
+    """Cut a range into this number of parts, or fewer, with about as many messages in each."""
     total = sum(share.rows for share in shares)
     borders = [first]
     seen = 0

@@ -1,8 +1,8 @@
-"""What the hub counts and measures, as Prometheus reads it.
+"""What the hub counts and measures, in Prometheus' text format.
 
-Nothing is counted per message: the ledger's runs, which speak of many messages each, are looked
-through once per commit group. No peer's text becomes a label, so the number of series is bounded by
-what this code can say: protocols, kinds of destinations, steps.
+Nothing is counted per message: a commit listener goes through the ledger's runs, each of which is
+about many messages, once per commit group. No peer's text becomes a label, so the number of series
+is bounded: protocols, kinds of destinations, steps.
 """
 
 from __future__ import annotations
@@ -58,10 +58,12 @@ class Histogram:
         self.total = 0.0
 
     def add(self, value: float, weight: int = 1) -> None:
+        """Count a value `weight` times."""
         self.counts[bisect_left(self.bounds, value)] += weight
         self.total += value * weight
 
     def lines(self, name: str, labels: str = "") -> Iterator[str]:
+        """The samples of the histogram; `labels` are formatted already."""
         comma = "," if labels else ""
         running = 0
         for bound, count in zip((*self.bounds, "+Inf"), self.counts, strict=True):
@@ -74,7 +76,7 @@ class Histogram:
 
 
 class _AcceptTimes:
-    """When messages were accepted. Ids grow with time, so a few numbers stand for many messages."""
+    """When messages were accepted. Ids grow with time, so one entry serves a whole run."""
 
     def __init__(self) -> None:
         self._firsts: list[int] = []
@@ -94,7 +96,7 @@ class _AcceptTimes:
 
 
 class _StepSeries:
-    """What happened so often to messages of a protocol and a kind; timed, where that says much."""
+    """How many messages of a protocol and kind had a step, and for some steps after which time."""
 
     __slots__ = ("count", "histogram")
 
@@ -115,14 +117,14 @@ class Metrics:
         self._hub = hub
         self._accept_times = _AcceptTimes()
         self._found: dict[tuple[str, str], list[_StepSeries | None]] = {}
-        hub.commits.add_listener(CommitStage.METRICS, self)
+        hub.commits.add_listener(CommitStage.METRICS, self._committed, self._failed)
 
-    def committed(self, group: CommitGroup) -> None:
+    def _committed(self, group: CommitGroup) -> None:
         """Count what happened with the group. The ledger's stage is before this one."""
         self.commit_seconds.add(time.perf_counter() - group.sealed_at)
         self.commit_messages.add(self.count(self._hub.ledger.committed_runs))
 
-    def failed(self, _group: CommitGroup, _error: StoreError) -> None:
+    def _failed(self, _group: CommitGroup, _error: StoreError) -> None:
         """Count the failure; the steps are counted with the group that they are committed with."""
         self.commits_failed += 1
 
@@ -132,7 +134,7 @@ class Metrics:
         return self._hub.callbacks.failed
 
     def count(self, runs: Iterable[LedgerRun]) -> int:
-        """Gives how many messages were accepted."""
+        """Add the runs to the series; returns how many messages were accepted."""
         accepted = 0
         found = self._found
         for run in runs:
@@ -153,7 +155,8 @@ class Metrics:
         return accepted
 
     def _find(self, protocol: str, destination: str, step: Step) -> _StepSeries:
-        """Remembered by destination, so that it need not be taken apart; there may be many."""
+        """The series of a step. Cached by destination, so that its name is split once; bounded,
+        because there may be many."""
         key = (protocol, destination.partition("/")[0], step)
         series = self.series.get(key)
         if series is None:
@@ -165,7 +168,7 @@ class Metrics:
         return series
 
     def _measure(self, run: LedgerRun, number: int, histogram: Histogram) -> None:
-        """A few of a run's messages stand for all of them: they have much in common."""
+        """Time a few messages of a run, each for a part of it: a run was delivered together."""
         ids, time_of = run.ids, self._accept_times.time_of
         if number == 1:
             accepted = time_of(ids[0])
@@ -186,7 +189,8 @@ def render(
     gauges: dict[str, tuple[str, float]],
     histograms: dict[str, tuple[str, Histogram]] | None = None,
 ) -> str:
-    """All of it as text. `counters` are the site's; a gauge or histogram comes with its help."""
+    """All of it as text. `counters` are those of gateways and feeds; a gauge or histogram comes
+    with its help text."""
     lines: list[str] = []
     _family(lines, "crosswire_messages_total", "counter", "Steps of messages, by outcome.")
     for (protocol, kind, step), series in sorted(metrics.series.items()):

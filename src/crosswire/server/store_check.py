@@ -1,6 +1,6 @@
-"""A stopped hub's store held against itself, its ledger and its lake: what is damaged or missing.
+"""Compares a stopped hub's store with its own ledger and with the lake: what is damaged or missing.
 
-Reads everything and changes nothing. What `store_repair` needs to know is gathered here too.
+Reads everything and changes nothing. What `store_repair` needs to know is collected here too.
 """
 
 from __future__ import annotations
@@ -51,12 +51,13 @@ class SubscriptionEvidence(msgspec.Struct):
 
     @property
     def destination(self) -> str:
+        """How the ledger names what the subscription settled."""
         return f"topic/{self.definition.pattern}"
 
 
 class Evidence:
-    """`sizes` are the messages that can be read, by number and id; `ended` and `accepted` what the
-    ledger knows of, by destination and id."""
+    """All that store, ledger and lake have. `sizes` are the messages that can be read, by number
+    and id; `ended` and `accepted` those that the ledger has, by destination."""
 
     def __init__(self, store: Salvage, lake: Path, progress: Callable[[str], None]) -> None:
         self.store = store
@@ -89,6 +90,7 @@ class Evidence:
         self._find_cursors()
 
     def find(self, part: str, detail: str, destination: str = "") -> None:
+        """Add a finding."""
         self.findings.append(Finding(part, destination, detail))
 
     # The store.
@@ -186,14 +188,14 @@ class Evidence:
 
     @property
     def is_ledger_whole(self) -> bool:
-        """Does the ledger tell of everything that was settled, as far as it goes back?"""
+        """Does the ledger have everything that was settled, as far as it goes back?"""
         parts = {each.part for each in self.findings}
         return parts.isdisjoint({"ledger", "log", "engine"}) and not any(
             each.first[:1] == b"l" for each in self.store.damage
         )
 
     def _read_hidden(self) -> None:
-        """Rows behind damage that are not damaged themselves."""
+        """Rows that are hidden by damage, and not damaged themselves."""
         for key, value in self.store.hidden_rows():
             if key[:1] == b"l":
                 self._read_block(key, value, 0)
@@ -297,7 +299,7 @@ class Evidence:
         )
         for identifier, name, step in rows:
             if step == "accepted":
-                # Of a topic, the files with messages tell: not all that it accepts is stored.
+                # Not all that a topic accepts is stored: the files with messages have what is.
                 if name.startswith("topic/"):
                     continue
                 self.accepted.setdefault(name, set()).add(identifier)
@@ -347,8 +349,8 @@ class Evidence:
         return sum(each.definition.pattern == pattern for each in self.subscriptions)
 
     def ended_of(self, subscribed: SubscriptionEvidence) -> set[int]:
-        """What the ledger says that a subscription has settled. It tells the pattern, not which of
-        the subscriptions to it: what all of them settled."""
+        """What a subscription has settled according to the ledger. That names the pattern, not the
+        subscription: of several with the same pattern, what all of them settled."""
         least = self.sharing(subscribed)
         return {
             identifier
@@ -381,7 +383,7 @@ class Evidence:
         known = self.accepted.get(name, set()) | self.hidden_ids.get(number, set())
         known = known - there.keys() - ended
         if cursor is not None and not cursor.damage:
-            # What was passed over because it could not be read counts as settled in the cursor.
+            # What was skipped because it could not be read counts as settled in the cursor.
             opened = {each.id for each in cursor.open}
             known = {
                 each
@@ -428,7 +430,7 @@ class Evidence:
 
 
 def _compare(cursor: Cursor, ended: set[int]) -> None:
-    """With a table or a part of the log some of its changes may be gone: the ledger knows more."""
+    """A cursor may have lost changes, with a table or a part of the log, that the ledger has."""
     opened = {each.id for each in cursor.open}
     if any(each in opened or (each > cursor.upto and each not in cursor.later) for each in ended):
         cursor.damage.append(RecordDamaged("a cursor is older than the ledger"))

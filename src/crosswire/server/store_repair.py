@@ -1,4 +1,4 @@
-"""A new store of all that is left of a damaged one: its own rows, and what the lake still has."""
+"""Verifies and repairs a store: a new one of all that can be read, and of what the lake has."""
 
 from __future__ import annotations
 
@@ -42,13 +42,15 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_intact(self) -> bool:
+        """Was nothing found?"""
         return not self.findings
 
 
 class Repaired(msgspec.Struct, frozen=True, kw_only=True):
-    """`restored` came from the lake or from behind damage, `lost` are gone; `rebuilt` are cursors;
-    the old files are now in `aside`. `unsure` messages may be delivered again: nothing tells
-    whether they were settled; without the whole ledger it may be others too."""
+    """What `repair` did. `restored` messages came from the lake or were hidden by damage, `lost`
+    ones are nowhere; `rebuilt` are cursors; the old files are now in `aside`. `unsure` messages may
+    be delivered again: it is unknown whether they were settled; without the whole ledger it may be
+    others too."""
 
     findings: list[Finding]
     restored: dict[str, int] = {}
@@ -60,7 +62,10 @@ class Repaired(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verify(data: Path, lake: Path, progress: Callable[[str], None]) -> Verified:
-    """Raises StoreFailed while a hub uses the directory, or where nothing can be read."""
+    """Read everything, and report what is damaged or missing.
+
+    Raises StoreFailed while a hub uses the directory, or where nothing can be read.
+    """
     store = _salvage(data)
     try:
         evidence = Evidence(store, lake, progress)
@@ -76,7 +81,7 @@ def verify(data: Path, lake: Path, progress: Callable[[str], None]) -> Verified:
 
 
 def repair(data: Path, lake: Path, progress: Callable[[str], None]) -> Repaired:
-    """Put a new store in the place of a damaged one, which is kept; an intact one stays.
+    """Replace a damaged store by a new one; the old files are kept. An intact store stays.
 
     Raises StoreFailed.
     """
@@ -95,7 +100,7 @@ def repair(data: Path, lake: Path, progress: Callable[[str], None]) -> Repaired:
         build(new, work.rows(own), {**own, b"!stopped": evidence.last_group.to_bytes(8)})
     finally:
         store.discard()
-    # It must open without a complaint before it takes the old one's place.
+    # It must open without damage before it replaces the old one.
     _try_out(new)
     old, folder = data / "store", _aside(data)
     if old.exists():
@@ -148,13 +153,13 @@ def _aside(data: Path) -> Path:
 def _try_out(new: Path) -> None:
     store = RocksStore(new, StoreLimits(spare_bytes=0))
     complaints = [each.reason for each in store.damage]
-    store._release()
+    store.close()
     if complaints:
         raise StoreFailed(f"the repaired store is not intact: {complaints[0]}")
 
 
 def _carry_over(old: Path, new: Path) -> None:
-    """The hub is shown as damaged until somebody acknowledges it, repaired or not."""
+    """The hub is shown as damaged until an operator acknowledges it, repaired or not."""
     listed = old / DAMAGES
     if listed.exists():
         (new / DAMAGES).write_bytes(listed.read_bytes())
@@ -162,7 +167,7 @@ def _carry_over(old: Path, new: Path) -> None:
 
 
 def _ignore(_error: OSError) -> None:
-    """The list has its old form then."""
+    """The list stays as it was copied."""
 
 
 class _Repair:
@@ -318,9 +323,9 @@ class _Repair:
         ids: list[tuple[int, int]],
         upto: int = 0,
     ) -> None:
-        """From what is there and what the ledger says that has ended."""
+        """Make a cursor anew, from the messages that there are and the ledger's last steps."""
         upto = max(upto, max(ended, default=0))
-        # What it had when it was last written down as a whole, if that can be read.
+        # The last snapshot of the cursor, if that can be read.
         settled_before = cursor.upto if cursor.is_begun else 0
         opened_before = {each.id for each in cursor.open}
         opened = [
@@ -337,7 +342,7 @@ class _Repair:
 
     @staticmethod
     def _reopen(cursor: Cursor, ids: list[tuple[int, int]]) -> None:
-        """These count as settled, and are not."""
+        """Deliver these again, which the cursor has as settled."""
         if ids:
             before = [(number, each) for number, each in ids if each <= cursor.upto]
             opened = [*cursor.open, *(UnsettledMessage(number, each) for number, each in before)]
@@ -346,12 +351,12 @@ class _Repair:
     # The new store.
 
     def own_rows(self) -> dict[bytes, bytes]:
-        """What a store keeps twice."""
+        """The rows that have a second copy."""
         evidence = self._evidence
         own = {
             b"!format": b"2",
             b"!node": evidence.node.encode() or os.urandom(8).hex().encode(),
-            # Nobody knows what was handed out after the last id that is seen anywhere.
+            # Ids may have been given out after the last one that is found anywhere.
             b"!ids": (evidence.newest_id + 1 + _ID_MARGIN).to_bytes(8),
         }
         for name, number in self._numbers.items():
@@ -362,7 +367,7 @@ class _Repair:
         return own
 
     def rows(self, own: dict[bytes, bytes]) -> Iterator[tuple[bytes, bytes]]:
-        """All of the new store, later ones in place of earlier ones."""
+        """All of the new store; of rows with the same key the last one counts."""
         evidence, changes = self._evidence, self._store.changes
         dropped = (*self._dropped, *(state_key("damaged", key[1:]) for key in self._messages))
         for key, value in self._store.rows():

@@ -17,15 +17,35 @@ from crosswire.errors import RecordUnreadable, StoreError, StoreFailed, StoreFul
 from crosswire.store.copies import Copies
 from crosswire.store.damage import Damage, DamageList
 from crosswire.store.keys import MAX_ID
-from crosswire.store.marks import LogMark
 
-__all__ = ["LEAST_BUFFER_BYTES", "Engine", "StoreLimits", "full_or_failed", "refusal"]
+__all__ = ["LEAST_BUFFER_BYTES", "Engine", "LogMark", "StoreLimits", "full_or_failed", "refusal"]
 
 _DAMAGES: Final = 1000
 _HEALING_BYTES: Final = 8 << 20
 
 LEAST_BUFFER_BYTES: Final = 64 << 10
 """RocksDB does not work with less."""
+
+
+class LogMark(msgspec.Struct, frozen=True, gc=False):
+    """How far the log goes, kept outside of the engine: it shows when the end of a log is missing.
+
+    It may lag what is on disk, but is never ahead of it: after a power cut `durable` is compared,
+    otherwise `written`.
+
+    `written` and `durable` are numbers of commit groups; `newest_id` and `next_row` are what was
+    given out when the last of them was sealed.
+
+    `manifest` and `manifest_bytes` are the number of the engine's list of tables, and its length
+    then: a shorter one has lost tables.
+    """
+
+    written: int
+    durable: int
+    newest_id: int = 0
+    next_row: int = 1
+    manifest: int = 0
+    manifest_bytes: int = 0
 
 
 class StoreLimits(msgspec.Struct, frozen=True, kw_only=True):

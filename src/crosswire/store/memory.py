@@ -10,8 +10,7 @@ from crosswire.errors import RecordUnreadable, StoreFull
 from crosswire.store.contract import Store, View
 from crosswire.store.copies import Copies
 from crosswire.store.damage import Damage, DamageList
-from crosswire.store.engine import StoreLimits
-from crosswire.store.marks import LogMark
+from crosswire.store.engine import LogMark, StoreLimits
 
 __all__ = ["MemoryDisk", "MemoryStore"]
 

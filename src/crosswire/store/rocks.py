@@ -6,11 +6,13 @@ import errno
 import fcntl
 import os
 import re
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from mmap import mmap
 from pathlib import Path
+from struct import Struct as Layout
 from tempfile import TemporaryDirectory
 from typing import Final, cast
 
@@ -21,19 +23,29 @@ from crosswire.errors import RecordUnreadable, StoreDamaged, StoreFailed, StoreF
 from crosswire.store.contract import Store, View
 from crosswire.store.copies import Copies, CopyFile
 from crosswire.store.damage import Damage, DamageFile
-from crosswire.store.engine import StoreLimits, full_or_failed
+from crosswire.store.engine import LogMark, StoreLimits, full_or_failed
 from crosswire.store.manifest import HEADER_BYTES, fault_of, strange_headers
-from crosswire.store.marks import LogMark, MarkFile
 from crosswire.store.reserve import WAL_BUFFERS, Reserve, free_bytes
 from crosswire.store.scanning import complaint_of, first_readable
 
-__all__ = ["COPIES", "DAMAGES", "MARK", "RocksStore", "check_unused", "is_new", "table_options"]
+__all__ = [
+    "COPIES",
+    "DAMAGES",
+    "MARK",
+    "MarkFile",
+    "RocksStore",
+    "check_unused",
+    "is_new",
+    "table_options",
+]
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _COPY_BYTES: Final = 64 << 10
 COPIES: Final = "crosswire.copies"
 MARK: Final = "crosswire.mark"
 DAMAGES: Final = "crosswire.damage"
+_MARK_LAYOUT: Final = Layout(">8sQQQQQQ")
+_MARK_MAGIC: Final = b"cwmark 1"
 _MANIFEST: Final = re.compile(r"MANIFEST-\d+")
 _ENGINE_FILES: Final = ("CURRENT", "MANIFEST-*", "*.sst", "*.log", COPIES, MARK)
 
@@ -377,6 +389,53 @@ class RocksStore(Store):
         self._save_mark()
         with suppress(OSError):
             self._mark.close(sync=True)
+
+
+class MarkFile:
+    """The mark's file: one record, overwritten after each commit group and not synced.
+
+    Raises OSError where it can't be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = -1
+
+    def load(self) -> LogMark | None:
+        """None where there is no mark, or it is damaged."""
+        try:
+            data = self.path.read_bytes()
+        except OSError:
+            return None
+        if len(data) != _MARK_LAYOUT.size + 4 or zlib.crc32(data[:-4]) != int.from_bytes(data[-4:]):
+            return None
+        magic, *numbers = _MARK_LAYOUT.unpack(data[:-4])
+        return LogMark(*numbers) if magic == _MARK_MAGIC else None
+
+    def save(self, mark: LogMark) -> None:
+        """One write, of one sector: a killed process leaves the old record or the new one."""
+        data = _MARK_LAYOUT.pack(
+            _MARK_MAGIC,
+            mark.written,
+            mark.durable,
+            mark.newest_id,
+            mark.next_row,
+            mark.manifest,
+            mark.manifest_bytes,
+        )
+        if self._descriptor < 0:
+            # Not truncated: a kill between that and the write would leave no record at all.
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            os.ftruncate(self._descriptor, len(data) + 4)
+        os.pwrite(self._descriptor, data + zlib.crc32(data).to_bytes(4), 0)
+
+    def close(self, *, sync: bool = False) -> None:
+        """Close the file, which the next `save` opens again."""
+        if self._descriptor >= 0:
+            if sync:
+                os.fsync(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 class _RocksView(View):

@@ -16,10 +16,10 @@ from crosswire.errors import StoreDamaged, StoreFailed
 from crosswire.store.contract import Store
 from crosswire.store.copies import Copies, CopyFile
 from crosswire.store.damage import Damage, DamageList
+from crosswire.store.engine import LogMark
 from crosswire.store.keys import message_key
-from crosswire.store.marks import LogMark, MarkFile
 from crosswire.store.reserve import RESERVE, Reserve
-from crosswire.store.rocks import COPIES, MARK, RocksStore, is_new, table_options
+from crosswire.store.rocks import COPIES, MARK, MarkFile, RocksStore, is_new, table_options
 
 __all__ = ["Salvage", "build"]
 

@@ -1,9 +1,8 @@
-"""What every protocol offers: frames, decoder, events, connection, limits, and its entry.
+"""What every protocol offers: limits, frames, decoder, events and connection.
 
     Frame        the bytes between two offsets of one direction, with a name and fields
     Decoder      bytes of one direction in, frames and errors with their offsets out
     Connection   bytes and time in, events and bytes out; owns a Decoder for what it receives
-    Protocol     the entry in the registry: names, ports, factories, sniffing
 
 A layout has two readers. Live sockets are read by the decoders. Captures are read in bulk by the
 columnar scanners of `crosswire.pipeline.decode`, which leave to a decoder whatever is not an
@@ -15,10 +14,8 @@ random number or a log.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar
-from typing import Protocol as Shape
 
 import msgspec
 
@@ -40,13 +37,10 @@ __all__ = [
     "Frame",
     "FrameError",
     "Gap",
-    "Hint",
     "Limits",
     "Placed",
-    "Protocol",
     "ReceiveBuffer",
     "Row",
-    "Sniff",
     "Transitions",
     "Unsynchronized",
     "following_states",
@@ -62,6 +56,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     frame_bytes: int = 64 * 1024 * 1024
     handshake_s: float = 5.0
+
+
+L = TypeVar("L", bound=Limits)
+
+
+def one_of(limits: Limits | None, default: L) -> L:
+    """`limits`, or the protocol's `default`. Raises TypeError for limits of another protocol."""
+    if limits is None:
+        return default
+    if not isinstance(limits, type(default)):
+        raise TypeError(f"limits must be {type(default).__name__}, not {type(limits).__name__}")
+    return limits
 
 
 # ---------------------------------------------------------------------------------------- frames
@@ -252,6 +258,7 @@ class Decoder(ABC):
             return []
         placed: list[Placed] = []
         position = 0 if self._search_from is None else self._search(buffer, placed)
+        # The search may just have ended: then the frames that it found are read, too.
         if self._search_from is None:
             position = self._scan_all(buffer, position, placed)
         if not self.lost:
@@ -392,6 +399,8 @@ class Decoder(ABC):
                 placed.append((error.offset, error.length, error))
                 position = error.offset + error.length - self.offset
                 if not error.resumable:
+                    # Where the next frame starts is unknown. A search would find plausible frames
+                    # in what may be a payload, so nothing more is read.
                     self.lost = True
                     self.offset += position
                     self.unread = len(buffer) - position
@@ -400,6 +409,7 @@ class Decoder(ABC):
     def _search(self, buffer: bytes, placed: list[Placed]) -> int:
         """Position of the first frame if it was found, else from where to search again."""
         assert self._search_from is not None
+        # Every offset is a candidate; of the bytes before the first plausible one nothing is kept.
         for start in range(len(buffer)):
             position = start
             for _ in range(self.sync_frames):
@@ -516,6 +526,7 @@ class Connection(ABC):
 
     def handle_deadline(self, now: float) -> None:
         """Call at or after `next_deadline()`; at any other time it has no effect."""
+        # Timers fire early or late, and the deadline may have moved since this one was set.
         deadline = self.next_deadline()
         if self.closed or deadline is None or now < deadline:
             return
@@ -566,73 +577,3 @@ class Connection(ABC):
     def _end(self, event: ConnectionClosed | ConnectionFailed) -> None:
         self.closed = True
         self._events.append(event)
-
-
-# -------------------------------------------------------------------------------------- protocol
-
-
-class Sniff(Enum):
-    """Are these first bytes those of a protocol? MORE: as far as they go."""
-
-    NO = "no"
-    MORE = "more"
-    YES = "yes"
-
-
-class Hint(msgspec.Struct, frozen=True):
-    """A value that a decoder can be given if the capture does not contain what it follows from."""
-
-    name: str
-    help: str
-
-
-class DecoderFactory(Shape):
-    """How a protocol's decoder is made; see Protocol for the arguments."""
-
-    def __call__(
-        self,
-        sender: str,
-        *,
-        limits: Limits | None = None,
-        late: bool = False,
-        peer: Decoder | None = None,
-        hints: Mapping[str, int] | None = None,
-    ) -> Decoder: ...
-
-
-class ConnectionFactory(Shape):
-    """How a protocol's connection is made; its class may take more arguments."""
-
-    def __call__(self, role: str, now: float, *, limits: Limits | None = None) -> Connection: ...
-
-
-class Protocol(msgspec.Struct, frozen=True, kw_only=True):
-    """A protocol's entry in the registry.
-
-    `roles` begins with those that connect and ends with the one that accepts; a decoder's `sender`
-    is one of them. `ports` maps a listener's name to its default port. A `decoder` takes the `peer`
-    decoder of the other direction if one side's handshake determines how the other is read, or
-    `hints` instead.
-    """
-
-    name: str
-    title: str
-    roles: tuple[str, ...]
-    ports: dict[str, int]
-    limits: Limits
-    connection: ConnectionFactory
-    decoder: DecoderFactory
-    sniff: Callable[[bytes], Sniff]
-    hints: tuple[Hint, ...] = ()
-
-
-L = TypeVar("L", bound=Limits)
-
-
-def one_of(limits: Limits | None, default: L) -> L:
-    """`limits`, or the protocol's `default`. Raises TypeError for limits of another protocol."""
-    if limits is None:
-        return default
-    if not isinstance(limits, type(default)):
-        raise TypeError(f"limits must be {type(default).__name__}, not {type(limits).__name__}")
-    return limits

@@ -48,6 +48,7 @@ class Mask(ABC):
         masked: bytearray | None = None
         while position < end:
             if self._passing:
+                # Judged before, perhaps in an earlier read, and free of secrets.
                 step = min(self._passing, end - position)
                 self._passing -= step
                 position += step
@@ -56,6 +57,7 @@ class Mask(ABC):
             if need:
                 break
             for start, stop in secrets:
+                # Copied only if there is a secret: nearly all bytes pass as they are.
                 masked = bytearray(buffer) if masked is None else masked
                 cover(masked, start, stop)
             self._passing = length

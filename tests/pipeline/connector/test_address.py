@@ -1,4 +1,4 @@
-"""Asking a hub: patiently where it is not ready, and not where it says no."""
+"""Requests to a hub: retried where it is not ready, and not where it refuses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Answer = tuple[int, bytes]
 
 @contextmanager
 def peer(*answers: Answer, length: int | None = None) -> Iterator[HubAddress]:
-    """Answers one after the other, the last for ever; `length` is what it says a body has."""
+    """Answers one after the other, then the last one; `length` is a body's announced length."""
     left = list(answers)
 
     class Handler(BaseHTTPRequestHandler):
@@ -79,7 +79,7 @@ def test_what_must_not_be_repeated_is_not() -> None:
         hub.post("/x", {}, repeatable=False)
 
 
-def test_a_hub_that_says_no_is_not_asked_again() -> None:
+def test_a_refused_request_is_not_retried() -> None:
     no = (403, b'{"error": "forbidden", "description": "not you"}')
     with peer(no, DONE) as hub, pytest.raises(RequestFailed) as caught:
         hub.get("/x")
@@ -94,7 +94,7 @@ def test_patience_has_an_end() -> None:
 
 
 @pytest.mark.parametrize("status", [200, 404])
-def test_what_is_no_hub_is_told(status: int) -> None:
+def test_no_hub_is_reported(status: int) -> None:
     with peer((status, b"<html>")) as hub, pytest.raises(ClientError, match="is no hub"):
         hub.get("/x")
 
@@ -116,7 +116,7 @@ def test_a_stream_that_breaks_off_gives_what_came_whole() -> None:
 
 
 @pytest.mark.parametrize("url", ["http://", "ftp://x", "http://x:y"])
-def test_what_is_no_url_is_told(url: str) -> None:
+def test_no_url_is_reported(url: str) -> None:
     with pytest.raises(ClientError, match="URL"):
         HubAddress(url).check()
 

@@ -1,4 +1,4 @@
-"""Options of the source `crosswire`: what they mean, and what is said about wrong ones."""
+"""Options of the source `crosswire`: what they mean, and the errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_options_travel_without_showing_the_token() -> None:
     assert made.address.token == "a-secret" and "a-secret" not in repr(made)
 
 
-def test_the_environment_says_where_the_hub_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CROSSWIRE_HUB", "http://there:1")
     monkeypatch.setenv("CROSSWIRE_TOKEN", "secret")
     assert (options().address.url, options().address.token) == ("http://there:1", "secret")
@@ -55,22 +55,22 @@ def test_offsets_are_a_word_or_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"startingOffset": "1"}, "did you mean startingOffsets"),
-        ({"subscribePattern": "x"}, "either `subscribe`"),
+        ({"subscribePattern": "x"}, "either the option subscribe"),
         ({"subscribe": "orders"}, "does not start with queue/"),
         ({"subscribe": "topic/a#"}, "wildcard"),
         ({"columns": "value,nothing"}, "no column 'nothing'"),
         ({"columns": "value,value"}, "named twice"),
         ({"startingOffsets": "first"}, "`earliest`, `latest` or JSON"),
-        ({"startingOffsets": "latest"}, "nothing in it"),
+        ({"startingOffsets": "latest"}, "startingOffsets can't be latest in a batch"),
         ({"startingOffsets": '{"queue/a": 5}'}, "`earliest`, `latest` or JSON"),
         ({"startingOffsets": '{"queue/a": {"n": -3}}'}, "-2 (earliest)"),
-        ({"startingOffsets": '{"queue/b": {"n": 3}}'}, "queue/b, which is not subscribed"),
-        ({"endingOffsets": "earliest"}, "nothing in it"),
+        ({"startingOffsets": '{"queue/b": {"n": 3}}'}, "queue/b, which subscribe does not have"),
+        ({"endingOffsets": "earliest"}, "endingOffsets can't be earliest"),
         ({"startingTimestamp": "noon"}, "milliseconds since 1970"),
-        ({"maxOffsetsPerTrigger": "5"}, "not for batches"),
+        ({"maxOffsetsPerTrigger": "5"}, "an option for streams only"),
         ({"minPartitions": "0"}, "above 0"),
         ({"failOnDataLoss": "maybe"}, "true or false"),
         ({"includeHeaders": "yes"}, "true or false"),
@@ -78,21 +78,21 @@ def test_offsets_are_a_word_or_json() -> None:
         ({"patienceS": "long"}, "number of seconds"),
     ],
 )
-def test_what_is_wrong_is_told(given: dict[str, Any], said: str) -> None:
+def test_wrong_options_are_reported(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         options(**given)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
-        ({"endingOffsets": "latest"}, "not for streams"),
+        ({"endingOffsets": "latest"}, "an option for batches only"),
         ({"maxOffsetsPerTrigger": "many"}, "above 0"),
     ],
 )
-def test_what_is_wrong_in_streams_is_told(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidInput, match=said):
+def test_wrong_options_of_streams_are_reported(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
         options(stream=True, **given)
 
 

@@ -1,4 +1,4 @@
-"""Writing to a hub from Spark: each row once, whoever is killed at which step."""
+"""Writing to a hub from Spark: each row once, whichever process is killed at which step."""
 
 from __future__ import annotations
 
@@ -153,14 +153,14 @@ def until(condition: Callable[[], bool]) -> None:
 # A batch.
 
 
-def test_a_batch_goes_where_the_option_says(spark: SparkSession, hub: RunningHub) -> None:
+def test_a_batch_with_the_option_destination(spark: SparkSession, hub: RunningHub) -> None:
     write(numbers(spark, 1000), hub.url, destination="queue/option")
     given = consumed(hub, "option", 1000)
     assert [text_of(each) for each in given] == texts(1000)
     assert api(hub).get("/v1/ingest")["staged"] == []
 
 
-def test_a_batch_goes_where_its_column_says_with_all_it_has(
+def test_a_batch_with_a_column_destination_and_all_others(
     spark: SparkSession, hub: RunningHub
 ) -> None:
     rows = spark.sql(
@@ -282,9 +282,9 @@ def columns_of(schema: str) -> StructType:
         ("value int", {}, "the column value is int, and can be string or binary"),
         ("key string", {}, "there is no column value"),
         ("value string, prize int", {}, "a message has no column prize"),
-        ("value string", {"destination": ""}, "where to?"),
+        ("value string", {"destination": ""}, "there is no destination"),
         ("value string", {"destination": "orders"}, "does not start with queue/"),
-        ("value string", {"destination": "service/s"}, "nothing can be sent"),
+        ("value string", {"destination": "service/s"}, "is a service: messages go to"),
         ("value string", {"destnation": "queue/q"}, "did you mean destination?"),
         ("value string", {"batch": "1"}, "names its producer needs the option batch"),
         ("value string", {"producer": "p"}, "names its producer needs the option batch"),
@@ -310,7 +310,7 @@ def test_messages_are_not_overwritten_and_a_stream_numbers_its_batches() -> None
         CrosswireStreamWriter(VALUE, {**given, "batch": "1"}, False)
 
 
-def test_a_user_hears_in_plain_words_what_is_wrong(spark: SparkSession, hub: RunningHub) -> None:
+def test_a_user_learns_in_plain_words_what_is_wrong(spark: SparkSession, hub: RunningHub) -> None:
     with pytest.raises(PipelineError, match=r"^a message has no column id; it has destination"):
         write(spark.range(1), hub.url, destination="queue/q")
 
@@ -491,7 +491,7 @@ STEPS: tuple[tuple[str, Literal["before", "after"]], ...] = (
 def test_a_query_that_is_killed_at_every_step_of_its_commit_writes_each_row_once(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """When a task has staged; before the hub hears of the commit; and after it has committed, when
+    """When a task has staged; before the hub gets the commit; and after it has committed, when
     Spark does not know yet. All on the same batch of the same checkpoint. Killed earlier, a query
     leaves nothing at the hub, as if it had not begun."""
     given = lines(tmp_path / "in", range(50), range(50, 80))

@@ -131,7 +131,7 @@ def values(frame: DataFrame) -> list[str]:
     return sorted(bytes(row.value).decode() for row in frame.select("value").collect())
 
 
-def said_by(action: Callable[[], Any]) -> str:
+def message_of(action: Callable[[], Any]) -> str:
     with pytest.raises(PySparkException) as caught:
         action()
     return str(caught.value)
@@ -185,15 +185,15 @@ def test_destinations_by_name_wildcard_and_regex(spark: SparkSession, hub: Hub) 
 def test_offsets_are_inclusive_at_the_start_and_exclusive_at_the_end(
     spark: SparkSession, hub: Hub
 ) -> None:
-    a = hub.send("queue/places/a", "a0", "a1", "a2")
-    b = hub.send("queue/places/b", "b0", "b1", "b2")
+    a = hub.send("queue/ranges/a", "a0", "a1", "a2")
+    b = hub.send("queue/ranges/b", "b0", "b1", "b2")
     node = hub.node
     frame = load(
         spark,
         hub,
-        subscribe="queue/places/a,queue/places/b",
-        startingOffsets=json.dumps({"queue/places/a": {node: a[1]}, "queue/places/b": {node: -2}}),
-        endingOffsets=json.dumps({"queue/places/a": {node: -1}, "queue/places/b": {node: b[2]}}),
+        subscribe="queue/ranges/a,queue/ranges/b",
+        startingOffsets=json.dumps({"queue/ranges/a": {node: a[1]}, "queue/ranges/b": {node: -2}}),
+        endingOffsets=json.dumps({"queue/ranges/a": {node: -1}, "queue/ranges/b": {node: b[2]}}),
     )
     assert values(frame) == ["a1", "a2", "b0", "b1"]
 
@@ -244,7 +244,7 @@ def test_any_session_will_do(spark: SparkSession, hub: Hub) -> None:
     assert values(load(spark, hub, subscribe="queue/any").filter(col("offset") > 0)) == ["x"]
 
 
-def test_a_dead_letter_tells_how_often_it_was_tried(spark: SparkSession, hub: Hub) -> None:
+def test_a_dead_letter_has_its_number_of_attempts(spark: SparkSession, hub: Hub) -> None:
     hub.send("queue/tried/dead", "x", properties={"dead-attempts": 5})
     (row,) = load(spark, hub, subscribe="queue/tried/dead").collect()
     assert row.attempt == 5
@@ -276,12 +276,12 @@ def test_what_is_gone_fails_unless_it_may(
     until(lambda: bool(forgetful.address.post("/v1/log/plan", body)["missing"]))
     indexes = json.dumps({"queue/gone": {forgetful.node: 1}})
     options = {"subscribe": "queue/gone", "startingOffsets": indexes}
-    said = said_by(lambda: load(spark, forgetful, **options).collect())
-    assert "no longer there: queue/gone 1 to " in said and "failOnDataLoss" in said
+    message = message_of(lambda: load(spark, forgetful, **options).collect())
+    assert "no longer there: queue/gone 1 to " in message and "failOnDataLoss" in message
     assert values(load(spark, forgetful, **options, failOnDataLoss="false")) == ["3"]
     assert values(load(spark, forgetful, subscribe="queue/gone")) == ["3"]
-    said = said_by(lambda: run(spark, forgetful, tmp_path, **options))
-    assert "no longer there: queue/gone" in said
+    message = message_of(lambda: run(spark, forgetful, tmp_path, **options))
+    assert "no longer there: queue/gone" in message
     assert run(spark, forgetful, tmp_path / "other", **options, failOnDataLoss="false") == ["3"]
 
 
@@ -333,7 +333,7 @@ def test_a_trigger_takes_no_more_than_it_may(spark: SparkSession, hub: Hub, tmp_
     assert len(written(spark, tmp_path)) == 10
 
 
-def test_each_destination_of_a_stream_begins_at_its_own_place(
+def test_each_destination_of_a_stream_begins_at_its_own_offset(
     spark: SparkSession, hub: Hub, tmp_path: Path
 ) -> None:
     a = hub.send("queue/own/a", "a0", "a1", "a2")
@@ -379,8 +379,8 @@ def test_a_task_goes_on_where_a_killed_hub_left_off(start_hub: StartHub) -> None
     expected = [each for _ in range(20) for each in hub.send("topic/t", *(["x" * 10_000] * 100))]
     body = {"destinations": ["topic/t"], "starts": {"*": 1}, "parts": 1}
     planned = hub.address.post("/v1/log/plan", body)
-    ((first, behind),) = planned["splits"]
-    part = LogPartition(hub.node, ["topic/t"], planned["starts"], planned["ends"], first, behind)
+    ((first, end),) = planned["splits"]
+    part = LogPartition(hub.node, ["topic/t"], planned["starts"], planned["ends"], first, end)
     fetched = fetch(hub.address, part, ["offset", "value"], strict=True)
     rows = next(fetched).column(0).to_pylist()
     hub.end(signal.SIGKILL)
@@ -396,8 +396,8 @@ def test_another_hub_is_not_taken_for_the_same(
     hub.send("queue/another", "1")
     forgetful.send("queue/another", "2")
     assert run(spark, hub, tmp_path, subscribe="queue/another") == ["1"]
-    said = said_by(lambda: run(spark, forgetful, tmp_path, subscribe="queue/another"))
-    assert f"this is the hub of node {forgetful.node}" in said
+    message = message_of(lambda: run(spark, forgetful, tmp_path, subscribe="queue/another"))
+    assert f"this is the hub of node {forgetful.node}" in message
     going_on = {"subscribe": "queue/another", "failOnDataLoss": "false"}
     assert run(spark, forgetful, tmp_path, **going_on) == ["1", "2"]
 
@@ -405,23 +405,23 @@ def test_another_hub_is_not_taken_for_the_same(
 # What is wrong.
 
 
-def test_a_wrong_option_is_told(spark: SparkSession, hub: Hub) -> None:
-    said = said_by(lambda: load(spark, hub, subscribe="queue/a", startingOffset="latest"))
-    assert "has no option" in said and "did you mean startingOffsets?" in said
+def test_a_wrong_option_is_reported(spark: SparkSession, hub: Hub) -> None:
+    message = message_of(lambda: load(spark, hub, subscribe="queue/a", startingOffset="latest"))
+    assert "has no option" in message and "did you mean startingOffsets?" in message
 
 
-def test_no_hub_is_told(spark: SparkSession) -> None:
+def test_no_hub_is_reported(spark: SparkSession) -> None:
     options = {"hub": "http://127.0.0.1:9", "patienceS": "0", "subscribe": "queue/a"}
     frame = spark.read.format("crosswire").options(**options).load()
-    said = said_by(frame.collect)
-    assert "no answer from the hub at http://127.0.0.1:9: Connection refused" in said
+    message = message_of(frame.collect)
+    assert "no answer from the hub at http://127.0.0.1:9: Connection refused" in message
 
 
-def test_a_wrong_token_is_told(spark: SparkSession, start_hub: StartHub) -> None:
+def test_a_wrong_token_is_reported(spark: SparkSession, start_hub: StartHub) -> None:
     user = '[[users]]\nname = "anna"\ntoken = "a-secret-of-anna"\nconsume = ["queue/a"]\n'
     hub = start_hub(user, token="a-secret-of-anna")
     frame = load(spark, hub, subscribe="queue/a", token="not-her-secret-at-all")
-    assert "unauthenticated" in said_by(frame.collect)
+    assert "unauthenticated" in message_of(frame.collect)
     frame = load(spark, hub, subscribe="queue/b", token="a-secret-of-anna")
-    assert "anna may not consume queue/b" in said_by(frame.collect)
+    assert "anna may not consume queue/b" in message_of(frame.collect)
     assert load(spark, hub, subscribe="queue/a", token="a-secret-of-anna").collect() == []

@@ -12,23 +12,24 @@ import numpy as np
 from msgspec import structs
 
 from crosswire.errors import FrameError
-from crosswire.pipeline.decode import describe_of
+from crosswire.pipeline.decode.batch_scan import columnar_protocol
+from crosswire.pipeline.decode.contract import Describe, FrameRows, Readings
 from crosswire.pipeline.decode.contract import DescriptionColumns as Columnar
-from crosswire.pipeline.decode.contract import FrameRows, Readings
 from crosswire.pipeline.decode.readings import reading_of
 from crosswire.pipeline.decode.readings.contract import Described, Reading
 from crosswire.pipeline.decode.row_schema import OF_MESSAGES
-from crosswire.pipeline.decode.scanners.scanner import BulkScanner, Columns, read
+from crosswire.pipeline.decode.scanners.fallback import scan_and_decode
+from crosswire.pipeline.decode.scanners.scanner import BulkScanner, Columns
 from crosswire.wire import protocol
 from crosswire.wire.contract import Encrypted, Frame, Gap, Unsynchronized
 from tests.pipeline.decode.scanned import decoder_for
 from tests.wire.stream import Stream
 
-Said = list[tuple[bool, bytes]]
-"""Did who opened the connection say it, and what; in order."""
+Pieces = list[tuple[bool, bytes]]
+"""Bytes in the order in which they were sent, and whether the opener sent them."""
 
-Told = tuple[bool, int, int, Described | tuple[str, str]]
-"""Direction, offset and length of an item, and what is told of it."""
+DescribedItem = tuple[bool, int, int, Described | tuple[str, str]]
+"""Direction, offset and length of an item, and its description."""
 
 OWNER = 3
 """Of all rows: some number."""
@@ -37,36 +38,41 @@ _BESIDE = (Gap, Unsynchronized, Encrypted)
 
 def scanner_of(name: str) -> BulkScanner:
     module = import_module(f"crosswire.pipeline.decode.scanners.{name}")
-    found = (getattr(module, each) for each in module.__all__)
-    (kind,) = (each for each in found if issubclass(each, BulkScanner))
-    scanner: BulkScanner = kind()
+    scanner: BulkScanner = module.SCANNER()
     return scanner
 
 
+def describe_of(name: str) -> Describe:
+    found = columnar_protocol(name)
+    assert found is not None
+    return found.describe
+
+
 def agrees(name: str) -> bool:
-    """Does what one side says decide how the other is read?"""
-    return type(scanner_of(name)).share is not BulkScanner.share
+    """Whether the opener's handshake decides how the other direction is read."""
+    return scanner_of(name).reads_peer_handshake
 
 
 @dataclass(frozen=True)
 class Talk:
-    """What both sides said, piece by piece, and what decoders must be told to read it."""
+    """What both sides sent, piece by piece, and what decoders need to read it."""
 
     name: str
-    said: Said
+    pieces: Pieces
     streams: tuple[Stream, Stream]
     senders: tuple[str, str]
 
     @classmethod
-    def of(cls, name: str, said: Said) -> Talk:
+    def of(cls, name: str, pieces: Pieces) -> Talk:
         """Of a whole connection, where one side has what it takes to read the other."""
         forward, backward = (
-            b"".join(data for way, data in said if way == which) for which in (True, False)
+            b"".join(data for direction, data in pieces if direction == which)
+            for which in (True, False)
         )
         peer = forward if agrees(name) else b""
         roles = protocol(name).roles
         return cls(
-            name, said, (Stream(forward), Stream(backward, peer=peer)), (roles[0], roles[-1])
+            name, pieces, (Stream(forward), Stream(backward, peer=peer)), (roles[0], roles[-1])
         )
 
     def decoders(self) -> list[Any]:
@@ -91,22 +97,25 @@ def by_frames(talk: Talk) -> list[Item]:
     decoders = talk.decoders()
     return [
         Item(forward, *placed)
-        for forward, piece in talk.said
+        for forward, piece in talk.pieces
         for placed in decoders[0 if forward else 1].feed(piece)
     ]
 
 
 def by_columns(talk: Talk, *, payloads: bool, step_bytes: int) -> tuple[FrameRows, list[Item]]:
     """What the scanner gives, and the decoders for what it leaves; rows are in order too."""
-    runs = [b"".join(data for way, data in talk.said if way == which) for which in (True, False)]
+    runs = [
+        b"".join(data for direction, data in talk.pieces if direction == which)
+        for which in (True, False)
+    ]
     before = b"before"
     whole = before + b"".join(runs)
     starts = np.array([len(before), len(before) + len(runs[0])])
     ends = starts + [len(run) for run in runs]
-    pieces = _ends(talk.said, starts.tolist())
+    piece_ends = _ends(talk.pieces, starts.tolist())
     decoders, scanner = talk.decoders(), scanner_of(talk.name)
     states = np.array([scanner.state_of(decoder) for decoder in decoders])
-    cuts, order = [end for end, _ in pieces], [index for _, index in pieces]
+    cuts, order = [end for end, _ in piece_ends], [index for _, index in piece_ends]
 
     def known(stop: int) -> int:
         """The piece with which all up to data[stop] was there."""
@@ -116,7 +125,7 @@ def by_columns(talk: Talk, *, payloads: bool, step_bytes: int) -> tuple[FrameRow
     columns: list[tuple[Any, ...]] = []
     data = np.frombuffer(whole, np.uint8)
     offsets = np.zeros(2, np.int64)
-    for part in read(
+    for part in scan_and_decode(
         scanner,
         data,
         starts,
@@ -141,11 +150,11 @@ def by_columns(talk: Talk, *, payloads: bool, step_bytes: int) -> tuple[FrameRow
     return _in_order(columns, [item for _, _, item in found], whole, payloads, scanner)
 
 
-def _ends(said: Said, starts: Sequence[int]) -> list[tuple[int, int]]:
+def _ends(pieces: Pieces, starts: Sequence[int]) -> list[tuple[int, int]]:
     """Where each piece ends in the data, in order, and its number; nothing for empty ones."""
     at = {True: starts[0], False: starts[1]}
     ends = []
-    for index, (forward, piece) in enumerate(said):
+    for index, (forward, piece) in enumerate(pieces):
         at[forward] += len(piece)
         if piece:
             ends.append((at[forward], index))
@@ -212,19 +221,19 @@ def some(rows: FrameRows, start: int, stop: int) -> FrameRows:
     return replace(rows, **taken, slices=slices)
 
 
-def listed(told: Columnar) -> list[Described | FrameError]:
+def listed(descriptions: Columnar) -> list[Described | FrameError]:
     """Row by row."""
     columns: dict[str, list[Any]] = {}
     for name in Described.__struct_fields__:
-        column = getattr(told, name)
+        column = getattr(descriptions, name)
         if isinstance(column, np.ndarray):
             has_null = name != "payload_end"
             columns[name] = [None if has_null and each < 0 else each for each in column.tolist()]
         else:
-            columns[name] = [None] * len(told) if column is None else column.to_pylist()
+            columns[name] = [None] * len(descriptions) if column is None else column.to_pylist()
     return [
-        told.errors.get(row) or Described(**{name: columns[name][row] for name in columns})
-        for row in range(len(told))
+        descriptions.errors.get(row) or Described(**{name: columns[name][row] for name in columns})
+        for row in range(len(descriptions))
     ]
 
 
@@ -235,10 +244,10 @@ def described(
     rows: FrameRows | None = None,
     frames: Sequence[Item] = (),
     by_frame: frozenset[int] = frozenset(),
-) -> list[Told]:
-    """What is told of each. Rows that follow one another are described in one call, but for those
-    `by_frame`: there the frame that stands in the same place is taken instead."""
-    told: list[Told] = []
+) -> list[DescribedItem]:
+    """The description of each. Rows that follow one another are described in one call, but for
+    those `by_frame`: there the frame at the same index is taken instead."""
+    descriptions: list[DescribedItem] = []
     index = 0
     readings = Readings(
         {OWNER: reading}, np.ones(OWNER + 1, np.bool_), {OWNER: reading}.__getitem__
@@ -247,7 +256,7 @@ def described(
         item = items[index]
         what = frames[index].what if index in by_frame else item.what
         if not isinstance(what, int):
-            told += _described(reading, item, what)
+            descriptions += _described(reading, item, what)
             index += 1
             continue
         stop = index + 1
@@ -256,12 +265,12 @@ def described(
         assert rows is not None
         made = listed(describe_of(name)(some(rows, what, what + stop - index), readings))
         for each, answer in zip(items[index:stop], made, strict=True):
-            told.append((each.forward, each.offset, each.length, _plain(answer)))
+            descriptions.append((each.forward, each.offset, each.length, _plain(answer)))
         index = stop
-    return told
+    return descriptions
 
 
-def _described(reading: Reading, item: Item, what: Frame | FrameError) -> list[Told]:
+def _described(reading: Reading, item: Item, what: Frame | FrameError) -> list[DescribedItem]:
     if isinstance(what, _BESIDE):
         reading.interrupt(item.forward)
         return []
@@ -286,8 +295,8 @@ def check(
     payloads: bool = True,
     step_bytes: int = 64,
     by_frame: frozenset[int] = frozenset(),
-) -> list[Told]:
-    """Described alike, and what is remembered is alike; gives what is told."""
+) -> list[DescribedItem]:
+    """Descriptions and what is remembered are equal; gives the descriptions."""
     frames = by_frames(talk)
     rows, items = by_columns(talk, payloads=payloads, step_bytes=step_bytes)
     one, other = reading_of(talk.name)(), reading_of(talk.name)()
@@ -302,7 +311,7 @@ def check(
 
 
 def together(each: Sequence[FrameRows]) -> FrameRows:
-    """Rows of several connections, each with its place among them as its owner."""
+    """Rows of several connections, each with its index as its owner."""
     ends = np.cumsum([len(rows.octets) for rows in each])
     at = [0, *ends.tolist()]
     octets = np.concatenate([rows.octets for rows in each])
@@ -367,10 +376,10 @@ def _whole(by_frame: frozenset[int], frames: list[Item]) -> frozenset[int]:
     return frozenset(chosen)
 
 
-def _without_payloads(told: list[Told]) -> list[Told]:
+def _without_payloads(descriptions: list[DescribedItem]) -> list[DescribedItem]:
     return [
         (*each[:3], structs.replace(each[3], **dict.fromkeys(OF_MESSAGES)))
         if isinstance(each[3], Described)
         else each
-        for each in told
+        for each in descriptions
     ]

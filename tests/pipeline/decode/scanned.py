@@ -10,7 +10,9 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from crosswire.pipeline.decode.scanners.scanner import NONE, BulkScanner, Columns, read
+from crosswire.pipeline.decode.arrays import NONE
+from crosswire.pipeline.decode.scanners.fallback import scan_and_decode
+from crosswire.pipeline.decode.scanners.scanner import BulkScanner, Columns
 from crosswire.wire import protocol
 from crosswire.wire.contract import Decoder, Frame, FrameError, Placed
 from tests.wire.stream import Stream
@@ -23,7 +25,7 @@ InColumns = Callable[[Frame, bytes], Typed]
 """What a scanner should give for a frame, whose bytes are there too."""
 
 Reader = Callable[[Slices, bytes], Slices]
-"""Reads, in the slices of a frame, what can't be told from the frame as it stands on the wire."""
+"""Reads, in the slices of a frame, what the frame on the wire does not show."""
 
 
 def as_they_are(slices: Slices, raw: bytes) -> Slices:
@@ -41,12 +43,12 @@ class Noisy:
 
 @st.composite
 def noisy(draw: st.DrawFn, streams: SearchStrategy[Stream], batches: int) -> Noisy:
-    """Whole, with bytes behind it, with one changed or taken out, or cut short."""
+    """Whole, with bytes after it, with one changed or taken out, or cut short."""
     stream = draw(streams)
     data = stream.data
     position = draw(st.integers(0, max(len(data) - 1, 0)))
-    match draw(st.sampled_from(["whole", "whole", "behind", "changed", "less", "short"])):
-        case "behind":
+    match draw(st.sampled_from(["whole", "whole", "after", "changed", "less", "short"])):
+        case "after":
             data += draw(st.binary(max_size=20))
         case "changed":
             data = data[:position] + draw(st.binary(min_size=1, max_size=1)) + data[position + 1 :]
@@ -96,7 +98,7 @@ def scanned(
         ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64) + len(b"before")
         starts = ends - np.array([len(piece) for piece in pieces], np.int64)
         states = np.array([scanner.state_of(decoder) for decoder in decoders])
-        for part in read(
+        for part in scan_and_decode(
             scanner,
             data,
             starts,
@@ -104,7 +106,7 @@ def scanned(
             offsets,
             states,
             decoders.__getitem__,
-            goes_on=np.ones(len(cases), np.bool_),
+            continues=np.ones(len(cases), np.bool_),
             step_bytes=step_bytes,
         ):
             if isinstance(part, Columns):
@@ -164,9 +166,9 @@ def check_alone(
     data = np.frombuffer(b"".join(stream.data for stream in streams), np.uint8)
     ends = np.cumsum([len(stream.data) for stream in streams], dtype=np.int64)
     starts = ends - np.array([len(stream.data) for stream in streams], np.int64)
-    at, states = starts.copy(), scanner.fresh(sender, len(streams))
+    at, states = starts.copy(), scanner.new_states(sender, len(streams))
     if peers is not None:
-        scanner.share(states, peers)
+        scanner.share_handshake(states, peers)
     columns = scanner.scan(data, at, ends, states)
     assert at.tolist() == ends.tolist()
     found: list[list[Any]] = [[] for _ in streams]

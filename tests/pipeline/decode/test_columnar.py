@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from crosswire.errors import InvalidInput
 from crosswire.lake.schemas import WIRE
 from crosswire.pipeline.decode.arrow_batches import Batches
+from crosswire.pipeline.decode.batch_scan import columnar_protocol
 from crosswire.pipeline.decode.columnar import ColumnarDecoder
-from crosswire.pipeline.decode.connection_rows import WANTED, ConnectionRows
+from crosswire.pipeline.decode.connection_rows import WIRE_COLUMNS, ConnectionRows
 from crosswire.pipeline.decode.row_schema import ARROW
-from crosswire.pipeline.decode.scanning import kit_of
 from crosswire.wire import PROTOCOL_NAMES, protocol
 
 Wire = list[dict[str, Any]]
@@ -28,8 +28,8 @@ Wire = list[dict[str, Any]]
 
 
 @dataclass
-class Said:
-    """A connection as it is told: pieces of either direction, one after the other."""
+class Captured:
+    """A connection as it is captured: pieces of either direction, one after the other."""
 
     name: str
     protocol: str | None
@@ -68,9 +68,9 @@ class Said:
         return rows
 
 
-def interleaved(connections: list[Said], random: Random) -> Wire:
+def interleaved(connections: list[Captured], random: Random) -> Wire:
     """The rows of all, each connection's in order, numbered and timed as they come."""
-    left = [rows for said in connections if (rows := said.rows())]
+    left = [rows for captured in connections if (rows := captured.rows())]
     wire: Wire = []
     while left:
         rows = random.choice(left)
@@ -87,7 +87,7 @@ def row_by_row(wire: Wire, *, payloads: bool = True) -> list[str]:
     collected = Batches(ARROW)
     connections: dict[str, ConnectionRows] = {}
     for each in wire:
-        row = tuple(each[name] for name in WANTED)
+        row = tuple(each[name] for name in WIRE_COLUMNS)
         if row[1] not in connections:
             connections[row[1]] = ConnectionRows(row, collected, payloads=payloads)
         connections[row[1]].add(row)
@@ -110,19 +110,19 @@ def cut(wire: Wire, indexes: list[int]) -> list[Wire]:
 # ------------------------------------------------------------------------------------- generated
 
 
-def talk(name: str, number: int, seed: int, messages: int = 6) -> Said:
+def talk(name: str, number: int, seed: int, messages: int = 6) -> Captured:
     """Plausible traffic, nothing wrong with it."""
-    said = Traffic(seed, messages=messages, payload_bytes=40).conversation(number, name).chunks
-    pieces = [(forward, "data", len(data), data) for _, forward, data in said]
-    return Said(f"{name}-{number}", name, [(True, "open", 0, None), *pieces])
+    sent = Traffic(seed, messages=messages, payload_bytes=40).conversation(number, name).chunks
+    pieces = [(forward, "data", len(data), data) for _, forward, data in sent]
+    return Captured(f"{name}-{number}", name, [(True, "open", 0, None), *pieces])
 
 
-def spoil(said: Said, random: Random) -> Said:
+def spoil(captured: Captured, random: Random) -> Captured:
     """What captures do to it: other cuts, gaps, noise, a beginning or an end that is missing."""
     pieces: list[tuple[bool, str, int, bytes | None]] = []
     harm = random.choice(("none", "none", "changed", "gap", "jump", "late", "swapped", "noise"))
-    victim = random.randrange(len(said.pieces))
-    for index, (forward, kind, length, data) in enumerate(said.pieces):
+    victim = random.randrange(len(captured.pieces))
+    for index, (forward, kind, length, data) in enumerate(captured.pieces):
         if data is None:
             if harm != "late":
                 pieces.append((forward, kind, length, data))
@@ -145,13 +145,13 @@ def spoil(said: Said, random: Random) -> Said:
         pieces = pieces[random.randrange(len(pieces)) :]
     if random.random() < 0.2:
         pieces = pieces[: random.randrange(len(pieces) + 1)]
-    return Said(said.name, said.protocol, pieces, harm == "late", random.random() < 0.7)
+    return Captured(captured.name, captured.protocol, pieces, harm == "late", random.random() < 0.7)
 
 
 @pytest.mark.parametrize("name", [*PROTOCOL_NAMES, "all"])
 @settings(max_examples=60)
-@given(seed=st.integers(0, 1 << 32), places=st.lists(st.integers(0, 500), max_size=5))
-def test_whatever_a_capture_holds(name: str, seed: int, places: list[int]) -> None:
+@given(seed=st.integers(0, 1 << 32), cuts=st.lists(st.integers(0, 500), max_size=5))
+def test_whatever_a_capture_holds(name: str, seed: int, cuts: list[int]) -> None:
     random = Random(seed)
     names = PROTOCOL_NAMES if name == "all" else (name,)
     connections = [
@@ -160,13 +160,13 @@ def test_whatever_a_capture_holds(name: str, seed: int, places: list[int]) -> No
     ]
     wire = interleaved(connections, random)
     decoder = ColumnarDecoder(payloads=True, most_open=random.choice((0, 1, 100)))
-    assert at_once(decoder, cut(wire, places)) == row_by_row(wire)
+    assert at_once(decoder, cut(wire, cuts)) == row_by_row(wire)
 
 
 @pytest.mark.parametrize("name", PROTOCOL_NAMES)
 @settings(max_examples=30)
-@given(data=st.data(), places=st.lists(st.integers(0, 300), max_size=4))
-def test_streams_that_nobody_would_write(name: str, data: st.DataObject, places: list[int]) -> None:
+@given(data=st.data(), cuts=st.lists(st.integers(0, 300), max_size=4))
+def test_streams_that_nobody_would_write(name: str, data: st.DataObject, cuts: list[int]) -> None:
     roles = protocol(name).roles
     streams = importlib.import_module(f"tests.wire.{name}.strategies").streams
     random = Random(data.draw(st.integers(0, 1 << 32)))
@@ -183,9 +183,9 @@ def test_streams_that_nobody_would_write(name: str, data: st.DataObject, places:
                 size = random.randrange(1, len(whole) + 1)
                 pieces.append((side, "data", size, whole[:size]))
                 whole = whole[size:]
-        connections.append(Said(f"c{number}", name, pieces))
+        connections.append(Captured(f"c{number}", name, pieces))
     wire = interleaved(connections, random)
-    assert at_once(ColumnarDecoder(payloads=True), cut(wire, places)) == row_by_row(wire)
+    assert at_once(ColumnarDecoder(payloads=True), cut(wire, cuts)) == row_by_row(wire)
 
 
 # ------------------------------------------------------------------------------------ in particular
@@ -198,8 +198,8 @@ def test_plain_traffic_needs_no_decoder(name: str, monkeypatch: pytest.MonkeyPat
     def nobody(*_: Any) -> None:
         raise AssertionError("somebody asked for a decoder")
 
-    told = [talk(name, number, 3, 40).rows() for number in range(4)]
-    together = [row for rows in zip(*told, strict=False) for row in rows]
+    each_ones = [talk(name, number, 3, 40).rows() for number in range(4)]
+    together = [row for rows in zip(*each_ones, strict=False) for row in rows]
     wire = [{**row, "seq": seq, "time": seq} for seq, row in enumerate(together)]
     expected = row_by_row(wire)
     monkeypatch.setattr(ConnectionRows, "decoder", nobody)
@@ -210,16 +210,16 @@ def test_plain_traffic_needs_no_decoder(name: str, monkeypatch: pytest.MonkeyPat
 def test_connections_one_after_the_other(name: str) -> None:
     wire: Wire = []
     for number in range(6):
-        said = talk(name, number, 2)
-        said.ended = number % 2 == 0
-        for row in said.rows():
+        captured = talk(name, number, 2)
+        captured.ended = number % 2 == 0
+        for row in captured.rows():
             wire.append({**row, "seq": len(wire), "time": len(wire)})
     batches = [wire[at : at + 25] for at in range(0, len(wire), 25)]
     decoder = ColumnarDecoder(payloads=True, grouped=True)
     assert at_once(decoder, batches) == row_by_row(wire)
 
 
-def test_payloads_stay_behind() -> None:
+def test_without_payloads() -> None:
     wire = interleaved([talk(name, 0, 1) for name in PROTOCOL_NAMES], Random(3))
     found = at_once(ColumnarDecoder(payloads=False), [wire])
     assert found == row_by_row(wire, payloads=False)
@@ -227,12 +227,12 @@ def test_payloads_stay_behind() -> None:
 
 def test_what_no_scanner_reads_is_counted_all_the_same() -> None:
     pieces = [(True, "data", 5, b"hello"), (False, "gap", 3, None), (False, "data", 1, b"x")]
-    wire = interleaved([Said("a", None, pieces), Said("b", "tls", pieces)], Random(2))
-    assert kit_of(None) is None and kit_of("tls") is None
+    wire = interleaved([Captured("a", None, pieces), Captured("b", "tls", pieces)], Random(2))
+    assert columnar_protocol(None) is None and columnar_protocol("tls") is None
     assert at_once(ColumnarDecoder(payloads=True), cut(wire, [3])) == row_by_row(wire)
 
 
-def test_rows_that_say_what_the_hub_lost_belong_to_nobody() -> None:
+def test_rows_for_what_the_hub_lost_belong_to_no_connection() -> None:
     wire = interleaved([talk("emp", 0, 1)], Random(1))
     lost = {**wire[3], "kind": "lost", "connection": "", "direction": "", "data": None}
     assert at_once(ColumnarDecoder(payloads=True), [[*wire[:3], lost, *wire[3:]]]) == row_by_row(

@@ -1,4 +1,4 @@
-"""What is told of frames is the same from columns as from the frames themselves."""
+"""Descriptions from columns are the same as those from the frames themselves."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ from crosswire.wire.relink.handshake import (
     ListenerVersion,
     serialize_handshake,
 )
+from crosswire.wire.relink.layout import packet_layout
 from crosswire.wire.zmtp import frames as zmtp
 from crosswire.wire.zmtp.layout import FLAG_LONG, FLAG_MORE
 from tests.pipeline.decode.described import (
-    Said,
+    DescribedItem,
+    Pieces,
     Talk,
-    Told,
     agrees,
     by_frames,
     check,
@@ -59,7 +60,7 @@ steps = st.integers(1, 256)
 @st.composite
 def exchanges(draw: st.DrawFn, name: str) -> Talk:
     """Two directions as a capture may have them, which know nothing of one another; of a protocol
-    in which they must, only one says much."""
+    in which they must, only one has many frames."""
     roles = protocol(name).roles
     senders = (roles[0], roles[-1])
     streams = import_module(f"tests.wire.{name}.strategies").streams
@@ -129,7 +130,7 @@ def test_vectors(name: str) -> None:
 
 # ------------------------------------------------------------------------------------------- EMP
 
-text = st.sampled_from(["", "a", 'say "x"', "back\\slash", "ünï", "\x01\n", "😀", '"data":{}', "}"])
+text = st.sampled_from(["", "a", 'a "x"', "back\\slash", "ünï", "\x01\n", "😀", '"data":{}', "}"])
 numbers = st.sampled_from([0, -1, 1 << 62, 1 << 63, 10**40, 1.5])
 values = st.recursive(
     st.none() | st.booleans() | numbers | text,
@@ -222,32 +223,32 @@ def test_emp_content(sent: list[tuple[bool, Any]], payloads: bool) -> None:
     check(Talk.of("emp", pieces), payloads=payloads)
 
 
-emp_said = st.tuples(st.booleans(), emp_frames.map(emp.serialize))
+emp_pieces = st.tuples(st.booleans(), emp_frames.map(emp.serialize))
 
 
 @settings(max_examples=60)
-@given(talks=st.lists(st.lists(emp_said, max_size=6), min_size=1, max_size=4), data=st.data())
-def test_emp_connections_together(talks: list[Said], data: st.DataObject) -> None:
+@given(talks=st.lists(st.lists(emp_pieces, max_size=6), min_size=1, max_size=4), data=st.data())
+def test_emp_connections_together(talks: list[Pieces], data: st.DataObject) -> None:
     cuts = [data.draw(st.integers(0, len(pieces))) for pieces in talks]
     stays = [data.draw(st.booleans()) for _ in talks]
     check_together([Talk.of("emp", pieces) for pieces in talks], cuts, stays)
 
 
-def told_of(name: str, *pieces: tuple[bool, bytes]) -> list[Any]:
+def described_of(name: str, *pieces: tuple[bool, bytes]) -> list[Any]:
     return [what for *_, what in check(Talk.of(name, list(pieces)))]
 
 
-def emp_told(*bodies: bytes) -> list[Any]:
+def emp_described(*bodies: bytes) -> list[Any]:
     """Requests and responses by turns, about one identifier."""
     pieces = [
         (index % 2 == 0, emp.serialize((emp.Request, emp.Response)[index % 2](1, body)))
         for index, body in enumerate(bodies)
     ]
-    return told_of("emp", *pieces)
+    return described_of("emp", *pieces)
 
 
 @pytest.mark.parametrize(
-    ("body", "size", "behind"),
+    ("body", "size", "after"),
     [
         (b'{"op":"a","data":{"b":1}}', 7, 1),
         (b'{"op": "a", "data": {"b": 1}}', 8, 1),
@@ -264,9 +265,9 @@ def emp_told(*bodies: bytes) -> list[Any]:
         (b'{"op":"a","x":"' + b"x" * 300 + b'","data":{"b":1}}', 7, 1),
     ],
 )
-def test_emp_finds_the_data_in_a_body(body: bytes, size: int, behind: int) -> None:
-    (description,) = emp_told(body)
-    assert (description.payload_size, description.payload_end) == (size, behind)
+def test_emp_finds_the_data_in_a_body(body: bytes, size: int, after: int) -> None:
+    (description,) = emp_described(body)
+    assert (description.payload_size, description.payload_end) == (size, after)
     assert description.destination == ("service/{}" if b"{}" in body[:9] else "service/a")
 
 
@@ -289,35 +290,35 @@ def test_emp_finds_the_data_in_a_body(body: bytes, size: int, behind: int) -> No
 def test_emp_data_that_is_not_written_is_not_shown(
     request_body: bytes, response_body: bytes, payload: bytes | None, content_type: str | None
 ) -> None:
-    description = emp_told(request_body, response_body)
+    description = emp_described(request_body, response_body)
     assert [(each.payload, each.content_type) for each in description] == [
         (payload, content_type)
     ] * 2
 
 
 def test_emp_takes_the_last_of_two_operations() -> None:
-    (description,) = emp_told(b'{"op":"a","data":{},"op":"b"}')
+    (description,) = emp_described(b'{"op":"a","data":{},"op":"b"}')
     assert description.fields == '{"id":1,"op":"b"}'
 
 
 def test_emp_data_that_is_not_utf_8() -> None:
-    (description,) = emp_told(b'{"op":"a","data":{"b":"\xff"}}')
+    (description,) = emp_described(b'{"op":"a","data":{"b":"\xff"}}')
     assert description == ("malformed", "application data is not UTF-8: invalid start byte")
 
 
 def test_emp_data_that_is_nested_too_deep() -> None:
-    (description,) = emp_told(b'{"op":"a","data":{"b":' + b"[" * 5000 + b"]" * 5000 + b"}}")
+    (description,) = emp_described(b'{"op":"a","data":{"b":' + b"[" * 5000 + b"]" * 5000 + b"}}")
     assert description == ("malformed", "application data is not as it should be: nested too deep")
 
 
 def test_emp_keeps_a_token_to_itself() -> None:
-    (description,) = emp_told(b'{"op":"$authenticate","data":{"token":"secret"}}')
+    (description,) = emp_described(b'{"op":"$authenticate","data":{"token":"secret"}}')
     assert description.payload is None and "secret" not in repr(description)
 
 
 def test_emp_only_a_delivery_has_the_hubs_id() -> None:
     data = b'{"op":"%s","data":{"destination":"queue/q","text":"t","id":9}}'
-    published, answer, delivered, _ = emp_told(
+    published, answer, delivered, _ = emp_described(
         data % b"$publish",
         b'{"status":"success","data":{"id":5}}',
         data % b"$deliver",
@@ -345,7 +346,7 @@ def test_emp_only_a_delivery_has_the_hubs_id() -> None:
 )
 def test_emp_what_a_publication_carries(members: bytes, payload: bytes, content_type: str) -> None:
     data = b'{"destination":"topic/\\u00fc",%b,"properties":{"a" : 1.50}}' % members
-    (description,) = emp_told(emp.serialize_call("$publish", data))
+    (description,) = emp_described(emp.serialize_call("$publish", data))
     assert (description.kind, description.destination) == ("publish", "topic/ü")
     assert (description.payload, description.content_type) == (payload, content_type)
     assert description.properties == '{"a":1.5}'
@@ -353,7 +354,9 @@ def test_emp_what_a_publication_carries(members: bytes, payload: bytes, content_
 
 def test_emp_what_is_no_publication_is_a_request_like_any_other() -> None:
     data = b'{"destination":"queue/q","text":5}'
-    description, answer = emp_told(emp.serialize_call("$publish", data), emp.serialize_success())
+    description, answer = emp_described(
+        emp.serialize_call("$publish", data), emp.serialize_success()
+    )
     assert (description.kind, description.destination) == ("request", "service/$publish")
     assert (description.payload, description.content_type) == (data, "application/json")
     assert (answer.kind, answer.destination) == ("response", "service/$publish")
@@ -361,7 +364,9 @@ def test_emp_what_is_no_publication_is_a_request_like_any_other() -> None:
 
 def test_emp_a_malformed_response_answers_nothing() -> None:
     call = emp.serialize_call("price")
-    _, wrong, again, right = emp_told(call, b'{"status":"success"', b"{}", b'{"status":"success"}')
+    _, wrong, again, right = emp_described(
+        call, b'{"status":"success"', b"{}", b'{"status":"success"}'
+    )
     assert wrong[0] == again[0] == "malformed"
     assert (right.kind, right.destination, right.payload) == ("response", "service/price", None)
 
@@ -371,7 +376,7 @@ def test_emp_the_latest_requests_are_remembered() -> None:
     call, success = emp.serialize_call("price"), emp.serialize_success()
     pieces = [(True, emp.serialize(emp.Request(each, call))) for each in range(count)]
     pieces += [(False, emp.serialize(emp.Response(each, success))) for each in (4, 5, count - 1)]
-    indexes = [each.destination for each in told_of("emp", *pieces)[count:]]
+    indexes = [each.destination for each in described_of("emp", *pieces)[count:]]
     assert indexes == [None, "service/price", "service/price"]
 
 
@@ -456,7 +461,7 @@ others = st.sampled_from(
 )
 
 
-emqp_said = st.builds(
+emqp_pieces = st.builds(
     lambda forward, frame: (forward, zmtp.serialize_message(emqp.serialize(frame))),
     st.booleans(),
     emqp_frames,
@@ -469,16 +474,16 @@ emqp_opening = [(True, handshake("DEALER")), (False, handshake("ROUTER"))]
     sent=st.lists(st.tuples(st.booleans(), emqp_messages | others), max_size=8),
     payloads=st.booleans(),
 )
-def test_emqp_content(sent: Said, payloads: bool) -> None:
+def test_emqp_content(sent: Pieces, payloads: bool) -> None:
     check(Talk.of("emqp", [*emqp_opening, *sent]), payloads=payloads)
 
 
 @settings(max_examples=60)
 @given(
-    talks=st.lists(st.lists(emqp_said, max_size=6), min_size=1, max_size=4),
+    talks=st.lists(st.lists(emqp_pieces, max_size=6), min_size=1, max_size=4),
     data=st.data(),
 )
-def test_emqp_connections_together(talks: list[Said], data: st.DataObject) -> None:
+def test_emqp_connections_together(talks: list[Pieces], data: st.DataObject) -> None:
     """A message and the command in it are not torn apart."""
     cuts = [2 * data.draw(st.integers(0, len(sent) + 2)) for sent in talks]
     stays = [data.draw(st.booleans()) for _ in talks]
@@ -499,7 +504,7 @@ def test_emqp_metadata(properties: list[tuple[str, bytes]]) -> None:
     """Of which a name may come twice."""
     metadata = zmtp.serialize_metadata({"Socket-Type": b"DEALER"})
     metadata += b"".join(zmtp.serialize_metadata({name: value}) for name, value in properties)
-    greeting, ready = told_of(
+    greeting, ready = described_of(
         "emqp",
         (True, zmtp.serialize(zmtp.Greeting("NULL"))),
         (True, zmtp.serialize_command("READY", metadata)),
@@ -521,24 +526,24 @@ def test_emqp_publications(topics: list[tuple[str, bytes]], subscribed: list[byt
     check(Talk.of("emqp", pieces))
 
 
-def emqp_told(*frames: tuple[bool, Frame]) -> list[Any]:
+def emqp_described(*frames: tuple[bool, Frame]) -> list[Any]:
     """Of commands alone."""
     pieces = [(forward, zmtp.serialize_message(emqp.serialize(frame))) for forward, frame in frames]
-    return told_of("emqp", *emqp_opening, *pieces)[5::2]
+    return described_of("emqp", *emqp_opening, *pieces)[5::2]
 
 
-def test_emqp_a_body_like_what_follows_it_has_its_own_place() -> None:
-    description = emqp_told((False, emqp.Reply("9", b"5", "5")))[0]
+def test_emqp_a_body_like_what_follows_it_is_not_mistaken_for_it() -> None:
+    description = emqp_described((False, emqp.Reply("9", b"5", "5")))[0]
     assert (description.payload_size, description.payload_end) == (1, 3)
 
 
 def test_emqp_a_result_that_is_no_text_is_a_result() -> None:
-    (description,) = emqp_told((False, emqp.Reply("9", b'{"error":"\xff"}', "1")))
+    (description,) = emqp_described((False, emqp.Reply("9", b'{"error":"\xff"}', "1")))
     assert (description.kind, description.status) == ("response", "success")
 
 
 def test_emqp_a_receipt_that_is_no_text_is_read_as_one() -> None:
-    _, receipt, other = emqp_told(
+    _, receipt, other = emqp_described(
         (True, emqp.Request("a\ufffd", "jobs", "", b"job")),
         (False, emqp.Reply("2", b"a\xff")),
         (False, emqp.Reply("3", b"a\xff\xff")),
@@ -551,7 +556,7 @@ def test_emqp_the_latest_requests_are_remembered() -> None:
     count = MOST_ASKED + 5
     asked = [(True, emqp.Request(str(each), "jobs", "", b"")) for each in range(count)]
     receipts = [(False, emqp.Reply("r", str(each).encode())) for each in (4, 5, count - 1)]
-    kinds = [each.kind for each in emqp_told(*asked, *receipts)[count:]]
+    kinds = [each.kind for each in emqp_described(*asked, *receipts)[count:]]
     assert kinds == ["control", "acknowledgement", "acknowledgement"]
 
 
@@ -571,12 +576,12 @@ def test_emqp_the_latest_requests_are_remembered() -> None:
     ],
 )
 def test_emqp_what_became_of_a_job(body: bytes, status: str) -> None:
-    (description,) = emqp_told((False, emqp.Reply("9", body, "1")))
+    (description,) = emqp_described((False, emqp.Reply("9", body, "1")))
     assert description.status == status
 
 
 def test_emqp_a_request_its_receipt_and_its_result() -> None:
-    asked, receipt, result = emqp_told(
+    asked, receipt, result = emqp_described(
         (True, emqp.Request("1", "jobs", "reply-requested,tries:3", b"job")),
         (False, emqp.Reply("2", b"1")),
         (False, emqp.Reply("3", b'{"error":"no"}', "1")),
@@ -641,7 +646,7 @@ def relink_packets(to: SearchStrategy[Any]) -> SearchStrategy[Frame]:
     )
 
 
-def relink_opening(endpoint: str, asked: int = 0, given: int = 7, sizes: Any = (1, 1)) -> Said:
+def relink_opening(endpoint: str, asked: int = 0, given: int = 7, sizes: Any = (1, 1)) -> Pieces:
     """As hellos may follow one another; the listener's is about link `given`."""
     connector = ConnectorHello(
         endpoint=endpoint, connector_id_size=sizes[0], listener_id_size=sizes[1], link=asked
@@ -654,8 +659,8 @@ def relink_opening(endpoint: str, asked: int = 0, given: int = 7, sizes: Any = (
     ]
 
 
-def relink_said(sent: list[tuple[bool, Frame]], sizes: Any = (1, 1)) -> Said:
-    layouts = relink.layout("listener", *sizes), relink.layout("connector", *sizes)
+def relink_pieces(sent: list[tuple[bool, Frame]], sizes: Any = (1, 1)) -> Pieces:
+    layouts = packet_layout("listener", *sizes), packet_layout("connector", *sizes)
     return [
         (forward, b"".join(relink.serialize(packet, layouts[forward]))) for forward, packet in sent
     ]
@@ -672,11 +677,11 @@ def relink_talks(draw: st.DrawFn) -> Talk:
         endpoint, draw(st.sampled_from([0, 0, 7])), draw(st.sampled_from([7, 7, 0])), sizes
     )
     if not draw(st.integers(0, 5)):
-        # The listener greets whom it has not heard yet.
+        # The listener sends its hello before it has received the connector's.
         opening = [opening[index] for index in (1, 3, 0, 2)]
     to = draw(st.sampled_from([one_target, one_target, targets]))
     sent = draw(st.lists(st.tuples(st.booleans(), relink_packets(to)), max_size=12))
-    return Talk.of("relink", [*opening, *relink_said(sent, sizes)])
+    return Talk.of("relink", [*opening, *relink_pieces(sent, sizes)])
 
 
 @settings(max_examples=100)
@@ -692,14 +697,16 @@ def test_relink_connections_together(talks: list[Talk], data: st.DataObject) -> 
     check_together(talks, cuts, [data.draw(st.booleans()) for _ in talks])
 
 
-def relink_told(*sent: tuple[bool, Frame], **opening: int) -> list[Any]:
+def relink_described(*sent: tuple[bool, Frame], **opening: int) -> list[Any]:
     """Of packets alone, where a connector asks a service."""
-    return told_of("relink", *relink_opening("service/s", **opening), *relink_said(list(sent)))[4:]
+    return described_of(
+        "relink", *relink_opening("service/s", **opening), *relink_pieces(list(sent))
+    )[4:]
 
 
 def test_relink_numbers_begin_again_where_the_sender_closes_a_channel() -> None:
     message = relink.Message((3,), False, (b"x",))
-    description = relink_told(
+    description = relink_described(
         (True, message),
         (True, message),
         (False, relink.ChannelOperation("close", (3,))),
@@ -714,7 +721,9 @@ def test_relink_numbers_begin_again_where_the_sender_closes_a_channel() -> None:
 
 
 def test_relink_a_link_that_was_resumed_has_no_numbers() -> None:
-    (description,) = relink_told((True, relink.Message((3,), False, (b"x",))), asked=7, given=7)
+    (description,) = relink_described(
+        (True, relink.Message((3,), False, (b"x",))), asked=7, given=7
+    )
     assert (description.identifier, description.sequence, description.destination) == (
         "3:0",
         None,
@@ -728,13 +737,13 @@ def test_relink_of_too_many_channels_the_count_is_lost(monkeypatch: pytest.Monke
     many = [relink.Message((channel,), False, (b"x",)) for channel in range(51)]
     sent = [(forward, many[each]) for each in range(25) for forward in (True, False)]
     sent += [(True, many[each]) for each in (5, 50, 5)]
-    *_, last, again, late, after = relink_told(*sent)
+    *_, last, again, late, after = relink_described(*sent)
     assert (last.sequence, again.sequence) == (0, 1)
     assert (late.sequence, after.sequence, after.identifier) == (None, None, "5:0")
 
 
 def test_relink_a_multicast_counts_on_every_channel() -> None:
-    *_, description = relink_told(
+    *_, description = relink_described(
         (True, relink.Message((1,), False, (b"x",))),
         (True, relink.Message((2, 1, 2), True, (b"x",))),
         (True, relink.Message((2,), False, (b"x",))),
@@ -743,7 +752,7 @@ def test_relink_a_multicast_counts_on_every_channel() -> None:
 
 
 def test_relink_of_very_many_targets_the_first_are_named_and_all_are_counted() -> None:
-    (description,) = relink_told((True, relink.Message((1,) * 40_000, True, (b"x",))))
+    (description,) = relink_described((True, relink.Message((1,) * 40_000, True, (b"x",))))
     fields = json.loads(description.fields)
     assert (len(fields["channels"]), fields["channels_count"]) == (1024, 40_000)
 
@@ -835,7 +844,7 @@ epoxy_others = st.sampled_from(
 )
 def test_epoxy_content(sent: list[tuple[bool, Any]], payloads: bool) -> None:
     pieces = [(forward, epoxy.serialize(frame)) for forward, frame in sent]
-    description: list[Told] = check(Talk.of("epoxy", pieces), payloads=payloads)
+    description: list[DescribedItem] = check(Talk.of("epoxy", pieces), payloads=payloads)
     texts = [what.fields for *_, what in description if isinstance(what, Described)]
     assert b"secret".hex() not in repr(texts)
 
@@ -849,7 +858,7 @@ def test_epoxy_a_publication_and_its_answer() -> None:
         payload=bonded("Publication", destination="topic/t", payload=b"hi"),
     )
     answered = epoxy.Message(1, epoxy.MessageType.RESPONSE, payload=b"CB\1\0\0")
-    first, second = told_of(
+    first, second = described_of(
         "epoxy", (True, epoxy.serialize(asked)), (False, epoxy.serialize(answered))
     )
     assert (first.kind, first.destination, first.payload) == ("publish", "topic/t", b"hi")
@@ -862,12 +871,12 @@ def test_epoxy_a_publication_and_its_answer() -> None:
 
 # ------------------------------------------------------------------------------------- MicroMsg2
 
-micromsg2_opening: Said = [
+micromsg2_opening: Pieces = [
     (True, micromsg2.serialize(hello))
     for hello in (
         micromsg2.Handshake(1, 0, 0, "a", (), (micromsg2.Extension("ack"),)),
         micromsg2.Handshake(
-            1, 0, 0, 'say "a"', (micromsg2.Extension("Batch-Ack"),), (micromsg2.Extension("x"),)
+            1, 0, 0, 'the "a"', (micromsg2.Extension("Batch-Ack"),), (micromsg2.Extension("x"),)
         ),
     )
 ] + [(False, micromsg2.serialize(micromsg2.Handshake(1, 0, 7, "b")))]
@@ -922,7 +931,7 @@ micromsg2_others = st.sampled_from(
 
 
 @st.composite
-def micromsg2_talks(draw: st.DrawFn) -> Said:
+def micromsg2_talks(draw: st.DrawFn) -> Pieces:
     """Sequences as they should be; a direction may be in the middle of a message."""
     pieces = list(micromsg2_opening)
     sequence, within = {True: 1, False: 1}, {True: False, False: False}
@@ -940,20 +949,20 @@ def micromsg2_talks(draw: st.DrawFn) -> Said:
 
 
 @settings(max_examples=300)
-@given(said=micromsg2_talks(), payloads=st.booleans(), by_frame=st.frozensets(st.integers(0, 12)))
-def test_micromsg2_content(said: Said, payloads: bool, by_frame: frozenset[int]) -> None:
-    check(Talk.of("micromsg2", said), payloads=payloads, by_frame=by_frame)
+@given(pieces=micromsg2_talks(), payloads=st.booleans(), by_frame=st.frozensets(st.integers(0, 12)))
+def test_micromsg2_content(pieces: Pieces, payloads: bool, by_frame: frozenset[int]) -> None:
+    check(Talk.of("micromsg2", pieces), payloads=payloads, by_frame=by_frame)
 
 
 @settings(max_examples=60)
 @given(data=st.data(), talks=st.lists(micromsg2_talks(), min_size=1, max_size=4))
-def test_micromsg2_connections_together(data: st.DataObject, talks: list[Said]) -> None:
+def test_micromsg2_connections_together(data: st.DataObject, talks: list[Pieces]) -> None:
     cuts = [data.draw(st.integers(0, len(pieces))) for pieces in talks]
     stays = [data.draw(st.booleans()) for _ in talks]
     check_together([Talk.of("micromsg2", pieces) for pieces in talks], cuts, stays)
 
 
-def micromsg2_told(*sent: tuple[bool, str, bytes]) -> list[Any]:
+def micromsg2_described(*sent: tuple[bool, str, bytes]) -> list[Any]:
     """Of messages with these destinations and properties."""
     sequence = {True: 0, False: 0}
     pieces = list(micromsg2_opening)
@@ -961,11 +970,11 @@ def micromsg2_told(*sent: tuple[bool, str, bytes]) -> list[Any]:
         sequence[forward] += 1
         message = micromsg2.Message(sequence[forward], name, raw, b"")
         pieces.append((forward, micromsg2.serialize(message)))
-    return told_of("micromsg2", *pieces)[len(micromsg2_opening) :]
+    return described_of("micromsg2", *pieces)[len(micromsg2_opening) :]
 
 
 def test_micromsg2_a_request_has_many_answers() -> None:
-    asked, *answers = micromsg2_told(
+    asked, *answers = micromsg2_described(
         (True, "service/price", b"reply-to:Treply/me;correlation-id:N7;"),
         (False, "reply/me", b"correlation-id:N7;"),
         (False, "reply/me", b"correlation-id:T7;error:Tgone"),
@@ -982,7 +991,7 @@ def test_micromsg2_a_request_has_many_answers() -> None:
 
 
 def test_micromsg2_an_answer_that_wants_one_does_not_ask() -> None:
-    *_, answer, other = micromsg2_told(
+    *_, answer, other = micromsg2_described(
         (True, "service/s", b"reply-to:Treply/a"),
         (False, "reply/a", b"reply-to:Treply/b"),
         (True, "reply/b", b""),
@@ -994,12 +1003,12 @@ def test_micromsg2_the_latest_questions_are_remembered() -> None:
     count = MOST_ASKED + 5
     asked = [(True, "service/s", b"reply-to:Tr;correlation-id:N%d" % each) for each in range(count)]
     answered = [(False, "r", b"correlation-id:N%d" % each) for each in (4, 5, count - 1)]
-    kinds = [each.kind for each in micromsg2_told(*asked, *answered)[count:]]
+    kinds = [each.kind for each in micromsg2_described(*asked, *answered)[count:]]
     assert kinds == ["send", "response", "response"]
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "in_json"),
     [
         ("N5", "5"),
         ("N05", "5"),
@@ -1012,14 +1021,14 @@ def test_micromsg2_the_latest_questions_are_remembered() -> None:
         ("T%22%0A", '"\\"\\n"'),
     ],
 )
-def test_micromsg2_values(value: str, told: str) -> None:
-    (message,) = micromsg2_told((True, "q", f"a:{value}".encode()))
-    assert message.properties == f'{{"a":{told}}}'
+def test_micromsg2_values(value: str, in_json: str) -> None:
+    (message,) = micromsg2_described((True, "q", f"a:{value}".encode()))
+    assert message.properties == f'{{"a":{in_json}}}'
 
 
 def test_micromsg2_texts_that_take_more_room_in_json() -> None:
     raw = b"correlation-id:T%s;reply-to:T%s;error:T%%00" % (b"\x01" * 300, b"\x02" * 300)
-    description = micromsg2_told(*[(True, "q", raw)] * 3)
+    description = micromsg2_described(*[(True, "q", raw)] * 3)
     assert {each.identifier for each in description} == {"\x01" * 300}
     assert {each.reply_to for each in description} == {"\x02" * 300}
     assert all(each.properties.endswith('"error":"\\u0000"}') for each in description)
@@ -1034,7 +1043,7 @@ def test_micromsg2_a_message_in_several_frames() -> None:
         (True, message(3, "", b"", b"c")),
     ]
     pieces = [(forward, micromsg2.serialize(frame)) for forward, frame in chunks]
-    first, second, other, last = told_of("micromsg2", *micromsg2_opening, *pieces)[3:]
+    first, second, other, last = described_of("micromsg2", *micromsg2_opening, *pieces)[3:]
     assert [each.kind for each in (first, second, other, last)] == [None, None, "publish", "send"]
     assert first.destination == second.destination == last.destination == "queue/q"
     assert (last.payload, last.payload_size, last.content_type) == (b"abc", 1, "text/plain")

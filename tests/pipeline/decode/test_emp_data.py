@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crosswire.pipeline.decode.arrays import Numbers
 from crosswire.pipeline.decode.emp_data import Data, find
-from crosswire.pipeline.decode.scanners.scanner import Numbers
 
 
 class Carried(msgspec.Struct):
@@ -33,7 +33,7 @@ BEFORE = b'{"op":"a", "data": '
 
 
 def found(data: bytes) -> tuple[Data, bytes] | None:
-    """What is told of a body with this data, and what is taken to be that; None if nothing is."""
+    """The members of a body with this data, and the data itself; None if it was not found."""
     body = BEFORE + data + b"}"
     whole = np.frombuffer(b"{" + body + b'"}}', np.uint8)
     found = find(whole, np.array([0, 1]), np.array([0, len(body)]), np.array([True, True]))

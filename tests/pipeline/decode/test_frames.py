@@ -24,11 +24,13 @@ ENDS = ("10.0.0.1", 4000, "10.0.0.2", 5040)
 PAYLOADS = {"data", "message", "parts", "payload"}
 SECRETS = {"layer_data", "required", "optional"}
 
-Told = list[tuple[bool, str, int, bytes | None, int]]
+WireRows = list[tuple[bool, str, int, bytes | None, int]]
 """Rows of a connection: forward, kind, offset, data, length."""
 
 
-def decoded(rows: Told, name: str | None = "emp", *, late: bool = False) -> list[dict[str, Any]]:
+def decoded(
+    rows: WireRows, name: str | None = "emp", *, late: bool = False
+) -> list[dict[str, Any]]:
     collected = Batches(ARROW)
     connection: ConnectionRows | None = None
     for seq, (forward, kind, offset, data, length) in enumerate(rows):
@@ -42,7 +44,7 @@ def decoded(rows: Told, name: str | None = "emp", *, late: bool = False) -> list
     return collected.take().to_pylist()  # type: ignore[no-any-return]
 
 
-def in_pieces(data: bytes, cuts: list[int], forward: bool = True) -> Told:
+def in_pieces(data: bytes, cuts: list[int], forward: bool = True) -> WireRows:
     marks = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     return [(forward, "data", low, data[low:high], high - low) for low, high in pairwise(marks)]
 
@@ -68,32 +70,32 @@ cuts = st.lists(st.integers(0, 5000), max_size=4)
 
 @pytest.mark.parametrize(("name", "forward"), SENDERS)
 @settings(max_examples=40)
-@given(data=st.data(), places=cuts, noise=st.binary(max_size=12))
+@given(data=st.data(), cut_at=cuts, noise=st.binary(max_size=12))
 def test_the_same_rows_as_the_plain_decoder(
-    name: str, forward: bool, data: st.DataObject, places: list[int], noise: bytes
+    name: str, forward: bool, data: st.DataObject, cut_at: list[int], noise: bytes
 ) -> None:
     entry = protocol(name)
     sender = entry.roles[0] if forward else entry.roles[-1]
     stream = data.draw(importlib.import_module(f"tests.wire.{name}.strategies").streams(sender))
     wire = stream.data + noise
     peer = None
-    told: Told = []
+    wire_rows: WireRows = []
     if not forward:
         peer = entry.decoder(entry.roles[0])
         if stream.peer:
             peer.feed(stream.peer)
-            told = [(True, "data", 0, stream.peer, len(stream.peer))]
+            wire_rows = [(True, "data", 0, stream.peer, len(stream.peer))]
     if stream.hints and not stream.peer:
-        return  # a capture of one direction only, which nobody told how to read
+        return  # a capture of one direction only, without what it takes to read it
     decoder = entry.decoder(sender, peer=peer)
     expected = decoder.rows(wire)
-    rows = decoded(told + in_pieces(wire, places, forward), name)
+    rows = decoded(wire_rows + in_pieces(wire, cut_at, forward), name)
     way = "forward" if forward else "backward"
     own = [row for row in rows if row["direction"] == way and row["table"] != "directions"]
-    places_found = [
+    found = [
         (row["offset"], row["length"], row["layer"], row["frame"], row["status"]) for row in own
     ]
-    assert [(*index[:4], index[4] if index[3] is None else None) for index in places_found] == [
+    assert [(*index[:4], index[4] if index[3] is None else None) for index in found] == [
         (row.offset, row.length, row.layer, row.frame, row.error) for row in expected if row.length
     ]
     for row, theirs in zip(own, (row for row in expected if row.length), strict=True):
@@ -119,15 +121,15 @@ def test_bytes_add_up_whatever_is_missing(
 ) -> None:
     talk = Traffic(seed, messages=8, payload_bytes=40).conversation(0, name)
     missing = dict(gaps)
-    told: Told = []
+    wire_rows: WireRows = []
     offsets = {True: 0, False: 0}
     for index, (_, forward, data) in enumerate(talk.chunks):
         if index in missing:
-            told.append((forward, "gap", offsets[forward], None, missing[index]))
+            wire_rows.append((forward, "gap", offsets[forward], None, missing[index]))
             offsets[forward] += missing[index]
-        told.append((forward, "data", offsets[forward], data, len(data)))
+        wire_rows.append((forward, "data", offsets[forward], data, len(data)))
         offsets[forward] += len(data)
-    rows = decoded(told, name, late=late)
+    rows = decoded(wire_rows, name, late=late)
     for way, forward in (("forward", True), ("backward", False)):
         if offsets[forward]:
             seen, found = accounted(rows, way)
@@ -135,15 +137,15 @@ def test_bytes_add_up_whatever_is_missing(
 
 
 @pytest.mark.parametrize("name", PROTOCOL_NAMES)
-def test_payloads_stand_where_the_row_says(name: str) -> None:
+def test_payloads_are_at_the_offset_of_the_row(name: str) -> None:
     talk = Traffic(messages=30, payload_bytes=60).conversation(0, name)
-    told: Told = []
+    wire_rows: WireRows = []
     sent = {True: b"", False: b""}
     for _, forward, data in talk.chunks:
-        told.append((forward, "data", len(sent[forward]), data, len(data)))
+        wire_rows.append((forward, "data", len(sent[forward]), data, len(data)))
         sent[forward] += data
     looked_at = 0
-    for row in decoded(told, name):
+    for row in decoded(wire_rows, name):
         if row["payload"] is None or row["begun_at"] not in (None, row["offset"]):
             continue
         start = row["payload_offset"]

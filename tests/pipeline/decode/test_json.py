@@ -1,4 +1,4 @@
-"""Strings and Base64 stand for what msgspec and the standard library say that they do."""
+"""Strings and Base64 give what msgspec and the standard library give."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crosswire.pipeline.decode.arrays import NONE, Bytes, Numbers
 from crosswire.pipeline.decode.json import Base64, Unescaped, surely_base64
-from crosswire.pipeline.decode.scanners.scanner import NONE, Bytes, Numbers
 from crosswire.pipeline.decode.text import TextPart, text
 
 
 def laid(texts: list[bytes | None]) -> tuple[Bytes, Numbers, Numbers]:
-    """One behind the other; NONE for what is absent."""
+    """One after the other; NONE for what is absent."""
     sizes = np.array([len(each or b"") for each in texts], np.int64)
     lengths = np.array([NONE if each is None else len(each) for each in texts], np.int64)
     whole = b"".join(each or b"" for each in texts)
@@ -30,13 +30,13 @@ def octets(part: TextPart, count: int) -> list[bytes]:
 
 @settings(max_examples=200)
 @given(st.lists(st.none() | st.tuples(st.text(st.characters(codec="utf-8")), st.booleans())))
-def test_what_strings_stand_for(said: list[tuple[str, bool] | None]) -> None:
+def test_what_strings_stand_for(values: list[tuple[str, bool] | None]) -> None:
     written = [
         None if each is None else json.dumps(each[0], ensure_ascii=each[1])[1:-1].encode()
-        for each in said
+        for each in values
     ]
-    expected = [b"" if each is None else each[0].encode() for each in said]
-    assert octets(Unescaped(*laid(written)), len(said)) == expected
+    expected = [b"" if each is None else each[0].encode() for each in values]
+    assert octets(Unescaped(*laid(written)), len(values)) == expected
 
 
 def test_every_escape() -> None:
@@ -47,10 +47,10 @@ def test_every_escape() -> None:
 
 @settings(max_examples=200)
 @given(st.lists(st.none() | st.binary(max_size=9)))
-def test_base64(said: list[bytes | None]) -> None:
-    written = [None if each is None else base64.b64encode(each) for each in said]
-    assert surely_base64(*laid(written)).tolist() == [each is not None for each in said]
-    assert octets(Base64(*laid(written)), len(said)) == [each or b"" for each in said]
+def test_base64(values: list[bytes | None]) -> None:
+    written = [None if each is None else base64.b64encode(each) for each in values]
+    assert surely_base64(*laid(written)).tolist() == [each is not None for each in values]
+    assert octets(Base64(*laid(written)), len(values)) == [each or b"" for each in values]
 
 
 @settings(max_examples=300)

@@ -1,4 +1,4 @@
-"""Many connections' questions and answers at once: what each one's memory would say."""
+"""Requests and responses of many connections at once: as each one's memory would match them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosswire.pipeline.decode import matching as module
+from crosswire.pipeline.decode.arrays import NONE
 from crosswire.pipeline.decode.contract import FrameRows, Readings
 from crosswire.pipeline.decode.matching import GET, PASS, PUT, TAKE, Matching
 from crosswire.pipeline.decode.readings import contract
 from crosswire.pipeline.decode.readings.epoxy import EpoxyReading
-from crosswire.pipeline.decode.scanners.scanner import NONE
 
 steps = st.sampled_from([PASS, PUT, PUT, TAKE, GET])
 turns = st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.integers(0, 3), steps), max_size=40)
@@ -101,7 +101,7 @@ def test_as_memory_would(
             for owner in list(expected):
                 if not stays[owner]:
                     del expected[owner]
-        told = {owner: list(reading.asked.items()) for owner, reading in expected.items()}
+        pending = {owner: list(reading.asked.items()) for owner, reading in expected.items()}
         assert {owner: list(found[owner].asked.items()) for owner in found} == {
-            owner: asked for owner, asked in told.items() if asked or owner in found
+            owner: asked for owner, asked in pending.items() if asked or owner in found
         }

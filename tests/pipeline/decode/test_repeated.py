@@ -1,4 +1,4 @@
-"""The input of the benchmark for very large inputs is what it says: nothing in it is wrong."""
+"""The input of the benchmark for very large inputs is valid."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_time_goes_on_in_every_connection() -> None:
             last[row["connection"]] = row["time"]
 
 
-def test_numbers_begin_anew_behind_the_highest() -> None:
+def test_numbers_begin_anew_after_the_highest() -> None:
     data = np.frombuffer(b"..\xff\xfe....\x00\x01", np.uint8).copy()
     numbers = Numbers(">u2", 1, 65535, np.array([2, 8]), np.array([1, 65534]))
     numbers.go_on(data, 2)

@@ -6,8 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crosswire.pipeline.decode.arrays import NONE
 from crosswire.pipeline.decode.scanners.emp import EmpScanner
-from crosswire.pipeline.decode.scanners.scanner import NONE, ODD, STOP, TAIL
+from crosswire.pipeline.decode.scanners.scanner import INCOMPLETE, STOP_REASON, UNSURE
 from crosswire.wire.contract import Frame
 from crosswire.wire.emp.frames import (
     EmpLimits,
@@ -68,29 +69,29 @@ def test_text_is_judged_alike(text: bytes) -> None:
 
 
 def stop_of(data: bytes, scanner: EmpScanner = SCANNER) -> tuple[int, int]:
-    at, states = np.zeros(1, np.int64), scanner.fresh("client", 1)
+    at, states = np.zeros(1, np.int64), scanner.new_states("client", 1)
     scanner.scan(np.frombuffer(data, np.uint8), at, np.array([len(data)]), states)
-    return int(at[0]), int(states[0, STOP])
+    return int(at[0]), int(states[0, STOP_REASON])
 
 
 def test_it_stops_before_a_message_that_is_not_whole() -> None:
     ping = serialize(Ping())
-    assert stop_of(ping + ping[:5]) == (len(ping), TAIL)
+    assert stop_of(ping + ping[:5]) == (len(ping), INCOMPLETE)
 
 
 def test_it_stops_before_a_violation() -> None:
     ping = serialize(Ping())
-    assert stop_of(ping + b"\0\0\0\4\x09\0\0\0" + ping) == (len(ping), ODD)
+    assert stop_of(ping + b"\0\0\0\4\x09\0\0\0" + ping) == (len(ping), UNSURE)
 
 
 def test_it_keeps_the_limit_before_the_bytes_are_there() -> None:
     scanner = EmpScanner(EmpLimits(frame_bytes=100))
-    assert stop_of((101).to_bytes(4), scanner) == (0, ODD)
+    assert stop_of((101).to_bytes(4), scanner) == (0, UNSURE)
 
 
 def test_more_rows_than_room_was_made_for() -> None:
     count = 1000
     data = serialize(Ping()) * count
-    at, states = np.zeros(1, np.int64), SCANNER.fresh("client", 1)
+    at, states = np.zeros(1, np.int64), SCANNER.new_states("client", 1)
     columns = SCANNER.scan(np.frombuffer(data, np.uint8), at, np.array([len(data)]), states)
     assert columns.offset.tolist() == list(range(0, 8 * count, 8))

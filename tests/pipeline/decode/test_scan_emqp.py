@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crosswire.pipeline.decode.arrays import NONE
 from crosswire.pipeline.decode.scanners.emqp import EmqpScanner
-from crosswire.pipeline.decode.scanners.scanner import AWAY, NONE, ODD, STOP
+from crosswire.pipeline.decode.scanners.scanner import DECODER_ONLY, STOP_REASON, UNSURE
 from crosswire.wire.contract import Frame
 from crosswire.wire.emqp.decoder import EmqpDecoder
 from crosswire.wire.emqp.frames import (
@@ -133,9 +134,9 @@ commands = st.lists(words, min_size=2, max_size=8).map(
 between = st.just(serialize_command("PING", b"\0\0hi"))
 
 
-def judged_alike(sender: str, said: bytes) -> None:
-    case = Stream(said)
-    check(SCANNER, "emqp", sender, [Noisy(case, said, (said,))], typed)
+def judged_alike(sender: str, sent_bytes: bytes) -> None:
+    case = Stream(sent_bytes)
+    check(SCANNER, "emqp", sender, [Noisy(case, sent_bytes, (sent_bytes,))], typed)
 
 
 @settings(max_examples=100)
@@ -157,23 +158,23 @@ metadata = st.lists(st.tuples(names, st.sampled_from([b"SUB", b"DEALER", b"PUB",
 @settings(max_examples=100)
 @given(
     mechanism=st.sampled_from(["NULL", "PLAIN", "CURVE", "CURVES"]),
-    told=metadata,
+    properties=metadata,
     last=st.sampled_from(["READY", "INITIATE", "WELCOME"]),
     cut_short=st.booleans(),
 )
 def test_handshakes_are_judged_alike(
-    mechanism: str, told: list[tuple[str, bytes]], last: str, cut_short: bool
+    mechanism: str, properties: list[tuple[str, bytes]], last: str, cut_short: bool
 ) -> None:
     chunks = []
-    for name, value in told:
+    for name, value in properties:
         spelled = name.encode()
         chunks += [bytes((len(spelled),)), spelled, len(value).to_bytes(4), value]
     body = b"".join(chunks)
     opening = serialize_command("HELLO", b"\1u\1p") + serialize_command(
         last, body[:-1] if cut_short else body
     )
-    said = serialize_zmtp(Greeting(mechanism)) + opening + wire(Ready("1")) + wire(Ready("2"))
-    judged_alike("client", said)
+    sent_bytes = serialize_zmtp(Greeting(mechanism)) + opening + wire(Ready("1")) + wire(Ready("2"))
+    judged_alike("client", sent_bytes)
 
 
 def test_a_second_ready_changes_what_messages_hold() -> None:
@@ -194,14 +195,14 @@ def test_libzmqs_slip_of_the_pen_is_left_to_the_decoder() -> None:
 def test_curve_is_not_for_the_scanner() -> None:
     decoder = EmqpDecoder("client")
     decoder.feed(serialize_zmtp(Greeting("CURVE")))
-    assert SCANNER.state_of(decoder)[STOP] == AWAY
+    assert SCANNER.state_of(decoder)[STOP_REASON] == DECODER_ONLY
 
 
 @pytest.mark.parametrize("limits", [EmqpLimits(parts=6), EmqpLimits(frame_bytes=40)])
 def test_it_stops_before_what_passes_a_limit(limits: EmqpLimits) -> None:
     start = handshake("DEALER") + wire(Ready("1"))
-    said = start + wire(Request("1", "q", "", b"x" * 20))
+    sent_bytes = start + wire(Request("1", "q", "", b"x" * 20))
     scanner = EmqpScanner(limits)
-    at, states = np.zeros(1, np.int64), scanner.fresh("client", 1)
-    scanner.scan(np.frombuffer(said, np.uint8), at, np.array([len(said)]), states)
-    assert (at[0], states[0, STOP]) == (len(start), ODD)
+    at, states = np.zeros(1, np.int64), scanner.new_states("client", 1)
+    scanner.scan(np.frombuffer(sent_bytes, np.uint8), at, np.array([len(sent_bytes)]), states)
+    assert (at[0], states[0, STOP_REASON]) == (len(start), UNSURE)

@@ -6,8 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crosswire.pipeline.decode.arrays import NONE
 from crosswire.pipeline.decode.scanners.epoxy import EpoxyScanner
-from crosswire.pipeline.decode.scanners.scanner import NONE, ODD, STOP
+from crosswire.pipeline.decode.scanners.scanner import STOP_REASON, UNSURE
 from crosswire.wire.contract import Frame
 from crosswire.wire.epoxy.frames import (
     ConfigFrame,
@@ -47,8 +48,8 @@ def test_scanner_and_decoder_give_the_decoders_rows(cases: list[Noisy], step: in
 @settings(max_examples=30)
 @given(sent=st.lists(st.lists(messages, max_size=5), min_size=1, max_size=4))
 def test_usual_streams_need_no_decoder(sent: list[list[Message]]) -> None:
-    said = [Stream(b"".join(map(serialize, [ConfigFrame(), *each]))) for each in sent]
-    check_alone(SCANNER, "epoxy", "server", said, typed)
+    sent_bytes = [Stream(b"".join(map(serialize, [ConfigFrame(), *each]))) for each in sent]
+    check_alone(SCANNER, "epoxy", "server", sent_bytes, typed)
 
 
 @settings(max_examples=30)
@@ -79,8 +80,8 @@ fields = st.sampled_from(
 MESSAGE_TYPE = bytes.fromhex("100100 01000000")
 
 
-def judged_alike(said: bytes) -> None:
-    case = Stream(said + serialize(ConfigFrame()))
+def judged_alike(sent_bytes: bytes) -> None:
+    case = Stream(sent_bytes + serialize(ConfigFrame()))
     check(SCANNER, "epoxy", "client", [Noisy(case, case.data, (case.data,))], typed)
 
 
@@ -96,18 +97,18 @@ def test_framelets_are_judged_alike(layers: list[tuple[bytes, bytes]]) -> None:
     judged_alike(framelets((b"HR", MESSAGE_TYPE + b"\0"), *layers))
 
 
-def stop_of(scanner: EpoxyScanner, said: bytes) -> tuple[int, int]:
-    at, states = np.zeros(1, np.int64), scanner.fresh("client", 1)
-    scanner.scan(np.frombuffer(said, np.uint8), at, np.array([len(said)]), states)
-    return int(at[0]), int(states[0, STOP])
+def stop_of(scanner: EpoxyScanner, sent_bytes: bytes) -> tuple[int, int]:
+    at, states = np.zeros(1, np.int64), scanner.new_states("client", 1)
+    scanner.scan(np.frombuffer(sent_bytes, np.uint8), at, np.array([len(sent_bytes)]), states)
+    return int(at[0]), int(states[0, STOP_REASON])
 
 
 def test_it_leaves_a_protocol_error_to_the_decoder() -> None:
     config = serialize(ConfigFrame())
-    assert stop_of(SCANNER, config + serialize(ProtocolError(3))) == (len(config), ODD)
+    assert stop_of(SCANNER, config + serialize(ProtocolError(3))) == (len(config), UNSURE)
 
 
 def test_it_keeps_the_limits_before_the_bytes_are_there() -> None:
     scanner = EpoxyScanner(EpoxyLimits(framelet_bytes=600))
     message = Message(1, MessageType.EVENT, "s", "m", payload=b"x" * 601)
-    assert stop_of(scanner, serialize(message)[:-600]) == (0, ODD)
+    assert stop_of(scanner, serialize(message)[:-600]) == (0, UNSURE)

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crosswire.pipeline.decode.arrays import NONE
 from crosswire.pipeline.decode.scanners.micromsg2 import MicroMsg2Scanner
-from crosswire.pipeline.decode.scanners.scanner import NONE, ODD, OFFSET, STOP
+from crosswire.pipeline.decode.scanners.scanner import OFFSET, STOP_REASON, UNSURE
 from crosswire.wire.contract import Frame
 from crosswire.wire.micromsg2.decoder import MicroMsg2Decoder
 from crosswire.wire.micromsg2.frames import (
@@ -68,7 +69,7 @@ def test_valid_streams_need_no_decoder(sender: str, data: st.DataObject) -> None
 
 @settings(max_examples=20)
 @given(data=st.data(), first=st.integers(65530, 65535))
-def test_sequence_numbers_start_anew_behind_the_last(data: st.DataObject, first: int) -> None:
+def test_sequence_numbers_start_anew_after_the_last(data: st.DataObject, first: int) -> None:
     sent = b"".join(map(serialize, data.draw(frames(first, max_size=12))))
     case = data.draw(noisy(st.just(Stream(sent, hints={"next_sequence": first})), 2))
     check(SCANNER, "micromsg2", "server", [case], typed)
@@ -117,28 +118,28 @@ def test_lists_of_extensions_are_judged_alike(
     check(SCANNER, "micromsg2", "server", [Noisy(case, case.data, (case.data,))], typed)
 
 
-def test_a_server_is_told_what_its_client_agreed_to() -> None:
+def test_a_server_has_the_extensions_of_its_client() -> None:
     hello = Handshake(1, 0, 0, "me", (Extension("ack", {}),), ())
-    said = serialize(hello) * 2
-    client = SCANNER.fresh("client", 1)
-    data = np.frombuffer(said, np.uint8)
-    SCANNER.scan(data, np.zeros(1, np.int64), np.array([len(said)]), client)
-    server = SCANNER.fresh("server", 1)
-    SCANNER.share(server, client)
+    sent_bytes = serialize(hello) * 2
+    client = SCANNER.new_states("client", 1)
+    data = np.frombuffer(sent_bytes, np.uint8)
+    SCANNER.scan(data, np.zeros(1, np.int64), np.array([len(sent_bytes)]), client)
+    server = SCANNER.new_states("server", 1)
+    SCANNER.share_handshake(server, client)
     answer = serialize(hello) + b"".join(
         serialize(ExtensionFrame(number, b"\0\1")) for number in (1, 2)
     )
     at = np.zeros(1, np.int64)
     columns = SCANNER.scan(np.frombuffer(answer, np.uint8), at, np.array([len(answer)]), server)
     assert columns.number.tolist()[1:] == [1]
-    assert (at[0], server[0, STOP]) == (server[0, OFFSET], ODD)
+    assert (at[0], server[0, STOP_REASON]) == (server[0, OFFSET], UNSURE)
 
 
 def test_what_only_the_decoder_keeps_it_reads_itself() -> None:
     hello = serialize(Handshake(1, 0, 0, "me", (Extension("ack", {}),), ()))
-    said = hello * 2 + serialize(Message(1, "d", b"", b"x"))
-    data, states = np.frombuffer(said, np.uint8), SCANNER.fresh("client", 1)
-    SCANNER.scan(data, np.zeros(1, np.int64), np.array([len(said)]), states)
+    sent_bytes = hello * 2 + serialize(Message(1, "d", b"", b"x"))
+    data, states = np.frombuffer(sent_bytes, np.uint8), SCANNER.new_states("client", 1)
+    SCANNER.scan(data, np.zeros(1, np.int64), np.array([len(sent_bytes)]), states)
     decoder = MicroMsg2Decoder("client")
-    SCANNER.leave(decoder, states[0], data, 0)
+    SCANNER.hand_over(decoder, states[0], data, 0)
     assert decoder.agreed == ["ack"]

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crosswire.pipeline.decode.arrays import NONE
 from crosswire.pipeline.decode.scanners.relink import RelinkScanner
-from crosswire.pipeline.decode.scanners.scanner import NONE, ODD, STOP
+from crosswire.pipeline.decode.scanners.scanner import STOP_REASON, UNSURE
 from crosswire.wire.contract import Frame
 from crosswire.wire.relink.frames import (
     Message,
@@ -116,13 +117,15 @@ def test_valid_streams_need_no_decoder(sent: list[Stream]) -> None:
 
 @settings(max_examples=25)
 @given(data=st.data(), sizes=id_sizes)
-def test_a_listener_is_told_the_sizes_of_ids(data: st.DataObject, sizes: tuple[int, int]) -> None:
+def test_a_listener_has_the_sizes_of_ids_from_its_connector(
+    data: st.DataObject, sizes: tuple[int, int]
+) -> None:
     start = np.frombuffer(connector_start(sizes), np.uint8)
-    peers = SCANNER.fresh("connector", 1)
+    peers = SCANNER.new_states("connector", 1)
     SCANNER.scan(start, np.zeros(1, np.int64), np.array([len(start)]), peers)
     sent = data.draw(st.lists(packets("listener", sizes), max_size=4))
-    said = listener_start() + written(sent, "listener", sizes)
-    stream = Stream(said, hints=hints_of(sizes))
+    sent_bytes = listener_start() + written(sent, "listener", sizes)
+    stream = Stream(sent_bytes, hints=hints_of(sizes))
     check_alone(SCANNER, "relink", "listener", [stream], typed, reader=read_channels, peers=peers)
 
 
@@ -135,10 +138,10 @@ def test_a_decoder_that_joined_late_gives_back(data: st.DataObject, sizes: tuple
     check(SCANNER, "relink", "connector", cases, typed, late=True, reader=read_channels)
 
 
-def stop_of(scanner: RelinkScanner, said: bytes) -> tuple[int, int]:
-    at, states = np.zeros(1, np.int64), scanner.fresh("connector", 1)
-    scanner.scan(np.frombuffer(said, np.uint8), at, np.array([len(said)]), states)
-    return int(at[0]), int(states[0, STOP])
+def stop_of(scanner: RelinkScanner, sent_bytes: bytes) -> tuple[int, int]:
+    at, states = np.zeros(1, np.int64), scanner.new_states("connector", 1)
+    scanner.scan(np.frombuffer(sent_bytes, np.uint8), at, np.array([len(sent_bytes)]), states)
+    return int(at[0]), int(states[0, STOP_REASON])
 
 
 @pytest.mark.parametrize(
@@ -149,5 +152,5 @@ def stop_of(scanner: RelinkScanner, said: bytes) -> tuple[int, int]:
 def test_it_stops_before_what_passes_a_limit(limits: RelinkLimits) -> None:
     start = connector_start((1, 1)) + written([Ping()], "connector", (1, 1))
     large = Message((1, 2, 3), True, (b"12345678",) * 3)
-    said = start + written([large], "connector", (1, 1))
-    assert stop_of(RelinkScanner(limits), said) == (len(start), ODD)
+    sent_bytes = start + written([large], "connector", (1, 1))
+    assert stop_of(RelinkScanner(limits), sent_bytes) == (len(start), UNSURE)

@@ -1,4 +1,4 @@
-"""Scanner and decoders together: who is asked for what, and when."""
+"""Scanner and decoders together: which of them reads what, and when."""
 
 from __future__ import annotations
 
@@ -8,14 +8,8 @@ import numpy as np
 import pytest
 
 from crosswire.pipeline.decode.scanners.emp import EmpScanner
-from crosswire.pipeline.decode.scanners.scanner import (
-    AWAY,
-    OFFSET,
-    STOP,
-    Columns,
-    DecoderOutput,
-    read,
-)
+from crosswire.pipeline.decode.scanners.fallback import DecoderOutput, scan_and_decode
+from crosswire.pipeline.decode.scanners.scanner import DECODER_ONLY, OFFSET, STOP_REASON, Columns
 from crosswire.wire.emp.decoder import EmpDecoder
 from crosswire.wire.emp.frames import Hello, Ping, Request, serialize
 
@@ -41,9 +35,9 @@ def together(
     ends = np.cumsum(lengths)
     data = np.frombuffer(b"".join(runs), np.uint8)
     offsets = np.zeros(len(runs), np.int64)
-    states = options.pop("states", SCANNER.fresh("client", len(runs)))
-    parts = read(SCANNER, data, ends - lengths, ends, offsets, states, decoders, **options)
-    return list(parts)
+    states = options.pop("states", SCANNER.new_states("client", len(runs)))
+    bounds = (ends - lengths, ends, offsets)
+    return list(scan_and_decode(SCANNER, data, *bounds, states, decoders, **options))
 
 
 def test_no_decoder_is_made_for_whole_runs() -> None:
@@ -54,13 +48,13 @@ def test_no_decoder_is_made_for_whole_runs() -> None:
     assert decoders.made == {}
 
 
-def test_a_decoder_is_made_for_what_is_odd() -> None:
+def test_a_decoder_is_made_for_an_unsure_frame() -> None:
     decoders = Decoders()
     together([PING, PING + UNKNOWN + PING, PING], decoders)
     assert list(decoders.made) == [1]
 
 
-def test_behind_what_is_odd_the_scanner_goes_on() -> None:
+def test_after_an_unsure_frame_the_scanner_goes_on() -> None:
     run = PING + UNKNOWN + PING * 1000
     parts = together([run], Decoders())
     shown = [len(part) if isinstance(part, Columns) else len(part.placed) for part in parts]
@@ -71,7 +65,7 @@ def test_behind_what_is_odd_the_scanner_goes_on() -> None:
 
 def test_an_unfinished_frame_waits_in_its_decoder() -> None:
     decoders = Decoders()
-    states = SCANNER.fresh("client", 1)
+    states = SCANNER.new_states("client", 1)
     together([PING + PING[:3]], decoders, states=states)
     assert decoders.made[0].pending == 3
     assert states[0, OFFSET] == len(PING)
@@ -91,7 +85,7 @@ def test_a_decoder_is_fed_up_to_a_cut_at_most() -> None:
 
 def test_a_run_that_goes_on_leaves_its_decoder_at_its_end() -> None:
     decoders = Decoders()
-    together([PING * 3, PING], decoders, goes_on=np.array([True, False]))
+    together([PING * 3, PING], decoders, continues=np.array([True, False]))
     assert list(decoders.made) == [0]
     assert decoders.made[0].offset == 3 * len(PING)
 
@@ -103,7 +97,7 @@ def test_a_decoder_in_the_middle_of_a_frame_finishes_it_first() -> None:
     states = np.array([SCANNER.state_of(decoders(0))])
     data = np.frombuffer(whole[6:] + PING, np.uint8)
     bounds = (np.array([0]), np.array([len(data)]), np.array([6]))
-    parts = list(read(SCANNER, data, *bounds, states, decoders, step_bytes=6))
+    parts = list(scan_and_decode(SCANNER, data, *bounds, states, decoders, step_bytes=6))
     rows: list[tuple[int, int]] = []
     for part in parts:
         if isinstance(part, Columns):
@@ -116,10 +110,10 @@ def test_a_decoder_in_the_middle_of_a_frame_finishes_it_first() -> None:
 def test_a_lost_decoder_is_not_taken_over() -> None:
     decoder = EmpDecoder("client")
     decoder.feed(b"\xff" * 8)
-    assert SCANNER.state_of(decoder)[STOP] == AWAY
+    assert SCANNER.state_of(decoder)[STOP_REASON] == DECODER_ONLY
 
 
-def test_a_decoder_that_missed_the_beginning_can_not_be_told_the_rest() -> None:
-    state = SCANNER.fresh("client", 1)[0]
+def test_a_decoder_that_missed_the_beginning_can_not_continue() -> None:
+    state = SCANNER.new_states("client", 1)[0]
     with pytest.raises(ValueError, match="not where the run began"):
-        SCANNER.leave(EmpDecoder("client"), state, np.zeros(8, np.uint8), 100)
+        SCANNER.hand_over(EmpDecoder("client"), state, np.zeros(8, np.uint8), 100)

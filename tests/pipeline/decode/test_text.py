@@ -1,4 +1,4 @@
-"""Text columns say what Python would say row by row."""
+"""Text columns have what Python would write row by row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from crosswire.pipeline.decode.text import (
     Quoted,
     Raw,
     Vocabulary,
-    among,
+    by_code,
     distinct,
     hashes,
     json_parts,
@@ -48,7 +48,7 @@ def laid(texts: list[bytes | None]) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 @settings(max_examples=200)
 @given(rows)
-def test_parts_stand_one_behind_the_other(made: list[tuple[str | None, int, int]]) -> None:
+def test_parts_follow_one_another(made: list[tuple[str | None, int, int]]) -> None:
     count = len(made)
     where = laid([None if each is None else each.encode() for each, _, _ in made])
     numbers = np.array([number for _, number, _ in made], np.uint64)
@@ -66,12 +66,12 @@ def test_parts_stand_one_behind_the_other(made: list[tuple[str | None, int, int]
     column.validate(full=True)
     assert column.to_pylist() == [
         ("{" if code >= 0 else "")
-        + ("" if said is None else msgspec.json.encode(said).decode())
+        + ("" if word is None else msgspec.json.encode(word).decode())
         + (["a", "", "ü"][code] if code >= 0 else "")
-        + (said or "")
+        + (word or "")
         + (str(number) if code >= 0 else "")
-        + (said or "").encode().hex()
-        for said, number, code in made
+        + (word or "").encode().hex()
+        for word, number, code in made
     ]
 
 
@@ -106,7 +106,7 @@ def test_what_is_the_same_has_the_same_number(made: list[tuple[bytes | None, int
     assert len(firsts) == len(seen)
 
 
-def test_very_many_are_told_apart() -> None:
+def test_very_many_are_distinguished() -> None:
     some = [str(number % 7919).encode() for number in range(40_000)]
     codes, firsts = distinct(*laid(list(some)))
     assert len(firsts) == 7919 and codes.tolist() == [number % 7919 for number in range(40_000)]
@@ -115,10 +115,10 @@ def test_very_many_are_told_apart() -> None:
 @given(st.lists(st.none() | some_text, max_size=10), st.lists(st.none() | st.integers(0, 9)))
 def test_columns_as_json(texts: list[str | None], numbers: list[int | None]) -> None:
     for column in (pa.array(texts, pa.string()), pa.array(numbers, pa.int32())):
-        told = text(len(column), *json_parts(column)).to_pylist()
-        assert told == [msgspec.json.encode(value).decode() for value in column.to_pylist()]
+        in_json = text(len(column), *json_parts(column)).to_pylist()
+        assert in_json == [msgspec.json.encode(value).decode() for value in column.to_pylist()]
         part = column.slice(1)
-        assert text(len(part), *json_parts(part)).to_pylist() == told[1:]
+        assert text(len(part), *json_parts(part)).to_pylist() == in_json[1:]
 
 
 def test_a_hash_does_not_depend_on_where_it_is_made() -> None:
@@ -133,7 +133,7 @@ def test_a_vocabulary_numbers_what_it_meets() -> None:
     known: Vocabulary[str] = Vocabulary()
     assert known.codes(["a", None, "b", "a"]).tolist() == [0, -1, 1, 0]
     assert list(known) == ["a", "b"] and len(known) == 2
-    assert among(np.array([1, -1, 0]), ["a", "b"], "-").tolist() == ["b", "-", "a"]
+    assert by_code(np.array([1, -1, 0]), ["a", "b"], "-").tolist() == ["b", "-", "a"]
 
 
 def test_more_than_a_column_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from crosswire.capture.reassembly import LINGER_NS, Segment
 from crosswire.pipeline.decode.arrow_batches import BATCH_BYTES, BATCH_ROWS
 from crosswire.pipeline.sources.assembler import Assembler
 from crosswire.pipeline.sources.flow_rows import FlowRows
-from crosswire.pipeline.sources.flow_shares import Ordered
+from crosswire.pipeline.sources.flow_shares import OrderedSegments
 from crosswire.pipeline.sources.packet_kernels import PACKET
 
 PORTS = PortMap({9000: "emqp"})
@@ -24,7 +24,7 @@ Flows = list[tuple[bytes, list[Segment]]]
 
 MISHAPS = ("lost", "doubled", "delayed", "longer", "cut", "empty", "far", "reset")
 FIRST_BYTES = (b"\x16\x03\x01\x00\x05\x01hello", b"\xff" + bytes(8) + b"\x7f\x03", b"", b"x" * 300)
-"""What is told by its first bytes, and what is not."""
+"""Of protocols that can be recognized by them, and of others."""
 
 
 def key(number: int, port: int) -> bytes:
@@ -112,8 +112,8 @@ def flows_of(random: Random, often: float) -> Flows:
     return made
 
 
-def ordered(flows: Flows, shuffle: Random | None = None) -> Ordered:
-    """In columns; the order may be told instead of kept."""
+def ordered(flows: Flows, shuffle: Random | None = None) -> OrderedSegments:
+    """In columns; the order may be given as indexes instead."""
     rows = [(number, segment) for number, (_, own) in enumerate(flows) for segment in own]
     indexes = list(range(len(rows)))
     if shuffle is not None:
@@ -125,7 +125,7 @@ def ordered(flows: Flows, shuffle: Random | None = None) -> Ordered:
     packets["start"] = np.cumsum(packets["size"], dtype=np.int64) - packets["size"]
     for name in ("forward", "time_ns", "number", "acknowledgement", "flags", "length"):
         packets[name] = [getattr(segment, name) for _, segment in shown]
-    return Ordered(
+    return OrderedSegments(
         np.argsort(np.array(indexes, np.int64)).astype(np.int32),
         np.frombuffer(b"".join(key for key, _ in flows), np.uint8).reshape(-1, 36),
         [np.frombuffer(b"".join(segment.payload for _, segment in shown), np.uint8)],
@@ -156,7 +156,7 @@ def in_pieces(random: Random, flows: Flows) -> Iterator[Flows]:
         yield piece
 
 
-def assembled(assembler: Assembler, pieces: list[Ordered]) -> list[tuple[Any, ...]]:
+def assembled(assembler: Assembler, pieces: list[OrderedSegments]) -> list[tuple[Any, ...]]:
     batches = [batch for piece in pieces for batch in assembler.feed(piece)]
     batches += assembler.finish()
     for batch in batches:
@@ -202,7 +202,7 @@ def test_batches_are_of_a_bounded_size() -> None:
     assert max(batch.nbytes for batch in batches) < BATCH_BYTES + 2 * len(payload)
 
 
-def test_much_waits_behind_holes() -> None:
+def test_much_waits_for_holes() -> None:
     """In any order, in both directions, more than once, up to the end of a batch's room."""
     random = Random(3)
     segments = [Segment(True, 1, 7, 0, tcp.SYN, 0, b""), Segment(False, 2, 3, 8, 18, 0, b"")]

@@ -198,7 +198,7 @@ def test_an_unfinished_last_record_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message"),
     [
         (b"", "empty"),
         (b"GET / HTTP/1.1\r\n\r\n and more", "no capture file"),
@@ -210,12 +210,12 @@ def test_an_unfinished_last_record_is_left_out(tmp_path: Path) -> None:
         (gzip.compress(bytes(1000), mtime=0)[:12] + b"\xff" * 50, "can't read"),
     ],
 )
-def test_what_is_damaged_is_said(tmp_path: Path, data: bytes, says: str) -> None:
-    with pytest.raises(InvalidInput, match=says):
+def test_damage_is_reported(tmp_path: Path, data: bytes, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
         rows(tmp_path, data)
 
 
-def test_a_missing_file_is_said(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="No such file"):
         splits(str(tmp_path / "nothing"), 10)
 

@@ -1,4 +1,4 @@
-"""What connections have in common, told for many at once as it is for each."""
+"""What connections have in common, for many at once as for each."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ def test_the_same_as_for_each_alone(random: Random) -> None:
         run = ReassembledRun(
             0, None if opener < 0 else opener == 1, True, "data", 0, 0, time_ns, b"", True
         )
-        (told,) = classify([run], ends[0][1], ends[1][1], PORTS)
-        connector, acceptor = ends if told.opener_is_forward else ends[::-1]
+        (classified,) = classify([run], ends[0][1], ends[1][1], PORTS)
+        connector, acceptor = ends if classified.opener_is_forward else ends[::-1]
         name = connection_name(connector, acceptor, time_ns)
-        expected.append((name, *told.detected, *connector, *acceptor))
+        expected.append((name, *classified.detected, *connector, *acceptor))
     assert rows == [expected[index] for index in which.tolist()]
     assert [found.ports(index) for index in range(count)] == [
         (end_of(flow[:18])[1], end_of(flow[18:])[1]) for flow in flows
     ]
 
 
-def test_what_ports_don_t_tell() -> None:
+def test_what_ports_don_t_reveal() -> None:
     ports = Ports(PORTS)
     assert ports.known[UNKNOWN] == DetectedProtocol(None, None)
-    heard = DetectedProtocol("emp", None)
-    assert ports.code(heard) == ports.code(heard) and ports.known[ports.code(heard)] == heard
+    found = DetectedProtocol("emp", None)
+    assert ports.code(found) == ports.code(found) and ports.known[ports.code(found)] == found

@@ -12,7 +12,7 @@ from benchmarks.traffic import Traffic, packets, write_pcap
 from crosswire.capture.classify import PortMap
 from crosswire.capture.reassembly import Segment
 from crosswire.errors import InvalidInput
-from crosswire.pipeline.sources.capture_reader import Split, read, segment_of, whole
+from crosswire.pipeline.sources.capture_reader import Split, plain_file, read, segment_of
 from crosswire.pipeline.sources.flow_rows import FlowRows
 from crosswire.pipeline.sources.flow_shares import BUCKETS, survey
 from crosswire.pipeline.sources.pcap import wire_of_share
@@ -63,7 +63,7 @@ def files_of(folder: Path, *captures: Packets) -> list[Split]:
     found = []
     for number, capture in enumerate(captures):
         write_pcap(folder / f"{number}.pcap", capture)
-        file = whole(str(folder / f"{number}.pcap"))
+        file = plain_file(str(folder / f"{number}.pcap"))
         assert file is not None
         found.append(file)
     return found
@@ -111,7 +111,7 @@ def test_fragments_are_where_they_belong(tmp_path: Path) -> None:
     around = [ipv4(tcp(b"a", number=1)), ipv4(tcp(b"c", number=902))]
     file = tmp_path / "a"
     file.write_bytes(classic([(5000, each) for each in (around[0], *pieces, around[1])], RAW))
-    split = whole(str(file))
+    split = plain_file(str(file))
     assert split is not None
     rows = together(made([split], 2))
     assert [row[8] for row in rows] == [b"a", b"z" * 900, b"c"]
@@ -157,14 +157,14 @@ def test_what_is_added_later_is_not_read(tmp_path: Path) -> None:
     assert together(made(files, 2)) == before
 
 
-def test_what_has_changed_is_said(tmp_path: Path) -> None:
+def test_a_changed_capture_is_reported(tmp_path: Path) -> None:
     capture = talks()
     (share,) = survey(files_of(tmp_path, capture[:100])).shares(1)
     with pytest.raises(InvalidInput, match="changed"):
         list(wire_of_share(files_of(tmp_path, capture), share, PORTS, 0))
 
 
-def test_what_was_taken_away_is_said(tmp_path: Path) -> None:
+def test_a_truncated_capture_is_reported(tmp_path: Path) -> None:
     files = files_of(tmp_path, talks())
     (tmp_path / "0.pcap").write_bytes(b"")
     with pytest.raises(InvalidInput, match="can't read"):
@@ -172,14 +172,14 @@ def test_what_was_taken_away_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message"),
     [
         (b"", "empty"),
         (b"GET / HTTP/1.1\r\n\r\n and more", "no capture file"),
         (classic([(1, ipv4(tcp(b"a")))], RAW) + b"\xff" * 16, "damaged at byte 81"),
     ],
 )
-def test_what_is_damaged_is_said(tmp_path: Path, data: bytes, says: str) -> None:
+def test_damage_is_reported(tmp_path: Path, data: bytes, message: str) -> None:
     (tmp_path / "a").write_bytes(data)
-    with pytest.raises(InvalidInput, match=says):
-        survey([file for file in [whole(str(tmp_path / "a"))] if file is not None])
+    with pytest.raises(InvalidInput, match=message):
+        survey([file for file in [plain_file(str(tmp_path / "a"))] if file is not None])

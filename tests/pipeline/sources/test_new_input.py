@@ -192,7 +192,7 @@ def capture(file: Path, *, seed: int = 1) -> bytes:
     return file.read_bytes()
 
 
-def places(arrived: NewInput) -> list[tuple[str, int, int | None]]:
+def parts(arrived: NewInput) -> list[tuple[str, int, int | None]]:
     return [(Path(each.path).name, each.start, each.end) for each in arrived.captures]
 
 
@@ -201,11 +201,11 @@ def test_a_capture_that_grows_is_read_on(tmp_path: Path) -> None:
     whole = capture(file)
     file.write_bytes(whole[:200])
     (first,) = look(file.parent)
-    ((_, start, end),) = places(first)
+    ((_, start, end),) = parts(first)
     assert start == 24 and end is not None and 24 < end <= 200
     file.write_bytes(whole)
     (second,) = look(file.parent, position=first.position)
-    assert places(second) == [("a", end, len(whole))]
+    assert parts(second) == [("a", end, len(whole))]
     assert list(look(file.parent, position=second.position)) == []
 
 
@@ -216,7 +216,7 @@ def test_a_name_that_is_used_again_is_another_capture(tmp_path: Path) -> None:
     size = len(capture(file, seed=2))
     os.utime(file, ns=(0, 0))
     (second,) = look(file.parent, position=first.position)
-    assert places(second) == [("a", 24, size)]
+    assert parts(second) == [("a", 24, size)]
 
 
 def test_compressed_captures_are_read_when_they_are_whole(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_compressed_captures_are_read_when_they_are_whole(tmp_path: Path) -> Non
     assert list(look(file.parent, patient=True)) == []
     os.utime(file, ns=(0, 0))
     (first,) = look(file.parent, patient=True)
-    assert places(first) == [("a.gz", 0, None)]
+    assert parts(first) == [("a.gz", 0, None)]
     file.write_bytes(packed + packed)
     with pytest.raises(InvalidInput, match="has changed after it was read"):
         list(look(file.parent, position=first.position))

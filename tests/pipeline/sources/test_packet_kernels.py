@@ -73,8 +73,8 @@ def plainly(packet: bytes, link: int, time: int) -> Found | str | None:
     sender, receiver = ends[0] + packet[at : at + 2], ends[1] + packet[at + 2 : at + 4]
     number, acknowledged = unpack_from(">II", packet, at + 4)
     payload = packet[body : min(stop, len(packet))]
-    told = (number, acknowledged, flags, stop - body, payload)
-    segment = Segment(sender <= receiver, time, *told)
+    fields = (number, acknowledged, flags, stop - body, payload)
+    segment = Segment(sender <= receiver, time, *fields)
     return min(sender, receiver) + max(sender, receiver), segment
 
 
@@ -125,7 +125,7 @@ def some_records(random: Random) -> Iterator[tuple[bytes, int]]:
 @given(st.randoms(use_true_random=False))
 def test_the_same_segments_as_read_plainly(random: Random) -> None:
     records = list(some_records(random))
-    # Nothing behind the last one: what is read beyond a record is of no record.
+    # Nothing after the last one: what is read beyond a record belongs to no record.
     data = np.frombuffer(b"".join(packet for packet, _ in records), np.uint8)
     sizes = np.array([len(packet) for packet, _ in records], np.int64)
     starts = np.cumsum(sizes) - sizes

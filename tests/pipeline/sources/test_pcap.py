@@ -34,7 +34,7 @@ def test_a_row_per_segment_that_people_can_read(spark: SparkSession, tmp_path: P
     }
 
 
-def test_a_column_that_is_not_there_is_said(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_unknown_column_is_reported(spark: SparkSession, tmp_path: Path) -> None:
     spark.dataSource.register(PcapDataSource)
     with pytest.raises(PipelineError, match="pcap has no column 'nope'"), plain_errors():
         spark.read.format("pcap").option("columns", "nope").load(str(tmp_path)).collect()

@@ -57,7 +57,7 @@ frames: SearchStrategy[Frame] = st.one_of(
 
 
 def streams(sender: str) -> SearchStrategy[Stream]:
-    """What a peer might send after its hello, as far as a decoder can tell."""
+    """What a peer might send after its hello, as far as a decoder can check."""
     return st.lists(frames, max_size=8).map(
         lambda sent: Stream(b"".join(map(serialize, [Hello(1), *sent])))
     )

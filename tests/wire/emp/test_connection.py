@@ -79,7 +79,7 @@ def failure(events: list[Event]) -> CrosswireError:
 
 
 class TestHandshake:
-    def test_both_say_hello_at_once(self) -> None:
+    def test_both_send_hello_at_once(self) -> None:
         assert sent(EmpConnection("client", 0.0)) == [Hello(1)]
 
     def test_opens_with_the_peers_hello(self) -> None:
@@ -301,7 +301,7 @@ class TestPing:
 
 
 class TestEnding:
-    def test_closing_says_bye(self) -> None:
+    def test_closing_sends_bye(self) -> None:
         connection = opened()
         connection.close()
         assert sent(connection) == [Bye()]
@@ -317,7 +317,7 @@ class TestEnding:
         connection.receive_eof()
         assert connection.events() == [ConnectionClosed(clean=False)]
 
-    def test_the_peers_error_is_told_and_not_answered(self) -> None:
+    def test_the_peers_error_is_reported_and_not_answered(self) -> None:
         connection = opened()
         error = failure(receive(connection, Error(99, "x")))
         assert isinstance(error, PeerError) and error.code == 99

@@ -110,7 +110,7 @@ def test_one_byte_over_the_limit_is_refused_by_its_length_alone() -> None:
     assert isinstance(item, FrameTooLarge)
 
 
-def test_decoding_goes_on_behind_a_bad_message() -> None:
+def test_decoding_continues_after_a_bad_message() -> None:
     rows = EmpDecoder("client").rows(bytes.fromhex("0000000407000000 0000000402000000"))
     assert [(row.offset, row.frame, row.error) for row in rows] == [
         (0, None, "unknown"),

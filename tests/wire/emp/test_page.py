@@ -1,4 +1,4 @@
-"""The page about EMP says what the code does."""
+"""The page about EMP agrees with the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small broker for the tests: our connections on real sockets, and just enough behind them.
+"""A small broker for the tests: our connections on real sockets, and just enough logic.
 
 It keeps nothing on disk and retries nothing; it hands jobs to workers, results to clients,
 schedules to schedulers and publications to subscribers.

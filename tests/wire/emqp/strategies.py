@@ -83,7 +83,7 @@ subscriptions = st.builds(
 
 
 def streams(sender: str) -> SearchStrategy[Stream]:
-    """What a peer might send after its handshake, as far as a decoder can tell."""
+    """What a peer might send after its handshake, as far as a decoder can check."""
     if sender == "subscriber":
         return _streams("SUB", subscriptions)
     if sender == "broker":

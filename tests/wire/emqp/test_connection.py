@@ -86,7 +86,7 @@ def receive(connection: EmqpConnection, *frames: Frame, now: float = 0.0) -> lis
 
 
 def sent(connection: EmqpConnection) -> list[Any]:
-    """The commands that were sent, without what ZMTP says."""
+    """The commands that were sent, without those of ZMTP."""
     decoder = EmqpDecoder("broker")
     decoder.feed(handshake(SOCKETS[connection.side]))
     data = b"".join(connection.data_to_send())
@@ -112,7 +112,7 @@ def ignored(events: list[Event]) -> CrosswireError:
 
 
 def broker(listener: str, **options: Any) -> EmqpConnection:
-    """The broker's end, with a peer behind ZMTP's handshake."""
+    """The broker's end, with a peer after ZMTP's handshake."""
     connection = EmqpConnection("broker", 0.0, listener=listener, **options)
     other = "SUB" if listener == "emqp-subscribers" else "DEALER"
     connection.receive_data(handshake(other, b"me"), 0.0)
@@ -131,7 +131,7 @@ def registered(**options: Any) -> EmqpConnection:
 
 
 class TestHandshake:
-    def test_tells_who_the_peer_is(self) -> None:
+    def test_identifies_the_peer(self) -> None:
         connection = EmqpConnection("broker", 0.0)
         connection.receive_data(handshake("DEALER", b"\xffme"), 0.0)
         (event,) = connection.events()
@@ -155,7 +155,7 @@ class TestHandshake:
         with pytest.raises(LocalProtocolError, match="handshake"):
             EmqpConnection("client", 0.0).send_request("q", "", b"")
 
-    def test_a_failure_right_behind_it_is_not_answered(self) -> None:
+    def test_a_failure_right_after_it_is_not_answered(self) -> None:
         connection = EmqpConnection("worker", 0.0)
         connection.receive_data(handshake("ROUTER") + b"\xff\xff", 0.0)
         failure(connection.events())
@@ -187,7 +187,7 @@ class TestRegistration:
         scheduler.receive_data(handshake("ROUTER"), 0.0)
         assert sent(scheduler) == [Inform("1", "", "scheduler")]
 
-    def test_the_broker_hears_of_it_and_lets_it_in(self) -> None:
+    def test_the_broker_is_notified_and_registers_it(self) -> None:
         connection = broker("emqp-workers")
         events = receive(connection, Inform("7", "[40, 'email']", "worker"))
         assert events == [PeerInformed("7", "worker", ((40, "email"),))]
@@ -195,7 +195,7 @@ class TestRegistration:
         assert connection.state is State.REGISTERED
 
     def test_the_first_heartbeat_follows_at_once(self) -> None:
-        """A deployed job manager starts its processes when it hears it."""
+        """A deployed job manager starts its processes when it receives it."""
         connection = broker("emqp-workers", unix_offset_s=1.7e9)
         receive(connection, Inform("7", "", "worker"), now=5.5)
         connection.send_ack("7")
@@ -423,7 +423,7 @@ class TestClients:
         client, connection = opened("client", "emqp-clients")
         assert (client.next_deadline(), connection.next_deadline()) == (None, None)
 
-    def test_a_scheduler_may_ask_and_is_told_schedules(self) -> None:
+    def test_a_scheduler_may_send_requests_and_receives_schedules(self) -> None:
         scheduler, connection = opened("scheduler", "emqp-clients")
         connection.send_schedule("q", "", b"1", interval_s=5, msgid="s1")
         connection.send_unschedule("q", "", b"1", msgid="s2")
@@ -500,7 +500,7 @@ class TestHeartbeats:
         assert times == [3.0, 6.0, 9.0]
 
     def test_even_when_there_is_other_traffic(self) -> None:
-        """Deployed job managers replace their dead processes only when they hear one."""
+        """Deployed job managers replace their dead processes only when they receive one."""
         connection = registered()
         receive(connection, Ready("2"))
         connection.send_request("q", "", b"", msgid="j")
@@ -563,7 +563,7 @@ class TestHeartbeats:
 
 
 class TestGoodbye:
-    def test_is_kbye_to_who_never_said_one(self) -> None:
+    def test_is_kbye_until_the_peer_has_sent_one(self) -> None:
         connection = registered()
         connection.close()
         assert sent(connection) == [Kbai("3", "KBYE")]
@@ -650,7 +650,7 @@ class TestGoodbye:
         assert kinds(connection.events()) == [ReplyReceived]
 
     @pytest.mark.parametrize(("role", "listener"), [DOORS[1], DOORS[2]])
-    def test_is_said_when_closing(self, role: str, listener: str) -> None:
+    def test_is_sent_when_closing(self, role: str, listener: str) -> None:
         for connection in opened(role, listener):
             connection.close()
             assert kinds(sent(connection)) == [Kbai]
@@ -664,7 +664,7 @@ class TestGoodbye:
         client.leave()
         assert sent(connection) == [] == sent(client)
 
-    def test_is_not_said_among_clients(self) -> None:
+    def test_is_not_sent_to_clients(self) -> None:
         for connection in opened("client", "emqp-clients"):
             connection.close()
             assert sent(connection) == []
@@ -680,12 +680,12 @@ class TestGoodbye:
         connection.receive_eof()
         assert connection.events() == [ConnectionClosed(clean=True)]
 
-    def test_is_said_when_we_have_to_stop(self) -> None:
+    def test_is_sent_when_we_have_to_stop(self) -> None:
         connection = registered()
         connection.fail(ServiceUnavailable("draining"))
         assert kinds(sent(connection)) == [Kbai]
 
-    def test_is_not_said_to_who_breaks_zmtp(self) -> None:
+    def test_is_not_sent_after_a_violation_of_zmtp(self) -> None:
         connection = registered()
         connection.receive_data(b"\xff\xff", 0.0)
         failure(connection.events())
@@ -694,7 +694,7 @@ class TestGoodbye:
 
 class TestDisconnect:
     @pytest.mark.parametrize("listener", ["emqp-clients", "emqp-workers", "emqp-publishers"])
-    def test_ends_the_connection_of_who_says_it(self, listener: str) -> None:
+    def test_ends_the_connection_of_its_sender(self, listener: str) -> None:
         connection = broker(listener)
         assert receive(connection, Disconnect("1")) == [ConnectionClosed(clean=True)]
 
@@ -708,7 +708,7 @@ class TestDisconnect:
         peer, _ = opened(role, listener)
         assert receive(peer, Disconnect("1")) == [ConnectionClosed(clean=True)]
 
-    def test_nothing_behind_it_is_heard(self) -> None:
+    def test_nothing_after_it_is_processed(self) -> None:
         connection = broker("emqp-clients")
         events = receive(connection, Disconnect("1"), Request("2", "q", "", b""))
         assert events == [ConnectionClosed(clean=True)]
@@ -785,7 +785,7 @@ def test_no_recorded_message_harms_the_broker(vector: dict[str, Any], listener: 
         ([b"", b"eMQP/1.0", b"REQUEST", b"\xff", b"q", b"", b""], MalformedFrame),
     ],
 )
-def test_nonsense_is_ignored_and_the_next_command_heard(
+def test_nonsense_is_ignored_and_the_next_command_is_processed(
     parts: list[bytes], error: type[CrosswireError]
 ) -> None:
     connection = broker("emqp-clients")
@@ -814,23 +814,23 @@ def test_ids_come_from_the_owner() -> None:
     assert client.send_publish("t", b"") == "b"
 
 
-places = st.sampled_from(
+sides = st.sampled_from(
     [*((role, "emqp-clients") for role in ROLES), *(("broker", door) for door in LISTENERS)]
 )
 
 
 @settings(max_examples=150)
 @given(
-    places,
+    sides,
     st.lists(commands | deliveries, max_size=8),
     st.booleans(),
     st.lists(st.integers(0, 2000), max_size=4),
 )
 def test_any_commands_in_any_order_are_legal_or_ignored(
-    place: tuple[str, str], frames: list[Frame], let_in: bool, cuts: list[int]
+    side: tuple[str, str], frames: list[Frame], let_in: bool, cuts: list[int]
 ) -> None:
     def run(cuts: list[int]) -> list[Event]:
-        connection = EmqpConnection(place[0], 0.0, listener=place[1])
+        connection = EmqpConnection(side[0], 0.0, listener=side[1])
         other = {"ROUTER": "DEALER", "DEALER": "ROUTER", "PUB": "SUB", "SUB": "PUB"}
         opening = handshake(other[SOCKETS[connection.side]])
         data = opening + b"".join(map(wire, frames))

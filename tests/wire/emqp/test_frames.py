@@ -68,7 +68,7 @@ class TestVectors:
         parts = parts_of(vector)
         assert serialize(parse(parts)) == parts
 
-    def test_parts_behind_it_are_ignored(self, vector: dict[str, Any]) -> None:
+    def test_parts_after_it_are_ignored(self, vector: dict[str, Any]) -> None:
         parts = parts_of(vector)
         if vector["frame"] == "publish" and len(parts) == 6:
             parts.append(b"then it is one with headers")
@@ -98,7 +98,7 @@ def test_administration(vector: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("vector", REFUSED, ids=name_of)
-def test_what_is_no_command_says_why(vector: dict[str, Any]) -> None:
+def test_what_is_no_command_has_a_reason(vector: dict[str, Any]) -> None:
     frame = parse(parts_of(vector))
     assert isinstance(frame, Malformed)
     with pytest.raises(FrameError):
@@ -134,7 +134,7 @@ names = st.sampled_from(
 
 
 @given(names, st.lists(st.binary(max_size=12), max_size=10))
-def test_any_parts_behind_a_known_command_are_parsed(name: str, rest: list[bytes]) -> None:
+def test_any_parts_after_a_known_command_are_parsed(name: str, rest: list[bytes]) -> None:
     parts = [*HEAD, name.encode(), *rest]
     frame = parse(parts)
     if not isinstance(frame, Malformed):

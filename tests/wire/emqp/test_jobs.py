@@ -1,4 +1,4 @@
-"""The messages of deployed EventMQ: calls, results, and what tells schedules apart."""
+"""The messages of deployed EventMQ: calls, results, and the identity of schedules."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_identity_does_not_depend_on_spelling() -> None:
     assert schedule_identity(one) != schedule_identity(serialize_job("m.f", [1, 2.5]))
 
 
-def test_an_incomplete_call_is_told_apart_by_its_bytes() -> None:
+def test_an_incomplete_call_is_identified_by_its_bytes() -> None:
     message = b'["run", {"callable": "f", "path": "m"}]'
     assert schedule_identity(message) == hashlib.sha1(message).hexdigest()
 

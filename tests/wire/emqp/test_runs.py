@@ -43,7 +43,7 @@ def connect(listener: str, *, plain: bool) -> EmqpConnection:
     return connection
 
 
-def told(connection: EmqpConnection, data: bytes, cuts: list[int]) -> list[Event]:
+def events_of(connection: EmqpConnection, data: bytes, cuts: list[int]) -> list[Event]:
     events: list[Event] = []
     start = 0
     for stop in [*sorted(cut % (len(data) + 1) for cut in cuts), len(data)]:
@@ -56,7 +56,7 @@ def told(connection: EmqpConnection, data: bytes, cuts: list[int]) -> list[Event
 def compare(listener: str, messages: list[bytes], cuts: list[int]) -> None:
     data = b"".join(messages)
     quick, plain = connect(listener, plain=False), connect(listener, plain=True)
-    assert str(told(quick, data, cuts)) == str(told(plain, data, []))
+    assert str(events_of(quick, data, cuts)) == str(events_of(plain, data, []))
     assert quick.free_slots == plain.free_slots
     assert quick.ignored == plain.ignored
     assert quick.last_received_at == plain.last_received_at
@@ -73,7 +73,7 @@ def test_answers_of_workers_are_the_same(messages: list[bytes], cuts: list[int])
     compare("emqp-workers", messages, cuts)
 
 
-def test_a_run_of_requests_keeps_what_each_says() -> None:
+def test_a_run_of_requests_keeps_the_content_of_each() -> None:
     connection = connect("emqp-clients", plain=False)
     asked = [Request(str(each), "q", "guarantee", b"%d" % each) for each in range(5)]
     connection.receive_data(b"".join(wire(each) for each in asked), 1.0)

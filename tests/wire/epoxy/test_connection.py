@@ -180,7 +180,7 @@ def test_what_is_not_in_the_table_is_a_violation(state: State, frame: Frame) -> 
     connection = _in_state(state)
     events = receive(connection, frame)
     if (state, type(frame)) in TRANSITIONS:
-        assert connection.state is TRANSITIONS[state, type(frame)]
+        assert (connection.state,) == TRANSITIONS[state, type(frame)]
     else:
         assert isinstance(failure(events), UnexpectedFrame)
 

@@ -34,7 +34,7 @@ def test_the_table_of_states_is_the_one_that_is_carried_out() -> None:
     rows = [
         f"| {state.value} | "
         + " | ".join(
-            TRANSITIONS[state, frame].value if (state, frame) in TRANSITIONS else "–"
+            TRANSITIONS[state, frame][0].value if (state, frame) in TRANSITIONS else "–"
             for frame in FRAMES
         )
         + " |\n"

@@ -77,7 +77,7 @@ def numbered(sent: list[Frame], count: int) -> list[Frame]:
 
 @st.composite
 def streams(draw: st.DrawFn, sender: str) -> Stream:
-    """A direction from its handshake on, as far as a decoder can tell."""
+    """A direction from its handshake on, as far as a decoder can check."""
     identity = draw(st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), max_size=8))
     sent: list[Frame] = [Handshake(1, 0, 0, identity, draw(extensions), draw(extensions))]
     follow = draw(frames())

@@ -77,7 +77,7 @@ def receive(connection: MicroMsg2Connection, *frames: Frame, now: float = 0.0) -
 
 
 def sent(connection: MicroMsg2Connection, first: int = 1) -> list[Any]:
-    """What an open connection said."""
+    """What an open connection sent."""
     decoder = MicroMsg2Decoder("server", hints={"next_sequence": first})
     return [item for _, _, item in decoder.feed(b"".join(connection.data_to_send()))]
 
@@ -108,12 +108,12 @@ class TestHandshake:
         server = MicroMsg2Connection(
             "server", 0.0, offer=Offer(identity="srver", optional=names("batch-ack"))
         )
-        spoken = []
+        sent_bytes = []
         for speaker, listener in ((client, server), (server, client), (client, server)):
             data = b"".join(speaker.data_to_send())
-            spoken.append(data.hex())
+            sent_bytes.append(data.hex())
             listener.receive_data(data, 0.0)
-        assert spoken == [
+        assert sent_bytes == [
             "0100000468756c6b000b6a736f6e3b646f746e65740000",
             "0100000573727665720000000962617463682d61636b",
             "0100000468756c6b000b6a736f6e3b646f746e6574000962617463682d61636b",
@@ -278,7 +278,7 @@ class TestHandshake:
             [ExtensionFrame(2, b"\0\1")],
         )
 
-    def test_a_token_reaches_the_server_and_is_not_said_back(self) -> None:
+    def test_a_token_reaches_the_server_and_is_not_sent_back(self) -> None:
         client = MicroMsg2Connection("client", 0.0, offer=Offer(optional=(token("a;b=c"),)))
         server = MicroMsg2Connection("server", 0.0)
         server.receive_data(b"".join(client.data_to_send()), 0.0)
@@ -332,7 +332,7 @@ def in_state(state: State) -> MicroMsg2Connection:
 @pytest.mark.parametrize("state", [state for state in State if state is not State.CLOSED])
 @pytest.mark.parametrize("frame", EXAMPLES, ids=lambda frame: frame.frame_name)
 def test_what_is_not_in_the_table_is_a_violation(state: State, frame: Frame) -> None:
-    """The decoder reads nothing but handshakes before the end of them, so only it can tell."""
+    """The decoder reads nothing but handshakes before the end of them, so only it can check."""
     connection = in_state(state)
     if (state, type(frame)) in TRANSITIONS:
         receive(connection, frame)
@@ -381,7 +381,7 @@ class TestMessages:
         assert server.events() == [MessageReceived(4, "queue/q", {"a": 1}, payload)]
         assert client.send_message("queue/q", b"") == 5
 
-    def test_a_run_is_sent_like_so_many_messages(self) -> None:
+    def test_a_run_is_sent_like_single_messages(self) -> None:
         client, server = pair(Offer(required=(batch_ack(10),)))
         prefix = message_prefix(b"queue/q", b"a:N1;")
         payloads = [b"", b"x", b"y" * 255, b"z" * 256, b"w" * 65536]
@@ -430,16 +430,16 @@ class TestMessages:
         assert sent(connection)[0].name == "limit"
 
     @pytest.mark.parametrize(
-        ("arguments", "says"),
+        ("arguments", "reason"),
         [
             (("", b""), "1 to 255"),
             (("q" * 256, b""), "1 to 255"),
             (("q", b"", {"a": "x" * 65536}), "65535"),
         ],
     )
-    def test_what_has_no_room_in_a_frame(self, arguments: tuple[Any, ...], says: str) -> None:
+    def test_what_has_no_room_in_a_frame(self, arguments: tuple[Any, ...], reason: str) -> None:
         connection = opened()
-        with pytest.raises(LocalProtocolError, match=says):
+        with pytest.raises(LocalProtocolError, match=reason):
             connection.send_message(*arguments)
         assert (connection.data_to_send(), connection.send_message("q", b"")) == ([], 1)
 
@@ -487,7 +487,7 @@ def test_violations(wire: str, name: str) -> None:
     assert connection.closed
 
 
-def test_a_violation_in_the_content_says_where_it_is() -> None:
+def test_a_violation_in_the_content_has_an_offset() -> None:
     connection = opened()
     start = len(serialize(hello())) * 2
     error = failure(receive(connection, message(1), Message(2, "q", b"a", b"")))
@@ -509,7 +509,7 @@ class TestAcknowledgements:
             server.acknowledge(event.sequence)
         assert sent(server) == [ExtensionFrame(1, b"\0\3")]
 
-    def test_the_sender_is_told(self) -> None:
+    def test_the_sender_is_notified(self) -> None:
         client, server = pair(Offer(required=(batch_ack(10),)))
         numbers = [client.send_message("q", b"") for _ in range(3)]
         pump(client, server)
@@ -555,14 +555,14 @@ class TestAcknowledgements:
             connection.data_to_send()
         assert not connection.closed
 
-    def test_without_the_extension_there_is_nothing_to_tell(self) -> None:
+    def test_without_the_extension_nothing_is_acknowledged(self) -> None:
         connection = opened()
         receive(connection, message(1))
         connection.acknowledge(1)
         assert connection.data_to_send() == []
         assert connection.credit > 1000
 
-    def test_what_is_safe_is_told_before_a_goodbye(self) -> None:
+    def test_what_is_safe_is_acknowledged_before_a_goodbye(self) -> None:
         connection = opened(batch_ack(10))
         receive(connection, message(1))
         connection.acknowledge(1)
@@ -766,13 +766,13 @@ class TestEnding:
         (frame,) = sent(connection)
         assert frame.arguments["description"] == "é" * 1000
 
-    def test_the_peers_error_is_told_and_not_answered(self) -> None:
+    def test_the_peers_error_is_reported_and_not_answered(self) -> None:
         connection = opened()
         error = failure(receive(connection, Error("Forbidden", {}), message(1)))
         assert isinstance(error, PeerError) and error.code == "forbidden"
         assert connection.data_to_send() == []
 
-    def test_closing_says_nothing(self) -> None:
+    def test_closing_sends_nothing(self) -> None:
         connection = opened()
         connection.close()
         assert connection.data_to_send() == []

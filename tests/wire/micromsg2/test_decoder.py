@@ -31,7 +31,7 @@ def wire(*sent: Frame) -> bytes:
     return b"".join(map(serialize, sent))
 
 
-def told(rows: list[Row]) -> list[str | None]:
+def outcomes(rows: list[Row]) -> list[str | None]:
     return [row.reason if row.error else row.frame for row in rows]
 
 
@@ -45,21 +45,21 @@ def told(rows: list[Row]) -> list[str | None]:
         ([1, 0, 2], {1: "sequence number 0"}),
     ],
 )
-def test_a_gap_is_told_once(numbers: list[int], reasons: dict[int, str]) -> None:
+def test_a_gap_is_reported_once(numbers: list[int], reasons: dict[int, str]) -> None:
     decoder = MicroMsg2Decoder("client", hints=HINT)
     rows = decoder.rows(wire(*map(message, numbers)))
-    assert told(rows) == [reasons.get(at, "message") for at in range(len(numbers))]
+    assert outcomes(rows) == [reasons.get(at, "message") for at in range(len(numbers))]
 
 
 def test_the_wrap() -> None:
     decoder = MicroMsg2Decoder("client", hints={"next_sequence": 65534})
     rows = decoder.rows(wire(*map(message, [65534, 65535, 1, 2])))
-    assert told(rows) == ["message"] * 4
+    assert outcomes(rows) == ["message"] * 4
 
 
 def test_zero_does_not_follow_65535() -> None:
     decoder = MicroMsg2Decoder("client", hints={"next_sequence": 65535})
-    assert told(decoder.rows(wire(message(65535), message(0), message(1)))) == [
+    assert outcomes(decoder.rows(wire(message(65535), message(0), message(1)))) == [
         "message",
         "sequence number 0",
         "message",
@@ -84,35 +84,35 @@ class TestContinuation:
     def test_another_message_may_not(self) -> None:
         decoder = MicroMsg2Decoder("client", hints=HINT)
         rows = decoder.rows(wire(message(1, continued=True), message(2), message(3)))
-        assert told(rows) == ["message", "a message between the frames of another", "message"]
+        assert outcomes(rows) == ["message", "a message between the frames of another", "message"]
 
     def test_a_first_frame_has_a_destination(self) -> None:
         decoder = MicroMsg2Decoder("client", hints=HINT)
         rows = decoder.rows(wire(message(1, "", continued=True), message(2, ""), message(3)))
-        assert told(rows) == ["a message without a destination", "message", "message"]
+        assert outcomes(rows) == ["a message without a destination", "message", "message"]
 
     def test_an_only_frame_has_one_too(self) -> None:
         decoder = MicroMsg2Decoder("client", hints=HINT)
         rows = decoder.rows(wire(Message(1, "", b"", b"long enough"), message(2)))
-        assert told(rows) == ["a message without a destination", "message"]
+        assert outcomes(rows) == ["a message without a destination", "message"]
 
 
 class TestHandshakes:
     def test_a_client_sends_two(self) -> None:
         sent = Handshake(1, 0, 0, "c")
         rows = MicroMsg2Decoder("client").rows(wire(sent, sent, message(1)))
-        assert told(rows) == ["handshake", "handshake", "message"]
+        assert outcomes(rows) == ["handshake", "handshake", "message"]
 
     def test_a_server_sends_one(self) -> None:
         rows = MicroMsg2Decoder("server").rows(wire(Handshake(1, 0, 0, "s"), message(1)))
-        assert told(rows) == ["handshake", "message"]
+        assert outcomes(rows) == ["handshake", "message"]
 
     def test_any_other_octet_than_4_and_12_is_a_version(self) -> None:
         for major in set(range(256)) - {4, 12}:
             (row,) = MicroMsg2Decoder("server").rows(wire(Handshake(major, 0, 0, "s")))
             assert row.frame == "handshake"
 
-    def test_a_large_error_may_stand_in_its_place(self) -> None:
+    def test_a_large_error_may_replace_it(self) -> None:
         (row,) = MicroMsg2Decoder("server").rows(wire(Error("version", {"description": "x" * 300})))
         assert row.frame == "error"
 
@@ -123,7 +123,7 @@ class TestHandshakes:
 
 
 class TestExtensionNumbers:
-    def test_those_that_were_not_agreed_are_told_from_the_clients_own_handshake(self) -> None:
+    def test_those_that_were_not_agreed_are_known_from_the_clients_own_handshake(self) -> None:
         decoder = MicroMsg2Decoder("client")
         final = Handshake(1, 0, 0, "c", JSON, JSON)
         sent = [Handshake(1, 0, 0, "c"), final, *(ExtensionFrame(n, b"") for n in (1, 2, 3, 0))]
@@ -134,7 +134,7 @@ class TestExtensionNumbers:
         ]
         assert decoder.agreed == ["json", "json"]
 
-    def test_a_server_is_read_by_what_the_client_said(self) -> None:
+    def test_a_server_is_read_by_the_clients_handshake(self) -> None:
         client = MicroMsg2Decoder("client")
         server = MicroMsg2Decoder("server", peer=client)
         client.feed(wire(Handshake(1, 0, 0, "c"), Handshake(1, 0, 0, "c", JSON)))
@@ -153,16 +153,16 @@ class TestJoiningLate:
         follow = [message(number, "queue/orders") for number in range(71, 76)]
         data = wire(first, *follow)
         rows = MicroMsg2Decoder("client", late=True).rows(data[cut:])
-        assert told(rows) == ["unsynchronized"] + ["message"] * 5
+        assert outcomes(rows) == ["unsynchronized"] + ["message"] * 5
         assert rows[0].length == len(serialize(first)) - cut
 
     def test_acks_alone_are_enough(self) -> None:
         acks = wire(*(ExtensionFrame(1, number.to_bytes(2)) for number in range(250, 260)))
         for cut in range(1, 5):
             rows = MicroMsg2Decoder("client", late=True).rows(acks[cut:])
-            assert told(rows) == ["unsynchronized"] + ["extension"] * 9
+            assert outcomes(rows) == ["unsynchronized"] + ["extension"] * 9
 
-    def test_behind_a_gap_any_number_may_be_due(self) -> None:
+    def test_after_a_gap_any_number_may_be_due(self) -> None:
         decoder = MicroMsg2Decoder("client", hints=HINT)
         decoder.feed(wire(message(1)))
         items = [item for _, _, item in decoder.skip(1000)]

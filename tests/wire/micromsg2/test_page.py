@@ -1,4 +1,4 @@
-"""The page about MicroMsg2 says what the code does."""
+"""The page about MicroMsg2 agrees with the code."""
 
 from __future__ import annotations
 

@@ -53,7 +53,8 @@ def near_the_wrap(name: str, count: int) -> list[MicroMsg2Connection]:
 
 class TwoEnds(RuleBasedStateMachine):
     """The model: what was sent and not yet read, what was read and not yet acknowledged, what was
-    acknowledged and not yet heard of. The order is that of sending; nothing is lost or doubled."""
+    acknowledged and not yet reported to the sender. The order is that of sending; nothing is lost
+    or doubled."""
 
     window = 5
     extension = "batch-ack"
@@ -189,7 +190,7 @@ class TestSendWindow:
         assert window.last_of(frames) == last
 
     @pytest.mark.parametrize("sent", [0, 65533, 65534, 65535])
-    def test_a_run_is_numbered_like_so_many_messages(self, sent: int) -> None:
+    def test_a_run_is_numbered_like_single_messages(self, sent: int) -> None:
         run, single = SendWindow(5), SendWindow(5)
         for window in (run, single):
             for _ in range(sent):

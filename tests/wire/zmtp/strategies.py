@@ -40,7 +40,7 @@ def wire(*frames: Frame) -> bytes:
 
 
 def streams(sender: str) -> SearchStrategy[Stream]:
-    """What a peer might send after its READY, as far as a decoder can tell."""
+    """What a peer might send after its READY, as far as a decoder can check."""
     return st.lists(traffic, max_size=8).map(
         lambda sent: Stream(wire(Greeting("NULL"), READY, *sent))
     )
@@ -54,7 +54,7 @@ def pair(
     server: Mechanism | None = None,
     **options: Any,
 ) -> tuple[ZmtpConnection, ZmtpConnection]:
-    """Two ends that have not said anything yet."""
+    """Two ends that have sent nothing yet."""
     return (
         ZmtpConnection("connector", 0.0, socket_type=connector, mechanism=client, **options),
         ZmtpConnection("binder", 0.0, socket_type=binder, mechanism=server, **options),

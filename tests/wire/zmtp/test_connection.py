@@ -71,7 +71,7 @@ def receive(connection: ZmtpConnection, *frames: Frame, now: float = 0.0) -> lis
 
 
 def sent(connection: ZmtpConnection) -> list[Any]:
-    """What was sent in the handshake, behind the greeting."""
+    """What was sent in the handshake, after the greeting."""
     decoder = ZmtpDecoder("binder")
     decoder.feed(wire(Greeting("NULL")))
     return [item for _, _, item in decoder.feed(b"".join(connection.data_to_send()))]
@@ -113,7 +113,7 @@ class TestHandshake:
         receive(connection, Greeting("NULL"))
         assert [command.name for command in sent(connection)] == ["READY"]
 
-    def test_a_subscriber_tells_no_identity(self) -> None:
+    def test_a_subscriber_sends_no_identity(self) -> None:
         connection = fresh("SUB", identity=b"me")
         receive(connection, Greeting("NULL"))
         assert sent(connection)[0].properties() == {"Socket-Type": b"SUB"}
@@ -195,7 +195,7 @@ class TestHandshake:
         assert isinstance(failure(events), UnexpectedFrame | MalformedFrame)
         assert error_sent(connection)
 
-    def test_nothing_is_said_to_who_does_not_speak_zmtp(self) -> None:
+    def test_nothing_is_sent_to_a_peer_with_another_protocol(self) -> None:
         connection = fresh()
         connection.receive_data(b"GET / HTTP/1.1\r\n\r\n", 0.0)
         assert isinstance(failure(connection.events()), MalformedFrame)

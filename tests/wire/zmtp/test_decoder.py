@@ -31,11 +31,11 @@ def accounted(rows: list[Row], decoder: ZmtpDecoder) -> int:
 @settings(max_examples=100)
 @given(streams("connector"), st.lists(st.integers(0, 2000), max_size=6), st.binary(max_size=20))
 def test_any_cut_with_state_saved_at_every_one(
-    stream: Stream, places: list[int], noise: bytes
+    stream: Stream, positions: list[int], noise: bytes
 ) -> None:
     data = stream.data + noise
     expected = in_words(ZmtpDecoder("connector").rows(data))
-    marks = sorted({0, len(data), *(index % (len(data) + 1) for index in places)})
+    marks = sorted({0, len(data), *(index % (len(data) + 1) for index in positions)})
     decoder, rows = ZmtpDecoder("connector"), []
     for start, end in pairwise(marks):
         rows += decoder.rows(data[start:end])
@@ -56,7 +56,7 @@ def test_damaged_state_is_refused(own: Any) -> None:
 
 
 @pytest.mark.parametrize("cut", range(len(serialize_message(REQUEST))))
-def test_joining_late_finds_the_next_message_and_says_what_it_passed_over(cut: int) -> None:
+def test_joining_late_finds_the_next_message_and_reports_what_it_skipped(cut: int) -> None:
     decoder = ZmtpDecoder("connector", late=True)
     rows = decoder.rows(MANY[cut:])
     frames = [row for row in rows if row.frame == "zmtp-message"]
@@ -75,7 +75,7 @@ def test_joining_late_any_cut_gives_the_same(cut: int, noise: bytes) -> None:
     assert in_words(pieces.rows(data[:cut]) + pieces.rows(data[cut:])) == expected
 
 
-def test_a_command_is_a_place_to_start() -> None:
+def test_a_command_is_a_start() -> None:
     data = wire(Command("PING", bytes(2))) + MANY
     rows = ZmtpDecoder("connector", late=True).rows(data)
     assert [row.frame for row in rows] == ["unsynchronized", "zmtp-command"] + ["zmtp-message"] * 5
@@ -89,7 +89,7 @@ def test_joining_encrypted_traffic_late_is_noticed() -> None:
     assert [row.frame for row in rows] == ["unsynchronized"] + ["encrypted"] * 5
 
 
-def test_the_other_direction_tells_the_mechanism() -> None:
+def test_the_other_direction_has_the_mechanism() -> None:
     """What looks sealed is a message where the peer greeted with NULL."""
     peer = ZmtpDecoder("binder")
     peer.feed(wire(Greeting("NULL"), READY))

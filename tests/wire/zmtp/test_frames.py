@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosswire.errors import FrameError, FrameTooLarge, MalformedFrame, UnknownFrame
-from crosswire.wire.contract import Frame, Sniff
+from crosswire.wire.contract import Frame
+from crosswire.wire.registry import Sniff
 from crosswire.wire.zmtp import (
     Command,
     Greeting,
@@ -163,7 +164,7 @@ def test_what_is_no_frame(data: bytes, error: type[FrameError], length: int) -> 
     assert (offset, type(item), seen) == (len(OPENING), error, length)
 
 
-def test_decoding_goes_on_behind_a_malformed_command() -> None:
+def test_decoding_continues_after_a_malformed_command() -> None:
     decoder = ZmtpDecoder("connector")
     decoder.feed(OPENING)
     rows = decoder.rows(b"\x04\x01\x00" + serialize(Message((b"x",))))

@@ -75,8 +75,8 @@ class TestPlain:
         client, server = pair(**plain("wrong"))
         pump(client, server)
         assert isinstance(error_of(server), ConnectionRejected)
-        told = error_of(client)
-        assert isinstance(told, PeerError) and told.reason == "400"
+        received = error_of(client)
+        assert isinstance(received, PeerError) and received.reason == "400"
 
     def test_messages_follow(self) -> None:
         client, server = open_pair(**plain())
@@ -136,8 +136,8 @@ class TestCurve:
         client, server = pair(**curve(accept=lambda key: False))
         pump(client, server)
         assert isinstance(error_of(server), ConnectionRejected)
-        told = error_of(client)
-        assert isinstance(told, PeerError) and told.reason == "400"
+        received = error_of(client)
+        assert isinstance(received, PeerError) and received.reason == "400"
 
     def test_another_server_is_found_out(self) -> None:
         client, server = pair(**curve(server_secret=b"somebody else's key, of 32 bytes"))
@@ -197,14 +197,14 @@ class TestCurve:
 
     @given(st.integers(0, 10_000), st.integers(1, 255))
     @settings(max_examples=100)
-    def test_nothing_can_be_changed(self, place: int, change: int) -> None:
+    def test_nothing_can_be_changed(self, index: int, change: int) -> None:
         """Neither in the handshake nor in the traffic does a changed byte pass as another text."""
         link = Wire(*pair(**curve()))
         link.ends[0].send_message((b"pay", b"10"))
         link.pump()
         data = bytearray(link.sent[0])
-        place %= len(data)
-        data[place] ^= change
+        index %= len(data)
+        data[index] ^= change
         _, server = pair(**curve())
         server.receive_data(bytes(data), 0.0)
         received = [event for event in server.events() if isinstance(event, MessageReceived)]
@@ -214,8 +214,8 @@ class TestCurve:
     @settings(max_examples=100)
     def test_garbage_in_the_handshake_never_raises(self, name: str, body: bytes) -> None:
         link = Wire(*pair(**curve()))
-        hello, server_says = link.sent[0][:266], link.sent[1][:234]
-        for end, opening in ((1, b""), (1, hello), (0, server_says)):
+        hello, welcome = link.sent[0][:266], link.sent[1][:234]
+        for end, opening in ((1, b""), (1, hello), (0, welcome)):
             connection = pair(**curve())[end]
             opening = opening or wire(Greeting("CURVE"))
             connection.receive_data(opening + wire(Command(name, body)), 0.0)

@@ -1,4 +1,4 @@
-"""The page about ZMTP says what the code does."""
+"""The page about ZMTP agrees with the code."""
 
 from __future__ import annotations
 

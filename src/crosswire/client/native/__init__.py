@@ -1,1 +1,1 @@
-"""Asyncio clients, one module a protocol, for users and for the tests."""
+"""Asyncio clients that speak one protocol each; a package a protocol."""

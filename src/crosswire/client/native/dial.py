@@ -1,4 +1,4 @@
-"""Dialling: a session to an address, and one that is dialled again whenever it ends."""
+"""Connecting clients: once, and again with growing delays whenever the connection ends."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _log = logging.getLogger("crosswire.client.native")
 _TEMPORARY: Final = frozenset(
     {"connection-shut-down", "internal", "provider_lost", "refused", "timeout", "timeout-error"}
 )
-"""Codes of refusals that may be gone at the next attempt; any other would come again."""
+"""Codes of refusals that a later attempt may not get; any other would come again."""
 
 T = TypeVar("T")
 
 
 async def within(timeout_s: float | None, what: str, awaitable: Awaitable[T]) -> T:
-    """The result, or RequestTimeout that says what did not happen in time."""
+    """The result. Raises RequestTimeout, whose text begins with `what`: "no response to $echo"."""
     try:
         async with asyncio.timeout(timeout_s):
             return await awaitable
@@ -58,9 +58,9 @@ async def dial(
     timeout_s: float = 10.0,
     keep_alive: bool = False,
 ) -> Session:
-    """A session on a new socket, its handshake just begun. Raises ConnectFailed.
+    """A session on a new socket, before its protocol's handshake. Raises ConnectFailed.
 
-    `keep_alive` is for protocols without a ping of their own: TCP finds out that the peer is gone.
+    `keep_alive` is for protocols without a ping of their own: TCP detects that the peer is gone.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -77,7 +77,7 @@ async def dial(
 
 
 class Backoff:
-    """Growing delays between attempts, with jitter so that many clients don't come back at once."""
+    """Growing delays between attempts, with jitter so that many clients don't return at once."""
 
     def __init__(
         self,
@@ -98,6 +98,7 @@ class Backoff:
         return delay_s
 
     def reset(self) -> None:
+        """Start again with the first delay: an attempt has succeeded."""
         self._ceiling_s = self._first_s
 
 
@@ -105,19 +106,21 @@ class OpenPeer(Shape):
     """The far end of a session that is open; `ended` is done when it no longer is."""
 
     @property
-    def ended(self) -> asyncio.Future[None]: ...
+    def ended(self) -> asyncio.Future[None]:
+        """Done when the connection is gone."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Send the protocol's goodbye and wait until the socket is closed."""
 
 
 P = TypeVar("P", bound=OpenPeer)
 
 
 class Redialler(Generic[P]):
-    """Keeps a peer at hand: dials, waits for the end, backs off, dials again.
+    """Keeps a connection: connects, waits for its end, backs off, connects again.
 
-    What goes wrong while dialling is tried again: no network, no listener, a failed handshake, a
-    refusal that may pass. Anything else ends it, and everybody who waits for a peer learns why.
+    Failures to connect are retried: no network, no listener, a failed handshake, a refusal that may
+    pass. Any other exception ends it, and everybody who waits for a peer gets the reason.
     """
 
     def __init__(
@@ -138,28 +141,28 @@ class Redialler(Generic[P]):
 
     @property
     def ended(self) -> asyncio.Future[None]:
-        """Done when nothing is dialled any more; with the reason, unless `stop` was called."""
+        """Done when it connects no more; with the reason, unless `stop` was called."""
         if self._ended is None:
             self._ended = asyncio.get_running_loop().create_future()
         return self._ended
 
     async def start(self) -> P:
-        """The first connection is made here, so that a wrong address shows at once."""
+        """Make the first connection, which is not retried: a wrong address raises at once."""
         self._peer = await self._connect()
         self._task = asyncio.create_task(self._run())
         return self._peer
 
     async def peer(self, timeout_s: float | None = None) -> P:
-        """The connected peer, waited for while there is none.
+        """The connected peer; waits while there is none.
 
-        Raises RequestTimeout, and ConnectionLost when there will be none any more.
+        Raises RequestTimeout, or ConnectionLost when it connects no more.
         """
         if self._peer is not None and not self._peer.ended.done():
             return self._peer
         return await within(timeout_s, "no connection", self._next_peer())
 
     async def stop(self) -> None:
-        """End the connection; nothing is dialled again."""
+        """Close the connection and connect no more."""
         if self._task is None:
             return
         self._task.cancel()
@@ -185,7 +188,7 @@ class Redialler(Generic[P]):
         try:
             await self._keep()
         except Exception as error:
-            # Nobody awaits this task: without this a program would wait for ever for a peer.
+            # Nobody awaits this task: without this a program would wait for a peer for ever.
             if not isinstance(error, ClientError):
                 _log.exception("reconnecting failed")
             self._reason = ConnectionLost(f"the client reconnects no more: {error}")
@@ -193,7 +196,7 @@ class Redialler(Generic[P]):
             self._changed.set()
             if not self.ended.done():
                 self.ended.set_exception(self._reason)
-                self.ended.exception()  # who does not look at it is not warned at exit
+                self.ended.exception()  # asyncio warns of an exception that nobody has fetched
             if self._on_end is not None:
                 self._on_end(self._reason)
 
@@ -202,6 +205,7 @@ class Redialler(Generic[P]):
             if self._peer is not None:
                 await asyncio.wait([self._peer.ended])
                 self._peer = None
+            # Before the first attempt too: a server that was restarted would get all at once.
             await asyncio.sleep(self._backoff.next_s())
             try:
                 self._peer = await self._connect()
@@ -215,7 +219,7 @@ class Redialler(Generic[P]):
 
 
 class StayingClient(Generic[P]):
-    """A client that stays connected. What is asked while there is no connection waits for one."""
+    """A client that stays connected. Requests wait while there is no connection."""
 
     def __init__(
         self, connect: Callable[[], Awaitable[P]], *, backoff: Backoff | None = None
@@ -228,7 +232,7 @@ class StayingClient(Generic[P]):
     def ended(self) -> asyncio.Future[None]:
         """Done when the client reconnects no more: after `close`, or with ConnectionLost.
 
-        Programs that only wait for what comes await it, so that an end is not mistaken for silence.
+        Programs that only receive await it, so that an end is not mistaken for silence.
         """
         return self._redialler.ended
 
@@ -240,12 +244,26 @@ class StayingClient(Generic[P]):
         await self.close()
 
     async def peer(self, timeout_s: float | None = None) -> P:
-        """The server, connected; waited for while there is none. Raises RequestTimeout."""
+        """The connected server; waits while there is none. Raises RequestTimeout."""
         return await self._redialler.peer(timeout_s)
 
     async def close(self) -> None:
-        """Say goodbye; nothing is dialled again."""
+        """Close the connection with the protocol's goodbye, and connect no more."""
         await self._redialler.stop()
 
+    async def _opened(self, peer: P, opened: Awaitable[None]) -> P:
+        """The peer, when its handshake is done and what earlier connections had is restored."""
+        await opened
+        try:
+            await self._restore(peer)
+        except BaseException:
+            # Half restored is of no use to anybody, and its subscriptions would hold messages.
+            await peer.close()
+            raise
+        return peer
+
+    async def _restore(self, peer: P) -> None:
+        """Subscribe and serve again on a new connection. Raises ClientError."""
+
     def _on_redialler_end(self, reason: ConnectionLost) -> None:
-        """Nothing will come any more; whoever waits for something in a client fails it here."""
+        """Fail what waits in the client: it connects no more."""

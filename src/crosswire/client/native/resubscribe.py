@@ -12,22 +12,22 @@ __all__ = ["KeptSubscription", "KeptSubscriptions", "SubscriptionNumbers"]
 
 
 class KeptSubscription(msgspec.Struct):
-    """What was asked for, and the newest message that came of it."""
+    """A subscription as it was requested, and the id of its newest message."""
 
     number: int
     destination: str
     name: str
     start: str
     request: bytes
-    """As it was sent the first time."""
+    """The protocol's request, as it was sent the first time."""
     last_id: int = 0
 
     def start_again(self) -> str:
-        """Where it goes on after a reconnect.
+        """Where it starts after a reconnect.
 
-        A queue and a named subscription have their position in the hub. An unnamed subscriber to a
-        topic that began somewhere in the past would get all of it again: it goes on after what came
-        last. One that began with `latest` does so again, and misses what was published meanwhile.
+        A queue and a named subscription have their position in the hub. An unnamed subscriber that
+        started in the past would get everything again: it continues after its newest message. One
+        that started with `latest` does so again, and misses what was published meanwhile.
         """
         in_hub = bool(self.name) or not self.destination.startswith("topic/")
         if in_hub or not self.last_id or self.start in ("", "latest"):
@@ -36,7 +36,7 @@ class KeptSubscription(msgspec.Struct):
 
 
 class KeptSubscriptions:
-    """All that a client asked for and did not end, by the program's numbers, in order."""
+    """All subscriptions of a client that it did not end, by the program's numbers, in order."""
 
     def __init__(self) -> None:
         self.by_number: dict[int, KeptSubscription] = {}
@@ -60,17 +60,17 @@ class SubscriptionNumbers:
         self._on_connection: dict[int, int] = {}
 
     def join(self, number: int, kept: KeptSubscription) -> None:
-        """On this connection it has this number."""
+        """The subscription has this number on this connection."""
         self._kept[number] = kept
         self._on_connection[kept.number] = number
 
     @property
     def differ(self) -> bool:
-        """Does any subscription have another number here than in the program?"""
+        """Whether any subscription has another number here than in the program."""
         return any(number != kept.number for number, kept in self._kept.items())
 
     def for_program(self, number: int, identifier: int) -> int:
-        """The program's number of a delivery, which is remembered as the newest."""
+        """The program's number for a delivery, whose id is kept as the newest."""
         kept = self._kept.get(number)
         if kept is None:
             return number
@@ -78,5 +78,5 @@ class SubscriptionNumbers:
         return kept.number
 
     def for_connection(self, number: int) -> int:
-        """The connection's number of one that the program names."""
+        """The connection's number for one of the program's."""
         return self._on_connection.get(number, number)

@@ -117,6 +117,7 @@ class EmpGateway(Gateway):
                     settled.setdefault(target, []).append(identifier)
                 else:
                     self._on_response(event, target, identifier, now)
+        # Settlements of one read are one call for each subscription, before new requests.
         for attachment, ids in settled.items():
             attachment.settle(ids, now)
         self._advance()
@@ -282,19 +283,19 @@ class EmpGateway(Gateway):
     # Consume.
 
     def _subscribe(self, data: bytes) -> bytes | _StoredReply:
-        asked = msgspec.json.decode(data, type=SubscribeData)
+        parsed = msgspec.json.decode(data, type=SubscribeData)
         number = self._next_subscription
         self._next_subscription += 1
         attachment = self.consume(
-            asked.destination,
-            window=asked.window,
-            filter=asked.filter,
-            name=asked.name,
-            start=parse_start(str(asked.start)),
+            parsed.destination,
+            window=parsed.window,
+            filter=parsed.filter,
+            name=parsed.name,
+            start=parse_start(str(parsed.start)),
         )
         self._subscriptions[number] = attachment
         reply = encode({"subscription": number})
-        if not asked.name:
+        if not parsed.name:
             return reply
 
         def undo() -> None:
@@ -434,15 +435,15 @@ class EmpGateway(Gateway):
     # Schedules and other operations of the hub: data in, data out.
 
     def _schedule(self, data: bytes) -> _StoredReply:
-        asked = msgspec.json.decode(data, type=ScheduleData)
+        parsed = msgspec.json.decode(data, type=ScheduleData)
         now = self.context.now()
         schedule = Schedule(
             id=f"{self.id}/{self.hub.store.reserve(1)}",
-            envelope=self._envelope(asked),
-            interval_s=asked.interval_s,
-            cron=asked.cron,
-            run_count=asked.run_count,
-            nohaste=asked.nohaste,
+            envelope=self._envelope(parsed),
+            interval_s=parsed.interval_s,
+            cron=parsed.cron,
+            run_count=parsed.run_count,
+            nohaste=parsed.nohaste,
         )
         reply = encode({"schedule": self.hub.schedules.add(schedule, now).id})
         return _StoredReply(reply, self.hub.committed())

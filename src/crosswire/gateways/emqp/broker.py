@@ -41,7 +41,7 @@ __all__ = ["AssignedJob", "Broker", "BrokerPeer", "BrokerScheduler", "BrokerWork
 _log = logging.getLogger("crosswire.gateways")
 
 _REQUESTED: Final = "emqp.asked"
-"""The store's space for queues that were requested; its name is on disk."""
+"""The store's space for queues that were requested. The name is part of stored data."""
 _REMEMBERED: Final = 10_000
 _WATCHED: Final = 100_000
 _SCAN_S: Final = 1.0
@@ -167,6 +167,7 @@ class Broker:
         """KBAI or KBYE, as a peer that is gone spelled it, by listener and identity."""
         self.requested: set[str] = set()
         """Queues that eMQP clients have sent requests to, in this run or an earlier one."""
+        # Stored, so that after a restart requests in these queues still reach default workers.
         for key, value in self.hub.store.load(_REQUESTED):
             try:
                 parse_stored_destination(key.decode())
@@ -262,6 +263,7 @@ class Broker:
         for name in worker.queue_names:
             self.named[name] += 1
         if self.settings.default_queue in worker.queue_names:
+            # Schedules send to queues that may have no consumer but this worker.
             for schedule in self.hub.schedules.all():
                 if schedule.envelope.destination in self.requested:
                     self.expect(schedule.envelope.destination)
@@ -377,6 +379,7 @@ class Broker:
 
     def limit(self, worker: BrokerWorker, job: AssignedJob, due: float) -> None:
         """Fail the job at `due` unless it is answered before."""
+        # The number breaks ties: workers and jobs can't be compared.
         heapq.heappush(self._due, (due, next(self._numbers), worker, job))
         self.hub.call_at_least(self, self._due[0][0], self._on_time)
 
@@ -464,6 +467,7 @@ class Broker:
             return
         self.stopping = True
         log_event(_log, logging.WARNING, "stopping", protocol="emqp")
+        # The other protocols go on: only eMQP's listeners are closed.
         for name in LISTENERS:
             if name in self.context.listeners:
                 self.context.listeners[name].close()

@@ -103,5 +103,5 @@ class EmqpGateway(Gateway):
         self.session.wake()
 
     def give_result(self, result: bytes, msgid: str) -> None:  # noqa: ARG002
-        """Count a result that nobody at this listener can have asked for."""
+        """Count a result for a peer that sends no requests."""
         self.context.count("unclaimed", self.protocol)

@@ -95,6 +95,7 @@ class WorkerGateway(EmqpGateway):
         for attachment, ids in settled.items():
             attachment.settle(ids, now)
             self._relieve(attachment)
+        # After settling, so that the next jobs are chosen with these done.
         if slots and self.connection.state is State.REGISTERED:
             self._window.grant(slots, now)
         if self.broker.stopping:
@@ -257,11 +258,13 @@ class WorkerGateway(EmqpGateway):
             job = (known, name, headers, envelope.payload)
             if not self._fits(job, envelope, unfit):
                 continue
+            # Without guarantee, retry-count or timeout, handing it over settles it.
             if options.awaits_outcome:
                 self._keep(known.decode(), queue, delivery, attachment, options, now)
             else:
                 settled.append(envelope.id)
                 if options.wants_reply:
+                    # Settled now, but the worker's result is what its client gets, not DONE.
                     self.hub.watched.pop(envelope.id, None)
                     self._keep(known.decode(), queue, delivery, None, options, now)
             requests.append(job)
@@ -377,6 +380,7 @@ class WorkerGateway(EmqpGateway):
             source.refuse([job.envelope.id], now, cause=cause, delay_s=0.0 if lost else None)
             return
         final = self._is_final(job, options, lost)
+        # The client gets an answer only when no further attempt will be made.
         if final and options.wants_reply:
             self.broker.answer(job.envelope, failure(cause, job.attempt))
         if source is not None:

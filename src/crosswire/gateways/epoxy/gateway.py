@@ -127,6 +127,7 @@ class EpoxyGateway(Gateway):
             elif isinstance(event, PeerFinished):
                 self._release_all()
             if self._is_rejected:
+                # What a rejected peer sent before its credentials is still handed over below.
                 break
         self._hand_over()
 
@@ -136,6 +137,7 @@ class EpoxyGateway(Gateway):
         A peer whose token nobody has, or which shows another one than before, is rejected: what it
         holds belongs to the first user.
         """
+        # Clients send the same credentials with every message: compared before they are parsed.
         if layer_data is None or layer_data == self._credentials:
             return None
         token = find_credentials(layer_data)
@@ -250,17 +252,17 @@ class EpoxyGateway(Gateway):
         self.context.count("dropped", self.protocol, type(error).__name__)
 
     def _publish(self, request: RequestReceived, layer_data: bytes | None) -> None:
-        asked = marshal.unmarshal(request.payload, PUBLICATION)
-        destination: str = asked.destination
+        parsed = marshal.unmarshal(request.payload, PUBLICATION)
+        destination: str = parsed.destination
         self.require("produce", destination)
         self._batch.append(
             self._envelope(
                 message_kind(destination),
                 destination,
-                asked.payload,
-                asked.content_type or BYTES,
+                parsed.payload,
+                parsed.content_type or BYTES,
                 layer_data,
-                properties=from_values(asked.properties),
+                properties=from_values(parsed.properties),
             )
         )
         self._publishers.append(request.conversation_id)
@@ -349,22 +351,23 @@ class EpoxyGateway(Gateway):
 
         A named subscription outlives the connection: it is durable before it is confirmed.
         """
-        asked = marshal.unmarshal(request.payload, SUBSCRIPTION)
-        if asked.window > LARGEST_WINDOW:
-            raise InvalidDestination(f"a window is 0 to {LARGEST_WINDOW}, not {asked.window}")
+        parsed = marshal.unmarshal(request.payload, SUBSCRIPTION)
+        if parsed.window > LARGEST_WINDOW:
+            raise InvalidDestination(f"a window is 0 to {LARGEST_WINDOW}, not {parsed.window}")
+        # The hub may deliver before `consume` returns, when the attachment is not known yet.
         self._is_subscribing = True
         try:
             attachment = self.consume(
-                asked.destination,
-                window=asked.window or None,
-                filter=asked.filter,
-                name=asked.name,
-                start=parse_start(asked.start),
+                parsed.destination,
+                window=parsed.window or None,
+                filter=parsed.filter,
+                name=parsed.name,
+                start=parse_start(parsed.start),
             )
         finally:
             self._is_subscribing = False
         conversation = request.conversation_id
-        if not asked.name:
+        if not parsed.name:
             self._begin_subscription(conversation, attachment)
             return
         self._early.setdefault(attachment, [])
@@ -403,12 +406,13 @@ class EpoxyGateway(Gateway):
         self._respond(request.conversation_id, NOTHING)
 
     def _settle(self, request: RequestReceived) -> None:
-        asked = marshal.unmarshal(request.payload, SETTLEMENT)
-        subscription = self._find(asked.subscription)
-        ids = subscription.take(asked.ids)
-        if asked.refused:
-            subscription.attachment.refuse(ids, self.context.now(), cause=asked.reason)
+        parsed = marshal.unmarshal(request.payload, SETTLEMENT)
+        subscription = self._find(parsed.subscription)
+        ids = subscription.take(parsed.ids)
+        if parsed.refused:
+            subscription.attachment.refuse(ids, self.context.now(), cause=parsed.reason)
         elif ids:
+            # Collected for one call of the hub: a peer settles each message by a request.
             if not subscription.settling:
                 self._settling.append(subscription)
             subscription.settling.update(dict.fromkeys(ids))
@@ -525,8 +529,8 @@ class EpoxyGateway(Gateway):
     # Serve.
 
     def _serve(self, request: RequestReceived) -> None:
-        asked = marshal.unmarshal(request.payload, SERVICES).services
-        names = [f"service/{name}" for name in dict.fromkeys(asked)]
+        parsed = marshal.unmarshal(request.payload, SERVICES).services
+        names = [f"service/{name}" for name in dict.fromkeys(parsed)]
         new = [name for name in names if name not in self._served]
         if new:
             self.serve(new)
@@ -570,13 +574,14 @@ class EpoxyGateway(Gateway):
     def _on_response(self, response: ResponseReceived) -> None:
         """Answer a call; one that was cancelled or has timed out meanwhile is dropped."""
         layer_data = self._without_credentials(response.layer_data)
-        asked = self._awaited.pop(response.conversation_id, None)
-        if self._is_rejected or asked is None:
+        awaited = self._awaited.pop(response.conversation_id, None)
+        if self._is_rejected or awaited is None:
             return
-        provider, identifier = asked
+        provider, identifier = awaited
         del self._conversations[identifier]
         call = provider.calls.get(identifier)
         if call is None:
+            # Timed out or cancelled since it was sent.
             return
         now = self.context.now()
         if response.payload is None:

@@ -420,28 +420,28 @@ class MicroMsg2Gateway(Gateway):
 
     def _call_sent_callback(self, reply_to: str) -> Callable[[LocalProtocolError | None], None]:
         def sent(error: LocalProtocolError | None) -> None:
-            asked = self._awaited.get(reply_to) if error is not None else None
-            if asked is not None:
+            awaited = self._awaited.get(reply_to) if error is not None else None
+            if awaited is not None:
                 del self._awaited[reply_to]
                 failed = ProviderFailed("invalid_request", str(error))
-                asked[0].fail(asked[1], failed, self.context.now())
+                awaited[0].fail(awaited[1], failed, self.context.now())
 
         return sent
 
     def cancel(self, provider: Provider, ids: list[int]) -> None:  # noqa: ARG002  ids are unique
         """Drop calls that are not sent yet; MicroMsg2 can't cancel one that is."""
         for identifier in ids:
-            asked = self._awaited.pop(f"{REPLY}{identifier}", None)
-            if asked is not None:
-                asked[2].is_wanted = False
+            awaited = self._awaited.pop(f"{REPLY}{identifier}", None)
+            if awaited is not None:
+                awaited[2].is_wanted = False
 
     def _take_answer(self, event: MessageReceived) -> None:
         """Answer a call; one that was cancelled or has timed out meanwhile is only counted."""
-        asked = self._awaited.pop(event.destination, None)
-        if asked is None:
+        awaited = self._awaited.pop(event.destination, None)
+        if awaited is None:
             self.context.count("late", self.protocol)
         else:
-            provider, identifier, _ = asked
+            provider, identifier, _ = awaited
             properties = event.properties
             properties.pop(CORRELATION, None)
             now = self.context.now()

@@ -21,7 +21,7 @@ from crosswire.wire.micromsg2.connection import MicroMsg2Connection
 __all__ = ["ANSWER", "MessageIntake"]
 
 ANSWER: Final = -1
-"""Instead of a sequence number: an answer to a call, which nobody waits to have acknowledged."""
+"""Instead of a sequence number: an answer to a call, which needs no acknowledgement."""
 
 _RETRY_FIRST_S: Final = 0.01
 _RETRY_LONGEST_S: Final = 0.5
@@ -64,6 +64,7 @@ class MessageIntake:
     def take(self, envelopes: list[Envelope], sequences: list[int]) -> None:
         """Hand a batch to the hub; stop reading from the peer while too much is not durable."""
         if self._held:
+            # Nothing overtakes held messages of the same destination.
             envelopes, sequences = self._after_held(envelopes, sequences)
         if not envelopes:
             return
@@ -83,11 +84,13 @@ class MessageIntake:
         self, receipt: Receipt, envelopes: list[Envelope], sequences: list[int], size: int
     ) -> None:
         if receipt.done:
+            # Nothing in it needs a commit, or all was refused.
             self._finish(receipt, envelopes, sequences)
             return
 
         def committed(receipt: Receipt) -> None:
             self._uncommitted_bytes -= size
+            # The peer may have gone before the commit: nobody to acknowledge to.
             if not self._gateway.left and not self._connection.closed:
                 if self._uncommitted_bytes <= self._most_bytes:
                     self._gateway.session.hold_reading(False)
@@ -119,6 +122,8 @@ class MessageIntake:
     ) -> None:
         self._gateway.context.count("refused", self._gateway.protocol, by=len(receipt.refused))
         for index, error in receipt.refused.items():
+            # Without acknowledgements a full queue can't slow the peer down: ERROR `limit`. An
+            # answer of a call may wait, since its peer does not expect an acknowledgement.
             if not isinstance(error, _FULL) or (sequences[index] != ANSWER and not self._has_acks):
                 self._give_up(error)
                 return
@@ -200,6 +205,7 @@ class MessageIntake:
                 return False
         if len(receipt.refused) == len(envelopes):
             return False
+        # Some were accepted: those that were refused stay first, before the ones not tried.
         self._retry_s = _RETRY_FIRST_S
         refused = [tried[index] for index in sorted(receipt.refused)]
         for _ in tried:

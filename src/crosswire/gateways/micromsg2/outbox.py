@@ -104,7 +104,7 @@ class Outbox:
 
     # Room.
 
-    def window(self, destination: str, name: str, asked: int | None) -> Window:
+    def window(self, destination: str, name: str, requested: int | None) -> Window:
         """The hub's window for a new subscription.
 
         All subscriptions share the frames that may wait for an acknowledgement, unless one asks
@@ -112,10 +112,10 @@ class Outbox:
         window is large, so that a burst waits here instead of being lost.
         """
         if destination.startswith("topic/") and not name:
-            return self._burst if asked is None else Window(min(asked, _BURST))
-        if asked is not None:
+            return self._burst if requested is None else Window(min(requested, _BURST))
+        if requested is not None:
             most = self._connection.agreement.window or _BURST
-            return Window(min(asked, most))
+            return Window(min(requested, most))
         return self._shared if self._has_acks else Window(self._shared.free)
 
     def _limit_waiting(self) -> None:
@@ -132,6 +132,7 @@ class Outbox:
         if self._connection.closed:
             return
         index = 0
+        # Only if nothing waits: deliveries of one connection are sent in the order of the hub.
         if not self._waiting and not self._gateway.session.congested:
             index = self._send(attachment, deliveries, 0)
         if index < len(deliveries):
@@ -311,6 +312,7 @@ class Outbox:
     def acknowledged(self, count: int) -> None:
         """The peer has acknowledged the `count` oldest messages; `settle` passes it on."""
         sent = self._sent
+        # Acknowledgements name frames in order, so the oldest messages are the ones acknowledged.
         while count:
             attachment, ids = sent[0]
             if len(ids) <= count:

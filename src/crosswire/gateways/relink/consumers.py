@@ -93,6 +93,7 @@ class ConsumeEnd(LinkEnd):
         # with messages that the hub no longer has.
         self._room.window.free = 0
         if loaded is None and self._is_unnamed and endpoint.start == "latest":
+            # Saved, so that after a restart it continues here and not at the newest message then.
             out.last_id = self.hub.store.newest_id
             self.rows.save_marks(_CHANNEL, out)
         self.steer()
@@ -184,6 +185,7 @@ class ConsumeEnd(LinkEnd):
             if self._is_unnamed
             else _EncodedCopies(self.context)
         )
+        # Compared by value, which is quick: equal batches hold the same envelope objects.
         if envelopes != copies.envelopes:
             messages = [to_parts(each) for each in envelopes]
             copies.keep(envelopes, messages, encode_runs(self._runs(envelopes, messages)))
@@ -296,6 +298,7 @@ class ConsumeEnd(LinkEnd):
                 self.end(InvalidRequest("a consumer's endpoint takes no messages"))
                 return
             elif type(event) is LinkResumed:
+                # The peer has named by now what it received before the cut.
                 if not self._is_complete():
                     return
             elif type(event) is ShutdownReceived:
@@ -308,6 +311,7 @@ class ConsumeEnd(LinkEnd):
     def _finish(self, count: int, settled: list[int], refused: list[int]) -> None:
         attachment, now = self.attachment, self.context.now()
         assert attachment is not None
+        # Before `done`, which saves it: where an unnamed subscriber continues after a restart.
         self._out.last_id = max(settled[-1:] + refused[-1:])
         self._held_bytes -= self.done(_CHANNEL, count)
         self._room.free(count)

@@ -251,6 +251,7 @@ class LinkEnd(ABC):
             # The store keeps what was saved for the next group: wait for that.
             self._await_write()
             return
+        # Groups are written in order, so the oldest entry belongs to this receipt.
         for action in self._pending.popleft()[1]:
             action()
         self.wake()
@@ -354,6 +355,7 @@ class LinkEnd(ABC):
         self._link = Link(
             "listener", self.head.terms, epoch=self.links.epoch, id=self.id, limits=self.limits
         )
+        # Guarded: it acknowledges nothing by itself, only what was saved and is adopted.
         self._link.guarded = True
         self.rows.save_head(self.head)
         return self._link
@@ -372,6 +374,8 @@ class LinkEnd(ABC):
             out = self.outbound.setdefault(channel, Outbound())
             for first, runs in rows:
                 count = sum(len(run.ids) // 8 or len(run.parts) for run in runs)
+                # Rows are consecutive, and the first one begins at or before what is done with: a
+                # hole would shift the numbers of all messages after it.
                 if (out.rows and first != out.rows[-1][1]) or first > max(out.next, out.done):
                     raise LinkStateError("messages that were sent are missing")
                 out.rows.append((first, first + count, _size(runs)))
@@ -410,6 +414,7 @@ class LinkEnd(ABC):
         order = 0
         sending: dict[int, SendingChannel] = {}
         for channel, out in self.outbound.items():
+            # A channel without a message since it was opened has nothing to restore.
             if out.next:
                 messages = self._recalled(out, loaded.sent.get(channel, []))
                 sending[channel] = self._sending(out, messages, order)

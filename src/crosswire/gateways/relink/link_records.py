@@ -81,7 +81,7 @@ class Outbound:
     """A channel of ours: numbers below `done` are done with, those below `next` were sent.
 
     `last_id` is the newest id that is done with; `answered` is the number of requests that the peer
-    has answered; `reopened` tells that the channel was closed before and may be used again.
+    has answered; `reopened`: the channel was closed before and may be used again.
     """
 
     __slots__ = ("answered", "closing", "done", "last_id", "next", "reopened", "rows")

@@ -90,9 +90,12 @@ class ProduceEnd(LinkEnd):
         self._advance()
 
     def _advance(self) -> None:
+        """Begin the next batch, unless one is being committed or waits for room."""
         if self._batch is not None or self._retry is not None or not self._todo:
             return
         todo, self._todo = self._todo, []
+        # Worked out before: if the hub refused one message in the middle, those after it would
+        # overtake it.
         envelopes = [step[2] for step in todo if step[2] is not None]
         count = QueueCapacity(self.hub.target(self.endpoint.destination)).take(envelopes)
         if count < len(envelopes):
@@ -112,6 +115,7 @@ class ProduceEnd(LinkEnd):
         states = self._save_states(todo)
         self._batch = (todo, states)
         if receipt is None or receipt.done:
+            # A close, or messages that need no commit: the states are written without fsync.
             self.once_written(self._written)
         else:
             receipt.add_done_callback(guarded(self._committed, self.broken))
@@ -127,6 +131,7 @@ class ProduceEnd(LinkEnd):
         for channel in dict.fromkeys([*last, *closed]):
             state = self.link.copy_channel(channel)
             if state is not None:
+                # One mark covers all messages before it: acknowledgements name a range.
                 if channel in last:
                     state.consume(last[channel])
                 state.closed = channel in closed
@@ -144,14 +149,15 @@ class ProduceEnd(LinkEnd):
         todo, states = self._batch
         self._batch = None
         for channel in states:
-            # What was saved goes into the next group, but acknowledges messages that are not
-            # stored: overwrite it.
+            # The saved state is in the next group, but acknowledges messages that are not stored:
+            # overwrite it.
             state = self.link.copy_channel(channel)
             if state is not None:
                 self.save_receiving(channel, state)
         self._wait(todo)
 
     def _written(self) -> None:
+        """Acknowledge the batch: it is stored together with the states of its channels."""
         assert self._batch is not None
         _, states = self._batch
         self._batch = None
@@ -220,6 +226,7 @@ class TransactEnd(LinkEnd):
             state = loaded.receiving[channel]
             undecided = self._undecided[channel] = _OpenTransaction()
             for first, messages in rows:
+                # A row is dropped with its last message: the first ones may be decided already.
                 undecided.messages += messages[max(0, state.settled - first) :]
                 undecided.rows.append((first, first + len(messages)))
 
@@ -244,6 +251,7 @@ class TransactEnd(LinkEnd):
             self.context.count("produced", "relink", by=len(batch.envelopes))
             receipt = self.hub.produce(batch.envelopes, self.context.now())
             if receipt.refused:
+                # There was room in the queue, so the store took none of the batch.
                 batch.fail()
         self._save(batch)
 
@@ -318,6 +326,7 @@ class _ReadBatch:
         try:
             envelopes = [from_parts(parts, self._end.origin) for parts in messages]
         except InvalidEnvelope:
+            # `uncommitted` is the refusal of a transaction: the connection goes on.
             return False
         if not self._capacity.take(envelopes, whole=True):
             return False
@@ -336,10 +345,12 @@ class _ReadBatch:
                 continue
             if channel in self._last:
                 state.receive(self._last[channel])
+            # Rollbacks need nothing of the hub: those before the next commit are passed at once.
             state.pass_rollbacks()
             for each, last, committed in self._outcomes:
                 if each == channel:
                     state.settle(last, committed)
+            # `closed` is answered after all messages before the close are decided.
             state.closed = channel in self._end.closing and state.consumed == state.arrived
             self.states[channel] = state
             self._end.save_receiving(channel, state)
@@ -348,6 +359,7 @@ class _ReadBatch:
     def _save_undecided(self, channel: int, state: ReceivingChannel) -> None:
         undecided = self._end.undecided(channel)
         rows = self._end.rows
+        # Of the messages of this batch only those that it did not decide need a row.
         new = self._arrived.pop(channel, [])
         new = new[len(new) - min(len(new), len(undecided.messages)) :]
         if new:

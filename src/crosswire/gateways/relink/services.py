@@ -99,11 +99,11 @@ class CallEnd(LinkEnd):
 
     def receive(self, events: list[Event]) -> None:
         """Make the calls of one read, then send the answers that have room now."""
-        asked: list[_PeerCall] = []
+        calls: list[_PeerCall] = []
         touched: dict[int, None] = {}
         for event in events:
             if type(event) is MessageReceived:
-                asked.append(self._take(event))
+                calls.append(self._take(event))
                 touched[event.channel] = None
             elif type(event) is Acknowledged:
                 if event.acknowledgement == "consumed":
@@ -116,9 +116,10 @@ class CallEnd(LinkEnd):
                 self._on_closed(event.channel)
                 touched[event.channel] = None
             elif type(event) is ShutdownReceived:
+                # The calls of this read are not made: the peer does not wait for their answers.
                 self._shut_down()
                 return
-        self._ask(asked)
+        self._call_all(calls)
         for channel in touched:
             self._answer(channel)
         self._limit_open_calls()
@@ -141,11 +142,11 @@ class CallEnd(LinkEnd):
         request.answer = answer
         self._answer_bytes += _size(answer)
 
-    def _ask(self, asked: list[_PeerCall]) -> None:
+    def _call_all(self, requests: list[_PeerCall]) -> None:
         """Call the hub once for the requests of one read; those with a timeout one by one."""
         plain: list[Envelope] = []
         now = self.context.now()
-        for request in asked:
+        for request in requests:
             if request.envelope is None:
                 continue
             try:
@@ -153,6 +154,7 @@ class CallEnd(LinkEnd):
             except InvalidEnvelope as error:
                 self._finish(request, failure_parts(error))
                 continue
+            # Before the call: it may be answered before `hub.call` returns.
             self._open[id(request.envelope)] = request
             if timeout_s is None:
                 plain.append(request.envelope)
@@ -176,6 +178,7 @@ class CallEnd(LinkEnd):
 
     def _on_answer(self, call: Call, answer: Answer) -> None:
         request = self._open.pop(id(call.envelope), None)
+        # The link may have been forgotten or shut down while its request was in the hub.
         if request is None or self.forgotten:
             return
         if isinstance(answer, CrosswireError):
@@ -195,6 +198,7 @@ class CallEnd(LinkEnd):
         out = self.outbound.setdefault(channel, Outbound())
         answers: list[Parts] = []
         sequence = 0
+        # Answers beyond the window wait here, on a channel that closes until it is open again.
         room = 0 if out.closing else self.limits.window - out.outstanding
         while requests and requests[0].answer is not None and len(answers) < room:
             request = requests.popleft()
@@ -205,6 +209,8 @@ class CallEnd(LinkEnd):
             self._requests.pop(channel, None)
         if not answers and not closes:
             return
+        # The answers and the acknowledgement of their requests are written together: a hub that is
+        # killed before calls again, one that is killed after repeats the answers.
         state = self.link.copy_channel(channel)
         if answers:
             self.plan(channel, [SentRun("", parts=answers)], len(answers), sum(map(_size, answers)))
@@ -249,6 +255,7 @@ class CallEnd(LinkEnd):
         link = self.link
         if link.ended:
             return
+        # The channel may have been closed by another action of the same write.
         if state is not None and link.is_receiving(channel):
             link.adopt(channel, state)
         if answers:
@@ -292,7 +299,7 @@ class ServeEnd(LinkEnd):
         """Prepare the channels; it serves from its first connection on."""
         channels = min(256**self.head.terms.listener_id_size, _PROVIDER_CALLS)
         self._free: deque[int] = deque(range(channels))
-        self._asked: dict[int, deque[int]] = {}
+        self._awaited: dict[int, deque[int]] = {}
         """Message ids of the calls on a channel, in order; 0 for one that nobody waits for."""
         self._channels: dict[int, int] = {}
         """The channel of each call that somebody waits for."""
@@ -304,7 +311,7 @@ class ServeEnd(LinkEnd):
         for channel, out in self.outbound.items():
             waiting = out.next - out.answered
             if waiting > 0:
-                self._asked[channel] = deque([0] * waiting)
+                self._awaited[channel] = deque([0] * waiting)
                 self._free.remove(channel)
 
     @property
@@ -357,14 +364,14 @@ class ServeEnd(LinkEnd):
             out = self.outbound.get(channel)
             if out is not None and out.outstanding >= self.limits.window:
                 # The peer doesn't acknowledge the requests that it was sent.
-                if channel not in self._asked:
+                if channel not in self._awaited:
                     self._free.append(channel)
                 provider.fail(
                     delivery.id, ProviderFailed("refused", "the provider is too busy"), now
                 )
                 self._grant_credit()
                 continue
-            self._asked.setdefault(channel, deque()).append(delivery.id)
+            self._awaited.setdefault(channel, deque()).append(delivery.id)
             self._channels[delivery.id] = channel
             self._post(channel, parts)
 
@@ -373,7 +380,7 @@ class ServeEnd(LinkEnd):
         still not answered: then the one with the fewest."""
         if self._free:
             return self._free.popleft()
-        return min(self._asked, key=lambda channel: len(self._asked[channel]))
+        return min(self._awaited, key=lambda channel: len(self._awaited[channel]))
 
     def _post(self, channel: int, parts: Parts) -> None:
         self.plan(channel, [SentRun("", parts=[parts])], 1, _size(parts))
@@ -385,8 +392,9 @@ class ServeEnd(LinkEnd):
         for identifier in ids:
             channel = self._channels.pop(identifier, None)
             if channel is not None:
-                asked = self._asked[channel]
-                asked[asked.index(identifier)] = 0
+                # Its answer will still come, in its turn: keep the position, without a call.
+                awaited = self._awaited[channel]
+                awaited[awaited.index(identifier)] = 0
                 self._grant_credit()
 
     def _grant_credit(self) -> None:
@@ -402,15 +410,16 @@ class ServeEnd(LinkEnd):
         closed: list[int] = []
         for event in events:
             if type(event) is MessageReceived:
-                asked = self._asked.get(event.channel)
-                if not asked:
+                awaited = self._awaited.get(event.channel)
+                if not awaited:
                     self.end(UnexpectedFrame("an answer without a request"))
                     return
                 last[event.channel] = event.sequence
-                answers.append((asked.popleft(), event))
+                # Answers carry no id: each belongs to the oldest request on its channel.
+                answers.append((awaited.popleft(), event))
                 self.outbound[event.channel].answered += 1
-                if not asked:
-                    del self._asked[event.channel]
+                if not awaited:
+                    del self._awaited[event.channel]
                     self._free.append(event.channel)
             elif type(event) is Acknowledged:
                 if event.acknowledgement == "consumed":
@@ -422,6 +431,7 @@ class ServeEnd(LinkEnd):
                 self.link.shutdown()
         if last or closed:
             self._acknowledge(last, closed)
+        # After the loop: an answer may cause the next call, which takes a channel.
         for identifier, event in answers:
             if identifier and self._channels.pop(identifier, None) is not None:
                 self._hand_over(identifier, event)

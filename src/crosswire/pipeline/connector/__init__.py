@@ -1,1 +1,1 @@
-"""The `crosswire` data source: a running hub's messages in Spark, read and written."""
+"""The Spark data source `crosswire`: reads and writes messages of a running hub."""

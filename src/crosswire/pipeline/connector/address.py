@@ -1,4 +1,4 @@
-"""Where a hub's HTTP API is, and how Spark's driver and executors ask it: patiently."""
+"""The client of a hub's HTTP API for Spark's driver and executors, with retries."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ PATIENCE_S: Final = 60.0
 _TIMEOUT_S: Final = 60.0
 _FIRST_DELAY_S: Final = 0.1
 _LONGEST_DELAY_S: Final = 5.0
-_TRY_AGAIN: Final = frozenset((429, 502, 503, 504))
+_RETRIED_STATUSES: Final = frozenset((429, 502, 503, 504))
 _JSON: Final = "application/json"
 
 T = TypeVar("T")
 
 
 class _RetryLater(Exception):
-    """Nobody answered, or not yet: worth another try until patience runs out."""
+    """There was no answer, or one like 503: the request is retried until `patience_s` are over."""
 
     def __init__(self, error: ClientError) -> None:
         super().__init__(str(error))
@@ -36,30 +36,32 @@ class _RetryLater(Exception):
 
 
 class HubAddress(msgspec.Struct, frozen=True):
-    """Travels from the driver to the executors. Every call opens a connection of its own.
+    """A hub's URL and token, sent from the driver to executors. Each call opens a connection.
 
-    What can't be reached, or says that it is not ready, is asked again for `patience_s`: a hub
-    that is being restarted is no reason to fail. Raises ConnectFailed when nobody answers in that
-    time, RequestFailed when the hub says no, ClientError for what is no hub.
+    A request is retried for `patience_s` if the hub can't be reached or is not ready, so that a
+    restart of the hub fails no query. Raises ConnectFailed if there is no answer in that time,
+    RequestFailed if the hub refuses, ClientError if it is no hub.
     """
 
     url: str = DEFAULT_HUB
     token: str = ""
     patience_s: float = PATIENCE_S
 
+    # Spark prints options and partitions: the token must not be in its logs.
     def __repr__(self) -> str:
         return f"HubAddress({self.url!r})"
 
     def check(self) -> None:
-        """Raises ClientError for what is no URL."""
+        """Raises ClientError if the URL is none."""
         _split(self.url)
 
     def get(self, path: str, query: Mapping[str, object] | None = None) -> Any:
-        """What the hub answers, from JSON."""
-        return self._persist(lambda: self._ask("GET", _with(path, query), None, _JSON))
+        """The decoded JSON answer to a GET."""
+        return self._retry(lambda: self._send("GET", _with_query(path, query), None, _JSON))
 
     def post(self, path: str, body: object, *, repeatable: bool = True) -> Any:
-        """Give JSON, get JSON. What must not be done twice is not `repeatable`."""
+        """The decoded JSON answer to a POST of JSON. A request that is not `repeatable` is sent
+        once, without retries: a lost answer does not mean that it was not done."""
         return self.post_bytes(path, msgspec.json.encode(body), _JSON, repeatable=repeatable)
 
     def post_bytes(
@@ -71,48 +73,49 @@ class HubAddress(msgspec.Struct, frozen=True):
         *,
         repeatable: bool = True,
     ) -> Any:
-        """Give anything, get JSON."""
+        """The decoded JSON answer to a POST of bytes."""
 
-        def ask() -> Any:
-            return self._ask("POST", _with(path, query), memoryview(body), content_type)
+        def send() -> Any:
+            return self._send("POST", _with_query(path, query), memoryview(body), content_type)
 
-        return self._persist(ask) if repeatable else self._once(ask)
+        return self._retry(send) if repeatable else self._once(send)
 
     def batches(
         self, path: str, body: object
     ) -> Iterator[tuple[pa.RecordBatch, Mapping[bytes, bytes]]]:
-        """Ask with JSON; the record batches of the answer, each with the metadata it came with.
+        """The record batches of the answer to a POST of JSON, each with its metadata.
 
-        An answer that breaks off ends early instead of failing, if anything came before: whoever
-        asks goes on behind the last batch.
+        A connection that breaks ends the iteration instead of raising: the caller continues with
+        another request after the last batch.
         """
-        connection, response = self._persist(lambda: self._open_stream(path, body))
+        connection, response = self._retry(lambda: self._open_stream(path, body))
         try:
             yield from self._read_stream(response)
         finally:
             connection.close()
 
-    # One question.
+    # One request.
 
-    def _persist(self, ask: Callable[[], T]) -> T:
+    def _retry(self, send: Callable[[], T]) -> T:
+        # Backoff with jitter: all tasks of a stage lose a restarting hub at the same time.
         deadline = time.monotonic() + self.patience_s
         delay_s = _FIRST_DELAY_S
         while True:
             try:
-                return ask()
+                return send()
             except _RetryLater as later:
                 if time.monotonic() + delay_s > deadline:
                     raise later.error from None
             time.sleep(delay_s * random.uniform(0.8, 1.2))
             delay_s = min(delay_s * 2, _LONGEST_DELAY_S)
 
-    def _once(self, ask: Callable[[], T]) -> T:
+    def _once(self, send: Callable[[], T]) -> T:
         try:
-            return ask()
+            return send()
         except _RetryLater as later:
             raise later.error from None
 
-    def _ask(self, method: str, path: str, body: memoryview | None, content_type: str) -> Any:
+    def _send(self, method: str, path: str, body: memoryview | None, content_type: str) -> Any:
         connection, response = self._request(method, path, body, content_type)
         try:
             return self._read_json(response)
@@ -148,24 +151,24 @@ class HubAddress(msgspec.Struct, frozen=True):
             return connection, connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise _RetryLater(ConnectFailed(self._lost(error))) from None
+            raise _RetryLater(ConnectFailed(self._no_answer(error))) from None
 
     def _read_json(self, response: http.client.HTTPResponse) -> Any:
         try:
             answer = response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise _RetryLater(ConnectFailed(self._lost(error))) from None
+            raise _RetryLater(ConnectFailed(self._no_answer(error))) from None
         try:
             value = msgspec.json.decode(answer)
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            stranger = ClientError(f"{self.url} is no hub: its answer is no JSON")
-            if response.status in _TRY_AGAIN:
-                raise _RetryLater(stranger) from None
-            raise stranger from None
+            no_hub = ClientError(f"{self.url} is no hub: its answer is not JSON")
+            if response.status in _RETRIED_STATUSES:
+                raise _RetryLater(no_hub) from None
+            raise no_hub from None
         if response.status < 400:
             return value
         failure = _failure(response.status, value)
-        if response.status in _TRY_AGAIN:
+        if response.status in _RETRIED_STATUSES:
             raise _RetryLater(failure)
         raise failure
 
@@ -180,20 +183,21 @@ class HubAddress(msgspec.Struct, frozen=True):
         except StopIteration:
             return
         except (OSError, http.client.HTTPException, pa.ArrowInvalid):
-            # Whoever asked goes on behind what came; if nothing does, that is an error in the end.
+            # The connection broke, or the hub ended the answer. `fetch` continues after the last
+            # batch, and fails if requests bring nothing new for too long.
             return
 
-    def _lost(self, error: Exception) -> str:
+    def _no_answer(self, error: Exception) -> str:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return f"no answer from the hub at {self.url}: {reason}"
 
 
 def path_of(*parts: object) -> str:
-    """A path whose parts are quoted, but not the slashes in names."""
+    """An API path of its parts, URL-encoded except for slashes within names."""
     return "/" + "/".join(quote(str(part), safe="/") for part in parts)
 
 
-def _with(path: str, query: Mapping[str, object] | None) -> str:
+def _with_query(path: str, query: Mapping[str, object] | None) -> str:
     given = {name: value for name, value in (query or {}).items() if value is not None}
     return f"{path}?{urlencode(given)}" if given else path
 

@@ -1,4 +1,4 @@
-"""The columns that the source `crosswire` has in Spark, Kafka's first, and how they are made."""
+"""The columns of the source `crosswire`, Kafka's first, and how each is made of the hub's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _PAIR: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
 
 
 class _ColumnSource(NamedTuple):
-    """Its type in Spark, the hub's column it is made of, and how, from that and the node."""
+    """A column's type in Spark, the hub's column that it is made of, and the function that makes it
+    of that column and the hub's node."""
 
     kind: str
     source: str
@@ -25,15 +26,17 @@ class _ColumnSource(NamedTuple):
 
 
 def schema(names: Sequence[str]) -> str:
+    """Spark's schema of these columns, as DDL."""
     return ", ".join(f"{name} {COLUMNS[name].kind}" for name in names)
 
 
 def needed(names: Sequence[str]) -> list[str]:
-    """The hub's columns that these are made of."""
+    """The hub's columns that these are made of: only they are requested from it."""
     return list(dict.fromkeys(COLUMNS[name].source for name in names))
 
 
 def to_spark(batch: pa.RecordBatch, names: Sequence[str], node: str) -> pa.RecordBatch:
+    """A batch of the hub's columns as Spark gets it."""
     arrays = [COLUMNS[name].make(batch.column(COLUMNS[name].source), node) for name in names]
     return pa.RecordBatch.from_arrays(arrays, names=list(names))
 
@@ -43,7 +46,7 @@ def _same(column: pa.Array, _node: str) -> pa.Array:
 
 
 def _filled(column: pa.Array, _node: str) -> pa.Array:
-    """Nothing, where a text is empty."""
+    """Null where a text is empty: the hub has no null."""
     return pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
 
 
@@ -64,7 +67,7 @@ def _headers(column: pa.Array, _node: str) -> pa.Array:
 
 
 def _pairs(properties: str) -> list[dict[str, Any]] | None:
-    """As Kafka has it: nothing where there are none; numbers and booleans as JSON writes them."""
+    """Headers as in Kafka: null where there are none; numbers and booleans as JSON text."""
     if properties == "{}":
         return None
     return [
@@ -82,6 +85,8 @@ def _attempt(column: pa.Array, _node: str) -> pa.Array:
 
 
 def _attempts(properties: str) -> int:
+    """How often a dead letter was delivered; 0 for other messages. Most have no such property, and
+    a search in the text is cheaper than parsing JSON."""
     if _ATTEMPTS not in properties:
         return 0
     value = msgspec.json.decode(properties).get(_ATTEMPTS)

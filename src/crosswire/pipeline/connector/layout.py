@@ -1,8 +1,8 @@
-"""Which columns of a DataFrame become what of a message, and the form in which the hub takes them.
+"""The columns of a DataFrame that the sink writes, and their conversion to what the hub takes.
 
 | column | type | |
 |---|---|---|
-| `destination`, or Kafka's `topic` | string | unless an option says where all rows go |
+| `destination`, or Kafka's `topic` | string | not needed with the option of that name |
 | `value` | string or binary | the payload |
 | `key` | string or binary | |
 | `headers` | array of struct (key string, value binary or string) | properties |
@@ -14,15 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
+from pyspark.sql.types import StructType
 
 from crosswire.envelope import parse_destination
 from crosswire.errors import InvalidDestination, InvalidInput
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 __all__ = ["SinkLayout"]
 
@@ -46,12 +44,13 @@ _TYPES: Final = {
 _READ_ONLY: Final = frozenset(
     ("partition", "offset", "timestamp", "protocol", "kind", "connection", "principal", "attempt")
 )
-"""What the source gives and the hub decides itself: a DataFrame may have it, and it is left out."""
+"""Columns of the source that the hub sets itself. They are left out, so that what was read from a
+hub can be written without choosing columns."""
 
 
 @dataclass(frozen=True)
 class SinkLayout:
-    """`columns` are the places of those that are sent, by the names that they are sent under."""
+    """`columns` are the indexes of the columns that are sent, by the names that the hub knows."""
 
     columns: Mapping[str, int]
     destination: str
@@ -59,7 +58,8 @@ class SinkLayout:
 
     @classmethod
     def of(cls, schema: StructType, options: Mapping[str, str]) -> SinkLayout:
-        """Raises InvalidInput for what can't be written."""
+        """The layout for a DataFrame's schema and the sink's options. Raises InvalidInput for a
+        column or an option that can't be written."""
         columns: dict[str, int] = {}
         for index, field in enumerate(schema.fields):
             if field.name in _READ_ONLY:
@@ -76,7 +76,7 @@ class SinkLayout:
                 )
             columns[field.name] = index
         if "value" not in columns:
-            raise InvalidInput("there is no column value: it is the message itself")
+            raise InvalidInput("there is no column value: it is the message's payload")
         destination = _destination(options, columns)
         content_type = options.get("contentType", "")
         if content_type and "content_type" in columns:
@@ -84,7 +84,7 @@ class SinkLayout:
         return cls(columns, destination, content_type)
 
     def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The same rows as the hub takes them."""
+        """The rows of a batch with the columns that the hub takes."""
         arrays = {name: batch.column(index) for name, index in self.columns.items()}
         if self.destination:
             arrays["destination"] = pa.repeat(self.destination, batch.num_rows)
@@ -94,22 +94,25 @@ class SinkLayout:
 
 
 def _destination(options: Mapping[str, str], columns: dict[str, int]) -> str:
-    """The one of all rows, or none where a column has it; the column is called as the hub does."""
+    """The destination of all rows, empty where a column has it. A column `topic` is renamed to
+    `destination`."""
     named = options.get("destination") or options.get("topic") or ""
     topic = columns.pop("topic", None)
     if named:
         columns.pop("destination", None)
         try:
             if parse_destination(named).kind == "service":
-                raise InvalidInput(f"{named!r} is called, nothing can be sent to it")
+                raise InvalidInput(
+                    f"{named!r} is a service: messages go to queue/NAME or topic/NAME"
+                )
         except InvalidDestination as error:
             raise InvalidInput(str(error)) from None
         return named
     if "destination" not in columns:
         if topic is None:
             raise InvalidInput(
-                "where to? Give the option destination (queue/NAME or topic/NAME), or a column of"
-                " that name"
+                "there is no destination: give the option destination (queue/NAME or topic/NAME)"
+                " or a column of that name"
             )
         columns["destination"] = topic
     return ""

@@ -1,5 +1,4 @@
-"""The options of `spark.read.format("crosswire")`, in Kafka's names, checked before anything is
-read."""
+"""Options of the source `crosswire`, with Kafka's names, checked before anything is read."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ __all__ = [
 EARLIEST: Final = -2
 LATEST: Final = -1
 OTHERS: Final = "*"
-"""Stands for every destination that is not named itself."""
+"""Stands for every destination that offsets don't name."""
 
 Offsets = dict[str, dict[str, int]]
 """Destination → node → id, as Kafka has topic → partition → offset."""
@@ -58,7 +57,8 @@ _NOT_IN_STREAMS: Final = ("endingOffsets",)
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for. `starts` and `ends` are a word for all, or offsets by destination."""
+    """The options as values. `starts` and `ends` are EARLIEST or LATEST for all destinations, or
+    offsets by destination."""
 
     address: HubAddress
     destinations: tuple[str, ...]
@@ -73,18 +73,18 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_options(given: Mapping[str, str], *, stream: bool) -> ReadOptions:
-    """Raises InvalidInput, which says what is wrong."""
+    """The options of a read. Raises InvalidInput with the option that is wrong."""
     columns = known_columns(given)
     for name in _NOT_IN_STREAMS if stream else _NOT_IN_BATCHES:
         if given.get(name) is not None:
-            raise InvalidInput(f"{name} is not for {'streams' if stream else 'batches'}")
+            raise InvalidInput(f"{name} is an option for {'batches' if stream else 'streams'} only")
     destinations, pattern = _subscription(given)
     starts = _offsets(given, "startingOffsets", LATEST if stream else EARLIEST)
     ends = _offsets(given, "endingOffsets", LATEST)
     if not stream and starts == LATEST:
-        raise InvalidInput("a batch can't start with the latest: there would be nothing in it")
+        raise InvalidInput("startingOffsets can't be latest in a batch: it would be empty")
     if ends == EARLIEST:
-        raise InvalidInput("nothing ends with the earliest: there would be nothing in it")
+        raise InvalidInput("endingOffsets can't be earliest: the batch would be empty")
     for offsets in (starts, ends):
         if isinstance(offsets, dict) and destinations:
             _subscribed(offsets, destinations)
@@ -103,9 +103,9 @@ def read_options(given: Mapping[str, str], *, stream: bool) -> ReadOptions:
 
 
 def known_columns(given: Mapping[str, str]) -> tuple[str, ...]:
-    """Those that are asked for, else all, headers only with `includeHeaders`.
+    """The columns of the option `columns`, else all, headers only with `includeHeaders`.
 
-    Raises InvalidInput for these, and for options that nobody knows.
+    Raises InvalidInput for unknown columns and unknown options.
     """
     check_names(given, _KNOWN, of="source")
     chosen = given.get("columns")
@@ -122,7 +122,8 @@ def known_columns(given: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def address_of(given: Mapping[str, str]) -> HubAddress:
-    """Where the hub is and who asks; from the environment, where the options don't say."""
+    """The hub's address and token: from the options, else from the environment, else the default.
+    Raises InvalidInput for what is no URL."""
     url = given.get("hub") or os.environ.get("CROSSWIRE_HUB") or DEFAULT_HUB
     token = given.get("token") or os.environ.get("CROSSWIRE_TOKEN") or ""
     patience = given.get("patienceS")
@@ -151,7 +152,10 @@ def check_names(given: Mapping[str, str], names: Sequence[str], *, of: str) -> N
 def _subscription(given: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
     names, pattern = given.get("subscribe"), given.get("subscribePattern")
     if (names is None) == (pattern is None):
-        raise InvalidInput("say either `subscribe` (destinations) or `subscribePattern` (a regex)")
+        raise InvalidInput(
+            "give either the option subscribe (destinations) or subscribePattern (a regular"
+            " expression)"
+        )
     if pattern is not None:
         try:
             re.compile(pattern)
@@ -190,15 +194,16 @@ def _offsets(given: Mapping[str, str], name: str, default: int) -> int | Offsets
 
 
 def _subscribed(offsets: Offsets, destinations: tuple[str, ...]) -> None:
+    # What a wildcard matches is known to the hub only.
     if any("+" in each or "#" in each for each in destinations):
         return
     for name in offsets:
         if name != OTHERS and name not in destinations:
-            raise InvalidInput(f"offsets are given for {name}, which is not subscribed to")
+            raise InvalidInput(f"offsets are given for {name}, which subscribe does not have")
 
 
 def _moment(given: Mapping[str, str]) -> int | None:
-    """Milliseconds since 1970, as Kafka has it, or a date and time of ISO 8601."""
+    """`startingTimestamp` in µs: milliseconds since 1970, as in Kafka, or ISO 8601."""
     text = given.get("startingTimestamp")
     if text is None:
         return None
@@ -215,7 +220,7 @@ def _moment(given: Mapping[str, str]) -> int | None:
 
 
 def _count(given: Mapping[str, str], name: str) -> int:
-    """0 for what is not given."""
+    """A whole number above 0; 0 if the option is not given."""
     text = given.get(name)
     if text is None:
         return 0

@@ -1,4 +1,9 @@
-"""What of a hub's log is to be read: asked of the hub by the driver, fetched by executors."""
+"""Ranges of a hub's log: the driver has the hub plan them, executors fetch their messages.
+
+An offset is an id on a node, and everything before it has been read. Ids are sparse: a range is cut
+into tasks by the hub, which knows how many messages are where. A task that is attempted again
+fetches the same ids of the same node again, so its rows are the same.
+"""
 
 from __future__ import annotations
 
@@ -32,30 +37,36 @@ __all__ = [
 _log = logging.getLogger("crosswire.live")
 
 _SHOWN_RANGES: Final = 10
-_AGAIN_S: Final = 0.2
+_CONTINUE: Final = "; set failOnDataLoss=false to continue without them"
+_RETRY_S: Final = 0.2
+_END: Final = "behind"
+"""The name of a range's end in the hub's API: the id after the last one."""
 
 
 class MissingRange(msgspec.Struct, frozen=True):
+    """Ids of a destination that were stored once and are gone: from `first` to `last`."""
+
     destination: str
     first: int
     last: int
 
 
 class PlanResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The hub's answer to a plan."""
+    """The hub's answer to a plan: ids from `first` to before `end`, cut into `splits`. `found` is
+    false if no message of the destinations is among them."""
 
     node: str
     starts: dict[str, int]
     ends: dict[str, int]
     first: int
-    behind: int
+    end: int = msgspec.field(name=_END)
     splits: list[tuple[int, int]]
     missing: list[MissingRange]
     found: bool
 
 
 class LogPosition(NamedTuple):
-    """A hub's node, the id behind its latest message, and destinations."""
+    """A hub's node, the id after its latest message, and the destinations to read."""
 
     node: str
     end: int
@@ -63,18 +74,20 @@ class LogPosition(NamedTuple):
 
 
 class FilteredRange(msgspec.Struct, frozen=True, kw_only=True):
-    """What filters leave of it: `topics` where only some are wanted, ids and times."""
+    """The rows that pushed-down filters leave: `topics`, ids from `first` to before `end`, times
+    from `since_us` to before `until_us`; None for no restriction."""
 
     topics: frozenset[str] | None = None
     first: int | None = None
-    behind: int | None = None
+    end: int | None = None
     since_us: int | None = None
     until_us: int | None = None
 
 
 @dataclass
 class LogPartition(InputPartition):
-    """Ids first to before behind, of one node, for one task."""
+    """Ids from `first` to before `end` of one node, for one task. `starts` and `ends` restrict
+    single destinations further."""
 
     node: str
     destinations: list[str]
@@ -85,16 +98,16 @@ class LogPartition(InputPartition):
 
 
 class HubLog:
-    """The driver's side: plans in the hub's words, and what becomes of losses."""
+    """The hub's log as the driver uses it: plans ranges, and reports what is missing."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._regex = re.compile(options.pattern) if options.pattern else None
 
     def look(self, topics: frozenset[str] | None = None) -> LogPosition:
-        """Where the log ends, and what is subscribed to; of these topics only, if some are given.
+        """The log's end and the subscribed destinations, of `topics` only if these are given.
 
-        A regular expression is matched here: it could keep the hub busy for ever.
+        A regular expression is matched here, not in the hub: it may take exponential time.
         """
         query = {"names": "false" if self._regex is None else "true"}
         known = self._options.address.get("/v1/log", query)
@@ -105,37 +118,43 @@ class HubLog:
             chosen = [each for each in sorted(topics) if _is_among(each, chosen)]
         return LogPosition(known["node"], known["latest"] + 1, chosen)
 
-    def plan(self, destinations: Sequence[str], **wanted: Any) -> PlanResponse:
-        given = {name: value for name, value in wanted.items() if value is not None}
-        body = {"destinations": destinations, **given}
+    def plan(
+        self, destinations: Sequence[str], *, end: int | None = None, **wanted: Any
+    ) -> PlanResponse:
+        """Have the hub plan a range; `wanted` are more fields of its request. None means absent."""
+        fields = {"destinations": destinations, _END: end, **wanted}
+        body = {name: value for name, value in fields.items() if value is not None}
         answer = self._options.address.post("/v1/log/plan", body)
         return msgspec.convert(answer, PlanResponse)
 
     def partitions(self, planned: PlanResponse, destinations: list[str]) -> list[LogPartition]:
-        """Raises PipelineError for what is gone, unless that shall only be said."""
-        self.judge(planned.missing)
+        """A partition for each split of a plan. Raises PipelineError for messages that are gone,
+        unless failOnDataLoss is off."""
+        self.check_missing(planned.missing)
         return [
             LogPartition(planned.node, destinations, planned.starts, planned.ends, first, end)
             for first, end in planned.splits
         ]
 
-    def judge(self, missing: Sequence[MissingRange]) -> None:
+    def check_missing(self, missing: Sequence[MissingRange]) -> None:
+        """Raises PipelineError, or logs a warning, if messages of a plan are gone."""
         if not missing:
             return
         ranges = [
             f"{each.destination} {each.first} to {each.last}" for each in missing[:_SHOWN_RANGES]
         ]
         more = f" and {len(missing) - _SHOWN_RANGES} more" if len(missing) > _SHOWN_RANGES else ""
-        self.lose(f"messages are no longer there: {', '.join(ranges)}{more}")
+        self.report_loss(f"messages are no longer there: {', '.join(ranges)}{more}")
 
-    def lose(self, what: str) -> None:
-        """Raises PipelineError, or says it and goes on."""
+    def report_loss(self, what: str) -> None:
+        """Raises PipelineError for lost data; only logs it if failOnDataLoss is off."""
         if self._options.strict:
-            raise PipelineError(f"{what}; to go on without them, say failOnDataLoss=false")
+            raise PipelineError(f"{what}{_CONTINUE}")
         _log.warning("%s", what)
 
     def at_node(self, offsets: int | Offsets, node: str) -> dict[str, int]:
-        """Places on this node, by destination."""
+        """Offsets on this node, by destination. Raises PipelineError for offsets of another node:
+        ids of two nodes have nothing to do with each other."""
         if isinstance(offsets, int):
             return {OTHERS: offsets}
         for name, positions in offsets.items():
@@ -148,7 +167,8 @@ class HubLog:
 
 
 def _is_among(name: str, chosen: Sequence[str]) -> bool:
-    """Is it one of these, covered by one, or a method of one?"""
+    """Whether a destination is one of these, matches a wildcard among them, or is a method of a
+    service among them."""
     service = "/".join(name.split("/")[:2]) if name.startswith("service/") else name
     return any(each in (name, service) or covers(each, name) for each in chosen)
 
@@ -156,42 +176,45 @@ def _is_among(name: str, chosen: Sequence[str]) -> bool:
 def fetch(
     address: HubAddress, part: LogPartition, columns: Sequence[str], *, strict: bool
 ) -> Iterator[pa.RecordBatch]:
-    """The messages of a partition. An answer that breaks off is taken up behind what came of it;
-    raises ConnectionLost when nothing more comes."""
+    """The messages of a partition. If an answer breaks off, another request continues after its
+    last batch, so that no row comes twice; raises ConnectionLost if requests bring nothing for
+    `patience_s`."""
     position = part.first
     wanted: Mapping[str, Any] = {
         "node": part.node,
         "destinations": part.destinations,
         "starts": part.starts,
         "ends": part.ends,
-        "behind": part.end,
+        _END: part.end,
         "columns": needed(columns),
         "strict": strict,
     }
-    patient_until = 0.0
+    # The metadata of each batch has the id up to which the range is complete, also for batches
+    # without messages: progress is visible where nothing matches.
+    gives_up_at = 0.0
     while position < part.end:
         began_at = position
-        for batch, last in _ask(address, {**wanted, "first": position}):
+        for batch, last in _request(address, {**wanted, "first": position}):
             position = last + 1
             if len(batch):
                 yield to_spark(batch, columns, part.node)
         if position > began_at:
-            patient_until = 0.0
-        elif not patient_until:
-            patient_until = time.monotonic() + address.patience_s
-        elif time.monotonic() > patient_until:
-            raise ConnectionLost(f"{address.url} gives nothing from {position} on")
+            gives_up_at = 0.0
+        elif not gives_up_at:
+            gives_up_at = time.monotonic() + address.patience_s
+        elif time.monotonic() > gives_up_at:
+            raise ConnectionLost(
+                f"the hub at {address.url} answers without messages from id {position} on"
+            )
         else:
-            time.sleep(_AGAIN_S)
+            time.sleep(_RETRY_S)
 
 
-def _ask(address: HubAddress, body: Mapping[str, Any]) -> Iterator[tuple[pa.RecordBatch, int]]:
+def _request(address: HubAddress, body: Mapping[str, Any]) -> Iterator[tuple[pa.RecordBatch, int]]:
     try:
         for batch, metadata in address.batches("/v1/log/read", body):
             yield batch, int(metadata[b"last"])
     except RequestFailed as error:
         if error.code != "gone":
             raise
-        raise PipelineError(
-            f"{error.description}; to go on without them, say failOnDataLoss=false"
-        ) from None
+        raise PipelineError(f"{error.description}{_CONTINUE}") from None

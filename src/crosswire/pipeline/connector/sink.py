@@ -1,10 +1,12 @@
-"""Writing to a hub from Spark, each row once: tasks stage, the driver's commit names what counts.
+"""Writing to a hub from Spark, each row exactly once: tasks stage, the driver commits.
 
-    task     rows → parts of an Arrow stream → staged in the hub under a name of its own
-    driver   commit: the names that Spark says count; what else was staged is dropped by the hub
+    task     rows → parts of an Arrow stream → staged in the hub under a random attempt name
+    driver   commit with the attempts that Spark reports as successful; the hub drops all others
 
-A task that is tried again, or twice at the same time, stages under another name. A batch that is
-written again after its commit is known to the hub by its producer and number, and not kept.
+Staged rows are not visible to consumers. A task that is attempted twice, one after the other or at
+the same time (speculation), stages under two names, and Spark reports one of them. If the driver
+fails after the commit and before Spark has noted it, Spark writes the batch again: the hub
+recognizes it by producer and number, answers that it is committed, and keeps nothing of it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -21,15 +23,13 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
+from pyspark.sql.types import StructType
 from pyspark.taskcontext import TaskContext
 
 from crosswire.errors import ClientError, InvalidInput
 from crosswire.pipeline.connector.address import HubAddress, path_of
 from crosswire.pipeline.connector.layout import SinkLayout
 from crosswire.pipeline.connector.options import address_of, check_names
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 __all__ = ["CrosswireStreamWriter", "CrosswireWriter", "StagedTask"]
 
@@ -52,8 +52,9 @@ _SPARKS_OWN: Final = ("checkpointLocation", "queryName")
 
 @dataclass(frozen=True)
 class SinkBatch:
-    """What the hub knows a batch by: its producer and its number; `run` is the query's own id, so
-    that another query with the same producer is found out."""
+    """What identifies a batch in the hub: producer and number. `run` is the query's id: the hub
+    refuses a second query that uses the same producer. `once`: the producer writes one batch only,
+    so that the hub need not remember it for long."""
 
     producer: str
     number: int
@@ -63,7 +64,8 @@ class SinkBatch:
 
 @dataclass(frozen=True)
 class StagedTask(WriterCommitMessage):
-    """What a task tells the driver: where its rows wait, and how many there are."""
+    """What a task reports to the driver: the attempt under which its rows are staged, and the
+    numbers of parts and messages, which the commit compares with what the hub has."""
 
     batch: SinkBatch
     attempt: str
@@ -72,7 +74,8 @@ class StagedTask(WriterCommitMessage):
 
 
 class CrosswireWriter(DataSourceArrowWriter):
-    """`df.write`. Without a `producer` of its own every write is one, and is committed once.
+    """For `df.write`. Without the option `producer` every write gets a random one, and is committed
+    once.
 
     Raises InvalidInput for options or columns that can't be written.
     """
@@ -86,19 +89,23 @@ class CrosswireWriter(DataSourceArrowWriter):
         self._batch = _batch_of(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTask:
+        """Stage a task's rows. Runs on an executor, once per attempt."""
         return _write(self._hub, self._batch, self._layout, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Make the rows of these tasks messages. Runs on the driver."""
         _commit(self._hub, self._batch, _staged(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:  # noqa: ARG002
+        """Drop what was staged."""
         _abort(self._hub, self._batch)
 
 
 class CrosswireStreamWriter(DataSourceStreamArrowWriter):
-    """`df.writeStream`. The producer is the query, as its checkpoint knows it, unless an option
-    names it. In the mode `complete`, which asks to `overwrite`, every batch is the whole result,
-    sent anew. Raises InvalidInput for options or columns that can't be written."""
+    """For `df.writeStream`. The producer is the option, else the query's id, which its checkpoint
+    keeps over restarts. In the mode `complete`, which Spark calls with `overwrite`, every batch is
+    the whole result, sent again. Raises InvalidInput for options or columns that can't be written.
+    """
 
     def __init__(
         self,
@@ -114,16 +121,20 @@ class CrosswireStreamWriter(DataSourceStreamArrowWriter):
         self._producer = _producer_of(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTask:
+        """Stage a task's rows. Runs on an executor, once per attempt."""
         query, number = _local(_QUERY), _local(_BATCH)
         batch = SinkBatch(self._producer or f"query-{query}", int(number), query)
         return _write(self._hub, batch, self._layout, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Make the rows of these tasks messages. Runs on the driver."""
         staged = _staged(messages)
         if staged:
             _commit(self._hub, _one_batch(staged, batchId), staged)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Drop what was staged. Without a report of a task the batch's producer is unknown here;
+        the hub then drops it after a time."""
         staged = _staged(messages)
         if staged:
             _abort(self._hub, _one_batch(staged, batchId))
@@ -135,7 +146,8 @@ class CrosswireStreamWriter(DataSourceStreamArrowWriter):
 def _write(
     hub: HubAddress, batch: SinkBatch, layout: SinkLayout, rows: Iterator[pa.RecordBatch]
 ) -> StagedTask:
-    """Stage all rows as an attempt that nobody else can have."""
+    """Stage all rows under an attempt name that no other attempt can have: executors of two runs of
+    the same query may be alive at the same time."""
     context = TaskContext.get()
     task = f"{context.partitionId()}-{context.attemptNumber()}" if context is not None else "0"
     attempt = f"{task}-{uuid.uuid4().hex}"
@@ -145,9 +157,11 @@ def _write(
     for part in _parts(layout.convert(each) for each in rows):
         if is_committed:
             continue
+        # Parts are numbered: one that is sent again, because its answer was lost, is kept once.
         query = {"part": parts, "run": batch.run}
         answer = hub.post_bytes(path, _stream(part), _ARROW, query)
-        # Then it was written before, and Spark has yet to learn of it.
+        # Committed by an earlier run whose success Spark has not noted: the rest of the rows is
+        # read, as Spark demands, but not sent.
         is_committed = answer["committed"]
         if not is_committed:
             parts += 1
@@ -156,7 +170,7 @@ def _write(
 
 
 def _parts(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Small batches together, large ones in pieces: requests of a few MiB."""
+    """Requests of a few MiB: small batches together, large ones in pieces."""
     part: list[pa.RecordBatch] = []
     size_bytes = 0
     for batch in batches:
@@ -190,11 +204,12 @@ def _stream(batches: list[pa.RecordBatch]) -> pa.Buffer:
 
 
 def _local(name: str) -> str:
-    """What Spark says about the query that a task belongs to."""
+    """A property of the query that a task belongs to. Spark's Python API for writers has no other
+    way to the query's id and the batch's number."""
     context = TaskContext.get()
     value = context.getLocalProperty(name) if context is not None else None
     if value is None:
-        raise InvalidInput(f"this Spark does not say which query a task is of: {name} is not set")
+        raise InvalidInput(f"Spark has not set {name} for this task: is it another version?")
     return value
 
 
@@ -202,7 +217,9 @@ def _local(name: str) -> str:
 
 
 def _commit(hub: HubAddress, batch: SinkBatch, staged: Sequence[StagedTask]) -> None:
-    """Returns when all rows are where they go. What is decided is asked for until it is done."""
+    """Returns when all rows are messages. A large commit takes several requests: once the hub has
+    noted it, it completes it, also after a restart, and each request waits for that."""
+    # A task without rows has staged nothing, and the hub knows no attempt of it.
     named = [
         {"attempt": each.attempt, "parts": each.parts, "messages": each.messages}
         for each in staged
@@ -211,26 +228,26 @@ def _commit(hub: HubAddress, batch: SinkBatch, staged: Sequence[StagedTask]) -> 
     asked = {"attempts": named, "run": batch.run, "once": batch.once}
     path = path_of("v1/ingest", batch.producer, batch.number, "commit")
     while not hub.post(path, asked)["done"]:
-        pass  # it answers when it is done, or after some seconds
+        pass  # the hub answers when it is done, or after some seconds
 
 
 def _abort(hub: HubAddress, batch: SinkBatch) -> None:
-    """Once, and no more than a wish: the hub drops by itself what nobody comes back for, and a
-    failure here would be reported instead of the one that brought us here."""
+    """One request without retries, errors ignored: the hub drops staged rows after a time anyway,
+    and an error here would hide the one that led to the abort."""
     path = path_of("v1/ingest", batch.producer, batch.number, "abort")
     with suppress(ClientError):
         hub.post(path, {}, repeatable=False)
 
 
 def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTask]:
-    """Those of tasks that succeeded."""
+    """The reports of tasks that succeeded; Spark has None for others."""
     return [each for each in messages if isinstance(each, StagedTask)]
 
 
 def _one_batch(staged: Sequence[StagedTask], number: int) -> SinkBatch:
     batches = {each.batch for each in staged}
     if len(batches) != 1 or staged[0].batch.number != number:
-        raise InvalidInput(f"tasks of other batches than {number} reported to it: {batches}")
+        raise InvalidInput(f"batch {number} got reports of tasks of other batches: {batches}")
     return staged[0].batch
 
 
@@ -245,8 +262,8 @@ def _producer_of(options: Mapping[str, str]) -> str:
 
 
 def _batch_of(options: Mapping[str, str]) -> SinkBatch:
-    """Of a write that names its producer and batch, that one: to be repeated as often as it takes.
-    Else one that never was."""
+    """The batch of the options `producer` and `batch`, which may be written again without doubling
+    rows; without them a new one."""
     producer, number = _producer_of(options), options.get("batch")
     if producer and number is not None:
         if not number.isdecimal():

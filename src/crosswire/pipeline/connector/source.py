@@ -1,4 +1,4 @@
-"""The data source `crosswire`: the messages of a running hub, as a batch and as a stream."""
+"""The data source `crosswire`: the messages of a running hub, read as a batch or as a stream."""
 
 from __future__ import annotations
 
@@ -42,41 +42,45 @@ from crosswire.pipeline.connector.options import (
     read_options,
 )
 from crosswire.pipeline.connector.ranges import FilteredRange, HubLog, LogPartition, fetch
+from crosswire.pipeline.connector.sink import CrosswireStreamWriter, CrosswireWriter
 
 __all__ = ["CrosswireDataSource"]
 
 EVERYTHING: Final = {OTHERS: EARLIEST}
 _QUIET_S: Final = 0.1
-"""How long a stream waits for news: Spark itself would ask the hub a hundred times a second."""
+"""How long a stream waits when nothing is new: Spark asks again at once, and would send the hub a
+hundred requests a second."""
 
 
 class CrosswireDataSource(DataSource):
     """`spark.read.format("crosswire").option("subscribe", "queue/orders").load()`; docs/spark.md
-    has all options."""
+    has all options. Raises InvalidInput for options that are wrong."""
 
     @classmethod
     def name(cls) -> str:
+        """For `format("crosswire")`."""
         return "crosswire"
 
     def schema(self) -> str:
+        """The columns that the options choose."""
         return schema(known_columns(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
+        """For `spark.read`."""
         return LogReader(read_options(self.options, stream=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
+        """For `spark.readStream`."""
         return LogStreamReader(read_options(self.options, stream=True))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from crosswire.pipeline.connector.sink import CrosswireWriter
-
+        """For `df.write`."""
         return CrosswireWriter(schema, self.options, overwrite)
 
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        from crosswire.pipeline.connector.sink import CrosswireStreamWriter
-
+        """For `df.writeStream`."""
         return CrosswireStreamWriter(schema, self.options, overwrite)
 
 
@@ -84,21 +88,24 @@ class CrosswireDataSource(DataSource):
 
 
 class LogReader(DataSourceReader):
-    """Everything between two places of the log, each message once."""
+    """Reads the messages between two positions of the log."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._narrowed = FilteredRange()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Destination, offset and time narrow what is fetched; Spark looks at every row again."""
+        """Filters on destination, offset and time restrict what is fetched. All are given back, so
+        that Spark applies them to every row too: the restriction may be wider than they are."""
         self._narrowed = narrow(filters)
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
+        """Plan the range. Raises PipelineError for messages that are gone."""
         options, narrowed = self._options, self._narrowed
         log = HubLog(options)
         seen = log.look(narrowed.topics)
+        # startingTimestamp replaces startingOffsets, as in Kafka.
         by_time = options.since_us is not None
         since = [each for each in (options.since_us, narrowed.since_us) if each is not None]
         planned = log.plan(
@@ -106,7 +113,7 @@ class LogReader(DataSourceReader):
             starts=EVERYTHING if by_time else log.at_node(options.starts, seen.node),
             ends=log.at_node(options.ends, seen.node),
             first=narrowed.first,
-            behind=narrowed.behind,
+            end=narrowed.end,
             since=max(since, default=None),
             until=narrowed.until_us,
             parts=options.parts,
@@ -114,11 +121,12 @@ class LogReader(DataSourceReader):
         return log.partitions(planned, seen.destinations)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        """The messages of a partition. Runs on an executor."""
         return _read(partition, self._options)
 
 
 def _read(partition: InputPartition | None, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Where there is nothing to read Spark asks for it all the same."""
+    """The messages of a partition; Spark calls it with None if there are no partitions."""
     if isinstance(partition, LogPartition):
         yield from fetch(options.address, partition, options.columns, strict=options.strict)
 
@@ -127,7 +135,8 @@ _COMPARISONS: Final = (EqualTo, GreaterThan, GreaterThanOrEqual, LessThan, LessT
 
 
 def narrow(filters: Iterable[Filter]) -> FilteredRange:
-    """What must be true of a row for these filters, all of them, to be."""
+    """A range that has every row for which all of these filters are true. Filters that it does not
+    know restrict nothing."""
     topics: frozenset[str] | None = None
     first: list[int] = []
     ends: list[int] = []
@@ -145,7 +154,7 @@ def narrow(filters: Iterable[Filter]) -> FilteredRange:
     return FilteredRange(
         topics=topics,
         first=max(first, default=None),
-        behind=min(ends, default=None),
+        end=min(ends, default=None),
         since_us=max(since, default=None),
         until_us=min(until, default=None),
     )
@@ -172,8 +181,12 @@ def _microseconds(moment: datetime) -> int:
 
 
 class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A place in the log is an id on a node: everything before it has been read. `*` stands for all
-    destinations; those that begin later have places of their own until they are passed."""
+    """Reads a stream. An offset is an id on a node: everything before it has been read.
+
+    `*` stands for all destinations. One whose start is later has an offset of its own until the
+    common one has passed it. Spark stores offsets in its checkpoint before a batch runs, and runs a
+    batch again with the same offsets after a failure.
+    """
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -182,6 +195,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._quiet: tuple[Offsets, int] | None = None
 
     def initialOffset(self) -> Offsets:  # noqa: N802
+        """Where a new stream starts: by the options, with `earliest` and `latest` as ids."""
         options, seen = self._options, self._log.look()
         starts = self._log.at_node(options.starts, seen.node)
         if options.since_us is not None:
@@ -190,49 +204,58 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {name: {seen.node: position} for name, position in planned.starts.items()}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """The option `maxOffsetsPerTrigger`."""
         limit = self._options.limit
         return ReadMaxRows(limit) if limit else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Fix the end: messages that come from now on are for the next run."""
         seen = self._log.look()
         self._target = {OTHERS: {seen.node: seen.end}}
 
     def reportLatestOffset(self) -> Offsets:  # noqa: N802
+        """The end of the log, for Spark's progress reports (lag)."""
         seen = self._log.look()
         return {OTHERS: {seen.node: seen.end}}
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802
-        """Behind the last message that is there, or that the limit allows; where nothing new is
-        there, the start itself, however much others have written meanwhile."""
+        """The offset after the last message, or after as many as the limit allows. Without new
+        messages of the subscribed destinations it is the start itself, so that Spark runs no empty
+        batch, although other destinations have moved the log's end."""
         seen = self._log.look()
         target = seen.end
         if self._target is not None:
             target = self._target[OTHERS].get(seen.node, seen.end)
         starts = self._from(start, seen.node)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else 0
-        looked = self._quiet[1] if self._quiet is not None and self._quiet[0] == start else 1
+        # Up to here the last call has searched from the same start and found nothing.
+        searched = self._quiet[1] if self._quiet is not None and self._quiet[0] == start else 1
+        # A plan ends early after some seconds of searching: it continues where it stopped.
         while True:
             planned = self._log.plan(
-                seen.destinations, starts=starts, first=looked, behind=target, limit=most
+                seen.destinations, starts=starts, first=searched, end=target, limit=most
             )
             if planned.found:
-                return _moved(starts, planned.behind, seen.node)
-            if looked >= planned.behind or planned.behind >= target:
+                return _moved(starts, planned.end, seen.node)
+            if searched >= planned.end or planned.end >= target:
                 break
-            looked = planned.behind
-        self._log.judge(planned.missing)
-        self._quiet = (start, planned.behind)
+            searched = planned.end
+        self._log.check_missing(planned.missing)
+        self._quiet = (start, planned.end)
+        # With availableNow the same start ends the query: there is nothing to wait for.
         if self._target is None:
             time.sleep(_QUIET_S)
         return start
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
+        """Plan a batch: the same messages for the same offsets, whenever it is called."""
         seen = self._log.look()
         ends = {
             name: positions[seen.node] for name, positions in end.items() if seen.node in positions
         }
+        # The checkpoint's offsets are of another node: the hub's data was replaced.
         if OTHERS not in ends:
-            self._log.lose(f"the batch is of another hub than node {seen.node}, which answers")
+            self._log.report_loss(f"the batch is of another hub: this one is node {seen.node}")
             return []
         planned = self._log.plan(
             seen.destinations,
@@ -243,20 +266,25 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._log.partitions(planned, seen.destinations)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        """The messages of a partition. Runs on an executor."""
         return _read(partition, self._options)
 
     def _from(self, start: Offsets, node: str) -> dict[str, int]:
-        """Places on this node; another one has a log of its own, which is read from its start."""
+        """Offsets on this node. Another node has a log of its own, in which they mean nothing: with
+        failOnDataLoss off it is read from its start."""
         starts = {name: positions[node] for name, positions in start.items() if node in positions}
         if OTHERS not in starts:
             others = ", ".join(sorted({each for positions in start.values() for each in positions}))
-            self._log.lose(f"this is the hub of node {node}, what was read so far is of {others}")
+            self._log.report_loss(
+                f"this is the hub of node {node}, the stream has read that of node {others}"
+            )
             return EVERYTHING
         return starts
 
 
 def _moved(starts: dict[str, int], end: int, node: str) -> Offsets:
-    """All places that are before this one, moved to it."""
+    """Offsets of a node moved to `end` where they are before it; those of single destinations that
+    the common one has reached are dropped."""
     positions = {name: max(position, end) for name, position in starts.items()}
     return {
         name: {node: position}

@@ -1,20 +1,11 @@
-"""How the rows of a protocol's columnar scanner become rows of silver.frames, many connections at
-once: a module a protocol, which says the same as `pipeline.protocols` does frame by frame."""
+"""From captured bytes to rows of frames, violations and directions, many connections at once.
 
-from __future__ import annotations
-
-from functools import cache
-from importlib import import_module
-
-from crosswire.pipeline.decode.contract import Describe
-from crosswire.wire import protocol
-
-__all__ = ["describe_of"]
-
-
-@cache
-def describe_of(name: str) -> Describe:
-    """What describes the rows of a registered protocol. Raises UnknownProtocol."""
-    protocol(name)
-    describe: Describe = import_module(f"crosswire.pipeline.decode.{name}").describe
-    return describe
+columnar         batches of bronze.wire in, rows out; keeps open connections between them
+batch_scan       one protocol's connections of a batch
+scanners/        bytes to columns, compiled; decoders of `wire` for what the scanners leave
+emp, emqp, …     a protocol's columns to rows of silver.frames: what a frame means
+readings/        the same frame by frame
+connection_rows  one connection row by row, for all that can't be read in columns
+row_schema       the columns of the rows
+text, json, matching, kernels, arrays, ascii_codes   what they are built from
+"""

@@ -13,7 +13,7 @@ BATCH_BYTES: Final = 8 * 1024 * 1024
 
 
 class Batches:
-    """Takes rows as tuples in the order of the schema; gives a batch when enough have come."""
+    """Collects rows, tuples in the order of the schema, until they fill a batch."""
 
     def __init__(
         self, schema: pa.Schema, *, rows: int = BATCH_ROWS, size_bytes: int = BATCH_BYTES
@@ -25,16 +25,17 @@ class Batches:
         self.rows: list[tuple[Any, ...]] = []
 
     def add(self, row: tuple[Any, ...], size_bytes: int = 0) -> None:
-        """`size_bytes` is what the row's large columns hold."""
+        """Add a row; `size_bytes` is the size of its large columns."""
         self.rows.append(row)
         self._bytes += size_bytes
 
     @property
     def full(self) -> bool:
+        """Whether it is time to `take` what was added."""
         return len(self.rows) >= self._most_rows or self._bytes >= self._most_bytes
 
     def take(self) -> pa.RecordBatch:
-        """What was added since the last call."""
+        """The rows that were added since the last call."""
         if self.rows:
             columns: Any = zip(*self.rows, strict=True)
         else:

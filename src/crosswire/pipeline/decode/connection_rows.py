@@ -1,12 +1,13 @@
 """One connection, row by row: its bytes through the decoders, its frames into rows.
 
-What is known of a connection lives here, whoever reads it: row by row, as `ConnectionRows.add`
-does, or many connections at once with the columnar scanners, as `columnar` does.
+The state of a connection is here in any case: whether it is read row by row, with
+`ConnectionRows.add`, or with many others at once by the scanners, as `columnar` does.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from crosswire.capture.classify import TLS
 from crosswire.errors import DecoderStateError, FrameError, InvalidInput
 from crosswire.lake.schemas import DATA, FIN, FORWARD, GAP, OPEN, RESET
+from crosswire.pipeline.decode.arrays import Bytes, Numbers
 from crosswire.pipeline.decode.arrow_batches import Batches
 from crosswire.pipeline.decode.readings import reading_of
 from crosswire.pipeline.decode.readings.contract import Described, Reading, json_text
@@ -21,12 +23,9 @@ from crosswire.pipeline.decode.row_schema import DIRECTIONS, FRAMES, VIOLATIONS
 from crosswire.wire import protocol
 from crosswire.wire.contract import Decoder, Encrypted, Gap, Placed, Unsynchronized
 
-if TYPE_CHECKING:
-    from crosswire.pipeline.decode.scanners.scanner import BulkScanner, Numbers
+__all__ = ["MOST_OPEN", "WIRE_COLUMNS", "ConnectionRows", "Direction", "ScannedSoFar"]
 
-__all__ = ["MOST_OPEN", "WANTED", "ConnectionRows", "Direction", "Scanned"]
-
-WANTED: Final = (
+WIRE_COLUMNS: Final = (
     "node",
     "connection",
     "seq",
@@ -44,29 +43,34 @@ WANTED: Final = (
     "acceptor_address",
     "acceptor_port",
 )
+"""The columns of bronze.wire that decoding needs, in the order of `ConnectionRows.add`."""
 MOST_OPEN: Final = 4096
-"""So many connections are held ready to go on; of more, only what it takes to begin again."""
+"""By default as many open connections are kept as objects; the state of others is stored."""
 _HANDSHAKE_FRAMES: Final = 8
+"""Within the first frames of a direction a handshake may let the other direction go on."""
 _OUT_OF_FRAME: Final = (Gap, Unsynchronized, Encrypted)
 _NOT_A_MESSAGE: Final = (None,) * 6
 
 
-class Scanned(NamedTuple):
-    """How far a scanner has read a direction from its first byte on: all that a decoder must be
-    told to go on from there. `opening` are the bytes of the handshake."""
+class ScannedSoFar(NamedTuple):
+    """How far a scanner has read a direction: all that a decoder needs to continue from there.
 
-    scanner: BulkScanner
+    `hand_over` is the scanner's method, `opening` are the bytes of the handshake.
+    """
+
+    hand_over: Callable[[Decoder, Numbers, Bytes, int], None]
     state: Numbers
     opening: bytes
 
-    def leave(self, decoder: Decoder) -> None:
-        self.scanner.leave(decoder, self.state, np.frombuffer(self.opening, np.uint8), 0)
+    def to(self, decoder: Decoder) -> None:
+        """Put a new decoder where the scanner stopped."""
+        self.hand_over(decoder, self.state, np.frombuffer(self.opening, np.uint8), 0)
 
 
 class Direction:
-    """What is known of one direction; `base` is where in it the capture begins.
+    """The state of one direction; `base` is the offset in it at which the capture begins.
 
-    Where a scanner reads it, there is no decoder until somebody asks for one.
+    While a scanner reads it, there is no decoder but `scanned`, from which one can be created.
     """
 
     __slots__ = (
@@ -93,10 +97,11 @@ class Direction:
         self.frames = 0
         self.end: str | None = None
         self.decoder: Decoder | None = None
-        self.scanned: Scanned | None = None
+        self.scanned: ScannedSoFar | None = None
 
     @property
     def due(self) -> int:
+        """The offset of the next byte."""
         return self.base + self.seen
 
 
@@ -148,6 +153,7 @@ class ConnectionRows:
             self.reading = reading_of(self.protocol)()
 
     def add(self, row: tuple[Any, ...]) -> None:
+        """Read the next row, a tuple of WIRE_COLUMNS. Raises InvalidInput if it is out of order."""
         _, name, seq, direction, kind, offset, length, time, data, late = row[:10]
         if seq <= self.seq:
             raise InvalidInput(f"rows of connection {name} are there twice, or out of order")
@@ -176,18 +182,19 @@ class ConnectionRows:
 
     @property
     def is_over(self) -> bool:
-        """Both sides ended it, or one broke it off."""
+        """Whether both sides have closed it, or one has reset it."""
         ends = [direction.end for direction in self.directions.values()]
         return RESET in ends or ends.count(FIN) == 2
 
     @property
     def is_closed(self) -> bool:
-        """Either direction has ended for itself."""
+        """Whether each direction has ended, closed or reset."""
         directions = self.directions.values()
         return len(directions) == 2 and all(direction.end is not None for direction in directions)
 
     @property
     def last_time(self) -> int:
+        """The time of the latest row."""
         return max(direction.last_time for direction in self.directions.values())
 
     def dump(self) -> bytes:
@@ -228,7 +235,7 @@ class ConnectionRows:
     def load(
         cls, key: tuple[str, str], state: bytes, collected: Batches, *, payloads: bool
     ) -> ConnectionRows:
-        """Goes on where `dump` was called; `key` is connection and node.
+        """A connection in the state of `dump`; `key` is connection and node.
 
         Raises DecoderStateError.
         """
@@ -254,7 +261,7 @@ class ConnectionRows:
             )
             direction.frames, direction.end = each.frames, each.end
             made.directions[each.name == FORWARD] = direction
-        # The other direction's decoder is made with the opener's at hand.
+        # The acceptor's decoder is created with the opener's: that must be complete before.
         for each in sorted(saved.directions, key=lambda each: each.name != FORWARD):
             if each.decoder is not None:
                 forward = each.name == FORWARD
@@ -264,7 +271,7 @@ class ConnectionRows:
         return made
 
     def finish(self) -> None:
-        """The connection has no more rows."""
+        """Add what only the end of the connection shows, and a row for each direction."""
         for forward, direction in self.directions.items():
             if direction.decoder is not None:
                 self.emit(forward, direction, direction.decoder.feed(b""), direction.last_time)
@@ -278,11 +285,12 @@ class ConnectionRows:
         if self.protocol is None:
             return
         if self.protocol == TLS:
-            self._location(forward, direction, start, len(data), Encrypted(), time)
+            self._item(forward, direction, start, len(data), Encrypted(), time)
             return
         decoder = self.decoder(forward, direction)
         self.emit(forward, direction, decoder.feed(data), time)
-        # At the start the other side may have been waiting for what this one just said.
+        # During handshakes the other decoder may hold bytes that it can read only with what this
+        # one has just read.
         other = self.directions.get(not forward)
         if other is not None and other.decoder is not None and other.frames < _HANDSHAKE_FRAMES:
             self.emit(not forward, other, other.decoder.feed(b""), time)
@@ -294,12 +302,16 @@ class ConnectionRows:
         if self.protocol is None:
             return
         if self.protocol == TLS:
-            self._location(forward, direction, start, count, Gap(), time)
+            self._item(forward, direction, start, count, Gap(), time)
             return
         self.emit(forward, direction, self.decoder(forward, direction).skip(count), time)
 
     def decoder(self, forward: bool, direction: Direction) -> Decoder:
-        """The accepting side is read with the other decoder at hand: it may need what it said."""
+        """The direction's decoder, created if there is none yet.
+
+        The acceptor's is given the opener's decoder: how its bytes are read may depend on the
+        opener's handshake.
+        """
         if direction.decoder is None:
             assert self.protocol is not None
             entry = protocol(self.protocol)
@@ -313,22 +325,23 @@ class ConnectionRows:
                 peer = self.decoder(True, opener)
                 direction.decoder = entry.decoder(entry.roles[-1], late=direction.late, peer=peer)
             if direction.scanned is not None:
-                direction.scanned.leave(direction.decoder)
+                direction.scanned.to(direction.decoder)
                 direction.scanned = None
         return direction.decoder
 
     # Rows.
 
     def emit(self, forward: bool, direction: Direction, placed: list[Placed], time: int) -> None:
+        """Add rows for what a decoder gave: frames, violations, and bytes outside of frames."""
         base = direction.base
         for offset, length, item in placed:
             if isinstance(item, FrameError):
                 self._refuse(forward, direction, base + offset, length, 0, item, time)
             else:
                 direction.frames += 1
-                self._location(forward, direction, base + offset, length, item, time)
+                self._item(forward, direction, base + offset, length, item, time)
 
-    def _location(
+    def _item(
         self, forward: bool, direction: Direction, offset: int, length: int, frame: Any, time: int
     ) -> None:
         if isinstance(frame, _OUT_OF_FRAME):
@@ -419,7 +432,7 @@ class ConnectionRows:
     def violation(
         self, direction: Direction, location: tuple[int, int, int, int], error: FrameError
     ) -> None:
-        """`location` is layer, offset, length and time."""
+        """Add a row for a violation; `location` is layer, offset, length and time."""
         self._special(VIOLATIONS, direction, location, error.code, {"reason": error.reason})
 
     def _summarize(self, direction: Direction) -> None:

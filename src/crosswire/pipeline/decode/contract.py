@@ -1,12 +1,12 @@
-"""What goes into describing rows in columns, and what comes out.
+"""What a protocol's description in columns is given, and what it gives.
 
 A protocol's `describe` takes rows of many connections and gives for each exactly what its Reading
 would give for the frame. It works in columns: what many rows share is found out once
-(`text.distinct`), what is answered later is matched (`matching.Matching`), and texts are put
-together by `text.text`. Where that does not pay, Python looks at single rows:
+(`text.distinct`), responses are matched with requests (`matching.Matching`), and texts are
+concatenated (`text.text`). Where that is not worth it, Python describes single rows:
 
-    Told.patch       takes a `Described` for some rows; it must not depend on what came before
-    in_turn          reads whole connections frame by frame, with their Readings
+    DescriptionColumns.patch   replaces some rows, which must not depend on earlier ones
+    describe_one_by_one        reads whole connections frame by frame, with their Readings
 """
 
 from __future__ import annotations
@@ -21,12 +21,18 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from crosswire.errors import FrameError
+from crosswire.pipeline.decode.arrays import NONE, Bytes, Flags, Numbers
 from crosswire.pipeline.decode.readings.contract import Described, Reading
-from crosswire.pipeline.decode.scanners.scanner import NONE, Bytes, Numbers
-from crosswire.pipeline.decode.text import Flags
 from crosswire.wire.contract import Frame
 
-__all__ = ["Describe", "DescriptionColumns", "FrameRows", "Readings", "in_turn", "nothing"]
+__all__ = [
+    "Describe",
+    "DescriptionColumns",
+    "FrameRows",
+    "Readings",
+    "describe_one_by_one",
+    "null_column",
+]
 
 R = TypeVar("R", bound=Reading)
 
@@ -43,11 +49,12 @@ _OF_MESSAGES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class FrameRows:
-    """What a scanner gave of some connections; see `wire.bulk.Columns`.
+    """Frames of some connections as a scanner gave them; see `scanners.scanner.Columns`.
 
-    The rows of a connection have the same `owner` and stand together, in order; owners ascend. A
-    frame stands at `position` of `octets`. `slices` are starts in them and lengths, in the order of
-    the scanner's `slice_names`. Without `payloads` nobody asks for what only messages have.
+    The rows of a connection have the same `owner` and follow one another, in order; owners ascend.
+    A frame is at `position` in `octets`. `slices` are starts in them and lengths, in the order of
+    the scanner's `slice_names`. Without `payloads` the columns that only messages have are not
+    needed.
     """
 
     octets: Bytes
@@ -71,26 +78,26 @@ class FrameRows:
         return len(self.owner)
 
     def cut(self, start: int, stop: int) -> bytes:
-        """Some of the octets."""
+        """A copy of octets[start:stop]."""
         return bytes(self._view[start:stop])
 
     def whole(self, row: int) -> bytes:
-        """The frame as it stands on the wire."""
+        """The bytes of the frame."""
         at = self.position[row]
         return self.cut(at, at + self.length[row])
 
     def part(self, row: int, index: int) -> bytes:
-        """One of its slices; empty where it is absent."""
+        """The bytes of one of its slices; empty where it is absent."""
         starts, lengths = self.slices[index]
         return self.cut(starts[row], starts[row] + max(lengths[row], 0))
 
 
 class Readings(Generic[R]):
-    """What is remembered of the connections of some rows.
+    """The readings of the connections of some rows: what is remembered of earlier frames.
 
-    `known` are those of which something was said before. `stays`, by owner: will more be said? What
-    there is to remember of such a connection must be written into its reading, which `of` gives;
-    that of the others is forgotten.
+    `known` are those of connections with earlier frames. `stays`, by owner, is whether more frames
+    follow: what has to be remembered of such a connection must be written into its reading, which
+    `of` gives; the readings of the others are not needed any more.
     """
 
     def __init__(self, known: Mapping[int, R], stays: Flags, begin: Callable[[int], R]) -> None:
@@ -101,10 +108,10 @@ class Readings(Generic[R]):
 
 @dataclass
 class DescriptionColumns:
-    """Columns of `Described`; NONE in a number, null in a text for what it says nothing about.
+    """Columns of `Described`; an absent number is NONE, an absent text null.
 
-    `errors` are rows that a closer look has shown to be wrong: whatever the columns have there,
-    they are no frames.
+    `errors` are rows whose content is not valid: they are violations, and what the columns have
+    there does not count.
     """
 
     fields: pa.Array
@@ -127,7 +134,7 @@ class DescriptionColumns:
         return len(self.fields)
 
     def patch(self, rows: Sequence[int], made: Sequence[Described | FrameError]) -> None:
-        """Say this of some rows, instead of what was said."""
+        """Replace the descriptions of some rows."""
         if not len(rows):
             return
         count = len(self)
@@ -156,23 +163,25 @@ _WRONG: Final = Described("")
 
 
 class Describe(Protocol):
-    """A protocol's `describe`."""
+    """The type of a protocol's `describe`."""
 
-    def __call__(self, rows: FrameRows, readings: Readings[Any]) -> DescriptionColumns: ...
+    def __call__(self, rows: FrameRows, readings: Readings[Any]) -> DescriptionColumns:
+        """What the protocol's Reading would give for each row."""
+        ...
 
 
-def nothing(count: int, kind: pa.DataType | None = None) -> pa.Array:
-    """A column of nulls: of text, if nothing else is said."""
+def null_column(count: int, kind: pa.DataType | None = None) -> pa.Array:
+    """A column of nulls, of text by default."""
     return pa.nulls(count, kind or pa.string())
 
 
-def in_turn(
+def describe_one_by_one(
     rows: FrameRows,
     chosen: Sequence[int],
     readings: Readings[R],
     frame_of: Callable[[FrameRows, int, R], Frame],
 ) -> list[Described | FrameError]:
-    """What the readings say of these rows, which are all of their connections, frame by frame."""
+    """What the readings give for these rows, which must be all the rows of their connections."""
     made: list[Described | FrameError] = []
     for row in chosen:
         reading = readings.of(int(rows.owner[row]))

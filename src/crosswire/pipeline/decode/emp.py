@@ -1,4 +1,4 @@
-"""EMP in columns: by what stands around `data`, which comes again and again."""
+"""EMP in columns: bodies are grouped by the text around `data`, of which there are few."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from crosswire.errors import FrameError
-from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Readings, nothing
+from crosswire.pipeline.decode.arrays import NONE, Flags, Numbers
+from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Readings, null_column
 from crosswire.pipeline.decode.emp_data import Data, find
 from crosswire.pipeline.decode.json import Base64, Unescaped, surely_base64
 from crosswire.pipeline.decode.matching import PASS, PUT, TAKE, Matching
@@ -33,35 +34,37 @@ from crosswire.pipeline.decode.readings.emp import (
     read_request,
     read_response,
 )
-from crosswire.pipeline.decode.scanners.scanner import NONE, Numbers
+from crosswire.pipeline.decode.scanners.emp import BODY
 from crosswire.pipeline.decode.text import (
     Coded,
     Decimal,
     Fixed,
-    Flags,
     Raw,
     TextPart,
     Vocabulary,
-    among,
+    by_code,
     distinct,
     text,
     words,
 )
 from crosswire.wire.contract import Frame
+from crosswire.wire.emp import layout
 from crosswire.wire.emp.frames import Bye, Error, Hello, Ping, Pong
 
 __all__ = ["describe"]
 
-# What the scanner calls frames, and its slice.
-_HELLO, _BYE, _PING, _PONG, _ERROR, _REQUEST, _RESPONSE = range(7)
-_EMPTY: Final[dict[int, Frame]] = {_BYE: Bye(), _PING: Ping(), _PONG: Pong()}
-_BODY: Final = 0
+# The scanner's codes of frames are the types of messages on the wire.
+_EMPTY: Final[dict[int, Frame]] = {
+    layout.TYPE_BYE: Bye(),
+    layout.TYPE_PING: Ping(),
+    layout.TYPE_PONG: Pong(),
+}
 
 
 @dataclass(frozen=True)
 class _RowOperations:
-    """What rows say, as codes of `operations`, NONE for those that are wrong; and where their data
-    is, which is empty if it is not written."""
+    """The operations of rows, as codes of `operations`, NONE for those that are not valid; and
+    where their data is, which is empty if there is none."""
 
     code: Numbers
     operations: list[OperationText]
@@ -69,28 +72,30 @@ class _RowOperations:
     errors: dict[int, FrameError]
 
     def flags(self, operations: list[bool]) -> Flags:
-        found: Flags = among(self.code, operations, False)
+        """By row: the flag of its operation."""
+        found: Flags = by_code(self.code, operations, False)
         return found
 
 
 def describe(rows: FrameRows, readings: Readings[EmpReading]) -> DescriptionColumns:
+    """What `EmpReading.describe` gives for each row."""
     count = len(rows)
-    starts, lengths = rows.slices[_BODY]
-    talks, responses = rows.frame >= _REQUEST, rows.frame == _RESPONSE
-    operations_of_rows = _operations(rows, talks)
+    starts, lengths = rows.slices[BODY]
+    calls, responses = rows.frame >= layout.TYPE_REQUEST, rows.frame == layout.TYPE_RESPONSE
+    operations_of_rows = _operations(rows, calls)
     codes, operations, data = (
         operations_of_rows.code,
         operations_of_rows.operations,
         operations_of_rows.data,
     )
-    carriers, doubtful = _carriers(rows, operations_of_rows)
-    looked_at = [_asked(rows, operations_of_rows, row) for row in doubtful]
+    carriers, uncertain = _carriers(rows, operations_of_rows)
+    read_alone = [_asked(rows, operations_of_rows, row) for row in uncertain]
 
     targets: Vocabulary[Target] = Vocabulary()
-    target = among(codes, targets.codes(each.target for each in operations), NONE)
-    answer = among(codes, targets.codes(each.answer for each in operations), NONE)
-    _redirect(rows, data, carriers, targets, target, answer)
-    answer[doubtful] = targets.codes(each for _, each in looked_at)
+    target = by_code(codes, targets.codes(each.target for each in operations), NONE)
+    answer = by_code(codes, targets.codes(each.answer for each in operations), NONE)
+    _set_targets(rows, data, carriers, targets, target, answer)
+    answer[uncertain] = targets.codes(each for _, each in read_alone)
     _match(rows, readings, responses & (codes != NONE), targets, target, answer)
     goals = [NONE if goal is None else code for code, (_, goal) in enumerate(targets)]
     statuses: Vocabulary[str] = Vocabulary()
@@ -98,19 +103,19 @@ def describe(rows: FrameRows, readings: Readings[EmpReading]) -> DescriptionColu
     description = DescriptionColumns(
         fields=text(
             count,
-            Fixed('{"id":', talks),
-            Decimal(rows.number, talks),
+            Fixed('{"id":', calls),
+            Decimal(rows.number, calls),
             Coded(codes, [each.fields for each in operations]),
         ),
         kind=words(target, [kind for kind, _ in targets]),
-        identifier=text(count, Decimal(rows.number, talks), valid=talks),
-        destination=words(among(target, goals, NONE), [goal or "" for _, goal in targets]),
+        identifier=text(count, Decimal(rows.number, calls), valid=calls),
+        destination=words(by_code(target, goals, NONE), [goal or "" for _, goal in targets]),
         status=words(
-            among(codes, statuses.codes(each.status for each in operations), NONE), list(statuses)
+            by_code(codes, statuses.codes(each.status for each in operations), NONE), list(statuses)
         ),
         sequence=np.full(count, NONE),
-        payload_size=np.where(talks, data.closed - data.opened, NONE),
-        payload_end=np.where(talks, starts + lengths - data.closed, 0),
+        payload_size=np.where(calls, data.closed - data.opened, NONE),
+        payload_end=np.where(calls, starts + lengths - data.closed, 0),
         begun_at=np.full(count, NONE),
         errors=operations_of_rows.errors,
     )
@@ -122,33 +127,33 @@ def describe(rows: FrameRows, readings: Readings[EmpReading]) -> DescriptionColu
             rows,
             operations_of_rows,
             carriers,
-            responses & among(target, acknowledged, False),
+            responses & by_code(target, acknowledged, False),
         )
-    description.patch(doubtful, [described for described, _ in looked_at])
+    description.patch(uncertain, [described for described, _ in read_alone])
     return description
 
 
-# -------------------------------------------------------------------------------------------- said
+# -------------------------------------------------------------------------------------- operations
 
 
-def _operations(rows: FrameRows, talks: Flags) -> _RowOperations:
-    """By what is around the data; where that was not found, by the whole body."""
-    data = find(rows.octets, *rows.slices[_BODY], talks)
+def _operations(rows: FrameRows, calls: Flags) -> _RowOperations:
+    """By the text around the data; where that was not found, by the whole body."""
+    data = find(rows.octets, *rows.slices[BODY], calls)
     code, operations = _operations_around(rows, data)
     errors: dict[int, FrameError] = {}
-    left = talks & (code == NONE)
+    left = calls & (code == NONE)
     if left.any():
         data, errors = _read_whole(rows, left, code, operations, data)
-    if not talks.all():
-        _read_beside(rows, ~talks, code, operations)
+    if not calls.all():
+        _read_beside(rows, ~calls, code, operations)
     return _RowOperations(code, operations, data, errors)
 
 
 def _operations_around(rows: FrameRows, data: Data) -> tuple[Numbers, list[OperationText]]:
-    starts, lengths = rows.slices[_BODY]
+    starts, lengths = rows.slices[BODY]
     ends, found = starts + lengths, data.opened != NONE
     before, _ = distinct(rows.octets, starts, np.where(found, data.opened - starts, NONE))
-    tags = 2 * before + (rows.frame == _REQUEST)
+    tags = 2 * before + (rows.frame == layout.TYPE_REQUEST)
     around, firsts = distinct(
         rows.octets, data.closed, np.where(found, ends - data.closed, NONE), tags
     )
@@ -158,20 +163,20 @@ def _operations_around(rows: FrameRows, data: Data) -> tuple[Numbers, list[Opera
         operation = operation_around(
             rows.cut(starts[row], data.opened[row]),
             rows.cut(data.closed[row], ends[row]),
-            bool(rows.frame[row] == _REQUEST),
+            bool(rows.frame[row] == layout.TYPE_REQUEST),
         )
         codes.append(NONE if operation is None else len(operations))
         if operation is not None:
             operations.append(operation)
-    return among(around, codes, NONE), operations
+    return by_code(around, codes, NONE), operations
 
 
 def _read_whole(
     rows: FrameRows, chosen: Flags, code: Numbers, operations: list[OperationText], data: Data
 ) -> tuple[Data, dict[int, FrameError]]:
-    """Bodies that are read one by one, and where their data is, of which no more is known; those
+    """Read whole bodies, and find their data, of which no more is known than where it is. Bodies
     that can't be read are errors."""
-    starts, lengths = rows.slices[_BODY]
+    starts, lengths = rows.slices[BODY]
     body, firsts = distinct(rows.octets, starts, np.where(chosen, lengths, NONE), rows.frame)
     codes, sizes, after_sizes = [], [], []
     for row in firsts.tolist():
@@ -185,9 +190,9 @@ def _read_whole(
             operations.append(operation)
         sizes.append(size)
         after_sizes.append(after)
-    np.copyto(code, among(body, codes, NONE), where=chosen)
-    closed = np.where(chosen, starts + lengths - among(body, after_sizes, 0), data.closed)
-    opened = np.where(chosen, closed - among(body, sizes, 0), data.opened)
+    np.copyto(code, by_code(body, codes, NONE), where=chosen)
+    closed = np.where(chosen, starts + lengths - by_code(body, after_sizes, 0), data.closed)
+    opened = np.where(chosen, closed - by_code(body, sizes, 0), data.opened)
     carries, has_message_id = data.carries & ~chosen, data.has_message_id & ~chosen
     data = replace(
         data, opened=opened, closed=closed, carries=carries, has_message_id=has_message_id
@@ -203,36 +208,36 @@ def _read_whole(
 
 
 def _read(rows: FrameRows, row: int) -> EmpBody:
-    read = read_request if rows.frame[row] == _REQUEST else read_response
-    return read(rows.part(row, _BODY))
+    read = read_request if rows.frame[row] == layout.TYPE_REQUEST else read_response
+    return read(rows.part(row, BODY))
 
 
 def _read_beside(
     rows: FrameRows, chosen: Flags, code: Numbers, operations: list[OperationText]
 ) -> None:
-    """What is neither request nor response."""
-    starts, lengths = rows.slices[_BODY]
+    """Frames that are neither request nor response."""
+    starts, lengths = rows.slices[BODY]
     tags = rows.frame | rows.detail << 3
     length = np.where(chosen, np.maximum(lengths, 0), NONE)
     other, firsts = distinct(rows.octets, starts, length, tags)
     np.copyto(code, np.where(other == NONE, NONE, other + len(operations)), where=chosen)
     for row in firsts.tolist():
         kind, detail = int(rows.frame[row]), int(rows.detail[row])
-        if kind == _HELLO:
+        if kind == layout.TYPE_HELLO:
             frame: Frame = Hello(detail)
-        elif kind == _ERROR:
-            frame = Error(detail, rows.part(row, _BODY).decode())
+        elif kind == layout.TYPE_ERROR:
+            frame = Error(detail, rows.part(row, BODY).decode())
         else:
             frame = _EMPTY[kind]
         operations.append(operation_beside(frame))
 
 
-# ----------------------------------------------------------------------------------------- carried
+# ----------------------------------------------------------------------------------------- carriers
 
 
 def _carriers(rows: FrameRows, operations_of_rows: _RowOperations) -> tuple[Flags, list[int]]:
-    """The hub's own operations that carry messages, as far as is sure what they do; and the rows
-    that must be looked at."""
+    """Which rows certainly carry a message, as some of the hub's operations do; and the rows of
+    such operations that have to be read one by one."""
     data = operations_of_rows.data
     every = operations_of_rows.flags(
         [each.decode is not None for each in operations_of_rows.operations]
@@ -255,7 +260,7 @@ def _is_binary(data: Data) -> Flags:
 def _asked(
     rows: FrameRows, operations_of_rows: _RowOperations, row: int
 ) -> tuple[Described, Target | None]:
-    starts, lengths = rows.slices[_BODY]
+    starts, lengths = rows.slices[BODY]
     opened, closed = (
         int(operations_of_rows.data.opened[row]),
         int(operations_of_rows.data.closed[row]),
@@ -276,7 +281,7 @@ def _asked(
     return described, answer
 
 
-def _redirect(
+def _set_targets(
     rows: FrameRows,
     data: Data,
     carriers: Flags,
@@ -284,7 +289,7 @@ def _redirect(
     target: Numbers,
     answer: Numbers,
 ) -> None:
-    """What carries a message goes where that does."""
+    """The target of a row that carries a message is the message's destination."""
     if not carriers.any():
         return
     starts, lengths = data.destination
@@ -293,8 +298,10 @@ def _redirect(
         carrying(msgspec.json.decode(b'"%b"' % _slice(rows, data.destination, row), type=str))
         for row in firsts.tolist()
     ]
-    np.copyto(target, among(goal, targets.codes(there for there, _ in found), NONE), where=carriers)
-    np.copyto(answer, among(goal, targets.codes(back for _, back in found), NONE), where=carriers)
+    np.copyto(
+        target, by_code(goal, targets.codes(there for there, _ in found), NONE), where=carriers
+    )
+    np.copyto(answer, by_code(goal, targets.codes(back for _, back in found), NONE), where=carriers)
 
 
 def _slice(rows: FrameRows, member: tuple[Numbers, Numbers], row: int) -> bytes:
@@ -310,7 +317,7 @@ def _match(
     target: Numbers,
     answer: Numbers,
 ) -> None:
-    """A response has the place that its request has for its answer."""
+    """The target of a response is the `answer` of its request."""
     matching = Matching(rows, readings, lambda reading: reading.asked)
     steps = np.where(responses, TAKE, np.where(answer == NONE, PASS, PUT))
     partner = matching.partners(matching.numbered(rows.number), steps)
@@ -330,7 +337,7 @@ def _describe_messages(
     operations_of_rows: _RowOperations,
     carriers: Flags,
 ) -> None:
-    """What is the payload, and what is said about it."""
+    """Set payload, content type and properties."""
     data, count = operations_of_rows.data, len(rows)
     written = data.closed > data.opened
     shown = (
@@ -342,7 +349,7 @@ def _describe_messages(
     as_text = carriers & (data.text[1] != NONE) & ~as_json
     binary = carriers & _is_binary(data)
 
-    # Most of it is taken as it stands.
+    # Most payloads are slices of the body, unchanged.
     starts = np.where(as_json, data.json[0], np.where(as_text, data.text[0], data.opened))
     sizes = np.where(as_json, data.json[1], np.where(as_text, data.text[1], NONE))
     sizes = np.where(shown, data.closed - data.opened, sizes)
@@ -356,7 +363,7 @@ def _describe_messages(
     description.payload = text(count, *parts, valid=shown | carriers).view(pa.binary())
 
     types: Vocabulary[str] = Vocabulary()
-    content_type = among(
+    content_type = by_code(
         operations_of_rows.code,
         types.codes(each.content_type for each in operations_of_rows.operations),
         NONE,
@@ -366,7 +373,7 @@ def _describe_messages(
         content_type[chosen] = types.code(name)
     description.content_type = words(content_type, list(types))
     description.properties = _properties(rows, data, carriers)
-    description.reply_to = nothing(count)
+    description.reply_to = null_column(count)
 
 
 def _properties(rows: FrameRows, data: Data, carriers: Flags) -> pa.Array:
@@ -383,7 +390,7 @@ def _describe_ids(
     carriers: Flags,
     acknowledgements: Flags,
 ) -> None:
-    """The hub's, of what it delivers and of what it takes."""
+    """Set the hub's id of messages that it delivers or has accepted."""
     data = operations_of_rows.data
     delivered = carriers & operations_of_rows.flags(
         [each.has_id for each in operations_of_rows.operations]

@@ -1,7 +1,7 @@
-"""Where `data` is in the bodies of EMP, and where in it is what the hub's own operations carry.
+"""Where `data` is in the bodies of EMP, and where the members are that the hub's operations have.
 
-A body is passed over up to `"data":` and then once through the object behind it, which is checked
-on the way. What is found is sure; of a body in which it is not, nothing is said.
+A body is searched for `"data":`, and the object after it is read once from start to end, which
+checks it too. Only what is certain is given: of a body that is unusual, nothing is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,20 @@ from typing import Final
 
 import numpy as np
 
-from crosswire.pipeline.decode.compiled import INTS, OCTETS, OUT_TABLE, TRUTHS, kernel
+from crosswire.pipeline.decode.arrays import NONE, Bytes, Flags, Numbers
+from crosswire.pipeline.decode.ascii_codes import (
+    CLOSING_BRACE,
+    CLOSING_BRACKET,
+    COLON,
+    COMMA,
+    HYPHEN,
+    LOWER_J,
+    LOWER_N,
+    OPENING_BRACE,
+    OPENING_BRACKET,
+    QUOTE,
+    ZERO,
+)
 from crosswire.pipeline.decode.json import (
     after_space,
     follows,
@@ -19,28 +32,27 @@ from crosswire.pipeline.decode.json import (
     scalar_end,
     string_end,
 )
+from crosswire.pipeline.decode.kernels import INTS, OCTETS, OUT_TABLE, TRUTHS, kernel, subroutine
 from crosswire.pipeline.decode.readings.emp import MOST_AROUND
-from crosswire.pipeline.decode.scanners.scanner import NONE, Bytes, Numbers, compiled, octet_at
-from crosswire.pipeline.decode.text import Flags
+from crosswire.pipeline.decode.scanners.octets import octet_at
 
 __all__ = ["Data", "find"]
 
 _MOST_DEEP: Final = 32
 
-# What there is to say of a body: from _MEMBERS on, where a member's value starts and how long it
-# is. Strings are meant without their quotes.
+# The rows of the table that the kernel fills in, a column for each body; from _MEMBERS on: start
+# and length of the value of a member, of strings without their quotes.
 _OPENED, _CLOSED, _FLAGS, _ID, _MEMBERS = range(5)
 _DESTINATION, _TEXT, _BASE64, _JSON, _PROPERTIES, _NUMBER = range(6)
 _HEIGHT: Final = _MEMBERS + 2 * _NUMBER
 
-# Flags: it can't be told what it carries, or which id it has; there are escapes in `text`; it has
-# an id.
+# Flags: the message in it is uncertain, or its id; `text` has escapes; it has an id.
 _DOUBTFUL: Final = 1
 _ID_DOUBTFUL: Final = 2
 _ESCAPED: Final = 4
 _HAS_ID: Final = 8
 
-# What stands before `data`, and what its members are called.
+# The name before `data`, and the names of its members.
 _BEFORE: Final = np.frombuffer(b'"data":', np.uint8)
 _NAMED_DESTINATION: Final = np.frombuffer(b"destination", np.uint8)
 _NAMED_TEXT: Final = np.frombuffer(b"text", np.uint8)
@@ -50,14 +62,14 @@ _NAMED_PROPERTIES: Final = np.frombuffer(b"properties", np.uint8)
 _NAMED_ID: Final = np.frombuffer(b"id", np.uint8)
 
 
-@compiled
+@subroutine
 def _member(data: Bytes, start: int, end: int) -> int:
-    """Which one has this name."""
+    """The member with this name; NONE for any other."""
     size = end - start
     found, name = NONE, _NAMED_ID
     if size == 2:
         found = _NUMBER
-    elif size == 4 and octet_at(data, start) == 106:
+    elif size == 4 and octet_at(data, start) == LOWER_J:
         found, name = _JSON, _NAMED_JSON
     elif size == 4:
         found, name = _TEXT, _NAMED_TEXT
@@ -70,7 +82,7 @@ def _member(data: Bytes, start: int, end: int) -> int:
     return found if found != NONE and follows(data, start, end, name) else NONE
 
 
-@compiled
+@subroutine
 def _note_id(data: Bytes, start: int, end: int, row: int, out: Numbers) -> None:
     if out[_FLAGS, row] & _HAS_ID:
         out[_FLAGS, row] |= _ID_DOUBTFUL
@@ -79,33 +91,34 @@ def _note_id(data: Bytes, start: int, end: int, row: int, out: Numbers) -> None:
     if stop != end or not whole:
         out[_FLAGS, row] |= _ID_DOUBTFUL
         return
-    negative = octet_at(data, start) == 45
+    negative = octet_at(data, start) == HYPHEN
     number = 0
     for index in range(start + negative, end):
-        number = number * 10 + octet_at(data, index) - 48
+        number = number * 10 + octet_at(data, index) - ZERO
     out[_ID, row] = -number if negative else number
     out[_FLAGS, row] |= _HAS_ID
 
 
-@compiled
+@subroutine
 def _note(
     data: Bytes, member: int, start: int, end: int, escaped: bool, row: int, out: Numbers
 ) -> None:
-    """The value of one of the members that are looked for."""
+    """Note the value of a member. A name that occurs twice makes the body uncertain."""
     if member == _NUMBER:
         _note_id(data, start, end, row, out)
         return
     first = octet_at(data, start)
     index = _MEMBERS + 2 * member
     twice = out[index + 1, row] != NONE
-    if first == 110 and not twice and member not in (_JSON, _DESTINATION):
+    # null stands for an absent member, but for `json`, whose value it is.
+    if first == LOWER_N and not twice and member not in (_JSON, _DESTINATION):
         return
     if member == _JSON:
         right = True
     elif member == _PROPERTIES:
-        right = first == 123
+        right = first == OPENING_BRACE
     else:
-        right = first == 34
+        right = first == QUOTE
         start, end = start + 1, end - 1
     if twice or not right:
         out[_FLAGS, row] |= _DOUBTFUL
@@ -115,20 +128,25 @@ def _note(
         out[_FLAGS, row] |= _ESCAPED
 
 
-@compiled
+@subroutine
 def _value_at(data: Bytes, at: int, end: int) -> int:
-    """Where the value begins whose name ends at `at`."""
+    """The position of the value whose name ends at `at`, NONE if there is none."""
     at = after_space(data, at, end)
-    if at >= end or octet_at(data, at) != 58:
+    if at >= end or octet_at(data, at) != COLON:
         return NONE
     at = after_space(data, at + 1, end)
     return at if at < end else NONE
 
 
-@compiled
+@subroutine
 def _object_end(data: Bytes, at: int, end: int, row: int, out: Numbers) -> int:
-    """Behind the object that begins at `at`; NONE where it is doubtful. What is open is an object
-    where its bit in `objects` is set, the innermost being the last."""
+    """The position after the object at `at`, NONE if it is unusual. Notes its members.
+
+    Without recursion: `objects` is a stack with a bit for each level that is open, the innermost
+    last, set for an object and not for an array. `is_first` is whether a level has just been
+    opened, `has_value` whether a value has just ended: then a comma or the end of the level
+    follows.
+    """
     depth, objects = 1, 1
     at += 1
     is_first, has_value = True, False
@@ -138,7 +156,7 @@ def _object_end(data: Bytes, at: int, end: int, row: int, out: Numbers) -> int:
         if at >= end:
             return NONE
         octet = octet_at(data, at)
-        if (is_first or has_value) and octet == (125 if objects & 1 else 93):
+        if (is_first or has_value) and octet == (CLOSING_BRACE if objects & 1 else CLOSING_BRACKET):
             at += 1
             depth -= 1
             if depth == 0:
@@ -149,13 +167,13 @@ def _object_end(data: Bytes, at: int, end: int, row: int, out: Numbers) -> int:
                 _note(data, member, begun, at, False, row, out)
             continue
         if has_value:
-            if octet != 44:
+            if octet != COMMA:
                 return NONE
             at += 1
             has_value = False
             continue
         if objects & 1:
-            if octet != 34:
+            if octet != QUOTE:
                 return NONE
             stop, escaped = string_end(data, at + 1, end)
             if stop < 0:
@@ -170,16 +188,16 @@ def _object_end(data: Bytes, at: int, end: int, row: int, out: Numbers) -> int:
             octet = octet_at(data, at)
         if depth == 1:
             begun = at
-        if octet == 123 or octet == 91:
+        if octet == OPENING_BRACE or octet == OPENING_BRACKET:
             if depth == _MOST_DEEP:
                 return NONE
             depth += 1
-            objects = objects << 1 | (octet == 123)
+            objects = objects << 1 | (octet == OPENING_BRACE)
             at += 1
             is_first = True
             continue
         escaped = False
-        if octet == 34:
+        if octet == QUOTE:
             stop, escaped = string_end(data, at + 1, end)
             at = stop + 1 if stop >= 0 else NONE
         else:
@@ -191,12 +209,12 @@ def _object_end(data: Bytes, at: int, end: int, row: int, out: Numbers) -> int:
         is_first, has_value = False, True
 
 
-@compiled
+@subroutine
 def _name_end(data: Bytes, at: int, end: int) -> int:
-    """Behind the first `"data":`, if it is near."""
-    for index in range(at, min(end, at + MOST_AROUND) - 6):
-        if octet_at(data, index) == 34 and follows(data, index, end, _BEFORE):
-            return index + 7
+    """The position after the first `"data":`, NONE if it is not near."""
+    for index in range(at, min(end, at + MOST_AROUND) - len(_BEFORE) + 1):
+        if octet_at(data, index) == QUOTE and follows(data, index, end, _BEFORE):
+            return index + len(_BEFORE)
     return NONE
 
 
@@ -214,7 +232,7 @@ def _find(data: Bytes, starts: Numbers, lengths: Numbers, chosen: Flags, out: Nu
         if opened < 0:
             continue
         opened = after_space(data, opened, end)
-        if opened >= end or octet_at(data, opened) != 123:
+        if opened >= end or octet_at(data, opened) != OPENING_BRACE:
             continue
         closed = _object_end(data, opened, end, row, out)
         if closed >= 0 and opened - start + end - closed <= MOST_AROUND:
@@ -223,9 +241,12 @@ def _find(data: Bytes, starts: Numbers, lengths: Numbers, chosen: Flags, out: Nu
 
 @dataclass(frozen=True)
 class Data:
-    """`opened` and `closed` are where it is, and NONE where it was not found. Of what was found,
-    with strings as they are written and without quotes: `carries` what the hub's own operations
-    do, with an id where `has_message_id` and `has_id`."""
+    """`data` of bodies: octets[opened:closed], NONE where it was not found.
+
+    `carries` is whether it certainly has the members of a message, with strings as they are written
+    and without quotes. `has_message_id` is whether it is certain which `id` it has, `has_id`
+    whether there is one.
+    """
 
     opened: Numbers
     closed: Numbers
@@ -234,7 +255,7 @@ class Data:
     has_id: Flags
     id: Numbers
     is_escaped: Flags
-    """Is `text`?"""
+    """Whether `text` has escapes."""
     destination: tuple[Numbers, Numbers]
     text: tuple[Numbers, Numbers]
     base64: tuple[Numbers, Numbers]
@@ -243,7 +264,7 @@ class Data:
 
 
 def find(octets: Bytes, starts: Numbers, lengths: Numbers, chosen: Flags) -> Data:
-    """In these bodies, if they are chosen."""
+    """The data of the bodies that are chosen."""
     out = np.empty((_HEIGHT, len(starts)), np.int64)
     _find(octets, starts, lengths, chosen, out)
     found = out[_OPENED] >= 0

@@ -1,4 +1,4 @@
-"""eMQP in columns: by queues and topics and the headers with them, which come again and again."""
+"""eMQP in columns: messages are grouped by queue or topic and headers, of which there are few."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from crosswire.pipeline.decode.compiled import INTS, OCTETS, OUT_TRUTHS, kernel
-from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Readings, nothing
+from crosswire.pipeline.decode.arrays import NONE, Bytes, Flags, Numbers
+from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Readings, null_column
+from crosswire.pipeline.decode.kernels import INTS, OCTETS, OUT_TRUTHS, kernel
 from crosswire.pipeline.decode.matching import GET, PASS, PUT, TAKE, Matching
 from crosswire.pipeline.decode.readings.contract import (
     ACKNOWLEDGEMENT,
@@ -27,16 +28,16 @@ from crosswire.pipeline.decode.readings.emqp import (
     address_of,
     outcome_of,
 )
-from crosswire.pipeline.decode.scanners.scanner import NONE, Bytes, Numbers, valid_utf8
+from crosswire.pipeline.decode.scanners import emqp as scanner
+from crosswire.pipeline.decode.scanners.octets import valid_utf8
 from crosswire.pipeline.decode.text import (
     Coded,
     Fixed,
-    Flags,
     Quoted,
     Raw,
     TextPart,
     Vocabulary,
-    among,
+    by_code,
     distinct,
     octets_of,
     slices,
@@ -47,37 +48,31 @@ from crosswire.pipeline.decode.zmtp import ZmtpDescription, below
 
 __all__ = ["describe"]
 
-# What the scanner calls frames, and its slices.
-_GREETING, _COMMAND, _MESSAGE, _DELIVERY, _REQUEST, _REPLY, _PUBLISH, _ACK = range(8)
-_HEARTBEAT, _READY, _DISCONNECT, _KBAI, _INFORM, _SCHEDULE, _UNSCHEDULE, _ADMIN = range(8, 16)
-_FRAMES: Final = range(16)
-_PAYLOAD, _MSGID, _NAME, _HEADERS, _ABOUT, _LAST = range(6)
-
-# By frame: what it is, where nothing else tells, and the names of its slices.
+# By frame: its kind, if that does not depend on more, and the names of its slices in `fields`.
 _KINDS: Final = {
-    _REPLY: RESPONSE,
-    _ACK: ACKNOWLEDGEMENT,
-    _HEARTBEAT: HEARTBEAT,
-    _READY: CONTROL,
-    _DISCONNECT: GOODBYE,
-    _KBAI: GOODBYE,
-    _INFORM: SUBSCRIPTION,
-    _SCHEDULE: CONTROL,
-    _UNSCHEDULE: CONTROL,
-    _ADMIN: CONTROL,
+    scanner.REPLY: RESPONSE,
+    scanner.ACK: ACKNOWLEDGEMENT,
+    scanner.HEARTBEAT: HEARTBEAT,
+    scanner.READY: CONTROL,
+    scanner.DISCONNECT: GOODBYE,
+    scanner.KBAI: GOODBYE,
+    scanner.INFORM: SUBSCRIPTION,
+    scanner.SCHEDULE: CONTROL,
+    scanner.UNSCHEDULE: CONTROL,
+    scanner.ADMIN: CONTROL,
 }
 _ABOUTS: Final = {
-    _REPLY: "request",
-    _ACK: "acknowledged",
-    _HEARTBEAT: "timestamp",
-    _INFORM: "queues",
-    _SCHEDULE: "interval",
-    _UNSCHEDULE: "interval",
-    _ADMIN: "command",
+    scanner.REPLY: "request",
+    scanner.ACK: "acknowledged",
+    scanner.HEARTBEAT: "timestamp",
+    scanner.INFORM: "queues",
+    scanner.SCHEDULE: "interval",
+    scanner.UNSCHEDULE: "interval",
+    scanner.ADMIN: "command",
 }
-_LASTS: Final = {_INFORM: "peer", _SCHEDULE: "cron", _UNSCHEDULE: "cron"}
-_ABOUT_WORDS: Final = [f',"{_ABOUTS.get(frame, "")}":' for frame in _FRAMES]
-_LAST_WORDS: Final = [f',"{_LASTS.get(frame, "")}":' for frame in _FRAMES]
+_LASTS: Final = {scanner.INFORM: "peer", scanner.SCHEDULE: "cron", scanner.UNSCHEDULE: "cron"}
+_ABOUT_WORDS: Final = [f',"{_ABOUTS.get(frame, "")}":' for frame in range(len(scanner.FRAMES))]
+_LAST_WORDS: Final = [f',"{_LASTS.get(frame, "")}":' for frame in range(len(scanner.FRAMES))]
 
 _OPENINGS: Final = tuple(OPENINGS)
 _ERROR, _TIMEOUT, _ESCAPE = (tuple(np.frombuffer(mark[:3], np.uint8)) for mark in MARKS)
@@ -85,16 +80,18 @@ _ONE, _TWO = np.uint64(1), np.uint64(2)
 
 
 class _Texts(NamedTuple):
-    """Where texts stand, a row each; of none, its length is NONE."""
+    """Start and length of a text for each row; a length of NONE if there is none."""
 
     starts: Numbers
     lengths: Numbers
 
 
 class _Ids(NamedTuple):
-    """The short texts of rows, close together: they are gone through several times.
+    """The short texts of rows, copied together: they are read several times, and in the capture
+    they are far apart.
 
-    `key` is the request that a row is, that a result answers, and that a receipt may consist of.
+    `key` is the msgid of the request that a row is, that a result answers, or that the body of a
+    receipt may be.
     """
 
     octets: Bytes
@@ -104,11 +101,12 @@ class _Ids(NamedTuple):
 
 
 def describe(rows: FrameRows, readings: Readings[EmqpReading]) -> DescriptionColumns:
+    """What `EmqpReading.describe` gives for each row."""
     count, frame = len(rows), rows.frame
-    bodies, body_bytes = rows.slices[_PAYLOAD]
-    under = below(rows)
+    bodies, body_bytes = rows.slices[scanner.PAYLOAD]
+    below_frames = below(rows)
     address, addresses = _addressed(rows)
-    replies, named = frame == _REPLY, rows.slices[_ABOUT][1] != NONE
+    replies, named = frame == scanner.REPLY, rows.slices[scanner.ABOUT][1] != NONE
     results, receipts = replies & named, replies & ~named
     matching = Matching(rows, readings, lambda reading: reading.asked)
     ids = _ids(rows, receipts, matching.keys)
@@ -117,9 +115,9 @@ def describe(rows: FrameRows, readings: Readings[EmqpReading]) -> DescriptionCol
     status, statuses = _statuses(rows, results, acknowledged)
     bodied = (body_bytes >= 0) & ~acknowledged
     description = DescriptionColumns(
-        fields=_fields(rows, ids, under, address, addresses),
-        kind=_kinds(rows, under, address, addresses, receipts, acknowledged),
-        identifier=_identifiers(rows, ids, results | (frame == _ACK), acknowledged),
+        fields=_fields(rows, ids, below_frames, address, addresses),
+        kind=_kinds(rows, below_frames, address, addresses, receipts, acknowledged),
+        identifier=_identifiers(rows, ids, results | (frame == scanner.ACK), acknowledged),
         destination=words(destination, destinations),
         status=words(status, statuses),
         sequence=np.full(count, NONE),
@@ -130,22 +128,22 @@ def describe(rows: FrameRows, readings: Readings[EmqpReading]) -> DescriptionCol
     if rows.payloads:
         description.payload = slices(rows.octets, bodies, description.payload_size)
         description.content_type = words(bodied.astype(np.int64) - 1, [BINARY])
-        timed = (frame == _SCHEDULE) | (frame == _UNSCHEDULE)
+        timed = (frame == scanner.SCHEDULE) | (frame == scanner.UNSCHEDULE)
         properties = [each.properties for each in addresses]
         description.properties = words(np.where(timed, NONE, address), properties)
-        description.reply_to = nothing(count)
-        description.message_id = nothing(count, pa.int64())
+        description.reply_to = null_column(count)
+        description.message_id = null_column(count, pa.int64())
     return description
 
 
 def _fields(
     rows: FrameRows,
     ids: _Ids,
-    under: ZmtpDescription,
+    below_frames: ZmtpDescription,
     address: Numbers,
     addresses: list[MessageRoute],
 ) -> pa.Array:
-    lasts, last_bytes = rows.slices[_LAST]
+    lasts, last_bytes = rows.slices[scanner.LAST]
     has_msgid = ids.msgid.lengths >= 0
     last: list[TextPart] = []
     if last_bytes.max(initial=NONE) != NONE:
@@ -155,7 +153,7 @@ def _fields(
         ]
     return text(
         len(rows),
-        *under.fields,
+        *below_frames.fields,
         Fixed('{"msgid":', has_msgid),
         Quoted(ids.octets, *ids.msgid),
         Coded(np.where(address == NONE, NONE, has_msgid), ["{", ","]),
@@ -163,25 +161,27 @@ def _fields(
         Coded(np.where(ids.about.lengths == NONE, NONE, rows.frame), _ABOUT_WORDS),
         Quoted(ids.octets, *ids.about),
         *last,
-        Fixed("}", under.code == NONE),
+        Fixed("}", below_frames.code == NONE),
     )
 
 
 def _kinds(
     rows: FrameRows,
-    under: ZmtpDescription,
+    below_frames: ZmtpDescription,
     address: Numbers,
     addresses: list[MessageRoute],
     receipts: Flags,
     acknowledged: Flags,
 ) -> pa.Array:
-    """By the frame; where that does not tell, by what is below or by the address."""
+    """By the frame; where that is not enough, by ZMTP's description or by the address."""
     kinds: Vocabulary[str] = Vocabulary()
-    by_frame = kinds.codes(map(_KINDS.get, _FRAMES))
-    by_address = among(address, kinds.codes(each.kind for each in addresses), NONE)
-    by_under = among(under.code, kinds.codes(each.kind for each in under.described), NONE)
+    by_frame = kinds.codes(map(_KINDS.get, range(len(scanner.FRAMES))))
+    by_address = by_code(address, kinds.codes(each.kind for each in addresses), NONE)
+    by_below = by_code(
+        below_frames.code, kinds.codes(each.kind for each in below_frames.described), NONE
+    )
     kind = by_frame[rows.frame]
-    kind = np.where(kind == NONE, np.maximum(by_address, by_under), kind)
+    kind = np.where(kind == NONE, np.maximum(by_address, by_below), kind)
     kind[receipts] = kinds.code(CONTROL)
     kind[acknowledged] = kinds.code(ACKNOWLEDGEMENT)
     return words(kind, list(kinds))
@@ -196,19 +196,25 @@ def _identifiers(rows: FrameRows, ids: _Ids, by_about: Flags, by_key: Flags) -> 
 
 
 def _addressed(rows: FrameRows) -> tuple[Numbers, list[MessageRoute]]:
-    """On the wire the headers follow the name, with their length between them."""
-    (names, name_bytes), (headers, headers_bytes) = rows.slices[_NAME], rows.slices[_HEADERS]
-    to_topic = (rows.frame == _PUBLISH) | (rows.frame == _DELIVERY)
+    """By row the code of queue or topic with headers, and the description of each code.
+
+    On the wire the headers follow the name, with their length between them: one slice is compared.
+    """
+    (names, name_bytes), (headers, headers_bytes) = (
+        rows.slices[scanner.NAME],
+        rows.slices[scanner.HEADERS],
+    )
+    to_topic = (rows.frame == scanner.PUBLISH) | (rows.frame == scanner.DELIVERY)
     length = np.where(headers_bytes == NONE, name_bytes, headers + headers_bytes - names)
     tags = to_topic | name_bytes << 1 | headers_bytes + 1 << 32
     code, firsts = distinct(
-        rows.octets, names, np.where(rows.frame <= _MESSAGE, NONE, length), tags
+        rows.octets, names, np.where(rows.frame <= scanner.ZMTP_MESSAGE, NONE, length), tags
     )
     return code, [
         address_of(
             not to_topic[row],
-            rows.part(row, _NAME).decode(),
-            None if headers_bytes[row] == NONE else rows.part(row, _HEADERS).decode(),
+            rows.part(row, scanner.NAME).decode(),
+            None if headers_bytes[row] == NONE else rows.part(row, scanner.HEADERS).decode(),
         )
         for row in firsts.tolist()
     ]
@@ -222,12 +228,16 @@ def _find_no_texts(octets: Bytes, starts: Numbers, lengths: Numbers, found: Flag
 
 
 def _ids(rows: FrameRows, receipts: Flags, before: list[Any]) -> _Ids:
-    """A receipt may be any reply, and need not be a text. What is longer than all ids is none, and
-    would not be shorter as a text."""
-    count, asking = len(rows), rows.frame == _REQUEST
-    (bodies, body_bytes), (msgids, msgid_bytes) = rows.slices[_PAYLOAD], rows.slices[_MSGID]
-    abouts, about_bytes = rows.slices[_ABOUT]
-    about_bytes = np.where(rows.frame == _COMMAND, NONE, about_bytes)
+    """A receipt is a reply without a request: its body, any bytes, may be the id of one. A body
+    that is longer than all ids that were asked is none of them, and is not copied; replacing what
+    is not UTF-8 in it would not make it shorter."""
+    count, asking = len(rows), rows.frame == scanner.REQUEST
+    (bodies, body_bytes), (msgids, msgid_bytes) = (
+        rows.slices[scanner.PAYLOAD],
+        rows.slices[scanner.MSGID],
+    )
+    abouts, about_bytes = rows.slices[scanner.ABOUT]
+    about_bytes = np.where(rows.frame == scanner.ZMTP_COMMAND, NONE, about_bytes)
     asked_bytes = int(np.where(asking, msgid_bytes, NONE).max(initial=NONE))
     most_bytes = max([asked_bytes, *(4 * len(key[1]) for key in before)])
     body_bytes = np.where(receipts & (body_bytes <= most_bytes), body_bytes, NONE)
@@ -241,7 +251,9 @@ def _ids(rows: FrameRows, receipts: Flags, before: list[Any]) -> _Ids:
     msgids, abouts, bodies = starts[:count], starts[count : 2 * count], starts[2 * count :]
     octets, bodies, body_bytes = _as_texts(octets, bodies, body_bytes)
     key_starts = np.where(asking, msgids, np.where(receipts, bodies, abouts))
-    answering = np.where(receipts, body_bytes, np.where(rows.frame == _REPLY, about_bytes, NONE))
+    answering = np.where(
+        receipts, body_bytes, np.where(rows.frame == scanner.REPLY, about_bytes, NONE)
+    )
     key_bytes = np.where(asking, msgid_bytes, answering)
     return _Ids(
         octets,
@@ -252,7 +264,7 @@ def _ids(rows: FrameRows, receipts: Flags, before: list[Any]) -> _Ids:
 
 
 def _as_texts(octets: Bytes, starts: Numbers, lengths: Numbers) -> tuple[Bytes, Numbers, Numbers]:
-    """With a sign in place of what is not UTF-8."""
+    """Texts in which U+FFFD replaces what is not UTF-8."""
     found = np.empty(len(starts), np.bool_)
     _find_no_texts(octets, starts, lengths, found)
     if not found.any():
@@ -277,17 +289,21 @@ def _matched(
     address: Numbers,
     addresses: list[MessageRoute],
 ) -> tuple[Numbers, list[str], Flags]:
-    """Where each message goes, a reply to where its request went; and which replies have one."""
+    """By row the code of the destination, a reply's being that of its request; what the codes
+    stand for; and which replies have a request."""
     destinations: Vocabulary[str] = Vocabulary()
-    destination = among(address, destinations.codes(each.destination for each in addresses), NONE)
-    step = np.where(rows.frame == _REQUEST, PUT, np.where(receipts, GET, TAKE))
+    destination = by_code(address, destinations.codes(each.destination for each in addresses), NONE)
+    step = np.where(rows.frame == scanner.REQUEST, PUT, np.where(receipts, GET, TAKE))
     steps = np.where(ids.key.lengths == NONE, PASS, step)
     partner = matching.partners(matching.texts(ids.octets, *ids.key), steps)
     given = np.append(destination, destinations.codes(matching.values))
     every = list(destinations)
     forward = rows.forward
     matching.remember(
-        lambda row: ((bool(forward[row]), rows.part(row, _MSGID).decode()), every[destination[row]])
+        lambda row: (
+            (bool(forward[row]), rows.part(row, scanner.MSGID).decode()),
+            every[destination[row]],
+        )
     )
     found = partner != NONE
     return np.where(found, given[partner], destination), every, found
@@ -295,8 +311,8 @@ def _matched(
 
 @kernel(OCTETS, INTS, INTS, OUT_TRUTHS)
 def _find_marks(octets: Bytes, starts: Numbers, lengths: Numbers, found: Flags) -> None:
-    """Bodies that open like an object and have the beginning of a mark in them. The compiler takes
-    large steps where an index can't be negative and nothing is left early."""
+    """Find bodies that begin like an object and contain the beginning of a mark. With unsigned
+    indexes and without leaving the loop early, the compiler uses vector instructions."""
     for row in range(len(starts)):
         found[row] = False
         if lengths[row] <= 2 or octets[starts[row]] not in _OPENINGS:
@@ -314,12 +330,12 @@ def _find_marks(octets: Bytes, starts: Numbers, lengths: Numbers, found: Flags) 
 
 
 def _statuses(rows: FrameRows, results: Flags, acknowledged: Flags) -> tuple[Numbers, list[str]]:
-    """Nearly all is well; only a result with marks may be anything else."""
+    """Nearly all results are a success: only those with marks are read."""
     names: Vocabulary[str] = Vocabulary()
     status = np.where(results | acknowledged, names.code("success"), NONE)
-    starts, lengths = rows.slices[_PAYLOAD]
+    starts, lengths = rows.slices[scanner.PAYLOAD]
     found = np.empty(len(rows), np.bool_)
     _find_marks(rows.octets, starts, np.where(results, lengths, NONE), found)
     for row in np.flatnonzero(found).tolist():
-        status[row] = names.code(outcome_of(rows.part(row, _PAYLOAD)))
+        status[row] = names.code(outcome_of(rows.part(row, scanner.PAYLOAD)))
     return status, list(names)

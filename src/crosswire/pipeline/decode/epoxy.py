@@ -1,4 +1,4 @@
-"""Epoxy in columns: by the names of service and method, which come again and again."""
+"""Epoxy in columns: messages are grouped by service and method, of which there are few."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Readings, nothing
+from crosswire.pipeline.decode.arrays import NONE, Flags, Numbers
+from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Readings, null_column
 from crosswire.pipeline.decode.matching import PASS, PUT, TAKE, Matching
 from crosswire.pipeline.decode.readings.contract import Described
 from crosswire.pipeline.decode.readings.epoxy import (
@@ -21,14 +22,21 @@ from crosswire.pipeline.decode.readings.epoxy import (
     error_name,
     method_of,
 )
-from crosswire.pipeline.decode.scanners.scanner import NONE, Numbers
+from crosswire.pipeline.decode.scanners.epoxy import (
+    HAS_ERROR,
+    LAYER_DATA,
+    MESSAGE,
+    MESSAGE_TYPE,
+    METHOD,
+    PAYLOAD,
+    SERVICE,
+)
 from crosswire.pipeline.decode.text import (
     Coded,
     Decimal,
     Fixed,
-    Flags,
     Vocabulary,
-    among,
+    by_code,
     distinct,
     slices,
     text,
@@ -37,31 +45,26 @@ from crosswire.pipeline.decode.text import (
 
 __all__ = ["describe"]
 
-# What the scanner calls a frame, its slices, and what it says of a message.
-_MESSAGE: Final = 1
-_CONTENT, _SERVICE, _METHOD, _LAYER_DATA = range(4)
-_TYPE: Final = 3
-_HAS_ERROR: Final = 4
-
 _MAGIC_BYTES: Final = 4
 
 _Answer = tuple[str, str]
 
 
 def describe(rows: FrameRows, readings: Readings[EpoxyReading]) -> DescriptionColumns:
+    """What `EpoxyReading.describe` gives for each row."""
     count = len(rows)
-    messages, failed = rows.frame == _MESSAGE, rows.detail >= _HAS_ERROR
+    messages, failed = rows.frame == MESSAGE, rows.detail >= HAS_ERROR
     method, methods = _named(rows, messages)
-    responses = messages & among(method, [each.is_response for each in methods], False)
+    responses = messages & by_code(method, [each.is_response for each in methods], False)
     more, layer_fields = _layer_fields(rows, failed)
 
     answers: Vocabulary[_Answer] = Vocabulary()
-    answer = among(method, answers.codes(each.answer for each in methods), NONE)
+    answer = by_code(method, answers.codes(each.answer for each in methods), NONE)
     carriers, carried = _carried(rows, method, methods, more, layer_fields)
     answer[carriers] = answers.codes(each for _, each in carried)
     answered = _matched(rows, readings, responses, answer, answers)
 
-    # Kinds and destinations are those of the methods and, behind them, of answers.
+    # Codes of kinds and destinations are those of the methods, and after them those of answers.
     kinds = [each.kind or "" for each in methods] + [kind for kind, _ in answers]
     destinations = [each.destination or "" for each in methods] + [code for _, code in answers]
     destination = np.where(
@@ -71,7 +74,7 @@ def describe(rows: FrameRows, readings: Readings[EpoxyReading]) -> DescriptionCo
     kind[~messages] = len(kinds) + 1
     status, statuses = _statuses(rows, responses, failed)
 
-    starts, lengths = rows.slices[_CONTENT]
+    starts, lengths = rows.slices[PAYLOAD]
     description = DescriptionColumns(
         fields=text(
             count,
@@ -94,56 +97,60 @@ def describe(rows: FrameRows, readings: Readings[EpoxyReading]) -> DescriptionCo
     if rows.payloads:
         description.payload = slices(rows.octets, starts, np.where(messages, lengths, NONE))
         description.content_type = words(*_content_types(rows, messages))
-        description.properties = description.reply_to = nothing(count)
-        description.message_id = nothing(count, pa.int64())
+        description.properties = description.reply_to = null_column(count)
+        description.message_id = null_column(count, pa.int64())
     description.patch(carriers, [described for described, _ in carried])
     return description
 
 
 def _named(rows: FrameRows, messages: Flags) -> tuple[Numbers, list[Method]]:
-    """On the wire the method's name follows the service's, with its length between them."""
-    services, service_bytes = rows.slices[_SERVICE]
-    methods, method_bytes = rows.slices[_METHOD]
+    """By row the code of message type, service and method, and the description of each code.
+
+    On the wire the method's name follows the service's, with its length between them: one slice is
+    compared.
+    """
+    services, service_bytes = rows.slices[SERVICE]
+    methods, method_bytes = rows.slices[METHOD]
     length = np.where(messages, methods + method_bytes - services, NONE)
-    tags = rows.detail & _TYPE | service_bytes << 2 | method_bytes << 33
+    tags = rows.detail & MESSAGE_TYPE | service_bytes << 2 | method_bytes << 33
     code, firsts = distinct(rows.octets, services, length, tags)
     return code, [
         method_of(
-            int(rows.detail[row]) & _TYPE,
-            rows.part(row, _SERVICE).decode(),
-            rows.part(row, _METHOD).decode(),
+            int(rows.detail[row]) & MESSAGE_TYPE,
+            rows.part(row, SERVICE).decode(),
+            rows.part(row, METHOD).decode(),
         )
         for row in firsts.tolist()
     ]
 
 
 def _layer_fields(rows: FrameRows, failed: Flags) -> tuple[Numbers, list[str]]:
-    """What only some messages have in their fields: what layers say, and errors."""
-    layers, layer_bytes = rows.slices[_LAYER_DATA]
+    """Members of `fields` that only some messages have: layer data and errors."""
+    layers, layer_bytes = rows.slices[LAYER_DATA]
     layer, firsts = distinct(rows.octets, layers, layer_bytes)
-    layer_fields = [describe_layer(rows.part(row, _LAYER_DATA)) for row in firsts.tolist()]
+    layer_fields = [describe_layer(rows.part(row, LAYER_DATA)) for row in firsts.tolist()]
     if not failed.any():
         return layer, layer_fields
     more: Vocabulary[str] = Vocabulary()
-    code = among(layer, more.codes(layer_fields), NONE)
+    code = by_code(layer, more.codes(layer_fields), NONE)
     for row in np.flatnonzero(failed).tolist():
         before = layer_fields[layer[row]] if layer[row] != NONE else ""
-        code[row] = more.code(f'{before},"error":"{rows.part(row, _CONTENT).hex()}"')
+        code[row] = more.code(f'{before},"error":"{rows.part(row, PAYLOAD).hex()}"')
     return code, list(more)
 
 
 def _carried(
     rows: FrameRows, method: Numbers, methods: list[Method], more: Numbers, layer_fields: list[str]
 ) -> tuple[list[int], list[tuple[Described, _Answer | None]]]:
-    """The hub's own messages that take others' along, each with its answer."""
-    carries = among(method, [each.carrier is not None for each in methods], False)
+    """Rows of the hub's methods that carry a message; the description of each, and its answer."""
+    carries = by_code(method, [each.carrier is not None for each in methods], False)
     chosen: list[int] = np.flatnonzero(carries).tolist()
     return chosen, [
         asked(
             int(rows.number[row]),
             methods[method[row]],
             layer_fields[more[row]] if more[row] != NONE else "",
-            rows.part(row, _CONTENT),
+            rows.part(row, PAYLOAD),
         )
         for row in chosen
     ]
@@ -156,7 +163,7 @@ def _matched(
     answer: Numbers,
     answers: Vocabulary[_Answer],
 ) -> Numbers:
-    """The answer that each response is."""
+    """By row: the code of the answer that a response is."""
     matching = Matching(rows, readings, lambda reading: reading.asked)
     steps = np.where(responses, TAKE, np.where(answer == NONE, PASS, PUT))
     partner = matching.partners(matching.numbered(rows.number), steps)
@@ -171,16 +178,16 @@ def _statuses(rows: FrameRows, responses: Flags, failed: Flags) -> tuple[Numbers
     names: Vocabulary[str] = Vocabulary()
     status = np.where(responses, names.code("success"), NONE)
     for row in np.flatnonzero(responses & failed).tolist():
-        status[row] = names.code(error_name(rows.part(row, _CONTENT)))
+        status[row] = names.code(error_name(rows.part(row, PAYLOAD)))
     return status, list(names)
 
 
 def _content_types(rows: FrameRows, messages: Flags) -> tuple[Numbers, list[str]]:
-    starts, lengths = rows.slices[_CONTENT]
+    starts, lengths = rows.slices[PAYLOAD]
     length = np.where(messages, np.minimum(lengths, _MAGIC_BYTES), NONE)
     magic, firsts = distinct(rows.octets, starts, length)
     types: Vocabulary[str] = Vocabulary()
     found = types.codes(
         content_type_of(rows.cut(starts[row], starts[row] + length[row])) for row in firsts.tolist()
     )
-    return among(magic, found, NONE), list(types)
+    return by_code(magic, found, NONE), list(types)

@@ -1,7 +1,8 @@
-"""JSON in columns: compiled functions that are sure of ordinary values, and what strings stand for.
+"""JSON, compiled: where usual values end, and the texts that strings and base64 stand for.
 
-What comes out NONE is not wrong but doubtful, and for msgspec to judge: numbers that may be too
-large, escapes that stand for no character. What is passed over msgspec reads, whole and in parts.
+A result of NONE means that a value is unusual, not that it is wrong: numbers that may be too large,
+escapes that stand for no character. msgspec then decides. What these functions accept, msgspec
+accepts too, as a whole and in parts.
 """
 
 from __future__ import annotations
@@ -10,23 +11,38 @@ from typing import Final
 
 import numpy as np
 
-from crosswire.pipeline.decode.compiled import (
+from crosswire.pipeline.decode.arrays import NONE, Bytes, Flags, Numbers
+from crosswire.pipeline.decode.ascii_codes import (
+    BACKSLASH,
+    EQUALS,
+    HYPHEN,
+    LINE_FEED,
+    LOWER,
+    LOWER_E,
+    LOWER_F,
+    LOWER_N,
+    LOWER_T,
+    LOWER_U,
+    NINE,
+    PLUS,
+    POINT,
+    QUOTE,
+    RETURN,
+    SPACE,
+    TAB,
+    ZERO,
+)
+from crosswire.pipeline.decode.kernels import (
     INTS,
     OCTETS,
     OUT_INTS,
     OUT_OCTETS,
     OUT_TRUTHS,
     kernel,
+    subroutine,
 )
-from crosswire.pipeline.decode.scanners.scanner import (
-    NONE,
-    Bytes,
-    Numbers,
-    compiled,
-    octet_at,
-    valid_utf8,
-)
-from crosswire.pipeline.decode.text import Flags, Raw, copy_octets
+from crosswire.pipeline.decode.scanners.octets import hexadecimal_digit, octet_at, valid_utf8
+from crosswire.pipeline.decode.text import Raw, copy_octets
 
 __all__ = [
     "Base64",
@@ -40,16 +56,20 @@ __all__ = [
 ]
 
 
-# Eight octets each, alike.
+# The same octet eight times.
 _ONES: Final = np.uint64(0x0101010101010101)
 _HIGHEST: Final = _ONES << np.uint64(7)
-_QUOTES: Final = _ONES * np.uint64(34)
-_SLASHES: Final = _ONES * np.uint64(92)
-_SPACES: Final = _ONES * np.uint64(32)
+_QUOTES: Final = _ONES * np.uint64(QUOTE)
+_SLASHES: Final = _ONES * np.uint64(BACKSLASH)
+_SPACES: Final = _ONES * np.uint64(SPACE)
 
 _MOST_DIGITS: Final = 18
-"""Of a number in all, so that it fits 64 bits; its power of ten has two."""
+"""Of a number, so that it fits into 64 bits; its exponent may have two more."""
 _UNFIT: Final = -1
+
+_UNIT_BYTES: Final = len(r"\u0000")
+_FIRST_HIGH, _FIRST_LOW, _LAST_LOW = 0xD800, 0xDC00, 0xDFFF
+"""Surrogates, of which a high and a low one stand for one character."""
 
 _TRUE: Final = np.frombuffer(b"true", np.uint8)
 _FALSE: Final = np.frombuffer(b"false", np.uint8)
@@ -61,79 +81,87 @@ _PLAIN[list(b'"\\/bfnrt')] = list(b'"\\/\b\f\n\r\t')
 
 _SEXTETS: Final = np.full(256, _UNFIT, np.int64)
 _SEXTETS[list(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/")] = range(64)
-_PAD: Final = 61
+_PAD: Final = EQUALS
 
 
 # ------------------------------------------------------------------------------------ passing over
 
 
-@compiled
+@subroutine
 def after_space(data: Bytes, at: int, end: int) -> int:
-    # The compiled `in` is a call; where it counts it is spelled out.
+    """The position of the first octet that is no space; `end` if there is none."""
+    # Compiled, `in` is a call: too slow here.
     while at < end:
         octet = octet_at(data, at)
-        if octet > 32 or not (octet == 32 or octet == 10 or octet == 13 or octet == 9):
+        if octet > SPACE or not (
+            octet == SPACE or octet == LINE_FEED or octet == RETURN or octet == TAB
+        ):
             break
         at += 1
     return at
 
 
-@compiled
-def _digit(octet: int) -> int:
-    if 48 <= octet <= 57:
-        return octet - 48
-    octet |= 32
-    return octet - 87 if 97 <= octet <= 102 else _UNFIT
-
-
-@compiled
+@subroutine
 def _unit(data: Bytes, at: int, end: int) -> int:
-    """What stands as \\u and four digits at `at`."""
-    if end - at < 6 or octet_at(data, at) != 92 or octet_at(data, at + 1) != 117:
+    """The number in \\u and four digits at `at`; _UNFIT if it is something else."""
+    if (
+        end - at < _UNIT_BYTES
+        or octet_at(data, at) != BACKSLASH
+        or octet_at(data, at + 1) != LOWER_U
+    ):
         return _UNFIT
     unit = 0
-    for index in range(at + 2, at + 6):
-        digit = _digit(octet_at(data, index))
+    for index in range(at + 2, at + _UNIT_BYTES):
+        digit = hexadecimal_digit(octet_at(data, index))
         if digit < 0:
             return _UNFIT
         unit = unit << 4 | digit
     return unit
 
 
-@compiled
+@subroutine
 def _escape_end(data: Bytes, at: int, end: int) -> int:
-    """Behind the escape that begins at `at`; two of them that stand for one character are one."""
+    """The position after the escape at `at`; the two escapes of a surrogate pair are taken
+    together. NONE for half a pair, which stands for no character."""
     if at + 1 < end and _PLAIN[octet_at(data, at + 1)] != 0:
         return at + 2
     unit = _unit(data, at, end)
-    if unit < 0xD800 or unit > 0xDFFF:
-        return at + 6 if unit >= 0 else NONE
-    if unit < 0xDC00 and 0xDC00 <= _unit(data, at + 6, end) <= 0xDFFF:
-        return at + 12
+    if unit < _FIRST_HIGH or unit > _LAST_LOW:
+        return at + _UNIT_BYTES if unit >= 0 else NONE
+    if unit < _FIRST_LOW and _FIRST_LOW <= _unit(data, at + _UNIT_BYTES, end) <= _LAST_LOW:
+        return at + 2 * _UNIT_BYTES
     return NONE
 
 
-@compiled
+@subroutine
 def _word(data: Bytes, at: int) -> np.uint64:
-    """Eight octets; the compiler makes one load of it."""
+    """Eight octets as a number; the compiler makes one load of it."""
     word = np.uint64(0)
     for index in range(8):
         word |= np.uint64(data[np.uint64(at + index)]) << np.uint64(8 * index)
     return word
 
 
-@compiled
+@subroutine
 def _has_special(word: np.uint64) -> bool:
-    """Is one of the eight a quote, a backslash or a control character? Taking away more than an
-    octet is worth leaves its highest bit set, which in text it is not."""
+    """Whether one of the eight octets is a quote, a backslash or a control character.
+
+    An octet x is below n, up to 128, if x - n sets its highest bit and x has not set it. A quote or
+    backslash is below 1 after the exclusive or. A borrow can only make octets above a match look
+    like one, which changes nothing.
+    """
     quotes, slashes = word ^ _QUOTES, word ^ _SLASHES
     below = (quotes - _ONES) & ~quotes | (slashes - _ONES) & ~slashes | (word - _SPACES) & ~word
     return bool(below & _HIGHEST != 0)
 
 
-@compiled
+@subroutine
 def string_end(data: Bytes, at: int, end: int) -> tuple[int, bool]:
-    """The closing quote of the string that is open at `at`, and whether it has escapes."""
+    """The position of the closing quote of a string whose first octet is at `at`, and whether the
+    string has escapes. NONE if it is not closed, or not valid.
+
+    Eight octets at a time up to the next special one, then one by one.
+    """
     start, together, escaped = at, np.uint64(0), False
     while True:
         while at + 8 <= end:
@@ -145,13 +173,13 @@ def string_end(data: Bytes, at: int, end: int) -> tuple[int, bool]:
         octet = 0
         while at < end:
             octet = octet_at(data, at)
-            if octet < 32 or octet == 34 or octet == 92:
+            if octet < SPACE or octet == QUOTE or octet == BACKSLASH:
                 break
             together |= np.uint64(octet)
             at += 1
-        if at >= end or octet < 32:
+        if at >= end or octet < SPACE:
             return NONE, escaped
-        if octet == 34:
+        if octet == QUOTE:
             break
         escaped = True
         at = _escape_end(data, at, end)
@@ -162,33 +190,33 @@ def string_end(data: Bytes, at: int, end: int) -> tuple[int, bool]:
     return at, escaped
 
 
-@compiled
+@subroutine
 def _digits_end(data: Bytes, at: int, end: int) -> int:
-    while at < end and 48 <= octet_at(data, at) <= 57:
+    while at < end and ZERO <= octet_at(data, at) <= NINE:
         at += 1
     return at
 
 
-@compiled
+@subroutine
 def number_end(data: Bytes, at: int, end: int) -> tuple[int, bool]:
-    """Behind the number that begins at `at`, and whether it is a whole one."""
-    if at < end and octet_at(data, at) == 45:
+    """The position after a number, NONE if it is unusual; and whether it is an integer."""
+    if at < end and octet_at(data, at) == HYPHEN:
         at += 1
     start = at
     at = _digits_end(data, at, end)
     digits = at - start
-    if digits == 0 or (digits > 1 and octet_at(data, start) == 48):
+    if digits == 0 or (digits > 1 and octet_at(data, start) == ZERO):
         return NONE, False
     whole = True
-    if at < end and octet_at(data, at) == 46:
+    if at < end and octet_at(data, at) == POINT:
         start, whole = at + 1, False
         at = _digits_end(data, start, end)
         if at == start:
             return NONE, False
         digits += at - start
-    if at < end and octet_at(data, at) | 32 == 101:
+    if at < end and octet_at(data, at) | LOWER == LOWER_E:
         at, whole = at + 1, False
-        if at < end and octet_at(data, at) in (43, 45):
+        if at < end and octet_at(data, at) in (PLUS, HYPHEN):
             at += 1
         start = at
         at = _digits_end(data, start, end)
@@ -197,9 +225,9 @@ def number_end(data: Bytes, at: int, end: int) -> tuple[int, bool]:
     return at if digits <= _MOST_DIGITS else NONE, whole
 
 
-@compiled
+@subroutine
 def follows(data: Bytes, at: int, end: int, word: Bytes) -> bool:
-    """Does the word stand at `at`?"""
+    """Whether the word is at `at`."""
     same, index = end - at >= len(word), 0
     while same and index < len(word):
         same = octet_at(data, at + index) == octet_at(word, index)
@@ -207,40 +235,42 @@ def follows(data: Bytes, at: int, end: int, word: Bytes) -> bool:
     return same
 
 
-@compiled
+@subroutine
 def scalar_end(data: Bytes, at: int, end: int) -> int:
-    """Behind the value that begins at `at` and is neither string, object nor array."""
+    """The position after the value at `at`, which is no string, object or array; NONE if it is
+    unusual."""
     first = octet_at(data, at)
-    if first == 116 or first == 110:
-        word = _TRUE if first == 116 else _NULL
-        return at + 4 if follows(data, at, end, word) else NONE
-    if first == 102:
-        return at + 5 if follows(data, at, end, _FALSE) else NONE
+    if first == LOWER_T or first == LOWER_N:
+        word = _TRUE if first == LOWER_T else _NULL
+        return at + len(word) if follows(data, at, end, word) else NONE
+    if first == LOWER_F:
+        return at + len(_FALSE) if follows(data, at, end, _FALSE) else NONE
     return number_end(data, at, end)[0]
 
 
 # ---------------------------------------------------------------------------------------- strings
 
 
-@compiled
+@subroutine
 def _code_point(data: Bytes, at: int, end: int) -> int:
-    """Of the character for which the escape at `at` stands."""
+    """The code point of the character that the escape at `at` stands for."""
     plain = _PLAIN[octet_at(data, at + 1)]
     if plain != 0:
         return int(plain)
     unit = _unit(data, at, end)
-    if unit < 0xD800 or unit > 0xDFFF:
+    if unit < _FIRST_HIGH or unit > _LAST_LOW:
         return unit
-    return 0x10000 + ((unit - 0xD800) << 10) + _unit(data, at + 6, end) - 0xDC00
+    low = _unit(data, at + _UNIT_BYTES, end) - _FIRST_LOW
+    return 0x10000 + ((unit - _FIRST_HIGH) << 10) + low
 
 
-@compiled
+@subroutine
 def _width(point: int) -> int:
-    """In UTF-8."""
+    """The number of octets that a code point takes in UTF-8."""
     return 1 + (point > 0x7F) + (point > 0x7FF) + (point > 0xFFFF)
 
 
-@compiled
+@subroutine
 def _write_point(point: int, out: Bytes, position: int) -> int:
     width = _width(point)
     for index in range(position + width - 1, position, -1):
@@ -250,12 +280,12 @@ def _write_point(point: int, out: Bytes, position: int) -> int:
     return position + width
 
 
-@compiled
+@subroutine
 def _plain_end(data: Bytes, at: int, end: int) -> int:
-    """Behind what stands for itself."""
+    """The position of the next backslash; `end` if there is none."""
     while at + 8 <= end and not _has_special(_word(data, at)):
         at += 8
-    while at < end and octet_at(data, at) != 92:
+    while at < end and octet_at(data, at) != BACKSLASH:
         at += 1
     return at
 
@@ -292,16 +322,18 @@ def _write_unescaped(
 
 
 class Unescaped(Raw):
-    """What JSON strings stand for; given without their quotes, and sure to be right."""
+    """The texts that JSON strings stand for: slices without quotes that `string_end` accepted."""
 
     def measure(self, sizes: Numbers) -> None:
+        """Add the lengths that the texts have in UTF-8."""
         _measure_unescaped(self._octets, self._starts, self._lengths, sizes)
 
     def write(self, out: Bytes, at: Numbers) -> None:
+        """Copy what is not escaped, and write the characters of escapes."""
         _write_unescaped(self._octets, self._starts, self._lengths, out, at)
 
 
-@compiled
+@subroutine
 def _padding(data: Bytes, start: int, end: int) -> int:
     if start == end or octet_at(data, end - 1) != _PAD:
         return 0
@@ -323,7 +355,7 @@ def _judge_base64(octets: Bytes, starts: Numbers, lengths: Numbers, sure: Flags)
 
 
 def surely_base64(octets: Bytes, starts: Numbers, lengths: Numbers) -> Flags:
-    """Whether texts are whole groups of four, with padding only at their end."""
+    """Whether texts are whole groups of four digits, with padding only at their end."""
     sure = np.zeros(len(starts), np.bool_)
     _judge_base64(octets, starts, lengths, sure)
     return sure
@@ -358,10 +390,12 @@ def _write_base64(
 
 
 class Base64(Raw):
-    """What texts stand for that are `surely_base64`."""
+    """The octets that texts stand for which are `surely_base64`."""
 
     def measure(self, sizes: Numbers) -> None:
+        """Add three octets for four digits, without padding."""
         _measure_base64(self._octets, self._starts, self._lengths, sizes)
 
     def write(self, out: Bytes, at: Numbers) -> None:
+        """Write three octets for four digits."""
         _write_base64(self._octets, self._starts, self._lengths, out, at)

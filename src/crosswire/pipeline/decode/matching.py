@@ -1,4 +1,4 @@
-"""Which row answers which: what `protocols.contract.Memory` does, for many connections at once."""
+"""Which row answers which: what `readings.contract.Memory` does, for many connections at once."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from crosswire.pipeline.decode.compiled import INT, INTS, OUT_INTS, kernel
+from crosswire.pipeline.decode.arrays import NONE, Bytes, Numbers
 from crosswire.pipeline.decode.contract import FrameRows, Readings
+from crosswire.pipeline.decode.kernels import INT, INTS, OUT_INTS, kernel
 from crosswire.pipeline.decode.readings.contract import MOST_ASKED, Memory, Reading
-from crosswire.pipeline.decode.scanners.scanner import NONE, Bytes, Numbers
 from crosswire.pipeline.decode.text import distinct
 
 __all__ = ["GET", "PASS", "PUT", "TAKE", "Matching"]
 
-# What a row does: nothing, ask, take what was asked for away, look at it.
+# What a row does with the requests that are pending: nothing, add one, remove one, look one up.
 PASS: Final = 0
 PUT: Final = 1
 TAKE: Final = 2
@@ -36,8 +36,13 @@ def _match(
     partners: Numbers,
     left: Numbers,
 ) -> int:
-    """`keys` are below `count`. What is asked stands in `asked`, in order; a connection's from
-    `begin` on, and what was taken away has no row."""
+    """Set `partners`, and write the rows of requests that are still pending to `left`.
+
+    Owners ascend, so that one list of requests serves all connections: `asked` has their rows in
+    order, those of the current connection from `begin` on, NONE where one was removed. By key,
+    `where` is the index in that list, valid only if `whose` is the current owner: so nothing has to
+    be cleared between connections. `keys` are below `count`. Returns how many are left.
+    """
     where, whose = np.full(count, NONE, np.int64), np.full(count, NONE, np.int64)
     asked, asked_key = np.empty(len(owners), np.int64), np.empty(len(owners), np.int64)
     begin, end, oldest, held, kept = 0, 0, 0, 0, 0
@@ -68,6 +73,7 @@ def _match(
             asked[end], asked_key[end] = row, key
             end += 1
             held += 1
+            # As `Memory` does it, the oldest request is given up for the newest.
             if held > most:
                 while asked[oldest] == NONE:
                     oldest += 1
@@ -88,11 +94,11 @@ R = TypeVar("R", bound=Reading)
 
 
 class Matching(Generic[R, V]):
-    """Rows that ask, and rows of the other side that answer them, each with a key.
+    """Matches requests with the responses of the other side, which have the same key.
 
-    What connections remember from before takes part, as if it were rows behind the last: their keys
-    and values are `keys` and `values`, in order, for the caller to number and look up like those of
-    the rows.
+    Requests that are pending from earlier batches take part as if they were rows after the last:
+    `keys` and `values` are theirs, in order, for the caller to number and look up like those of the
+    rows.
     """
 
     def __init__(
@@ -110,7 +116,7 @@ class Matching(Generic[R, V]):
         self._left: Numbers = np.empty(0, np.int64)
 
     def numbered(self, numbers: NDArray[np.uint64]) -> Numbers:
-        """Keys that are a number, as codes: those of the rows, and those from before."""
+        """Codes of keys that are numbers: of the rows, then of the earlier requests."""
         before = np.array([key[1] for key in self.keys], np.uint64)
         tags = np.append(numbers, before).view(np.int64)
         zeros = np.zeros(len(tags), np.int64)
@@ -123,8 +129,8 @@ class Matching(Generic[R, V]):
         lengths: Numbers,
         written: Callable[[Any], bytes] = lambda key: key[1].encode(),
     ) -> Numbers:
-        """Keys that are a text, or are `written` as some octets, as codes: those of the rows, NONE
-        for a length of NONE, and those from before."""
+        """Codes of keys that are texts: of the rows, NONE for a length of NONE, then of the earlier
+        requests, whose keys `written` gives as octets."""
         if not self.keys:
             return distinct(octets, starts, lengths)[0]
         before = [written(key) for key in self.keys]
@@ -136,22 +142,24 @@ class Matching(Generic[R, V]):
         )[0]
 
     def partners(self, keys: Numbers, steps: Numbers, answers: Numbers | None = None) -> Numbers:
-        """By row: the row that put what it takes or gets, NONE if there is none. One behind the
-        last is from before.
+        """By row: the row of the request that it takes or gets, NONE if there is none. A row after
+        the last is an earlier request.
 
-        `keys` number what distinguishes questions of a side from one another. They go on behind the
-        rows with what is from before, as `keys` has it: a tuple that begins with who asked.
-        `answers` are keys of rows that ask, unless that has been asked for: then they get it.
+        `keys` are the codes of the rows, then of the earlier requests: they distinguish requests of
+        one side. `answers` are a second key of rows that put: if there is a request with that key,
+        they get it instead.
         """
         before, count = len(self._owners), len(self._rows)
         owners = self._rows.owner
         asked_by = [key[0] for key in self.keys]
         asker = np.append(self._rows.forward ^ (steps > PUT), np.array(asked_by, np.bool_))
+        # The two sides of a connection choose their keys independently.
         keys = 2 * keys + asker
         gets = np.full(len(keys), NONE)
         if answers is not None:
             gets[:count] = np.where(answers == NONE, NONE, 2 * answers + ~self._rows.forward)
         if before:
+            # The earlier requests of a connection come before its rows.
             owners = np.append(owners, self._owners)
             steps = np.append(steps, np.full(before, PUT))
             turn = np.lexsort((np.arange(len(owners)) < count, owners))
@@ -169,8 +177,8 @@ class Matching(Generic[R, V]):
         return found[:count]
 
     def remember(self, entry_of: Callable[[int], tuple[Any, V]]) -> None:
-        """Write into the readings of those who stay what is still unanswered. `entry_of` gives key
-        and value of a row."""
+        """Write the requests that are still pending into the readings of the connections that
+        stay. `entry_of` gives key and value of a row."""
         count, stays = len(self._rows), self._readings.stays
         owners = np.append(self._rows.owner, np.array(self._owners, np.int64))[self._left]
         left, owners = self._left[stays[owners]], owners[stays[owners]]

@@ -1,4 +1,4 @@
-"""MicroMsg2 in columns: messages, most of them in one frame, and acknowledgements between them."""
+"""MicroMsg2 in columns: messages, most of them of one frame, and acknowledgements between them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Readings, nothing
+from crosswire.pipeline.decode.arrays import NONE, Flags, Numbers
+from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Readings, null_column
 from crosswire.pipeline.decode.matching import GET, PASS, PUT, Matching
 from crosswire.pipeline.decode.micromsg2_headers import (
     BARE,
@@ -20,7 +21,7 @@ from crosswire.pipeline.decode.micromsg2_headers import (
     HeaderColumns,
     key_of,
 )
-from crosswire.pipeline.decode.micromsg2_messages import MESSAGE, PAYLOAD, Messages, begun_before
+from crosswire.pipeline.decode.micromsg2_messages import Messages, begun_before
 from crosswire.pipeline.decode.readings.contract import (
     ACKNOWLEDGEMENT,
     CONTROL,
@@ -39,33 +40,27 @@ from crosswire.pipeline.decode.readings.micromsg2 import (
     extensions_of,
     full_name,
 )
-from crosswire.pipeline.decode.scanners.scanner import NONE, Numbers
+from crosswire.pipeline.decode.scanners import micromsg2 as scanner
 from crosswire.pipeline.decode.text import (
     Coded,
     Decimal,
     Fixed,
-    Flags,
     Hexadecimal,
     Quoted,
     Raw,
     Vocabulary,
-    among,
+    by_code,
     distinct,
     text,
     words,
 )
+from crosswire.wire.micromsg2 import layout
 from crosswire.wire.micromsg2.frames import Command, Error, Handshake, parse_handshake
 from crosswire.wire.micromsg2.values import parse_call
 
 __all__ = ["describe"]
 
-# What the scanner calls the other frames.
-_HANDSHAKE: Final = 0
-_COMMAND, _EXTENSION, _ERROR = range(2, 5)
-
-_ACK_BYTES: Final = 2
-
-# Kinds: those of messages, by what the destination begins with; then others.
+# Kinds: those of messages, by the prefix of their destination; then others.
 _QUEUE: Final = full_name("")
 _KINDS: Final = (
     *map(kind_of_destination, (*PREFIXES, _QUEUE)),
@@ -77,30 +72,31 @@ _Readings = Readings[MicroMsg2Reading]
 
 
 def describe(rows: FrameRows, readings: _Readings) -> DescriptionColumns:
-    hello, hellos = _handshakes(rows)
+    """What `MicroMsg2Reading.describe` gives for each row."""
+    handshake, handshakes = _handshakes(rows)
     call, calls = _calls(rows)
     begun = begun_before(readings)
     headers = HeaderColumns(rows, [each.message for each in begun])
     messages = Messages(rows, begun, headers.wrong)
     asked, before = _matched(rows, readings, messages, headers)
-    use, uses = _in_use(rows, readings, hello, hellos)
-    acks = among(use, [name in ACKS for name in uses], False)
-    acks &= rows.slices[PAYLOAD][1] == _ACK_BYTES
+    use, uses = _in_use(rows, readings, handshake, handshakes)
+    acks = by_code(use, [name in ACKS for name in uses], False)
+    acks &= rows.slices[scanner.PAYLOAD][1] == layout.ACK_SIZE
 
     head, whole, responses = messages.head, messages.whole, asked != NONE
     kind = np.where(whole, np.where(responses, _RESPONSE, headers.prefixes[head]), NONE)
-    kind[rows.frame == _EXTENSION] = _CONTROL
+    kind[rows.frame == scanner.EXTENSION] = _CONTROL
     kind[acks] = _ACKNOWLEDGEMENT
-    kind[hello != NONE] = _GREETING
+    kind[handshake != NONE] = _GREETING
     kind = np.where(call == NONE, kind, len(_KINDS) + call)
     description = DescriptionColumns(
-        fields=_fields(rows, headers, hello, hellos, call, calls),
+        fields=_fields(rows, headers, handshake, handshakes, call, calls),
         kind=words(kind, [*_KINDS, *(each.kind or "" for each in calls)]),
         identifier=headers.column(IDENTIFIER, head, whole),
         destination=_destinations(headers, head, asked, before, call, calls),
         status=_statuses(headers, head, responses, use, uses, call, calls),
         sequence=_sequences(rows, acks),
-        payload_size=np.where(rows.frame == MESSAGE, rows.slices[PAYLOAD][1], NONE),
+        payload_size=np.where(rows.frame == scanner.MESSAGE, rows.slices[scanner.PAYLOAD][1], NONE),
         payload_end=np.zeros(len(rows), np.int64),
         begun_at=messages.begun_at(),
         errors=dict(headers.wrong),
@@ -110,7 +106,7 @@ def describe(rows: FrameRows, readings: _Readings) -> DescriptionColumns:
         description.content_type = headers.column(CONTENT_TYPE, head, whole, BINARY)
         description.properties = headers.column(TEXT, head, whole)
         description.reply_to = headers.column(REPLY_TO, head, whole)
-        description.message_id = nothing(len(rows), pa.int64())
+        description.message_id = null_column(len(rows), pa.int64())
     messages.keep(readings)
     return description
 
@@ -119,8 +115,8 @@ def describe(rows: FrameRows, readings: _Readings) -> DescriptionColumns:
 
 
 class _HandshakeFields(NamedTuple):
-    """A handshake, but for the identity: what its fields have before and behind it, and the names
-    of the extensions."""
+    """A handshake without its identity: what `fields` has before and after that, and the names of
+    the extensions."""
 
     before: str
     after: str
@@ -128,13 +124,16 @@ class _HandshakeFields(NamedTuple):
 
 
 def _handshakes(rows: FrameRows) -> tuple[Numbers, list[_HandshakeFields]]:
-    starts, lengths = rows.slices[PAYLOAD]
-    chosen = np.where(rows.frame == _HANDSHAKE, lengths, NONE)
+    starts, lengths = rows.slices[scanner.PAYLOAD]
+    chosen = np.where(rows.frame == scanner.HANDSHAKE, lengths, NONE)
     code, firsts = distinct(rows.octets, starts, chosen, rows.number.view(np.int64))
-    return code, [_hello(int(rows.number[row]), rows.part(row, PAYLOAD)) for row in firsts.tolist()]
+    return code, [
+        _handshake_fields(int(rows.number[row]), rows.part(row, scanner.PAYLOAD))
+        for row in firsts.tolist()
+    ]
 
 
-def _hello(version: int, extensions: bytes) -> _HandshakeFields:
+def _handshake_fields(version: int, extensions: bytes) -> _HandshakeFields:
     no_identity = bytes(1)
     frame, _ = parse_handshake(version.to_bytes(3) + no_identity + extensions, 0, 0, 0)
     assert isinstance(frame, Handshake)
@@ -143,28 +142,28 @@ def _hello(version: int, extensions: bytes) -> _HandshakeFields:
 
 
 def _calls(rows: FrameRows) -> tuple[Numbers, list[Described]]:
-    """Commands and errors."""
-    starts, lengths = rows.slices[PAYLOAD]
-    calls = (rows.frame == _COMMAND) | (rows.frame == _ERROR)
+    """By row the code of a command or error, and the description of each code."""
+    starts, lengths = rows.slices[scanner.PAYLOAD]
+    calls = (rows.frame == scanner.COMMAND) | (rows.frame == scanner.ERROR)
     code, firsts = distinct(rows.octets, starts, np.where(calls, lengths, NONE), rows.frame)
-    kinds: dict[int, Any] = {_COMMAND: Command, _ERROR: Error}
+    kinds: dict[int, Any] = {scanner.COMMAND: Command, scanner.ERROR: Error}
     return code, [
-        describe_small(kinds[int(rows.frame[row])](*parse_call(rows.part(row, PAYLOAD))))
+        describe_small(kinds[int(rows.frame[row])](*parse_call(rows.part(row, scanner.PAYLOAD))))
         for row in firsts.tolist()
     ]
 
 
 def _in_use(
-    rows: FrameRows, readings: _Readings, hello: Numbers, hellos: list[_HandshakeFields]
+    rows: FrameRows, readings: _Readings, handshake: Numbers, handshakes: list[_HandshakeFields]
 ) -> tuple[Numbers, list[str]]:
-    """The extension that each extension frame belongs to: what the latest handshake of who opened
-    the connection calls so."""
+    """By row the code of the extension that an extension frame belongs to, and the codes' names:
+    the frame has a number, to which the opener's latest handshake gives a name."""
     lists: Vocabulary[tuple[str, ...]] = Vocabulary()
-    named = among(hello, lists.codes(each.extensions for each in hellos), NONE)
+    named = by_code(handshake, lists.codes(each.extensions for each in handshakes), NONE)
     before = np.full(len(readings.stays), NONE)
     for owner, reading in readings.known.items():
         before[owner] = lists.code(tuple(reading.extensions))
-    naming = (hello != NONE) & rows.forward
+    naming = (handshake != NONE) & rows.forward
     latest = np.maximum.accumulate(np.where(naming, np.arange(len(rows)), NONE))
     here = (latest != NONE) & (rows.owner[latest] == rows.owner)
     which = np.where(here, named[latest], before[rows.owner])
@@ -173,8 +172,8 @@ def _in_use(
         readings.of(int(rows.owner[row])).extensions = list(every[named[row]])
     sizes = np.array([len(each) for each in every], np.int64)
     number = rows.number.view(np.int64)
-    known = (rows.frame == _EXTENSION) & (number > 0) & (number <= among(which, sizes, 0))
-    use = np.where(known, among(which, np.cumsum(sizes) - sizes, 0) + number - 1, NONE)
+    known = (rows.frame == scanner.EXTENSION) & (number > 0) & (number <= by_code(which, sizes, 0))
+    use = np.where(known, by_code(which, np.cumsum(sizes) - sizes, 0) + number - 1, NONE)
     return use, [name for each in every for name in each]
 
 
@@ -182,20 +181,22 @@ def _in_use(
 
 
 _Asked = tuple[tuple[bool, str, str | None], tuple[str, str]]
-"""As it is remembered."""
+"""Key and value of a pending request, as a reading has them."""
 
 
 def _matched(
     rows: FrameRows, readings: _Readings, messages: Messages, headers: HeaderColumns
 ) -> tuple[Numbers, list[str]]:
-    """The row that each answers, or behind the last, one from before, which has a destination of
-    these. A message that wants an answer asks, unless it is one."""
+    """By row the row of the request that it answers, where a row after the last is a request of an
+    earlier batch; and the destinations of those. A message with `reply-to` is a request, unless it
+    answers one itself."""
     count, head, whole = len(rows), messages.head, messages.whole
     matching = Matching(rows, readings, lambda reading: reading.asked)
     asks = whole & (headers.lengths[REPLY_TO][head] != NONE)
     if not (asks.any() or matching.keys):
         return np.full(count, NONE), []
-    # What rows ask for or answer, and behind that, what those who ask might answer.
+    # The keys of requests and possible responses by row, and after the last row, the keys that
+    # requests would have as responses.
     asking = np.flatnonzero(asks)
     starts, lengths = headers.keys(NAME, np.append(head, head[asking]))
     lengths[:count][~whole] = NONE
@@ -215,7 +216,7 @@ def _matched(
 def _asked(
     rows: FrameRows, headers: HeaderColumns, chosen: Numbers, head: Numbers
 ) -> dict[int, _Asked]:
-    """By row, what is remembered of those who ask."""
+    """By row: key and value of requests, to be remembered."""
     every = np.ones(len(chosen), np.bool_)
     names, replies, identifiers = (
         headers.column(which, head, every).to_pylist() for which in (NAME, REPLY_TO, IDENTIFIER)
@@ -232,23 +233,27 @@ def _asked(
 def _fields(
     rows: FrameRows,
     headers: HeaderColumns,
-    hello: Numbers,
-    hellos: list[_HandshakeFields],
+    handshake: Numbers,
+    handshakes: list[_HandshakeFields],
     call: Numbers,
     calls: list[Described],
 ) -> pa.Array:
-    count, messages, extensions = len(rows), rows.frame == MESSAGE, rows.frame == _EXTENSION
+    count, messages, extensions = (
+        len(rows),
+        rows.frame == scanner.MESSAGE,
+        rows.frame == scanner.EXTENSION,
+    )
     kind = np.where(messages, 0, np.where(extensions, 1, NONE))
-    opening = np.where(hello == NONE, kind, 2 + hello)
-    opening[call != NONE] = 2 + len(hellos) + call[call != NONE]
+    opening = np.where(handshake == NONE, kind, 2 + handshake)
+    opening[call != NONE] = 2 + len(handshakes) + call[call != NONE]
     closing = np.where(messages, rows.detail, np.where(extensions, 2, NONE))
-    payloads, sizes = rows.slices[PAYLOAD]
+    payloads, sizes = rows.slices[scanner.PAYLOAD]
     return text(
         count,
         Coded(
             opening,
             ['{"sequence":', '{"id":']
-            + [each.before for each in hellos]
+            + [each.before for each in handshakes]
             + [each.fields for each in calls],
         ),
         Decimal(np.where(messages, rows.sequence, rows.number.view(np.int64)), kind != NONE),
@@ -258,8 +263,9 @@ def _fields(
         Raw(headers.octets, headers.starts[TEXT][:count], headers.lengths[TEXT][:count]),
         Hexadecimal(rows.octets, payloads, np.where(extensions, sizes, NONE)),
         Coded(
-            np.where(hello == NONE, closing, 3 + hello),
-            [',"continued":false}', ',"continued":true}', '"}'] + [each.after for each in hellos],
+            np.where(handshake == NONE, closing, 3 + handshake),
+            [',"continued":false}', ',"continued":true}', '"}']
+            + [each.after for each in handshakes],
         ),
     )
 
@@ -272,13 +278,13 @@ def _destinations(
     call: Numbers,
     calls: list[Described],
 ) -> pa.Array:
-    """An answer has its question's."""
+    """A response has the destination of its request."""
     count = len(head)
     from_before = asked >= count
     named = np.where(asked == NONE, head, head[np.where(from_before, NONE, asked)])
     named[from_before] = NONE
     description = np.where(from_before, asked - count, NONE)
-    has = among(call, [each.destination is not None for each in calls], False)
+    has = by_code(call, [each.destination is not None for each in calls], False)
     description[has] = len(before) + call[has]
     return text(
         count,
@@ -298,11 +304,11 @@ def _statuses(
     call: Numbers,
     calls: list[Described],
 ) -> pa.Array:
-    """What went wrong, or whose frame it is."""
+    """The outcome of a response, or the extension of a frame."""
     failed = responses & (headers.lengths[ERROR][head] != NONE)
     code = np.where(use == NONE, NONE, 1 + use)
     code[responses & ~failed] = 0
-    has = among(call, [each.status is not None for each in calls], False)
+    has = by_code(call, [each.status is not None for each in calls], False)
     code[has] = 1 + len(uses) + call[has]
     return text(
         len(head),
@@ -313,9 +319,9 @@ def _statuses(
 
 
 def _sequences(rows: FrameRows, acks: Flags) -> Numbers:
-    """A message's own, or that of the one that is acknowledged."""
-    sequence = np.where(rows.frame == MESSAGE, rows.sequence, NONE)
+    """The sequence number of a message, or of the one that a frame acknowledges."""
+    sequence = np.where(rows.frame == scanner.MESSAGE, rows.sequence, NONE)
     chosen = np.flatnonzero(acks)
-    at = rows.slices[PAYLOAD][0][chosen]
+    at = rows.slices[scanner.PAYLOAD][0][chosen]
     sequence[chosen] = rows.octets[at].astype(np.int64) << 8 | rows.octets[at + 1]
     return sequence

@@ -1,9 +1,9 @@
-"""What MicroMsg2's messages say before their payloads, all rows at once: where they go, properties
-as JSON, and what those among them say that are known.
+"""The headers of MicroMsg2's messages, all rows at once: the destination, the properties as JSON,
+and the values of well-known properties.
 
-A kernel reads properties as `wire.micromsg2.values` does, as long as they are written as one writes
-them. The others are read in Python: a number with zeros before it, a property that is there twice,
-what is wrong.
+A kernel reads properties as `wire.micromsg2.values` does, if they are written in the usual way. The
+others are read in Python: a number with leading zeros, a property that is there twice, what is not
+valid.
 """
 
 from __future__ import annotations
@@ -16,7 +16,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from crosswire.errors import FrameError
-from crosswire.pipeline.decode.compiled import (
+from crosswire.pipeline.decode.arrays import NONE, Bytes, Flags, Numbers
+from crosswire.pipeline.decode.ascii_codes import (
+    CLOSING_BRACE,
+    COLON,
+    COMMA,
+    HYPHEN,
+    NINE,
+    OPENING_BRACE,
+    PLUS,
+    POINT,
+    QUOTE,
+    ZERO,
+)
+from crosswire.pipeline.decode.contract import FrameRows, null_column
+from crosswire.pipeline.decode.kernels import (
     INT,
     INTS,
     OCTETS,
@@ -24,27 +38,23 @@ from crosswire.pipeline.decode.compiled import (
     OUT_OCTETS,
     OUT_TABLE,
     kernel,
+    subroutine,
 )
-from crosswire.pipeline.decode.contract import FrameRows, nothing
-from crosswire.pipeline.decode.micromsg2_messages import DESTINATION, PROPERTIES
 from crosswire.pipeline.decode.readings.micromsg2 import (
     PREFIXES,
     PartialMessage,
     Properties,
     describe_properties,
 )
-from crosswire.pipeline.decode.scanners.scanner import (
-    NONE,
-    Bytes,
-    Numbers,
-    compiled,
+from crosswire.pipeline.decode.scanners.micromsg2 import DESTINATION, PROPERTIES
+from crosswire.pipeline.decode.scanners.octets import (
+    find_octet,
     octet_at,
     valid_utf8,
     valid_utf8_escaped,
 )
 from crosswire.pipeline.decode.text import (
     Fixed,
-    Flags,
     Raw,
     copy_octets,
     distinct,
@@ -52,6 +62,7 @@ from crosswire.pipeline.decode.text import (
     slices,
     text,
 )
+from crosswire.wire.micromsg2 import layout
 from crosswire.wire.micromsg2.values import parse_properties
 
 __all__ = [
@@ -66,15 +77,15 @@ __all__ = [
     "key_of",
 ]
 
-# The texts: what `Properties` has, in its order, and the destination's name.
+# The texts of a row: the fields of `Properties`, in their order, and the destination's name.
 TEXT, IDENTIFIER, REPLY_TO, CONTENT_TYPE, ERROR, NAME = range(6)
 _TEXTS: Final = 6
 
 BARE: Final = len(PREFIXES)
-"""For a name that begins with no prefix."""
+"""The prefix code of a name that begins with none."""
 
 _BETWEEN: Final = 255
-"""Stands between a name and an identifier: no text has it."""
+"""Separates a name from an identifier: UTF-8 never contains it."""
 
 _KNOWN: Final = (b"correlation-id", b"reply-to", b"content-type", b"error")
 _KNOWN_OCTETS: Final = np.frombuffer(b"".join(_KNOWN), np.uint8).copy()
@@ -82,26 +93,26 @@ _KNOWN_ENDS: Final = np.cumsum([0] + [len(name) for name in _KNOWN])
 
 _NOTHING: Final = b"{}"
 _MOST: Final = 16
-"""Properties of a message: among more, none is looked for twice."""
+"""Properties of a message that the kernel reads: each is compared with all before it."""
 
 _MOST_WIDTH: Final = 8
 _MOST_AROUND: Final = 4
-"""How many octets one takes at most: six in JSON, where it is a control character, and itself,
-twice in an identifier; and all together."""
+"""Octets that one octet of properties becomes at most: six in JSON, of a control character, and two
+more in an identifier, which is written twice. And what a row adds: braces and separators."""
 
 _INTEGER_DIGITS: Final = 18
 _REAL_DIGITS: Final = 15
 _MOST_REAL_DIGITS: Final = 17
-"""Digits that a double gives back as they were, whatever they are; and how many it can need."""
+"""A double gives any 15 digits back as they were, and needs 17 at most."""
 
 _DOUBTFUL_BYTES: Final = 20
-"""A property takes at least so many whose number has digits between these."""
+"""The least size of a property whose number has 16 or 17 digits: name, colon, prefix, point."""
 
 _SMALL_ZEROS: Final = 4
-"""Zeros behind the point of a number that is written with an exponent."""
+"""With as many zeros after the point, Python writes a number with an exponent."""
 
-# What a value is, by its prefix: for Python to find out; a number, or one if a double gives back
-# its digits; text behind the prefix; text.
+# Kinds of values: for Python to read; a number; a number if a double gives back its digits; text
+# after a prefix; text without one.
 _ODD, _NUMBER, _DOUBTFUL, _PREFIXED, _PLAIN = range(-1, 4)
 
 _NAME_OCTETS: Final = np.zeros(256, np.bool_)
@@ -117,89 +128,84 @@ for _octet in b"0123456789abcdefABCDEF":
 # ----------------------------------------------------------------------------------------- values
 
 
-@compiled
-def _find(data: Bytes, start: int, end: int, octet: int) -> int:
-    """Where it is, or the end."""
-    for index in range(start, end):
-        if octet_at(data, index) == octet:
-            return index
-    return end
-
-
-@compiled
+@subroutine
 def _digits_end(data: Bytes, start: int, end: int) -> int:
     for index in range(start, end):
-        if not 48 <= octet_at(data, index) <= 57:
+        if not ZERO <= octet_at(data, index) <= NINE:
             return index
     return end
 
 
-@compiled
+@subroutine
 def _zeros_end(data: Bytes, start: int, end: int) -> int:
     for index in range(start, end):
-        if octet_at(data, index) != 48:
+        if octet_at(data, index) != ZERO:
             return index
     return end
 
 
-@compiled
+@subroutine
 def _integer(data: Bytes, start: int, end: int) -> int:
-    """What stands behind an N: a number as JSON has it, or what else it is."""
-    signed = start < end and octet_at(data, start) in (43, 45)
+    """The kind of value after an N: a number that is the same in JSON, or another kind."""
+    signed = start < end and octet_at(data, start) in (PLUS, HYPHEN)
     first = start + 1 if signed else start
     if first == end or _digits_end(data, first, end) < end:
         return _PLAIN
-    if octet_at(data, start) == 43 or end - first > _INTEGER_DIGITS:
+    if octet_at(data, start) == PLUS or end - first > _INTEGER_DIGITS:
         return _ODD
-    zero = octet_at(data, first) == 48
+    zero = octet_at(data, first) == ZERO
     return _ODD if zero and (signed or end - first > 1) else _NUMBER
 
 
-@compiled
+@subroutine
 def _real(data: Bytes, start: int, end: int) -> int:
-    """What stands behind a D, likewise."""
-    if start == end or not (45 <= octet_at(data, start) <= 57 or octet_at(data, start) == 43):
+    """The kind of value after a D, likewise."""
+    if start == end:
         return _PLAIN
-    first = start + 1 if octet_at(data, start) == 45 else start
+    # From the hyphen to the nine: signs, the point and digits, and the slash.
+    sign = octet_at(data, start)
+    if not (HYPHEN <= sign <= NINE or sign == PLUS):
+        return _PLAIN
+    first = start + 1 if sign == HYPHEN else start
     point = _digits_end(data, first, end)
-    if point == first or point >= end - 1 or octet_at(data, point) != 46:
+    if point == first or point >= end - 1 or octet_at(data, point) != POINT:
         return _ODD
     digits = end - first - 1
     if _digits_end(data, point + 1, end) < end or digits > _MOST_REAL_DIGITS:
         return _ODD
     number = _NUMBER if digits <= _REAL_DIGITS else _DOUBTFUL
-    whole_is_zero = octet_at(data, first) == 48
-    if octet_at(data, point + 1) == 48 and point + 2 == end:
+    whole_is_zero = octet_at(data, first) == ZERO
+    if octet_at(data, point + 1) == ZERO and point + 2 == end:
         return _ODD if whole_is_zero and point > first + 1 else number
-    if octet_at(data, end - 1) == 48 or (whole_is_zero and point > first + 1):
+    if octet_at(data, end - 1) == ZERO or (whole_is_zero and point > first + 1):
         return _ODD
     is_small = whole_is_zero and _zeros_end(data, point + 1, end) > point + _SMALL_ZEROS
     return _ODD if is_small else number
 
 
-@compiled
+@subroutine
 def _kind(data: Bytes, start: int, end: int) -> int:
     prefix = octet_at(data, start) if start < end else 0
     kind = _PLAIN
-    if prefix == 84:
+    if prefix == layout.VALUE_TEXT:
         kind = _PREFIXED
-    elif prefix == 78:
+    elif prefix == layout.VALUE_NUMBER:
         kind = _integer(data, start + 1, end)
-    elif prefix == 68:
+    elif prefix == layout.VALUE_DATE:
         kind = _real(data, start + 1, end)
-    if kind in (_PLAIN, _PREFIXED) and _find(data, start, end, 37) < end:
+    if kind in (_PLAIN, _PREFIXED) and find_octet(data, start, end, layout.ESCAPE) < end:
         return kind if valid_utf8_escaped(data, start, end) else _ODD
     return kind
 
 
-@compiled
+@subroutine
 def _put(data: Bytes, start: int, end: int, in_json: bool, out: Bytes, position: int) -> int:
-    """A text without its escapes; gives the place behind it."""
+    """Write a text without its escapes; returns the position after it."""
     index = start
     while index < end:
         octet = octet_at(data, index)
         index += 1
-        if octet == 37:
+        if octet == layout.ESCAPE:
             high, low = octet_at(data, index), octet_at(data, index + 1)
             octet = _HEXADECIMAL[high] << 4 | _HEXADECIMAL[low]
             index += 2
@@ -211,20 +217,20 @@ def _put(data: Bytes, start: int, end: int, in_json: bool, out: Bytes, position:
     return position
 
 
-@compiled
+@subroutine
 def _put_value(data: Bytes, start: int, end: int, kind: int, out: Bytes, position: int) -> int:
     if kind in (_NUMBER, _DOUBTFUL):
         return _put(data, start + 1, end, False, out, position)
-    out[position] = 34
+    out[position] = QUOTE
     position = _put(data, start if kind == _PLAIN else start + 1, end, True, out, position + 1)
-    out[position] = 34
+    out[position] = QUOTE
     return position + 1
 
 
 # ------------------------------------------------------------------------------------- properties
 
 
-@compiled
+@subroutine
 def _same(some: Bytes, start: int, others: Bytes, begin: int, length: int) -> bool:
     for index in range(length):
         if octet_at(some, start + index) != octet_at(others, begin + index):
@@ -232,9 +238,9 @@ def _same(some: Bytes, start: int, others: Bytes, begin: int, length: int) -> bo
     return True
 
 
-@compiled
+@subroutine
 def _is_new(data: Bytes, start: int, end: int, names: Numbers, count: int) -> bool:
-    """Is it a name, and none of those that are there already?"""
+    """Whether it is a name, and none of the first `count` in `names`."""
     for index in range(start, end):
         if not _NAME_OCTETS[octet_at(data, index)]:
             return False
@@ -245,9 +251,9 @@ def _is_new(data: Bytes, start: int, end: int, names: Numbers, count: int) -> bo
     return start < end
 
 
-@compiled
+@subroutine
 def _known(data: Bytes, start: int, end: int) -> int:
-    """Which of those whose value is told; NONE if none."""
+    """Which of the well-known properties it is; NONE if none."""
     for index in range(len(_KNOWN_ENDS) - 1):
         begin, length = _KNOWN_ENDS[index], _KNOWN_ENDS[index + 1] - _KNOWN_ENDS[index]
         if length == end - start and _same(data, start, _KNOWN_OCTETS, begin, length):
@@ -255,15 +261,15 @@ def _known(data: Bytes, start: int, end: int) -> int:
     return NONE
 
 
-@compiled
+@subroutine
 def _doubt(doubtful: Numbers, row: int, start: int, end: int) -> None:
-    """The first one counts them."""
+    """Note a number that has to be compared. The first column counts them."""
     doubtful[0, 0] += 1
     index = doubtful[0, 0]
     doubtful[0, index], doubtful[1, index], doubtful[2, index] = row, start, end - start
 
 
-@compiled
+@subroutine
 def _read(
     data: Bytes,
     start: int,
@@ -275,23 +281,23 @@ def _read(
     out: Bytes,
     position: int,
 ) -> int:
-    """Write the JSON, and note where the known ones have their values; gives the place behind it,
-    or _ODD."""
+    """Write properties as JSON, and note where well-known ones have their values; returns the
+    position after it, or _ODD."""
     if not valid_utf8(data, start, end):
         return _ODD
     at, count = start, 0
     while at <= end:
-        stop = _find(data, at, end, 59)
-        colon = _find(data, at, stop, 58)
+        stop = find_octet(data, at, end, layout.ITEM_SEPARATOR)
+        colon = find_octet(data, at, stop, layout.VALUE_SEPARATOR)
         if colon == stop or count == _MOST or not _is_new(data, at, colon, met, count):
             return _ODD
         kind = _kind(data, colon + 1, stop)
         if kind == _ODD:
             return _ODD
         met[count, 0], met[count, 1] = at, colon - at
-        out[position], out[position + 1] = 44 if count else 123, 34
+        out[position], out[position + 1] = COMMA if count else OPENING_BRACE, QUOTE
         position = _put(data, at, colon, False, out, position + 2)
-        out[position], out[position + 1] = 34, 58
+        out[position], out[position + 1] = QUOTE, COLON
         after = _put_value(data, colon + 1, stop, kind, out, position + 2)
         if kind == _DOUBTFUL:
             _doubt(doubtful, row, position + 2, after)
@@ -302,14 +308,14 @@ def _read(
             known[which, 1] = stop
         count += 1
         at = stop + 1
-    out[position] = 125
+    out[position] = CLOSING_BRACE
     return position + 1
 
 
 # --------------------------------------------------------------------------------------- all texts
 
 
-@compiled
+@subroutine
 def _prefix(data: Bytes, start: int, length: int) -> int:
     for which in range(BARE):
         begin, size = _PREFIX_ENDS[which], _PREFIX_ENDS[which + 1] - _PREFIX_ENDS[which]
@@ -318,7 +324,7 @@ def _prefix(data: Bytes, start: int, length: int) -> int:
     return BARE
 
 
-@compiled
+@subroutine
 def _put_known(
     data: Bytes,
     known: Numbers,
@@ -328,7 +334,12 @@ def _put_known(
     lengths: Numbers,
     row: int,
 ) -> int:
-    """What stands behind a name: values of known properties. Gives the place behind them."""
+    """Write what follows a name: the values of well-known properties. Returns the position after
+    them.
+
+    The identifier is written after the name and again after the reply address: with each of them it
+    is one slice, the key by which requests and responses are matched.
+    """
     for which in (IDENTIFIER, REPLY_TO, IDENTIFIER, CONTENT_TYPE, ERROR):
         repeated = which == IDENTIFIER and starts[which, row] > 0
         if known[which, 0] == NONE or (repeated and known[REPLY_TO, 0] == NONE):
@@ -342,9 +353,10 @@ def _put_known(
     return position
 
 
-@compiled
+@subroutine
 def _touch(data: Bytes, starts: Numbers, begin: int, end: int) -> int:
-    """Frames are far apart in memory: what is asked for together comes together."""
+    """Read an octet of each of the next rows. Frames are far apart in memory: the processor waits
+    for such reads together instead of one by one."""
     touched = 0
     for index in range(begin, end):
         touched += octet_at(data, starts[index])
@@ -352,6 +364,7 @@ def _touch(data: Bytes, starts: Numbers, begin: int, end: int) -> int:
 
 
 _AHEAD: Final = 64
+"""Rows for which that is done at once."""
 
 
 @kernel(
@@ -371,7 +384,8 @@ def _read_all(
     prefixes: Numbers,
     doubtful: Numbers,
 ) -> int:
-    """What is odd keeps NONE as the length of its texts. Gives how much is written."""
+    """Write the texts of all rows. Rows for Python keep NONE as the length of their texts. Returns
+    how many octets are written."""
     met, known = np.empty((_MOST, 2), np.int64), np.empty((_TEXTS, 2), np.int64)
     position = 2
     for row in range(len(names)):
@@ -381,7 +395,7 @@ def _read_all(
         if size < 0:
             continue
         start, end = properties[row], properties[row] + property_sizes[row]
-        if start < end and octet_at(data, end - 1) == 59:
+        if start < end and octet_at(data, end - 1) == layout.ITEM_SEPARATOR:
             end -= 1
         if start < end:
             known[:, 0] = NONE
@@ -407,13 +421,13 @@ def _read_all(
 
 
 class HeaderColumns:
-    """What rows have to say, and behind the last, what messages have that were `begun` before.
+    """The texts of rows, and after the last row, of messages that were `begun` in earlier batches.
 
-    The texts are slices of `octets`, one of NONE bytes where there is none: `starts` and `lengths`
-    by what it is, and by row. Behind a NAME and a REPLY_TO is the IDENTIFIER, if there is one: so
-    both together are a slice too, which is the same for a question and its answer. `prefixes` say
-    what names begin with. `wrong` are rows whose properties are none. Of a handshake there is a
-    NAME alone: who sent it.
+    They are slices of `octets`: `starts` and `lengths` by text and by row, a length of NONE where
+    there is none. A NAME and a REPLY_TO are followed by the IDENTIFIER, if there is one: both
+    together are a slice too, which is the same for a request and its response. `prefixes` are codes
+    of what names begin with. `wrong` are rows whose properties are not valid. A handshake has a
+    NAME only: the identity of its sender.
     """
 
     def __init__(self, rows: FrameRows, begun: Sequence[PartialMessage]) -> None:
@@ -445,30 +459,30 @@ class HeaderColumns:
             self._read_odd(rows, odd, begun)
 
     def part(self, which: int, rows: Numbers, chosen: Flags) -> Raw:
-        """What the chosen ones have of those rows."""
+        """A text of those rows that are chosen."""
         lengths = np.where(chosen, self.lengths[which][rows], NONE)
         return Raw(self.octets, self.starts[which][rows], lengths)
 
     def column(
         self, which: int, rows: Numbers, chosen: Flags, otherwise: str | None = None
     ) -> pa.Array:
-        """The same; null, or something else, where there is none."""
+        """The same as a column; null, or `otherwise`, where there is none."""
         lengths = np.where(chosen, self.lengths[which][rows], NONE)
         there = lengths != NONE
         if otherwise is None and not there.any():
-            return nothing(len(rows))
+            return null_column(len(rows))
         part = Raw(self.octets, self.starts[which][rows], lengths)
         if otherwise is None:
             return text(len(rows), part, valid=there)
         return text(len(rows), part, Fixed(otherwise, chosen & ~there), valid=chosen)
 
     def keys(self, which: int, rows: Numbers) -> tuple[Numbers, Numbers]:
-        """Starts and lengths of names with identifiers; see `key_of`."""
+        """Starts and lengths of names with their identifiers; see `key_of`."""
         identifiers = self.lengths[IDENTIFIER][rows]
         return self.starts[which][rows], self.lengths[which][rows] + identifiers + 1
 
     def _resolve(self, rows: Numbers, starts: Numbers, lengths: Numbers) -> None:
-        """Numbers that would not come back as they are written make a row odd."""
+        """Leave rows to Python whose numbers a double would not give back as they are written."""
         written = slices(self.octets, starts, lengths).cast(pa.string())
         given = written.cast(pa.float64()).cast(pa.string())
         self.lengths[:, rows[~pc.equal(written, given).to_numpy(zero_copy_only=False)]] = NONE
@@ -504,7 +518,7 @@ class HeaderColumns:
 
 
 class _PythonTexts:
-    """The same texts, from Python: they stand behind those that there are."""
+    """The texts of rows that Python reads; they follow those of the kernel in `octets`."""
 
     def __init__(self, first_row: int) -> None:
         self._offset = first_row
@@ -514,6 +528,7 @@ class _PythonTexts:
         self.prefixes: list[int] = []
 
     def add(self, name: str, properties: Properties) -> None:
+        """Add the texts of a row, in the order in which the kernel writes them."""
         self.starts.append([0] * _TEXTS)
         self.lengths.append([NONE] * _TEXTS)
         found = (at for at, prefix in enumerate(PREFIXES) if name.startswith(prefix))
@@ -539,7 +554,7 @@ class _PythonTexts:
 
 
 def key_of(key: tuple[bool, str, str | None]) -> bytes:
-    """Name and identifier of a question as `HeaderColumns.keys` has them."""
+    """The name and identifier of an earlier request as `HeaderColumns.keys` has them."""
     _, name, identifier = key
     if identifier is None:
         return name.encode()

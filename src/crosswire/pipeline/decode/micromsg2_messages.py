@@ -1,14 +1,16 @@
-"""MicroMsg2's messages, which may come in several frames: which rows belong together."""
+"""MicroMsg2's messages, which may be split over several frames: which rows belong together."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from crosswire.pipeline.decode.compiled import (
+from crosswire.pipeline.decode.arrays import NONE, Bytes, Flags, Numbers
+from crosswire.pipeline.decode.contract import FrameRows, Readings
+from crosswire.pipeline.decode.kernels import (
     INT,
     INTS,
     OCTETS,
@@ -17,34 +19,26 @@ from crosswire.pipeline.decode.compiled import (
     OUT_TRUTHS,
     TRUTHS,
     kernel,
+    subroutine,
 )
-from crosswire.pipeline.decode.contract import FrameRows, Readings
 from crosswire.pipeline.decode.readings.micromsg2 import (
     MESSAGE_BYTES,
     MicroMsg2Reading,
     PartialMessage,
 )
-from crosswire.pipeline.decode.scanners.scanner import NONE, Bytes, Numbers, compiled
-from crosswire.pipeline.decode.text import Flags, Raw, binary, copy_octets
+from crosswire.pipeline.decode.scanners.micromsg2 import DESTINATION, MESSAGE, PAYLOAD, PROPERTIES
+from crosswire.pipeline.decode.text import Raw, binary, copy_octets
 from crosswire.wire.micromsg2.values import parse_properties
 
 __all__ = [
-    "DESTINATION",
-    "MESSAGE",
-    "PAYLOAD",
-    "PROPERTIES",
     "Messages",
     "PendingMessage",
     "begun_before",
 ]
 
-# What the scanner calls a message, and its slices.
-MESSAGE: Final = 1
-PAYLOAD, DESTINATION, PROPERTIES = range(3)
-
 
 class PendingMessage(NamedTuple):
-    """A message that earlier frames have begun."""
+    """A message that began in an earlier batch."""
 
     owner: int
     forward: bool
@@ -52,6 +46,7 @@ class PendingMessage(NamedTuple):
 
 
 def begun_before(readings: Readings[MicroMsg2Reading]) -> list[PendingMessage]:
+    """The messages that began in earlier batches, ordered by owner."""
     return [
         PendingMessage(owner, forward, message)
         for owner in sorted(readings.known)
@@ -60,7 +55,7 @@ def begun_before(readings: Readings[MicroMsg2Reading]) -> list[PendingMessage]:
     ]
 
 
-@compiled
+@subroutine
 def _close(first: int, count: int, closed: Flags) -> int:
     if first >= count:
         closed[first - count] = True
@@ -90,7 +85,14 @@ def _follow(
     closed: Flags,
     left: Numbers,
 ) -> int:
-    """`first`, `last` and `size` are those of the message that each direction is in."""
+    """Follow the messages of each direction through the rows.
+
+    `first`, `last` and `size` are those of the message that each of the two directions is in, NONE
+    between messages. A message that began in an earlier batch has a number after the last row as
+    its first. `head` is set to the first row of each row's message, `after` to the next row of the
+    same message, `together` to the size so far; `closed` are earlier messages that ended, `left`
+    the first rows of messages that continue in a later batch. Returns how many those are.
+    """
     count, kept, before, owner = len(owners), 0, 0, NONE
     first, last = np.full(2, NONE, np.int64), np.full(2, NONE, np.int64)
     size = np.zeros(2, np.int64)
@@ -142,7 +144,7 @@ def _join(
     chosen: Numbers,
     out: Bytes,
 ) -> None:
-    """One message behind the other, each given by its last row."""
+    """Copy the payloads of messages, each given by its last row, one after the other."""
     position = 0
     for row in chosen:
         piece = head[row]
@@ -161,14 +163,15 @@ def _join(
 
 
 class Messages:
-    """Which rows make up messages. Those `begun` before are numbered behind the last row.
+    """Which rows make up messages. Those `begun` in earlier batches have numbers after the last
+    row.
 
-    `head` is the first of a row's message; NONE where that was missed, or is too large. `whole` are
-    the rows that end one.
+    `head` is the first row of a row's message; NONE where that was missed, or is too large. `whole`
+    are the rows that complete one.
     """
 
     def __init__(self, rows: FrameRows, begun: list[PendingMessage], wrong: Iterable[int]) -> None:
-        """`wrong` are messages that are none."""
+        """`wrong` are rows of messages that are not valid: they end a message, too."""
         self._rows, self.begun = rows, begun
         count, sizes = len(rows), rows.slices[PAYLOAD][1]
         self.head, self._together = np.full(count, NONE), np.zeros(count, np.int64)
@@ -197,12 +200,12 @@ class Messages:
         self.whole: Flags = (self.head != NONE) & (rows.detail == 0)
 
     def begun_at(self) -> Numbers:
-        """Where each whole one begins in its direction."""
+        """The offset at which each whole message begins in its direction."""
         before = np.array([each.message.offset for each in self.begun], np.int64)
         return np.where(self.whole, np.append(self._rows.offset, before)[self.head], NONE)
 
     def payloads(self) -> pa.Array:
-        """Of the whole ones."""
+        """The payloads of whole messages; those of one frame are not copied twice."""
         starts, lengths = self._rows.slices[PAYLOAD]
         count = len(starts)
         alone = self.whole & (self.head == np.arange(count))
@@ -211,7 +214,7 @@ class Messages:
         if len(chosen):
             before = [b"".join(each.message.payloads) for each in self.begun]
             missing = np.zeros(len(self._after), np.int64)
-            # Payloads that nobody asked for when they were there.
+            # Earlier batches may have been read without payloads: then they are not there.
             missing[count:] = [
                 each.message.size_bytes - len(payload)
                 for each, payload in zip(self.begun, before, strict=True)
@@ -236,7 +239,7 @@ class Messages:
         return binary(count, *parts, valid=self.whole)
 
     def keep(self, readings: Readings[MicroMsg2Reading]) -> None:
-        """Write into the readings of those who stay what is begun now."""
+        """Write the messages that continue later into the readings of connections that stay."""
         rows, count = self._rows, len(self._rows)
         for index in np.flatnonzero(self._closed).tolist():
             owner, forward, _ = self.begun[index]
@@ -254,7 +257,7 @@ class Messages:
                 reading.begun[forward] = self._gone_on(message, piece)
 
     def _gone_on(self, message: PartialMessage | None, piece: int) -> PartialMessage:
-        """With what these rows have of it, from that row on."""
+        """A message with what these rows have of it, from row `piece` on."""
         rows = self._rows
         if message is None:
             message = PartialMessage(

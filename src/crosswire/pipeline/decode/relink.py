@@ -1,4 +1,4 @@
-"""Relink in columns: by what a connection's hello asked for, and by its channels."""
+"""Relink in columns: by the endpoint of a connection's hello, and by channel."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from crosswire.pipeline.decode.compiled import INTS, OUT_INTS, TRUTHS, kernel
+from crosswire.pipeline.decode.arrays import NONE, Flags, Numbers
 from crosswire.pipeline.decode.contract import (
     DescriptionColumns,
     FrameRows,
     Readings,
-    in_turn,
-    nothing,
+    describe_one_by_one,
+    null_column,
 )
+from crosswire.pipeline.decode.kernels import INTS, OUT_INTS, TRUTHS, kernel
 from crosswire.pipeline.decode.readings.contract import (
     ACKNOWLEDGEMENT,
     CONTROL,
@@ -37,40 +38,39 @@ from crosswire.pipeline.decode.readings.relink import (
     message,
     properties_of,
 )
-from crosswire.pipeline.decode.scanners.scanner import NONE, Numbers
+from crosswire.pipeline.decode.scanners.relink import (
+    CHANNELS,
+    CONNECTOR_HELLO,
+    DATA_BITS,
+    FIRST_ABOUT_CHANNELS,
+    LISTENER_HELLO,
+    MESSAGE,
+    MULTICAST,
+    PAYLOAD,
+    PROPERTIES,
+    SIZES,
+    VERSIONS,
+)
 from crosswire.pipeline.decode.text import (
     Coded,
     Decimal,
     Fixed,
-    Flags,
     TextPart,
     Vocabulary,
-    among,
+    by_code,
     distinct,
     slices,
     text,
     words,
 )
 from crosswire.wire.contract import Frame, Placed
+from crosswire.wire.relink import layout
 from crosswire.wire.relink.frames import DEFAULTS, Acknowledgement, Message, Operation, scan
 from crosswire.wire.relink.handshake import ConnectorHello, parse_hello, parse_version
-from crosswire.wire.relink.layout import packet_layout
 
 __all__ = ["describe"]
 
-# What the scanner calls frames, its slices, and what it says of packets about channels.
-_OPERATION: Final = 5
-"""The first of four about channels."""
-_MESSAGE: Final = 9
-_VERSIONS: Final = (10, 11)
-_CONNECTOR_HELLO: Final = 12
-_LISTENER_HELLO: Final = 13
-_PAYLOAD, _PROPERTIES, _CHANNELS, _SIZES = range(4)
-_VALUE: Final = 7
-_LARGE, _MULTICAST = 2, 8
-
-_CLOSE: Final = get_args(Operation).index("close")
-_ALIGNED: Final = 8
+_CHANNEL_OPERATION: Final = FIRST_ABOUT_CHANNELS + layout.FORMAT_CHANNEL_OPERATION
 _FEW_PARTS: Final = 2
 """With more, a message's parts are listed one by one."""
 
@@ -79,8 +79,8 @@ _FEW_PARTS: Final = 2
 
 
 class _RowTemplate(NamedTuple):
-    """What rows of one form share. The pieces of `fields` stand around numbers, in which they
-    differ: there is one behind each piece that is followed by another."""
+    """What rows of one form share. Their `fields` differ in numbers only: there is one between each
+    two pieces."""
 
     fields: tuple[str, ...]
     kind: str | None = None
@@ -118,8 +118,8 @@ _BY_FRAME: Final = (
         for values in (_OPERATIONS, _ACKNOWLEDGEMENTS)
     ),
     [_form_of_message("]}"), _form_of_message("", "]}"), _form_of_message("", ",", "]}")],
-    *([_RowTemplate(('{"version":', "}"), HANDSHAKE)] for _ in _VERSIONS),
-    [_RowTemplate((), HANDSHAKE)],  # a connector's hello has more to say
+    *([_RowTemplate(('{"version":', "}"), HANDSHAKE)] for _ in VERSIONS),
+    [_RowTemplate((), HANDSHAKE)],  # its fields are written as a whole
     [_RowTemplate(('{"epoch":', ',"link":', "}"), HANDSHAKE)],
 )
 _FORMS: Final = [form for forms in _BY_FRAME for form in forms]
@@ -128,7 +128,7 @@ _MOST_PIECES: Final = 4
 
 
 def _coded(values: Iterable[str | None]) -> tuple[Numbers, list[str]]:
-    """Something that forms have, by form, and what it can be."""
+    """By form a code, and what the codes stand for."""
     every: Vocabulary[str] = Vocabulary()
     return every.codes(values), list(every)
 
@@ -148,23 +148,26 @@ _HAS_NUMBER: Final = [
 
 
 def describe(rows: FrameRows, readings: Readings[RelinkReading]) -> DescriptionColumns:
+    """What `RelinkReading.describe` gives for each row."""
     count = len(rows)
-    messages = rows.frame == _MESSAGE
-    about = (rows.frame >= _OPERATION) & (rows.frame < _MESSAGE)
-    closes = (rows.frame == _OPERATION) & (rows.detail & _VALUE == _CLOSE)
-    parts = rows.slices[_SIZES][1] >> np.where(rows.detail & _LARGE, 3, 1)
-    form = _FIRST_FORM[rows.frame] + np.where(about, rows.detail & _VALUE, 0)
+    messages = rows.frame == MESSAGE
+    about = (rows.frame >= FIRST_ABOUT_CHANNELS) & (rows.frame < MESSAGE)
+    closes = (rows.frame == _CHANNEL_OPERATION) & (
+        rows.detail & DATA_BITS == layout.OPERATION_CLOSE
+    )
+    parts = rows.slices[SIZES][1] >> np.where(rows.detail & layout.FLAG_LARGE, 3, 1)
+    form = _FIRST_FORM[rows.frame] + np.where(about, rows.detail & DATA_BITS, 0)
     form += np.where(messages, np.minimum(parts, _FEW_PARTS), 0)
 
-    talks = _RowConnections(rows, readings)
+    connections = _RowConnections(rows, readings)
     hello, hellos = _hellos(rows)
-    wanted, wants = _wanted(talks, hello, hellos)
-    counted = _counted(rows, talks, wanted, wants)
-    numbers, following, apart = _numbers(rows, talks, messages, closes)
+    wanted, wants = _wanted(connections, hello, hellos)
+    counted = _counted(rows, connections, wanted, wants)
+    numbers, following, alone = _numbers(rows, connections, messages, closes)
     context = _Context(wanted, wants, counted, numbers, following)
     session, sessions = _sessions(rows)
-    has_destination = (about | messages | (rows.frame >= _CONNECTOR_HELLO)) & (wanted > 0)
-    size = np.where(messages, rows.slices[_PAYLOAD][1], NONE)
+    has_destination = (about | messages | (rows.frame >= CONNECTOR_HELLO)) & (wanted > 0)
+    size = np.where(messages, rows.slices[PAYLOAD][1], NONE)
     description = DescriptionColumns(
         fields=_fields(rows, form, hello, hellos),
         kind=words(
@@ -185,32 +188,33 @@ def describe(rows: FrameRows, readings: Readings[RelinkReading]) -> DescriptionC
         status=words(_STATUS[form], _STATUSES),
         sequence=np.where(messages, np.where(counted, numbers, NONE), rows.sequence),
         payload_size=size,
-        payload_end=np.where(messages, -size % _ALIGNED, 0),
+        payload_end=np.where(messages, -size % layout.ALIGNMENT, 0),
         begun_at=np.full(count, NONE),
     )
     if rows.payloads:
-        description.payload = slices(rows.octets, rows.slices[_PAYLOAD][0], size)
+        description.payload = slices(rows.octets, rows.slices[PAYLOAD][0], size)
         description.content_type = words(messages.astype(np.int64) - 1, [CONTENT_TYPE])
         description.properties = _properties(rows)
-        description.reply_to = nothing(count)
-        description.message_id = nothing(count, pa.int64())
+        description.reply_to = null_column(count)
+        description.message_id = null_column(count, pa.int64())
 
-    multicast = (about | messages) & (rows.detail >= _MULTICAST)
-    # Where that counts on many channels at once, a connection is read on its own.
-    apart |= talks.with_any(multicast & (messages | closes))
-    _remember(talks, ~apart, context)
-    one_by_one = apart[talks.whose]
+    multicast = (about | messages) & (rows.detail >= MULTICAST)
+    # A multicast that counts on many channels at once is too rare for columns: its connection is
+    # read frame by frame.
+    alone |= connections.with_any(multicast & (messages | closes))
+    _remember(connections, ~alone, context)
+    one_by_one = alone[connections.whose]
     in_full = (multicast | messages & (parts > _FEW_PARTS)) & ~one_by_one
     chosen: list[int] = np.flatnonzero(one_by_one).tolist()
-    description.patch(chosen, in_turn(rows, chosen, readings, _frame_of))
+    description.patch(chosen, describe_one_by_one(rows, chosen, readings, _frame_of))
     chosen = np.flatnonzero(in_full).tolist()
     description.patch(chosen, [_in_full(rows, row, context) for row in chosen])
     return description
 
 
 class _RowConnections:
-    """The connections that rows are of, numbered in order: `whose` has a row's, `first` whether it
-    is the first of it. `before` are those of which something is known."""
+    """The connections of the rows, numbered in order: by row, `whose` is the number and `first`
+    whether it is the connection's first row. `before` are those with a reading."""
 
     def __init__(self, rows: FrameRows, readings: Readings[RelinkReading]) -> None:
         self.readings = readings
@@ -220,31 +224,32 @@ class _RowConnections:
         self.owners = rows.owner[self.first]
         known = readings.known
         self.before = [
-            (talk, known[owner])
-            for talk, owner in enumerate(self.owners.tolist() if known else ())
+            (connection, known[owner])
+            for connection, owner in enumerate(self.owners.tolist() if known else ())
             if owner in known
         ]
 
     def with_any(self, chosen: Flags) -> Flags:
-        """By connection: does it have any of these rows?"""
+        """By connection: whether any of these rows is its."""
         has = np.zeros(len(self.owners), np.bool_)
         has[self.whose[chosen]] = True
         return has
 
     def latest(self, chosen: Flags, values: NDArray[Any], before: list[Any]) -> NDArray[Any]:
-        """By row: the value of the last one chosen of its connection, itself included. If there is
-        none yet, that of `before`, or nothing."""
+        """By row: the value of the latest chosen row of its connection, up to itself. If there is
+        none yet, that of `before`, or 0."""
         begin = np.zeros(len(self.owners), values.dtype)
-        begin[[talk for talk, _ in self.before]] = before
+        begin[[connection for connection, _ in self.before]] = before
         values = np.where(chosen, values, begin[self.whose])
+        # The index of the latest chosen or first row, which holds what is before it.
         return values[
             np.maximum.accumulate(np.where(chosen | self.first, np.arange(len(values)), 0))
         ]
 
 
 class _Context(NamedTuple):
-    """What rows mean by what came before them: what was wanted, whether the link is counted, and
-    messages' numbers."""
+    """What rows mean by earlier ones: by row, the code in `wants` of what the connector asked for,
+    whether messages on the link are counted, and a message's number."""
 
     wanted: Numbers
     wants: list[RequestedLink]
@@ -256,11 +261,11 @@ class _Context(NamedTuple):
 def _fields(
     rows: FrameRows, form: Numbers, hello: Numbers, hellos: list[ConnectorHello]
 ) -> pa.Array:
-    _, payload_bytes = rows.slices[_PAYLOAD]
-    _, property_bytes = rows.slices[_PROPERTIES]
+    _, payload_bytes = rows.slices[PAYLOAD]
+    _, property_bytes = rows.slices[PROPERTIES]
     first, second = rows.number, np.where(property_bytes == NONE, payload_bytes, property_bytes)
     second = np.where(rows.sequence == NONE, second, rows.sequence)
-    greeted = np.flatnonzero(rows.frame == _LISTENER_HELLO)
+    greeted = np.flatnonzero(rows.frame == LISTENER_HELLO)
     if len(greeted):
         second[greeted] = rows.number[greeted]
         first = first.copy()
@@ -274,57 +279,57 @@ def _fields(
 
 
 def _epochs(rows: FrameRows, chosen: Numbers) -> NDArray[np.uint64]:
-    """Of listeners' hellos."""
-    index = rows.slices[_PAYLOAD][0][chosen, np.newaxis] + np.arange(8)
+    """The epochs in listeners' hellos."""
+    index = rows.slices[PAYLOAD][0][chosen, np.newaxis] + np.arange(layout.EPOCH_SIZE)
     epochs: NDArray[np.uint64] = rows.octets[index].view("<u8")[:, 0].astype(np.uint64)
     return epochs
 
 
 def _sessions(rows: FrameRows) -> tuple[Numbers, list[str]]:
-    """The links that listeners give."""
+    """The identifiers of sessions: epoch and link that a listener gives."""
     session = np.full(len(rows), NONE)
-    greeted = np.flatnonzero((rows.frame == _LISTENER_HELLO) & (rows.number > 0))
+    greeted = np.flatnonzero((rows.frame == LISTENER_HELLO) & (rows.number > 0))
     session[greeted] = np.arange(len(greeted))
     links = zip(_epochs(rows, greeted).tolist(), rows.number[greeted].tolist(), strict=True)
     return session, [f"{epoch:x}/{link:x}" for epoch, link in links]
 
 
 def _hellos(rows: FrameRows) -> tuple[Numbers, list[ConnectorHello]]:
-    """Connectors', which mostly say the same."""
-    length = np.where(rows.frame == _CONNECTOR_HELLO, rows.length, NONE)
+    """The connectors' hellos, most of which are equal."""
+    length = np.where(rows.frame == CONNECTOR_HELLO, rows.length, NONE)
     hello, firsts = distinct(rows.octets, rows.position, length)
     return hello, [cast(ConnectorHello, _frame_of(rows, row)) for row in firsts.tolist()]
 
 
 def _wanted(
-    talks: _RowConnections, hello: Numbers, hellos: list[ConnectorHello]
+    connections: _RowConnections, hello: Numbers, hellos: list[ConnectorHello]
 ) -> tuple[Numbers, list[RequestedLink]]:
-    """What a row's connector has asked for up to then; NOTHING has code 0."""
+    """By row: the code of what its connector has asked for so far; NOTHING has code 0."""
     wants: Vocabulary[RequestedLink] = Vocabulary()
     wants.code(NOTHING)
-    asked = among(hello, wants.codes(map(RequestedLink.of, hellos)), NONE)
-    before = [wants.code(reading.wanted) for _, reading in talks.before]
-    return talks.latest(hello >= 0, asked, before), list(wants)
+    asked = by_code(hello, wants.codes(map(RequestedLink.of, hellos)), NONE)
+    before = [wants.code(reading.wanted) for _, reading in connections.before]
+    return connections.latest(hello >= 0, asked, before), list(wants)
 
 
 def _counted(
-    rows: FrameRows, talks: _RowConnections, wanted: Numbers, wants: list[RequestedLink]
+    rows: FrameRows, connections: _RowConnections, wanted: Numbers, wants: list[RequestedLink]
 ) -> Flags:
-    """Whether the link that a row came on was new."""
+    """By row: whether its link was new when the connection began."""
     had = np.array([each.link for each in wants], np.uint64)[wanted]
     is_new = (rows.number != 0) & (rows.number != had)
-    before = [reading.counted for _, reading in talks.before]
-    return talks.latest(rows.frame == _LISTENER_HELLO, is_new, before)
+    before = [reading.counted for _, reading in connections.before]
+    return connections.latest(rows.frame == LISTENER_HELLO, is_new, before)
 
 
 # ---------------------------------------------------------------------------------------- numbers
 
 
 class _NextNumbers(NamedTuple):
-    """Numbers of the messages that come next: of which connection, which direction (1: forward) and
-    which channel, in the order in which channels were first used."""
+    """The number that the next message of a channel has: by connection, direction (1: forward) and
+    channel, in the order in which the channels were first used."""
 
-    talk: Numbers
+    connection: Numbers
     forward: Numbers
     channel: NDArray[np.uint64]
     number: Numbers
@@ -334,7 +339,8 @@ class _NextNumbers(NamedTuple):
 def _count(
     channels: Numbers, closes: Flags, numbers: Numbers, following: Numbers, begun: Numbers
 ) -> None:
-    """By channel: what follows, and at which row it began; nothing follows where it has not."""
+    """Number the messages of each channel. `following` is the next number of a channel, 0 if it has
+    had no message since it was closed; `begun` the row of its first message."""
     for row in range(len(numbers)):
         channel = channels[row]
         if channel < 0:
@@ -349,23 +355,24 @@ def _count(
 
 
 def _numbers(
-    rows: FrameRows, talks: _RowConnections, messages: Flags, closes: Flags
+    rows: FrameRows, connections: _RowConnections, messages: Flags, closes: Flags
 ) -> tuple[Numbers, _NextNumbers, Flags]:
-    """Of each message, on its channel; and by connection: has it so many that the count is lost?"""
+    """The number of each message on its channel; the next numbers; and by connection, whether it
+    has too many channels to count."""
     count = len(rows)
     before = [
-        (2 * talk + forward, channel, number)
-        for talk, reading in talks.before
+        (2 * connection + forward, channel, number)
+        for connection, reading in connections.before
         for (forward, channel), number in reading.following.items()
     ]
     sides, channels, follows = zip(*before, strict=True) if before else ((), (), ())
-    side = np.append(2 * talks.whose + rows.forward, np.array(sides, np.int64))
+    side = np.append(2 * connections.whose + rows.forward, np.array(sides, np.int64))
     channel = np.append(rows.number, np.array(channels, np.uint64))
     width = channel.itemsize
     length = np.append(np.where(messages | closes, width, NONE), np.full(len(before), width))
     code, firsts = distinct(channel.view(np.uint8), np.arange(len(side)) * width, length, side)
 
-    too_many = np.bincount(side[firsts] >> 1, minlength=len(talks.owners)) > MOST_CHANNELS
+    too_many = np.bincount(side[firsts] >> 1, minlength=len(connections.owners)) > MOST_CHANNELS
     following, begun = np.zeros(len(firsts), np.int64), np.zeros(len(firsts), np.int64)
     following[code[count:]] = follows
     begun[code[count:]] = np.arange(-len(before), 0)
@@ -377,42 +384,42 @@ def _numbers(
     return numbers, _NextNumbers(side >> 1, side & 1, channel, following[left]), too_many
 
 
-def _remember(talks: _RowConnections, chosen: Flags, context: _Context) -> None:
-    """Write into the readings of those who stay what they must know; only of chosen connections."""
-    readings = talks.readings
-    chosen = chosen & readings.stays[talks.owners]
+def _remember(connections: _RowConnections, chosen: Flags, context: _Context) -> None:
+    """Write into the readings of chosen connections that stay what later rows depend on."""
+    readings = connections.readings
+    chosen = chosen & readings.stays[connections.owners]
     if not chosen.any():
         return
     wanted, wants, counted, _, following = context
-    last = np.append(np.flatnonzero(talks.first)[1:], len(wanted)) - 1
+    last = np.append(np.flatnonzero(connections.first)[1:], len(wanted)) - 1
     written: dict[int, RelinkReading] = {}
-    for talk in np.flatnonzero(chosen).tolist():
-        reading = written[talk] = readings.of(int(talks.owners[talk]))
-        reading.wanted = wants[wanted[last[talk]]]
-        reading.counted = bool(counted[last[talk]])
+    for connection in np.flatnonzero(chosen).tolist():
+        reading = written[connection] = readings.of(int(connections.owners[connection]))
+        reading.wanted = wants[wanted[last[connection]]]
+        reading.counted = bool(counted[last[connection]])
         reading.following = {}
-    stays = chosen[following.talk]
-    for talk, forward, channel, number in zip(
+    stays = chosen[following.connection]
+    for connection, forward, channel, number in zip(
         *(each[stays].tolist() for each in following), strict=True
     ):
-        written[talk].following[bool(forward), channel] = number
+        written[connection].following[bool(forward), channel] = number
 
 
-# ------------------------------------------------------------------------------------ closer looks
+# --------------------------------------------------------------------------------------- details
 
 
 def _properties(rows: FrameRows) -> pa.Array:
-    starts, lengths = rows.slices[_PROPERTIES]
+    starts, lengths = rows.slices[PROPERTIES]
     if (lengths == NONE).all():
-        return nothing(len(rows))
+        return null_column(len(rows))
     part, firsts = distinct(rows.octets, starts, lengths)
     found: Vocabulary[str] = Vocabulary()
-    code = found.codes(properties_of(rows.part(row, _PROPERTIES)) for row in firsts.tolist())
-    return words(among(part, code, NONE), list(found))
+    code = found.codes(properties_of(rows.part(row, PROPERTIES)) for row in firsts.tolist())
+    return words(by_code(part, code, NONE), list(found))
 
 
 def _in_full(rows: FrameRows, row: int, context: _Context) -> Described:
-    """A message of many parts on one channel, or what is said of many channels."""
+    """Describe a message of many parts on one channel, or a packet about many channels."""
     frame, wanted = _frame_of(rows, row), context.wants[context.wanted[row]]
     if isinstance(frame, Message):
         forward, numbers = bool(rows.forward[row]), [int(context.numbers[row])]
@@ -423,19 +430,20 @@ def _in_full(rows: FrameRows, row: int, context: _Context) -> Described:
 def _frame_of(rows: FrameRows, row: int, reading: RelinkReading | None = None) -> Frame:  # noqa: ARG001
     sender = "connector" if rows.forward[row] else "listener"
     code, whole, offset = int(rows.frame[row]), rows.whole(row), int(rows.offset[row])
-    if code > _MESSAGE:
+    if code > MESSAGE:
         frame, _ = (
             parse_version(sender, whole, 0)
-            if code in _VERSIONS
+            if code in VERSIONS
             else parse_hello(sender, whole, 0, offset)
         )
         assert frame is not None
         return frame
-    id_size = max(int(rows.slices[_CHANNELS][1][row]), 0)
-    if rows.detail[row] >= _MULTICAST:
-        id_size //= max(int.from_bytes(whole[4:8], "little"), 1)
+    id_size = max(int(rows.slices[CHANNELS][1][row]), 0)
+    if rows.detail[row] >= MULTICAST:
+        count = whole[layout.MULTICAST_COUNT_OFFSET : layout.MULTICAST_ID_OFFSET]
+        id_size //= max(int.from_bytes(count, "little"), 1)
     placed: list[Placed] = []
-    scan(whole, 0, offset, packet_layout(sender, id_size, id_size), DEFAULTS, placed)
+    scan(whole, 0, offset, layout.packet_layout(sender, id_size, id_size), DEFAULTS, placed)
     ((_, _, packet),) = placed
     assert isinstance(packet, Frame)
     return packet

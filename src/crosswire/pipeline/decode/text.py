@@ -1,10 +1,14 @@
-"""Text columns put together from pieces, all rows at once: no Python object for any row.
+"""Arrow columns of text, written for all rows at once: no Python object for any row.
 
     text(count, Coded(codes, words), Quoted(octets, starts, sizes), …)
 
-gives a column in which each row is what the parts say of it, one behind the other; where a part has
-nothing to say of a row, it adds nothing. `distinct` numbers what rows have in common, so that what
-it takes Python to find out is found out once for all of them.
+gives a column in which each row is the concatenation of its parts. There are two passes over the
+rows: in the first, each part adds its sizes, from which the offsets and the size of the buffer
+follow; in the second, each part writes. So the buffer is allocated once, and no text is copied
+twice.
+
+`distinct` gives equal texts the same number, so that what takes Python to find out is found out
+once for all rows that have them.
 """
 
 from __future__ import annotations
@@ -17,7 +21,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from crosswire.pipeline.decode.compiled import (
+from crosswire.pipeline.decode.arrays import NONE, Bytes, Numbers
+from crosswire.pipeline.decode.ascii_codes import BACKSLASH, LOWER_U, QUOTE, SPACE, ZERO
+from crosswire.pipeline.decode.kernels import (
     INT,
     INTS,
     NATURAL,
@@ -28,8 +34,8 @@ from crosswire.pipeline.decode.compiled import (
     OUT_OCTETS,
     TRUTHS,
     kernel,
+    subroutine,
 )
-from crosswire.pipeline.decode.scanners.scanner import NONE, Bytes, Numbers, compiled
 
 __all__ = [
     "Coded",
@@ -41,8 +47,8 @@ __all__ = [
     "Raw",
     "TextPart",
     "Vocabulary",
-    "among",
     "binary",
+    "by_code",
     "copy_octets",
     "distinct",
     "hashes",
@@ -57,33 +63,36 @@ __all__ = [
 Flags = NDArray[np.bool_]
 
 _MOST_BYTES: Final = (1 << 31) - 1
+"""Arrow's offsets in a text column have 32 bits."""
 
 
-@compiled
+@subroutine
 def copy_octets(octets: Bytes, start: int, out: Bytes, position: int, length: int) -> None:
-    """By unsigned indexes, which can't count from the end: the compiler then copies in large
-    steps."""
+    """Copy octets[start:start + length] to out[position:]. With unsigned indexes, which can't count
+    from the end, the compiler copies with vector instructions."""
     source, target = np.uint64(start), np.uint64(position)
     for index in range(np.uint64(length)):
         out[target + index] = octets[source + index]
 
 
-# How many octets stand for one in a JSON string, and the letter behind the backslash where there is
-# one.
+# By octet: how many octets it takes in a JSON string, and the letter after the backslash if it is
+# two.
+_LETTER_WIDTH: Final = 2
 _WIDTHS: Final = np.ones(256, np.int64)
-_WIDTHS[:32] = 6
+_WIDTHS[:SPACE] = len(r"\u0000")
 _LETTERS: Final = np.zeros(256, np.uint8)
 for _octet, _letter in zip(b'"\\\b\f\n\r\t', b'"\\bfnrt', strict=True):
-    _WIDTHS[_octet] = 2
+    _WIDTHS[_octet] = _LETTER_WIDTH
     _LETTERS[_octet] = _letter
 _DIGITS: Final = np.frombuffer(b"0123456789abcdef", np.uint8).copy()
-_SPACE, _QUOTE, _BACKSLASH = np.frombuffer(b' "\\', np.uint8)
+# As octets: compared with a wider number, an octet would be widened first.
+_SPACE, _QUOTE, _BACKSLASH = np.array([SPACE, QUOTE, BACKSLASH], np.uint8)
 
 
-@compiled
+@subroutine
 def _is_plain(octets: Bytes, start: int, length: int) -> bool:
-    """All of these octets stand for themselves in a JSON string. Numbers of the same size as the
-    octets let the compiler take large steps."""
+    """Whether none of these octets is escaped in a JSON string. Without a branch, and with numbers
+    of the octets' size, the compiler uses vector instructions."""
     source, plain = np.uint64(start), True
     for index in range(np.uint64(length)):
         octet = octets[source + index]
@@ -95,15 +104,15 @@ def _is_plain(octets: Bytes, start: int, length: int) -> bool:
 
 
 class TextPart(ABC):
-    """Something to say of rows."""
+    """A part of the texts of rows."""
 
     @abstractmethod
     def measure(self, sizes: Numbers) -> None:
-        """Add how many octets it has for each row."""
+        """Add the number of its octets to each row's size."""
 
     @abstractmethod
     def write(self, out: Bytes, at: Numbers) -> None:
-        """Put them there, and move each row's place behind them."""
+        """Write its octets of each row to out[at[row]:], and add their number to at[row]."""
 
 
 @kernel(INTS, INTS, OUT_INTS)
@@ -124,7 +133,7 @@ def _write_coded(codes: Numbers, ends: Numbers, texts: Bytes, out: Bytes, at: Nu
 
 
 class Coded(TextPart):
-    """One of some words; NONE for none of them."""
+    """One of some words by its code; empty where the code is NONE."""
 
     def __init__(self, codes: Numbers, words: Sequence[str]) -> None:
         self._codes = codes
@@ -133,14 +142,16 @@ class Coded(TextPart):
         self._texts = np.frombuffer(b"".join(encoded), np.uint8)
 
     def measure(self, sizes: Numbers) -> None:
+        """Add the length of each row's word."""
         _measure_coded(self._codes, self._lengths, sizes)
 
     def write(self, out: Bytes, at: Numbers) -> None:
+        """Copy each row's word."""
         _write_coded(self._codes, np.cumsum(self._lengths), self._texts, out, at)
 
 
 class Fixed(Coded):
-    """The same for all rows, or for those that are chosen."""
+    """The same word in the rows that are chosen."""
 
     def __init__(self, word: str, chosen: Flags) -> None:
         super().__init__(chosen.astype(np.int64) - 1, [word])
@@ -163,15 +174,17 @@ def _write_raw(octets: Bytes, starts: Numbers, lengths: Numbers, out: Bytes, at:
 
 
 class Raw(TextPart):
-    """Octets as they stand, which must be UTF-8; of length NONE, nothing."""
+    """Slices of `octets`, unchanged, which must be UTF-8; empty where the length is NONE."""
 
     def __init__(self, octets: Bytes, starts: Numbers, lengths: Numbers) -> None:
         self._octets, self._starts, self._lengths = octets, starts, lengths
 
     def measure(self, sizes: Numbers) -> None:
+        """Add the lengths that are not NONE."""
         _measure_raw(self._lengths, sizes)
 
     def write(self, out: Bytes, at: Numbers) -> None:
+        """Copy the slices."""
         _write_raw(self._octets, self._starts, self._lengths, out, at)
 
 
@@ -186,19 +199,19 @@ def _measure_quoted(octets: Bytes, starts: Numbers, lengths: Numbers, sizes: Num
             sizes[row] += size
 
 
-@compiled
+@subroutine
 def put_quoted(octet: int, out: Bytes, position: int) -> int:
-    """As it stands in a JSON string; gives the place behind it."""
+    """Write an octet as it is in a JSON string; returns the position after it."""
     width = _WIDTHS[octet]
     if width == 1:
         out[position] = octet
         return position + 1
-    out[position] = 92
-    if width == 2:
+    out[position] = BACKSLASH
+    if width == _LETTER_WIDTH:
         out[position + 1] = _LETTERS[octet]
     else:
-        out[position + 1] = 117
-        out[position + 2] = out[position + 3] = 48
+        out[position + 1] = LOWER_U
+        out[position + 2] = out[position + 3] = ZERO
         out[position + 4] = _DIGITS[octet >> 4]
         out[position + 5] = _DIGITS[octet & 15]
     return position + int(width)
@@ -213,24 +226,26 @@ def _write_quoted(
         if length < 0:
             continue
         position = at[row]
-        out[position] = 34
+        out[position] = QUOTE
         position += 1
         if _is_plain(octets, start, length):
             copy_octets(octets, start, out, position, length)
             position, length = position + length, 0
         for index in range(start, start + length):
             position = put_quoted(octets[index], out, position)
-        out[position] = 34
+        out[position] = QUOTE
         at[row] = position + 1
 
 
 class Quoted(Raw):
-    """The same as a JSON string."""
+    """The same slices as JSON strings, with their quotes."""
 
     def measure(self, sizes: Numbers) -> None:
+        """Add the lengths with quotes and escapes."""
         _measure_quoted(self._octets, self._starts, self._lengths, sizes)
 
     def write(self, out: Bytes, at: Numbers) -> None:
+        """Copy the slices that need no escape as a whole, the others octet by octet."""
         _write_quoted(self._octets, self._starts, self._lengths, out, at)
 
 
@@ -248,12 +263,14 @@ def _write_hexadecimal(
 
 
 class Hexadecimal(Raw):
-    """The same, whatever it is, in two digits for each octet."""
+    """Slices of any octets, two hexadecimal digits each."""
 
     def measure(self, sizes: Numbers) -> None:
+        """Add twice the lengths."""
         sizes += 2 * np.maximum(self._lengths, 0)
 
     def write(self, out: Bytes, at: Numbers) -> None:
+        """Write two digits for each octet."""
         _write_hexadecimal(self._octets, self._starts, self._lengths, out, at)
 
 
@@ -287,20 +304,22 @@ def _write_decimal(values: NDArray[np.uint64], chosen: Flags, out: Bytes, at: Nu
 
 
 class Decimal(TextPart):
-    """Numbers, none of them below zero, of the rows that are chosen."""
+    """Numbers, none of them negative, in the rows that are chosen."""
 
     def __init__(self, values: NDArray[Any], chosen: Flags) -> None:
         self._values, self._chosen = values.astype(np.uint64, copy=False), chosen
 
     def measure(self, sizes: Numbers) -> None:
+        """Add the numbers of digits."""
         _measure_decimal(self._values, self._chosen, sizes)
 
     def write(self, out: Bytes, at: Numbers) -> None:
+        """Write digits, the last one first."""
         _write_decimal(self._values, self._chosen, out, at)
 
 
 def json_parts(column: pa.Array) -> list[TextPart]:
-    """What a column of texts or of numbers, none below zero, is in JSON."""
+    """A column of texts or of numbers, none of them negative, as JSON values."""
     is_null = column.is_null().to_numpy(zero_copy_only=False)
     null = Fixed("null", is_null)
     if pa.types.is_integer(column.type):
@@ -311,7 +330,7 @@ def json_parts(column: pa.Array) -> list[TextPart]:
 
 
 def octets_of(column: pa.Array) -> tuple[Bytes, Numbers, Numbers]:
-    """Where the texts of a column stand: all octets, starts and lengths."""
+    """The octets of a column of texts, and the start and length of each text in them."""
     _, offsets, values = column.buffers()
     cuts = np.frombuffer(offsets, np.int32, len(column) + 1, column.offset * 4).astype(np.int64)
     octets = np.empty(0, np.uint8) if values is None else np.frombuffer(values, np.uint8)
@@ -322,7 +341,7 @@ def octets_of(column: pa.Array) -> tuple[Bytes, Numbers, Numbers]:
 
 
 def text(count: int, *parts: TextPart, valid: Flags | None = None) -> pa.Array:
-    """A column of what the parts say; null where it is not `valid`."""
+    """A column of the concatenated parts; null where it is not `valid`."""
     offsets, out = _laid_out(count, parts)
     return pa.StringArray.from_buffers(
         count, pa.py_buffer(offsets), pa.py_buffer(out), *_bitmap(valid)
@@ -340,7 +359,7 @@ def slices(octets: Bytes, starts: Numbers, lengths: Numbers) -> pa.Array:
 
 
 def binary(count: int, *parts: TextPart, valid: Flags | None = None) -> pa.Array:
-    """The same as `text`, of parts that need not be text."""
+    """The same as `text`, of parts that need not be UTF-8."""
     offsets, out = _laid_out(count, parts)
     buffers = [*_bitmap(valid), pa.py_buffer(offsets), pa.py_buffer(out)]
     return pa.Array.from_buffers(pa.binary(), count, buffers)
@@ -383,7 +402,7 @@ def _hash(octets: Bytes, starts: Numbers, lengths: Numbers, out: NDArray[np.uint
 
 
 def hashes(column: pa.Array) -> NDArray[np.uint64]:
-    """A number for each text of a column, the same wherever it is made."""
+    """A hash of each text of a column (FNV-1a, mixed once more), the same in every process."""
     out = np.empty(len(column), np.uint64)
     _hash(*octets_of(column), out)
     return out
@@ -393,7 +412,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Vocabulary(Generic[T]):
-    """Numbers for what rows may say, in the order in which it is first met."""
+    """Codes of values, in the order in which they first occur."""
 
     def __init__(self) -> None:
         self._codes: dict[T, int] = {}
@@ -405,17 +424,21 @@ class Vocabulary(Generic[T]):
         return iter(self._codes)
 
     def code(self, value: T | None) -> int:
-        """NONE for None."""
+        """The code of a value, a new one if it has none; NONE for None."""
         return NONE if value is None else self._codes.setdefault(value, len(self._codes))
 
     def codes(self, values: Iterable[T | None]) -> Numbers:
+        """The code of each value."""
         return np.array([self.code(value) for value in values], np.int64)
 
 
-@compiled
+@subroutine
 def _key_of(octets: Bytes, start: int, length: int, key: np.uint64) -> np.uint64:
-    """Four octets at a time: who chooses them reaches half of the key only, and what that leaves in
-    the other half can't be undone with the next four."""
+    """A hash of octets, four at a time, starting from `key`, which is secret.
+
+    Four and not eight: a peer that chooses the octets controls only half of the key, and can't undo
+    with the next four what the multiplication has moved into the other half.
+    """
     prime, half = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
     at, end = np.uint64(start), np.uint64(start + length)
     key = (key ^ np.uint64(length)) * prime
@@ -433,9 +456,10 @@ def _key_of(octets: Bytes, start: int, length: int, key: np.uint64) -> np.uint64
     return key * prime
 
 
-@compiled
+@subroutine
 def _are_same(octets: Bytes, one: int, other: int, length: int) -> bool:
-    """Octets here and there; to the end, since the compiler then takes large steps."""
+    """Whether two slices are equal. Compared to the end even if they differ: without a branch the
+    compiler uses vector instructions."""
     this, that, differs = np.uint64(one), np.uint64(other), np.uint8(0)
     for index in range(np.uint64(length)):
         differs |= octets[this + index] ^ octets[that + index]
@@ -452,7 +476,10 @@ def _number(
     codes: Numbers,
     firsts: Numbers,
 ) -> int:
-    """Open addressing; a place holds the code of the row that first came to it."""
+    """A hash table with open addressing, at most half full; a slot holds a code.
+
+    Returns the number of codes. The full texts are compared, not only their hashes.
+    """
     room = 16
     while room < 2 * len(starts):
         room *= 2
@@ -489,19 +516,21 @@ def _number(
 
 
 _SEED: Final = np.random.default_rng().integers(1 << 63, dtype=np.uint64)
-"""Nobody can choose names that fall on one another."""
+"""Of this process: no peer can choose names that all fall on the same slot."""
 
 
-def among(codes: Numbers, values: Sequence[Any] | Numbers, otherwise: Any) -> NDArray[Any]:
-    """What stands under each code; something else under NONE."""
+def by_code(codes: Numbers, values: Sequence[Any] | Numbers, otherwise: Any) -> NDArray[Any]:
+    """The value of each code; `otherwise` for NONE, which as an index is the last element."""
     return np.append(np.asarray(values, type(otherwise)), otherwise)[codes]
 
 
 def distinct(
     octets: Bytes, starts: Numbers, lengths: Numbers, tags: Numbers | None = None
 ) -> tuple[Numbers, Numbers]:
-    """Rows with the same octets and the same tag have the same code; a length of NONE has none.
-    For each code, the first row that has it."""
+    """Codes of the slices, and for each code the first row that has it.
+
+    Rows have the same code if their octets and their tags are the same; NONE if the length is.
+    """
     if tags is None:
         tags = np.zeros(len(starts), np.int64)
     codes, firsts = np.empty(len(starts), np.int64), np.empty(len(starts), np.int64)

@@ -1,4 +1,4 @@
-"""A batch of bronze.wire as numpy sees it: who its rows belong to, and where their bytes are."""
+"""A batch of bronze.wire in numpy arrays: the connection of each row, and where its bytes are."""
 
 from __future__ import annotations
 
@@ -9,20 +9,16 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from crosswire.lake.schemas import BACKWARD, DATA, FIN, GAP, LOST, OPEN, RESET
+from crosswire.pipeline.decode.arrays import NONE, Flags, Numbers
 
-__all__ = ["INTRODUCTION", "NOWHERE", "Flags", "Numbers", "PayloadPieces", "WireBatch"]
+__all__ = ["INTRODUCTION", "PayloadPieces", "WireBatch"]
 
-Numbers = NDArray[np.int64]
-Flags = NDArray[np.bool_]
-
-NOWHERE: Final = -1
 
 _NO_OCTETS: Final = np.empty(0, np.uint8)
 _SPARSE: Final = 8
-"""So many times as many codes as rows, and it is quicker to sort them than to mark those used."""
+"""With this many times more codes than rows it is faster to sort them than to mark those in use."""
 
 INTRODUCTION: Final = (
     "protocol",
@@ -37,8 +33,9 @@ INTRODUCTION: Final = (
 class WireBatch:
     """Rows of many connections, each connection's in order.
 
-    A connection's *owner* is its number in this batch; a *lane* is one direction of one. Lanes are
-    numbered in the order of their owners, what their opener said first.
+    An *owner* is the number of a connection in this batch; a *lane* is one direction of one
+    connection, as far as it has rows here. Lanes are numbered by owner, the opener's direction
+    first. Arrays named `lane_…` have an element for each lane.
     """
 
     def __init__(self, batch: pa.RecordBatch) -> None:
@@ -47,7 +44,7 @@ class WireBatch:
         if lost.any():
             batch = batch.filter(pa.array(~lost))
             kinds = kinds[~lost]
-        self.batch = batch
+        self._rows = batch
         self.seq = _numbers(batch, "seq")
         self.offset = _numbers(batch, "offset")
         self.time = _numbers(batch, "time")
@@ -76,11 +73,12 @@ class WireBatch:
 
     @cached_property
     def connections(self) -> pa.Array:
-        """What the owners are called."""
+        """By owner: its name."""
         return self.first("connection")
 
     @cached_property
     def nodes(self) -> pa.Array:
+        """By owner: the node whose tap captured it."""
         return self.first("node")
 
     @cached_property
@@ -90,17 +88,17 @@ class WireBatch:
 
     @cached_property
     def lane_end(self) -> tuple[Numbers, list[str]]:
-        """How each lane ended, as far as this batch tells, and what the numbers stand for; NOWHERE
-        if it hasn't."""
+        """By lane: the code of how it ended in this batch, NONE if it has not; and the names of
+        the codes."""
         ending = _which(self._kind_names, FIN, RESET)[self._kinds][self._order]
-        index = np.where(ending, np.arange(len(ending)), NOWHERE)
+        index = np.where(ending, np.arange(len(ending)), NONE)
         last = _reduced(np.maximum, index, self._head)
-        return np.where(last == NOWHERE, NOWHERE, self._kinds[self._order[last]]), self._kind_names
+        return np.where(last == NONE, NONE, self._kinds[self._order[last]]), self._kind_names
 
     @cached_property
     def lanes_of(self) -> tuple[Numbers, Numbers]:
-        """Which lane is the opener's, by owner, and which the other's; NOWHERE if there is none."""
-        found = np.full((2, self.owners), NOWHERE)
+        """By owner: the opener's lane, and the other one; NONE if it has no rows."""
+        found = np.full((2, self.owners), NONE)
         found[self.lane_backward.astype(np.int64), self.lane_owner] = np.arange(
             len(self.lane_owner)
         )
@@ -108,7 +106,7 @@ class WireBatch:
 
     @cached_property
     def opened(self) -> Flags:
-        """By owner: is the opening of the connection among the rows?"""
+        """By owner: whether the opening of the connection is among the rows."""
         return self._owners_with(OPEN)
 
     @cached_property
@@ -118,13 +116,14 @@ class WireBatch:
 
     @property
     def first_rows(self) -> Numbers:
-        """Of each owner."""
+        """By owner: the index of its first row."""
         order, head = self._by_owner
         rows: Numbers = order[head]
         return rows
 
     @property
     def last_rows(self) -> Numbers:
+        """By owner: the index of its last row."""
         order, head = self._by_owner
         rows: Numbers = order[np.append(head[1:], len(order)) - 1]
         return rows
@@ -133,27 +132,27 @@ class WireBatch:
     def pieces(self) -> PayloadPieces:
         """The bytes of all lanes, lane by lane."""
         here = self.is_data[self._order]
-        return PayloadPieces(self.batch.column("data"), self._order[here], self._number[here], self)
+        return PayloadPieces(self._rows.column("data"), self._order[here], self._number[here], self)
 
     @cached_property
     def introductions(self) -> list[tuple[Any, ...]]:
-        """By owner: what the first row tells of the connection."""
+        """By owner: the columns of the connection itself, from its first row."""
         columns = [self.first(name).to_pylist() for name in INTRODUCTION]
         return list(zip(*columns, strict=True))
 
     @cached_property
     def protocols(self) -> tuple[Numbers, list[str | None]]:
-        """What each owner speaks, as a number, and what the numbers stand for."""
-        return _coded(self.batch.column("protocol").take(pa.array(self.first_rows)))
+        """By owner: the code of its protocol; and the names of the codes."""
+        return _coded(self._rows.column("protocol").take(pa.array(self.first_rows)))
 
     def first(self, name: str) -> pa.Array:
-        """A column of the first rows."""
-        column = self.batch.column(name).take(pa.array(self.first_rows))
+        """A column of the owners' first rows."""
+        column = self._rows.column(name).take(pa.array(self.first_rows))
         return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
     @cached_property
     def irregular(self) -> Flags:
-        """By owner: is something missing, there twice, or out of order?"""
+        """By owner: whether bytes are missing, or rows are there twice or out of order."""
         order = self._by_owner[0]
         seq, owner = self.seq[order], self.owner[order]
         wrong = (seq[1:] <= seq[:-1]) & (owner[1:] == owner[:-1])
@@ -167,7 +166,7 @@ class WireBatch:
         wanted = np.zeros(self.owners, np.bool_)
         wanted[list(owners)] = True
         rows = pa.array(np.flatnonzero(wanted[self.owner]))
-        columns = [self.batch.column(name).take(rows).to_pylist() for name in names]
+        columns = [self._rows.column(name).take(rows).to_pylist() for name in names]
         return list(zip(*columns, strict=True))
 
     def _owners_with(self, kind: str) -> Flags:
@@ -177,9 +176,13 @@ class WireBatch:
 
 
 class PayloadPieces:
-    """What the rows carry: an `array` of octets, cut at `ends`, each piece brought by a row."""
+    """The bytes of all rows in one `array`, lane by lane, so that a lane is one slice of it.
 
-    def __init__(self, column: pa.Array, rows: Numbers, lanes: Numbers, arrived: WireBatch) -> None:
+    `ends` are the positions at which a row's piece ends, `row` the index of the row.
+    """
+
+    def __init__(self, column: pa.Array, rows: Numbers, lanes: Numbers, batch: WireBatch) -> None:
+        # Taking rows in the order of lanes copies the bytes once; from then on nothing is copied.
         taken = column.take(pa.array(rows)).fill_null(b"")
         _, offsets, values = taken.buffers()
         cuts = np.frombuffer(offsets, np.int32, len(taken) + 1, taken.offset * 4).astype(np.int64)
@@ -191,16 +194,16 @@ class PayloadPieces:
         self.ends = cuts[1:]
         self.row = rows
         sizes = cuts[1:] - cuts[:-1]
-        offset = arrived.offset[rows]
+        offset = batch.offset[rows]
         same = lanes[1:] == lanes[:-1]
         broken = same & (offset[1:] != offset[:-1] + sizes[:-1])
         self.broken_lanes = np.unique(lanes[1:][broken])
-        count = len(arrived.lane_owner)
+        count = len(batch.lane_owner)
         self.lane_start = np.zeros(count, np.int64)
         self.lane_stop = np.zeros(count, np.int64)
-        self.lane_offset = np.full(count, NOWHERE)
+        self.lane_offset = np.full(count, NONE)
         """Of the first byte, in its direction."""
-        self.lane_row = np.full(count, NOWHERE)
+        self.lane_row = np.full(count, NONE)
         """The first row that carries bytes."""
         if len(rows):
             head = np.flatnonzero(np.append(True, ~same))
@@ -212,7 +215,7 @@ class PayloadPieces:
             self.lane_row[lane] = rows[head]
 
     def rows_at(self, positions: Numbers) -> Numbers:
-        """Which rows brought these bytes."""
+        """The indexes of the rows with the bytes at these positions."""
         return self.row[np.searchsorted(self.ends, positions, "right")]
 
 
@@ -221,7 +224,7 @@ def _numbers(batch: pa.RecordBatch, name: str) -> Numbers:
 
 
 def _coded(column: pa.Array) -> tuple[Numbers, list[Any]]:
-    """A column as numbers, and what they stand for."""
+    """A column as codes, and their names."""
     if not pa.types.is_dictionary(column.type):
         column = pc.dictionary_encode(column)
     names = column.dictionary.to_pylist()
@@ -233,7 +236,7 @@ def _coded(column: pa.Array) -> tuple[Numbers, list[Any]]:
 
 
 def _indices(column: pa.Array) -> Numbers:
-    """The same without a look at what they stand for."""
+    """A column as codes, without their names."""
     if not pa.types.is_dictionary(column.type):
         column = pc.dictionary_encode(column)
     return column.indices.to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]

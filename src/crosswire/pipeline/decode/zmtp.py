@@ -1,4 +1,4 @@
-"""ZMTP's own frames in columns: greetings, and commands with the metadata of a handshake."""
+"""ZMTP's frames in columns: greetings, and commands with the metadata of a handshake."""
 
 from __future__ import annotations
 
@@ -6,39 +6,45 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from crosswire.pipeline.decode.compiled import INT, INTS, OCTETS, OUT_TABLE, kernel
+from crosswire.pipeline.decode.arrays import NONE, Bytes, Flags, Numbers
 from crosswire.pipeline.decode.contract import FrameRows
+from crosswire.pipeline.decode.kernels import INT, INTS, OCTETS, OUT_TABLE, kernel
 from crosswire.pipeline.decode.readings.contract import Described, json_text
 from crosswire.pipeline.decode.readings.emqp import MESSAGE, describe_below
-from crosswire.pipeline.decode.scanners.scanner import NONE, Bytes, Numbers, big, octet_at
+from crosswire.pipeline.decode.scanners.emqp import (
+    ABOUT,
+    NAME,
+    ZMTP_COMMAND,
+    ZMTP_GREETING,
+    ZMTP_MESSAGE,
+)
+from crosswire.pipeline.decode.scanners.octets import big_endian, octet_at
 from crosswire.pipeline.decode.text import (
     Coded,
     Fixed,
-    Flags,
     Hexadecimal,
     Quoted,
     Raw,
     TextPart,
-    among,
     binary,
+    by_code,
     distinct,
     octets_of,
 )
+from crosswire.wire.zmtp import layout
 from crosswire.wire.zmtp.frames import Command, Greeting, parse_greeting, parse_metadata
 
 __all__ = ["ZmtpDescription", "below"]
 
-# What the scanner calls frames, and its slices.
-_GREETING, _COMMAND, _MESSAGE = range(3)
-_NAME, _ABOUT = 2, 4
-
-_LEAST_PROPERTY: Final = 6
-"""Bytes: a name of one letter and its length, and how long the value is."""
+_LEAST_PROPERTY_BYTES: Final = (
+    layout.PROPERTY_NAME_LENGTH_SIZE + 1 + layout.PROPERTY_VALUE_LENGTH_SIZE
+)
+"""A name of one letter, and an empty value."""
 
 
 class ZmtpDescription(NamedTuple):
-    """What is said of frames below the commands of eMQP: their codes, NONE for others; what they
-    are; and the parts of their fields."""
+    """Descriptions of frames on layer 0: by row a code, NONE for other frames; by code the
+    description; and the parts of their `fields`."""
 
     code: Numbers
     described: list[Described]
@@ -46,29 +52,29 @@ class ZmtpDescription(NamedTuple):
 
 
 def below(rows: FrameRows) -> ZmtpDescription:
-    """What a message has to say is told by the command in it."""
-    code = np.where(rows.frame == _MESSAGE, 0, NONE)
-    commands, greetings = rows.frame == _COMMAND, rows.frame == _GREETING
+    """Describe frames of ZMTP. Of a message, the command in it is described."""
+    code = np.where(rows.frame == ZMTP_MESSAGE, 0, NONE)
+    commands, greetings = rows.frame == ZMTP_COMMAND, rows.frame == ZMTP_GREETING
     if not (commands.any() or greetings.any()):
         return ZmtpDescription(code, [MESSAGE], [Coded(code, [MESSAGE.fields])])
     found, frames = _distinct_kinds(rows, commands, greetings)
     code = np.where(found == NONE, code, found + 1)
     described = [describe_below(frame) for frame in frames]
-    # A command's fields end with its properties.
-    begun = [
+    # The fields of a command end with its properties, which follow as a part of their own.
+    opening = [
         each.fields if isinstance(frame, Greeting) else each.fields.removesuffix("}}")
         for frame, each in zip(frames, described, strict=True)
     ]
-    ready = among(found, [frame == Command("READY") for frame in frames], False)
-    fields = [Coded(code, [MESSAGE.fields, *begun]), *_metadata(rows, ready)]
+    ready = by_code(found, [frame == Command("READY") for frame in frames], False)
+    fields = [Coded(code, [MESSAGE.fields, *opening]), *_metadata(rows, ready)]
     return ZmtpDescription(code, [MESSAGE, *described], [*fields, Fixed("}}", commands)])
 
 
 def _distinct_kinds(
     rows: FrameRows, commands: Flags, greetings: Flags
 ) -> tuple[Numbers, list[Greeting | Command]]:
-    """Greetings are alike, and so are commands of one name, but for their bodies."""
-    names, name_bytes = rows.slices[_NAME]
+    """Most greetings are equal, and commands of one name differ in their bodies only."""
+    names, name_bytes = rows.slices[NAME]
     code, firsts = distinct(
         rows.octets,
         np.where(greetings, rows.position, names),
@@ -78,23 +84,24 @@ def _distinct_kinds(
     frames: list[Greeting | Command] = []
     for row in firsts.tolist():
         greeting = parse_greeting(rows.whole(row), 0, 0) if greetings[row] else None
-        frames.append(greeting or Command(rows.part(row, _NAME).decode()))
+        frames.append(greeting or Command(rows.part(row, NAME).decode()))
     return code, frames
 
 
 @kernel(OCTETS, INTS, INTS, OUT_TABLE, returns=INT)
 def _split(octets: Bytes, starts: Numbers, lengths: Numbers, properties: Numbers) -> int:
-    """Of each property the row, whether it is the first, and where name and value are; the scanner
-    has seen that there is nothing else."""
+    """Write a column for each property: row, whether another is before it, start and length of
+    name and value. The scanner has checked that lengths are within the metadata."""
     found = 0
     for row in range(len(starts)):
         at = starts[row]
         while at < starts[row] + lengths[row]:
-            name_bytes = octet_at(octets, at)
-            value = at + 1 + name_bytes + 4
-            value_bytes = big(octets, value - 4, 4)
+            name, name_bytes = at + layout.PROPERTY_NAME_LENGTH_SIZE, octet_at(octets, at)
+            name_end = name + name_bytes
+            value = name_end + layout.PROPERTY_VALUE_LENGTH_SIZE
+            value_bytes = big_endian(octets, name_end, layout.PROPERTY_VALUE_LENGTH_SIZE)
             properties[0, found], properties[1, found] = row, at > starts[row]
-            properties[2, found], properties[3, found] = at + 1, name_bytes
+            properties[2, found], properties[3, found] = name, name_bytes
             properties[4, found], properties[5, found] = value, value_bytes
             found += 1
             at = value + value_bytes
@@ -102,11 +109,14 @@ def _split(octets: Bytes, starts: Numbers, lengths: Numbers, properties: Numbers
 
 
 def _metadata(rows: FrameRows, chosen: Flags) -> list[TextPart]:
-    """Names and values, which are any bytes. The properties of a row stand together, and so do
-    their texts."""
-    starts, lengths = rows.slices[_ABOUT]
+    """The properties as members of a JSON object, values in hexadecimal since they are any bytes.
+
+    The texts of all properties are written to one buffer first, in which those of a row follow one
+    another: a slice of it is the part of a row.
+    """
+    starts, lengths = rows.slices[ABOUT]
     lengths = np.where(chosen, lengths, NONE)
-    room = int(np.maximum(lengths, 0).sum()) // _LEAST_PROPERTY
+    room = int(np.maximum(lengths, 0).sum()) // _LEAST_PROPERTY_BYTES
     properties = np.empty((6, room), np.int64)
     found = _split(rows.octets, starts, lengths, properties)
     row, follows, names, name_bytes, values, value_bytes = properties[:, :found].copy()
@@ -128,12 +138,12 @@ def _metadata(rows: FrameRows, chosen: Flags) -> list[TextPart]:
     parts: list[TextPart] = []
     firsts = distinct(rows.octets, names, name_bytes, row)[1]
     if len(firsts) < found:
-        # A name that comes again counts once, where it came first.
+        # A name that occurs again counts once, as in a dictionary: such rows are read in Python.
         again = np.unique(np.delete(row, firsts))
         lengths[again] = NONE
         code = np.full(len(rows), NONE)
         code[again] = np.arange(len(again))
-        parts.append(Coded(code, [_read(rows.part(each, _ABOUT)) for each in again.tolist()]))
+        parts.append(Coded(code, [_read(rows.part(each, ABOUT)) for each in again.tolist()]))
     return [*parts, Raw(octets, starts, lengths)]
 
 

@@ -118,6 +118,7 @@ def _edge(
     x1, x2 = _LEFTS[first.number] + _BOX, _LEFTS[second.number]
     y1, y2 = first.middle(left), second.middle(right)
     bend = (x2 - x1) / 2
+    # Logarithmic: edges differ by orders of magnitude, and the thin ones should be visible too.
     width = 1 + 6 * log10(messages + 1) / log10(most + 1)
     tip = (
         f"{visible(first.labels[left])} ↔ {visible(second.labels[right])}\n"

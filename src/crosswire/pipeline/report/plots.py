@@ -107,6 +107,7 @@ def lines(
                 y = _TOP + (1 - position(value)) * _INNER_HEIGHT
                 run.append(f"{_LEFT + (piece + 0.5) * width:.1f},{y:.1f}")
                 continue
+            # A line of one point would be invisible.
             if len(run) == 1:
                 x, y_text = run[0].split(",")
                 parts.append(f'<circle class="{each.style}" cx="{x}" cy="{y_text}" r="3"/>')

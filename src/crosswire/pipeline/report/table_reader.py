@@ -190,6 +190,7 @@ class Highest:
         """Add rows; all must have the same columns."""
         table = pa.Table.from_batches([rows])
         both = table if self._best is None else pa.concat_tables([self._best, table])
+        # Only the best rows so far are kept, so memory does not grow with the table.
         chosen = pc.select_k_unstable(both, self._count, self._order)
         self._best = both.take(chosen)
 

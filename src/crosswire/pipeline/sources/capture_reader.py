@@ -43,7 +43,7 @@ from crosswire.pipeline.sources.packet_kernels import (
     walk_ng,
 )
 
-__all__ = ["Segments", "Split", "advance", "read", "segment_of", "splits", "whole"]
+__all__ = ["Segments", "Split", "advance", "plain_file", "read", "segment_of", "splits"]
 
 _BLOCK_RECORDS: Final = 16_384
 _BLOCK_BYTES: Final = 8 * 1024 * 1024
@@ -143,14 +143,15 @@ def _split(
 ) -> tuple[list[Split], int]:
     """The parts from `start` to `stop`, and where the last whole record ends."""
     parts: list[Split] = []
-    room, fragments = _BlockBuffers(_BLOCK_RECORDS), Fragments()
+    buffers, fragments = _BlockBuffers(_BLOCK_RECORDS), Fragments()
     file.seek(start)
     layout, end = walk.layout, start
+    # A part ends where a block does: blocks are smaller than parts, so that these get their size.
     block_bytes = min(split_bytes // 4 + 64, _BLOCK_BYTES)
     for records in walk.records(file, start, stop, block_bytes):
         if layout is None:
             start, layout = records.start, records.layout
-        *_, pieces = room.find(records)
+        *_, pieces = buffers.find(records)
         for _ in _joined(records, pieces, fragments):
             pass  # only which datagrams are still open matters here
         end = records.end
@@ -174,16 +175,16 @@ def read(split: Split, *, block_bytes: int = _BLOCK_BYTES) -> Iterator[Segments]
     not whole, as a killed capture program leaves it, is left out.
     """
     walk = _Walk(split.path, split.layout)
-    room, fragments = _BlockBuffers(_BLOCK_RECORDS), Fragments()
+    buffers, fragments = _BlockBuffers(_BLOCK_RECORDS), Fragments()
     with open_capture(split.path) as file:
         source = file if split.layout is not None else decompressed(file, split.path)
         if split.start:
             source.seek(split.start)
         for records in walk.records(source, split.start, split.end, block_bytes):
-            yield from _segments(records, room, fragments)
+            yield from _segments(records, buffers, fragments)
 
 
-def whole(path: str) -> Split | None:
+def plain_file(path: str) -> Split | None:
     """A plain file up to its present end, None for a compressed one. Raises InvalidInput."""
     with open_capture(path) as file:
         head = file.read(FILE_HEADER_BYTES)
@@ -228,6 +229,7 @@ class _Walk:
         buffer = np.empty(max(block_bytes, FILE_HEADER_BYTES), np.uint8)
         held = 0
         while True:
+            # Never beyond the part: what follows is another task's, or was appended since.
             if stop is not None and len(buffer) > stop - base:
                 buffer = buffer[: stop - base]
             filled = self._fill(file, buffer, held)
@@ -252,16 +254,17 @@ class _Walk:
                 # refuse a record of more than MOST_CAPTURED_BYTES when they read its header.
                 buffer = np.concatenate((buffer, np.empty_like(buffer)))
             else:
+                # Copied twice, since the two ranges may overlap.
                 buffer[:held] = buffer[position:filled].copy()
             base += position
 
     def _fill(self, file: BinaryIO, buffer: npt.NDArray[np.uint8], held: int) -> int:
         """Fill the buffer after its first `held` bytes; how many it has then: not all at the end of
         the file."""
-        room = buffer.data
+        view = buffer.data
         try:
             while held < len(buffer):
-                count = file.readinto(room[held:])  # type: ignore[attr-defined]
+                count = file.readinto(view[held:])  # type: ignore[attr-defined]
                 if not count:
                     break
                 held += count
@@ -271,22 +274,22 @@ class _Walk:
 
     def _batches(self, data: npt.NDArray[np.uint8], position: int, base: int) -> Iterator[_Records]:
         """All whole records of `data` from `position` on."""
-        why = FULL
-        while why in (FULL, BLOCK):
+        reason = FULL
+        while reason in (FULL, BLOCK):
             start, layout = position, self.layout
             assert layout is not None
-            count, position, why = self._walked(data, position, layout)
-            if why == CORRUPT:
+            count, position, reason = self._walked(data, position, layout)
+            if reason == CORRUPT:
                 raise damaged(self.path, base + position)
             after = layout
             if count and layout.ng:
                 after = replace(layout, time_ns=int(self._columns[2, count - 1]))
-            if why == BLOCK:
+            if reason == BLOCK:
                 rest = data[position:].data
                 after, length = describe_block(after, rest, self.path, base + position)
                 position += length
                 if not length:
-                    why = MORE
+                    reason = MORE
             self.layout = after
             columns = self._columns[:, :count]
             yield _Records(data, base, base + start, base + position, layout, *columns)
@@ -332,19 +335,22 @@ class _BlockBuffers:
     ) -> tuple[Packets, npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
         """The segments of records, their flows, and rows of `fragments` as `find_segments` has."""
         columns = records.starts, records.sizes, records.times, records.links
-        room = self._packets, self._flows, self._fragments
-        found, pieces = find_segments(records.data, *columns, *room)
+        buffers = self._packets, self._flows, self._fragments
+        found, pieces = find_segments(records.data, *columns, *buffers)
         flows = self._flows[: found * FLOW_BYTES].reshape(found, FLOW_BYTES)
         return self._packets[:found], flows, self._fragments[:pieces]
 
 
-def _segments(records: _Records, room: _BlockBuffers, fragments: Fragments) -> Iterator[Segments]:
-    packets, flows, pieces = room.find(records)
+def _segments(
+    records: _Records, buffers: _BlockBuffers, fragments: Fragments
+) -> Iterator[Segments]:
+    packets, flows, pieces = buffers.find(records)
     given = 0
     for packet, index, before in _joined(records, pieces, fragments):
-        found = _alone(packet, int(records.times[index]), records)
+        found = _segment_in(packet, int(records.times[index]), records)
         if found is None:
             continue
+        # In the order of capture: the segments before the last fragment, then the joined one.
         if given < before:
             yield Segments(records.data, records.base, packets[given:before], flows[given:before])
             given = before
@@ -368,7 +374,7 @@ def _joined(
             yield np.frombuffer(joined, np.uint8), index, before
 
 
-def _alone(
+def _segment_in(
     packet: npt.NDArray[np.uint8], time_ns: int, records: _Records
 ) -> tuple[Packets, npt.NDArray[np.uint8]] | None:
     """The segment in an IP packet that was joined, if there is one."""

@@ -2,7 +2,7 @@
 
 It does nearly all that `capture.reassembly.Flow` does: openings, ends, late starts, segments in
 order, retransmissions, and segments that wait for a hole to be filled, as long as they don't
-overlap. For everything else it stops (`ODD`): `Flow` then takes over its state (`to_flow`) and
+overlap. For everything else it stops (`UNUSUAL`): `Flow` then takes over its state (`to_flow`) and
 gives it back (`from_flow`) once nothing waits any more. Both give the same rows; tests compare
 them.
 
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from crosswire.capture.reassembly import LINGER_NS, REORDER_NS, Flow
 from crosswire.capture.tcp import ACK, FIN, RST, SYN
-from crosswire.pipeline.decode.compiled import compiled, inlined
+from crosswire.pipeline.decode.kernels import inlined, lazy_kernel
 from crosswire.pipeline.sources.packet_kernels import Packets
 from crosswire.wire import runs
 
@@ -31,8 +31,20 @@ __all__ = [
     "KINDS",
     "LEAVE",
     "NO_FLOW",
-    "ODD",
     "ROWS_OF_A_SEGMENT",
+    "ROW_FIELDS",
+    "ROW_FLOW",
+    "ROW_FORWARD",
+    "ROW_KIND",
+    "ROW_LATE",
+    "ROW_LENGTH",
+    "ROW_NUMBER",
+    "ROW_OFFSET",
+    "ROW_OPENER",
+    "ROW_SOURCE",
+    "ROW_START",
+    "ROW_TIME",
+    "UNUSUAL",
     "enter",
     "flow_of",
     "follow",
@@ -57,7 +69,7 @@ DONE: Final = 0
 """All segments are read."""
 FULL: Final = 1
 """There is no more room for rows."""
-ODD: Final = 2
+UNUSUAL: Final = 2
 """The next segment is unusual: `Flow` has to take it."""
 LEAVE: Final = 3
 """The next segment is of another flow, and this one is not complete: `Flow` has to end it."""
@@ -67,6 +79,12 @@ ROWS_OF_A_SEGMENT: Final = 8
 """The most rows that a segment makes, besides those for segments that waited."""
 _MOST_WAITING: Final = 8192
 """Waiting segments of a direction; `Flow` takes over where there are more."""
+
+# A row is a column of these fields. Its payload is `ROW_LENGTH` bytes of the source from
+# `ROW_START` on; `ROW_SOURCE` is -1 without one.
+ROW_FIELDS: Final = 11
+ROW_FLOW, ROW_NUMBER, ROW_OPENER, ROW_FORWARD, ROW_KIND, ROW_OFFSET = 0, 1, 2, 3, 4, 5
+ROW_LENGTH, ROW_TIME, ROW_LATE, ROW_SOURCE, ROW_START = 6, 7, 8, 9, 10
 
 # State: all int64, -1 for None. The flow's own fields, then those of the backward direction, then
 # those of the forward one. The fields are those of `Flow` and `_Half`.
@@ -160,6 +178,7 @@ def from_flow(flow: Flow, state: Int64) -> None:
             -1 if base is None else base,
             following,
             late,
+            # Below 0, before a late start, it would read as None; in both cases it is reached.
             -1 if fin_at is None else max(fin_at, 0),
             ended,
             time,
@@ -168,7 +187,7 @@ def from_flow(flow: Flow, state: Int64) -> None:
         )
 
 
-@compiled
+@lazy_kernel
 def enter(state: Int64, flow: int) -> None:
     """Begin a flow: its first segment will begin its connection 0."""
     state[_FLOW] = flow
@@ -177,7 +196,7 @@ def enter(state: Int64, flow: int) -> None:
     state[_BEGUN] = 0
 
 
-@compiled
+@lazy_kernel
 def _begin(state: Int64, opener: int) -> None:
     state[_NUMBER] += 1
     state[_OPENER] = opener
@@ -189,7 +208,7 @@ def _begin(state: Int64, opener: int) -> None:
         state[half + _FIN_AT] = -1
 
 
-@compiled
+@lazy_kernel
 def _is_pending(state: Int64, half: int) -> bool:
     """Whether the FIN of a direction was seen and bytes before it are missing."""
     return state[half + _FIN_AT] >= 0 and not state[half + _ENDED]
@@ -201,7 +220,7 @@ def _waits(state: Int64) -> int:
     return state[_HALVES + _WAITS] + state[_HALVES + _HALF_FIELDS + _WAITS]  # type: ignore[no-any-return]
 
 
-@compiled
+@lazy_kernel
 def _is_open(state: Int64) -> bool:
     """Whether bytes are missing before others, or before a FIN, that were captured."""
     return (
@@ -211,7 +230,7 @@ def _is_open(state: Int64) -> bool:
     )
 
 
-@compiled
+@lazy_kernel
 def _position_of(state: Int64, half: int, number: Any) -> int:
     """The offset of a sequence number that is nearest to the expected one: numbers wrap around."""
     distance = (number - state[half + _BASE] - state[half + _NEXT]) & _MASK
@@ -220,7 +239,7 @@ def _position_of(state: Int64, half: int, number: Any) -> int:
     return state[half + _NEXT] + distance  # type: ignore[no-any-return]
 
 
-@compiled
+@lazy_kernel
 def _put(
     state: Int64,
     half: int,
@@ -231,24 +250,24 @@ def _put(
     rows: Int64,
     position: int,
 ) -> None:
-    """A row: flow · connection · opener · forward · kind · offset · length · time · late · source ·
-    start. A direction's time never decreases."""
+    """A row without bytes. A direction's time never decreases."""
     state[half + _TIME] = max(state[half + _TIME], time_ns)
+    # An index without a sign: see packet_kernels.
     row = np.uint64(position)
-    rows[0, row] = state[_FLOW]
-    rows[1, row] = state[_NUMBER]
-    rows[2, row] = state[_OPENER]
-    rows[3, row] = forward
-    rows[4, row] = kind
-    rows[5, row] = state[half + _NEXT]
-    rows[6, row] = length
-    rows[7, row] = state[half + _TIME]
-    rows[8, row] = state[half + _LATE]
-    rows[9, row] = -1
-    rows[10, row] = 0
+    rows[ROW_FLOW, row] = state[_FLOW]
+    rows[ROW_NUMBER, row] = state[_NUMBER]
+    rows[ROW_OPENER, row] = state[_OPENER]
+    rows[ROW_FORWARD, row] = forward
+    rows[ROW_KIND, row] = kind
+    rows[ROW_OFFSET, row] = state[half + _NEXT]
+    rows[ROW_LENGTH, row] = length
+    rows[ROW_TIME, row] = state[half + _TIME]
+    rows[ROW_LATE, row] = state[half + _LATE]
+    rows[ROW_SOURCE, row] = -1
+    rows[ROW_START, row] = 0
 
 
-@compiled
+@lazy_kernel
 def _put_data(
     state: Int64,
     half: int,
@@ -262,14 +281,14 @@ def _put_data(
 ) -> int:
     """A row with bytes. Gives the number of rows with it, like the following functions."""
     _put(state, half, forward, DATA, length, time_ns, rows, count)
-    rows[9, count] = source
-    rows[10, count] = start
+    rows[ROW_SOURCE, count] = source
+    rows[ROW_START, count] = start
     state[half + _NEXT] += length
     state[_BYTES] += length
     return count + 1
 
 
-@compiled
+@lazy_kernel
 def _end(state: Int64, half: int, forward: bool, time_ns: int, rows: Int64, count: int) -> int:
     """A row for the end of a direction whose bytes up to its FIN are complete."""
     if _is_pending(state, half) and state[half + _NEXT] >= state[half + _FIN_AT]:
@@ -279,7 +298,7 @@ def _end(state: Int64, half: int, forward: bool, time_ns: int, rows: Int64, coun
     return count
 
 
-@compiled
+@lazy_kernel
 def _find_slot(
     state: Int64, half: int, waiting: Int64, side: int, position: Any, length: Any
 ) -> int:
@@ -303,14 +322,14 @@ def _find_slot(
     return at  # type: ignore[no-any-return]
 
 
-@compiled
+@lazy_kernel
 def _move(waiting: Int64, side: int, index: int, to: int) -> None:
     """Copy an entry of the waiting segments."""
     for field in range(_WAITING_FIELDS):
         waiting[side, to, field] = waiting[side, index, field]
 
 
-@compiled
+@lazy_kernel
 def _keep(
     state: Int64, half: int, waiting: Int64, side: int, at: int, position: Any, packet: Any
 ) -> None:
@@ -326,7 +345,7 @@ def _keep(
     state[half + _WAITING_BYTES] += packet.size
 
 
-@compiled
+@lazy_kernel
 def _release(
     state: Int64, half: int, forward: bool, waiting: Int64, rows: Int64, count: int
 ) -> int:
@@ -347,7 +366,7 @@ def _release(
     return count
 
 
-@compiled
+@lazy_kernel
 def _give_up(
     state: Int64, half: int, forward: bool, waiting: Int64, rows: Int64, count: int
 ) -> int:
@@ -361,10 +380,12 @@ def _give_up(
     return _end(state, half, forward, since, rows, count)
 
 
-@compiled
+@lazy_kernel
 def _open(state: Int64, packet: Any, rows: Int64, count: int) -> int:
     """A SYN, which opens a connection; a repeated one changes nothing. Gives the number of rows, -1
     if `Flow` has to take it."""
+    # With bytes (TCP Fast Open), with contradicting flags, or while the last connection has holes,
+    # which first have to become gaps.
     if packet.size or packet.flags & (FIN | RST) or _is_open(state):
         return -1
     forward = packet.forward
@@ -376,6 +397,7 @@ def _open(state: Int64, packet: Any, rows: Int64, count: int) -> int:
     over = _is_over(state)
     if not over and state[half + _BASE] == first and not state[half + _LATE]:
         return count
+    # SYN with ACK answers the other end, which so is the opener although its SYN is missing.
     if over or not state[_BEGUN]:
         opener = forward != answers
         _begin(state, opener)
@@ -387,12 +409,13 @@ def _open(state: Int64, packet: Any, rows: Int64, count: int) -> int:
     elif state[half + _BASE] >= 0 or (
         answers and state[other + _BASE] >= 0 and state[other + _BASE] != acknowledged
     ):
+        # Another connection begins although this one is not over.
         return -1
     state[half + _BASE] = first
     return count
 
 
-@compiled
+@lazy_kernel
 def _is_over(state: Int64) -> bool:
     """Whether the connection was reset or ended in both directions."""
     ended = state[_HALVES + _ENDED] and state[_HALVES + _HALF_FIELDS + _ENDED]
@@ -404,6 +427,7 @@ def _is_expected(state: Int64, packet: Any) -> bool:
     """Whether a packet has the next bytes of a connection in which nothing is missing: nearly all
     have."""
     half = _HALVES + _HALF_FIELDS if packet.forward else _HALVES
+    # Without a base it means nothing; that is tested below, after what is false more often.
     due = (state[half + _BASE] + state[half + _NEXT]) & _MASK
     return (
         np.int64(packet.number) == due
@@ -424,7 +448,7 @@ def _put_payload(state: Int64, packet: Any, rows: Int64, count: int) -> None:
     _put_data(state, half, forward, size, packet.time_ns, packet.source, start, rows, count)
 
 
-@compiled
+@lazy_kernel
 def follow(
     state: Int64,
     waiting: Int64,
@@ -448,6 +472,7 @@ def follow(
             return at, count, FULL
         packet = packets[order[at]]
         if packet.flow != state[_FLOW]:
+            # Holes become gaps at the end of a flow: that is left to `Flow`, it is rare.
             if _is_open(state):
                 return at, count, LEAVE
             enter(state, packet.flow)
@@ -462,13 +487,13 @@ def follow(
             else _take(state, waiting, packet, rows, count, reorder_bytes)
         )
         if made < 0:
-            return at, count, ODD
+            return at, count, UNUSUAL
         count = made
         at += 1
     return at, count, DONE
 
 
-@compiled
+@lazy_kernel
 def _take(
     state: Int64, waiting: Int64, packet: Any, rows: Int64, count: int, reorder_bytes: int
 ) -> int:
@@ -477,8 +502,10 @@ def _take(
     forward, time_ns, bits = packet.forward, packet.time_ns, packet.flags
     half = _HALVES + _HALF_FIELDS if forward else _HALVES
     other = _HALVES if forward else _HALVES + _HALF_FIELDS
+    # So long after its end it belongs to another connection, which `Flow` begins.
     if _is_over(state) and time_ns - max(state[half + _TIME], state[other + _TIME]) > LINGER_NS:
         return -1
+    # A reset first gives out all that waits.
     if bits & RST and (packet.size or bits & FIN or _is_open(state)):
         return -1
     if not state[_BEGUN]:
@@ -490,6 +517,7 @@ def _take(
     # Of bytes that were captured twice the first count.
     cut = max(state[half + _NEXT] - position, 0)
     length = np.int64(packet.size) - cut
+    # Of another connection, whose SYN was not captured.
     if packet.size and abs(position - state[half + _NEXT]) > _FAR:
         return -1
     if length > 0:
@@ -501,6 +529,7 @@ def _take(
             if index != _THERE:
                 _keep(state, half, waiting, side, index, position, packet)
         elif state[half + _WAITS] and position + cut + length > waiting[side, 0, _POSITION]:
+            # It reaches into bytes that wait. They were captured first and count: `Flow` cuts it.
             return -1
         else:
             start = packet.start + cut
@@ -510,6 +539,7 @@ def _take(
             if state[half + _WAITS]:
                 count = _release(state, half, forward, waiting, rows, count)
     if bits & FIN and state[half + _FIN_AT] < 0:
+        # By the length on the wire; not below 0, which would read as None.
         state[half + _FIN_AT] = max(position + packet.length, 0)
     count = _end(state, half, forward, time_ns, rows, count)
     if _waits(state):
@@ -521,7 +551,7 @@ def _take(
     return count
 
 
-@compiled
+@lazy_kernel
 def _give_up_holes(
     state: Int64, waiting: Int64, packet: Any, rows: Int64, count: int, reorder_bytes: int
 ) -> int:

@@ -20,11 +20,20 @@ import numpy.typing as npt
 
 from crosswire.capture.flows import FLOW_BYTES
 from crosswire.errors import InvalidInput
-from crosswire.pipeline.decode.compiled import compiled
+from crosswire.pipeline.decode.kernels import lazy_kernel
 from crosswire.pipeline.sources.capture_reader import Segments, Split, read
 from crosswire.pipeline.sources.packet_kernels import PACKET, Packets
 
-__all__ = ["BUCKETS", "FlowShare", "Mapped", "Ordered", "Survey", "collect", "prepare", "survey"]
+__all__ = [
+    "BUCKETS",
+    "FlowShare",
+    "MappedFile",
+    "OrderedSegments",
+    "Survey",
+    "check_mapped",
+    "collect",
+    "survey",
+]
 
 BUCKETS: Final = 1024
 
@@ -39,7 +48,7 @@ _PACKET_WEIGHT: Final = 256
 
 
 @dataclass(frozen=True)
-class Ordered:
+class OrderedSegments:
     """Segments, and the order in which to reassemble them: flow by flow, each by time.
 
     A packet's `flow` is an index of `keys`; its `source` is an index of `data`, and its payload is
@@ -52,7 +61,7 @@ class Ordered:
     packets: Packets
 
 
-class Mapped:
+class MappedFile:
     """A plain file mapped into memory, up to the end that the survey has seen. Raises InvalidInput
     if it is shorter now."""
 
@@ -78,7 +87,7 @@ class Mapped:
         self._mapping.madvise(mmap.MADV_DONTNEED)
 
 
-def prepare(files: Sequence[Mapped]) -> None:
+def check_mapped(files: Sequence[MappedFile]) -> None:
     """To be called now and then while mapped files are read: checks that they are still whole, and
     limits how much of them counts as this process's memory, though the page cache has it anyway.
     Raises InvalidInput."""
@@ -154,8 +163,10 @@ def survey(files: Iterable[Split]) -> Survey:
     return Survey(found, seed, packets, size_bytes, joined_bytes)
 
 
-@compiled
+@lazy_kernel
 def _hash(words: npt.NDArray[np.uint32], row: int, seed: Any) -> int:
+    # Multiplying by an odd constant (2**64 divided by the golden ratio) mixes lower bits into upper
+    # ones, the shift brings them back down: both ends of the result are used.
     found = seed
     for index in range(words.shape[1]):
         found = (found ^ np.uint64(words[row, index])) * np.uint64(0x9E3779B97F4A7C15)
@@ -163,12 +174,13 @@ def _hash(words: npt.NDArray[np.uint32], row: int, seed: Any) -> int:
     return found  # type: ignore[no-any-return]
 
 
-@compiled
+@lazy_kernel
 def _bucket(hashed: Any) -> int:
+    # The upper 10 bits: BUCKETS of them. The lower ones choose the slot of a flow's table.
     return np.int64(np.uint64(hashed) >> np.uint64(54))  # type: ignore[return-value]
 
 
-@compiled
+@lazy_kernel
 def _tally(
     words: npt.NDArray[np.uint32], packets: Packets, seed: Any, counts: npt.NDArray[np.int64]
 ) -> None:
@@ -182,8 +194,8 @@ def _tally(
 
 
 def collect(
-    files: Sequence[Split], data: Sequence[Mapped], share: FlowShare, since_ns: int
-) -> Ordered:
+    files: Sequence[Split], data: Sequence[MappedFile], share: FlowShare, since_ns: int
+) -> OrderedSegments:
     """The segments of a share, in the order of `files`. Raises InvalidInput."""
     kept = _SharePackets(share, since_ns)
     joined = bytearray()
@@ -196,7 +208,7 @@ def collect(
                 joined += segments.data.tobytes()
     keys, packets = kept.keys, kept.packets
     sources = [*(file.data for file in data), np.frombuffer(bytes(joined), np.uint8)]
-    return Ordered(_by_flow_and_time(packets, len(keys)), keys, sources, packets)
+    return OrderedSegments(_by_flow_and_time(packets, len(keys)), keys, sources, packets)
 
 
 class _SharePackets:
@@ -206,6 +218,7 @@ class _SharePackets:
     def __init__(self, share: FlowShare, since_ns: int) -> None:
         self._share = share
         self._since_ns = since_ns
+        # The survey has counted them; with `since_ns` there are fewer.
         self._packets = np.empty(share.packets, PACKET)
         self._words = np.zeros((_FIRST_FLOWS, _FLOW_WORDS), np.uint32)
         self._slots = np.full(4 * _FIRST_FLOWS, -1, np.int32)
@@ -259,7 +272,7 @@ class _SharePackets:
         _enter_all(self._slots, self._words, count, self._share.seed)
 
 
-@compiled
+@lazy_kernel
 def _keep(
     words: npt.NDArray[np.uint32],
     packets: Packets,
@@ -284,6 +297,7 @@ def _keep(
         hashed = np.uint64(_hash(words, at, seed))
         if owners[_bucket(hashed)] == share and packet.time_ns >= since_ns:
             slot = hashed & mask
+            # Linear probing; the table is at most a quarter full.
             while slots[slot] >= 0 and not _same(words, at, known, slots[slot]):
                 slot = (slot + np.uint64(1)) & mask
             if count == len(kept) or (slots[slot] < 0 and flows == len(known)):
@@ -302,7 +316,7 @@ def _keep(
     return at
 
 
-@compiled
+@lazy_kernel
 def _same(
     words: npt.NDArray[np.uint32], row: int, known: npt.NDArray[np.uint32], flow: int
 ) -> bool:
@@ -312,7 +326,7 @@ def _same(
     return True
 
 
-@compiled
+@lazy_kernel
 def _enter_all(
     slots: npt.NDArray[np.int32], known: npt.NDArray[np.uint32], count: int, seed: Any
 ) -> None:
@@ -333,11 +347,12 @@ def _by_flow_and_time(packets: Packets, flows: int) -> npt.NDArray[np.int32]:
     _group(packets, bounds, order, mixed)
     for flow in np.flatnonzero(mixed).tolist():
         own = order[bounds[flow] : bounds[flow + 1]]
+        # Stable: segments of the same time stay in the order of files and records.
         own[:] = own[np.argsort(packets["time_ns"][own], kind="stable")]
     return order
 
 
-@compiled
+@lazy_kernel
 def _group(
     packets: Packets,
     bounds: npt.NDArray[np.int64],

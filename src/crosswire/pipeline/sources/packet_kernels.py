@@ -76,7 +76,7 @@ from crosswire.capture.tcp import (
     SIZE_AT,
     SYN,
 )
-from crosswire.pipeline.decode.compiled import compiled
+from crosswire.pipeline.decode.kernels import lazy_kernel
 
 __all__ = [
     "BLOCK",
@@ -135,13 +135,13 @@ _MAPPED_ZEROS: Final = 10
 _1, _2, _3 = np.uint64(1), np.uint64(2), np.uint64(3)
 
 
-@compiled
+@lazy_kernel
 def _u16(data: Bytes, at: Any) -> int:
     index = np.uint64(at)
     return np.int64(data[index]) << 8 | np.int64(data[index + _1])  # type: ignore[return-value]
 
 
-@compiled
+@lazy_kernel
 def _u32(data: Bytes, at: Any, little: bool) -> int:
     index = np.uint64(at)
     a, b = np.int64(data[index]), np.int64(data[index + _1])
@@ -151,7 +151,7 @@ def _u32(data: Bytes, at: Any, little: bool) -> int:
     return a << 24 | b << 16 | c << 8 | d  # type: ignore[return-value]
 
 
-@compiled
+@lazy_kernel
 def _copy(target: Bytes, to: Any, data: Bytes, start: Any, count: Any) -> None:
     first, source = np.uint64(to), np.uint64(start)
     for index in range(np.uint64(count)):
@@ -161,7 +161,7 @@ def _copy(target: Bytes, to: Any, data: Bytes, start: Any, count: Any) -> None:
 # ------------------------------------------------------------------------------------------ walk
 
 
-@compiled
+@lazy_kernel
 def walk_classic(
     data: Bytes,
     position: int,
@@ -193,7 +193,7 @@ def walk_classic(
     return count, position, MORE
 
 
-@compiled
+@lazy_kernel
 def walk_ng(
     data: Bytes,
     position: int,
@@ -262,7 +262,7 @@ def walk_ng(
     return count, position, MORE
 
 
-@compiled
+@lazy_kernel
 def _nanoseconds(stamp: int, unit: int) -> int:
     if unit >= 0:
         if unit <= 9:
@@ -280,7 +280,7 @@ def _nanoseconds(stamp: int, unit: int) -> int:
 # ---------------------------------------------------------------------------------- link and IP
 
 
-@compiled
+@lazy_kernel
 def _ip_at(data: Bytes, start: int, end: int, link: int) -> int:
     """Where the IP header begins, -1 if there is none."""
     if link == LINK_ETHERNET:
@@ -305,7 +305,7 @@ def _ip_at(data: Bytes, start: int, end: int, link: int) -> int:
     return at if ether in ETHERTYPES_IP and at < end else -1
 
 
-@compiled
+@lazy_kernel
 def _inside_ipv4(data: Bytes, ip: int, end: int) -> tuple[int, int, int, bool]:
     """The protocol inside (-1 where the header is cut), where its header begins, where it ends on
     the wire, and whether this is a fragment of it."""
@@ -319,7 +319,7 @@ def _inside_ipv4(data: Bytes, ip: int, end: int) -> tuple[int, int, int, bool]:
     return protocol, ip + size, stop, is_fragment  # type: ignore[return-value]
 
 
-@compiled
+@lazy_kernel
 def _inside_ipv6(data: Bytes, ip: int, end: int) -> tuple[int, int, int, bool]:
     """Like `_inside_ipv4`."""
     size: Any
@@ -349,7 +349,7 @@ def _inside_ipv6(data: Bytes, ip: int, end: int) -> tuple[int, int, int, bool]:
 # ------------------------------------------------------------------------------------------- TCP
 
 
-@compiled
+@lazy_kernel
 def _is_forward(data: Bytes, ip: int, at: int, is_ipv4: bool) -> bool:
     """Whether the sender has the lower address, or the lower port at the same address."""
     here, there = _u16(data, at), _u16(data, at + 2)
@@ -364,7 +364,7 @@ def _is_forward(data: Bytes, ip: int, at: int, is_ipv4: bool) -> bool:
     return here <= there
 
 
-@compiled
+@lazy_kernel
 def _write_end(flows: Bytes, to: int, data: Bytes, address: int, port: int, is_ipv4: bool) -> None:
     if is_ipv4:
         first = np.uint64(to)
@@ -377,7 +377,7 @@ def _write_end(flows: Bytes, to: int, data: Bytes, address: int, port: int, is_i
     _copy(flows, to + ADDRESS_BYTES, data, port, 2)
 
 
-@compiled
+@lazy_kernel
 def find_segments(
     data: Bytes,
     starts: npt.NDArray[np.int64],
@@ -451,7 +451,7 @@ def find_segments(
     return found, pieces
 
 
-@compiled
+@lazy_kernel
 def copy_slices(
     data: Bytes,
     chosen: npt.NDArray[np.int64],

@@ -23,14 +23,14 @@ from crosswire.capture.flows import FLOW_BYTES
 from crosswire.capture.reassembly import Segment
 from crosswire.errors import InvalidInput
 from crosswire.pipeline.sources.assembler import Assembler, plain
-from crosswire.pipeline.sources.capture_reader import Split, whole
+from crosswire.pipeline.sources.capture_reader import Split, plain_file
 from crosswire.pipeline.sources.flow_shares import (
     FlowShare,
-    Mapped,
-    Ordered,
+    MappedFile,
+    OrderedSegments,
     Survey,
+    check_mapped,
     collect,
-    prepare,
     survey,
 )
 from crosswire.pipeline.sources.packet_kernels import PACKET
@@ -203,16 +203,18 @@ def _plan(paths: list[str], cores: int) -> tuple[Survey | None, int]:
     """A survey of the files and the number of shares; (None, 0) if segments have to be shuffled."""
     if cores > _MOST_CORES or len(paths) > _MOST_FILES:
         return None, 0
-    files = [whole(path) for path in paths]
+    files = [plain_file(path) for path in paths]
     plain = [file for file in files if file is not None]
     if len(plain) < len(files) or sum(file.size_bytes for file in plain) > _MOST_BYTES:
         return None, 0
     surveyed = survey(plain)
     packets = int(surveyed.packets.sum())
+    # A bucket can't be divided: one large flow would fill the memory of its task.
     if surveyed.packets.max() > _PACKETS_OF_A_SHARE // 2:
         return None, 0
     if surveyed.joined_bytes > _MOST_JOINED_BYTES:
         return None, 0
+    # A share for each core, fewer for small captures, more where a share would be too large.
     count = max(min(cores, 1 + packets // _FEW_PACKETS), -(-2 * packets // _PACKETS_OF_A_SHARE))
     return surveyed, count
 
@@ -225,13 +227,13 @@ def wire_of_share(
     files: list[Split], share: FlowShare, ports: PortMap, since_ns: int
 ) -> Iterator[pa.RecordBatch]:
     """bronze.wire of a share of the flows in these files. Raises InvalidInput."""
-    opened = [Mapped(file) for file in files]
+    opened = [MappedFile(file) for file in files]
     assembler = Assembler(ports)
     segments = collect(files, opened, share, since_ns)
-    prepare(opened)
+    check_mapped(opened)
     for batch in chain(assembler.feed(segments), assembler.finish()):
         yield batch
-        prepare(opened)
+        check_mapped(opened)
 
 
 def reassemble(
@@ -241,6 +243,8 @@ def reassemble(
     columns: StructType = WIRE_COLUMNS,
 ) -> DataFrame:
     """Shuffle segments by flow, reassemble them and give what `change` makes of the batches."""
+    # File and record decide between segments of the same time, so that the result does not depend
+    # on how the shuffle went.
     arranged = segments.repartition("flow").sortWithinPartitions(
         "flow", "time_ns", "file", "record"
     )
@@ -259,7 +263,7 @@ def wire_of_segments(batches: Iterable[pa.RecordBatch], ports: PortMap) -> Itera
     yield from assembler.finish()
 
 
-def _ordered(batch: pa.RecordBatch) -> Ordered:
+def _ordered(batch: pa.RecordBatch) -> OrderedSegments:
     """Segments that are sorted already. Flows are numbered by comparing neighbours."""
     count = batch.num_rows
     offsets, payload = _binary(batch.column("payload"))
@@ -272,7 +276,7 @@ def _ordered(batch: pa.RecordBatch) -> Ordered:
     packets["start"], packets["size"] = offsets[:-1], np.diff(offsets)
     for name in ("forward", "time_ns", "number", "acknowledgement", "flags", "length"):
         packets[name] = batch.column(name).to_numpy(zero_copy_only=False)
-    return Ordered(np.arange(count, dtype=np.int32), flows[first], (payload,), packets)
+    return OrderedSegments(np.arange(count, dtype=np.int32), flows[first], (payload,), packets)
 
 
 def _binary(column: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:

@@ -108,6 +108,7 @@ def _batch(segments: Segments, file: int, columns: list[str], since_ns: int) -> 
     def number(name: str, kind: Any) -> pa.Array:
         return pa.array(packets[name].astype(kind))
 
+    # Functions, since only the chosen columns are made: addresses as text cost the most.
     make = {
         "flow": lambda: _slices(flows),
         "forward": lambda: pa.array(packets["forward"].copy()),

@@ -62,6 +62,10 @@ class StreamStart(msgspec.Struct, frozen=True):
     ports: dict[int, str]
     version: int = _VERSION
 
+    def wants(self, *names: str) -> bool:
+        """Whether any of these tables is to be written; no `tables` means all."""
+        return not self.tables or any(name in self.tables for name in names)
+
 
 class StreamCommit(msgspec.Struct, frozen=True):
     """All that is known after a batch.
@@ -101,6 +105,7 @@ class StreamCommit(msgspec.Struct, frozen=True):
 
 
 _COMMIT: Final = msgspec.json.Decoder(StreamCommit)
+# JSON has only texts as keys: not strict, so that the numbers of ports are read from them.
 _BEGUN: Final = msgspec.json.Decoder(StreamStart, strict=False)
 
 
@@ -252,6 +257,7 @@ class StreamOutput:
         remove = list(replaced_files)
         for table_name, old in self.last.files.items() if self.last is not None else ():
             if table_name in retained:
+                # Still provisional: the next batch that has input for the table removes them.
                 files[table_name] = old
             else:
                 remove += old
@@ -260,10 +266,13 @@ class StreamOutput:
             kept = dict(kept_days.get(table, {}))
             for date in dates:
                 remove += kept.pop(date, [])
+            # A replaced day without new files has no rows any more: all of them were provisional.
             kept_days[table] = kept | days.get(table, {})
         state = {} if self.last is None else dict(self.last.state)
         for name, path in staging.saved.items():
             remove += [state[name]] if name in state else []
+            # The number in the name keeps the new state apart from the old one, which is removed
+            # only after the commit.
             state[name] = moves[path] = f"{self._home}/state/{name}-{commit.batch:08}"
         done = msgspec.structs.replace(
             commit,
@@ -290,10 +299,12 @@ class StreamOutput:
         days: dict[str, dict[str, list[str]]] = {}
         for path in self._files.of_rows(f"{staging.folder}/tables"):
             *folders, name = path.removeprefix(f"{staging.folder}/tables/").split("/")
+            # Spark writes partition columns as folders: target_table=…/kept=…/date=….
             keys = dict(part.split("=", 1) for part in folders if "=" in part)
             table_name, date = keys[TARGET_TABLE], keys.get("date")
             by_day = table_name in staging.by_day
             kept = keys[KEPT] == "true"
+            # Spark's file names are unique within a write; with the batch they are in the table.
             prefix = f"{batch:08}" if kept or by_day else f"{_PROVISIONAL}{batch:08}"
             inner = f"date={date}/" if date not in (None, _NO_DATE) else ""
             layer, _, table = table_name.partition(".")
@@ -367,6 +378,7 @@ class StreamStaging:
         """
         if TARGET_TABLE not in rows.columns:
             rows = rows.withColumn(TARGET_TABLE, F.lit(tables[0]))
+        # Counted while they are written: a count afterwards would read the files again.
         counted = Observation()
         kept, table = F.col(KEPT), F.col(TARGET_TABLE)
         metrics = [
@@ -416,9 +428,18 @@ class StreamStaging:
     def save(self, name: str, work: str, rows: DataFrame, *, part: str = "") -> None:
         """Make rows that were written as `work`, or a partition of them, a state of the stream."""
         self.saved[name] = f"{self.folder}/work/{work}/{part}".rstrip("/")
+        # Read alone, a partition's files lack the column that is the name of their folder.
         column = part.partition("=")[0]
         shape = StructType([field for field in rows.schema.fields if field.name != column])
         self.schemas[name] = shape.json()
+
+    def save_state(self, name: str, rows: DataFrame) -> DataFrame:
+        """Write rows as a state of the stream; returns them as read back."""
+        # A union has the tasks of all its parts, and each task writes a file: few tasks, few files.
+        tasks = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
+        made = self.work(name, rows.coalesce(tasks))
+        self.save(name, name, made)
+        return made
 
     def read(self, name: str, *tables: str) -> DataFrame:
         """The rows that were written under this name for these tables, with `kept`."""

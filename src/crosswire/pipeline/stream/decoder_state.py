@@ -30,7 +30,7 @@ from crosswire.capture.reassembly import LINGER_NS
 from crosswire.envelope import MICROSECONDS
 from crosswire.lake.schemas import LOST, WIRE
 from crosswire.pipeline.decode.arrow_batches import Batches
-from crosswire.pipeline.decode.connection_rows import WANTED, ConnectionRows
+from crosswire.pipeline.decode.connection_rows import WIRE_COLUMNS, ConnectionRows
 from crosswire.pipeline.decode.row_schema import ARROW
 from crosswire.pipeline.sources.flow_rows import NODE, FlowRows
 from crosswire.pipeline.sources.pcap import segment_rows
@@ -146,7 +146,7 @@ def decode_on(
     The summary of a direction is final when its connection is over; it then has no state.
     """
     rows = wire.where(F.col("kind") != LOST).select(
-        *WANTED, KEPT, F.lit(None).cast(BinaryType()).alias("state")
+        *WIRE_COLUMNS, KEPT, F.lit(None).cast(BinaryType()).alias("state")
     )
     if states is not None:
         known = states.select(
@@ -164,7 +164,7 @@ def decode_on(
         collected = _FlaggedRows(_DECODED)
         current: _ConnectionBatch | None = None
         for batch in batches:
-            columns = [batch.column(name).to_pylist() for name in (*WANTED, KEPT, "state")]
+            columns = [batch.column(name).to_pylist() for name in (*WIRE_COLUMNS, KEPT, "state")]
             for *row, kept, state in zip(*columns, strict=True):
                 key = (row[1], row[0])
                 if current is None or key != current.key:

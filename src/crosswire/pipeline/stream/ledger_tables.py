@@ -33,7 +33,7 @@ from crosswire.pipeline.sources.flow_rows import NODE
 from crosswire.pipeline.sources.new_input import LakeRows, NewInput
 from crosswire.pipeline.stream.carry_over import Counts
 from crosswire.pipeline.stream.columns import KEPT, PART, TARGET_TABLE, union_of
-from crosswire.pipeline.stream.commits import StreamOutput, StreamStaging
+from crosswire.pipeline.stream.commits import StreamOutput, StreamStaging, StreamStart
 from crosswire.pipeline.stream.watermarks import HubTimes, settled_before
 from crosswire.pipeline.summary import DELIVERY_FAULTS, LEDGER_TABLES
 from crosswire.pipeline.tables import reconciliation as reconciling
@@ -167,7 +167,7 @@ class LedgerTables:
         new_input: NewInput,
         read: ReadRows,
         *,
-        chosen: list[str],
+        begun: StreamStart,
         late_us: int,
     ) -> None:
         self._spark = spark
@@ -175,7 +175,7 @@ class LedgerTables:
         self._staging = staging
         self._new_input = new_input
         self._read = read
-        self._chosen = [name for name in LEDGER_TABLES if not chosen or name in chosen]
+        self._chosen = [name for name in LEDGER_TABLES if begun.wants(name)]
         self._late_us = late_us
         self._before = output.state(_STATE)
         self._has_wire = bool(new_input.position.taps)
@@ -252,10 +252,7 @@ class LedgerTables:
             part = parts[name] if name in parts else self._no_rows(columns)
             stored = (F.col(each).alias(_STORED_NAMES.get(each, each)) for each in columns)
             rows.append(part.select(*stored).withColumn(PART, F.lit(name)))
-        # A union has the tasks of all its parts, and each task writes a file: few tasks, few files.
-        tasks = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
-        made = self._staging.work(_STATE, union_of(*rows).coalesce(tasks))
-        self._staging.save(_STATE, _STATE, made)
+        self._staging.save_state(_STATE, union_of(*rows))
 
     def _update_times(
         self, ledger: DataFrame | None, envelopes: DataFrame | None, wire: DecodedBatch | None

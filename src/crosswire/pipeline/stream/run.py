@@ -125,7 +125,7 @@ class _StreamLoop:
             batch_bytes=stream.batch_bytes,
             split_bytes=SPLIT_BYTES,
             patient=not stream.once,
-            records=self._wants_records,
+            records=self._begun.wants(*LEDGER_TABLES),
         )
 
     def run(self, start: float) -> Summary:
@@ -143,18 +143,12 @@ class _StreamLoop:
             self._stop.wait(_POLL_S)
         return replace(self._summary(start), notes=self._notes())
 
-    @property
-    def _wants_records(self) -> bool:
-        chosen = self._begun.tables
-        return not chosen or any(name in chosen for name in LEDGER_TABLES)
-
     def _notes(self) -> list[str]:
-        if not self._wants_records:
+        if not self._begun.wants(*LEDGER_TABLES):
             return []
         if not self._position.ledgers:
             return [NO_LEDGER]
-        wanted = not self._begun.tables or "reconciliation" in self._begun.tables
-        if wanted and not self._position.taps:
+        if self._begun.wants("reconciliation") and not self._position.taps:
             return [NO_WIRE]
         return []
 
@@ -241,14 +235,14 @@ class _StreamBatch:
         self._has_wire = bool(new_input.taps or new_input.captures)
         self._ledger_tables: LedgerTables | None = None
         position = new_input.position
-        if self._wants(*LEDGER_TABLES) and (position.taps or position.ledgers):
+        if begun.wants(*LEDGER_TABLES) and (position.taps or position.ledgers):
             self._ledger_tables = LedgerTables(
                 spark,
                 output,
                 self.staging,
                 new_input,
                 self._read_rows,
-                chosen=begun.tables,
+                begun=begun,
                 late_us=late_us,
             )
         self._wire_tables = WireTables(
@@ -323,15 +317,11 @@ class _StreamBatch:
             open_findings=ledger.findings[False] if ledger is not None else {},
         )
 
-    def _wants(self, *names: str) -> bool:
-        chosen = self._begun.tables
-        return not chosen or any(name in chosen for name in names)
-
     def _from_hub(self) -> None:
         """Write silver.messages of a hub that does not tap its connections."""
-        if not self._wants("messages", "deliveries"):
+        if not self._begun.wants("messages", "deliveries"):
             raise InvalidInput(ONLY_RECORDS)
-        if not self._wants("messages") or not self._new_input.messages:
+        if not self._begun.wants("messages") or not self._new_input.messages:
             return
         envelopes = self._read_rows(self._new_input.messages, MESSAGES)
         rows = from_hub(envelopes).withColumn(KEPT, F.lit(True))

@@ -84,10 +84,6 @@ class WireTables:
         self.replaced_days: dict[str, set[str]] = {}
         self.unsettled_days: list[str] = []
 
-    def _wants(self, *names: str) -> bool:
-        chosen = self._begun.tables
-        return not chosen or any(name in chosen for name in names)
-
     def run(self) -> None:
         """Write all tables that are wanted. Raises BytesMissing if bytes don't add up."""
         seen = Observation()
@@ -107,16 +103,16 @@ class WireTables:
         # A small batch spends most of its time in the planning of queries, not in tasks: several
         # are planned at a time, the longest first.
         work: list[Callable[[], None]] = [lambda: self._counted(tables)]
-        if self._wants("conversations", "traffic"):
+        if self._begun.wants("conversations", "traffic"):
             work.append(lambda: self._conversations(tables))
-        if self._wants("topology"):
+        if self._begun.wants("topology"):
             work.append(lambda: self._topology(tables))
-        if self._wants("frames"):
+        if self._begun.wants("frames"):
             work.append(lambda: self._silver("frames", tables.frames, "time"))
-        if self._wants("messages"):
+        if self._begun.wants("messages"):
             work.append(lambda: self._silver("messages", tables.messages, "time"))
         # The first batch creates the table, even if it is empty.
-        if self._wants("violations") and (has_violations or not self._staging.batch):
+        if self._begun.wants("violations") and (has_violations or not self._staging.batch):
             work.append(lambda: self._silver("violations", tables.violations, "time"))
         with ThreadPoolExecutor(_WRITERS) as pool:
             for done in [pool.submit(each) for each in work]:
@@ -153,7 +149,7 @@ class WireTables:
 
     def _decode(self, wire: DataFrame) -> tuple[_DecodedTables, bool]:
         """The decoded rows, and whether there are violations among them."""
-        payloads = self._wants("messages", *LEDGER_TABLES)
+        payloads = self._begun.wants("messages", *LEDGER_TABLES)
         rows = decode_on(wire, self._output.state(STATES), payloads=payloads, now=self.reached)
         made = Observation()
         is_row = F.col(TABLE).isin(FRAMES, VIOLATIONS)
@@ -167,18 +163,10 @@ class WireTables:
         return _DecodedTables(decoded, made.get["provisional"] > 0), made.get["violations"] > 0
 
     def _directions(self, direction_rows: DataFrame) -> DataFrame:
-        if self._wants("directions"):
+        if self._begun.wants("directions"):
             self._silver("directions", direction_rows)
             return self._staging.read("directions", "silver.directions")
         return self._staging.work("directions", direction_rows, split_by=(KEPT,))
-
-    def _save(self, name: str, rows: DataFrame) -> DataFrame:
-        """Save state for the next batch; returns it as read back."""
-        # A union has the tasks of all its parts, and each task writes a file: few tasks, few files.
-        tasks = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
-        made = self._staging.work(name, rows.coalesce(tasks))
-        self._staging.save(name, name, made)
-        return made
 
     # Tables.
 
@@ -189,15 +177,12 @@ class WireTables:
         """What needs the counts of connections: accounting, sessions, and the ledger's tables."""
         before = self._output.state(COUNTS)
         frame_rows, violation_rows = tables.split(frames), tables.split(violations)
-        now_us = max(self.reached)
-        counts = Counts(
-            self._save(
-                COUNTS,
-                Counts.carry(before, tables.directions, frame_rows, violation_rows, now_us=now_us),
-            )
+        rows = Counts.carry(
+            before, tables.directions, frame_rows, violation_rows, now_us=max(self.reached)
         )
+        counts = Counts(self._staging.save_state(COUNTS, rows))
         self._account(tables.directions, counts, frame_rows, violation_rows)
-        if self._wants("sessions"):
+        if self._begun.wants("sessions"):
             self._sessions(counts)
         if self._ledger_tables is not None:
             self._ledger_tables.run(
@@ -219,7 +204,7 @@ class WireTables:
             for kept in (True, False)
         ]
         rows = union_of(*parts)
-        if self._wants("accounting"):
+        if self._begun.wants("accounting"):
             self._staging.write("accounting", rows, tables=("gold.accounting",))
             rows = self._staging.read("accounting", "gold.accounting")
         for row in summed(rows, KEPT).collect():
@@ -243,16 +228,15 @@ class WireTables:
         """
         message_rows, provisional = tables.split(messages)
         before = self._output.state(CALLS)
-        calls = CarriedCalls(
-            self._save(CALLS, CarriedCalls.carry(before, tables.directions, message_rows))
-        )
+        rows = CarriedCalls.carry(before, tables.directions, message_rows)
+        calls = CarriedCalls(self._staging.save_state(CALLS, rows))
         waiting = union_of(calls.waiting, provisional)
         rows = union_of(
             conversations(calls.settled, tables.directions).withColumn(KEPT, F.lit(True)),
             conversations(waiting, tables.directions).withColumn(KEPT, F.lit(False)),
         )
         table = F.when(F.col("is_open"), "open.conversations").otherwise("gold.conversations")
-        if self._wants("conversations"):
+        if self._begun.wants("conversations"):
             self._staging.write(
                 "conversations",
                 rows.withColumn(TARGET_TABLE, table),
@@ -260,7 +244,7 @@ class WireTables:
                 dated_by="asked",
             )
             rows = self._staging.read("conversations", "gold.conversations")
-        if self._wants("traffic"):
+        if self._begun.wants("traffic"):
             self._traffic((message_rows, provisional), rows)
 
     def _traffic(self, message_rows: Split, conversation_rows: DataFrame) -> None:
@@ -311,7 +295,8 @@ class WireTables:
         """Write gold.topology: all of it each time, since any edge may have grown."""
         message_rows, provisional = tables.split(messages)
         before = self._output.state(EDGES)
-        carried = Edges(self._save(EDGES, Edges.carry(before, tables.directions, message_rows)))
+        rows = Edges.carry(before, tables.directions, message_rows)
+        carried = Edges(self._staging.save_state(EDGES, rows))
         edges = carried.of_connections
         if provisional is not None:
             new = topology_table.edges(provisional, tables.directions)

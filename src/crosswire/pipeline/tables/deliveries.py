@@ -74,6 +74,8 @@ def deliveries(
 ) -> DataFrame:
     """The whole table, from `ledger` and `messages` of a lake, and gold.reconciliation if the hub's
     connections were tapped; `late_us` is the threshold of `late`."""
+    # What is late while it is open is measured by the ledger's own time, not by this machine's
+    # clock: the result does not depend on when the pipeline runs.
     newest = ledger.groupBy("node").agg(F.max("time").alias("newest"))
     steps = with_messages(ledger, envelopes)
     return hops(steps.join(F.broadcast(newest), "node"), reconciled, late_us=late_us)
@@ -171,6 +173,7 @@ def _by_hop(steps: DataFrame) -> DataFrame:
     def count(name: str) -> Column:
         return F.sum(F.when(step == name, F.col("count")).otherwise(0))
 
+    # The last end counts. `seq` orders steps, since several may have the same time.
     is_end = step.isin(*_ENDS)
     last_end = F.max(F.when(is_end, F.struct("seq", "step", "time", "detail")))
     last_step = F.max(F.struct("seq", "step", "time", "detail"))
@@ -214,6 +217,8 @@ def _by_hop(steps: DataFrame) -> DataFrame:
 
 
 def _outcome() -> Column:
+    # Without an end: a topic's receiver that settles nothing is done with the delivery; in a queue
+    # or at a service a delivery must still be settled, and after a return it waits again.
     topic = F.col("destination").startswith("topic/")
     last = F.col("last.step")
     return (
@@ -282,6 +287,7 @@ def _arrival() -> Column:
 
 
 def _latency() -> Column:
+    # Not negative, even if the hub's clock was set back.
     taken = _arrival() - F.col("producer.time")
     return F.when(taken < 0, 0).otherwise(taken)
 
@@ -305,6 +311,8 @@ def _is_lost() -> Column:
 
 
 def _is_doubled() -> Column:
+    # A refusal means that the receiver did not process it, so a delivery after it is no double. Of
+    # topics that are not durable the attempts are the number of receivers.
     again = F.col("counted").isNull() & (F.col("attempts") - F.col("refusals") > 1)
     return (
         again

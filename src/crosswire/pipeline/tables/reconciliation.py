@@ -123,6 +123,7 @@ def compare(rows: DataFrame, *more: Column, wire_columns: tuple[str, ...] = ()) 
     rows = rows.withColumn("turn", F.lit(None).cast("bigint"))
     for stage, by in enumerate(("id", "crc", "name")):
         rows = _match(rows, stage, by)
+    # A row without partner is its own group: nothing else has its side, connection and position.
     alone = F.when(F.col("stage").isNull(), F.struct("side", "connection", "position"))
     key = (
         F.when(F.col("stage") == 0, F.col("id").cast("string"))
@@ -136,6 +137,7 @@ def compare(rows: DataFrame, *more: Column, wire_columns: tuple[str, ...] = ()) 
         .agg(
             _one(_WIRE, (*_WIRE_COLUMNS, *wire_columns)),
             _one(_LEDGER, _LEDGER_COLUMNS),
+            # Both rows may be of different connections of a Relink link: the worse one counts.
             F.min("whole").alias("whole"),
             F.min("written_until").alias("written_until"),
             *more,
@@ -169,33 +171,10 @@ def reconciliation_rows(judged: DataFrame, *more: str) -> DataFrame:
 
 # ------------------------------------------------------------------------------------------ sides
 
-_WIRE_COLUMNS: Final = (
-    "connection",
-    "protocol",
-    "destination",
-    "kind",
-    "time",
-    "position",
-    "crc",
-    "id",
-    "acknowledged",
-    "broken",
-    "sequence",
-)
-_LEDGER_COLUMNS: Final = (
-    "connection",
-    "protocol",
-    "destination",
-    "kind",
-    "time",
-    "position",
-    "crc",
-    "id",
-    "attempt",
-    "step",
-    "returned",
-    "intact",
-)
+_BOTH: Final = ("connection", "protocol", "destination", "kind", "time", "position", "crc", "id")
+"""Columns of both sides; `position` is the offset on the wire, the row's number in the ledger."""
+_WIRE_COLUMNS: Final = (*_BOTH, "acknowledged", "broken", "sequence")
+_LEDGER_COLUMNS: Final = (*_BOTH, "attempt", "step", "returned", "intact")
 
 
 def _one(side: str, columns: tuple[str, ...]) -> Column:
@@ -451,6 +430,7 @@ def _match(rows: DataFrame, stage: int, key: str) -> DataFrame:
     in_order = (F.coalesce("acknowledged", F.lit(True)).desc(), time, "position")
     turn = F.row_number().over(Window.partitionBy(*_LINE, "wanted", "side").orderBy(*in_order))
     rows = rows.withColumn("next", turn)
+    # A pair has both sides, so its lowest and highest side differ; a group of one has the same.
     pair = Window.partitionBy(*_LINE, "wanted", "next")
     is_paired = is_free & (F.min("side").over(pair) != F.max("side").over(pair))
     return (
@@ -465,9 +445,12 @@ def _verdict() -> Column:
     wire, ledger = F.col("wire"), F.col("ledger")
     time = F.coalesce(wire["time"], ledger["time"])
     resumed = (wire["protocol"] == "relink") & wire["sequence"].isNull()
+    # After that the other side may simply not have been written yet.
     until = F.least("horizon", "written_until")
     newer = F.coalesce(time > until, F.lit(False))
     return (
+        # In this order: what explains a missing partner goes before what makes it uncertain, and
+        # only what nothing explains counts as missing.
         F.when(wire.isNotNull() & ledger.isNotNull(), EQUAL)
         .when(
             wire["broken"] | (F.coalesce(wire["acknowledged"], F.lit(True)) == F.lit(False)),

@@ -17,6 +17,16 @@ from crosswire.lake.schemas import BACKWARD, FIN, FORWARD, OPEN, RESET
 __all__ = ["by_session", "connections", "ended_connections", "sessions"]
 
 _CONNECTION: Final = ("node", "connection")
+_SUMS: Final = (
+    "frames_forward",
+    "frames_backward",
+    "messages_forward",
+    "messages_backward",
+    "bytes_forward",
+    "bytes_backward",
+    "gap_bytes",
+    "violations",
+)
 _SESSION: Final = (
     "node",
     "session",
@@ -32,14 +42,7 @@ _SESSION: Final = (
     "last",
     "late",
     "handshake_us",
-    "frames_forward",
-    "frames_backward",
-    "messages_forward",
-    "messages_backward",
-    "bytes_forward",
-    "bytes_backward",
-    "gap_bytes",
-    "violations",
+    *_SUMS,
     "ended",
     "error",
 )
@@ -95,16 +98,7 @@ def by_session(connections: DataFrame, *more: Column) -> DataFrame:
         "how": "ended",
         "error": "error",
     }
-    sums = (
-        "frames_forward",
-        "frames_backward",
-        "messages_forward",
-        "messages_backward",
-        "bytes_forward",
-        "bytes_backward",
-        "gap_bytes",
-        "violations",
-    )
+    # One struct for all columns: one aggregate instead of nine.
     last = F.max_by(F.struct(*latest), order)
     grouped = connections.groupBy("node", "session").agg(
         last.alias("last_one"),
@@ -113,7 +107,7 @@ def by_session(connections: DataFrame, *more: Column) -> DataFrame:
         F.max("last").alias("last"),
         F.max("late").alias("late"),
         F.min("handshake_us").alias("handshake_us"),
-        *(F.sum(name).alias(name) for name in sums),
+        *(F.sum(name).alias(name) for name in _SUMS),
         *more,
     )
     added = [name for name in grouped.columns if name not in _SESSION]

@@ -52,6 +52,7 @@ def combined(parts: DataFrame) -> DataFrame:
 
 def _frame_counts(frames: DataFrame) -> DataFrame:
     kind, name, bottom = F.col("kind"), F.col("frame"), F.col("layer") == 0
+    # Layer 1 has the same bytes again, as frames inside those of layer 0.
     is_frame = ~name.isin(*_NO_FRAMES) & bottom
 
     def bytes_of(condition: Column, alias: str) -> Column:

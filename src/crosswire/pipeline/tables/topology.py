@@ -26,6 +26,7 @@ def topology(messages: DataFrame, directions: DataFrame) -> DataFrame:
 
 def edges(messages: DataFrame, directions: DataFrame) -> DataFrame:
     """One row for each connection and each edge that it is part of."""
+    # Both directions of a connection have the same addresses: `first` is any of them.
     ends = directions.groupBy(*_CONNECTION).agg(
         F.first("connector_address").alias("connector"),
         F.concat_ws(

@@ -64,6 +64,7 @@ def partials(messages: DataFrame, conversations: DataFrame) -> DataFrame:
 def unfolded(rows: DataFrame) -> DataFrame:
     """The partials that rows of the table were made of, to add more to them."""
     counted = rows.select(*_KEY, *_SUMS)
+    # The maximum of the row is repeated for each bucket, which does not change the maximum of them.
     timed = rows.select(*_KEY, "latency_max_us", F.explode("histogram").alias("entry")).select(
         *_KEY, "entry.bucket", "entry.count", "latency_max_us"
     )
@@ -75,6 +76,8 @@ def folded(parts: DataFrame) -> DataFrame:
     sums = [F.sum(name).alias(name) for name in _SUMS]
     longest = F.max("latency_max_us").alias("latency_max_us")
     entry = F.when(F.col("bucket").isNotNull(), F.struct("bucket", "count"))
+    # By bucket first: what is collected per row is then at most one entry for each bucket, however
+    # many partials there are. `percentile` needs the entries in order.
     joined = (
         parts.groupBy(*_KEY, "bucket")
         .agg(*sums, F.sum("count").alias("count"), longest)

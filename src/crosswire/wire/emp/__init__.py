@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from crosswire.wire.contract import Protocol, Sniff
 from crosswire.wire.emp.connection import EmpConnection
 from crosswire.wire.emp.decoder import EmpDecoder
 from crosswire.wire.emp.frames import DEFAULTS
@@ -16,6 +15,7 @@ from crosswire.wire.emp.layout import (
     TYPE_HELLO,
     UNUSED_OFFSET,
 )
+from crosswire.wire.registry import Protocol, Sniff
 
 __all__ = ["PROTOCOL"]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from crosswire.wire.contract import Protocol
 from crosswire.wire.emqp.connection import EmqpConnection
 from crosswire.wire.emqp.decoder import EmqpDecoder
 from crosswire.wire.emqp.frames import DEFAULTS
 from crosswire.wire.emqp.states import LISTENERS, ROLES
+from crosswire.wire.registry import Protocol
 from crosswire.wire.zmtp import sniff
 
 __all__ = ["PROTOCOL"]

@@ -404,6 +404,7 @@ class EmqpConnection(Connection):
             if run.kind is Ready:
                 self.free_slots += len(run.events)
         else:
+            # Not allowed now: each counts as ignored, as if it had been read alone.
             for _ in run.events:
                 self._refuse(run.kind)
 
@@ -416,6 +417,8 @@ class EmqpConnection(Connection):
                 frame = read(event.parts)
                 kind = type(frame)
                 if kind in self._receives:
+                    # Only a valid command is a sign of life: a peer that sends others is as good as
+                    # gone.
                     self._last_received_at = self._now
                     handlers[kind](frame)
                 else:
@@ -435,6 +438,7 @@ class EmqpConnection(Connection):
         if self.role in ("worker", "scheduler"):
             self._inform = self._next_id()
             self._send(Inform(self._inform, serialize_queues(self._queues), self.role))
+            # The broker's silence counts from here.
             self._last_received_at = self._now
             self._enter(State.INFORMED)
 
@@ -464,6 +468,7 @@ class EmqpConnection(Connection):
     # Receiving: one method per command.
 
     def _on_request(self, frame: Request) -> None:
+        # Of a worker; other sides have none.
         if self.free_slots:
             self.free_slots -= 1
         self._events.append(RequestReceived(frame.msgid, frame.queue, frame.headers, frame.message))
@@ -510,6 +515,7 @@ class EmqpConnection(Connection):
         except MalformedFrame as error:
             self._report_ignored(error)
             return
+        # A worker that registers again has restarted, or lost its broker: its slots are void.
         self.free_slots = 0
         self._inform = frame.msgid
         self._enter(State.INFORMED)

@@ -56,6 +56,7 @@ class EmqpDecoder(ZmtpDecoder):
                 command = self._read(frame.parts)
                 if command is not None:
                     placed.append((item[0], item[1], command))
+            # CURVE's metadata is encrypted, but then all messages are, too.
             elif type(frame) is Command and frame.name in METADATA_COMMANDS and not frame.sealed:
                 self.socket_type = _socket_type(frame.body)
         return placed

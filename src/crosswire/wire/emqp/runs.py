@@ -84,6 +84,8 @@ def _requests(limit: int) -> Taker:
                     stop = body + int.from_bytes(buffer[message + size_at : body])
                 elif buffer[message]:
                     break
+                # Sizes are read before flags are checked: wrong ones only lead to another index,
+                # and one beyond the buffer's end raises IndexError.
                 if (
                     stop > end
                     or stop - position > limit
@@ -96,6 +98,7 @@ def _requests(limit: int) -> Taker:
                         buffer[queue + header : headers].decode(),
                         buffer[headers + header : message].decode(),
                     )
+                    # A peer with ever new headers must not fill the memory.
                     if len(addresses) >= _ADDRESSES:
                         addresses.clear()
                     addresses[buffer[queue:message]] = address
@@ -128,6 +131,7 @@ def _take_readies(buffer: bytes, position: int) -> tuple[int, Frame | None]:
             msgid = position + len(_READY)
             text = msgid + SHORT_HEADER_SIZE
             stop = text + buffer[msgid + SIZE_OFFSET]
+            # The msgid is not used; ASCII is the cheap check for UTF-8.
             if buffer[msgid] or stop > end or not buffer[text:stop].isascii():
                 break
             count += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from crosswire.wire.contract import Protocol, Sniff
 from crosswire.wire.epoxy.connection import EpoxyConnection
 from crosswire.wire.epoxy.decoder import EpoxyDecoder
 from crosswire.wire.epoxy.frames import DEFAULTS
@@ -15,6 +14,7 @@ from crosswire.wire.epoxy.layout import (
     TYPE_PROTOCOL_ERROR,
     TYPE_SIZE,
 )
+from crosswire.wire.registry import Protocol, Sniff
 
 __all__ = ["PROTOCOL"]
 

@@ -31,6 +31,8 @@ from crosswire.wire.contract import (
     Frame,
     Limits,
     Placed,
+    Transitions,
+    following_states,
     one_of,
 )
 from crosswire.wire.epoxy.comm import Error, ErrorCode, marshal_error
@@ -72,22 +74,18 @@ class State(Enum):
     CLOSED = "closed"
 
 
-TRANSITIONS: Final[dict[tuple[State, type[Frame]], State]] = {
-    (State.HANDSHAKE, ConfigFrame): State.OPEN,
-    (State.HANDSHAKE, ProtocolError): State.CLOSED,
-    (State.OPEN, Message): State.OPEN,
-    (State.OPEN, ProtocolError): State.CLOSED,
-    (State.ANSWERING, Message): State.ANSWERING,
-    (State.ANSWERING, ProtocolError): State.CLOSED,
-    (State.LEAVING, Message): State.LEAVING,
-    (State.LEAVING, ProtocolError): State.CLOSED,
+TRANSITIONS: Final[Transitions[State]] = {
+    (State.HANDSHAKE, ConfigFrame): (State.OPEN,),
+    (State.HANDSHAKE, ProtocolError): (State.CLOSED,),
+    (State.OPEN, Message): (State.OPEN,),
+    (State.OPEN, ProtocolError): (State.CLOSED,),
+    (State.ANSWERING, Message): (State.ANSWERING,),
+    (State.ANSWERING, ProtocolError): (State.CLOSED,),
+    (State.LEAVING, Message): (State.LEAVING,),
+    (State.LEAVING, ProtocolError): (State.CLOSED,),
 }
-"""What may be received in a state, and the state that follows. All else is a violation."""
 
-_ALLOWED: Final = {
-    state: {kind: after for (before, kind), after in TRANSITIONS.items() if before is state}
-    for state in State
-}
+_FOLLOWING: Final = following_states(TRANSITIONS)
 
 
 class EpoxyConnection(Connection):
@@ -213,11 +211,11 @@ class EpoxyConnection(Connection):
 
     def _receive(self, placed: list[Placed], _now: float) -> None:
         state = self.state
-        allowed = _ALLOWED[state]
+        following = _FOLLOWING[state]
         for _, _, frame in placed:
             if isinstance(frame, FrameError):
                 raise frame
-            after = allowed.get(type(frame))
+            after = following.get(type(frame))
             if after is None:
                 raise UnexpectedFrame(f"unexpected frame: {frame.frame_name} in {state.value}")
             if isinstance(frame, Message):
@@ -232,7 +230,7 @@ class EpoxyConnection(Connection):
                 self.state = after
             if self.state is not state:
                 state = self.state
-                allowed = _ALLOWED[state]
+                following = _FOLLOWING[state]
 
     def _on_config(self) -> None:
         if self.role == "server":

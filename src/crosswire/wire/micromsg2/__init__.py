@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from crosswire.errors import FrameError
-from crosswire.wire.contract import Hint, Protocol, Sniff
 from crosswire.wire.micromsg2.connection import MicroMsg2Connection
 from crosswire.wire.micromsg2.decoder import MicroMsg2Decoder
 from crosswire.wire.micromsg2.frames import (
@@ -20,6 +19,7 @@ from crosswire.wire.micromsg2.layout import (
     IDENTITY_OFFSET,
     VERSION,
 )
+from crosswire.wire.registry import Hint, Protocol, Sniff
 
 __all__ = ["PROTOCOL"]
 

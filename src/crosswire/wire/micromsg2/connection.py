@@ -353,6 +353,7 @@ class MicroMsg2Connection(Connection):
             try:
                 handlers[kind](frame, now)
             except FrameError as error:
+                # Errors in a frame's content are raised without an offset.
                 error.offset, error.length = offset, length
                 raise
             if self.closed:
@@ -372,6 +373,7 @@ class MicroMsg2Connection(Connection):
         ):
             return start
         window = self._receive_window
+        # A message beyond the window is a violation, which its handler reports.
         end = len(placed) if window is None else min(len(placed), start + window.room)
         append = self._events.append
         index = start
@@ -433,6 +435,7 @@ class MicroMsg2Connection(Connection):
                 self._deliver(frame.sequence, frame.destination, properties, frame.payload)
                 return
             self._first_frame = frame.destination, properties
+        # Frames are limited by the decoder; the message is limited here, before it is joined.
         self._collected_bytes += len(frame.payload)
         if self._collected_bytes > self.limits.message_bytes:
             raise FrameTooLarge(f"a message of more than {self.limits.message_bytes} bytes")

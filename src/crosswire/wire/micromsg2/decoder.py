@@ -92,6 +92,26 @@ class MicroMsg2Decoder(Decoder):
             self._sequence = hints["next_sequence"]
 
     @property
+    def handshakes_due(self) -> int:
+        """How many handshakes of the sender are still to come."""
+        return self._handshakes
+
+    @property
+    def next_sequence(self) -> int | None:
+        """The number that the next message must have; None if it is not known."""
+        return self._sequence
+
+    @property
+    def continued(self) -> bool | None:
+        """Whether the last message continues in the next frame; None if it is not known."""
+        return self._continued
+
+    def resume(self, *, next_sequence: int | None, continued: bool | None) -> None:
+        """Go on after messages that a scanner has read; `jump` has set where."""
+        self._sequence = next_sequence
+        self._continued = continued
+
+    @property
     def agreed(self) -> list[str] | None:
         """The names of the extensions in use, in the order of their numbers; None if unknown."""
         if self.sender == "server" and self._peer is not None:
@@ -117,6 +137,7 @@ class MicroMsg2Decoder(Decoder):
                 frame, length = self._scan_handshake(buffer, position)
             else:
                 if self._sequence is not None and self._continued is False:
+                    # The fast path stops at the first frame that is not a plain message.
                     position, self._sequence = scan_messages(
                         buffer, position, base, self._sequence, placed
                     )
@@ -151,6 +172,7 @@ class MicroMsg2Decoder(Decoder):
 
         After a violation the state is as this frame implies, so that it is reported once.
         """
+        # None for both: unknown, after a gap.
         due, continued = self._sequence, self._continued
         sequence = message.sequence
         self._continued = message.continued

@@ -257,6 +257,7 @@ def parse_handshake(
         return None, 1
     if not is_handshake(buffer[position]):
         return parse(buffer, position, base, limit)
+    # Each length is needed to know how far the next one is.
     if available < HANDSHAKE_HEADER_SIZE:
         return None, HANDSHAKE_HEADER_SIZE
     identity_end = IDENTITY_OFFSET + buffer[position + IDENTITY_LENGTH_OFFSET]

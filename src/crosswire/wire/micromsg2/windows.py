@@ -54,6 +54,7 @@ class SendWindow:
     def take_run(self, count: int) -> list[int]:
         """The numbers of `count` messages of one frame each, which are sent now."""
         first, end = self._next, self._next + count
+        # Nearly all runs end before the wrap.
         if end <= LAST_SEQUENCE:
             run = list(range(first, end))
             self._next = end
@@ -82,6 +83,7 @@ class SendWindow:
         """
         if not sequence:
             raise MalformedFrame("an acknowledgement of sequence number 0")
+        # Counted from the oldest, so that a number before it seems to cover nearly all 65535.
         covered = _steps(self._oldest, sequence) + 1
         if covered > self._waiting:
             raise UnexpectedFrame(f"an acknowledgement of {sequence}, which is not outstanding")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from crosswire.errors import FrameError
-from crosswire.wire.contract import Hint, Protocol, Sniff
+from crosswire.wire.registry import Hint, Protocol, Sniff
 from crosswire.wire.relink.connection import RelinkConnection
 from crosswire.wire.relink.decoder import RelinkDecoder
 from crosswire.wire.relink.frames import DEFAULTS

@@ -25,6 +25,8 @@ from crosswire.wire.contract import (
     Frame,
     Limits,
     Placed,
+    Transitions,
+    following_states,
     one_of,
 )
 from crosswire.wire.relink.channels import ReceivingChannel
@@ -82,7 +84,7 @@ _ALWAYS: Final = (
     Shutdown,
 )
 
-TRANSITIONS: Final[dict[tuple[State, type[Frame]], tuple[State, ...]]] = {
+TRANSITIONS: Final[Transitions[State]] = {
     (State.VERSION, ConnectorVersion): (State.HELLO,),
     (State.VERSION, ListenerVersion): (State.HELLO,),
     (State.HELLO, ConnectorHello): (State.ANSWER,),
@@ -94,12 +96,9 @@ TRANSITIONS: Final[dict[tuple[State, type[Frame]], tuple[State, ...]]] = {
     (State.OPEN, SequenceOperation): (State.OPEN,),
     (State.OPEN, Message): (State.OPEN,),
 }
-"""What may be received in a state, and the states that may follow. All else is a violation. From
-ANSWER the owner's `accept` leads to RESUMING or OPEN."""
+"""From ANSWER, in which nothing may be received, the owner's `accept` leads to RESUMING or OPEN."""
 
-_ALLOWED: Final = {
-    state: frozenset(kind for before, kind in TRANSITIONS if before is state) for state in State
-}
+_FOLLOWING: Final = {State.ANSWER: {}, **following_states(TRANSITIONS)}
 
 
 class RelinkConnection(Connection):
@@ -314,14 +313,14 @@ class RelinkConnection(Connection):
 
     def _receive(self, placed: list[Placed], _now: float) -> None:
         handlers = self._handlers
-        allowed = _ALLOWED[self.state]
+        following = _FOLLOWING[self.state]
         events = self._events
         index, count = 0, len(placed)
         while index < count:
             frame = placed[index][2]
             kind = type(frame)
             index += 1
-            if kind not in allowed:
+            if kind not in following:
                 raise self._refused(frame)
             if kind is Message:
                 # Consecutive messages at once: see `ReceivingHalf.receive_run`.
@@ -337,7 +336,7 @@ class RelinkConnection(Connection):
             handlers[kind](frame)
             if self.closed:
                 return
-            allowed = _ALLOWED[self.state]
+            following = _FOLLOWING[self.state]
 
     def _refused(self, item: Frame | FrameError) -> RemoteProtocolError:
         if isinstance(item, FrameError):

@@ -65,6 +65,11 @@ class RelinkDecoder(Decoder):
         self._origin: int | None = None if late else 0
 
     @property
+    def stage(self) -> str:
+        """What comes next: "version", "hello" or "packets"."""
+        return self._stage.value
+
+    @property
     def id_sizes(self) -> IdSizes | None:
         """Of the connector's channel ids and of the listener's, if they are known."""
         if self._sizes is None and isinstance(self._peer, RelinkDecoder):

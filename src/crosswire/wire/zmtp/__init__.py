@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from crosswire.wire.contract import Sniff
+from crosswire.wire.registry import Sniff
 from crosswire.wire.zmtp.connection import COMPATIBLE, ZmtpConnection
 from crosswire.wire.zmtp.decoder import ZmtpDecoder
 from crosswire.wire.zmtp.events import (

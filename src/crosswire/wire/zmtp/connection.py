@@ -309,6 +309,7 @@ class ZmtpConnection(Connection):
         ours = self._mechanism
         if frame.mechanism != ours.name:
             raise IncompatiblePeer(f"the mechanism is {ours.name}, not {frame.mechanism}")
+        # PLAIN and CURVE have a client and a server, independent of who connects.
         if ours.as_server and frame.as_server:
             # That neither is one proves nothing: libzmq never sets as-server.
             raise IncompatiblePeer("both sides want to be the server")
@@ -326,6 +327,8 @@ class ZmtpConnection(Connection):
             self.fail(error)
             return
         if self._handshake.properties is not None:
+            # The peer's type is checked before the mechanism's answer is sent: a peer of the wrong
+            # type gets an ERROR instead.
             ready = self._read_properties(self._handshake.properties)
             self._events.append(ready)
             self.state = State.OPEN
@@ -364,6 +367,7 @@ class ZmtpConnection(Connection):
             return
         self._parts.append(body)
         self._parts_bytes += len(body)
+        # The decoder limits frames; what they add up to is known only after decryption.
         if self._parts_bytes > self.limits.frame_bytes or len(self._parts) > self.limits.parts:
             raise FrameTooLarge("a message with more bytes or parts than allowed")
         if not more:
@@ -411,6 +415,7 @@ class ZmtpConnection(Connection):
     def _on_subscribe(self, topic: bytes, _now: float) -> None:
         if self.socket_type not in PUBLISHING_SOCKETS:
             raise UnexpectedFrame(f"a subscription to a {self.socket_type}")
+        # Subscriptions are counted, as in libzmq: each needs its own CANCEL.
         count = self.subscriptions.get(topic, 0)
         self.subscriptions[topic] = count + 1
         if count:
@@ -440,6 +445,7 @@ class ZmtpConnection(Connection):
             raise PeerTimeout("no sign of life after a PING")
         self.send_ping(self.limits.ping_ttl_s)
         self._ping_at = now + self.limits.ping_interval_s
+        # An unanswered PING keeps its deadline, however many follow it.
         if self._pong_by is None:
             self._pong_by = now + self.limits.ping_timeout_s
 

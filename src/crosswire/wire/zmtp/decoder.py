@@ -80,6 +80,12 @@ class ZmtpDecoder(Decoder):
         self._stage = _Stage.REST if late else _Stage.GREETING
         self._partial = Partial()
 
+    @property
+    def stage(self) -> str:
+        """How far the direction is: "greeting", "handshake" and "traffic", or "rest" while a
+        decoder that missed the beginning looks for the start of a message."""
+        return self._stage.value
+
     def skip(self, count: int) -> list[Placed]:
         """After a gap the next frames may be the rest of a message."""
         placed = super().skip(count)
@@ -136,6 +142,7 @@ class ZmtpDecoder(Decoder):
     def _scan_rest(self, buffer: bytes, position: int, placed: list[Placed]) -> tuple[int, int]:
         """Find the start of a message: it is after the first frame without the flag MORE."""
         base, limits = self.offset, self.limits
+        # Both greetings must have the same mechanism, so the other direction's is as good.
         if self.mechanism is None and self._peer is not None:
             self.mechanism = self._peer.mechanism
         while True:
@@ -145,6 +152,7 @@ class ZmtpDecoder(Decoder):
             if self.mechanism is None and is_sealed(buffer, body, stop):
                 self.mechanism = MECHANISM_CURVE
             if self.mechanism == MECHANISM_CURVE or flags & FLAG_COMMAND:
+                # Sealed frames don't show what they belong to; commands are complete by themselves.
                 break
             frame = Unsynchronized("maybe the rest of a message")
             placed.append((base + position, stop - position, frame))

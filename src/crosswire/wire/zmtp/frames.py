@@ -240,6 +240,7 @@ def parse_metadata(data: bytes) -> dict[str, bytes]:
         name_start = position + PROPERTY_NAME_LENGTH_SIZE
         name_end = name_start + data[position]
         value = name_end + PROPERTY_VALUE_LENGTH_SIZE
+        # Slices beyond the end are short or empty, so that both lengths are checked afterwards.
         name = data[name_start:name_end]
         position = value + int.from_bytes(data[name_end:value])
         if value > end or position > end:
@@ -407,6 +408,7 @@ def scan_messages(
     limit, most = limits.frame_bytes, limits.parts
     # Locals: in this loop the lookups of globals could be measured.
     header, size_at, last_flags = SHORT_HEADER_SIZE, SIZE_OFFSET, LAST_MESSAGE_FLAGS
+    # With few parts allowed, the cached parts could already be too many.
     heads = partial.heads if most > _HEAD_PARTS and take is None else ()
     while True:
         if not parts:
@@ -436,6 +438,7 @@ def scan_messages(
                 stop = body + buffer[position + size_at]
                 if flags > FLAG_MORE:
                     if flags > last_flags:
+                        # A command, or undefined flags: read after this loop.
                         break
                     body = position + LONG_HEADER_SIZE
                     stop = body + int.from_bytes(buffer[position + size_at : body])
@@ -443,6 +446,7 @@ def scan_messages(
                         partial.keep(parts, start, used + position - turn)
                         return position, LONG_HEADER_SIZE
                 if stop > bound:
+                    # Either not all of the part is there, or it is more than allowed.
                     used += position - turn
                     if used + stop - position > limit:
                         raise _too_large("message", limit, start, base + body - start)
@@ -458,12 +462,14 @@ def scan_messages(
                 parts = []
                 break
             else:
+                # The last part that is allowed had the flag MORE.
                 raise FrameTooLarge(
                     f"a message of more than the {most} parts allowed",
                     offset=start,
                     length=base + position - start,
                 )
         except IndexError:
+            # The buffer ends within a header: cheaper than a check in each turn of the loop.
             partial.keep(parts, start, used + position - turn)
             return position, header
         if flags > last_flags:

@@ -1,133 +1,36 @@
-"""eMQP for asyncio programs: ask for jobs, publish, subscribe, schedule.
+"""eMQP's client: requests, publications and schedules.
 
 async with EmqpClient("127.0.0.1") as client:
     total = await client.call("billing.sum_up", [2026, 11], queue="reports")
 
-The broker may be Crosswire or a deployed EventMQ. The jobs are done by a worker:
-`crosswire.client.native.emqp.worker`.
+The broker may be Crosswire or a deployed EventMQ. Jobs are done by workers: see `worker`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from uuid import uuid4
 
-from crosswire.client.native.dial import Backoff, StayingClient, dial, within
-from crosswire.client.native.remote import RemotePeer
+from crosswire.client.native.dial import Backoff, StayingClient, within
+from crosswire.client.native.emqp.peer import WITH_PINGS, EmqpPeer, connect_peer
+from crosswire.client.native.emqp.subscriber import SUBSCRIBERS_PORT, EmqpSubscriber
 from crosswire.envelope import Property
-from crosswire.errors import (
-    ConnectionLost,
-    LocalProtocolError,
-    RequestFailed,
-)
+from crosswire.errors import ConnectionLost, LocalProtocolError, RequestFailed
 from crosswire.wire.contract import ConnectionClosed, ConnectionFailed, Event
-from crosswire.wire.emqp.connection import EmqpConnection
-from crosswire.wire.emqp.events import PeerReady, PublicationReceived, ReplyReceived
+from crosswire.wire.emqp.events import ReplyReceived
 from crosswire.wire.emqp.frames import EmqpLimits
 from crosswire.wire.emqp.headers import Headers
 from crosswire.wire.emqp.jobs import failure_of, serialize_job, value_of
 from crosswire.wire.zmtp.mechanisms import Mechanism
 
-__all__ = ["EmqpClient", "EmqpPeer", "EmqpSubscriber", "Publication", "connect_peer"]
+__all__ = ["EmqpClient"]
 
 CLIENTS_PORT = 47291
-SUBSCRIBERS_PORT = 47299
-
-Publication = tuple[str, bytes]
-"""Topic and message."""
-
-_WATCHFUL = EmqpLimits(ping_interval_s=10.0)
-"""eMQP has no heartbeats for clients and subscribers, so ZMTP's tell whether the broker lives."""
-
-
-class EmqpPeer(RemotePeer):
-    """The broker at the far end of one connection; `opened` when it may be talked to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._drained = asyncio.Event()
-
-    @property
-    def connection(self) -> EmqpConnection:
-        connection = self.session.connection
-        assert isinstance(connection, EmqpConnection)
-        return connection
-
-    async def flush(self) -> None:
-        """Have what was sent written; waits while the broker doesn't keep up."""
-        self.session.wake()
-        while self.session.congested and not self.ended.done():
-            self._drained.clear()
-            await self._drained.wait()
-
-    # Called by the session.
-
-    def handle_events(self, events: list[Event]) -> None:
-        for event in events:
-            if isinstance(event, ConnectionClosed | ConnectionFailed):
-                self.finish(event)
-            else:
-                self.handle_event(event)
-
-    def handle_event(self, event: Event) -> None:
-        """Whoever has more to hear than that the broker is there extends this."""
-        if isinstance(event, PeerReady):
-            self.opened.set_result(None)
-
-    def handle_drain(self) -> None:
-        self._drained.set()
-
-    def finish(self, end: ConnectionClosed | ConnectionFailed) -> None:
-        self._drained.set()
-        super().finish(end)
-
-
-async def connect_peer(
-    peer: EmqpPeer,
-    role: str,
-    host: str,
-    port: int,
-    *,
-    queues: Sequence[tuple[int, str]] = (),
-    mechanism: Mechanism | None = None,
-    limits: EmqpLimits | None = None,
-    timeout_s: float = 10.0,
-) -> None:
-    """Dial the broker and wait until it may be talked to. Raises ConnectFailed.
-
-    Each connection has an identity of its own: a deployed broker that has not noticed the end of
-    the last one would not let the same identity in again.
-    """
-
-    def connect(now: float) -> EmqpConnection:
-        return EmqpConnection(
-            role,
-            now,
-            limits=limits,
-            queues=queues,
-            identity=_new_id().encode(),
-            mechanism=mechanism,
-            next_id=_new_id,
-            unix_offset_s=time.time() - now,
-        )
-
-    await dial(host, port, connect, peer, timeout_s=timeout_s)
-    await peer.opened
-
-
-def _new_id() -> str:
-    return str(uuid4())
-
-
-# ---------------------------------------------------------------------------------------- client
 
 
 class _ClientPeer(EmqpPeer):
-    """A client's broker: requests wait here for what they were promised."""
+    """A client's broker, and the requests that wait for a receipt or a result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,12 +52,14 @@ class _ClientPeer(EmqpPeer):
             waiting.pop(msgid, None)
 
     def send_request(self, queue: str, headers: Headers, message: bytes) -> str:
+        """Send a request; gives its id. Raises ConnectionLost."""
         try:
             return self.connection.send_request(queue, str(headers), message)
         except LocalProtocolError as error:
             raise ConnectionLost(f"the request was not sent: {self.why(error)}") from None
 
     def handle_event(self, event: Event) -> None:
+        """Resolve a receipt, which repeats the request's id, or a result, which names it."""
         if not isinstance(event, ReplyReceived):
             super().handle_event(event)
             return
@@ -166,15 +71,16 @@ class _ClientPeer(EmqpPeer):
             future.set_result(event.message)
 
     def finish(self, end: ConnectionClosed | ConnectionFailed) -> None:
+        """Fail requests without a receipt or a result."""
         super().finish(end)
-        lost = ConnectionLost(f"{self.why()}; what was under way may or may not have been done")
+        lost = self.lost()
         for future in (*self._receipts.values(), *self._results.values()):
             if not future.done():
                 future.set_exception(lost)
 
 
 class EmqpClient(StayingClient[_ClientPeer]):
-    """A client that stays connected. What is asked while there is no connection waits for one.
+    """A client that stays connected. Requests wait while there is no connection.
 
     Every request gets the broker's receipt; with `reply_requested` the result too. A deployed
     EventMQ gives a receipt only if a worker can take the job at once, and never passes results on.
@@ -196,7 +102,7 @@ class EmqpClient(StayingClient[_ClientPeer]):
         self._port = port
         self._subscribers_port = subscribers_port
         self._mechanism = mechanism
-        self._limits = limits or _WATCHFUL
+        self._limits = limits or WITH_PINGS
         self._connect_timeout_s = connect_timeout_s
 
     async def request(
@@ -212,12 +118,12 @@ class EmqpClient(StayingClient[_ClientPeer]):
         receipt: bool = True,
         wait_s: float | None = 30.0,
     ) -> bytes | None:
-        """Have a worker of `queue` do something; `timeout_s` is for the worker, 0 is for ever.
+        """Send a request to the workers of `queue`; `timeout_s` is the worker's, 0 for none.
 
-        With `reply_requested` gives the result, without it None as soon as the broker took the
-        request, or, without `receipt`, when it is on its way. Raises RequestFailed when the broker
-        gave up on it, RequestTimeout when nothing was heard for `wait_s`, or ConnectionLost: then
-        nobody knows whether it was carried out, and it is not repeated.
+        With `reply_requested` gives the result; without it None when the broker has the request,
+        or, without `receipt`, when it is written. Raises RequestFailed when the broker gave up on
+        it, RequestTimeout when nothing came within `wait_s`, or ConnectionLost: then nobody knows
+        whether it was carried out, and it is not repeated.
         """
         headers = Headers.of(
             reply_requested=reply_requested,
@@ -252,10 +158,10 @@ class EmqpClient(StayingClient[_ClientPeer]):
         timeout_s: float = 0,
         wait_s: float | None = 30.0,
     ) -> Any:
-        """What `module.function` or `module:Class.method` of a worker gives back.
+        """Call `module.function` or `module:Class.method` at a worker; gives its result.
 
-        A worker reports an exception like a result, as text; `TimeoutError` is one of them. Raises
-        as `request` does, and RequestFailed for a result that is none.
+        A worker reports an exception like a result, as text, `TimeoutError` included. Raises as
+        `request` does, and RequestFailed for a result that can't be read.
         """
         message = serialize_job(
             name, args, kwargs, class_args=class_args, class_kwargs=class_kwargs
@@ -278,7 +184,7 @@ class EmqpClient(StayingClient[_ClientPeer]):
     async def publish(
         self, topic: str, message: bytes, *, properties: Mapping[str, Property] | None = None
     ) -> None:
-        """Hand a message to all subscribers of `topic`. The protocol has no receipt for it."""
+        """Send a message to all subscribers of `topic`. The protocol has no receipt for it."""
         headers = str(Headers.of(properties=properties)) if properties else None
         peer = await self._redialler.peer(self._connect_timeout_s)
         self._sending(peer, lambda: peer.connection.send_publish(topic, message, headers))
@@ -295,10 +201,10 @@ class EmqpClient(StayingClient[_ClientPeer]):
         run_count: int | None = None,
         guarantee: bool = False,
     ) -> None:
-        """Have `message` sent to `queue` every `interval_s`, or when `cron` says.
+        """Have `message` sent to `queue` every `interval_s`, or by the expression `cron`.
 
-        An interval begins with a first run at once unless `nohaste`. The same call scheduled again
-        replaces what was. There is no receipt.
+        An interval starts with a run at once, unless `nohaste`. Scheduling the same call again
+        replaces the schedule. There is no receipt.
         """
         if (interval_s is None) == (cron is None):
             raise ValueError("a schedule has either an interval or a cron")
@@ -319,7 +225,7 @@ class EmqpClient(StayingClient[_ClientPeer]):
         await peer.flush()
 
     def subscribe(self, *topics: str) -> EmqpSubscriber:
-        """Everything published under topics that start so; see EmqpSubscriber."""
+        """What is published to topics that begin with one of these; see EmqpSubscriber."""
         return EmqpSubscriber(
             self._host,
             self._subscribers_port,
@@ -347,107 +253,4 @@ class EmqpClient(StayingClient[_ClientPeer]):
             limits=self._limits,
             timeout_s=self._connect_timeout_s,
         )
-        return peer
-
-
-# ------------------------------------------------------------------------------------ subscriber
-
-
-class _SubscriberPeer(EmqpPeer):
-    def __init__(self, owner: EmqpSubscriber) -> None:
-        super().__init__()
-        self._owner = owner
-
-    def handle_event(self, event: Event) -> None:
-        if isinstance(event, PublicationReceived):
-            self._owner._take(event, self)
-            return
-        if isinstance(event, PeerReady):
-            for topic in self._owner.topics:
-                self.connection.send_subscribe(topic)
-        super().handle_event(event)
-
-
-class EmqpSubscriber(StayingClient[_SubscriberPeer]):
-    """What is published, as an asynchronous iterator of topic and message; at most once.
-
-    Topics match by their beginning, and "" is everything. Reconnects by itself: what is published
-    meanwhile is missed. Up to `window` messages wait for the reader; then the broker does. The
-    iteration raises ConnectionLost when it can't reconnect any more.
-    """
-
-    def __init__(
-        self,
-        host: str,
-        port: int = SUBSCRIBERS_PORT,
-        topics: Sequence[str] = ("",),
-        *,
-        window: int = 10_000,
-        mechanism: Mechanism | None = None,
-        limits: EmqpLimits | None = None,
-        backoff: Backoff | None = None,
-        connect_timeout_s: float = 10.0,
-    ) -> None:
-        super().__init__(self._connect, backoff=backoff)
-        self._host = host
-        self._port = port
-        self.topics = list(topics)
-        self._window = window
-        self._mechanism = mechanism
-        self._limits = limits or _WATCHFUL
-        self._connect_timeout_s = connect_timeout_s
-        self._waiting: deque[Publication] = deque()
-        self._arrived = asyncio.Event()
-        self._closed = False
-        self._reason: ConnectionLost | None = None
-        self._peer: _SubscriberPeer | None = None
-
-    def __aiter__(self) -> EmqpSubscriber:
-        return self
-
-    async def __anext__(self) -> Publication:
-        while not self._waiting:
-            if self._closed:
-                raise StopAsyncIteration
-            if self._reason is not None:
-                raise self._reason
-            self._arrived.clear()
-            await self._arrived.wait()
-        publication = self._waiting.popleft()
-        peer = self._peer
-        if peer is not None and len(self._waiting) <= self._window // 2:
-            connection = peer.connection
-            if connection.paused:
-                connection.paused = False
-                peer.session.wake()
-        return publication
-
-    async def close(self) -> None:
-        """What has arrived can still be read; then the iteration ends."""
-        self._closed = True
-        self._arrived.set()
-        await super().close()
-
-    def _on_redialler_end(self, reason: ConnectionLost) -> None:
-        self._reason = reason
-        self._arrived.set()
-
-    def _take(self, event: PublicationReceived, peer: _SubscriberPeer) -> None:
-        self._waiting.append((event.topic, event.message))
-        self._arrived.set()
-        if len(self._waiting) >= self._window:
-            peer.connection.paused = True
-
-    async def _connect(self) -> _SubscriberPeer:
-        peer = _SubscriberPeer(self)
-        await connect_peer(
-            peer,
-            "subscriber",
-            self._host,
-            self._port,
-            mechanism=self._mechanism,
-            limits=self._limits,
-            timeout_s=self._connect_timeout_s,
-        )
-        self._peer = peer
         return peer

@@ -1,4 +1,4 @@
-"""Where a worker's jobs run: threads, or processes that can be stopped."""
+"""Executors of a worker's jobs: in threads, or in processes, which can be stopped."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 
 class JobExecutor(ABC):
-    """Room for some jobs at a time. Cancelling `run` gives up on the job."""
+    """Runs some jobs at a time. Cancelling `run` abandons the job."""
 
     async def run(self, function: Callable[..., Any], method: str | None, job: Job) -> Any:
-        """What the function gives, or a method of a new object of the class `function`."""
+        """The result of the function, or of a method of a new object of the class `function`."""
         try:
             if inspect.iscoroutinefunction(getattr(function, method) if method else function):
                 return await call(function, method, job)
             return await self._run(function, method, job)
         except SystemExit:
-            raise RuntimeError("the job wanted to end the program") from None
+            raise RuntimeError("the job tried to exit the program") from None
 
     def check(self, function: Callable[..., Any]) -> None:
         """Raises ValueError if the function could not be run here."""
@@ -39,21 +39,23 @@ class JobExecutor(ABC):
             raise ValueError(f"{function!r} can't be called")
 
     @abstractmethod
-    async def _run(self, function: Callable[..., Any], method: str | None, job: Job) -> Any: ...
+    async def _run(self, function: Callable[..., Any], method: str | None, job: Job) -> Any:
+        """Run a function that is no coroutine function."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Stop what can be stopped."""
+        """Stop the jobs that can be stopped."""
 
 
 def call(function: Callable[..., Any], method: str | None, job: Job) -> Any:
+    """Call the function, or the method of a new object, with the job's arguments."""
     if method is not None:
         function = getattr(function(*job.class_args, **job.class_kwargs), method)
     return function(*job.args, **job.kwargs)
 
 
 class ThreadJobExecutor(JobExecutor):
-    """A thread can't be stopped: whoever gives up on a job waits for its end all the same."""
+    """Runs jobs in threads. A thread can't be stopped: cancelling `run` waits for its end."""
 
     def __init__(self, slots: int) -> None:
         self._threads = ThreadPoolExecutor(slots, "emqp-job")
@@ -69,11 +71,12 @@ class ThreadJobExecutor(JobExecutor):
             raise
 
     async def close(self) -> None:
+        """Begin no more jobs; running threads can't be stopped."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class ProcessJobExecutor(JobExecutor):
-    """A process for each job that runs at a time, kept for the next one, killed with its job."""
+    """Runs each job in a process, which is kept for the next job, and killed to stop one."""
 
     def __init__(self, slots: int) -> None:
         self._threads = ThreadPoolExecutor(slots, "emqp-process")
@@ -81,6 +84,7 @@ class ProcessJobExecutor(JobExecutor):
         self._all: set[_Process] = set()
 
     def check(self, function: Callable[..., Any]) -> None:
+        """Raises ValueError if another process could not import the function."""
         super().check(function)
         if inspect.iscoroutinefunction(function):
             return
@@ -114,6 +118,7 @@ class ProcessJobExecutor(JobExecutor):
         return value
 
     async def close(self) -> None:
+        """Kill all processes."""
         for process in list(self._all):
             process.kill()
         self._threads.shutdown(wait=True)
@@ -122,22 +127,22 @@ class ProcessJobExecutor(JobExecutor):
         self._idle.clear()
 
     def _discard(self, process: _Process) -> None:
-        """Nobody waits for it any more."""
+        """Kill a process that no thread waits for, and free its pipe."""
         process.kill()
         process.close()
         self._all.discard(process)
 
 
 class _ProcessDied(Exception):
-    """The process is gone, and its job with it."""
+    """The process of a job ended before the job."""
 
 
 class _Failed(Exception):
-    """What a job raised, in the words that it had for it."""
+    """An exception of a job, as text: the original may not be picklable."""
 
 
 class _Process:
-    """A process that does one job after the other."""
+    """A process that runs one job after the other."""
 
     def __init__(self) -> None:
         self._pipe: Connection | None = None
@@ -145,7 +150,7 @@ class _Process:
         self._killed = False
 
     def do(self, function: Callable[..., Any], method: str | None, job: Job) -> Any:
-        """Called in a thread, which waits for the process. Raises _Failed or _Died."""
+        """Run a job, in a thread that waits for the process. Raises _Failed or _ProcessDied."""
         try:
             if self._pipe is None:
                 self._start()
@@ -161,13 +166,13 @@ class _Process:
         return value
 
     def kill(self) -> None:
-        """From any thread; harmless to a process that is gone, or was never started."""
+        """Kill the process, from any thread; it may be gone, or not started."""
         self._killed = True
         if self._process is not None:
             self._process.kill()
 
     def close(self) -> None:
-        """Give back what it held; only when it was killed and no thread waits for it."""
+        """Free the process and its pipe; only after `kill`, when no thread waits for it."""
         if self._process is not None and self._pipe is not None:
             self._process.join()
             self._process.close()
@@ -183,7 +188,7 @@ class _Process:
 
 
 def _serve(pipe: Connection) -> None:
-    """The process's whole life. The terminal's Ctrl-C is for the worker to act on."""
+    """The main function of the process. It ignores Ctrl-C, which the worker acts on."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         try:
@@ -197,4 +202,4 @@ def _serve(pipe: Connection) -> None:
         try:
             pipe.send(answer)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
-            pipe.send((True, f"the result can't leave its process: {error}"))
+            pipe.send((True, f"the result can't be pickled: {error}"))

@@ -1,11 +1,11 @@
-"""A worker for eMQP: does jobs by calling Python callables from a list of those allowed.
+"""eMQP's worker: it does jobs by calling Python callables from a list of those allowed.
 
 worker = Worker("127.0.0.1", queues=[(10, "reports")], slots=8)
 worker.allow(billing.sum_up)
 async with worker:
     await worker.stopped
 
-What a message names is looked up in the list and nowhere else: nothing is imported for it.
+The callable that a message names is looked up in the list and nowhere else: nothing is imported.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from crosswire.client.native.dial import Backoff, Redialler
-from crosswire.client.native.emqp import EmqpPeer, connect_peer
 from crosswire.client.native.emqp.executors import (
     JobExecutor,
     ProcessJobExecutor,
     ThreadJobExecutor,
 )
+from crosswire.client.native.emqp.peer import EmqpPeer, connect_peer
 from crosswire.errors import ConnectionLost
 from crosswire.wire.contract import ConnectionClosed, ConnectionFailed, Event
 from crosswire.wire.emqp.events import PeerLeaving, PeerReady, Registered, RequestReceived
@@ -35,7 +35,7 @@ __all__ = ["Worker"]
 
 WORKERS_PORT = 47290
 CROSSING_S = 0.2
-"""How long a job may be on its way to us when we say goodbye."""
+"""How long a job that crosses our goodbye may take to arrive."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -43,7 +43,7 @@ _log = logging.getLogger("crosswire.client.native.emqp")
 
 
 class _WorkerPeer(EmqpPeer):
-    """A worker's broker; it may be talked to when it knows us."""
+    """A worker's broker; `opened` when the worker is registered."""
 
     def __init__(self, owner: Worker) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class _WorkerPeer(EmqpPeer):
     def handle_event(self, event: Event) -> None:
         match event:
             case PeerReady():
-                pass  # it is there, but does not know us yet
+                pass  # the handshake is done, but the worker is not registered
             case Registered():
                 self._owner._join(self)
                 self.opened.set_result(None)
@@ -73,10 +73,10 @@ class Worker:
 
     Coroutine functions run on the event loop. Others run in threads, or with
     `isolation="process"` in processes of their own: only these can be stopped when a job's timeout
-    has passed. A thread can't, so its slot stays taken until it returns; the broker is told in time
-    either way.
+    has passed. A thread can't, so its slot stays taken until it returns; the timeout is reported to
+    the broker in either case.
 
-    When the broker is gone the worker finishes what it has, dials again, and hands the results in.
+    When the connection is lost the worker finishes its jobs, reconnects, and sends the results.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Worker:
         connect_timeout_s: float = 10.0,
     ) -> None:
         if slots < 1:
-            raise ValueError("a worker without slots does nothing")
+            raise ValueError("a worker needs at least 1 slot")
         self._host = host
         self._port = port
         self._queues = tuple(queues)
@@ -116,7 +116,7 @@ class Worker:
         )
         self.stopped = asyncio.Event()
         self.failure: ConnectionLost | None = None
-        """Why the worker stopped by itself; None while it works, and after `stop`."""
+        """Why the worker stopped without `stop`; None while it works."""
         for name, function in (jobs or {}).items():
             self.allow(function, name=name)
 
@@ -158,10 +158,10 @@ class Worker:
         await self._redialler.start()
 
     async def stop(self, grace_s: float = 300.0) -> None:
-        """Say goodbye, let the jobs at hand finish for `grace_s`, hand their results in, go.
+        """Send the goodbye, wait `grace_s` for running jobs, send their results, disconnect.
 
-        What takes longer is stopped where it can be, and its result is lost: a broker gives
-        guaranteed jobs to another worker.
+        Jobs that take longer are stopped where they can be, and their results are lost: a broker
+        gives guaranteed jobs to another worker.
         """
         if self.stopped.is_set() and self.failure is None:
             return
@@ -172,6 +172,7 @@ class Worker:
             peer.connection.leave()
             peer.session.wake()
             if offered:
+                # A job may be on its way for a slot that was offered before the goodbye.
                 await asyncio.wait([peer.ended], timeout=CROSSING_S)
         if self._running:
             await asyncio.wait(self._running, timeout=grace_s)
@@ -184,7 +185,7 @@ class Worker:
         self.stopped.set()
 
     def _on_redialler_end(self, reason: ConnectionLost) -> None:
-        """No job will come any more: who waits for `stopped` goes on, and finds the reason."""
+        """The worker reconnects no more: set `stopped`, with the reason in `failure`."""
         self.failure = reason
         self.stopped.set()
 
@@ -193,7 +194,7 @@ class Worker:
         """Jobs being done now."""
         return len(self._running)
 
-    # The conversation.
+    # The connection.
 
     async def _connect(self) -> _WorkerPeer:
         peer = _WorkerPeer(self)
@@ -210,7 +211,10 @@ class Worker:
         return peer
 
     def _join(self, peer: _WorkerPeer) -> None:
-        """Results of an earlier conversation first, then an offer for every slot that is free."""
+        """Send results of earlier connections, then a READY for every free slot.
+
+        In this order, so that the broker settles those jobs before it gives out others.
+        """
         self._peer = peer
         unsent, self._unsent = self._unsent, []
         for message, request in unsent:
@@ -224,7 +228,7 @@ class Worker:
             self._peer = None
 
     def _follow(self) -> None:
-        """The broker is leaving: once it has our results, so do we, and look for it again."""
+        """Close the connection of a broker that is leaving, once it has all results; reconnect."""
         peer = self._peer
         if peer is not None and peer.connection.state is State.LEAVING and not self._running:
             peer.connection.close()
@@ -246,8 +250,8 @@ class Worker:
 
     # Jobs.
 
-    def _begin(self, asked: RequestReceived) -> None:
-        task = asyncio.create_task(self._do(asked))
+    def _begin(self, request: RequestReceived) -> None:
+        task = asyncio.create_task(self._do(request))
         self._running.add(task)
         task.add_done_callback(self._done)
 
@@ -259,29 +263,30 @@ class Worker:
         if not self._stopping:
             self._follow()
 
-    async def _do(self, asked: RequestReceived) -> None:
-        headers = Headers.parse(asked.headers)
-        call = self._resolve(asked)
+    async def _do(self, request: RequestReceived) -> None:
+        headers = Headers.parse(request.headers)
+        call = self._resolve(request)
         if isinstance(call, str):
-            _log.warning("job %s refused: %s", asked.msgid, call)
-            self._answer(asked, headers, call)
+            _log.warning("job %s refused: %s", request.msgid, call)
+            self._answer(request, headers, call)
             return
         work = asyncio.ensure_future(self._executor.run(*call))
         try:
             done, _ = await asyncio.wait([work], timeout=headers.timeout_s)
             if done:
-                self._answer(asked, headers, self._value(work, asked))
+                self._answer(request, headers, self._value(work, request))
                 return
-            self._answer(asked, headers, TIMEOUT)
+            self._answer(request, headers, TIMEOUT)
             work.cancel()
+            # The slot is free only when the job has really ended.
             await asyncio.wait([work])
         except asyncio.CancelledError:
             work.cancel()
             raise
 
-    def _resolve(self, asked: RequestReceived) -> _Call | str:
-        """What to call, or in words why not."""
-        job = parse_job(asked.message)
+    def _resolve(self, request: RequestReceived) -> _Call | str:
+        """What to call, or the reason why not."""
+        job = parse_job(request.message)
         if job is None:
             return "the message is not a call"
         function = self._allowed.get(job.name)
@@ -292,22 +297,22 @@ class Worker:
             return kind, job.callable, job
         return f"{job.name} is not allowed here"
 
-    def _value(self, work: asyncio.Future[Any], asked: RequestReceived) -> Any:
+    def _value(self, work: asyncio.Future[Any], request: RequestReceived) -> Any:
         """The result; an exception is reported as its text, as a deployed job manager does."""
         error = asyncio.CancelledError("cancelled") if work.cancelled() else work.exception()
         if error is None:
             return work.result()
-        _log.warning("job %s failed", asked.msgid, exc_info=error)
+        _log.warning("job %s failed", request.msgid, exc_info=error)
         return str(error) or type(error).__name__
 
-    def _answer(self, asked: RequestReceived, headers: Headers, value: Any) -> None:
+    def _answer(self, request: RequestReceived, headers: Headers, value: Any) -> None:
         if not headers.reply_requested:
             return
         try:
             message = serialize_value(value)
         except (TypeError, ValueError, RecursionError) as error:
             message = serialize_value(f"the result is not JSON: {error}")
-        self._hand_in(message, asked.msgid)
+        self._hand_in(message, request.msgid)
 
 
 _Call = tuple[Callable[..., Any], str | None, Job]

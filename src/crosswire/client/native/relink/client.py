@@ -1,4 +1,4 @@
-"""Relink for asyncio programs: channels that survive the loss of their connection.
+"""Relink's client: an endpoint whose channels survive the loss of their connection.
 
 async with RelinkClient("127.0.0.1", 7350, "queue/orders") as client:
     orders = client.sender(0)
@@ -18,16 +18,14 @@ import logging
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 
 from crosswire.client.native.dial import Backoff, dial, within
+from crosswire.client.native.relink.channels import Gate, Receiver, Sender
 from crosswire.errors import (
     ClientError,
     ConnectFailed,
     ConnectionLost,
     LinkLost,
-    LocalProtocolError,
-    RequestFailed,
 )
 from crosswire.session import Session
 from crosswire.wire.contract import ConnectionClosed, ConnectionFailed, Event
@@ -47,281 +45,17 @@ from crosswire.wire.relink.frames import Buffer, RelinkLimits
 from crosswire.wire.relink.handshake import LinkTerms
 from crosswire.wire.relink.link import Link
 
-__all__ = ["Received", "Receiver", "RelinkClient", "Sender", "Transaction"]
+__all__ = ["RelinkClient"]
 
 _log = logging.getLogger("crosswire.client.native.relink")
 
 
-class _Gate:
-    """Lets all who wait at it look again."""
-
-    def __init__(self) -> None:
-        self._waiting: list[asyncio.Future[None]] = []
-
-    async def wait(self) -> None:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(future)
-        await future
-
-    def open(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for future in waiting:
-            if not future.done():
-                future.set_result(None)
-
-
-class Sender:
-    """A channel that we send on; `RelinkClient.sender` gives it."""
-
-    def __init__(self, client: RelinkClient, channel: int) -> None:
-        self.channel = channel
-        self._client = client
-        self._gate = _Gate()
-        self._turn = asyncio.Lock()
-        self._transaction: Transaction | None = None
-        self._sent = 0
-        self._consumed = 0
-        self._committed = 0
-        self._answered = 0
-        self._refusals: list[range] = []
-        self._closed = 0
-
-    async def send(self, *parts: Buffer) -> int:
-        """Send a message, as soon as the window has room for it; gives how many were sent so far.
-
-        It is repeated over reconnections until the other side has it. Raises LinkLost.
-        """
-        if self._client.link.transactions:
-            raise LocalProtocolError("this link's messages are sent in transactions")
-        async with self._turn:
-            return await self._send(parts)
-
-    async def consumed(self, count: int | None = None, *, timeout_s: float | None = None) -> None:
-        """Wait until the other side is done with the first `count` messages, or with all sent.
-
-        Raises RequestTimeout or LinkLost.
-        """
-        if self._client.link.transactions:
-            raise LocalProtocolError("leaving a transaction waits for its outcome")
-        goal = self._sent if count is None else count
-        await within(timeout_s, "messages were not consumed", self._until_consumed(goal))
-
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Transaction]:
-        """Messages sent in it are processed together when it ends, or not at all if it raises.
-
-        Leaving it waits for the outcome; raises RequestFailed("uncommitted", …) if they were
-        refused, and LinkLost if nobody can tell.
-        """
-        async with self._turn:
-            transaction = self._transaction = Transaction(self)
-            try:
-                yield transaction
-            except BaseException:
-                self.roll_back()
-                raise
-            finally:
-                self._transaction = None
-            if transaction.count:
-                await self._commit(transaction.count)
-
-    async def close(self, *, timeout_s: float | None = None) -> None:
-        """Close the channel and wait until all of it was consumed. It can be used again then."""
-        async with self._turn:
-            self._client.require_alive()
-            goal = self._closed + 1
-            self._client.link.close(self.channel)
-            self._client.wake()
-            await within(timeout_s, "the channel was not closed", self._until_closed(goal))
-
-    # Called by the client and by transactions.
-
-    def acknowledged(self, kind: str, count: int) -> None:
-        if kind == "consumed":
-            self._consumed += count
-        elif kind != "received":
-            if kind == "uncommitted":
-                self._refusals.append(range(self._answered, self._answered + count))
-            self._answered += count
-        self._gate.open()
-
-    def closed(self) -> None:
-        self._closed += 1
-        self._gate.open()
-
-    def look_again(self) -> None:
-        self._gate.open()
-
-    def roll_back(self) -> None:
-        """Give up the transaction that is under way, if there is one."""
-        transaction, self._transaction = self._transaction, None
-        if transaction is not None and transaction.count and not self._client.link.ended:
-            self._client.link.rollback(self.channel)
-            self._client.wake()
-
-    async def _send(self, parts: Sequence[Buffer]) -> int:
-        client = self._client
-        while not client.has_room([self.channel]):
-            await self._gate.wait()
-        client.link.send(self.channel, parts)
-        client.wake()
-        self._sent += 1
-        return self._sent
-
-    def count_multicast(self) -> None:
-        self._sent += 1
-
-    async def _commit(self, count: int) -> None:
-        """Outcomes come in the order of commits, whether anybody still waits for them or not."""
-        self._client.require_alive()
-        self._client.link.commit(self.channel)
-        self._client.wake()
-        first = self._committed
-        goal = self._committed = first + count
-        while self._answered < goal:
-            self._client.require_alive()
-            await self._gate.wait()
-        refused = sum(len(run) for run in self._refusals if run.stop > first)
-        self._refusals.clear()
-        if refused:
-            raise RequestFailed("uncommitted", f"{refused} of {count} messages were refused")
-
-    async def _until_consumed(self, goal: int) -> None:
-        while self._consumed < goal:
-            self._client.require_alive()
-            await self._gate.wait()
-
-    async def _until_closed(self, goal: int) -> None:
-        while self._closed < goal:
-            self._client.require_alive()
-            await self._gate.wait()
-
-
-class Transaction:
-    """What is sent on it goes through together, or not at all; `Sender.transaction` gives it."""
-
-    def __init__(self, sender: Sender) -> None:
-        self._sender = sender
-        self.count = 0
-
-    async def send(self, *parts: Buffer) -> None:
-        """As `Sender.send`. Raises LocalProtocolError when it alone has filled the window."""
-        client = self._sender._client
-        if self.count >= client.link.limits.window:
-            raise LocalProtocolError("the transaction is larger than the channel's window")
-        await self._sender._send(parts)
-        self.count += 1
-
-
-class Received:
-    """A message that came. Say when you are done with it: the window holds only so many."""
-
-    __slots__ = ("_receiver", "channel", "parts", "sequence")
-
-    def __init__(self, receiver: Receiver, event: MessageReceived) -> None:
-        self._receiver = receiver
-        self.channel = event.channel
-        self.sequence = event.sequence
-        self.parts = event.parts
-
-    def consume(self) -> None:
-        """Done. Where the other side uses transactions: it succeeded."""
-        self._receiver.finish(self, success=True)
-
-    def refuse(self) -> None:
-        """It could not be processed. Only where the other side uses transactions."""
-        if not self._receiver.transactions:
-            raise LocalProtocolError("only a message in a transaction can be refused")
-        self._receiver.finish(self, success=False)
-
-
-class Receiver:
-    """A channel of the other side, as an async iterator; `RelinkClient.receiver` gives it.
-
-    The iteration ends when the other side closes the channel, or when the link was shut down.
-    """
-
-    def __init__(self, client: RelinkClient, channel: int) -> None:
-        self.channel = channel
-        self._client = client
-        self._gate = _Gate()
-        self._undecided: deque[Received] = deque()
-        self._ready: deque[Received | None] = deque()
-        self._unfinished: deque[Received] = deque()
-        self._finished: dict[Received, bool] = {}
-
-    @property
-    def transactions(self) -> bool:
-        return self._client.link.peer_transactions
-
-    @property
-    def idle(self) -> bool:
-        """Nothing waits for the application."""
-        return not self._unfinished
-
-    def __aiter__(self) -> Receiver:
-        return self
-
-    async def __anext__(self) -> Received:
-        """The next message. Raises LinkLost when what came has been read and no more can come."""
-        while not self._ready:
-            if self._client.was_shut_down:
-                raise StopAsyncIteration
-            self._client.require_alive()
-            await self._gate.wait()
-        message = self._ready.popleft()
-        if message is None:
-            raise StopAsyncIteration
-        return message
-
-    def finish(self, message: Received, *, success: bool) -> None:
-        """Acknowledgements go in order: one that is early waits for those before it."""
-        if self._client.link.ended:
-            return
-        self._finished[message] = success
-        while self._unfinished and self._unfinished[0] in self._finished:
-            oldest = self._unfinished.popleft()
-            outcome = self._finished.pop(oldest)
-            if self.transactions:
-                self._client.link.settle(self.channel, oldest.sequence, committed=outcome)
-            else:
-                self._client.link.consume(self.channel, oldest.sequence)
-        self._client.consumed_something()
-
-    # Called by the client.
-
-    def arrived(self, event: MessageReceived) -> None:
-        message = Received(self, event)
-        if self.transactions:
-            self._undecided.append(message)
-        else:
-            self._hand_over(message)
-
-    def decided(self, count: int, *, commit: bool) -> None:
-        for _ in range(count):
-            message = self._undecided.popleft()
-            if commit:
-                self._hand_over(message)
-
-    def closed(self) -> None:
-        self._ready.append(None)
-        self._gate.open()
-
-    def look_again(self) -> None:
-        self._gate.open()
-
-    def _hand_over(self, message: Received) -> None:
-        self._ready.append(message)
-        self._unfinished.append(message)
-        self._gate.open()
-
-
 class RelinkClient:
-    """An endpoint, opened: a link that is resumed whenever its connection was lost.
+    """An open endpoint: a link that is resumed whenever its connection was lost.
 
-    Channels are made by using them. When the other side no longer knows the link, everything that
-    waits raises LinkLost, and so does everything after it: what is to be done again, only the
-    application can know.
+    Channels are opened by using them. When the other side no longer knows the link, everything that
+    waits raises LinkLost, and so does everything after it: only the application can know what is to
+    be repeated.
     """
 
     session: Session
@@ -358,7 +92,7 @@ class RelinkClient:
         self._senders: dict[int, Sender] = {}
         self._receivers: dict[int, Receiver] = {}
         self._unclaimed: deque[Receiver] = deque()
-        self._gate = _Gate()
+        self._gate = Gate()
         self._connected = False
         self._opened: asyncio.Future[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -374,11 +108,12 @@ class RelinkClient:
 
     @property
     def was_shut_down(self) -> bool:
-        """Both sides have said that they are through, and are."""
+        """Whether both sides have shut the link down, and all was consumed."""
         return self.link.ended and self.link.shut_down and self.link.peer_shut_down
 
     @property
     def connected(self) -> bool:
+        """Whether the link has a connection now."""
         return self._connected
 
     def sender(self, channel: int = 0) -> Sender:
@@ -396,7 +131,7 @@ class RelinkClient:
         return receiver
 
     async def opened(self) -> AsyncIterator[Receiver]:
-        """The channels that the other side opens and nobody asked `receiver` for, each once."""
+        """The channels that the other side opens and that `receiver` was not called for."""
         while True:
             while self._unclaimed:
                 yield self._unclaimed.popleft()
@@ -441,13 +176,14 @@ class RelinkClient:
     # Called by channels.
 
     def require_alive(self) -> None:
+        """Raises LinkLost or ConnectionLost if the link has ended."""
         if self._lost is not None:
             raise type(self._lost)(*self._lost.args)
         if self.link.ended:
             raise ConnectionLost("the link was shut down")
 
     def has_room(self, channels: Sequence[int]) -> bool:
-        """Is there room in the windows, and in the socket if there is one? Raises LinkLost."""
+        """Whether these channels' windows, and the socket, have room. Raises LinkLost."""
         self.require_alive()
         if self.link.shut_down:
             raise ConnectionLost("the link was shut down")
@@ -456,16 +192,19 @@ class RelinkClient:
         return all(self.link.room(channel) >= channels.count(channel) for channel in set(channels))
 
     def wake(self) -> None:
+        """Have what was sent on the link written, if it is connected."""
         if self._connected:
             self.session.wake()
 
     def consumed_something(self) -> None:
+        """Messages were consumed: acknowledge them, and shut down if that was awaited."""
         self._answer_shutdown()
         self.wake()
 
     # Called by the session.
 
     def handle_events(self, events: list[Event]) -> None:
+        """Pass events to their channels, then acknowledge messages as received."""
         arrived: dict[int, int] = {}
         for event in events:
             match event:
@@ -476,12 +215,12 @@ class RelinkClient:
                     self._receivers[channel].arrived(event)
                     arrived[channel] = sequence
                 case Acknowledged(acknowledgement=kind, channel=channel, first=first, last=last):
-                    self.sender(channel).acknowledged(kind, (last - first) % 2**32 + 1)
+                    self.sender(channel).acknowledged(kind, _count(first, last))
                     self._gate.open()
                 case CommitReceived(channel=channel, first=first, last=last):
-                    self.receiver(channel).decided((last - first) % 2**32 + 1, commit=True)
+                    self.receiver(channel).decided(_count(first, last), commit=True)
                 case RollbackReceived(channel=channel, first=first, last=last):
-                    self.receiver(channel).decided((last - first) % 2**32 + 1, commit=False)
+                    self.receiver(channel).decided(_count(first, last), commit=False)
                 case CloseReceived(channel=channel):
                     self.receiver(channel).closed()
                 case ChannelClosed(channel=channel):
@@ -497,11 +236,13 @@ class RelinkClient:
                 case ConnectionClosed() | ConnectionFailed():
                     self._disconnected(event)
         for channel, sequence in arrived.items():
-            # With us it is as safe as the link itself, which lives in this process too.
+            # Received means safe: a message in this process is as safe as the link, which also
+            # ends with the process.
             if self.link.is_receiving(channel):
                 self.link.mark_received(channel, sequence)
 
     def handle_drain(self) -> None:
+        """Wake senders: the other side reads again."""
         self._look_again()
 
     # The connection.
@@ -523,7 +264,7 @@ class RelinkClient:
         try:
             await self._keep()
         except Exception as error:
-            # Nobody awaits this task: whoever waits for a message must learn that none will come.
+            # Nobody awaits this task: those who wait for a message must get the error.
             _log.exception("reconnecting failed")
             self._lose(ConnectionLost(f"the client reconnects no more: {error}"))
 
@@ -557,7 +298,9 @@ class RelinkClient:
         self._look_again()
 
     def _what_is_open(self) -> str:
-        return f"{self.link.unconsumed} messages may not have been processed"
+        count = self.link.unconsumed
+        messages = "message" if count == 1 else "messages"
+        return f"{count} {messages} may not have been processed"
 
     def _look_again(self) -> None:
         self._gate.open()
@@ -567,7 +310,7 @@ class RelinkClient:
             receiver.look_again()
 
     def _answer_shutdown(self) -> None:
-        """When the other side is through, so are we, once all has been consumed both ways."""
+        """Shut down after the other side did, once all was consumed in both directions."""
         link = self.link
         if not link.peer_shut_down or link.shut_down or link.ended or link.unconsumed:
             return
@@ -578,3 +321,8 @@ class RelinkClient:
     async def _until_ended(self) -> None:
         while not self.link.ended:
             await self._gate.wait()
+
+
+def _count(first: int, last: int) -> int:
+    """The number of messages from one sequence number to another; they wrap at 32 bits."""
+    return (last - first) % (1 << 32) + 1

@@ -1,4 +1,7 @@
-"""How the frames of each protocol become rows: a module a protocol, imported when it is needed."""
+"""Descriptions of frames one by one: a module for each protocol, imported when it is needed.
+
+They serve connections that can't be read in columns, and single frames within the columns.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ __all__ = ["reading_of"]
 
 @cache
 def reading_of(name: str) -> type[Reading]:
-    """What reads the frames of a registered protocol. Raises UnknownProtocol."""
+    """The class that describes the frames of a protocol. Raises UnknownProtocol."""
     protocol(name)
     reading = import_module(f"crosswire.pipeline.decode.readings.{name}").READING
     assert issubclass(reading, Reading)

@@ -1,4 +1,4 @@
-"""What a protocol tells the tables about its frames, in words that all protocols share."""
+"""What the tables have of a frame, in terms that all protocols share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
     "quoted",
 ]
 
-# What a frame is about: the four kinds of an envelope, and what is needed around them.
+# Kinds of frames: the four kinds of an envelope, and those that protocols need around them.
 SEND: Final = "send"
 PUBLISH: Final = "publish"
 REQUEST: Final = "request"
@@ -54,9 +54,9 @@ MESSAGE_KINDS: Final = (SEND, PUBLISH, REQUEST, RESPONSE)
 class Described(msgspec.Struct, frozen=True, gc=False):
     """A frame's row, as far as its protocol knows it; `fields` and `properties` are JSON.
 
-    `identifier` ties frames together: a response has its request's. `payload_end` is how many bytes
-    stand behind the payload in the frame. A frame that completes a message of several has them all
-    in `payload`, and in `begun_at` the offset where the first one began.
+    `identifier` connects frames: a response has its request's. `payload_end` is how many bytes of
+    the frame follow the payload. A frame that completes a message of several frames has all their
+    payloads in `payload`, and in `begun_at` the offset of the first one.
     """
 
     fields: str
@@ -92,18 +92,20 @@ class Reading(ABC):
 
     @abstractmethod
     def describe(self, forward: bool, frame: Frame, offset: int, length: int) -> Described:
-        """`forward`: sent by who opened the connection. Raises FrameError where only a closer look
-        shows that the content is not what it should be."""
+        """Describe a frame; `forward` if the opener of the connection sent it.
+
+        Raises FrameError if its content is not valid, which decoders don't check.
+        """
 
     def interrupt(self, forward: bool) -> None:
-        """Bytes of this direction were missing or no frame: what was half read is not completed."""
+        """Bytes of this direction are missing or are no frame: give up what is incomplete."""
 
     def dump(self) -> bytes:
-        """The whole state between two reads, to be given to `load`: small, versioned."""
+        """The state between two frames, for `load`: small, with a version."""
         return msgspec.msgpack.encode(_ReadingState(self.state_version, self._save()))
 
     def load(self, state: bytes) -> None:
-        """Go on where `dump` was called. Raises DecoderStateError."""
+        """Set the state of `dump`. Raises DecoderStateError."""
         try:
             saved = _STATE.decode(state)
         except msgspec.MsgspecError as error:
@@ -120,20 +122,21 @@ class Reading(ABC):
 
     @abstractmethod
     def _save(self) -> Any:
-        """What is remembered, as msgpack can hold it."""
+        """What is remembered, in types that msgpack has."""
 
     @abstractmethod
     def _restore(self, own: Any) -> None:
-        """Take back what `_save` gave; raise TypeError, ValueError or KeyError if it's damaged."""
+        """Set what `_save` gave; raises TypeError, ValueError or KeyError if it is damaged."""
 
 
 def json_text(value: Any) -> str:
+    """A value as JSON."""
     return msgspec.json.encode(value).decode()
 
 
 @lru_cache(maxsize=4096)
 def quoted(text: str) -> str:
-    """As JSON; for names, which come again and again."""
+    """A text as JSON; for names, of which there are few."""
     return json_text(text)
 
 
@@ -141,39 +144,44 @@ V = TypeVar("V")
 
 
 MOST_ASKED: Final = 8192
+"""Requests of a connection that are remembered."""
 
 
 class Memory(Generic[V]):
-    """What is remembered of requests until they are answered: the latest `MOST_ASKED` of them,
-    since a stream writes them down with each batch. Keys are tuples that begin with who asked."""
+    """The pending requests of a connection: the latest `MOST_ASKED` of them, since a stream stores
+    them with each batch. Keys are tuples, of which the first element is the direction."""
 
     def __init__(self) -> None:
         self._held: OrderedDict[Any, V] = OrderedDict()
 
     def put(self, key: Any, value: V) -> None:
+        """Remember a request, and forget the oldest if there are too many."""
         self._held[key] = value
         if len(self._held) > MOST_ASKED:
             self._held.popitem(last=False)
 
     def take(self, key: Any) -> V | None:
+        """Remove a request that is answered; None if there is none."""
         return self._held.pop(key, None)
 
     def get(self, key: Any) -> V | None:
+        """A request that may be answered again; None if there is none."""
         return self._held.get(key)
 
     def items(self) -> ItemsView[Any, V]:
-        """All that is remembered, in order."""
+        """All requests, the oldest first."""
         return self._held.items()
 
     def renew(self, entries: Iterable[tuple[Any, V]]) -> None:
-        """Remember this, and nothing else."""
+        """Replace all requests."""
         self._held = OrderedDict(entries)
 
     def save(self) -> list[Any]:
+        """All requests, for `restore`."""
         return list(self._held.items())
 
     def restore(self, saved: list[Any]) -> None:
-        """Keys are tuples; so are values, unless they are plain."""
+        """Set what `save` gave. msgpack gives lists for the tuples of keys and values."""
         entries: list[Any] = [
             (tuple(key), tuple(value) if isinstance(value, list) else value) for key, value in saved
         ]
@@ -181,7 +189,7 @@ class Memory(Generic[V]):
 
 
 def kind_of_destination(destination: str) -> str:
-    """What a message to it is, where the protocol does not say."""
+    """The kind of a message to a destination, for protocols that have no kinds."""
     if destination.startswith("topic/"):
         return PUBLISH
     return REQUEST if destination.startswith("service/") else SEND

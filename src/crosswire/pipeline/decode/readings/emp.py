@@ -1,7 +1,7 @@
 """EMP: requests and responses; the hub's own operations carry messages to queues and topics.
 
-A body is taken to have its `data` between two texts that come again and again: with what these say
-read once and kept, only `data` is left to be read. What looks otherwise is read as a whole.
+Most bodies have their `data` between two texts, of which there are few: they are read once and
+cached, and only `data` is left to be read. Other bodies are read as a whole.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ Target = tuple[str, str | None]
 UNASKED: Final[Target] = (RESPONSE, None)
 
 MOST_AROUND: Final = 256
-"""Bytes around `data`, or of a destination: what is longer hardly comes again."""
+"""Bytes around `data`, or of a destination: longer ones are not worth caching."""
 
 
 # ------------------------------------------------------------------------------------------- JSON
@@ -91,7 +91,7 @@ _Id = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
 class _PublicationData(msgspec.Struct, gc=False):
-    """The data of `$publish`, read as far as it is what it should be."""
+    """The data of `$publish`; unknown members are ignored."""
 
     destination: str
     json: msgspec.Raw = msgspec.Raw(b"")
@@ -101,7 +101,7 @@ class _PublicationData(msgspec.Struct, gc=False):
 
 
 class _DeliveryData(_PublicationData, gc=False):
-    """The same of `$deliver`, where the hub says which message it is."""
+    """The data of `$deliver`, which has the hub's id of the message."""
 
     id: _Id | None = None
 
@@ -120,15 +120,16 @@ _PROPERTIES: Final = msgspec.json.Decoder(dict[str, Any])
 _NO_JSON: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-# -------------------------------------------------------------------------------------------- said
+# -------------------------------------------------------------------------------------- operations
 
 
 class OperationText(NamedTuple):
-    """What requests with the same `op` share, or responses that say the same.
+    """What requests with the same `op` share, or responses with the same result.
 
-    `fields` is what the JSON has behind the id. A response has the place that its request left as
-    its `answer`, if it was asked. `decode` reads the data of those that carry a message, and
-    `has_id` is whether that is one which the hub has numbered. `shown` is whether data may be told.
+    `fields` is what the JSON has after the id. The target of a response is the `answer` of its
+    request, if that is known. `decode` reads the data of operations that carry a message, and
+    `has_id` is whether the message has an id of the hub. `shown` is whether data may be in the
+    tables: credentials may not.
     """
 
     fields: str
@@ -166,7 +167,7 @@ def _answered(result: Result) -> OperationText:
 
 
 def operation_beside(frame: Frame) -> OperationText:
-    """By what is neither request nor response, and has no id; `fields` is all of the JSON."""
+    """Of a frame that is neither request nor response; `fields` is all of the JSON."""
     fields, kind = json_text(frame.fields()), _SIMPLE.get(type(frame), CONTROL)
     if isinstance(frame, Error):
         return OperationText(fields, (ERROR, None), status=str(frame.code))
@@ -177,9 +178,10 @@ def operation_beside(frame: Frame) -> OperationText:
 
 
 class EmpBody(NamedTuple):
-    """Of a request or a response: its data, how large that is in the body, what is behind it.
+    """A request's or response's body: its data, the size of that in the body, and how many bytes
+    follow it.
 
-    `data` is empty where it is not written; an object that is written has two braces at least.
+    `data` is empty if there is none; an object has at least two braces.
     """
 
     operation: OperationText
@@ -193,7 +195,7 @@ _MARK: Final = b'{"":0}'
 
 
 def read_request(body: bytes) -> EmpBody:
-    """Raises MalformedFrame."""
+    """The parts of a request's body. Raises MalformedFrame."""
     found = _between(body, True)
     if found is not None:
         return found
@@ -202,7 +204,7 @@ def read_request(body: bytes) -> EmpBody:
 
 
 def read_response(body: bytes) -> EmpBody:
-    """Raises MalformedFrame."""
+    """The parts of a response's body. Raises MalformedFrame."""
     found = _between(body, False)
     if found is not None:
         return found
@@ -215,7 +217,7 @@ def _written(data: msgspec.Raw) -> bytes:
 
 
 def _between(body: bytes, is_request: bool) -> EmpBody | None:
-    """The body, if its data is where it is looked for."""
+    """The body, if its data is an object in the usual position."""
     member = body.find(_MEMBER, 0, MOST_AROUND)
     opened = body.find(b"{", member) if member >= 0 else 0
     closed = body.rfind(b"}", opened, -1) + 1
@@ -230,10 +232,10 @@ def _between(body: bytes, is_request: bool) -> EmpBody | None:
 
 @lru_cache(maxsize=2048)
 def operation_around(before: bytes, after: bytes, is_request: bool) -> OperationText | None:
-    """By a body that has its data, an object, between these two; None if that is not its place.
+    """The operation of bodies with these texts around an object; None if that is not their `data`.
 
-    Where a mark between the two is read as `data`, any other object would be. Neither cuts through
-    a character: what stands beside them is a brace.
+    If a mark between the two is read as `data`, any other object would be too. Neither text ends
+    within a character: what is next to it is a brace.
     """
     body = before + _MARK + after
     fields_text: Any
@@ -247,12 +249,12 @@ def operation_around(before: bytes, after: bytes, is_request: bool) -> Operation
 
 
 def _is_object(text: bytes) -> bool:
-    """What opens with a brace and has nothing behind the last: is it one JSON value?"""
+    """Whether a text from an opening brace to a closing one is one JSON value."""
     if text == b"{}":
         return True
     try:
         _ANY.decode(text)
-        # The decoder passes over strings without a look at their encoding.
+        # The decoder skips strings without checking that they are UTF-8.
         if not text.isascii():
             text.decode()
     except _NO_JSON:
@@ -261,18 +263,18 @@ def _is_object(text: bytes) -> bool:
 
 
 def _target(body: bytes, data: msgspec.Raw) -> tuple[int, int]:
-    """Size of `data` in the body, of which it is a view, and how much is behind it; 0 and 0 if it
-    is not written."""
+    """The size of `data` in the body, of which it is a view, and how many bytes follow it; 0 and 0
+    if there is none."""
     at = int(pa.py_buffer(data).address) - int(pa.py_buffer(body).address)
     size = len(memoryview(data))
     return (size, len(body) - at - size) if 0 <= at < len(body) else (0, 0)
 
 
-# ----------------------------------------------------------------------------------------- carried
+# ---------------------------------------------------------------------------------------- carriers
 
 
 def asked(number: int, body: EmpBody) -> tuple[Described, Target | None]:
-    """A request, and its answer."""
+    """The description of a request, and the target that its response will have."""
     operation, data, size, after = body
     target, answer, content_type = operation.target, operation.answer, operation.content_type
     payload = data or None if operation.shown else None
@@ -310,7 +312,7 @@ def _carried(decode: Callable[[bytes], Any], data: bytes) -> Any:
 
 
 def carrying(destination: str) -> tuple[Target, Target]:
-    """Where a message to it goes, and what the carrier's answer is."""
+    """The target of a message to this destination, and that of the carrier's response."""
     return (kind_of_destination(destination), destination), (ACKNOWLEDGEMENT, destination)
 
 
@@ -326,12 +328,12 @@ def _payload(carried: _PublicationData) -> tuple[bytes, str]:
 
 
 def describe_properties(properties: bytes) -> str:
-    """As the tables have what is written so."""
+    """Properties as the tables have them."""
     return json_text(_PROPERTIES.decode(properties))
 
 
 def published(data: bytes) -> int | None:
-    """The hub's id of a message, from the answer to who published it."""
+    """The hub's id of a message, from the response to its publisher."""
     try:
         return _PUBLISHED.decode(data).id
     except _NO_JSON:
@@ -348,6 +350,7 @@ class EmpReading(Reading):
         self.asked: Memory[Target] = Memory()
 
     def describe(self, forward: bool, frame: Frame, offset: int, length: int) -> Described:  # noqa: ARG002
+        """Remembers the target of a request's response."""
         if isinstance(frame, Request):
             described, answer = asked(frame.id, read_request(frame.body))
             if answer is not None:

@@ -1,4 +1,4 @@
-"""eMQP: jobs to queues, publications to topics, replies; ZMTP's own frames below them."""
+"""eMQP: jobs to queues, publications to topics, replies; and the frames of ZMTP on layer 0."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ _COMMANDS: Final = {
 BINARY: Final = "application/octet-stream"
 
 MESSAGE: Final = Described("{}")
-"""What a ZeroMQ message has to say is told by the command in it."""
+"""A ZeroMQ message: the command in it has a description of its own."""
 
 _MOST_ADDRESS: Final = 256
-"""Characters of a queue's or topic's name and of headers: what is longer hardly comes again."""
+"""Characters of a queue's or topic's name and of headers: longer ones are not worth caching."""
 
 
-# ------------------------------------------------------------------------------------- what it says
+# ------------------------------------------------------------------------------------ descriptions
 
 
 class _JobOutcome(msgspec.Struct, gc=False):
@@ -86,12 +86,11 @@ class _JobOutcome(msgspec.Struct, gc=False):
 _OUTCOME: Final = msgspec.json.Decoder(_JobOutcome)
 OPENINGS: Final = b"{ \t\n\r"
 MARKS: Final = (b'"error"', b'"TimeoutError"', b"\\u00")
-"""An object with neither of these has only good to tell: letters stand for themselves, or are
-escaped."""
+"""An object with none of these is a success: names have their letters as they are, or escaped."""
 
 
 def outcome_of(message: bytes) -> str:
-    """A job manager reports exceptions like results; only these two are told apart."""
+    """The outcome of a job: its manager reports exceptions as results, with one of two forms."""
     if message[:1] not in OPENINGS or not any(mark in message for mark in MARKS):
         return "success"
     try:
@@ -106,7 +105,7 @@ def outcome_of(message: bytes) -> str:
 class MessageRoute(NamedTuple):
     """What messages share that go to the same queue or topic with the same headers.
 
-    `fields` is what the JSON has behind the message's id.
+    `fields` is what the JSON has after the message's id.
     """
 
     fields: str
@@ -116,6 +115,7 @@ class MessageRoute(NamedTuple):
 
 
 def address_of(is_queue: bool, name: str, headers: str | None) -> MessageRoute:
+    """The route of messages to this queue or topic with these headers."""
     known = _address if len(name) + len(headers or "") <= _MOST_ADDRESS else _address.__wrapped__
     return known(is_queue, name, headers)
 
@@ -135,7 +135,7 @@ def _address(is_queue: bool, name: str, headers: str | None) -> MessageRoute:
 
 
 def describe_below(frame: Greeting | Command) -> Described:
-    """Of ZMTP's own frames. Raises FrameError."""
+    """Describe a frame of ZMTP. Raises FrameError."""
     kind = HANDSHAKE if isinstance(frame, Greeting) else _COMMANDS.get(frame.name, CONTROL)
     return Described(json_text(frame.fields()), kind)
 
@@ -151,6 +151,7 @@ class EmqpReading(Reading):
         self._parts: tuple[bytes, ...] = ()
 
     def describe(self, forward: bool, frame: Frame, offset: int, length: int) -> Described:  # noqa: ARG002
+        """A command follows the ZeroMQ message that it is in, whose parts are kept for it."""
         match frame:
             case Message(parts=parts):
                 self._parts = parts
@@ -182,7 +183,7 @@ class EmqpReading(Reading):
         return Described(json_text(fields), CONTROL, fields.get("msgid"))
 
     def _save(self) -> Any:
-        """The parts at hand are those of a message whose command is read with it."""
+        """Without the parts: between two feeds no command is missing to its message."""
         return self.asked.save()
 
     def _restore(self, own: Any) -> None:
@@ -213,8 +214,8 @@ class EmqpReading(Reading):
         )
 
     def _payload_end(self, index: int, length: int) -> int:
-        """Bytes of the ZeroMQ message of this length behind the part that is the body. Few peers
-        write the lengths of short parts in 8 bytes, and they do so always."""
+        """How many bytes of the ZeroMQ message follow the body. Few peers write the
+        lengths of short parts in 8 bytes, and those always do."""
         parts = self._parts[index + 1 :]
         if not parts:
             return 0

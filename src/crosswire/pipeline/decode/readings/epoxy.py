@@ -63,7 +63,7 @@ _CARRIERS: Final = {
 
 
 _MOST_NAMES: Final = 256
-"""Bytes of a service's and a method's name: what is longer hardly comes again."""
+"""Bytes of a service's and a method's name: longer ones are not worth caching."""
 
 _MAGIC_BYTES: Final = 4
 CONFIG: Final = Described(json_text(ConfigFrame().fields()), HANDSHAKE)
@@ -71,11 +71,11 @@ UNASKED: Final = (RESPONSE, None)
 
 
 class Method(NamedTuple):
-    """What messages of one type share that name the same service and method.
+    """What messages of one type share that have the same service and method.
 
-    `fields` is what the JSON has behind the conversation's id, up to what only some messages have.
-    A request remembers its `answer`; `carrier` is the struct in which the hub's own take others'
-    messages along.
+    `fields` is what the JSON has after the conversation's id, up to what only some messages have.
+    `answer` is the kind and destination of the response to a request; `carrier` is the struct in
+    which the hub's methods carry a message.
     """
 
     fields: str
@@ -87,6 +87,7 @@ class Method(NamedTuple):
 
 
 def method_of(message_type: int, service: str, method: str) -> Method:
+    """What messages of this type to this method share."""
     known = _method if len(service) + len(method) <= _MOST_NAMES else _method.__wrapped__
     return known(message_type, service, method)
 
@@ -116,7 +117,8 @@ def _method(message_type: int, service: str, method: str) -> Method:
 def asked(
     number: int, named: Method, more: str, content: bytes
 ) -> tuple[Described, tuple[str, str] | None]:
-    """A request or an event, and its answer; `more` is what `fields` has at their end."""
+    """The description of a request or event, and its answer; `more` are the last members of
+    `fields`."""
     fields, kind, destination, answer, carrier, _ = named
     payload, content_type = content, content_type_of(content)
     properties = message_id = None
@@ -143,12 +145,13 @@ def asked(
 
 
 class EpoxyReading(Reading):
-    """A response has no names on the wire: it gets the destination of its request."""
+    """A response has no service or method on the wire: it has the destination of its request."""
 
     def __init__(self) -> None:
         self.asked: Memory[tuple[str, str]] = Memory()
 
     def describe(self, forward: bool, frame: Frame, offset: int, length: int) -> Described:  # noqa: ARG002
+        """Remembers the answer to a request."""
         match frame:
             case Message():
                 return self._message(forward, frame)
@@ -190,19 +193,19 @@ class EpoxyReading(Reading):
 
 
 def content_type_of(content: bytes) -> str:
-    """By its magic."""
+    """By the first bytes of marshalled Bond."""
     return _BY_MAGIC.get(content[:_MAGIC_BYTES], _BINARY)
 
 
 def describe_layer(layer_data: bytes | None) -> str:
-    """In the fields, but for what lets somebody in."""
+    """Layer data as a member of `fields`; empty for credentials."""
     if layer_data is None:
         return ""
     try:
         if unmarshal_credentials(layer_data):
             return ""
     except BondError:
-        pass  # somebody else's: no secret that we would know of
+        pass  # not credentials: a layer of an application
     return f',"layer_data":"{layer_data.hex()}"'
 
 
@@ -222,6 +225,7 @@ def _values(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def error_name(error: bytes) -> str:
+    """The name of the code of a marshalled error."""
     try:
         return unmarshal_error(error).error_name
     except BondError:

@@ -1,4 +1,4 @@
-"""MicroMsg2: messages to destinations, put together where they come in several frames."""
+"""MicroMsg2: messages to destinations, joined where they are split over several frames."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _SUBSCRIBERS: Final = ("subscribe", "unsubscribe", "serve")
 
 
 class Properties(NamedTuple):
-    """A message's, as JSON, and what those among them say that are known."""
+    """A message's properties as JSON, and the values of well-known ones."""
 
     text: str
     identifier: str | None
@@ -59,18 +59,19 @@ class Properties(NamedTuple):
 
 
 def describe_properties(properties: dict[str, Value]) -> Properties:
+    """Properties for the tables."""
     reply_to = properties.get("reply-to")
     identifier, content_type, error = (
         None if (value := properties.get(name)) is None else str(value)
         for name in ("correlation-id", "content-type", "error")
     )
-    # A number is nobody's address.
+    # A number is no address.
     address = reply_to if isinstance(reply_to, str) else None
     return Properties(json_text(properties), identifier, address, content_type, error)
 
 
 class PartialMessage:
-    """A message, of which more frames may be to come."""
+    """A message of which more frames may follow."""
 
     def __init__(self, destination: str, properties: dict[str, Value], offset: int) -> None:
         self.destination = destination
@@ -80,15 +81,17 @@ class PartialMessage:
         self.payloads: list[bytes] = []
 
     def add(self, payload: bytes, size_bytes: int) -> None:
-        """`payload` is empty where nobody asks for it."""
+        """Add a frame; `payload` is empty where payloads are not needed."""
         self.payloads.append(payload)
         self.size_bytes += size_bytes
 
     def save(self) -> Any:
+        """The message so far, for `restored`."""
         return self.destination, self.properties, self.offset, self.size_bytes, self.payloads
 
     @classmethod
     def restored(cls, saved: Any) -> PartialMessage:
+        """The message that `save` gave."""
         destination, properties, offset, size_bytes, payloads = saved
         begun = cls(destination, properties, offset)
         begun.payloads = [bytes(payload) for payload in payloads]
@@ -97,7 +100,7 @@ class PartialMessage:
 
 
 class MicroMsg2Reading(Reading):
-    """An answer is known by its destination: the `reply-to` of a request from the other side.
+    """A response is recognized by its destination: the `reply-to` of a request of the other side.
 
     `begun` are the messages of either direction that are not whole yet, `extensions` the names of
     those in use, by their numbers.
@@ -109,6 +112,7 @@ class MicroMsg2Reading(Reading):
         self.asked: Memory[tuple[str, str]] = Memory()
 
     def describe(self, forward: bool, frame: Frame, offset: int, length: int) -> Described:  # noqa: ARG002
+        """Collects the frames of a message; the last one has its payload."""
         match frame:
             case Message():
                 return self._message(forward, frame, offset)
@@ -120,6 +124,7 @@ class MicroMsg2Reading(Reading):
         return describe_small(frame)
 
     def interrupt(self, forward: bool) -> None:
+        """Drops the message that is not complete."""
         self.begun[forward] = None
 
     def _save(self) -> Any:
@@ -146,7 +151,7 @@ class MicroMsg2Reading(Reading):
         begun = self.begun[forward]
         if begun is None:
             if not frame.destination:
-                # the rest of a message whose beginning was missed
+                # The rest of a message whose first frame was missed.
                 return Described(fields, sequence=sequence, payload_size=size)
             begun = PartialMessage(frame.destination, properties, offset)
         begun.add(frame.payload, size)
@@ -204,11 +209,12 @@ class MicroMsg2Reading(Reading):
 
 
 def extensions_of(handshake: Handshake) -> list[str]:
+    """The names of the extensions, in the order of their numbers."""
     return [each.name.lower() for each in (*handshake.required, *handshake.optional)]
 
 
 def describe_small(frame: Frame) -> Described:
-    """What says the same whatever came before it."""
+    """Describe a frame that does not depend on earlier ones."""
     match frame:
         case Command():
             kind = SUBSCRIPTION if frame.name.lower() in _SUBSCRIBERS else CONTROL

@@ -54,14 +54,14 @@ AboutChannels = (
 
 CONTENT_TYPE: Final = "application/octet-stream"
 MOST_CHANNELS: Final = 2 * 65_536
-"""As many as a hub lets a link have, on both sides of it."""
+"""The hub's limit for a link, on both sides of it."""
 _MOST_LISTED: Final = 16
 _MOST_NAMED: Final = 1024
 _PROPERTIES: Final = msgspec.json.Decoder(dict[str, bool | int | float | str])
 
 
 class RequestedLink(NamedTuple):
-    """What a connector asked for: an endpoint, perhaps to serve it, and a link that it had."""
+    """What a connector asked for: an endpoint, whether to serve it, and a link to resume."""
 
     destination: str | None
     serves: bool
@@ -69,16 +69,17 @@ class RequestedLink(NamedTuple):
 
     @classmethod
     def of(cls, hello: ConnectorHello) -> RequestedLink:
+        """What this hello asks for."""
         destination, _, query = hello.endpoint.partition("?")
         return cls(destination, "serve" in query.split("&"), hello.link)
 
     def kind(self, forward: bool) -> str:
-        """Of a message."""
+        """The kind of a message in this direction."""
         kind = kind_of_destination(self.destination or "")
         return RESPONSE if kind == REQUEST and forward is self.serves else kind
 
     def is_new(self, link: int) -> bool:
-        """Whether the listener has given another link than the one that was asked for."""
+        """Whether the listener has given another link than the one to resume."""
         return link not in (0, self.link)
 
 
@@ -102,6 +103,7 @@ class RelinkReading(Reading):
         self.following: dict[tuple[bool, int], int] = {}
 
     def describe(self, forward: bool, frame: Frame, offset: int, length: int) -> Described:  # noqa: ARG002
+        """Counts messages by channel."""
         match frame:
             case Message():
                 numbers = [self._count(forward, channel) for channel in frame.channels]
@@ -195,8 +197,8 @@ def message(
 
 
 def _describe_fields(fields: dict[str, Any]) -> str:
-    """A packet of a few bytes may have 65,536 targets, all the same: what is said of it must not be
-    thousands of times as large. So the first are named, and all are counted."""
+    """A packet of a few bytes may have 65,536 targets, all the same: its description must not be
+    thousands of times as large. So the first are listed, and all are counted."""
     channels = fields["channels"]
     if len(channels) > _MOST_NAMED:
         fields |= {"channels": channels[:_MOST_NAMED], "channels_count": len(channels)}
@@ -212,10 +214,10 @@ def _listed(items: Iterable[object]) -> str:
 
 
 def _content(frame: Message) -> tuple[str | None, bytes, int, int]:
-    """Properties, payload, how many bytes it takes on the wire, how many stand behind it.
+    """Properties, payload, its size on the wire, and how many bytes follow it.
 
-    One part is the payload, two are properties and payload; more are taken as
-    they stand, padding included.
+    One part is the payload, two are properties and payload; more are a payload as they are on the
+    wire, padding included.
     """
     parts = frame.parts
     if not parts:
@@ -230,11 +232,11 @@ def _content(frame: Message) -> tuple[str | None, bytes, int, int]:
 
 
 def properties_of(part: bytes) -> str | None:
-    """The first of two parts, if it is what a client writes."""
+    """The first of two parts, if it is JSON as our clients write it."""
     try:
         return json_text(_PROPERTIES.decode(part))
     except msgspec.MsgspecError:
-        return None  # two parts that are somebody's own business
+        return None  # two parts with another meaning
 
 
 READING = RelinkReading

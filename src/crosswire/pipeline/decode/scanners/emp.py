@@ -1,121 +1,103 @@
-"""EMP's columnar scanner for captures: messages, their identifiers, where their bodies are."""
+"""EMP's columnar scanner: messages, their identifiers, where their bodies are."""
 
 from __future__ import annotations
 
 from typing import ClassVar, Final
 
+from crosswire.pipeline.decode.arrays import NONE, Bytes, Numbers
+from crosswire.pipeline.decode.kernels import subroutine
+from crosswire.pipeline.decode.scanners.octets import big_endian, octet_at, valid_utf8
 from crosswire.pipeline.decode.scanners.scanner import (
-    NONE,
-    ODD,
-    OFFSET,
-    TAIL,
+    INCOMPLETE,
+    UNSURE,
     BulkScanner,
-    Bytes,
-    Numbers,
-    big,
-    compiled,
-    has_room,
-    has_run,
-    kernel,
-    octet_at,
-    point,
-    put,
-    stopped,
-    valid_utf8,
+    add_row,
+    scan_kernel,
+    set_slice,
 )
-from crosswire.wire.contract import Limits, one_of
+from crosswire.wire.contract import Frame, Limits, one_of
+from crosswire.wire.emp import layout
 from crosswire.wire.emp.frames import DEFAULTS, Bye, Error, Hello, Ping, Pong, Request, Response
 
-__all__ = ["EmpScanner"]
+__all__ = ["BODY", "SCANNER", "EmpScanner"]
 
-_HELLO, _ERROR, _REQUEST, _RESPONSE = 0, 4, 5, 6
-_BODY: Final = 0
+BODY: Final = 0
+"""The only slice."""
+
+_FRAME_BYTES: Final = 0
+"""Of the limits."""
 
 
-@compiled
-def _frame(
+@subroutine
+def _step(
     data: Bytes,
     position: int,
     end: int,
     shift: int,
+    state: Numbers,  # noqa: ARG001  EMP's messages don't depend on one another
     limits: Numbers,
     rows: Numbers,
     progress: Numbers,
+    scratch: Numbers,  # noqa: ARG001
 ) -> int:
-    """The position behind the message, or why there is none to be had."""
-    if end - position < 4:
-        return TAIL
-    length = big(data, position, 4)
-    if length > limits[0] or length < 4:
-        return ODD
-    stop = position + 4 + length
+    """The position after the message, or why there is none."""
+    if end - position < layout.LENGTH_SIZE:
+        return INCOMPLETE
+    length = big_endian(data, position, layout.LENGTH_SIZE)
+    if length > limits[_FRAME_BYTES] or length < layout.MIN_LENGTH:
+        return UNSURE
+    # From here on the whole message is in the run. What is below the least length of its type is
+    # refused before a field is read, so that no field is beyond the message.
+    stop = position + layout.LENGTH_SIZE + length
     if stop > end:
-        return TAIL
-    kind = octet_at(data, position + 4)
+        return INCOMPLETE
+    # The codes of rows are the types of messages on the wire.
+    kind = octet_at(data, position + layout.TYPE_OFFSET)
     number, detail = 0, NONE
-    body, body_end = position + 8, position + 8
-    if kind in (_REQUEST, _RESPONSE):
-        if length < 12:
-            return ODD
-        number = big(data, position + 8, 8)
-        body, body_end = position + 16, stop
-    elif kind == _HELLO:
-        if length != 8:
-            return ODD
-        detail = octet_at(data, position + 8)
-    elif kind == _ERROR:
-        if length < 10 or big(data, position + 12, 2) != length - 10:
-            return ODD
-        detail = octet_at(data, position + 8)
-        body, body_end = position + 14, stop
+    body, body_end = position + layout.BODY_OFFSET, position + layout.BODY_OFFSET
+    if kind in (layout.TYPE_REQUEST, layout.TYPE_RESPONSE):
+        if length < layout.MIN_REQUEST_LENGTH:
+            return UNSURE
+        number = big_endian(data, position + layout.ID_OFFSET, layout.ID_SIZE)
+        body, body_end = position + layout.JSON_OFFSET, stop
+    elif kind == layout.TYPE_HELLO:
+        if length != layout.HELLO_LENGTH:
+            return UNSURE
+        detail = octet_at(data, position + layout.HELLO_VERSION_OFFSET)
+    elif kind == layout.TYPE_ERROR:
+        if length < layout.MIN_ERROR_LENGTH:
+            return UNSURE
+        description_bytes = big_endian(
+            data,
+            position + layout.ERROR_DESCRIPTION_LENGTH_OFFSET,
+            layout.ERROR_DESCRIPTION_LENGTH_SIZE,
+        )
+        if description_bytes != length - layout.MIN_ERROR_LENGTH:
+            return UNSURE
+        detail = octet_at(data, position + layout.ERROR_CODE_OFFSET)
+        body, body_end = position + layout.ERROR_DESCRIPTION_OFFSET, stop
         if not valid_utf8(data, body, body_end):
-            return ODD
-    elif kind > _RESPONSE:
-        return ODD
-    row = put(rows, progress, position + shift, stop - position, kind, number, detail, NONE)
-    if kind >= _ERROR:
-        point(rows, row, _BODY, body, body_end)
+            return UNSURE
+    elif kind > layout.LAST_TYPE:
+        return UNSURE
+    row = add_row(rows, progress, position + shift, stop - position, kind, number, detail, NONE)
+    if kind >= layout.TYPE_ERROR:
+        set_slice(rows, row, BODY, body, body_end)
     return stop
-
-
-@kernel
-def _scan(
-    data: Bytes,
-    at: Numbers,
-    ends: Numbers,
-    states: Numbers,
-    limits: Numbers,
-    rows: Numbers,
-    progress: Numbers,
-) -> bool:
-    while has_run(states, progress):
-        run = progress[0]
-        position, end = at[run], ends[run]
-        shift = states[run, OFFSET] - position
-        after = position
-        while position < end and has_room(rows, progress):
-            after = _frame(data, position, end, shift, limits, rows, progress)
-            if after < 0:
-                break
-            position = after
-        if not stopped(at, ends, states, progress, position, after):
-            return False
-    return True
 
 
 class EmpScanner(BulkScanner):
     """`number` is the identifier of a request or response; `detail` is a hello's version, an
-    error's code. `body` is JSON as it stands, or the description of an error: what is in it is a
-    second step's to check."""
+    error's code. `body` is a request's or response's JSON, which is not checked here, or the
+    description of an error."""
 
     # In the order of the message types on the wire.
-    frame_names: ClassVar[tuple[str, ...]] = tuple(
-        frame.frame_name for frame in (Hello, Bye, Ping, Pong, Error, Request, Response)
-    )
-    frame_layers: ClassVar[tuple[int, ...]] = (0,) * len(frame_names)
+    frames: ClassVar[tuple[type[Frame], ...]] = (Hello, Bye, Ping, Pong, Error, Request, Response)
     slice_names: ClassVar[tuple[str, ...]] = ("body",)
+    kernel = staticmethod(scan_kernel("emp", _step))
 
-    _kernel = staticmethod(_scan)
-
-    def _limited(self, limits: Limits | None) -> list[int]:
+    def _limit_values(self, limits: Limits | None) -> list[int]:
         return [one_of(limits, DEFAULTS).frame_bytes]
+
+
+SCANNER = EmpScanner

@@ -1,4 +1,4 @@
-"""eMQP's columnar scanner for captures: ZMTP on layer 0, commands in its messages on layer 1."""
+"""eMQP's columnar scanner: ZMTP on layer 0, commands in its messages on layer 1."""
 
 from __future__ import annotations
 
@@ -6,25 +6,17 @@ from typing import ClassVar, Final
 
 import numpy as np
 
+from crosswire.pipeline.decode.arrays import NONE, Bytes, Numbers
+from crosswire.pipeline.decode.kernels import subroutine
+from crosswire.pipeline.decode.scanners.octets import big_endian, octet_at, valid_utf8
 from crosswire.pipeline.decode.scanners.scanner import (
-    NONE,
-    ODD,
-    OFFSET,
-    OPENED,
-    OWN,
+    HANDSHAKE_END,
+    PROTOCOL_STATE,
+    UNSURE,
     BulkScanner,
-    Bytes,
-    Numbers,
-    big,
-    compiled,
-    has_room,
-    has_run,
-    kernel,
-    octet_at,
-    point,
-    put,
-    stopped,
-    valid_utf8,
+    add_row,
+    scan_kernel,
+    set_slice,
 )
 from crosswire.pipeline.decode.scanners.zmtp import (
     KEPT_PARTS,
@@ -35,7 +27,8 @@ from crosswire.pipeline.decode.scanners.zmtp import (
     word,
     word_at,
 )
-from crosswire.wire.contract import Decoder, Limits, one_of
+from crosswire.wire.contract import Decoder, Frame, Limits, one_of
+from crosswire.wire.emqp import layout
 from crosswire.wire.emqp.decoder import EmqpDecoder
 from crosswire.wire.emqp.frames import (
     DEFAULTS,
@@ -53,22 +46,38 @@ from crosswire.wire.emqp.frames import (
     ScheduleFrame,
     UnscheduleFrame,
 )
-from crosswire.wire.emqp.layout import ADMIN_COMMANDS, VERSION
+from crosswire.wire.zmtp import layout as zmtp_layout
 from crosswire.wire.zmtp.frames import Command, Greeting, Message
-from crosswire.wire.zmtp.layout import FLAG_COMMAND, GREETING_SIZE
 
-__all__ = ["EmqpScanner"]
+__all__ = [
+    "ABOUT",
+    "ACK",
+    "ADMIN",
+    "DELIVERY",
+    "DISCONNECT",
+    "FRAMES",
+    "HEADERS",
+    "HEARTBEAT",
+    "INFORM",
+    "KBAI",
+    "LAST",
+    "MSGID",
+    "NAME",
+    "PAYLOAD",
+    "PUBLISH",
+    "READY",
+    "REPLY",
+    "REQUEST",
+    "SCANNER",
+    "SCHEDULE",
+    "UNSCHEDULE",
+    "ZMTP_COMMAND",
+    "ZMTP_GREETING",
+    "ZMTP_MESSAGE",
+    "EmqpScanner",
+]
 
-# Slots of the state.
-_BROKER: Final = OWN
-_STAGE: Final = OWN + 1
-_SOCKET: Final = OWN + 2
-
-_GREETING, _HANDSHAKE, _TRAFFIC = range(3)
-_UNKNOWN, _SILENT, _PUBLISHER, _COMMANDER = range(4)
-"""What a socket's messages hold: nobody knows, nothing of ours, publications, commands."""
-
-_FRAMES: Final = (
+FRAMES: Final[tuple[type[Frame], ...]] = (
     Greeting,
     Command,
     Message,
@@ -86,62 +95,127 @@ _FRAMES: Final = (
     UnscheduleFrame,
     Admin,
 )
-_DELIVERY, _REQUEST, _REPLY, _PUBLISH, _ACK, _HEARTBEAT, _READY = range(3, 10)
-_DISCONNECT, _KBAI, _INFORM, _SCHEDULE, _UNSCHEDULE, _ADMIN = range(10, 16)
+"""In the order of their codes."""
+ZMTP_GREETING, ZMTP_COMMAND, ZMTP_MESSAGE = range(3)
+DELIVERY, REQUEST, REPLY, PUBLISH, ACK, HEARTBEAT, READY = range(3, 10)
+DISCONNECT, KBAI, INFORM, SCHEDULE, UNSCHEDULE, ADMIN = range(10, 16)
 
-_PAYLOAD, _MSGID, _NAME, _HEADERS, _ABOUT, _LAST = range(6)
+PAYLOAD, MSGID, NAME, HEADERS, ABOUT, LAST = range(6)
+"""Slices."""
 
-# By frame code: the least number of parts, and which slice each part from the fourth on is.
-_LAYOUTS: Final = np.full((len(_FRAMES) + 2, 6), NONE, np.int64)
-_SHORT_PUBLISH, _SHORT_SCHEDULE = len(_FRAMES), len(_FRAMES) + 1
-for _code, _parts in {
-    _REQUEST: (7, _NAME, _HEADERS, _PAYLOAD),
-    _REPLY: (5, _PAYLOAD, _ABOUT),
-    _PUBLISH: (6, _NAME, _HEADERS, _PAYLOAD),
-    _SHORT_PUBLISH: (6, _NAME, _PAYLOAD),
-    _ACK: (5, _ABOUT),
-    _HEARTBEAT: (5, _ABOUT),
-    _READY: (4,),
-    _DISCONNECT: (4,),
-    _KBAI: (4,),
-    _INFORM: (6, _ABOUT, _LAST),
-    _SCHEDULE: (7, _NAME, _HEADERS, _ABOUT, _PAYLOAD, _LAST),
-    _UNSCHEDULE: (7, _NAME, _HEADERS, _ABOUT, _PAYLOAD, _LAST),
-    _SHORT_SCHEDULE: (7, _NAME, _HEADERS, _PAYLOAD),
-    _ADMIN: (4,),
-}.items():
-    _LAYOUTS[_code, : len(_parts)] = _parts
+# What is remembered of a direction.
+_IS_BROKER: Final = PROTOCOL_STATE
+_STAGE: Final = PROTOCOL_STATE + 1
+_SOCKET: Final = PROTOCOL_STATE + 2
+
+_GREETING, _HANDSHAKE, _TRAFFIC = range(3)
+"""Stages."""
+_UNKNOWN, _SILENT, _PUBLISHER, _COMMANDER = range(4)
+"""What the messages of a socket hold: not known, nothing of eMQP, publications, commands."""
+
+# The limits.
+_FRAME_BYTES, _PARTS, _COMMAND_BYTES = range(3)
+
+# By frame code: the least number of parts, then the slice that each part from the fifth on is.
+# PUBLISH and SCHEDULE have a second form, with a row of its own after the last code.
+_LAYOUTS: Final = np.full((len(FRAMES) + 2, 1 + KEPT_PARTS - layout.MIN_PARTS), NONE, np.int64)
+_SHORT_PUBLISH, _SHORT_SCHEDULE = len(FRAMES), len(FRAMES) + 1
+_LEAST: Final = 0
+
+
+def _set_layout(code: int, least_parts: int, slices: dict[int, int]) -> None:
+    _LAYOUTS[code, _LEAST] = least_parts
+    for part, index in slices.items():
+        _LAYOUTS[code, 1 + part - layout.MIN_PARTS] = index
+
+
+_set_layout(
+    REQUEST,
+    layout.REQUEST_PARTS,
+    {
+        layout.REQUEST_QUEUE_PART: NAME,
+        layout.REQUEST_HEADERS_PART: HEADERS,
+        layout.REQUEST_MESSAGE_PART: PAYLOAD,
+    },
+)
+_set_layout(
+    REPLY,
+    layout.REPLY_PARTS,
+    {layout.REPLY_MESSAGE_PART: PAYLOAD, layout.REPLY_REQUEST_PART: ABOUT},
+)
+_set_layout(
+    PUBLISH,
+    layout.SHORT_PUBLISH_PARTS,
+    {
+        layout.PUBLISH_TOPIC_PART: NAME,
+        layout.PUBLISH_HEADERS_PART: HEADERS,
+        layout.PUBLISH_MESSAGE_PART: PAYLOAD,
+    },
+)
+_set_layout(
+    _SHORT_PUBLISH,
+    layout.SHORT_PUBLISH_PARTS,
+    {layout.PUBLISH_TOPIC_PART: NAME, layout.SHORT_PUBLISH_MESSAGE_PART: PAYLOAD},
+)
+_set_layout(ACK, layout.ACK_PARTS, {layout.ACK_MSGID_PART: ABOUT})
+_set_layout(HEARTBEAT, layout.HEARTBEAT_PARTS, {layout.HEARTBEAT_TIME_PART: ABOUT})
+_set_layout(
+    INFORM, layout.INFORM_PARTS, {layout.INFORM_QUEUES_PART: ABOUT, layout.INFORM_PEER_PART: LAST}
+)
+for _code in (SCHEDULE, UNSCHEDULE):
+    _set_layout(
+        _code,
+        layout.SHORT_SCHEDULE_PARTS,
+        {
+            layout.SCHEDULE_QUEUE_PART: NAME,
+            layout.SCHEDULE_HEADERS_PART: HEADERS,
+            layout.SCHEDULE_INTERVAL_PART: ABOUT,
+            layout.SCHEDULE_MESSAGE_PART: PAYLOAD,
+            layout.SCHEDULE_CRON_PART: LAST,
+        },
+    )
+_set_layout(
+    _SHORT_SCHEDULE,
+    layout.SHORT_SCHEDULE_PARTS,
+    {
+        layout.SCHEDULE_QUEUE_PART: NAME,
+        layout.SCHEDULE_HEADERS_PART: HEADERS,
+        layout.SHORT_SCHEDULE_MESSAGE_PART: PAYLOAD,
+    },
+)
+for _code in (READY, DISCONNECT, KBAI, ADMIN):
+    _set_layout(_code, layout.MIN_PARTS, {})
 
 # The commands' names, the frequent ones first, and the frame code of each.
 _COMMANDS: Final = {
-    "REQUEST": _REQUEST,
-    "REPLY": _REPLY,
-    "PUBLISH": _PUBLISH,
-    "READY": _READY,
-    "HEARTBEAT": _HEARTBEAT,
-    "ACK": _ACK,
-    "INFORM": _INFORM,
-    "SCHEDULE": _SCHEDULE,
-    "UNSCHEDULE": _UNSCHEDULE,
-    "DISCONNECT": _DISCONNECT,
-    "KBAI": _KBAI,
-    "KBYE": _KBAI,
-    **dict.fromkeys([name.decode() for name in ADMIN_COMMANDS], _ADMIN),
+    layout.COMMAND_REQUEST: REQUEST,
+    layout.COMMAND_REPLY: REPLY,
+    layout.COMMAND_PUBLISH: PUBLISH,
+    layout.COMMAND_READY: READY,
+    layout.COMMAND_HEARTBEAT: HEARTBEAT,
+    layout.COMMAND_ACK: ACK,
+    layout.COMMAND_INFORM: INFORM,
+    layout.COMMAND_SCHEDULE: SCHEDULE,
+    layout.COMMAND_UNSCHEDULE: UNSCHEDULE,
+    layout.COMMAND_DISCONNECT: DISCONNECT,
+    layout.COMMAND_KBAI: KBAI,
+    layout.COMMAND_KBYE: KBAI,
+    **dict.fromkeys(layout.ADMIN_COMMANDS, ADMIN),
 }
 _CODES: Final = np.array(list(_COMMANDS.values()))
 _LENGTHS: Final = np.array([len(name) for name in _COMMANDS])
-_NAMES: Final = np.frombuffer("".join(_COMMANDS).encode(), np.uint8)
+_NAMES: Final = np.frombuffer(b"".join(_COMMANDS), np.uint8)
 
-_VERSION: Final = word(VERSION.decode())
-_TELLING: Final = (word("READY"), word("INITIATE"))
-_SILENT_SOCKETS: Final = (word("SUB"), word("XSUB"))
-_PUBLISHING_SOCKETS: Final = (word("PUB"), word("XPUB"))
+_VERSION: Final = word(layout.VERSION)
+_METADATA_COMMANDS: Final = tuple(map(word, zmtp_layout.METADATA_COMMANDS))
+_SILENT_SOCKETS: Final = tuple(map(word, zmtp_layout.SILENT_SOCKETS))
+_PUBLISHING_SOCKETS: Final = tuple(map(word, zmtp_layout.PUBLISHING_SOCKETS))
 
 
 # ------------------------------------------------------------------------------------------- ZMTP
 
 
-@compiled
+@subroutine
 def _greeting(
     data: Bytes,
     position: int,
@@ -154,14 +228,16 @@ def _greeting(
     name_end = greeting_at(data, position, end)
     if name_end < 0:
         return name_end
-    version, as_server = big(data, position + 10, 2), min(octet_at(data, position + 32), 1)
-    row = put(rows, progress, position + shift, GREETING_SIZE, 0, version, as_server, NONE)
-    point(rows, row, _NAME, position + 12, name_end)
+    version = big_endian(data, position + zmtp_layout.MAJOR_OFFSET, 2)
+    as_server = min(octet_at(data, position + zmtp_layout.AS_SERVER_OFFSET), 1)
+    size = zmtp_layout.GREETING_SIZE
+    row = add_row(rows, progress, position + shift, size, ZMTP_GREETING, version, as_server, NONE)
+    set_slice(rows, row, NAME, position + zmtp_layout.MECHANISM_OFFSET, name_end)
     state[_STAGE] = _HANDSHAKE
-    return position + GREETING_SIZE
+    return position + size
 
 
-@compiled
+@subroutine
 def _socket(data: Bytes, start: int, end: int) -> int:
     """What the messages of a socket of this type hold."""
     if start == end:
@@ -174,7 +250,7 @@ def _socket(data: Bytes, start: int, end: int) -> int:
     return _PUBLISHER if name in _PUBLISHING_SOCKETS else _COMMANDER
 
 
-@compiled
+@subroutine
 def _zmtp_command(
     data: Bytes,
     position: int,
@@ -185,29 +261,36 @@ def _zmtp_command(
     rows: Numbers,
     progress: Numbers,
 ) -> int:
-    stop, name, name_end = command_at(data, position, end, limits[2])
+    stop, name, name_end = command_at(data, position, end, limits[_COMMAND_BYTES])
     if stop < 0:
         return stop
-    if data[name + 1] and word_at(data, name + 1, name_end) in _TELLING:
-        # After the handshake nobody says this; the decoder knows what to make of it.
+    name += zmtp_layout.NAME_LENGTH_SIZE
+    if data[name] and word_at(data, name, name_end) in _METADATA_COMMANDS:
+        # The last command of the handshake. After it, and without metadata, it is for the Decoder.
         socket, socket_end = socket_type_at(data, name_end, stop)
         if state[_STAGE] == _TRAFFIC or socket < 0:
-            return ODD
+            return UNSURE
         state[_SOCKET] = _socket(data, socket, socket_end)
         state[_STAGE] = _TRAFFIC
-        state[OPENED] = stop + shift
-    row = put(rows, progress, position + shift, stop - position, 1, 0, NONE, NONE)
-    point(rows, row, _NAME, name + 1, name_end)
-    point(rows, row, _ABOUT, name_end, stop)
+        state[HANDSHAKE_END] = stop + shift
+    row = add_row(rows, progress, position + shift, stop - position, ZMTP_COMMAND, 0, NONE, NONE)
+    set_slice(rows, row, NAME, name, name_end)
+    set_slice(rows, row, ABOUT, name_end, stop)
     return stop
 
 
 # --------------------------------------------------------------------------------------- commands
 
 
-@compiled
+@subroutine
+def _part(parts: Numbers, index: int) -> tuple[int, int]:
+    """Start and end of a part, as `message_at` has noted them."""
+    return parts[2 * index], parts[2 * index + 1]
+
+
+@subroutine
 def _command(data: Bytes, start: int, end: int) -> int:
-    """The frame code of the command of this name, ODD if there is none."""
+    """The frame code of the command with this name, UNSURE if there is none."""
     at = 0
     for index in range(len(_CODES)):
         length = _LENGTHS[index]
@@ -218,49 +301,58 @@ def _command(data: Bytes, start: int, end: int) -> int:
             if same == length:
                 return int(_CODES[index])
         at += length
-    return ODD
+    return UNSURE
 
 
-@compiled
+@subroutine
 def _layout(data: Bytes, code: int, count: int, parts: Numbers) -> int:
-    """The row of _LAYOUTS that holds for this command, ODD if none does or a text is not UTF-8."""
-    layout = code
-    if code == _PUBLISH and count == 6:
-        layout = _SHORT_PUBLISH
-    elif code in (_SCHEDULE, _UNSCHEDULE):
-        if count == 8:
-            return ODD
-        if count == 7:
-            layout = _SHORT_SCHEDULE
-    if count < _LAYOUTS[layout, 0] or not valid_utf8(data, parts[6], parts[7]):
-        return ODD
-    for index in range(4, min(count, KEPT_PARTS)):
-        part = _LAYOUTS[layout, index - 3]
-        is_text = part not in (NONE, _PAYLOAD)
-        if is_text and not valid_utf8(data, parts[2 * index], parts[2 * index + 1]):
-            return ODD
-    return layout
+    """The row of _LAYOUTS for this command; UNSURE if there is none, or a text is not UTF-8."""
+    form = code
+    if code == PUBLISH and count == layout.SHORT_PUBLISH_PARTS:
+        form = _SHORT_PUBLISH
+    elif code in (SCHEDULE, UNSCHEDULE):
+        if count == layout.SHORT_SCHEDULE_PARTS:
+            form = _SHORT_SCHEDULE
+        elif count < layout.SCHEDULE_PARTS:
+            return UNSURE
+    start, end = _part(parts, layout.MSGID_PART)
+    if count < _LAYOUTS[form, _LEAST] or not valid_utf8(data, start, end):
+        return UNSURE
+    for index in range(layout.MIN_PARTS, min(count, KEPT_PARTS)):
+        part = _LAYOUTS[form, 1 + index - layout.MIN_PARTS]
+        start, end = _part(parts, index)
+        # A payload is any bytes, and so are parts that have no meaning.
+        if part not in (NONE, PAYLOAD) and not valid_utf8(data, start, end):
+            return UNSURE
+    return form
 
 
-@compiled
-def _holds(data: Bytes, count: int, parts: Numbers, state: Numbers) -> int:
-    """What the message holds: a frame code, NONE for nothing of ours, ODD for no command."""
+@subroutine
+def _content(data: Bytes, count: int, parts: Numbers, state: Numbers) -> int:
+    """What the message holds: a frame code, NONE for nothing of eMQP, UNSURE for no command."""
     socket = state[_SOCKET]
+    first, first_end = _part(parts, layout.EMPTY_PART)
     if socket == _UNKNOWN:
-        if state[_BROKER] and count == 2:
+        # The handshake had no socket type: by the number of parts, as the Decoder does it.
+        if state[_IS_BROKER] and count == layout.DELIVERY_PARTS:
             socket = _PUBLISHER
-        elif count == 1 and parts[1] > parts[0] and data[parts[0]] < 2:
+        elif count == 1 and first_end > first and data[first] <= zmtp_layout.SUBSCRIPTION_SUBSCRIBE:
             socket = _SILENT
     if socket == _SILENT:
         return NONE
     if socket == _PUBLISHER:
-        return _DELIVERY if count == 2 and valid_utf8(data, parts[0], parts[1]) else ODD
-    if count < 4 or parts[0] != parts[1] or word_at(data, parts[2], parts[3]) != _VERSION:
-        return ODD
-    return _command(data, parts[4], parts[5])
+        is_delivery = count == layout.DELIVERY_PARTS and valid_utf8(data, first, first_end)
+        return DELIVERY if is_delivery else UNSURE
+    if count < layout.MIN_PARTS or first != first_end:
+        return UNSURE
+    version, version_end = _part(parts, layout.VERSION_PART)
+    if word_at(data, version, version_end) != _VERSION:
+        return UNSURE
+    name, name_end = _part(parts, layout.COMMAND_PART)
+    return _command(data, name, name_end)
 
 
-@compiled
+@subroutine
 def _message(
     data: Bytes,
     position: int,
@@ -272,38 +364,44 @@ def _message(
     progress: Numbers,
     parts: Numbers,
 ) -> int:
-    stop, count = message_at(data, position, end, limits[0], limits[1], parts)
+    """A message of ZMTP, and the command or publication in it: two rows of the same bytes."""
+    stop, count = message_at(data, position, end, limits[_FRAME_BYTES], limits[_PARTS], parts)
     if stop < 0:
         return stop
-    code = _holds(data, count, parts, state)
-    if code == ODD:
-        return ODD
-    layout = code
-    if code > _DELIVERY:
-        layout = _layout(data, code, count, parts)
-        if layout < 0:
-            return ODD
+    code = _content(data, count, parts, state)
+    if code == UNSURE:
+        return UNSURE
+    form = code
+    if code > DELIVERY:
+        form = _layout(data, code, count, parts)
+        if form < 0:
+            return UNSURE
     offset, length = position + shift, stop - position
-    put(rows, progress, offset, length, 2, count, NONE, NONE)
+    add_row(rows, progress, offset, length, ZMTP_MESSAGE, count, NONE, NONE)
     if code == NONE:
         return stop
-    row = put(rows, progress, offset, length, code, 0, NONE, NONE)
-    if code == _DELIVERY:
-        point(rows, row, _NAME, parts[0], parts[1])
-        point(rows, row, _PAYLOAD, parts[2], parts[3])
+    row = add_row(rows, progress, offset, length, code, 0, NONE, NONE)
+    if code == DELIVERY:
+        topic, topic_end = _part(parts, layout.DELIVERY_TOPIC_PART)
+        body, body_end = _part(parts, layout.DELIVERY_MESSAGE_PART)
+        set_slice(rows, row, NAME, topic, topic_end)
+        set_slice(rows, row, PAYLOAD, body, body_end)
         return stop
-    point(rows, row, _MSGID, parts[6], parts[7])
-    if code == _ADMIN:
-        point(rows, row, _ABOUT, parts[4], parts[5])
-    for index in range(4, min(count, KEPT_PARTS)):
-        part = _LAYOUTS[layout, index - 3]
+    msgid, msgid_end = _part(parts, layout.MSGID_PART)
+    set_slice(rows, row, MSGID, msgid, msgid_end)
+    if code == ADMIN:
+        name, name_end = _part(parts, layout.COMMAND_PART)
+        set_slice(rows, row, ABOUT, name, name_end)
+    for index in range(layout.MIN_PARTS, min(count, KEPT_PARTS)):
+        part = _LAYOUTS[form, 1 + index - layout.MIN_PARTS]
         if part != NONE:
-            point(rows, row, part, parts[2 * index], parts[2 * index + 1])
+            start, stop_of_part = _part(parts, index)
+            set_slice(rows, row, part, start, stop_of_part)
     return stop
 
 
-@compiled
-def _frame(
+@subroutine
+def _step(
     data: Bytes,
     position: int,
     end: int,
@@ -314,38 +412,12 @@ def _frame(
     progress: Numbers,
     parts: Numbers,
 ) -> int:
-    """The position behind the greeting, command or message, or why there is none to be had."""
-    if state[_STAGE] == _TRAFFIC and data[position] < FLAG_COMMAND:
+    """The position after the greeting, command or message, or why there is none."""
+    if state[_STAGE] == _TRAFFIC and data[position] < zmtp_layout.FLAG_COMMAND:
         return _message(data, position, end, shift, state, limits, rows, progress, parts)
     if state[_STAGE] == _GREETING:
         return _greeting(data, position, end, shift, state, rows, progress)
     return _zmtp_command(data, position, end, shift, state, limits, rows, progress)
-
-
-@kernel
-def _scan(
-    data: Bytes,
-    at: Numbers,
-    ends: Numbers,
-    states: Numbers,
-    limits: Numbers,
-    rows: Numbers,
-    progress: Numbers,
-) -> bool:
-    parts = np.empty(2 * KEPT_PARTS, np.int64)
-    while has_run(states, progress):
-        run = progress[0]
-        position, end, state = at[run], ends[run], states[run]
-        shift = state[OFFSET] - position
-        after = position
-        while position < end and has_room(rows, progress):
-            after = _frame(data, position, end, shift, state, limits, rows, progress, parts)
-            if after < 0:
-                break
-            position = after
-        if not stopped(at, ends, states, progress, position, after):
-            return False
-    return True
 
 
 class EmqpScanner(BulkScanner):
@@ -355,15 +427,14 @@ class EmqpScanner(BulkScanner):
     `payload` is the body of a message; `name` the queue or topic, of a ZMTP command its name, of a
     greeting the mechanism; `about` is what an ack acknowledges, the request that a reply answers, a
     heartbeat's time, the queues of an inform, a schedule's interval, an admin's command, and what
-    stands behind the name of a ZMTP command; `last` is a schedule's cron, an inform's peer. What is
-    in `headers` is a second step's to read.
+    follows the name in a ZMTP command; `last` is a schedule's cron, an inform's peer. What is in
+    `headers` is not checked here.
 
     CURVE, commands between the parts of a message, and messages that are no command are left to the
     decoder.
     """
 
-    frame_names: ClassVar[tuple[str, ...]] = tuple(frame.frame_name for frame in _FRAMES)
-    frame_layers: ClassVar[tuple[int, ...]] = tuple(frame.layer for frame in _FRAMES)
+    frames: ClassVar[tuple[type[Frame], ...]] = FRAMES
     slice_names: ClassVar[tuple[str, ...]] = (
         "payload",
         "msgid",
@@ -372,31 +443,33 @@ class EmqpScanner(BulkScanner):
         "about",
         "last",
     )
-    own_slots: ClassVar[int] = 3
+    state_slots: ClassVar[int] = 3
     has_handshake: ClassVar[bool] = True
+    kernel = staticmethod(scan_kernel("emqp", _step, scratch_slots=2 * KEPT_PARTS))
 
-    _kernel = staticmethod(_scan)
-
-    def _limited(self, limits: Limits | None) -> list[int]:
+    def _limit_values(self, limits: Limits | None) -> list[int]:
         limits = one_of(limits, DEFAULTS)
         return [limits.frame_bytes, limits.parts, limits.command_bytes]
 
-    def _begin(self, sender: str) -> list[int]:
+    def _initial_state(self, sender: str) -> list[int]:
         return [sender == "broker", _GREETING, _UNKNOWN]
 
-    def _read_state(self, decoder: Decoder) -> tuple[bool, list[int]] | None:
+    def _state_from(self, decoder: Decoder) -> tuple[bool, list[int]] | None:
         assert isinstance(decoder, EmqpDecoder)
         stages = {"greeting": _GREETING, "handshake": _HANDSHAKE, "traffic": _TRAFFIC}
-        stage = stages.get(decoder._stage.value)
-        if stage is None or decoder.mechanism == "CURVE":
+        stage = stages.get(decoder.stage)
+        if stage is None or decoder.mechanism == zmtp_layout.MECHANISM_CURVE:
             return None
-        match decoder.socket_type:
-            case None:
-                socket = _UNKNOWN
-            case "SUB" | "XSUB":
-                socket = _SILENT
-            case "PUB" | "XPUB":
-                socket = _PUBLISHER
-            case _:
-                socket = _COMMANDER
+        socket_type = decoder.socket_type
+        if socket_type is None:
+            socket = _UNKNOWN
+        elif socket_type in zmtp_layout.SILENT_SOCKETS:
+            socket = _SILENT
+        elif socket_type in zmtp_layout.PUBLISHING_SOCKETS:
+            socket = _PUBLISHER
+        else:
+            socket = _COMMANDER
         return stage == _TRAFFIC, [decoder.sender == "broker", stage, socket]
+
+
+SCANNER = EmqpScanner

@@ -1,89 +1,95 @@
-"""Epoxy's columnar scanner for captures: framelets, headers as they are usually written, slices."""
+"""Epoxy's columnar scanner: framelets, headers as they are usually written, slices."""
 
 from __future__ import annotations
 
 from typing import ClassVar, Final
 
+from crosswire.pipeline.decode.arrays import NONE, Bytes, Numbers
+from crosswire.pipeline.decode.kernels import subroutine
+from crosswire.pipeline.decode.scanners.octets import little_endian, octet_at, valid_utf8
 from crosswire.pipeline.decode.scanners.scanner import (
-    NONE,
-    ODD,
-    OFFSET,
-    TAIL,
+    INCOMPLETE,
+    UNSURE,
     BulkScanner,
-    Bytes,
-    Numbers,
-    compiled,
-    has_room,
-    has_run,
-    kernel,
-    little,
-    octet_at,
-    point,
-    put,
-    stopped,
-    valid_utf8,
+    add_row,
+    scan_kernel,
+    set_slice,
 )
-from crosswire.wire.contract import Limits, one_of
+from crosswire.wire.contract import Frame, Limits, one_of
+from crosswire.wire.epoxy import layout
 from crosswire.wire.epoxy.frames import DEFAULTS, ConfigFrame, Message
 
-__all__ = ["EpoxyScanner"]
+__all__ = [
+    "CONFIG",
+    "HAS_ERROR",
+    "LAYER_DATA",
+    "MESSAGE",
+    "MESSAGE_TYPE",
+    "METHOD",
+    "PAYLOAD",
+    "SCANNER",
+    "SERVICE",
+    "EpoxyScanner",
+]
 
-_CONFIG, _MESSAGE = 0, 1
-_PAYLOAD, _SERVICE, _METHOD, _LAYER_DATA = range(4)
-_HAS_ERROR: Final = 4
+CONFIG, MESSAGE = range(2)
+"""Codes of frames."""
+PAYLOAD, SERVICE, METHOD, LAYER_DATA = range(4)
+"""Slices."""
 
-# Types of framelets, as a little-endian number.
-_CG: Final = int.from_bytes(b"CG", "little")
-_HR: Final = int.from_bytes(b"HR", "little")
-_LY: Final = int.from_bytes(b"LY", "little")
-_PD: Final = int.from_bytes(b"PD", "little")
-_ED: Final = int.from_bytes(b"ED", "little")
-_FRAMELET_BYTES: Final = 6
+# What `detail` has of a message.
+MESSAGE_TYPE: Final = 3
+"""The bits of its type."""
+HAS_ERROR: Final = 4
 
-# Type and id of the headers' fields, in the order in which they are written.
-_ID_FIELD: Final = 6
-_TYPE_FIELD: Final = 16 | 1 << 8
-_SERVICE_FIELD: Final = 9 | 2 << 8
-_METHOD_FIELD: Final = 9 | 3 << 8
+# The limits.
+_FRAME_BYTES, _FRAMELET_BYTES, _FRAMELETS = range(3)
 
 
-@compiled
+@subroutine
 def _framelet(
     data: Bytes, position: int, at: int, end: int, limits: Numbers
 ) -> tuple[int, int, int]:
-    """Its type, and where its content is; of a frame that began at `position`. Instead of where it
-    ends, why that can't be told."""
-    start = at + _FRAMELET_BYTES
+    """The type of the framelet at `at`, and where its content starts and ends; of a frame that
+    began at `position`. Instead of the end, INCOMPLETE or UNSURE."""
+    start = at + layout.CONTENT_OFFSET
     if start > end:
-        return 0, start, TAIL
-    size = little(data, at + 2, 4)
+        return 0, start, INCOMPLETE
+    size = little_endian(data, at + layout.SIZE_OFFSET, layout.SIZE_SIZE)
     stop = start + size
-    if size == 0 or size > limits[1] or stop - position > limits[0]:
-        return 0, start, ODD
-    return little(data, at, 2), start, stop if stop <= end else TAIL
+    # The size is below 2³², so that the sum can't overflow before it is compared.
+    if size < layout.MIN_CONTENT_SIZE or size > limits[_FRAMELET_BYTES]:
+        return 0, start, UNSURE
+    if stop - position > limits[_FRAME_BYTES]:
+        return 0, start, UNSURE
+    kind = little_endian(data, at + layout.TYPE_OFFSET, layout.TYPE_SIZE)
+    return kind, start, stop if stop <= end else INCOMPLETE
 
 
-@compiled
+@subroutine
 def _name(data: Bytes, at: int, end: int, field: int) -> tuple[int, int]:
-    """Where the name in this field is, nothing if the field isn't there; ODD if it's unusual."""
-    if end - at < 3 or little(data, at, 3) != field:
+    """Start and end of the name in this field, both `at` if the field is not there; UNSURE if it is
+    written in an unusual way."""
+    if end - at < layout.FIELD_HEADER_SIZE:
         return at, at
-    at += 3
+    if little_endian(data, at, layout.FIELD_HEADER_SIZE) != field:
+        return at, at
+    at += layout.FIELD_HEADER_SIZE
     size = 0
-    for index in range(5):
+    for index in range(layout.MAX_VARINT32_SIZE):
         if at >= end:
-            return ODD, ODD
+            return UNSURE, UNSURE
         octet = octet_at(data, at)
         at += 1
-        size |= (octet & 0x7F) << 7 * index
-        if octet < 0x80:
+        size |= (octet & layout.VARINT_MASK) << layout.VARINT_BITS * index
+        if octet < layout.VARINT_MORE:
             if size > end - at or not valid_utf8(data, at, at + size):
-                return ODD, ODD
+                return UNSURE, UNSURE
             return at, at + size
-    return ODD, ODD
+    return UNSURE, UNSURE
 
 
-@compiled
+@subroutine
 def _message(
     data: Bytes,
     position: int,
@@ -98,108 +104,96 @@ def _message(
     """A frame that opens with these headers."""
     kind, content, stop = _framelet(data, position, headers_end, end, limits)
     layer, layer_end = 0, 0
-    count = little(data, position, 2)
-    if stop >= 0 and count == 3 and kind == _LY:
+    count = little_endian(data, position + layout.COUNT_OFFSET, layout.COUNT_SIZE)
+    if stop >= 0 and count == layout.MAX_FRAMELETS and kind == layout.TYPE_LAYER_DATA:
         layer, layer_end = content, stop
         kind, content, stop = _framelet(data, position, stop, end, limits)
-        count = 2
+        count -= 1
     if stop < 0:
         return stop
-    if count != 2 or kind not in (_PD, _ED):
-        return ODD
+    # Headers and payload are left, whether or not there was layer data between them.
+    if count != 2 or kind not in (layout.TYPE_PAYLOAD, layout.TYPE_ERROR_DATA):
+        return UNSURE
 
+    # Fast Binary allows fields in more forms than this one, in which all known writers write them:
+    # ascending, defaults omitted, no unknown field. Any other form is for the Decoder.
     at, conversation = headers, 0
-    if headers_end - at >= 11 and little(data, at, 3) == _ID_FIELD:
-        conversation = little(data, at + 3, 8)
-        at += 11
-    if headers_end - at < 7 or little(data, at, 3) != _TYPE_FIELD:
-        return ODD
-    message_type = little(data, at + 3, 4)
-    if message_type < 1 or message_type > 3:
-        return ODD
-    service, service_end = _name(data, at + 7, headers_end, _SERVICE_FIELD)
+    if (
+        headers_end - at >= layout.CONVERSATION_FIELD_SIZE
+        and little_endian(data, at, layout.FIELD_HEADER_SIZE) == layout.CONVERSATION_FIELD
+    ):
+        conversation = little_endian(data, at + layout.FIELD_HEADER_SIZE, layout.CONVERSATION_SIZE)
+        at += layout.CONVERSATION_FIELD_SIZE
+    if headers_end - at < layout.MESSAGE_TYPE_FIELD_SIZE:
+        return UNSURE
+    if little_endian(data, at, layout.FIELD_HEADER_SIZE) != layout.MESSAGE_TYPE_FIELD:
+        return UNSURE
+    message_type = little_endian(data, at + layout.FIELD_HEADER_SIZE, layout.MESSAGE_TYPE_SIZE)
+    if message_type < layout.FIRST_MESSAGE_TYPE or message_type > layout.LAST_MESSAGE_TYPE:
+        return UNSURE
+    at += layout.MESSAGE_TYPE_FIELD_SIZE
+    service, service_end = _name(data, at, headers_end, layout.SERVICE_FIELD)
     if service < 0:
-        return ODD
-    method, method_end = _name(data, service_end, headers_end, _METHOD_FIELD)
-    if method < 0 or method_end >= headers_end or data[method_end] != 0:
-        return ODD
-    detail = message_type | (_HAS_ERROR if kind == _ED else 0)
+        return UNSURE
+    method, method_end = _name(data, service_end, headers_end, layout.METHOD_FIELD)
+    if method < 0 or method_end >= headers_end or data[method_end] != layout.STOP:
+        return UNSURE
+    detail = message_type | (HAS_ERROR if kind == layout.TYPE_ERROR_DATA else 0)
     offset, length = position + shift, stop - position
-    row = put(rows, progress, offset, length, _MESSAGE, conversation, detail, NONE)
-    point(rows, row, _PAYLOAD, content, stop)
-    point(rows, row, _SERVICE, service, service_end)
-    point(rows, row, _METHOD, method, method_end)
+    row = add_row(rows, progress, offset, length, MESSAGE, conversation, detail, NONE)
+    set_slice(rows, row, PAYLOAD, content, stop)
+    set_slice(rows, row, SERVICE, service, service_end)
+    set_slice(rows, row, METHOD, method, method_end)
     if layer_end:
-        point(rows, row, _LAYER_DATA, layer, layer_end)
+        set_slice(rows, row, LAYER_DATA, layer, layer_end)
     return stop
 
 
-@compiled
-def _frame(
+@subroutine
+def _step(
     data: Bytes,
     position: int,
     end: int,
     shift: int,
+    state: Numbers,  # noqa: ARG001  Epoxy's frames don't depend on one another
     limits: Numbers,
     rows: Numbers,
     progress: Numbers,
+    scratch: Numbers,  # noqa: ARG001
 ) -> int:
-    """The position behind the frame, or why there is none to be had."""
-    if end - position < 2:
-        return TAIL
-    count = little(data, position, 2)
-    if not 1 <= count <= 3 or count > limits[2]:
-        return ODD
-    kind, start, stop = _framelet(data, position, position + 2, end, limits)
+    """The position after the frame, or why there is none."""
+    if end - position < layout.HEADER_SIZE:
+        return INCOMPLETE
+    count = little_endian(data, position + layout.COUNT_OFFSET, layout.COUNT_SIZE)
+    if not 1 <= count <= layout.MAX_FRAMELETS or count > limits[_FRAMELETS]:
+        return UNSURE
+    kind, start, stop = _framelet(data, position, position + layout.HEADER_SIZE, end, limits)
     if stop < 0:
         return stop
-    if kind == _HR:
+    if kind == layout.TYPE_HEADERS:
         return _message(data, position, start, stop, end, shift, limits, rows, progress)
     # There is only one usual config: an empty struct.
-    if kind != _CG or count != 1 or stop - start != 1 or data[start] != 0:
-        return ODD
-    put(rows, progress, position + shift, stop - position, _CONFIG, 0, NONE, NONE)
+    is_empty = stop - start == layout.STOP_SIZE and data[start] == layout.STOP
+    if kind != layout.TYPE_CONFIG or count != 1 or not is_empty:
+        return UNSURE
+    add_row(rows, progress, position + shift, stop - position, CONFIG, 0, NONE, NONE)
     return stop
 
 
-@kernel
-def _scan(
-    data: Bytes,
-    at: Numbers,
-    ends: Numbers,
-    states: Numbers,
-    limits: Numbers,
-    rows: Numbers,
-    progress: Numbers,
-) -> bool:
-    while has_run(states, progress):
-        run = progress[0]
-        position, end = at[run], ends[run]
-        shift = states[run, OFFSET] - position
-        after = position
-        while position < end and has_room(rows, progress):
-            after = _frame(data, position, end, shift, limits, rows, progress)
-            if after < 0:
-                break
-            position = after
-        if not stopped(at, ends, states, progress, position, after):
-            return False
-    return True
-
-
 class EpoxyScanner(BulkScanner):
-    """`number` is the conversation id; `detail` the message type, and 4 with it where the message
-    has an error. That is then what `payload` is: marshalled Bond in any case, as it stands, as is
-    `layer_data`. Protocol errors, and headers written in another way than is usual, are left to the
-    decoder.
+    """`number` is the conversation id; `detail` the message type, with HAS_ERROR added where the
+    message has an error. `payload` is then the error: marshalled Bond in any case, which is not
+    checked here, as is `layer_data`. Protocol errors, and headers that are written in another way
+    than is usual, are left to the decoder.
     """
 
-    frame_names: ClassVar[tuple[str, ...]] = (ConfigFrame.frame_name, Message.frame_name)
-    frame_layers: ClassVar[tuple[int, ...]] = (0, 0)
+    frames: ClassVar[tuple[type[Frame], ...]] = (ConfigFrame, Message)
     slice_names: ClassVar[tuple[str, ...]] = ("payload", "service", "method", "layer_data")
+    kernel = staticmethod(scan_kernel("epoxy", _step))
 
-    _kernel = staticmethod(_scan)
-
-    def _limited(self, limits: Limits | None) -> list[int]:
+    def _limit_values(self, limits: Limits | None) -> list[int]:
         limits = one_of(limits, DEFAULTS)
         return [limits.frame_bytes, limits.framelet_bytes, limits.framelets]
+
+
+SCANNER = EpoxyScanner

@@ -1,32 +1,40 @@
-"""MicroMsg2's columnar scanner for captures: handshakes, then frames, their sequence and slices."""
+"""MicroMsg2's columnar scanner: handshakes, then frames, their sequence and slices."""
 
 from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from crosswire.pipeline.decode.scanners.scanner import (
-    NONE,
-    ODD,
-    OFFSET,
-    OPENED,
-    OWN,
-    TAIL,
-    BulkScanner,
-    Bytes,
-    Numbers,
-    big,
-    compiled,
-    has_room,
-    has_run,
-    kernel,
+from crosswire.pipeline.decode.arrays import NONE, Bytes, Numbers
+from crosswire.pipeline.decode.ascii_codes import (
+    HYPHEN,
+    LOWER,
+    LOWER_A,
+    LOWER_Z,
+    NINE,
+    NOT_ASCII,
+    UNDERSCORE,
+    ZERO,
+)
+from crosswire.pipeline.decode.kernels import subroutine
+from crosswire.pipeline.decode.scanners.octets import (
+    big_endian,
+    find_octet,
     octet_at,
-    point,
-    put,
-    stopped,
     valid_utf8,
     valid_utf8_escaped,
 )
-from crosswire.wire.contract import Decoder, Limits, one_of
+from crosswire.pipeline.decode.scanners.scanner import (
+    HANDSHAKE_END,
+    INCOMPLETE,
+    PROTOCOL_STATE,
+    UNSURE,
+    BulkScanner,
+    add_row,
+    scan_kernel,
+    set_slice,
+)
+from crosswire.wire.contract import Decoder, Frame, Limits, one_of
+from crosswire.wire.micromsg2 import layout
 from crosswire.wire.micromsg2.decoder import MicroMsg2Decoder
 from crosswire.wire.micromsg2.frames import (
     DEFAULTS,
@@ -36,60 +44,66 @@ from crosswire.wire.micromsg2.frames import (
     Handshake,
     Message,
 )
-from crosswire.wire.micromsg2.layout import LAST_SEQUENCE
 
-__all__ = ["MicroMsg2Scanner"]
+__all__ = [
+    "COMMAND",
+    "DESTINATION",
+    "ERROR",
+    "EXTENSION",
+    "HANDSHAKE",
+    "MESSAGE",
+    "PAYLOAD",
+    "PROPERTIES",
+    "SCANNER",
+    "MicroMsg2Scanner",
+]
 
-# Slots of the state; NONE where the decoder has None.
-_CLIENT: Final = OWN
-_HANDSHAKES: Final = OWN + 1
-_SEQUENCE: Final = OWN + 2
-_CONTINUED: Final = OWN + 3
-_AGREED: Final = OWN + 4
-"""How many extensions are in use."""
+HANDSHAKE, MESSAGE, COMMAND, EXTENSION, ERROR = range(5)
+"""Codes of frames."""
+PAYLOAD, DESTINATION, PROPERTIES = range(3)
+"""Slices."""
 
-_HANDSHAKE, _MESSAGE, _COMMAND, _EXTENSION, _ERROR = range(5)
-_PAYLOAD, _DESTINATION, _PROPERTIES = range(3)
+# What is remembered of a direction; NONE where the decoder has None.
+_IS_CLIENT: Final = PROTOCOL_STATE
+_HANDSHAKES: Final = PROTOCOL_STATE + 1
+"""How many are still to come."""
+_SEQUENCE: Final = PROTOCOL_STATE + 2
+"""The number that the next message must have."""
+_CONTINUED: Final = PROTOCOL_STATE + 3
+"""Whether the last frame's message continues in the next."""
+_EXTENSIONS: Final = PROTOCOL_STATE + 4
+"""How many extensions were agreed on."""
 
-# Frame flags.
-_TYPES: Final = 7
-_LARGE: Final = 8
-_IS_CONTINUED: Final = 16
+_FRAME_BYTES: Final = 0
+"""Of the limits."""
 
 
 # ------------------------------------------------------------------------------------------- text
 
 
-@compiled
-def _find(data: Bytes, start: int, end: int, octet: int) -> int:
-    """Where it is, or the end."""
-    for index in range(start, end):
-        if data[index] == octet:
-            return index
-    return end
-
-
-@compiled
+@subroutine
 def _is_name(data: Bytes, start: int, end: int) -> bool:
     for index in range(start, end):
         octet = data[index]
-        letter = 97 <= octet | 32 <= 122
-        if not (letter or 48 <= octet <= 57 or octet == 45 or octet == 95):
+        is_letter = LOWER_A <= octet | LOWER <= LOWER_Z
+        is_mark = (octet == HYPHEN) | (octet == UNDERSCORE)
+        if not (is_letter or ZERO <= octet <= NINE or is_mark):
             return False
     return start < end
 
 
-@compiled
+@subroutine
 def _are_arguments(data: Bytes, start: int, end: int, or_colons: bool) -> bool:
-    """Pairs between commas, of a name, `=`, and text with escapes."""
+    """Pairs between commas, of a name, `=`, and text with escapes. A handshake may have a colon
+    for the `=`."""
     if start == end:
         return True
     at = start
     while at <= end:
-        stop = _find(data, at, end, 44)
-        key_end = _find(data, at, stop, 61)
+        stop = find_octet(data, at, end, layout.ARGUMENT_SEPARATOR)
+        key_end = find_octet(data, at, stop, layout.ARGUMENT_VALUE_SEPARATOR)
         if or_colons:
-            key_end = min(key_end, _find(data, at, stop, 58))
+            key_end = min(key_end, find_octet(data, at, stop, layout.VALUE_SEPARATOR))
         if key_end == stop or not _is_name(data, at, key_end):
             return False
         if not valid_utf8_escaped(data, key_end + 1, stop):
@@ -98,10 +112,10 @@ def _are_arguments(data: Bytes, start: int, end: int, or_colons: bool) -> bool:
     return True
 
 
-@compiled
+@subroutine
 def _is_call(data: Bytes, start: int, end: int) -> bool:
     """A COMMAND's or ERROR's name and arguments."""
-    stop = _find(data, start, end, 59)
+    stop = find_octet(data, start, end, layout.ITEM_SEPARATOR)
     return (
         valid_utf8(data, start, end)
         and _is_name(data, start, stop)
@@ -109,22 +123,23 @@ def _is_call(data: Bytes, start: int, end: int) -> bool:
     )
 
 
-@compiled
+@subroutine
 def _count_extensions(data: Bytes, start: int, end: int) -> int:
-    """How many a handshake's list has, ODD if it is not one."""
+    """How many extensions a handshake's list has, UNSURE if it is not one."""
     if not valid_utf8(data, start, end):
-        return ODD
-    if end > start and data[end - 1] == 59:
+        return UNSURE
+    # The last item may have a separator after it.
+    if end > start and data[end - 1] == layout.ITEM_SEPARATOR:
         end -= 1
     count = 0
     at = start
     while at <= end and start < end:
-        stop = _find(data, at, end, 59)
-        name_end = _find(data, at, stop, 58)
+        stop = find_octet(data, at, end, layout.ITEM_SEPARATOR)
+        name_end = find_octet(data, at, stop, layout.VALUE_SEPARATOR)
         if not _is_name(data, at, name_end):
-            return ODD
+            return UNSURE
         if not _are_arguments(data, min(name_end + 1, stop), stop, True):
-            return ODD
+            return UNSURE
         count += 1
         at = stop + 1
     return count
@@ -133,7 +148,7 @@ def _count_extensions(data: Bytes, start: int, end: int) -> int:
 # ----------------------------------------------------------------------------------------- frames
 
 
-@compiled
+@subroutine
 def _handshake(
     data: Bytes,
     position: int,
@@ -143,39 +158,49 @@ def _handshake(
     rows: Numbers,
     progress: Numbers,
 ) -> int:
-    if end - position < 4:
-        return TAIL
-    identity_end = position + 4 + octet_at(data, position + 3)
-    required = identity_end + 2
+    if end - position < layout.HANDSHAKE_HEADER_SIZE:
+        return INCOMPLETE
+    # All lengths are of one or two bytes: no sum of them needs a limit.
+    identity = position + layout.IDENTITY_OFFSET
+    identity_end = identity + octet_at(data, position + layout.IDENTITY_LENGTH_OFFSET)
+    length_bytes = layout.EXTENSIONS_LENGTH_SIZE
+    required = identity_end + length_bytes
     if required > end:
-        return TAIL
-    required_end = required + big(data, identity_end, 2)
-    optional = required_end + 2
+        return INCOMPLETE
+    required_end = required + big_endian(data, identity_end, length_bytes)
+    optional = required_end + length_bytes
     if optional > end:
-        return TAIL
-    stop = optional + big(data, required_end, 2)
+        return INCOMPLETE
+    stop = optional + big_endian(data, required_end, length_bytes)
     if stop > end:
-        return TAIL
-    for index in range(position + 4, identity_end):
-        if data[index] >= 0x80:
-            return ODD
+        return INCOMPLETE
+    for index in range(identity, identity_end):
+        if data[index] >= NOT_ASCII:
+            return UNSURE
     first = _count_extensions(data, required, required_end)
     second = _count_extensions(data, optional, stop)
     if first < 0 or second < 0:
-        return ODD
+        return UNSURE
     state[_HANDSHAKES] -= 1
     if state[_HANDSHAKES] == 0:
-        state[OPENED] = stop + shift
-        if state[_CLIENT]:
-            state[_AGREED] = min(first + second, 255)
-    offset, number = position + shift, big(data, position, 3)
-    row = put(rows, progress, offset, stop - position, _HANDSHAKE, number, NONE, NONE)
-    point(rows, row, _DESTINATION, position + 4, identity_end)
-    point(rows, row, _PAYLOAD, identity_end, stop)
+        state[HANDSHAKE_END] = stop + shift
+        # The client's second handshake names what both will use.
+        if state[_IS_CLIENT]:
+            state[_EXTENSIONS] = min(first + second, layout.LAST_EXTENSION)
+    number = big_endian(data, position, layout.IDENTITY_LENGTH_OFFSET)
+    row = add_row(rows, progress, position + shift, stop - position, HANDSHAKE, number, NONE, NONE)
+    set_slice(rows, row, DESTINATION, identity, identity_end)
+    set_slice(rows, row, PAYLOAD, identity_end, stop)
     return stop
 
 
-@compiled
+@subroutine
+def _length_size(flags: int) -> int:
+    """In how many bytes a frame has the length of its payload."""
+    return layout.LARGE_LENGTH_SIZE if flags & layout.FLAG_LARGE else layout.SHORT_LENGTH_SIZE
+
+
+@subroutine
 def _message(
     data: Bytes,
     position: int,
@@ -186,35 +211,40 @@ def _message(
     rows: Numbers,
     progress: Numbers,
 ) -> int:
-    """A whole one, whose payload stands from `payload` to `stop`."""
-    flags = data[position]
-    sequence = big(data, position + 1, 2)
+    """A whole frame of a message, whose payload is data[payload:stop]."""
+    flags = octet_at(data, position)
+    sequence = big_endian(data, position + layout.SEQUENCE_OFFSET, layout.SEQUENCE_SIZE)
     due, within = state[_SEQUENCE], state[_CONTINUED]
-    name_end = position + 4 + octet_at(data, position + 3)
-    properties = name_end + 2
-    properties_end = payload - (4 if flags & _LARGE else 1)
-    is_first = name_end > position + 4
+    name = position + layout.DESTINATION_OFFSET
+    name_end = name + octet_at(data, position + layout.DESTINATION_LENGTH_OFFSET)
+    properties = name_end + layout.PROPERTIES_LENGTH_SIZE
+    properties_end = payload - _length_size(flags)
+    is_first = name_end > name
+    # A violation of the sequence is the Decoder's to report, and so is what continues it.
     if not sequence or due not in (NONE, sequence):
-        return ODD
+        return UNSURE
+    # Only the first frame of a message has a destination and properties.
     between = within == 1 and (is_first or properties < properties_end)
     nameless = within == 0 and not is_first
     if between or nameless:
-        return ODD
-    if not valid_utf8(data, position + 4, name_end):
-        return ODD
-    continued = 1 if flags & _IS_CONTINUED else 0
-    state[_SEQUENCE] = 1 if sequence == LAST_SEQUENCE else sequence + 1
+        return UNSURE
+    if not valid_utf8(data, name, name_end):
+        return UNSURE
+    continued = 1 if flags & layout.FLAG_CONTINUED else 0
+    is_last = sequence == layout.LAST_SEQUENCE
+    state[_SEQUENCE] = layout.FIRST_SEQUENCE if is_last else sequence + 1
     state[_CONTINUED] = continued
-    offset = position + shift
-    row = put(rows, progress, offset, stop - position, _MESSAGE, 0, continued, sequence)
-    point(rows, row, _DESTINATION, position + 4, name_end)
-    point(rows, row, _PROPERTIES, properties, properties_end)
-    point(rows, row, _PAYLOAD, payload, stop)
+    row = add_row(
+        rows, progress, position + shift, stop - position, MESSAGE, 0, continued, sequence
+    )
+    set_slice(rows, row, DESTINATION, name, name_end)
+    set_slice(rows, row, PROPERTIES, properties, properties_end)
+    set_slice(rows, row, PAYLOAD, payload, stop)
     return stop
 
 
-@compiled
-def _frame(
+@subroutine
+def _step(
     data: Bytes,
     position: int,
     end: int,
@@ -223,114 +253,109 @@ def _frame(
     limits: Numbers,
     rows: Numbers,
     progress: Numbers,
+    scratch: Numbers,  # noqa: ARG001
 ) -> int:
-    """The position behind the frame, or why there is none to be had."""
-    flags = octet_at(data, position)
-    if state[_HANDSHAKES] > 0 and flags not in (4, 12):
+    """The position after the handshake or frame, or why there is none."""
+    flags = octet_at(data, position + layout.FLAGS_OFFSET)
+    kind = flags & layout.TYPE_MASK
+    # A peer may refuse with an ERROR where a handshake is due; no version begins like one.
+    is_error = flags == layout.TYPE_ERROR or flags == layout.TYPE_ERROR | layout.FLAG_LARGE
+    if state[_HANDSHAKES] > 0 and not is_error:
         return _handshake(data, position, end, shift, state, rows, progress)
-    kind = flags & _TYPES
-    if flags > 31 or kind & (kind - 1) or (kind and flags & _IS_CONTINUED):
-        return ODD
-    if kind == 0:
-        if end - position < 4:
-            return TAIL
-        at = position + 4 + octet_at(data, position + 3) + 2
+    # Types exclude one another: no two of their bits are set. Only messages continue.
+    if flags > layout.LAST_FLAGS or kind & (kind - 1) or (kind and flags & layout.FLAG_CONTINUED):
+        return UNSURE
+    if kind == layout.TYPE_MESSAGE:
+        if end - position < layout.MESSAGE_HEADER_SIZE:
+            return INCOMPLETE
+        name_end = position + layout.DESTINATION_OFFSET
+        name_end += octet_at(data, position + layout.DESTINATION_LENGTH_OFFSET)
+        at = name_end + layout.PROPERTIES_LENGTH_SIZE
         if at > end:
-            return TAIL
-        at += big(data, at - 2, 2)
+            return INCOMPLETE
+        at += big_endian(data, name_end, layout.PROPERTIES_LENGTH_SIZE)
+    elif kind == layout.TYPE_EXTENSION:
+        at = position + layout.EXTENSION_HEADER_SIZE
     else:
-        at = position + (2 if kind == 2 else 1)
-    wide = 4 if flags & _LARGE else 1
-    payload = at + wide
+        at = position + layout.HEADER_SIZE
+    length_size = _length_size(flags)
+    payload = at + length_size
     if payload > end:
-        return TAIL
-    size = big(data, at, wide)
-    if size > limits[0]:
-        return ODD
+        return INCOMPLETE
+    size = big_endian(data, at, length_size)
+    if size > limits[_FRAME_BYTES]:
+        return UNSURE
     stop = payload + size
     if stop > end:
-        return TAIL
-    if kind == 0:
+        return INCOMPLETE
+    if kind == layout.TYPE_MESSAGE:
         return _message(data, position, payload, stop, shift, state, rows, progress)
-    number, frame = 0, _EXTENSION
-    if kind == 2:
-        number = octet_at(data, position + 1)
-        if number == 0 or (state[_AGREED] != NONE and number > state[_AGREED]):
-            return ODD
+    number, frame = 0, EXTENSION
+    if kind == layout.TYPE_EXTENSION:
+        number = octet_at(data, position + layout.EXTENSION_NUMBER_OFFSET)
+        agreed = state[_EXTENSIONS]
+        if number < layout.FIRST_EXTENSION or (agreed != NONE and number > agreed):
+            return UNSURE
     else:
-        frame = _COMMAND if kind == 1 else _ERROR
+        frame = COMMAND if kind == layout.TYPE_COMMAND else ERROR
         if not _is_call(data, payload, stop):
-            return ODD
-    row = put(rows, progress, position + shift, stop - position, frame, number, NONE, NONE)
-    point(rows, row, _PAYLOAD, payload, stop)
+            return UNSURE
+    row = add_row(rows, progress, position + shift, stop - position, frame, number, NONE, NONE)
+    set_slice(rows, row, PAYLOAD, payload, stop)
     return stop
-
-
-@kernel
-def _scan(
-    data: Bytes,
-    at: Numbers,
-    ends: Numbers,
-    states: Numbers,
-    limits: Numbers,
-    rows: Numbers,
-    progress: Numbers,
-) -> bool:
-    while has_run(states, progress):
-        run = progress[0]
-        position, end, state = at[run], ends[run], states[run]
-        shift = state[OFFSET] - position
-        after = position
-        while position < end and has_room(rows, progress):
-            after = _frame(data, position, end, shift, state, limits, rows, progress)
-            if after < 0:
-                break
-            position = after
-        if not stopped(at, ends, states, progress, position, after):
-            return False
-    return True
 
 
 class MicroMsg2Scanner(BulkScanner):
     """`sequence` is a message's; `detail` is 1 for a message that is continued, else 0; `number` is
     an extension frame's. `payload` is what follows its length: of a COMMAND or ERROR the name with
-    its arguments, of a handshake all behind its identity. A handshake's `destination` is the
-    identity, its `number` version and flags as they stand. What is in `properties` is a second
-    step's to check.
+    its arguments, of a handshake all after its identity. A handshake's `destination` is the
+    identity, its `number` version and flags as one number. What is in `properties` is not checked
+    here.
     """
 
-    frame_names: ClassVar[tuple[str, ...]] = tuple(
-        frame.frame_name for frame in (Handshake, Message, Command, ExtensionFrame, Error)
+    frames: ClassVar[tuple[type[Frame], ...]] = (
+        Handshake,
+        Message,
+        Command,
+        ExtensionFrame,
+        Error,
     )
-    frame_layers: ClassVar[tuple[int, ...]] = (0,) * len(frame_names)
     slice_names: ClassVar[tuple[str, ...]] = ("payload", "destination", "properties")
-    own_slots: ClassVar[int] = 5
+    state_slots: ClassVar[int] = 5
     has_handshake: ClassVar[bool] = True
+    reads_peer_handshake: ClassVar[bool] = True
+    kernel = staticmethod(scan_kernel("micromsg2", _step))
 
-    _kernel = staticmethod(_scan)
+    def share_handshake(self, states: Numbers, peers: Numbers) -> None:
+        """The client's second handshake concludes which extensions both use."""
+        states[:, _EXTENSIONS] = peers[:, _EXTENSIONS]
 
-    def share(self, states: Numbers, peers: Numbers) -> None:
-        states[:, _AGREED] = peers[:, _AGREED]
-
-    def _limited(self, limits: Limits | None) -> list[int]:
+    def _limit_values(self, limits: Limits | None) -> list[int]:
         return [one_of(limits, DEFAULTS).frame_bytes]
 
-    def _begin(self, sender: str) -> list[int]:
-        return [1, 2, 1, 0, NONE] if sender == "client" else [0, 1, 1, 0, NONE]
+    def _initial_state(self, sender: str) -> list[int]:
+        is_client = sender == "client"
+        handshakes = layout.CLIENT_HANDSHAKES if is_client else layout.SERVER_HANDSHAKES
+        return [is_client, handshakes, layout.FIRST_SEQUENCE, False, NONE]
 
-    def _read_state(self, decoder: Decoder) -> tuple[bool, list[int]] | None:
+    def _state_from(self, decoder: Decoder) -> tuple[bool, list[int]] | None:
         assert isinstance(decoder, MicroMsg2Decoder)
-        sequence, continued, agreed = decoder._sequence, decoder._continued, decoder.agreed
-        return not decoder._handshakes, [
+        sequence, continued, agreed = decoder.next_sequence, decoder.continued, decoder.agreed
+        return not decoder.handshakes_due, [
             decoder.sender == "client",
-            decoder._handshakes,
+            decoder.handshakes_due,
             NONE if sequence is None else sequence,
             NONE if continued is None else continued,
             NONE if agreed is None else len(agreed),
         ]
 
-    def _write_state(self, decoder: Decoder, state: Numbers) -> None:
+    def _restore(self, decoder: Decoder, state: Numbers) -> None:
         assert isinstance(decoder, MicroMsg2Decoder)
         sequence, continued = int(state[_SEQUENCE]), int(state[_CONTINUED])
-        decoder._sequence = None if sequence == NONE else sequence
-        decoder._continued = None if continued == NONE else bool(continued)
+        decoder.resume(
+            next_sequence=None if sequence == NONE else sequence,
+            continued=None if continued == NONE else bool(continued),
+        )
+
+
+SCANNER = MicroMsg2Scanner

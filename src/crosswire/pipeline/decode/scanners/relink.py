@@ -1,31 +1,24 @@
-"""Relink's columnar scanner for captures: the handshake, then packets, their channels and parts."""
+"""Relink's columnar scanner: the handshake, then packets, their channels and parts."""
 
 from __future__ import annotations
 
 from typing import ClassVar, Final
 
+from crosswire.pipeline.decode.arrays import NONE, Bytes, Numbers
+from crosswire.pipeline.decode.kernels import subroutine
+from crosswire.pipeline.decode.scanners.octets import little_endian, octet_at, valid_utf8
 from crosswire.pipeline.decode.scanners.scanner import (
-    NONE,
-    ODD,
-    OFFSET,
-    OPENED,
-    OWN,
-    TAIL,
+    HANDSHAKE_END,
+    INCOMPLETE,
+    PROTOCOL_STATE,
+    UNSURE,
     BulkScanner,
-    Bytes,
-    Numbers,
-    compiled,
-    has_room,
-    has_run,
-    kernel,
-    little,
-    octet_at,
-    point,
-    put,
-    stopped,
-    valid_utf8,
+    add_row,
+    scan_kernel,
+    set_slice,
 )
-from crosswire.wire.contract import Decoder, Limits, one_of
+from crosswire.wire.contract import Decoder, Frame, Limits, one_of
+from crosswire.wire.relink import layout
 from crosswire.wire.relink.decoder import RelinkDecoder
 from crosswire.wire.relink.frames import (
     DEFAULTS,
@@ -47,37 +40,67 @@ from crosswire.wire.relink.handshake import (
     ListenerVersion,
 )
 
-__all__ = ["RelinkScanner"]
+__all__ = [
+    "CHANNELS",
+    "CONNECTOR_HELLO",
+    "DATA_BITS",
+    "ENDPOINT",
+    "FIRST_ABOUT_CHANNELS",
+    "LISTENER_HELLO",
+    "MESSAGE",
+    "MULTICAST",
+    "PAYLOAD",
+    "PROPERTIES",
+    "SCANNER",
+    "SIZES",
+    "VERSIONS",
+    "RelinkScanner",
+]
 
-# Slots of the state.
-_LISTENER: Final = OWN
-_STAGE: Final = OWN + 1
-"""0 version, 1 hello, 2 packets."""
-_CONNECTOR_SIZE: Final = OWN + 2
-"""Of the connector's channel ids, and of the listener's; NONE while they are not known."""
-_LISTENER_SIZE: Final = OWN + 3
+# Codes of frames: a general packet's is its type, a channel packet's follows by its format.
+FIRST_ABOUT_CHANNELS: Final = layout.LAST_TYPE + 1
+"""Operations and acknowledgements, four formats, and then messages."""
+MESSAGE: Final = FIRST_ABOUT_CHANNELS + layout.FORMAT_MESSAGE
+VERSIONS: Final = (MESSAGE + 1, MESSAGE + 2)
+"""The connector's and the listener's."""
+CONNECTOR_HELLO, LISTENER_HELLO = MESSAGE + 3, MESSAGE + 4
 
+PAYLOAD, PROPERTIES, CHANNELS, SIZES, ENDPOINT = range(5)
+"""Slices."""
+
+# What `detail` has of a packet about channels or a message.
+DATA_BITS: Final = 7
+"""The data bits of the first byte."""
+MULTICAST: Final = 8
+
+# What is remembered of a direction. The sizes of ids are NONE while they are not known.
+_IS_LISTENER: Final = PROTOCOL_STATE
+_STAGE: Final = PROTOCOL_STATE + 1
+_CONNECTOR_ID_SIZE: Final = PROTOCOL_STATE + 2
+_LISTENER_ID_SIZE: Final = PROTOCOL_STATE + 3
+
+_STAGES: Final = ("version", "hello", "packets")
 _VERSION, _HELLO, _PACKETS = range(3)
 
-# Frame codes: a general packet's is its type, a channel packet's _OF_CHANNELS + its format.
-_OF_CHANNELS: Final = 5
-_MESSAGE: Final = _OF_CHANNELS + 4
-_VERSIONS: Final = 10
-_HELLOS: Final = 12
+# The limits.
+_FRAME_BYTES, _PARTS, _TARGETS = range(3)
 
-_PAYLOAD, _PROPERTIES, _CHANNELS, _SIZES, _ENDPOINT = range(5)
+_CONNECTOR_VERSION: Final = VERSIONS[0]
 
-_MULTICAST: Final = 2
-_LONG, _LARGE = 1, 2
+# By format: the last value of the data bits that is defined.
+_LAST_DATA: Final = (
+    layout.LAST_CHANNEL_OPERATION,
+    layout.LAST_CHANNEL_ACKNOWLEDGEMENT,
+    layout.LAST_SEQUENCE_OPERATION,
+    layout.LAST_SEQUENCE_ACKNOWLEDGEMENT,
+    DATA_BITS,
+)
+
+_align = subroutine(layout.align)
 
 
-@compiled
-def _aligned(position: int, boundary: int) -> int:
-    return (position + boundary - 1) & -boundary
-
-
-@compiled
-def _opening(
+@subroutine
+def _version(
     data: Bytes,
     position: int,
     end: int,
@@ -86,87 +109,114 @@ def _opening(
     rows: Numbers,
     progress: Numbers,
 ) -> int:
-    """A version or a hello."""
-    offset = position + shift
-    listener = state[_LISTENER]
-    if state[_STAGE] == _VERSION:
-        if end - position < 8:
-            return TAIL
-        put(rows, progress, offset, 8, _VERSIONS + listener, data[position], NONE, NONE)
-        state[_STAGE] = _HELLO
-        return position + 8
-    name_end = sizes_end = position
-    if not listener:
-        name_end = position + 1 + octet_at(data, position)
-        sizes_end = name_end + 2
-        if sizes_end >= end:
-            return TAIL
-        if data[name_end] > 8 or data[name_end + 1] > 8:
-            return ODD
-        if not valid_utf8(data, position + 1, name_end):
-            return ODD
-    epoch = position if listener else position + _aligned(sizes_end + 1 - position, 8)
-    stop = epoch + 16
+    if end - position < layout.VERSION_SIZE:
+        return INCOMPLETE
+    version = octet_at(data, position + layout.VERSION_OFFSET)
+    code = _CONNECTOR_VERSION + state[_IS_LISTENER]
+    add_row(rows, progress, position + shift, layout.VERSION_SIZE, code, version, NONE, NONE)
+    state[_STAGE] = _HELLO
+    return position + layout.VERSION_SIZE
+
+
+@subroutine
+def _hello(
+    data: Bytes,
+    position: int,
+    end: int,
+    shift: int,
+    state: Numbers,
+    rows: Numbers,
+    progress: Numbers,
+) -> int:
+    is_listener = state[_IS_LISTENER]
+    epoch, name, name_end, detail = position, position, position, NONE
+    if not is_listener:
+        # The driver calls a step only where there is a byte: the name's length can be read.
+        name = position + layout.ENDPOINT_OFFSET
+        name_end = name + octet_at(data, position + layout.ENDPOINT_LENGTH_OFFSET)
+        if name_end + layout.HELLO_FIELDS_SIZE > end:
+            return INCOMPLETE
+        if (
+            data[name_end + layout.CONNECTOR_ID_SIZE_OFFSET] > layout.MAX_ID_SIZE
+            or data[name_end + layout.LISTENER_ID_SIZE_OFFSET] > layout.MAX_ID_SIZE
+        ):
+            return UNSURE
+        if not valid_utf8(data, name, name_end):
+            return UNSURE
+        detail = octet_at(data, name_end + layout.HELLO_FLAGS_OFFSET)
+        fields_end = name_end + layout.HELLO_FIELDS_SIZE
+        epoch = position + _align(fields_end - position, layout.ALIGNMENT)
+    stop = epoch + layout.EPOCH_SIZE + layout.LINK_SIZE
     if stop > end:
-        return TAIL
-    link = little(data, epoch + 8, 8)
+        return INCOMPLETE
+    link = little_endian(data, epoch + layout.LINK_OFFSET, layout.LINK_SIZE)
+    # Negative from 2⁶³ on, which no link is.
     if link < 0:
-        return ODD
-    detail = NONE if listener else octet_at(data, sizes_end)
-    row = put(rows, progress, offset, stop - position, _HELLOS + listener, link, detail, NONE)
-    point(rows, row, _PAYLOAD, epoch, epoch + 8)
-    if not listener:
-        point(rows, row, _ENDPOINT, position + 1, name_end)
-        point(rows, row, _SIZES, name_end, sizes_end)
-        state[_CONNECTOR_SIZE] = data[name_end]
-        state[_LISTENER_SIZE] = data[name_end + 1]
+        return UNSURE
+    code = LISTENER_HELLO if is_listener else CONNECTOR_HELLO
+    row = add_row(rows, progress, position + shift, stop - position, code, link, detail, NONE)
+    set_slice(rows, row, PAYLOAD, epoch, epoch + layout.EPOCH_SIZE)
+    if not is_listener:
+        set_slice(rows, row, ENDPOINT, name, name_end)
+        set_slice(rows, row, SIZES, name_end, name_end + layout.HELLO_FLAGS_OFFSET)
+        state[_CONNECTOR_ID_SIZE] = data[name_end + layout.CONNECTOR_ID_SIZE_OFFSET]
+        state[_LISTENER_ID_SIZE] = data[name_end + layout.LISTENER_ID_SIZE_OFFSET]
     state[_STAGE] = _PACKETS
-    state[OPENED] = stop + shift
+    state[HANDSHAKE_END] = stop + shift
     return stop
 
 
-@compiled
+@subroutine
+def _size_width(flags: int) -> int:
+    """In how many bytes a message has the size of a part."""
+    return layout.LARGE_SIZE_SIZE if flags & layout.FLAG_LARGE else layout.SMALL_SIZE_SIZE
+
+
+@subroutine
 def _parts(
     data: Bytes, position: int, ids_end: int, flags: int, end: int, limits: Numbers
 ) -> tuple[int, int, int, int, int]:
-    """What follows a message's channels, which end `ids_end` bytes behind `position`: where the
-    message ends (or why that can't be told), how many parts it has, where their sizes are, where
-    the last of them is, and where it ends."""
-    at = _aligned(ids_end, 2)
-    if flags & _LONG:
-        if position + at + 4 > end:
-            return TAIL, 0, 0, 0, 0
-        count = little(data, position + at, 4)
-        at += 4
+    """What follows a message's channels, which end `ids_end` bytes after `position`.
+
+    The end of the message, or INCOMPLETE or UNSURE; the number of its parts, where their sizes are,
+    and start and end of the last part.
+    """
+    at = _align(ids_end, layout.SIZES_ALIGNMENT)
+    if flags & layout.FLAG_LONG:
+        if position + at + layout.LONG_PARTS_SIZE > end:
+            return INCOMPLETE, 0, 0, 0, 0
+        count = little_endian(data, position + at, layout.LONG_PARTS_SIZE)
+        at += layout.LONG_PARTS_SIZE
     else:
-        count = octet_at(data, position + 1)
-    if count > limits[1]:
-        return ODD, 0, 0, 0, 0
-    width = 8 if flags & _LARGE else 2
-    at = _aligned(at, width)
-    start = position + _aligned(at + count * width, 8)
-    if start - position > limits[0]:
-        return ODD, 0, 0, 0, 0
+        count = octet_at(data, position + layout.PARTS_OFFSET)
+    if count > limits[_PARTS]:
+        return UNSURE, 0, 0, 0, 0
+    width = _size_width(flags)
+    at = _align(at, width)
+    start = position + _align(at + count * width, layout.ALIGNMENT)
+    if start - position > limits[_FRAME_BYTES]:
+        return UNSURE, 0, 0, 0, 0
     if start > end:
-        return TAIL, 0, 0, 0, 0
+        return INCOMPLETE, 0, 0, 0, 0
     stop = part = part_end = start
     for index in range(position + at, position + at + count * width, width):
-        size = little(data, index, width)
-        if size < 0 or size > limits[0]:
-            return ODD, 0, 0, 0, 0
+        size = little_endian(data, index, width)
+        # Each size is below the limit, and the sum is compared after each: it can't overflow.
+        if size < 0 or size > limits[_FRAME_BYTES]:
+            return UNSURE, 0, 0, 0, 0
         part, part_end = stop, stop + size
-        stop += _aligned(size, 8)
-        if stop - position > limits[0]:
-            return ODD, 0, 0, 0, 0
-    return stop if stop <= end else TAIL, count, position + at, part, part_end
+        stop += _align(size, layout.ALIGNMENT)
+        if stop - position > limits[_FRAME_BYTES]:
+            return UNSURE, 0, 0, 0, 0
+    return stop if stop <= end else INCOMPLETE, count, position + at, part, part_end
 
 
-@compiled
+@subroutine
 def _message(
     data: Bytes,
     position: int,
     ids_end: int,
-    flags: int,
+    detail: int,
     end: int,
     shift: int,
     number: int,
@@ -174,22 +224,23 @@ def _message(
     rows: Numbers,
     progress: Numbers,
 ) -> tuple[int, int]:
-    """Its end and its row."""
-    stop, count, sizes, part, part_end = _parts(data, position, ids_end, flags & 7, end, limits)
+    """The end of the message and its row."""
+    flags = detail & DATA_BITS
+    stop, count, sizes, part, part_end = _parts(data, position, ids_end, flags, end, limits)
     if stop < 0:
         return stop, 0
-    row = put(rows, progress, position + shift, stop - position, _MESSAGE, number, flags, NONE)
-    width = 8 if flags & _LARGE else 2
-    start = position + _aligned(sizes + count * width - position, 8)
-    point(rows, row, _SIZES, sizes, sizes + count * width)
-    point(rows, row, _PAYLOAD, part if count <= 2 else start, part_end)
+    row = add_row(rows, progress, position + shift, stop - position, MESSAGE, number, detail, NONE)
+    width = _size_width(flags)
+    start = position + _align(sizes + count * width - position, layout.ALIGNMENT)
+    set_slice(rows, row, SIZES, sizes, sizes + count * width)
+    set_slice(rows, row, PAYLOAD, part if count <= 2 else start, part_end)
     if count == 2:
-        point(rows, row, _PROPERTIES, start, start + little(data, sizes, width))
+        set_slice(rows, row, PROPERTIES, start, start + little_endian(data, sizes, width))
     return stop, row
 
 
-@compiled
-def _packet(
+@subroutine
+def _step(
     data: Bytes,
     position: int,
     end: int,
@@ -198,117 +249,102 @@ def _packet(
     limits: Numbers,
     rows: Numbers,
     progress: Numbers,
+    scratch: Numbers,  # noqa: ARG001
 ) -> int:
-    """The position behind the packet, or why there is none to be had."""
-    if state[_STAGE] != _PACKETS:
-        return _opening(data, position, end, shift, state, rows, progress)
-    if state[_CONNECTOR_SIZE] == NONE:
-        return ODD
-    if end - position < 8:
-        return TAIL
-    head = octet_at(data, position)
-    bits = head >> 5
-    if not head & 1:
-        if bits >= _OF_CHANNELS:
-            return ODD
-        put(rows, progress, position + shift, 8, bits, 0, NONE, NONE)
-        return position + 8
-    kind = head >> 2 & 7
-    values = 8 if kind == 4 else 3 if kind == 0 else 5 if kind == 1 else 2 if kind == 2 else 4
-    if kind > 4 or bits >= values:
-        return ODD
+    """The position after the packet, or why there is none."""
+    if state[_STAGE] == _VERSION:
+        return _version(data, position, end, shift, state, rows, progress)
+    if state[_STAGE] == _HELLO:
+        return _hello(data, position, end, shift, state, rows, progress)
+    # Only the connector's hello has the sizes of ids, without which no packet can be measured.
+    if state[_CONNECTOR_ID_SIZE] == NONE:
+        return UNSURE
+    if end - position < layout.MIN_PACKET_SIZE:
+        return INCOMPLETE
+    head = octet_at(data, position + layout.HEAD_OFFSET)
+    bits = head >> layout.DATA_SHIFT
+    if not head & layout.FLAG_CHANNEL:
+        if bits > layout.LAST_TYPE:
+            return UNSURE
+        add_row(rows, progress, position + shift, layout.MIN_PACKET_SIZE, bits, 0, NONE, NONE)
+        return position + layout.MIN_PACKET_SIZE
+    kind = head >> layout.FORMAT_SHIFT & layout.FORMAT_MASK
+    if kind > layout.LAST_FORMAT or bits > _LAST_DATA[kind]:
+        return UNSURE
     # The two acknowledgements are about the other side's channels.
-    of_listener = (state[_LISTENER] != 0) != (kind == 1 or kind == 3)
-    size = state[_LISTENER_SIZE if of_listener else _CONNECTOR_SIZE]
-    count, ids, detail = 1, 2, bits
-    if head & _MULTICAST:
-        count, ids, detail = little(data, position + 4, 4), 8, bits | 8
-        if count > limits[2]:
-            return ODD
+    is_acknowledgement = (
+        kind == layout.FORMAT_CHANNEL_ACKNOWLEDGEMENT
+        or kind == layout.FORMAT_SEQUENCE_ACKNOWLEDGEMENT
+    )
+    of_listener = (state[_IS_LISTENER] != 0) != is_acknowledgement
+    size = state[_LISTENER_ID_SIZE if of_listener else _CONNECTOR_ID_SIZE]
+    # A packet has 8 bytes at least: the count of a multicast is among them.
+    count, ids, detail = 1, layout.ID_OFFSET, bits
+    if head & layout.FLAG_MULTICAST:
+        at = position + layout.MULTICAST_COUNT_OFFSET
+        count = little_endian(data, at, layout.MULTICAST_COUNT_SIZE)
+        ids, detail = layout.MULTICAST_ID_OFFSET, bits | MULTICAST
+        if count > limits[_TARGETS]:
+            return UNSURE
     ids_end = ids + count * size
-    if _aligned(ids_end, 8) > limits[0]:
-        return ODD
+    if _align(ids_end, layout.ALIGNMENT) > limits[_FRAME_BYTES]:
+        return UNSURE
     if position + ids_end > end:
-        return TAIL
-    number = little(data, position + ids, size) if count else 0
-    if kind == 4:
+        return INCOMPLETE
+    number = little_endian(data, position + ids, size) if count else 0
+    if kind == layout.FORMAT_MESSAGE:
         stop, row = _message(
             data, position, ids_end, detail, end, shift, number, limits, rows, progress
         )
     else:
-        after = _aligned(ids_end, 4) + 4 if kind >= 2 else ids_end
-        stop = position + _aligned(after, 8)
-        if stop - position > limits[0]:
-            return ODD
+        after, sequence = ids_end, NONE
+        if kind >= layout.FIRST_SEQUENCE_FORMAT:
+            after = _align(ids_end, layout.SEQUENCE_ALIGNMENT) + layout.SEQUENCE_SIZE
+        stop = position + _align(after, layout.ALIGNMENT)
+        if stop - position > limits[_FRAME_BYTES]:
+            return UNSURE
         if stop > end:
-            return TAIL
-        sequence = little(data, position + after - 4, 4) if kind >= 2 else NONE
-        frame = _OF_CHANNELS + kind
-        row = put(
-            rows, progress, position + shift, stop - position, frame, number, detail, sequence
+            return INCOMPLETE
+        if kind >= layout.FIRST_SEQUENCE_FORMAT:
+            at = position + after - layout.SEQUENCE_SIZE
+            sequence = little_endian(data, at, layout.SEQUENCE_SIZE)
+        code = FIRST_ABOUT_CHANNELS + kind
+        row = add_row(
+            rows, progress, position + shift, stop - position, code, number, detail, sequence
         )
     if stop >= 0:
-        point(rows, row, _CHANNELS, position + ids, position + ids_end)
+        set_slice(rows, row, CHANNELS, position + ids, position + ids_end)
     return stop
-
-
-@kernel
-def _scan(
-    data: Bytes,
-    at: Numbers,
-    ends: Numbers,
-    states: Numbers,
-    limits: Numbers,
-    rows: Numbers,
-    progress: Numbers,
-) -> bool:
-    while has_run(states, progress):
-        run = progress[0]
-        position, end, state = at[run], ends[run], states[run]
-        shift = state[OFFSET] - position
-        after = position
-        while position < end and has_room(rows, progress):
-            after = _packet(data, position, end, shift, state, limits, rows, progress)
-            if after < 0:
-                break
-            position = after
-        if not stopped(at, ends, states, progress, position, after):
-            return False
-    return True
 
 
 class RelinkScanner(BulkScanner):
     """`number` is the first channel (0 if there is none), of a version its number, of a hello the
     link; `sequence` is that of the two sequence formats. `detail` has the first byte's data bits,
-    which are the operation or acknowledgement in their order in `frames.py` or a message's flags
-    long and large, and 8 for a multicast; of a connector's hello, its flags.
+    which are an operation, an acknowledgement or a message's flags, and MULTICAST; of a connector's
+    hello, its flags.
 
-    `channels` are the ids as they stand, `sizes` the sizes of a message's parts, of 2 bytes or in a
-    large message 8. `payload` is the last part where there are one or two, `properties` the first
-    of two; of more, `payload` is all from the first part's start to the last one's end. A hello's
-    `payload` is its epoch, its `sizes` the two sizes of ids.
+    `channels` are the ids as they are on the wire, `sizes` the sizes of a message's parts, of 2
+    bytes or in a large message 8. `payload` is the last part where there are one or two,
+    `properties` the first of two; of more, `payload` is all from the first part's start to the last
+    one's end. A hello's `payload` is its epoch, its `sizes` the two sizes of ids.
     """
 
-    frame_names: ClassVar[tuple[str, ...]] = tuple(
-        frame.frame_name
-        for frame in (
-            Nop,
-            Ping,
-            Pong,
-            Resume,
-            Shutdown,
-            ChannelOperation,
-            ChannelAcknowledgement,
-            SequenceOperation,
-            SequenceAcknowledgement,
-            Message,
-            ConnectorVersion,
-            ListenerVersion,
-            ConnectorHello,
-            ListenerHello,
-        )
+    frames: ClassVar[tuple[type[Frame], ...]] = (
+        Nop,
+        Ping,
+        Pong,
+        Resume,
+        Shutdown,
+        ChannelOperation,
+        ChannelAcknowledgement,
+        SequenceOperation,
+        SequenceAcknowledgement,
+        Message,
+        ConnectorVersion,
+        ListenerVersion,
+        ConnectorHello,
+        ListenerHello,
     )
-    frame_layers: ClassVar[tuple[int, ...]] = (0,) * len(frame_names)
     slice_names: ClassVar[tuple[str, ...]] = (
         "payload",
         "properties",
@@ -316,27 +352,30 @@ class RelinkScanner(BulkScanner):
         "sizes",
         "endpoint",
     )
-    own_slots: ClassVar[int] = 4
+    state_slots: ClassVar[int] = 4
     has_handshake: ClassVar[bool] = True
+    reads_peer_handshake: ClassVar[bool] = True
+    kernel = staticmethod(scan_kernel("relink", _step))
 
-    _kernel = staticmethod(_scan)
-
-    def share(self, states: Numbers, peers: Numbers) -> None:
-        """A listener does not say how large ids are: its connector does."""
-        sizes = slice(_CONNECTOR_SIZE, _LISTENER_SIZE + 1)
+    def share_handshake(self, states: Numbers, peers: Numbers) -> None:
+        """Only the connector sends how large ids are, the listener's too."""
+        sizes = slice(_CONNECTOR_ID_SIZE, _LISTENER_ID_SIZE + 1)
         states[:, sizes] = peers[:, sizes]
 
-    def _limited(self, limits: Limits | None) -> list[int]:
+    def _limit_values(self, limits: Limits | None) -> list[int]:
         limits = one_of(limits, DEFAULTS)
         return [limits.frame_bytes, limits.parts, limits.targets]
 
-    def _begin(self, sender: str) -> list[int]:
+    def _initial_state(self, sender: str) -> list[int]:
         return [sender == "listener", _VERSION, NONE, NONE]
 
-    def _read_state(self, decoder: Decoder) -> tuple[bool, list[int]] | None:
+    def _state_from(self, decoder: Decoder) -> tuple[bool, list[int]] | None:
         assert isinstance(decoder, RelinkDecoder)
-        stage = ("version", "hello", "packets").index(decoder._stage.value)
-        sizes = decoder.id_sizes or (NONE, NONE)
+        stage = _STAGES.index(decoder.stage)
         if stage == _PACKETS and decoder.id_sizes is None:
             return None
+        sizes = decoder.id_sizes or (NONE, NONE)
         return stage == _PACKETS, [decoder.sender == "listener", stage, *sizes]
+
+
+SCANNER = RelinkScanner

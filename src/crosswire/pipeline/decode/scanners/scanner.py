@@ -1,87 +1,85 @@
-"""Whole runs of captured bytes to columns: what the protocols' columnar scanners share.
+"""Whole runs of captured bytes to columns: the driver of all scanners.
 
-A scanner reads many runs in one call, each the bytes of one direction of a connection, and gives a
-row for every frame without making an object for any. It is sure of what it gives: where it is not
-(a violation, an encrypted or unfinished frame, text that only a closer look can judge) it stops in
-front of it, and the Decoder of that direction goes on from there. So scanner and Decoder together
-give exactly what the Decoder would give alone; `read` is that togetherness.
+A scanner reads many runs in one call, each of them bytes of one direction of a connection, and
+gives a row for each frame without making an object for any. It gives only what it is sure of: in
+front of everything else (a violation, an encrypted or incomplete frame, an unusual form) it stops,
+and the direction's Decoder goes on from there; `fallback` is how they take turns.
 
-    BulkScanner   a protocol's scanner: `scan`, and the way to its Decoder and back
+A protocol gives what differs: a `step`, compiled, that reads one frame; the frames and slices that
+its rows have; and what it must remember of a direction between two frames.
+
+    scan_kernel   the loop over runs and frames, around a protocol's step
+    BulkScanner   a protocol's scanner: `scan`, and the exchange of state with its Decoder
     Columns       what `scan` gives
-    read          runs through the scanner, and what it leaves through decoders
 
-This needs numba and numpy (the extra `spark`); nothing but the pipeline imports it. Kernels are
-compiled on import and kept on disk. numba does not notice when a function in *another* file
-changes: who edits the compiled functions here removes `__pycache__` below `wire/`.
+**State.** Nothing is kept between calls but a row of numbers for each run, which belongs to the
+caller. It holds the offset in the stream, why the scan stopped, where the handshake ended, and what
+the protocol adds: how far its handshake is, what was agreed in it, which sequence number is next.
+Since a scan only ever stops between two frames, that is all there is to carry over from one batch
+to the next; an incomplete frame stays with the caller as bytes, or with the Decoder.
+
+**Bounds.** Compiled code does not check indexes. Each step reads a byte only after it has compared
+its position with the end of the run, and adds a length to a position only if the field is at most 4
+bytes wide or the length has been compared with a limit: so no sum overflows 64 bits.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, NamedTuple, TypeVar, cast
+from typing import ClassVar, Final
 
 import numpy as np
-from numba import njit, types
-from numpy.typing import NDArray
 
-from crosswire.wire.contract import Decoder, Limits, Placed
+from crosswire.pipeline.decode.arrays import NONE, Bytes, Naturals, Numbers
+from crosswire.pipeline.decode.kernels import (
+    BOOLEAN,
+    OCTETS,
+    OUT_INTS,
+    OUT_TABLE,
+    kernel,
+    subroutine,
+)
+from crosswire.wire.contract import Decoder, Frame, Limits
 
 __all__ = [
-    "AWAY",
+    "DECODER_ONLY",
     "END",
-    "NONE",
-    "ODD",
+    "HANDSHAKE_END",
+    "INCOMPLETE",
     "OFFSET",
-    "OPENED",
-    "OWN",
-    "STOP",
-    "TAIL",
+    "PROTOCOL_STATE",
+    "STOP_REASON",
+    "UNSURE",
     "BulkScanner",
-    "Bytes",
     "Columns",
-    "DecoderOutput",
-    "Numbers",
-    "big",
-    "compiled",
-    "has_room",
-    "has_run",
-    "kernel",
-    "little",
-    "octet_at",
-    "point",
-    "put",
-    "read",
-    "stopped",
-    "valid_utf8",
-    "valid_utf8_escaped",
+    "add_row",
+    "scan_kernel",
+    "set_slice",
 ]
 
-Bytes = NDArray[np.uint8]
-Numbers = NDArray[np.int64]
-
-# Why a scan ended. What is not END is for the Decoder.
+# Why a scan stopped. A step returns one of the negative ones instead of the next position.
 END: Final = 0
 """The run is used up, and ended with a whole frame."""
-TAIL: Final = -1
-"""What is left is the beginning of a frame."""
-ODD: Final = -2
-"""What comes next is for the Decoder, which may give back what follows it."""
-AWAY: Final = -3
-"""The Decoder has it: the scanner can't go on from where that is."""
+INCOMPLETE: Final = -1
+"""The rest of the run is the beginning of a frame."""
+UNSURE: Final = -2
+"""The next frame is for the Decoder, after which the scanner may go on."""
+DECODER_ONLY: Final = -3
+"""The Decoder is in a state that the scanner can't go on from."""
 
-# A run's state, a row of int64. A protocol's own follows from OWN on.
+# The columns of the states, a row of int64 for each run. A protocol's own are the last.
 OFFSET: Final = 0
-"""In the stream: of the run's first byte before a scan, of the first that it left after it."""
-STOP: Final = 1
-OPENED: Final = 2
-"""Where in the stream the handshake ended; NONE while it hasn't."""
-OWN: Final = 3
+"""In the stream: before a scan of the run's first byte, after it of the first byte not read."""
+STOP_REASON: Final = 1
+HANDSHAKE_END: Final = 2
+"""Offset in the stream; NONE while the handshake is not complete."""
+PROTOCOL_STATE: Final = 3
+"""The first of a protocol's own."""
 
-NONE: Final = -1
-
-# The rows of what a kernel fills in; two more follow for each slice: position and length.
+# The rows of the table that a kernel fills in, a column for each frame. Two more rows follow for
+# each slice: position and length.
 _RUN: Final = 0
 _OFFSET: Final = 1
 _LENGTH: Final = 2
@@ -89,68 +87,103 @@ _FRAME: Final = 3
 _NUMBER: Final = 4
 _DETAIL: Final = 5
 _SEQUENCE: Final = 6
-SLICES: Final = 7
+_SLICES: Final = 7
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+# How far a kernel is when it returns for want of room: the run, and the rows that are filled in.
+_CURRENT_RUN: Final = 0
+_ROWS_USED: Final = 1
 
-_RUN_NOW: Final = 0
-_ROWS_NOW: Final = 1
-
-
-# ---------------------------------------------------------------------------------------- kernels
-
-
-_UNWRAPPED: Final[dict[str, Any]] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_MOST_ROWS_A_STEP: Final = 2
+"""eMQP gives two for a message: ZMTP's, and that of the command in it."""
 
 
-def compiled(function: _F) -> _F:
-    """For what only kernels call: without what Python would need to call it, which takes long to
-    compile."""
-    return cast(_F, njit(**_UNWRAPPED)(function))
+# ----------------------------------------------------------------------------------------- driver
 
 
-def kernel(function: _F) -> _F:
-    """For `BulkScanner._kernel`: compiled on import, for one signature."""
-    data = types.Array(types.uint8, 1, "C", readonly=True)
-    one, two = types.int64[::1], types.int64[:, ::1]
-    signature = types.boolean(data, one, one, two, one, two, one)
-    return cast(_F, njit([signature], cache=True, nogil=True)(function))
-
-
-@compiled
-def has_run(states: Numbers, progress: Numbers) -> bool:
-    """Go to the first run from progress[0] on that can be scanned, if there is one."""
-    while progress[_RUN_NOW] < states.shape[0]:
-        if states[progress[_RUN_NOW], STOP] != AWAY:
+@subroutine
+def _find_run(states: Numbers, progress: Numbers) -> bool:
+    """Go to the first run, from the current one on, that can be scanned, if there is one."""
+    while progress[_CURRENT_RUN] < states.shape[0]:
+        if states[progress[_CURRENT_RUN], STOP_REASON] != DECODER_ONLY:
             return True
-        progress[_RUN_NOW] += 1
+        progress[_CURRENT_RUN] += 1
     return False
 
 
-@compiled
-def has_room(rows: Numbers, progress: Numbers) -> bool:
-    """For what one step of a kernel gives: two rows at most."""
-    return bool(progress[_ROWS_NOW] + 2 <= rows.shape[1])
+@subroutine
+def _has_room(rows: Numbers, progress: Numbers) -> bool:
+    return bool(progress[_ROWS_USED] + _MOST_ROWS_A_STEP <= rows.shape[1])
 
 
-@compiled
-def stopped(
-    at: Numbers, ends: Numbers, states: Numbers, progress: Numbers, position: int, verdict: int
+@subroutine
+def _end_run(
+    at: Numbers, ends: Numbers, states: Numbers, progress: Numbers, position: int, after: int
 ) -> bool:
-    """The current run was read up to `position`, where the last step gave `verdict`; False if it
-    could go on, had it room."""
-    run = progress[_RUN_NOW]
+    """Note how far the current run was read, and what its last step returned.
+
+    False if it could go on, had `rows` more room: then it stays the current one.
+    """
+    run = progress[_CURRENT_RUN]
     states[run, OFFSET] += position - at[run]
-    states[run, STOP] = min(verdict, END)
+    states[run, STOP_REASON] = min(after, END)
     at[run] = position
-    if verdict >= END and position < ends[run]:
+    if after >= END and position < ends[run]:
         return False
-    progress[_RUN_NOW] += 1
+    progress[_CURRENT_RUN] += 1
     return True
 
 
-@compiled
-def put(
+Step = Callable[..., int]
+"""A protocol's `step(data, position, end, shift, state, limits, rows, progress, scratch)`.
+
+Reads the frame at data[position], in a run that ends at `end`. Adds its rows, with `shift` added to
+positions to make offsets of them, and returns the position after it, or INCOMPLETE or UNSURE. It
+changes `state` only if it gives the frame.
+"""
+
+
+def scan_kernel(protocol: str, step: Step, scratch_slots: int = 0) -> Callable[..., bool]:
+    """The compiled loop over runs and frames around a protocol's step.
+
+    It takes data, at, ends, states, limits, rows and progress, and returns False when `rows` is
+    full: the caller then gives it empty ones, and it continues where it was. `scratch_slots` is how
+    many numbers a step needs to note something while it reads a frame; they are allocated once for
+    all frames.
+    """
+
+    def scan(
+        data: Bytes,
+        at: Numbers,
+        ends: Numbers,
+        states: Numbers,
+        limits: Numbers,
+        rows: Numbers,
+        progress: Numbers,
+    ) -> bool:
+        scratch = np.empty(scratch_slots, np.int64)
+        while _find_run(states, progress):
+            run = progress[_CURRENT_RUN]
+            position, end, state = at[run], ends[run], states[run]
+            shift = state[OFFSET] - position
+            after = position
+            while position < end and _has_room(rows, progress):
+                after = step(data, position, end, shift, state, limits, rows, progress, scratch)
+                if after < 0:
+                    break
+                position = after
+            if not _end_run(at, ends, states, progress, position, after):
+                return False
+        return True
+
+    # numba names machine code, and the file in which it is kept, after the function. The loops of
+    # five protocols under one name would be taken for one another in a process that loads them all.
+    scan.__name__ = scan.__qualname__ = f"scan_{protocol}"
+    arrays = (OCTETS, OUT_INTS, OUT_INTS, OUT_TABLE, OUT_INTS, OUT_TABLE, OUT_INTS)
+    return kernel(*arrays, returns=BOOLEAN)(scan)
+
+
+@subroutine
+def add_row(
     rows: Numbers,
     progress: Numbers,
     offset: int,
@@ -160,123 +193,27 @@ def put(
     detail: int,
     sequence: int,
 ) -> int:
-    """A row of the current run, all its slices absent; gives its index."""
-    row = progress[_ROWS_NOW]
-    progress[_ROWS_NOW] = row + 1
-    rows[_RUN, row] = progress[_RUN_NOW]
+    """Add a row to the current run, all its slices absent; returns its index."""
+    row = progress[_ROWS_USED]
+    progress[_ROWS_USED] = row + 1
+    rows[_RUN, row] = progress[_CURRENT_RUN]
     rows[_OFFSET, row] = offset
     rows[_LENGTH, row] = length
     rows[_FRAME, row] = frame
     rows[_NUMBER, row] = number
     rows[_DETAIL, row] = detail
     rows[_SEQUENCE, row] = sequence
-    for index in range(SLICES, rows.shape[0], 2):
+    for index in range(_SLICES, rows.shape[0], 2):
         rows[index, row] = 0
         rows[index + 1, row] = NONE
     return int(row)
 
 
-@compiled
-def point(rows: Numbers, row: int, index: int, start: int, end: int) -> None:
+@subroutine
+def set_slice(rows: Numbers, row: int, index: int, start: int, end: int) -> None:
     """The slice number `index` of a row is data[start:end]."""
-    rows[SLICES + 2 * index, row] = start
-    rows[SLICES + 2 * index + 1, row] = end - start
-
-
-@compiled
-def octet_at(data: Bytes, at: int) -> int:
-    """As a signed number, since numba makes a float of signed and unsigned; by an unsigned index,
-    since only that can't count from the end."""
-    return int(np.int64(data[np.uint64(at)]))
-
-
-@compiled
-def big(data: Bytes, at: int, size: int) -> int:
-    """A big-endian number; of 8 bytes, the same 64 bits."""
-    number = 0
-    for index in range(at, at + size):
-        number = number << 8 | octet_at(data, index)
-    return number
-
-
-@compiled
-def little(data: Bytes, at: int, size: int) -> int:
-    """The same, little-endian."""
-    number = 0
-    for index in range(at + size - 1, at - 1, -1):
-        number = number << 8 | octet_at(data, index)
-    return number
-
-
-@compiled
-def _after(state: int, octet: int) -> int:
-    """UTF-8 octet by octet: 0 between characters, -1 for what is not UTF-8, else how many are to
-    come, and what the next one may be."""
-    if state == 0:
-        if octet < 0x80:
-            return 0
-        if 0xC2 <= octet <= 0xDF:
-            return 1 | 0x80 << 8 | 0xBF << 16
-        if 0xE0 <= octet <= 0xEF:
-            low = 0xA0 if octet == 0xE0 else 0x80
-            high = 0x9F if octet == 0xED else 0xBF
-            return 2 | low << 8 | high << 16
-        if 0xF0 <= octet <= 0xF4:
-            low = 0x90 if octet == 0xF0 else 0x80
-            high = 0x8F if octet == 0xF4 else 0xBF
-            return 3 | low << 8 | high << 16
-        return -1
-    if octet < (state >> 8 & 0xFF) or octet > state >> 16:
-        return -1
-    left = (state & 0xFF) - 1
-    return left | 0x80 << 8 | 0xBF << 16 if left else 0
-
-
-@compiled
-def valid_utf8(data: Bytes, start: int, end: int) -> bool:
-    """What `bytes.decode` takes. Nearly all of it is ASCII, which is found out in large steps: the
-    compiler does so where an index can't be negative."""
-    together = np.uint8(0)
-    for index in range(np.uint64(start), np.uint64(end)):
-        together |= data[index]
-    if together < 0x80:
-        return True
-    state = 0
-    for index in range(start, end):
-        state = _after(state, octet_at(data, index))
-        if state < 0:
-            return False
-    return state == 0
-
-
-@compiled
-def _digit(octet: int) -> int:
-    if 48 <= octet <= 57:
-        return octet - 48
-    octet |= 32
-    return octet - 87 if 97 <= octet <= 102 else -1
-
-
-@compiled
-def valid_utf8_escaped(data: Bytes, start: int, end: int) -> bool:
-    """Text, known to be UTF-8, whose % escapes are whole and UTF-8 too."""
-    state = 0
-    index = start
-    while index < end:
-        octet = octet_at(data, index)
-        index += 1
-        if octet == 37:
-            if index + 2 > end:
-                return False
-            high, low = _digit(octet_at(data, index)), _digit(octet_at(data, index + 1))
-            if high < 0 or low < 0:
-                return False
-            octet = high << 4 | low
-            index += 2
-        state = _after(state, octet)
-        if state < 0:
-            return False
-    return state == 0
+    rows[_SLICES + 2 * index, row] = start
+    rows[_SLICES + 2 * index + 1, row] = end - start
 
 
 # ---------------------------------------------------------------------------------------- columns
@@ -287,8 +224,8 @@ class Columns:
     """A row for every frame, in the order of the runs and of the frames in them.
 
     `frame` is an index into `frame_names` and `frame_layers`. What `number`, `detail` and
-    `sequence` are is told by the protocol's scanner; NONE stands for nothing, but for `number`,
-    which is any 64 bits.
+    `sequence` are depends on the protocol, see its scanner. An absent `detail` or `sequence` is
+    NONE; of `number` all 64 bits are in use, and an absent one is 0.
     """
 
     rows: Numbers
@@ -301,40 +238,47 @@ class Columns:
 
     @property
     def run(self) -> Numbers:
+        """The index of the run that the frame is in."""
         return self._column(_RUN)
 
     @property
     def offset(self) -> Numbers:
-        """In the stream."""
+        """Of the frame's first byte, in the stream."""
         return self._column(_OFFSET)
 
     @property
     def length(self) -> Numbers:
+        """In bytes, of the whole frame."""
         return self._column(_LENGTH)
 
     @property
     def frame(self) -> Numbers:
+        """The code of the frame's kind."""
         return self._column(_FRAME)
 
     @property
     def layer(self) -> Numbers:
+        """1 for frames inside another protocol's frames, else 0."""
         return np.take(np.array(self.frame_layers, np.int64), self.frame)
 
     @property
-    def number(self) -> NDArray[np.uint64]:
+    def number(self) -> Naturals:
+        """Mostly the identifier."""
         return self._column(_NUMBER).view(np.uint64)
 
     @property
     def detail(self) -> Numbers:
+        """Flags, a version or a code of the protocol."""
         return self._column(_DETAIL)
 
     @property
     def sequence(self) -> Numbers:
+        """The number in a sequence, where the frame carries one."""
         return self._column(_SEQUENCE)
 
     def slice(self, name: str) -> tuple[Numbers, Numbers]:
-        """Where it starts in the data that was scanned, and its length; NONE if it is absent."""
-        index = SLICES + 2 * self.slice_names.index(name)
+        """Positions in the data that was scanned, and lengths; NONE where it is absent."""
+        index = _SLICES + 2 * self.slice_names.index(name)
         return self._column(index), self._column(index + 1)
 
     def _column(self, index: int) -> Numbers:
@@ -348,178 +292,110 @@ class Columns:
 class BulkScanner(ABC):
     """A protocol's scanner. Keeps nothing between calls: a run's state is the caller's.
 
-    States come from `fresh`, for a direction from its first byte on, or from `state_of`, to go on
-    where a Decoder is. Where one direction decides how the other is read, `share` tells.
+    States come from `new_states`, for directions from their first byte on, or from `state_of`, to
+    continue where a Decoder is.
     """
 
-    frame_names: ClassVar[tuple[str, ...]]
-    frame_layers: ClassVar[tuple[int, ...]]
+    frames: ClassVar[tuple[type[Frame], ...]]
+    """In the order of their codes."""
     slice_names: ClassVar[tuple[str, ...]] = ()
-    own_slots: ClassVar[int] = 0
+    state_slots: ClassVar[int] = 0
+    """How many numbers a protocol adds to a state."""
     has_handshake: ClassVar[bool] = False
     """Whether a direction opens with what is read in another way than the rest."""
-    _kernel: ClassVar[staticmethod[..., bool]]
-    """Given data, at, ends, states, limits, rows and progress, scans the runs from number
-    progress[0] on; False if `rows` has no more room."""
-    least_bytes: ClassVar[int] = 64
-    """Room is made for a row in so many bytes, and more where that was too little."""
+    reads_peer_handshake: ClassVar[bool] = False
+    """Whether the opener's handshake decides how the other direction is read."""
+    kernel: ClassVar[staticmethod[..., bool]]
+    """What `scan_kernel` gives for the protocol."""
+
+    _BYTES_A_ROW: Final = 64
+    """Room is made for a row in as many bytes, and again for as many where that is not enough."""
 
     def __init__(self, limits: Limits | None = None) -> None:
-        self._limits = np.array(self._limited(limits), np.int64)
+        self.frame_names = tuple(frame.frame_name for frame in self.frames)
+        self.frame_layers = tuple(frame.layer for frame in self.frames)
+        self._limits = np.array(self._limit_values(limits), np.int64)
 
     def scan(self, data: Bytes, at: Numbers, ends: Numbers, states: Numbers) -> Columns:
-        """Run i is data[at[i]:ends[i]]. `at` and `states` are left where each run stopped; a run
-        whose state is AWAY is passed over."""
+        """Read runs, of which run i is data[at[i]:ends[i]].
+
+        Leaves `at` and `states` where each run stopped. A run whose state is DECODER_ONLY is passed
+        over.
+        """
         left = int((ends - at).sum())
         progress = np.zeros(2, np.int64)
         blocks = []
         while True:
-            height = SLICES + 2 * len(self.slice_names)
-            rows = np.empty((height, left // self.least_bytes + 64), np.int64)
-            progress[_ROWS_NOW] = 0
-            done = self._kernel(data, at, ends, states, self._limits, rows, progress)
-            blocks.append(rows[:, : progress[_ROWS_NOW]])
+            height = _SLICES + 2 * len(self.slice_names)
+            rows = np.empty((height, left // self._BYTES_A_ROW + 64), np.int64)
+            progress[_ROWS_USED] = 0
+            done = self.kernel(data, at, ends, states, self._limits, rows, progress)
+            blocks.append(rows[:, : progress[_ROWS_USED]])
             if done:
                 break
         whole = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
         return Columns(whole, self.frame_names, self.frame_layers, self.slice_names)
 
-    def fresh(self, sender: str, count: int) -> Numbers:
-        """States of so many directions of `sender`, none of which has said anything yet."""
-        states = np.zeros((count, OWN + self.own_slots), np.int64)
-        states[:, OPENED] = NONE if self.has_handshake else 0
-        states[:, OWN:] = self._begin(sender)
+    def new_states(self, sender: str, count: int) -> Numbers:
+        """States of directions of `sender` at their first byte."""
+        states = np.zeros((count, PROTOCOL_STATE + self.state_slots), np.int64)
+        states[:, HANDSHAKE_END] = NONE if self.has_handshake else 0
+        states[:, PROTOCOL_STATE:] = self._initial_state(sender)
         return states
 
     def state_of(self, decoder: Decoder) -> Numbers:
-        """The state to go on with from the first byte that the decoder has not placed."""
-        state = np.zeros(OWN + self.own_slots, np.int64)
-        state[OPENED] = NONE
+        """The state to continue with from the first byte that is in no frame of the decoder yet."""
+        state = np.zeros(PROTOCOL_STATE + self.state_slots, np.int64)
+        state[HANDSHAKE_END] = NONE
         position = decoder.unplaced
-        own = None if position is None else self._read_state(decoder)
+        own = None if position is None else self._state_from(decoder)
         if position is None or own is None:
-            state[STOP] = AWAY
+            state[STOP_REASON] = DECODER_ONLY
         else:
-            opened, state[OWN:] = own
+            is_open, state[PROTOCOL_STATE:] = own
             state[OFFSET] = position
-            if opened:
-                state[OPENED] = position
+            if is_open:
+                state[HANDSHAKE_END] = position
         return state
 
-    def leave(self, decoder: Decoder, state: Numbers, run: Bytes, offset: int) -> None:
-        """Put the decoder where the scanner stopped. The run's first byte stands at `offset`.
+    def hand_over(self, decoder: Decoder, state: Numbers, run: Bytes, offset: int) -> None:
+        """Put the decoder where the scanner stopped. The run's first byte has `offset`.
 
-        A decoder that has not seen the handshake reads it from the run: what only it keeps of it
-        is then its own to know.
+        A decoder that has not read the handshake is fed with it from the run: what a decoder keeps
+        of a handshake (names of extensions, a socket's type) is more than the state holds. Raises
+        ValueError if the decoder needs bytes from before the run.
         """
         seen = decoder.unplaced
         stop = int(state[OFFSET])
-        opened = stop if state[OPENED] == NONE else int(state[OPENED])
+        opened = stop if state[HANDSHAKE_END] == NONE else int(state[HANDSHAKE_END])
         if seen is None or seen < offset:
             raise ValueError("the decoder is not where the run began")
         decoder.jump(seen)
         if seen < opened:
             decoder.feed(run[seen - offset : opened - offset].tobytes())
         decoder.jump(stop)
-        self._write_state(decoder, state)
+        self._restore(decoder, state)
 
-    def share(self, states: Numbers, peers: Numbers) -> None:
-        """Tell the accepting sides what the other directions, row by row, have brought up."""
+    def share_handshake(self, states: Numbers, peers: Numbers) -> None:
+        """Copy what the openers' handshakes decide into the states of the other directions.
+
+        `peers` are the openers' states, row by row. Only where `reads_peer_handshake`.
+        """
 
     # What a protocol fills in.
 
     @abstractmethod
-    def _limited(self, limits: Limits | None) -> list[int]:
-        """What its kernel must know of the limits."""
+    def _limit_values(self, limits: Limits | None) -> list[int]:
+        """Those of the limits that its step compares with, in the order that it expects."""
 
-    def _begin(self, sender: str) -> list[int]:  # noqa: ARG002
-        """Its own slots at a direction's first byte."""
+    def _initial_state(self, sender: str) -> list[int]:  # noqa: ARG002
+        """Its own numbers at a direction's first byte."""
         return []
 
-    def _read_state(self, decoder: Decoder) -> tuple[bool, list[int]] | None:  # noqa: ARG002
-        """Is the handshake over, and its own slots; None where only the decoder can go on."""
+    def _state_from(self, decoder: Decoder) -> tuple[bool, list[int]] | None:  # noqa: ARG002
+        """Whether the handshake is complete, and its own numbers; None where only the decoder can
+        continue."""
         return True, []
 
-    def _write_state(self, decoder: Decoder, state: Numbers) -> None:
-        """Tell the decoder what the scanner has counted."""
-
-
-# ------------------------------------------------------------------------------- with the Decoder
-
-
-class DecoderOutput(NamedTuple):
-    """What a run's decoder gave when it had been fed up to data[stop]."""
-
-    run: int
-    stop: int
-    placed: list[Placed]
-
-
-STEP_BYTES: Final = 4096
-_MOST_STEP_BYTES: Final = 1 << 20
-
-
-def read(
-    scanner: BulkScanner,
-    data: Bytes,
-    starts: Numbers,
-    ends: Numbers,
-    offsets: Numbers,
-    states: Numbers,
-    decoder_of: Callable[[int], Decoder],
-    *,
-    goes_on: NDArray[np.bool_] | None = None,
-    cuts: Numbers | None = None,
-    step_bytes: int = STEP_BYTES,
-) -> Iterator[Columns | DecoderOutput]:
-    """Run i is data[starts[i]:ends[i]], and its first byte stands at offsets[i] of its stream.
-
-    Each run's rows come in order, now as columns, now from its decoder, which is asked for only
-    when there is something for it to do. It is fed up to one of the `cuts` (positions in data, in
-    order) at most, so that `DecoderOutput.stop` can tell when an item became known. Where
-    `goes_on`, a later call has more of that direction: its decoder is left at the run's end, and
-    `states` with the state to begin that call with.
-    """
-    at = starts.copy()
-    steps = np.full(len(at), step_bytes)
-    settled = np.zeros(len(at), np.bool_)
-    states[(states[:, OFFSET] != offsets) & (starts < ends), STOP] = AWAY
-    left = np.arange(len(at))
-    while len(left):
-        some_at, some_states = at[left], states[left]
-        columns = scanner.scan(data, some_at, ends[left], some_states)
-        at[left], states[left] = some_at, some_states
-        if len(columns):
-            columns.run[:] = left[columns.run]
-            yield columns
-        for run in left[some_at < ends[left]].tolist():
-            decoder, state = decoder_of(run), states[run]
-            if state[STOP] != AWAY:
-                whole = data[starts[run] : ends[run]]
-                scanner.leave(decoder, state, whole, int(offsets[run]))
-            odd_at = NONE if state[STOP] == TAIL else int(at[run])
-            back = False
-            while at[run] < ends[run] and not back:
-                stop = min(int(at[run] + steps[run]), int(ends[run]))
-                if cuts is not None:
-                    stop = min(stop, _next(cuts, int(at[run]), stop))
-                yield DecoderOutput(run, stop, decoder.feed(data[at[run] : stop].tobytes()))
-                at[run] = stop
-                steps[run] = min(steps[run] * 2, _MOST_STEP_BYTES)
-                states[run] = scanner.state_of(decoder)
-                position = states[run, OFFSET] - offsets[run] + starts[run]
-                back = odd_at != NONE and states[run, STOP] != AWAY and position > odd_at
-                if back:
-                    at[run] = position
-            settled[run] = at[run] == ends[run]
-        left = left[at[left] < ends[left]]
-    if goes_on is not None:
-        for run in np.flatnonzero(goes_on & ~settled & (starts < ends)).tolist():
-            decoder = decoder_of(run)
-            scanner.leave(decoder, states[run], data[starts[run] :], int(offsets[run]))
-            states[run] = scanner.state_of(decoder)
-
-
-def _next(cuts: Numbers, position: int, otherwise: int) -> int:
-    index = int(np.searchsorted(cuts, position, "right"))
-    return int(cuts[index]) if index < len(cuts) else otherwise
+    def _restore(self, decoder: Decoder, state: Numbers) -> None:
+        """Set in the decoder what changes with each frame; the rest it has from the handshake."""

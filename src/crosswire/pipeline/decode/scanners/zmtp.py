@@ -1,4 +1,4 @@
-"""ZMTP for the columnar scanner of what stands on it: greeting, commands, messages' parts."""
+"""ZMTP for the columnar scanner of eMQP: greeting, commands, parts of messages."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from typing import Final
 
 import numpy as np
 
-from crosswire.pipeline.decode.scanners.scanner import (
-    NONE,
-    ODD,
-    TAIL,
-    Bytes,
-    Numbers,
-    big,
-    compiled,
-    octet_at,
+from crosswire.pipeline.decode.arrays import NONE, Bytes, Numbers
+from crosswire.pipeline.decode.ascii_codes import (
+    LOWER,
+    NOT_ASCII,
+    SPACE,
+    TILDE,
+    UPPER_A,
+    UPPER_Z,
 )
-from crosswire.wire.zmtp.layout import FLAG_COMMAND, FLAG_LONG, FLAG_MORE, GREETING_SIZE
+from crosswire.pipeline.decode.kernels import subroutine
+from crosswire.pipeline.decode.scanners.octets import big_endian, octet_at
+from crosswire.pipeline.decode.scanners.scanner import INCOMPLETE, UNSURE
+from crosswire.wire.zmtp import layout
 
 __all__ = [
     "KEPT_PARTS",
@@ -29,135 +31,160 @@ __all__ = [
 ]
 
 KEPT_PARTS: Final = 9
-"""So many of a message's parts are looked at: eMQP has no use for more."""
+"""Of a message, bounds of as many parts are noted: eMQP has no use for more."""
 
-_SOCKET_TYPE = np.frombuffer(b"socket-type", np.uint8)
+_WORD_BYTES: Final = 8
 
-
-def word(text: str) -> int:
-    """A word of at most 8 letters, as `word_at` gives it."""
-    return int.from_bytes(text.encode("ascii"))
+_SOCKET_TYPE: Final = np.frombuffer(layout.PROPERTY_SOCKET_TYPE.lower().encode(), np.uint8)
 
 
-@compiled
+def word(text: str | bytes) -> int:
+    """A word of at most 8 letters as a number, as `word_at` gives it: to compare in one step."""
+    return int.from_bytes(text.encode("ascii") if isinstance(text, str) else text)
+
+
+@subroutine
 def word_at(data: Bytes, start: int, end: int) -> int:
-    """The word in these bytes as a number; NONE if it is longer than 8."""
-    return big(data, start, end - start) if end - start <= 8 else NONE
+    """The word in these bytes as a number; NONE if it has more than 8 letters.
+
+    Words that begin with zeros are equal to shorter ones: callers exclude them.
+    """
+    return big_endian(data, start, end - start) if end - start <= _WORD_BYTES else NONE
 
 
-_CURVE: Final = word("CURVE")
-_SLIP: Final = word("^RROR")
+_CURVE: Final = word(layout.MECHANISM_CURVE)
+_MISSPELLED_ERROR: Final = word(layout.MISSPELLED_ERROR)
+_MISSPELLED_BYTES: Final = len(layout.MISSPELLED_ERROR)
 
 
-@compiled
+@subroutine
 def greeting_at(data: Bytes, position: int, end: int) -> int:
-    """Where the mechanism's name ends. TAIL and ODD as ever; CURVE is for the decoder."""
-    if end - position < GREETING_SIZE:
-        return TAIL
-    if data[position] != 0xFF or data[position + 9] != 0x7F or data[position + 10] < 3:
-        return ODD
-    name, name_end = position + 12, position + 32
+    """The end of the mechanism's name, or INCOMPLETE or UNSURE.
+
+    All of a connection with CURVE is for the Decoder: its frames can't be read, only measured.
+    """
+    if end - position < layout.GREETING_SIZE:
+        return INCOMPLETE
+    if (
+        data[position] != layout.SIGNATURE_START
+        or data[position + layout.SIGNATURE_END_OFFSET] != layout.SIGNATURE_END
+        or data[position + layout.MAJOR_OFFSET] < layout.MIN_MAJOR
+    ):
+        return UNSURE
+    name = position + layout.MECHANISM_OFFSET
+    name_end = name + layout.MECHANISM_SIZE
     while name_end > name and data[name_end - 1] == 0:
         name_end -= 1
     for index in range(name, name_end):
-        if data[index] < 0x20 or data[index] > 0x7E:
-            return ODD
+        if data[index] < SPACE or data[index] > TILDE:
+            return UNSURE
     if name == name_end or word_at(data, name, name_end) == _CURVE:
-        return ODD
+        return UNSURE
     return name_end
 
 
-@compiled
+@subroutine
 def command_at(data: Bytes, position: int, end: int, limit: int) -> tuple[int, int, int]:
-    """Where the command ends, or TAIL or ODD; where its name is, from the octet of its length on,
-    and where that ends."""
-    if end - position < 2:
-        return TAIL, 0, 0
+    """The end of the command, or INCOMPLETE or UNSURE; start and end of its name, the octet with
+    the name's length included."""
+    if end - position < layout.SHORT_HEADER_SIZE:
+        return INCOMPLETE, 0, 0
     flags = data[position]
-    if flags == FLAG_COMMAND:
-        body = position + 2
-        size = octet_at(data, position + 1)
-    elif flags == FLAG_COMMAND | FLAG_LONG:
-        body = position + 9
+    if flags == layout.FLAG_COMMAND:
+        body = position + layout.SHORT_HEADER_SIZE
+        size = octet_at(data, position + layout.SIZE_OFFSET)
+    elif flags == layout.FLAG_COMMAND | layout.FLAG_LONG:
+        body = position + layout.LONG_HEADER_SIZE
         if body > end:
-            return TAIL, 0, 0
-        size = big(data, position + 1, 8)
+            return INCOMPLETE, 0, 0
+        size = big_endian(data, position + layout.SIZE_OFFSET, layout.LONG_SIZE_SIZE)
     else:
-        return ODD, 0, 0
+        return UNSURE, 0, 0
+    # A size of 8 bytes from 2⁶³ on is negative; once it is compared with the limit, sums are safe.
     if size < 0 or size > limit or body + size - position > limit:
-        return ODD, 0, 0
+        return UNSURE, 0, 0
     stop = body + size
     if stop > end:
-        return TAIL, 0, 0
-    if size == 0 or data[body] == 0 or body + 1 + octet_at(data, body) > stop:
-        return ODD, 0, 0
-    if size >= 5 and word_at(data, body, body + 5) == _SLIP:
-        return ODD, 0, 0
-    name_end = body + 1 + octet_at(data, body)
-    for index in range(body + 1, name_end):
-        if data[index] >= 0x80:
-            return ODD, 0, 0
+        return INCOMPLETE, 0, 0
+    if size == 0 or data[body] == 0:
+        return UNSURE, 0, 0
+    name_end = body + layout.NAME_LENGTH_SIZE + octet_at(data, body)
+    if name_end > stop:
+        return UNSURE, 0, 0
+    misspelled_end = body + _MISSPELLED_BYTES
+    if misspelled_end <= stop and word_at(data, body, misspelled_end) == _MISSPELLED_ERROR:
+        return UNSURE, 0, 0
+    for index in range(body + layout.NAME_LENGTH_SIZE, name_end):
+        if data[index] >= NOT_ASCII:
+            return UNSURE, 0, 0
     return stop, body, name_end
 
 
-@compiled
+@subroutine
 def socket_type_at(data: Bytes, position: int, end: int) -> tuple[int, int]:
-    """Where the metadata in these bytes has the type of the socket; nothing if it isn't told, and
-    ODD if it's told twice or this is no metadata."""
+    """Start and end of the socket's type in this metadata; an empty slice if it is not there, and
+    UNSURE if it is there twice or this is no metadata."""
     found, found_end = position, position
     times = 0
     while position < end:
-        name_end = position + 1 + octet_at(data, position)
-        value = name_end + 4
-        if name_end == position + 1 or value > end:
-            return ODD, ODD
-        value_end = value + big(data, name_end, 4)
+        name = position + layout.PROPERTY_NAME_LENGTH_SIZE
+        name_end = name + octet_at(data, position)
+        value = name_end + layout.PROPERTY_VALUE_LENGTH_SIZE
+        if name_end == name or value > end:
+            return UNSURE, UNSURE
+        value_end = value + big_endian(data, name_end, layout.PROPERTY_VALUE_LENGTH_SIZE)
         if value_end > end:
-            return ODD, ODD
-        same = name_end - position - 1 == len(_SOCKET_TYPE)
-        for index in range(position + 1, name_end):
+            return UNSURE, UNSURE
+        same = name_end - name == len(_SOCKET_TYPE)
+        for index in range(name, name_end):
             octet = data[index]
-            if octet >= 0x80:
-                return ODD, ODD
-            if 65 <= octet <= 90:
-                octet |= 32
-            same = same and octet == _SOCKET_TYPE[index - position - 1]
+            if octet >= NOT_ASCII:
+                return UNSURE, UNSURE
+            # Names of properties are compared without regard to case (RFC 37).
+            if UPPER_A <= octet <= UPPER_Z:
+                octet |= LOWER
+            same = same and octet == _SOCKET_TYPE[index - name]
         if same:
             found, found_end = value, value_end
             times += 1
         position = value_end
-    return (found, found_end) if times < 2 else (ODD, ODD)
+    return (found, found_end) if times < 2 else (UNSURE, UNSURE)
 
 
-@compiled
+@subroutine
 def message_at(
-    data: Bytes, position: int, end: int, limit: int, most: int, parts: Numbers
+    data: Bytes, position: int, end: int, limit: int, most_parts: int, parts: Numbers
 ) -> tuple[int, int]:
-    """Where the message ends, or TAIL or ODD; and how many parts it has, the first KEPT_PARTS of
-    which are then in `parts`, start and end of each."""
+    """The end of the message, or INCOMPLETE or UNSURE; and the number of its parts.
+
+    Start and end of the first KEPT_PARTS are noted in `parts`. A command between the parts of a
+    message is allowed, and for the Decoder.
+    """
     at, count = position, 0
     while True:
-        if end - at < 2:
-            return TAIL, 0
+        if end - at < layout.SHORT_HEADER_SIZE:
+            return INCOMPLETE, 0
         flags = data[at]
-        if flags > 3:
-            return ODD, 0
-        body, size = at + 2, octet_at(data, at + 1)
-        if flags & FLAG_LONG:
-            body = at + 9
+        if flags > layout.LAST_MESSAGE_FLAGS:
+            return UNSURE, 0
+        body = at + layout.SHORT_HEADER_SIZE
+        size = octet_at(data, at + layout.SIZE_OFFSET)
+        if flags & layout.FLAG_LONG:
+            body = at + layout.LONG_HEADER_SIZE
             if body > end:
-                return TAIL, 0
-            size = big(data, at + 1, 8)
+                return INCOMPLETE, 0
+            size = big_endian(data, at + layout.SIZE_OFFSET, layout.LONG_SIZE_SIZE)
+        # The limit holds for the whole message, with the headers of its parts.
         if size < 0 or size > limit or body + size - position > limit:
-            return ODD, 0
+            return UNSURE, 0
         at = body + size
         if at > end:
-            return TAIL, 0
+            return INCOMPLETE, 0
         if count < KEPT_PARTS:
             parts[2 * count] = body
             parts[2 * count + 1] = at
         count += 1
-        if not flags & FLAG_MORE:
+        if not flags & layout.FLAG_MORE:
             return at, count
-        if count == most:
-            return ODD, 0
+        if count == most_parts:
+            return UNSURE, 0

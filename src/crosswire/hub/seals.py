@@ -1,4 +1,4 @@
-"""What the hub hands to the lake: every committed group, and the memory of what the lake sealed."""
+"""Which ranges of the journal the lake has sealed, and what the store must keep until it has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from crosswire.store.contract import Page, Store
 from crosswire.store.keys import MAX_ID
 from crosswire.store.records import Count, reader
 
-__all__ = ["Feed", "LakeGap", "Seal"]
+__all__ = ["LakeGap", "LakeSeals", "Seal"]
 
 _VERSION: Final = 1
 _SPACE: Final = "seal"
@@ -37,10 +37,10 @@ class LakeGap(msgspec.Struct, frozen=True, array_like=True):
 class Seal(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """A range of the journal that goes to the lake as one, with the messages that belong to it.
 
-    An empty one (`last_row` before `first_row`) says where the lake begins. `first_seq` and
-    `last_seq` number the messages, whose ids are above `after` and at most `newest`; `gaps` are to
-    be published along with it. `skipped` rows are in
-    no file; `tables` are those that the lake had then, none while it was off.
+    An empty one (`last_row` before `first_row`) marks where the lake begins. `first_seq` and
+    `last_seq` number the messages, whose ids are above `after` and at most `newest`; `gaps` are
+    published along with it. `skipped` rows are in no file; `tables` are those that the lake had
+    then, none while it was off.
     """
 
     first_row: Count
@@ -56,11 +56,11 @@ class Seal(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     version: int = _VERSION
 
 
-class Feed:
-    """Tells `taker` of every group that is committed, and knows what must stay for the lake's sake.
+class LakeSeals:
+    """The last seal, and the limits that it sets.
 
-    Of messages only those with ids up to `reclaim_limit` may be thrown away, of the ledger the rows
-    up to `released_row`; while they are `withheld`, that is what a seal released.
+    Only messages with ids up to `reclaim_limit` may be deleted, and rows of the ledger up to
+    `released_row`. With a lake (`withheld`) that is what a published seal has released.
     """
 
     def __init__(
@@ -77,21 +77,21 @@ class Feed:
         self._damage = damage
         self._floors = floors
         self._withheld = withheld
-        # After a restart nobody knows yet whether the last seal's files are in place.
+        # After a restart it is not known yet whether the last seal's files were published.
         self.reclaim_limit = 0 if withheld else MAX_ID
         self.released_row = 0
 
     # Seals.
 
-    def seal(self, seal: Seal) -> Receipt:
-        """The lake is about to publish this; done when a restart would know of it."""
+    def save(self, seal: Seal) -> Receipt:
+        """Commit a seal whose files are about to be published: a restart publishes them again."""
         self._store.save(_SPACE, b"last", _encode(seal))
         return self._commits.committed()
 
-    def last_seal(self) -> Seal | None:
-        """After a restart, the one whose files may not be in place.
+    def last(self) -> Seal | None:
+        """The seal that was committed last; after a restart its files may not be published.
 
-        One that can't be used is set aside: the lake begins anew, behind a gap that says so.
+        One that can't be used is set aside: the lake continues after a gap then.
         """
         try:
             stored = self._store.get_or_raise(_SPACE, b"last")
@@ -105,21 +105,21 @@ class Feed:
             if seal.version != _VERSION:
                 raise RecordDamaged(f"the last seal of the lake has version {seal.version}")
             if seal.last_row >= self._store.next_row or seal.newest > self._store.newest_id:
-                raise RecordDamaged("the last seal of the lake is about what never was")
+                raise RecordDamaged("the last seal of the lake is ahead of the store")
         except RecordDamaged as error:
             self._damage.set_aside_state(_SPACE, b"last", stored, error)
             return None
         return seal
 
     def release(self, seal: Seal) -> None:
-        """Its files are in place: the lake needs nothing of the store up to here."""
+        """Its files are published: the store may delete what they have."""
         if self._withheld:
             self.reclaim_limit = seal.newest
             self.released_row = seal.last_row
 
     # What was stored.
 
-    def stored(self, block: bytes) -> list[Envelope]:
+    def messages_of(self, block: bytes) -> list[Envelope]:
         """The messages that were stored together with a block of the journal, in order of ids.
 
         Raises RecordDamaged if the block can't be read; messages that can't are reported.
@@ -136,7 +136,7 @@ class Feed:
         service = run.destination.startswith("service/")
         numbers = {store.number(run.destination)}
         if service:
-            # Calls are kept under the name that their provider gave, with its method or without.
+            # Calls are stored under the name that their provider gave, with or without the method.
             numbers.add(store.number("/".join(run.destination.split("/")[:2])))
         pages: list[Page] = []
         store.read(
@@ -158,7 +158,7 @@ class Feed:
                 except RecordDamaged as error:
                     self._damage.set_aside(number, identifier, record, error)
         for identifier in wanted:
-            # A call that nobody served was noted, but never kept.
+            # A call without a provider is in the ledger, but was never stored.
             if not service:
                 number = min(numbers)
                 self._damage.report_missing(number, identifier, self._floors.of(number))
