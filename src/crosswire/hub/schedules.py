@@ -9,9 +9,7 @@ from __future__ import annotations
 import heapq
 import logging
 import math
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
-from functools import lru_cache
+from collections.abc import Callable
 from math import inf
 from typing import Final, Literal
 
@@ -27,9 +25,18 @@ from crosswire.envelope import (
 )
 from crosswire.errors import HubError, InvalidSchedule, RecordDamaged, UnknownMessage
 from crosswire.hub.core import Core, SendEnvelope
+from crosswire.hub.cron import (
+    MOST_TIMES,
+    NoFurtherTime,
+    check_cron,
+    next_of_cron,
+    previous_of_cron,
+    times_of_cron,
+    utc_text,
+)
 from crosswire.store.records import reader
 
-__all__ = ["Schedule", "Schedules", "check_cron", "check_id", "check_interval"]
+__all__ = ["Schedule", "Schedules", "check_id", "check_interval"]
 
 _log = logging.getLogger("crosswire.hub")
 
@@ -37,8 +44,6 @@ _SPACE: Final = "schedule"
 _GRACE_S: Final = 1.0
 _LEAST_INTERVAL_S: Final = 0.1
 _MOST_INTERVAL_S: Final = 10 * 365 * 86_400.0
-_CATCH_UP: Final = 1000
-"""How many missed times of one schedule are caught up at most: the latest ones."""
 _AT_ONCE: Final = 100
 _TURN: Final = 1000
 """How many messages are sent in one turn of the event loop; the rest waits for the next."""
@@ -48,20 +53,13 @@ _LONGEST_RETRY_S: Final = 60.0
 _DRIFT_S: Final = 0.01
 _ROUNDING_S: Final = 1e-6
 _FAR_S: Final = 366 * 86_400.0
-_YEARS: Final = 100
-_YEAR_2000: Final = 946_684_800.0
 _LAST_DUE_S: Final = 253_402_300_800.0
 """The year 10000, which `datetime` can't represent."""
 _DORMANT_S: Final = _LAST_DUE_S - 1.0
 """The due time of a cron expression without a further time while the clock may be wrong."""
-_CRON_BYTES: Final = 256
 _ID_CHARACTERS: Final = 255
 _CRON_COST: Final = 20
 """Finding the next time of an expression takes as long as sending this many messages."""
-
-
-class _NoFurtherTime(InvalidSchedule):
-    """The cron expression has no time after this one."""
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +84,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         """The due time after this one. Raises InvalidSchedule if there is none."""
         if not self.cron:
             return due + self.interval_s
-        return _next_of_cron(self.cron, due)
+        return next_of_cron(self.cron, due)
 
     def preview(self, count: int, wall: float) -> list[float]:
         """The next due times, at most as many as it has left to fire.
@@ -113,7 +111,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     def first_due(self, wall: float) -> float:
         """When it fires first, added at this time. Raises InvalidSchedule if it never does."""
         if self.cron:
-            return _next_of_cron(self.cron, wall)
+            return next_of_cron(self.cron, wall)
         return wall + self.interval_s if self.nohaste else wall
 
     def last_due_before(self, wall: float) -> float:
@@ -121,7 +119,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         if not self.cron:
             count = math.floor((wall - self.next_due) / self.interval_s)
             return self.next_due + count * self.interval_s
-        return max(_previous_of_cron(self.cron, wall), self.next_due)
+        return max(previous_of_cron(self.cron, wall), self.next_due)
 
     @property
     def is_dormant(self) -> bool:
@@ -462,8 +460,8 @@ class Schedules:
             due = _catch_up_from(schedule, wall)
             if due > schedule.next_due:
                 self._report(
-                    f"schedule {schedule.id} missed more than {_CATCH_UP} times: those from"
-                    f" {_text(schedule.next_due)} until {_text(due)} are left out"
+                    f"schedule {schedule.id} missed more than {MOST_TIMES} times: those from"
+                    f" {utc_text(schedule.next_due)} until {utc_text(due)} are left out"
                 )
         times: list[float] = []
         while due is not None and due <= wall and len(times) < _AT_ONCE:
@@ -502,30 +500,23 @@ def _following(schedule: Schedule, due: float) -> float | None:
     """None after the last one."""
     try:
         return schedule.following(due)
-    except _NoFurtherTime:
+    except NoFurtherTime:
         return None
 
 
 def _catch_up_from(schedule: Schedule, wall: float) -> float:
-    """`next_due`, or a later due time if more than `_CATCH_UP` were missed since."""
+    """`next_due`, or a later due time if more than `MOST_TIMES` were missed since."""
     if not schedule.cron:
         missed = math.floor((wall - schedule.next_due) / schedule.interval_s) + 1
-        return schedule.next_due + max(missed - _CATCH_UP, 0) * schedule.interval_s
+        return schedule.next_due + max(missed - MOST_TIMES, 0) * schedule.interval_s
     due = schedule.next_due
     try:
-        for due in _times_of_cron(schedule.cron, math.floor(wall) + 1.0, forward=False):
+        for due in times_of_cron(schedule.cron, math.floor(wall) + 1.0, forward=False):
             if due <= schedule.next_due:
                 break
-    except _NoFurtherTime:
+    except NoFurtherTime:
         return schedule.next_due
     return max(due, schedule.next_due)
-
-
-def _text(wall: float) -> str:
-    try:
-        return datetime.fromtimestamp(wall, UTC).isoformat(timespec="seconds")
-    except (ValueError, OverflowError, OSError):
-        return f"{wall:.0f}"
 
 
 def _check_kept(schedule: Schedule, key: bytes) -> None:
@@ -560,51 +551,3 @@ def check_id(identifier: str) -> None:
             f"a schedule's id has 1 to {_ID_CHARACTERS} printable characters, not"
             f" {identifier[:80]!r}"
         )
-
-
-def check_cron(expression: str) -> None:
-    """Raises InvalidSchedule for what is no cron expression, or never comes in any year."""
-    _check_characters(expression)
-    _check_times(expression)
-
-
-def _check_characters(expression: str) -> None:
-    """croniter takes seconds for long expressions, and accepts digits of any script."""
-    if len(expression) > _CRON_BYTES:
-        raise InvalidSchedule(
-            f"a cron expression has at most {_CRON_BYTES} bytes, not {len(expression)}"
-        )
-    if not expression.isascii():
-        raise InvalidSchedule(f"{expression!r} is no cron expression: it has other than ASCII")
-
-
-@lru_cache(maxsize=4096)
-def _check_times(expression: str) -> None:
-    next(_times_of_cron(expression, _YEAR_2000, forward=True))
-
-
-def _next_of_cron(expression: str, after: float) -> float:
-    return next(_times_of_cron(expression, after, forward=True))
-
-
-def _previous_of_cron(expression: str, at: float) -> float:
-    # A due time that is exactly now counts.
-    return next(_times_of_cron(expression, math.floor(at) + 1, forward=False))
-
-
-def _times_of_cron(expression: str, start: float, *, forward: bool) -> Iterator[float]:
-    """At most `_CATCH_UP` of them. Raises InvalidSchedule for what is no expression or has none."""
-    _check_characters(expression)
-    # Half of a command's start-up time would go into this import.
-    from croniter import CroniterBadDateError, CroniterError, croniter
-
-    try:
-        times = croniter(expression, start, max_years_between_matches=_YEARS)
-        for _ in range(_CATCH_UP):
-            yield times.get_next(float) if forward else times.get_prev(float)
-    except CroniterBadDateError:
-        # Its message does not name the expression.
-        side = "after" if forward else "before"
-        raise _NoFurtherTime(f"{expression!r} has no time {side} {_text(start)}") from None
-    except (CroniterError, ValueError, KeyError, OverflowError, OSError) as error:
-        raise InvalidSchedule(f"{expression!r} is no cron expression: {error}") from None
