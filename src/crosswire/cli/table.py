@@ -19,7 +19,7 @@ def harmless(text: str) -> str:
 
 def in_short(fields: dict[str, Any]) -> str:
     """name=value name=value, JSON where a value is not plain text."""
-    return " ".join(f"{name}={_value(value)}" for name, value in fields.items())
+    return " ".join(f"{harmless(name)}={_value(value)}" for name, value in fields.items())
 
 
 def _value(value: Any) -> str:
@@ -28,10 +28,10 @@ def _value(value: Any) -> str:
 
 
 def print_row(cells: Sequence[object], widths: Sequence[int], *, indent: int = 0) -> None:
-    """A line on standard output; cut to the terminal, whole where there is none."""
+    """A line on standard output, harmless; cut to the terminal, whole where there is none."""
     parts = [
         f"{cell:>{-width}}" if width < 0 else f"{cell:<{width}}"
-        for cell, width in zip(map(str, cells), widths, strict=True)
+        for cell, width in zip((harmless(str(each)) for each in cells), widths, strict=True)
     ]
     line = (" " * indent + "  ".join(parts)).rstrip()
     if sys.stdout.isatty():
@@ -44,7 +44,7 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, indent
     """A table whose columns are as wide as they must be. `>name` is a column of numbers, which
     stand to the right."""
     names = [name.removeprefix(">") for name in head]
-    table = [[str(cell) for cell in row] for row in (names, *rows)]
+    table = [[harmless(str(cell)) for cell in row] for row in (names, *rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(head))]
     if not head[-1].startswith(">"):
         widths[-1] = 0
