@@ -1,10 +1,9 @@
 """What a row of `silver.frames` costs before it is a row: bytes to columns to descriptions, beside
 the decoder and a description of each frame, in µs of one core.
 
-Messages carry 512 bytes, sent by who opened the connection. The columns' way has two parts: the
-scan, and what `pipeline.columns` says of its rows; both ways end with all descriptions made.
-Payloads are taken along. Seconds are those of the processor, so that who else uses the machine is
-not counted.
+Messages carry 512 bytes, sent by the opener of the connection. In columns there are two steps: the
+scan, and the descriptions of its rows (`pipeline/decode/NAME.py`). Payloads are included. Seconds are
+those of the processor, so that other users of the machine don't count.
 """
 
 from __future__ import annotations
