@@ -2,7 +2,7 @@
 the decoder and a description of each frame, in µs of one core.
 
 Messages carry 512 bytes, sent by the opener of the connection. In columns there are two steps: the
-scan, and the descriptions of its rows (`pipeline/decode/NAME.py`). Payloads are included. Seconds are
+scan, and the descriptions of its rows (`pipeline/decode/NAME.py`). Payloads are included. Times are
 those of the processor, so that other users of the machine don't count.
 """
 

@@ -140,7 +140,7 @@ async def test_everything_stored_is_there_in_order_of_ids(site: Site) -> None:
 
 
 @pytest.mark.failing_callbacks
-async def test_a_group_that_the_lake_was_not_told_of_is_read_from_the_store(site: Site) -> None:
+async def test_a_group_that_the_lake_missed_is_read_from_the_store(site: Site) -> None:
     await site.start()
     feed = site.feed
     assert feed is not None
@@ -219,7 +219,7 @@ async def test_killed_before_the_seal_nothing_is_there_twice(site: Site) -> None
     class Slow(LakeWriter):
         def prepare(self, batch: LakeBatch) -> list[FinishedFile]:
             super().prepare(batch)
-            raise OSError(5, "killed right behind it")
+            raise OSError(5, "killed right after it")
 
     await site.start(writer=Slow)
     await site.send(b"a")
@@ -330,7 +330,7 @@ async def test_what_the_store_can_not_keep_any_longer_becomes_a_gap(
     assert {kind for kind, *_ in kinds} == {"recorded"}
 
 
-async def test_a_seal_that_can_not_be_put_into_place_is_given_up_in_the_end(
+async def test_a_seal_that_can_not_be_published_is_given_up_in_the_end(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("crosswire.server.lake_feed._RETRY_S", 0.01)
@@ -379,7 +379,7 @@ async def test_what_can_never_be_written_becomes_a_gap_too(site: Site) -> None:
     assert ("recorded", "messages", 1, poison) in site.faults()
 
 
-async def test_a_lake_that_was_off_says_so(site: Site) -> None:
+async def test_a_lake_that_was_off_begins_with_a_gap(site: Site) -> None:
     await site.start()
     await site.send(b"a")
     await site.stop()

@@ -2,10 +2,10 @@
 
 `python -m tests.store.crash --rounds 200` runs the long version and prints what came of it.
 
-The child sends, publishes and settles as fast as it can, and tells of everything that the hub
+The child sends, publishes and settles as fast as it can, and reports everything that the hub
 acknowledged, after the fact. The parent kills it, opens what it left, and compares. For a power cut
-the child also tells, after every synced write, how long each log file is: what stands behind that
-may be dropped, torn or written out of order.
+the child also reports, after every synced write, how long each log file is: what follows that may
+be dropped, torn or written out of order.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Tally(msgspec.Struct):
 # ------------------------------------------------------------------------------------------ child
 
 
-class TellingStore(RocksStore):
-    """Says how long its logs are whenever all of that is on disk."""
+class ReportingStore(RocksStore):
+    """Reports how long its logs are whenever all of that is on disk."""
 
     def _sync(self) -> None:
         sizes = []
@@ -73,15 +73,15 @@ class TellingStore(RocksStore):
             with suppress(FileNotFoundError):
                 sizes.append(f"{each.name}={each.stat().st_size}")
         super()._sync()
-        tell("durable", " ".join(sizes))
+        report("durable", " ".join(sizes))
 
 
-def tell(word: str, rest: str) -> None:
+def report(word: str, rest: str) -> None:
     os.write(1, f"{word} {rest}\n".encode())
 
 
 class Settler:
-    """Settles most of what it gets, and tells of it when that is on disk."""
+    """Settles most of what it gets, and reports it when that is on disk."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -92,7 +92,7 @@ class Settler:
         chosen = [each for each in deliveries if self.random.random() < 0.7]
         keys = [each.envelope.payload.decode()[:24].strip() for each in chosen]
         if chosen:
-            tell("settling", " ".join(keys))
+            report("settling", " ".join(keys))
             attachment.settle([each.id for each in chosen], time.time())
             self.taken += keys
 
@@ -103,12 +103,12 @@ class Settler:
         raise SystemExit(f"a receiver raised {error!r}")
 
     def settled(self, keys: list[str]) -> None:
-        tell("settled", " ".join(keys))
+        report("settled", " ".join(keys))
 
 
 async def load(path: str, life: int, seed: int) -> None:
     random = Random(seed)
-    store = TellingStore(path, LIMITS)
+    store = ReportingStore(path, LIMITS)
     hub = Hub(store, now=time.time(), random=random, clock=time.time)
     hub.commits.start(asyncio.get_running_loop())
     settler = Settler(random)
@@ -117,7 +117,7 @@ async def load(path: str, life: int, seed: int) -> None:
     hub.consume(QUEUE, settler, time.time(), peer=PEER, window=window)
     hub.subscribe(TOPIC, settler, time.time(), peer=PEER, window=200, name=NAME)
     await hub.committed()
-    tell("ready", "")
+    report("ready", "")
     count = 0
     while True:
         batch = []
@@ -133,7 +133,7 @@ async def load(path: str, life: int, seed: int) -> None:
                 )
             )
         keys = [each.payload[:24].decode().strip() for each in batch]
-        tell("attempted", " ".join(keys))
+        report("attempted", " ".join(keys))
         taken, settler.taken = settler.taken, []
         receipt = hub.produce(batch, time.time())
         acknowledge(receipt, keys)
@@ -146,19 +146,19 @@ async def load(path: str, life: int, seed: int) -> None:
 
 
 def acknowledge(receipt: Receipt, keys: list[str]) -> None:
-    def say(done: Receipt) -> None:
+    def done_callback(done: Receipt) -> None:
         if done.error is None and not done.refused:
             pairs = zip(keys, done.ids, strict=True)
-            tell("acknowledged", " ".join(f"{key}:{identifier}" for key, identifier in pairs))
+            report("acknowledged", " ".join(f"{key}:{identifier}" for key, identifier in pairs))
 
-    receipt.add_done_callback(say)
+    receipt.add_done_callback(done_callback)
 
 
 # ----------------------------------------------------------------------------------------- parent
 
 
 class Truth:
-    """What must be so, from what the children told."""
+    """What must hold, from the children's reports."""
 
     def __init__(self) -> None:
         self.acknowledged: set[str] = set()

@@ -102,7 +102,7 @@ def test_nothing_is_read_before_it_is_committed(store: Store) -> None:
     assert read(store, [1]).records == [(1, 5, b"five")]
 
 
-def test_a_read_starts_behind_and_ends_at(store: Store) -> None:
+def test_a_read_starts_after_one_id_and_ends_at_another(store: Store) -> None:
     for identifier in range(1, 21):
         store.append(1, identifier, bytes([identifier]))
     store.append(2, 7, b"other")
@@ -336,7 +336,7 @@ def test_a_group_that_fails_loses_its_appends_and_nothing_else() -> None:
 
 
 class Faltering(MemoryStore):
-    """Its disk takes what is written, and fails to sync it as often as `failures` says."""
+    """Its disk takes what is written, and fails to sync it `failures` times."""
 
     failures = 0
 

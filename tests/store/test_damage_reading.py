@@ -17,7 +17,7 @@ from crosswire.server.store_repair import verify
 from crosswire.store.contract import Store, StoreLimits
 from crosswire.store.engine import LogMark, full_or_failed
 from crosswire.store.keys import MAX_ID, message_key
-from crosswire.store.manifest import crc32c, fault_of, strange_headers
+from crosswire.store.manifest import crc32c, fault_of, invalid_headers
 from crosswire.store.memory import MemoryDisk, MemoryStore
 from crosswire.store.rocks import MARK, MarkFile, RocksStore
 from tests.store.committing import close, commit
@@ -62,16 +62,16 @@ def test_an_intact_log_of_a_killed_hub_is_not_reported(tmp_path: Path) -> None:
     asyncio.run(close(store))
 
 
-@pytest.mark.parametrize("place", [0.1, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("position", [0.1, 0.5, 0.9, 0.999])
 def test_a_hole_in_the_log_is_reported_with_the_ids_that_may_be_lost(
-    tmp_path: Path, place: float
+    tmp_path: Path, position: float
 ) -> None:
     store = RocksStore(tmp_path / "data", LIMITS)
     ids = write_groups(store, 300)
     copy = killed(tmp_path / "data", store)
     log = log_of(copy)
     data = bytearray(log.read_bytes())
-    data[int((len(data) - 1) * place)] ^= 0x40
+    data[int((len(data) - 1) * position)] ^= 0x40
     log.write_bytes(data)
     store = RocksStore(copy, LIMITS)
     (report,) = log_reports(store)
@@ -88,7 +88,7 @@ def test_a_hole_in_the_log_is_reported_with_the_ids_that_may_be_lost(
 
 
 @pytest.mark.parametrize("harm", ["cut", "remove", "empty"])
-def test_a_log_that_lost_its_end_is_told_from_an_unsynced_tail(tmp_path: Path, harm: str) -> None:
+def test_a_log_that_lost_its_end_differs_from_an_unsynced_tail(tmp_path: Path, harm: str) -> None:
     store = RocksStore(tmp_path / "data", LIMITS)
     write_groups(store, 40)
     copy = killed(tmp_path / "data", store)
@@ -111,7 +111,7 @@ def test_without_the_mark_the_end_of_the_log_is_not_verified(tmp_path: Path) -> 
     store = RocksStore(copy, LIMITS)
     assert "can't be verified" in log_reports(store)[0]
     asyncio.run(close(store))
-    # After a clean stop the second copy of the store's own keys tells where it ends.
+    # After a clean stop the second copy of the store's own keys has the last group's number.
     (copy / MARK).unlink()
     store = RocksStore(copy, LIMITS)
     assert store.damage == []
@@ -305,7 +305,7 @@ def test_a_header_that_the_engine_can_not_get_past_costs_its_block(
     data = bytearray(log.read_bytes())
     # Each block of 32 KiB begins with a header; its seventh byte is the type.
     data[(2 << 15) + 6] = kind
-    assert strange_headers(bytes(data)) == [2 << 15]
+    assert invalid_headers(bytes(data)) == [2 << 15]
     log.write_bytes(data)
     store = RocksStore(copy, LIMITS)
     (report,) = log_reports(store)

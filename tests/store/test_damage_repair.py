@@ -1,4 +1,4 @@
-"""`crosswire store verify` and `repair`: what is damaged is told, what is left is restored."""
+"""`crosswire store verify` and `repair`: damage is reported, what is left is restored."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_messages_that_are_missing_come_from_the_lake(data: Data) -> None:
     assert data.drain() == data.unsettled
 
 
-def test_a_record_in_the_wrong_place_is_set_aside_and_restored(data: Data) -> None:
+def test_a_record_under_another_id_is_set_aside_and_restored(data: Data) -> None:
     one, other = sorted(data.sent.keys() - data.settled)[:2]
 
     def work(store: RocksStore) -> None:
@@ -210,7 +210,7 @@ def test_a_damaged_block_is_restored_from_the_lake(data: Data) -> None:
     content = bytearray(table.read_bytes())
     content[len(content) // 2] ^= 0xFF
     table.write_bytes(content)
-    # The hub passes over what it can't read, and tells.
+    # The hub skips what it can't read, and reports it.
     store, hub = data.open()
     taker = Recorder(settles=True)
     hub.consume("queue/a", taker, 11.0, peer=PEER, window=10)
@@ -272,7 +272,7 @@ def test_a_store_that_is_gone_is_made_of_what_the_lake_has(data: Data) -> None:
     asyncio.run(hub.commits.close())
 
 
-def test_the_command_says_what_it_did(data: Data, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_what_it_did(data: Data, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["store", "verify", str(data.path)]) == 0
     harm_rows(data, b"m")
     assert main(["store", "verify", str(data.path)]) == 1
@@ -300,4 +300,4 @@ def test_a_start_after_a_kill_counts_messages_against_the_ledger() -> None:
     disk.keys = sorted(disk.rows)
     again = Hub(MemoryStore(disk, LIMITS), now=3.0, random=Random(1)).store
     (entry,) = again.damages.entries
-    assert entry.detail == f"1 messages of queue/a that were accepted are missing: ids {ids[7]}"
+    assert entry.detail == f"accepted messages of queue/a are missing, 1 in all: ids {ids[7]}"

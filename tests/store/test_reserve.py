@@ -77,10 +77,10 @@ def test_less_spare_room_than_a_flush_takes_is_a_mistake() -> None:
     needed = flush_bytes(DEFAULT_BUFFER)
     assert check(f"[store]\nspare_bytes = {needed}\n")[1] == []
     ((mistake),) = check(f"\n[store]\nspare_bytes = {24 * MIB}\n")[1]
-    told = str(mistake)
-    assert told.startswith("line 3: store.spare_bytes: ")
-    assert str(24 * MIB) in told
-    assert str(needed) in told
+    message = str(mistake)
+    assert message.startswith("line 3: store.spare_bytes: ")
+    assert str(24 * MIB) in message
+    assert str(needed) in message
 
 
 def test_on_the_command_line_it_is_one_line(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_on_the_command_line_it_is_one_line(tmp_path: Path) -> None:
 
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Path]:
-    """A place for a small file system; `fill` and the tests say how small."""
+    """Where a small file system is mounted; `fill` and the tests choose its size."""
     folder = tmp_path / "disk"
     folder.mkdir()
     yield folder
@@ -291,7 +291,7 @@ def test_a_second_hub_leaves_the_reserve_of_the_first(mount: Path) -> None:
     stop(hub, signal.SIGKILL)
 
 
-def test_without_room_to_open_it_says_so_in_one_line(mount: Path) -> None:
+def test_without_room_to_open_it_fails_with_one_line(mount: Path) -> None:
     mount_disk(mount, 64 * MIB)
     settings = f"[store]\nbuffer_bytes = {MIB}\nspare_bytes = {flush_bytes(MIB)}\n"
     stop(start(mount, settings), signal.SIGKILL)
@@ -319,7 +319,7 @@ def test_the_lake_leaves_the_rest_of_the_disk_to_the_store(mount: Path) -> None:
 
 
 def test_the_backlog_of_the_lake_waits_in_the_store(mount: Path) -> None:
-    """The lake says that it stops, and goes on when there is room."""
+    """The lake reports that it stops, and continues when there is room."""
     mount_disk(mount, 160 * MIB)
     settings = (
         f"log = 'warning'\n[store]\nbuffer_bytes = {MIB}\nspare_bytes = {flush_bytes(MIB)}\n"

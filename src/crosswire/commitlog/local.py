@@ -89,9 +89,12 @@ class LocalLog(CommitLog):
         return append
 
     def _sync(self) -> StoreError | None:
-        assert self._group is not None
+        """On the log's thread or the event loop's: the other one does nothing to the group now."""
+        # Not kept until the next append: a body has all messages of its group.
+        group, self._group = self._group, None
+        assert group is not None
         try:
-            self._engine.sync_group(self._group)
+            self._engine.sync_group(group)
         except StoreError as error:
             return error
         return None

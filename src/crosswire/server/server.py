@@ -130,17 +130,21 @@ class Server:
         schemas = _schemas(config.bond.files)
         store = _open_store(config)
         _log_damage(store)
+        clock = self.clock.now
+        now = clock()
         try:
-            clock = self.clock.now
-            now = clock()
             self.hub = Hub(store, _hub_config(config), now=now, random=random.Random(), clock=clock)
+        except BaseException:
+            store.close()
+            raise
+        try:
             self.metrics = Metrics(self.hub)
             self.context = GatewayContext(self.hub, config, schemas=schemas, clock=clock)
             gateways = {each.protocol: each for each in map(_gateway, addresses.keys() - {"http"})}
             sources = [each.leftovers for each in gateways.values()]
             self.leftovers = LeftoverCheck(self.context, sources)
         except BaseException:
-            store.close()
+            await self.hub.commits.close()
             raise
         self.hub.commits.start(asyncio.get_running_loop())
         try:

@@ -152,10 +152,10 @@ def _aside(data: Path) -> Path:
 
 def _try_out(new: Path) -> None:
     store = RocksStore(new, StoreLimits(spare_bytes=0))
-    complaints = [each.reason for each in store.damage]
+    found = [each.reason for each in store.damage]
     store.close()
-    if complaints:
-        raise StoreFailed(f"the repaired store is not intact: {complaints[0]}")
+    if found:
+        raise StoreFailed(f"the repaired store is not intact: {found[0]}")
 
 
 def _carry_over(old: Path, new: Path) -> None:

@@ -21,7 +21,7 @@ from crosswire.store.keys import MAX_ID
 __all__ = ["LEAST_BUFFER_BYTES", "Engine", "LogMark", "StoreLimits", "full_or_failed", "refusal"]
 
 _DAMAGES: Final = 1000
-_HEALING_BYTES: Final = 8 << 20
+_REOPEN_BYTES: Final = 8 << 20
 
 LEAST_BUFFER_BYTES: Final = 64 << 10
 """RocksDB does not work with less."""
@@ -122,17 +122,17 @@ class Engine(ABC):
     def mend(self) -> bool:
         """After a failed write: may the next one be tried? False where the engine has to be opened
         anew before that, and can't be."""
-        if self._has_room_to_heal():
+        if self._has_room_to_reopen():
             try:
-                self._heal()
+                self._reopen()
             except StoreError as error:
                 self.last_error = error
                 return False
         return True
 
-    def _has_room_to_heal(self) -> bool:
+    def _has_room_to_reopen(self) -> bool:
         """Without room the engine stays as it is: it can still read."""
-        return self._free_bytes() >= _HEALING_BYTES
+        return self._free_bytes() >= _REOPEN_BYTES
 
     def _store_now(
         self, rows: Mapping[bytes, bytes], dropped: tuple[bytes, bytes] | None = None
@@ -155,7 +155,7 @@ class Engine(ABC):
                 if is_last:
                     raise
                 self.last_error = error
-                self._heal()
+                self._reopen()
                 self.last_error = None
 
     # What an engine fills in: writing.
@@ -180,7 +180,7 @@ class Engine(ABC):
         """How many bytes it takes in the log."""
 
     @abstractmethod
-    def _heal(self) -> None:
+    def _reopen(self) -> None:
         """The last write failed, and now there is room: do what it takes to write again.
 
         Called on the event loop, with no write under way. May fail like a write.

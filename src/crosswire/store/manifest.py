@@ -11,7 +11,7 @@ from __future__ import annotations
 from mmap import mmap
 from typing import Final
 
-__all__ = ["HEADER_BYTES", "crc32c", "fault_of", "strange_headers"]
+__all__ = ["HEADER_BYTES", "crc32c", "fault_of", "invalid_headers"]
 
 _BLOCK: Final = 32 << 10
 HEADER_BYTES: Final = 7
@@ -71,7 +71,7 @@ def fault_of(data: bytes, known_bytes: int) -> str:
     return ""
 
 
-def strange_headers(data: bytes | mmap) -> list[int]:
+def invalid_headers(data: bytes | mmap) -> list[int]:
     """Offsets of headers in a log with a type that is never written: the engine would read them
     again and again."""
     found, at, size = [], 0, len(data)

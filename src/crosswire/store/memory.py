@@ -162,7 +162,7 @@ class MemoryStore(Store):
         """A copy of all rows."""
         return _MemoryView(self.disk)
 
-    def _heal(self) -> None:
+    def _reopen(self) -> None:
         pass
 
     def _free_bytes(self) -> int:

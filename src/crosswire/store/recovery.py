@@ -48,7 +48,7 @@ class RecoveredEngine(Engine):
         self._next_row = 1
         self._last_group = 0
         self._durable_group = 0
-        self._log_complaint = ""
+        self._log_error = ""
 
     def _recover(self, *, is_new: bool) -> None:
         """Read what the store keeps about itself; an empty one is initialized.
@@ -190,8 +190,8 @@ class RecoveredEngine(Engine):
             self._next_id = max(self._next_id, newest + 1, self._highest_id() + 1)
 
     def _report_log(self, detail: str) -> None:
-        complaint = f" ({self._log_complaint})" if self._log_complaint else ""
-        self._report(Damage(b"", b"", detail + complaint, "log"))
+        cause = f" ({self._log_error})" if self._log_error else ""
+        self._report(Damage(b"", b"", detail + cause, "log"))
 
     def _highest_id(self) -> int:
         """The highest id of any message that can be read; needed only where there is damage."""

@@ -24,9 +24,9 @@ from crosswire.store.contract import Store, View
 from crosswire.store.copies import Copies, CopyFile
 from crosswire.store.damage import Damage, DamageFile
 from crosswire.store.engine import LogMark, StoreLimits, full_or_failed
-from crosswire.store.manifest import HEADER_BYTES, fault_of, strange_headers
+from crosswire.store.manifest import HEADER_BYTES, fault_of, invalid_headers
 from crosswire.store.reserve import WAL_BUFFERS, Reserve, free_bytes
-from crosswire.store.scanning import complaint_of, first_readable
+from crosswire.store.scanning import error_of, first_readable
 
 __all__ = [
     "COPIES",
@@ -62,7 +62,9 @@ class RocksStore(Store):
         super().__init__(limits)
         self.path = Path(path)
         self.path.mkdir(parents=True, exist_ok=True)
-        self.heal_complaint = ""
+        self.close_error = ""
+        """What the engine raised when it was closed, or the list of damage could not be written:
+        for debugging, nothing depends on it."""
         self._unsynced = rocksdict.WriteOptions()
         self._disk_reserve = Reserve(self.path, self.limits.buffer_bytes)
         self._copies = CopyFile(self.path / COPIES)
@@ -70,9 +72,12 @@ class RocksStore(Store):
         self._manifest = Path()
         self._compacts = True
         new = is_new(self.path)
+        # A hub that was killed during its first start leaves an engine without our files.
         if not new and not any(self.path.glob("crosswire.*")):
             new = self._is_blank()
-        self.damages = DamageFile(self.path / DAMAGES, self._list_failed)
+        self.damages = DamageFile(self.path / DAMAGES, self._on_list_failed)
+        # Merging tables with damage fails, and the engine refuses all writes after that: with known
+        # damage it is off from the start.
         self._compacts = all(each.part != "tables" for each in self.damages.known)
         if not new:
             self._check_manifest()
@@ -96,8 +101,9 @@ class RocksStore(Store):
         modes = rocksdict.DBRecoveryMode
         check_unused(self.path)
         self._disk_reserve.make_room()
+        # Before the engine sees them: it would not return from some of these.
         for log in self.path.glob("*.log"):
-            self._take_out_headers(log)
+            self._clear_headers(log)
         try:
             self._open_with(modes.tolerate_corrupted_tail_records(), create=create)
         except Exception as error:
@@ -112,7 +118,7 @@ class RocksStore(Store):
                 self._open_with(modes.skip_any_corrupted_record(), create=False)
             except Exception as again:
                 raise StoreDamaged(self._explain(_plain(str(again)))) from again
-            self._log_complaint = self._log_complaint or " ".join(str(error).split())
+            self._log_error = self._log_error or " ".join(str(error).split())
         self._find_manifest()
 
     def _is_blank(self) -> bool:
@@ -139,17 +145,17 @@ class RocksStore(Store):
                 database.close()
         return False
 
-    def _take_out_headers(self, log: Path) -> None:
+    def _clear_headers(self, log: Path) -> None:
         """Overwrite headers that the engine would read again and again without end with zeros: it
         leaves out the rest of that block then, as it does with other damage. Whether a group is
         missing because of that shows in the groups' numbers."""
         if not log.stat().st_size:
             return
         with log.open("r+b") as file, mmap(file.fileno(), 0) as data:
-            for at in strange_headers(data):
+            for at in invalid_headers(data):
                 header = data[at : at + HEADER_BYTES]
                 data[at : at + HEADER_BYTES] = bytes(HEADER_BYTES)
-                self._log_complaint = f"{log.name} had the header {header.hex()} at byte {at}"
+                self._log_error = f"{log.name} had the header {header.hex()} at byte {at}"
 
     def _open_with(self, mode: rocksdict.DBRecoveryMode, *, create: bool) -> None:
         options = table_options(self.limits.buffer_bytes)
@@ -257,8 +263,8 @@ class RocksStore(Store):
             self._compacts = False
             self._db.set_options({"disable_auto_compactions": "true"})
 
-    def _list_failed(self, error: OSError) -> None:
-        self.heal_complaint = f"{DAMAGES} can't be written: {error}"
+    def _on_list_failed(self, error: OSError) -> None:
+        self.close_error = f"{DAMAGES} can't be written: {error}"
 
     def _batch(self) -> GroupBody:
         batch: GroupBody = rocksdict.WriteBatch(raw_mode=True)
@@ -279,13 +285,13 @@ class RocksStore(Store):
         except Exception as error:
             raise full_or_failed(error) from error
 
-    def _heal(self) -> None:
+    def _reopen(self) -> None:
         """RocksDB refuses all writes after a failed one, until it is opened anew."""
         try:
             self._db.close()
         except Exception as error:
             # It repeats what was reported when the write failed; the files are closed all the same.
-            self.heal_complaint = str(error)
+            self.close_error = str(error)
         if "Corruption" in str(self.last_error):
             # Merging tables would fail there again, and stop all writes with it.
             self._compacts = False
@@ -320,7 +326,7 @@ class RocksStore(Store):
                 begin = key + b"\x00"
             iterator = self._db.iter(options)
             iterator.seek(begin)
-            reason = complaint_of(iterator)
+            reason = error_of(iterator)
             if reason is None:
                 if not iterator.valid():
                     return
@@ -343,7 +349,7 @@ class RocksStore(Store):
         iterator = self._db.iter(options)
         iterator.seek_to_last()
         if not iterator.valid():
-            reason = complaint_of(iterator)
+            reason = error_of(iterator)
             if reason is not None:
                 self._report(Damage(begin, end, reason))
                 raise RecordUnreadable(reason)
@@ -360,8 +366,8 @@ class RocksStore(Store):
         self._disk_reserve.keep()
         return free_bytes(self.path)
 
-    def _has_room_to_heal(self) -> bool:
-        return super()._has_room_to_heal() or self._disk_reserve.can_open()
+    def _has_room_to_reopen(self) -> bool:
+        return super()._has_room_to_reopen() or self._disk_reserve.can_open()
 
     def has_room(self, now: float) -> bool:
         """Also without room to open the store again, producers have to wait."""
@@ -376,7 +382,7 @@ class RocksStore(Store):
         except Exception as error:
             # An engine that met damage takes no more writes. All groups are on disk by now; without
             # this delete the next start takes the stop for an unclean one.
-            self.heal_complaint = str(error)
+            self.close_error = str(error)
         with suppress(OSError):
             # After a clean stop the end of the log is known even without the mark.
             self._copies.save({b"!running": None, b"!stopped": self._last_group.to_bytes(8)})
@@ -384,7 +390,7 @@ class RocksStore(Store):
             self._db.close()
         except Exception as error:
             # It repeats what was reported before; the files are closed all the same.
-            self.heal_complaint = str(error)
+            self.close_error = str(error)
         self._durable_group = self._last_group
         self._save_mark()
         with suppress(OSError):
@@ -464,7 +470,7 @@ class _RocksView(View):
                 yield key
                 begin = key + b"\x00"
                 next_one()
-            reason = complaint_of(iterator)
+            reason = error_of(iterator)
             if reason is None:
                 return
             # A failed iterator stays failed. And this one has no upper bound: what it could not
@@ -490,7 +496,7 @@ class _RocksView(View):
         if self._iterator.valid() and self._iterator.key() == end:
             self._iterator.prev()
         if not self._iterator.valid():
-            if complaint_of(self._iterator) is None:
+            if error_of(self._iterator) is None:
                 return None
             # What can't be read at the end must not hide what is before it.
             newest = deque(self.keys(begin, end), maxlen=1)
@@ -509,7 +515,7 @@ def _has_own_keys(database: rocksdict.Rdict, path: Path) -> bool:
     iterator = database.iter()
     iterator.seek_to_first()
     is_empty = not iterator.valid()
-    reason = complaint_of(iterator)
+    reason = error_of(iterator)
     if reason is not None:
         raise RecordUnreadable(reason)
     if not is_empty:

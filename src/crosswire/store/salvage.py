@@ -41,7 +41,7 @@ class Salvage(RocksStore):
         self.path = work
         self.source = path
         self.is_empty = is_new(path)
-        self.heal_complaint = ""
+        self.close_error = ""
         self.damages = DamageList()
         self._disk_reserve = Reserve(work, self.limits.buffer_bytes)
         self._compacts = False
@@ -80,8 +80,8 @@ class Salvage(RocksStore):
                 self._open()
             except Exception as again:
                 raise StoreFailed(f"{self.source}: nothing can be read: {again}") from again
-        if self._log_complaint:
-            detail = f"the log is damaged: {' '.join(self._log_complaint.split())}"
+        if self._log_error:
+            detail = f"the log is damaged: {' '.join(self._log_error.split())}"
             self._report(Damage(b"", b"", detail, "log"))
 
     @property
@@ -137,7 +137,7 @@ class Salvage(RocksStore):
         try:
             self._db.close()
         except Exception as error:
-            self.heal_complaint = str(error)
+            self.close_error = str(error)
         shutil.rmtree(self.path, ignore_errors=True)
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import rocksdict
 
-__all__ = ["complaint_of", "first_readable"]
+__all__ = ["error_of", "first_readable"]
 
 
-def complaint_of(iterator: rocksdict.RdictIter) -> str | None:
+def error_of(iterator: rocksdict.RdictIter) -> str | None:
     """Why an iterator stopped early; None if it has not, or has reached the end."""
     if iterator.valid():
         return None
@@ -40,7 +40,7 @@ def first_readable(
         # Not one for all: after a seek that failed, others fail that would not.
         iterator = make_iterator()
         iterator.seek(key_at(position))
-        return complaint_of(iterator) is None
+        return error_of(iterator) is None
 
     start = int.from_bytes(begin[shared:].ljust(width, b"\x00"))
     limit = int.from_bytes(end[shared:].ljust(width, b"\x00"))
