@@ -13,8 +13,9 @@ import msgspec
 from crosswire.access import User
 from crosswire.envelope import LARGEST_INTEGER, Property, check_properties, parse_destination
 from crosswire.errors import ConfigError, InvalidDestination, InvalidEnvelope, InvalidSchedule
+from crosswire.hub.cron import check_cron
 from crosswire.hub.policies import QueuePolicy, ServicePolicy, StagingLimits, TopicPolicy
-from crosswire.hub.schedules import check_cron, check_id, check_interval
+from crosswire.hub.schedules import check_id, check_interval
 from crosswire.listeners import LISTENERS, PLAIN_LISTENERS
 from crosswire.store.engine import LEAST_BUFFER_BYTES, StoreLimits
 from crosswire.store.reserve import flush_bytes

@@ -1,4 +1,4 @@
-"""Who takes messages from the hub, and how many it may hold."""
+"""Consumers and subscribers as gateways see them, and windows: how many messages are in flight."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def id(self) -> int:
+        """The message's id, with which it is settled or refused."""
         return self.envelope.id
 
 
@@ -57,7 +58,7 @@ class DeliveryGap(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """The hub let go of this attachment."""
+    """The hub ended this attachment."""
 
     reason: str
 
@@ -69,12 +70,14 @@ class DeliveryReceiver(Protocol):
     """A gateway's side of an attachment.
 
     Called on the event loop, once per attachment for all that became ready together. It may call
-    back into the hub, and settle what it was just given.
+    the hub meanwhile, and settle what it was just given.
     """
 
-    def deliver(self, attachment: Attachment, deliveries: list[Delivery]) -> None: ...
+    def deliver(self, attachment: Attachment, deliveries: list[Delivery]) -> None:
+        """Send these to the peer. They count against the window until they are settled."""
 
-    def notice(self, attachment: Attachment, notice: Notice) -> None: ...
+    def notice(self, attachment: Attachment, notice: Notice) -> None:
+        """The peer misses messages, or gets no more."""
 
     def broken(self, error: Exception) -> None:
         """One of its methods raised: the hub closed the attachment, and what it held goes to
@@ -82,22 +85,24 @@ class DeliveryReceiver(Protocol):
 
 
 class Waiter(Protocol):
-    """Who is told when there is room in a window again; the highest weight first.
+    """An attachment or provider that is woken when a window has free capacity again.
 
-    It only puts itself among those for whom the hub looks for work: to be given something right
-    here would, with a peer that answers at once, make room again within the same call.
+    It only touches itself in the dispatch loop: delivering right here would, with a peer that
+    settles at once, free the window again within the same call.
     """
 
     weight: int
 
-    def wake(self, now: float) -> None: ...
+    def wake(self, now: float) -> None:
+        """There is free capacity in its window."""
 
 
 class Window:
-    """How many messages may be on their way to somebody.
+    """How many messages may be in flight to a peer: `free` more than now.
 
-    Settling makes room again, unless the window is `granted`: then only `grant` does, whatever
-    becomes of the messages. One window can be shared by several attachments of one peer.
+    Settling frees capacity again, unless the window is `granted`: then only `grant` does, whatever
+    becomes of the messages, as protocols with explicit credit want it. One window can be shared by
+    several attachments of one peer.
     """
 
     __slots__ = ("attachments", "free", "granted")
@@ -108,31 +113,33 @@ class Window:
         self.attachments: list[Waiter] = []
 
     def join(self, waiter: Waiter) -> None:
-        """One more shares this window."""
+        """One more shares this window; those with a higher weight are woken before it."""
         self.attachments.append(waiter)
         self.attachments.sort(key=lambda each: -each.weight)
 
     def grant(self, count: int, now: float) -> None:
-        """Room for `count` more."""
+        """Add capacity for `count` messages."""
         self.free += count
         self.wake(now)
 
     def close(self) -> None:
-        """Room for nothing more, whatever is settled."""
+        """No capacity any more, whatever is settled."""
+        # So far below zero that no number of settlements makes it positive again.
         self.free = -_NEVER
 
     def wake(self, now: float) -> None:
-        """Those with the highest weight are asked first: they share what is free."""
+        """Wake those that share it, the highest weight first."""
+        # A copy: to be woken may close an attachment, which leaves the window.
         for attachment in tuple(self.attachments):
             attachment.wake(now)
 
     def dispatch(self, now: float) -> None:
-        """For `Hub.touch`: wake them once, however often there was room meanwhile."""
+        """Wake those that share it once, however often capacity was freed since it was touched."""
         self.wake(now)
 
 
 class Attachment(ABC):
-    """What a gateway holds of a queue or topic that it takes messages from.
+    """A gateway's handle on a queue or topic that it gets messages from.
 
     `settle` and `refuse` ignore ids that it does not hold: a lease may have run out meanwhile.
     """
@@ -160,7 +167,7 @@ class Attachment(ABC):
 
     @abstractmethod
     def settle(self, ids: Collection[int], now: float) -> int:
-        """Done with these. Gives how many of them it held."""
+        """The peer is done with these. Returns how many of them it held."""
 
     @abstractmethod
     def refuse(
@@ -172,32 +179,38 @@ class Attachment(ABC):
         delay_s: float | None = None,
         final: bool | None = None,
     ) -> int:
-        """Can't do these: they are tried again, after `delay_s` or as the queue has it.
+        """The peer can't process these: they are retried after `delay_s`, default as in the
+        queue's policy. Returns how many of them it held.
 
-        `final` says whether that was the last attempt, where the queue is not to decide.
+        `final` True makes them dead letters, False retries them whatever the policy; None leaves
+        it to the policy.
         """
 
     @abstractmethod
     def extend(self, ids: Collection[int], now: float, lease_s: float) -> int:
-        """Still working on these: their leases start anew."""
+        """The peer still works on these: their leases start anew. Returns how many it holds."""
 
     @abstractmethod
     def wake(self, now: float) -> None:
-        """There is room in its window."""
+        """There is free capacity in its window."""
 
     @abstractmethod
     def close(self, now: float) -> None:
-        """It leaves: what it holds goes to others at once."""
+        """Detach it: what it holds is ready for others at once. Does nothing the second time."""
 
-    def let_go(self) -> None:
-        """The first half of leaving: nothing more is given to it."""
+    def stop_deliveries(self) -> None:
+        """The first half of closing: nothing more is delivered to it."""
         self.is_open = False
         if self in self.window.attachments:
             self.window.attachments.remove(self)
 
 
 class Item(msgspec.Struct, eq=False):
-    """A message in memory that is not settled; `number` is its destination's."""
+    """A message in memory that is not settled; `number` is its destination's.
+
+    `delivered` counts deliveries, `attempts` are those that failed. `consumer` holds it; `due` is
+    when its lease, or its delay, ends.
+    """
 
     id: int
     number: int
@@ -210,12 +223,13 @@ class Item(msgspec.Struct, eq=False):
 
 
 class ConsumerBacklog(Protocol):
-    """A queue or named subscription, as its consumers see it: see `Attachment`."""
+    """A queue or named subscription, as its consumers see it."""
 
     destination: str
     retry: Retry
 
-    def settle(self, consumer: Consumer, ids: Iterable[int], now: float) -> int: ...
+    def settle(self, consumer: Consumer, ids: Iterable[int], now: float) -> int:
+        """See `Attachment.settle`."""
 
     def refuse(
         self,
@@ -226,19 +240,24 @@ class ConsumerBacklog(Protocol):
         cause: str,
         delay_s: float | None,
         final: bool | None = None,
-    ) -> int: ...
+    ) -> int:
+        """See `Attachment.refuse`."""
 
-    def extend(self, consumer: Consumer, ids: Iterable[int], now: float, lease_s: float) -> int: ...
+    def extend(self, consumer: Consumer, ids: Iterable[int], now: float, lease_s: float) -> int:
+        """See `Attachment.extend`."""
 
-    def has_room(self, consumer: Consumer, now: float) -> None: ...
+    def has_room(self, consumer: Consumer, now: float) -> None:
+        """The window of a consumer has free capacity."""
 
-    def give_up(self, consumer: Consumer, error: Exception) -> None: ...
+    def give_up(self, consumer: Consumer, error: Exception) -> None:
+        """The filter of a consumer raised."""
 
-    def detach(self, consumer: Consumer, now: float) -> None: ...
+    def detach(self, consumer: Consumer, now: float) -> None:
+        """Remove a consumer; what it held is ready again."""
 
 
 class Consumer(Attachment):
-    """Of a queue or of a named subscription."""
+    """A consumer of a queue or of a named subscription; `held` are its messages by id."""
 
     __slots__ = ("_backlog", "choice", "held", "is_listed", "last_used", "lease_s", "number")
 
@@ -267,6 +286,7 @@ class Consumer(Attachment):
 
     @property
     def backlog(self) -> ConsumerBacklog:
+        """The queue or subscription that it consumes."""
         return self._backlog
 
     @property
@@ -275,6 +295,7 @@ class Consumer(Attachment):
         return self.matches is not None or self.choice is not None
 
     def takes(self, envelope: Envelope) -> bool:
+        """Whether filter and choice match. If one raises, the consumer is detached."""
         try:
             return (self.matches is None or self.matches(envelope.properties)) and (
                 self.choice is None or self.choice(envelope)
@@ -284,6 +305,7 @@ class Consumer(Attachment):
             return False
 
     def settle(self, ids: Iterable[int], now: float) -> int:
+        """Done with these: they are not delivered again."""
         return self._backlog.settle(self, ids, now)
 
     def refuse(
@@ -295,15 +317,19 @@ class Consumer(Attachment):
         delay_s: float | None = None,
         final: bool | None = None,
     ) -> int:
+        """Retry these later, or make them dead letters."""
         return self._backlog.refuse(self, ids, now, cause=cause, delay_s=delay_s, final=final)
 
     def extend(self, ids: Iterable[int], now: float, lease_s: float) -> int:
+        """Restart the leases of these."""
         return self._backlog.extend(self, ids, now, lease_s)
 
     def wake(self, now: float) -> None:
+        """Get a turn in the dispatch of the backlog."""
         self._backlog.has_room(self, now)
 
     def close(self, now: float) -> None:
+        """Detach it; what it holds is ready for others."""
         if self.is_open:
-            self.let_go()
+            self.stop_deliveries()
             self._backlog.detach(self, now)

@@ -1,4 +1,4 @@
-"""After an unclean stop: are the messages there that the recent ledger says were accepted?"""
+"""After an unclean stop: whether messages that the recent ledger lists as accepted are stored."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ _SHOWN: Final = 5
 
 
 def count_messages(store: Store, ledger: Ledger, floors: Floors) -> None:
-    """Report accepted messages that are neither there nor settled. Costs what is remembered of the
-    ledger, not what is stored."""
+    """Report accepted messages that are neither stored nor settled.
+
+    The time it takes depends on how much of the ledger is in memory, not on how much is stored.
+    """
     accepted: dict[str, set[int]] = {}
     ended: dict[str, set[int]] = {}
     for run in ledger.runs():
@@ -37,12 +39,12 @@ def count_messages(store: Store, ledger: Ledger, floors: Floors) -> None:
             shown = ", ".join(map(str, missing[:_SHOWN])) + (", …" if missing[_SHOWN:] else "")
             store.report_damage(
                 "messages",
-                f"{len(missing)} messages of {name} that were accepted are missing: ids {shown}",
+                f"accepted messages of {name} are missing, {len(missing)} in all: ids {shown}",
             )
 
 
 def _unsettled(store: Store, floors: Floors, name: str, number: int, ids: set[int]) -> set[int]:
-    """Those that nobody has let go of: a purge is not in the ledger, retention is not either."""
+    """Those that are not settled: a purge is not in the ledger, and neither is retention."""
     if name.startswith("topic/"):
         floor = floors.of(number)
         return {each for each in ids if each > floor}

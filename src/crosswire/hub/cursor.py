@@ -1,8 +1,8 @@
-"""A durable place in a log: all that is settled, and nothing about what is not.
+"""A durable position in a log: what is settled, and what is not.
 
     position   a snapshot: everything up to `upto` is settled except what is listed as open
     changes    what was settled or refused since, a record for each commit group, with the head:
-               nothing below it is open
+               nothing below it is unsettled
 
 When the changes outgrow what a snapshot would hold, the next group writes a snapshot and drops
 them. Reading them back therefore costs what is unsettled, never what there was.
@@ -29,7 +29,7 @@ _ID_BYTES: Final = 8
 
 
 class FailedDelivery(msgspec.Struct, array_like=True, frozen=True):
-    """One delivery that did not end well: when, to whom, why."""
+    """One delivery that failed: when, to which connection, why."""
 
     time: Count
     connection: str
@@ -37,7 +37,7 @@ class FailedDelivery(msgspec.Struct, array_like=True, frozen=True):
 
 
 class UnsettledMessage(msgspec.Struct, array_like=True):
-    """A message that is not settled, with what happened to it so far."""
+    """A message that is not settled, with its failed deliveries."""
 
     number: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
     id: Count
@@ -73,7 +73,7 @@ def _read_change(record: bytes) -> _Change:
 
 
 class Cursor:
-    """`upto` and `open` are what was recovered; `later` are ids behind `upto` that are settled.
+    """`upto` and `open` are what was recovered; `later` are ids after `upto` that are settled.
 
     What can't be read of it, or is missing, is in `damage`: then nobody knows what is settled, and
     it must not be used.
@@ -83,7 +83,7 @@ class Cursor:
         self.key = key
         self.upto = 0
         self.is_begun = False
-        """Was there a snapshot, whether it could be used or not?"""
+        """Whether there was a snapshot, usable or not."""
         self.open: list[UnsettledMessage] = []
         self.later: set[int] = set()
         self.refused_later: dict[int, list[FailedDelivery]] = {}
@@ -147,13 +147,16 @@ class Cursor:
                     self.later.add(identifier)
 
     def settle(self, *identifiers: int) -> None:
+        """These are settled; saved with the next `write`."""
         self._settled.extend(identifiers)
 
     def refuse(self, number: int, identifier: int, attempts: list[FailedDelivery]) -> None:
+        """A delivery of this message failed; saved with the next `write`."""
         self._refused.append(UnsettledMessage(number, identifier, attempts))
 
     @property
     def is_dirty(self) -> bool:
+        """Whether there is something to save."""
         return bool(self._settled or self._refused)
 
     def write(
@@ -170,7 +173,7 @@ class Cursor:
             self.write_changes(head)
 
     def due_for_snapshot(self, open_count: int) -> bool:
-        """Would a snapshot be smaller than what has gathered?"""
+        """Whether a snapshot would be smaller than the changes that have accumulated."""
         if not self.later and 4 * open_count <= len(self._settled):
             return True
         return self._changes > max(LEAST_CHANGES, 4 * open_count)
@@ -203,12 +206,13 @@ class Cursor:
         self.write_changes(0)
 
     def forget(self) -> None:
-        """Remove every trace of it."""
+        """Delete all records of it."""
         self._store.drop(_SNAPSHOTS, self.key)
         self._drop_changes()
 
     def _drop_changes(self) -> None:
-        """They are numbered anew: reading them back never passes over many that are gone."""
+        """They are numbered from 0 again: reading them never skips many deleted keys, which RocksDB
+        has to step over one by one."""
         prefix = self._prefix()
         for number in range(self._next_change):
             self._store.drop(_CHANGES, prefix + number.to_bytes(8))

@@ -1,4 +1,4 @@
-"""Damaged records: reported, moved out of the way, and kept for whoever repairs them."""
+"""Damaged records: reported, set aside, and kept for a repair."""
 
 from __future__ import annotations
 

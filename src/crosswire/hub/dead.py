@@ -1,7 +1,7 @@
-"""Dead letters: what became of messages that nobody could take, and the way back.
+"""Dead letters: messages that could not be delivered, and how they are replayed.
 
 A dead letter is a message in `queue/NAME/dead`, like any other: it can be consumed. Why it is
-there stands in its properties, for every protocol to see; its full history in `native`.
+there is in its properties, which every protocol shows; its full history is in `native`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _NATIVE: Final = "crosswire.dead"
 _MARKS: Final = ("dead-cause", "dead-attempts", "dead-origin", "dead-id")
 
 Refit: TypeAlias = Callable[[Envelope, Envelope], Envelope]
-"""Given a message and a changed copy of it, gives the copy without what describes only the first:
-what that is the protocols know, not the hub."""
+"""Given a message and a changed copy of it, returns the copy without metadata that describes only
+the original: which that is, the protocols know, not the hub."""
 
 
 class _DeadLetterHistory(msgspec.Struct, array_like=True, frozen=True):
@@ -41,9 +41,9 @@ _decode = msgspec.msgpack.Decoder(_DeadLetterHistory).decode
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
-    """`id` is its own, in the dead letter queue; `origin_id` the one it died with.
+    """`id` is its id in the dead letter queue; `origin_id` the one that it had before.
 
-    A message that was sent there by somebody, and not buried, has no origin.
+    A message that a peer sent to the dead letter queue has no origin.
     """
 
     id: int
@@ -56,19 +56,22 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
 
 class DeadLetterQueue(Protocol):
-    """What dead letters need of a queue: see `Backlog`."""
+    """A queue, as far as dead letters need it: see `Backlog`."""
 
-    def browse(self, after: int, count: int) -> list[Envelope]: ...
+    def browse(self, after: int, count: int) -> list[Envelope]:
+        """Unsettled messages after an id."""
 
-    def exchange(self, envelope: Envelope, record: bytes) -> None: ...
+    def exchange(self, envelope: Envelope, record: bytes) -> None:
+        """Replace the message that has this envelope's id."""
 
     def remove(
         self, ids: Iterable[int], step: Step, now: float, *, detail: str = ""
-    ) -> Sequence[int]: ...
+    ) -> Sequence[int]:
+        """Settle these. Returns those that were there."""
 
 
 class DeadLetters:
-    """Look at them, change them, give them another chance, or let them go.
+    """Lists, edits, replays and purges dead letters.
 
     `queue` is the dead letter queue itself: `queue/NAME/dead`.
     """
@@ -87,11 +90,11 @@ class DeadLetters:
         self._loop = loop
 
     def list(self, queue: str, *, after: int = 0, count: int = 100) -> Sequence[DeadLetter]:
-        """In order of ids; go on behind the last one for more."""
+        """In order of ids; for more, continue after the last one."""
         return [_read(envelope) for envelope in self._queue(queue).browse(after, count)]
 
     def get(self, queue: str, identifier: int) -> DeadLetter:
-        """Raises UnknownMessage."""
+        """One dead letter. Raises UnknownMessage."""
         found = self._queue(queue).browse(identifier - 1, 1)
         if not found or found[0].id != identifier:
             raise UnknownMessage(f"{queue} has no message {identifier}")
@@ -122,7 +125,7 @@ class DeadLetters:
             changes["content_type"] = content_type
         envelope = dead_letter.envelope.replace(**changes)
         if refit is not None:
-            # Why it died is ours to tell, and goes when it is replayed: nothing is derived of it.
+            # Without the properties that describe its death: they are removed when it is replayed.
             plain = _unmarked(envelope)
             fitted = refit(_unmarked(dead_letter.envelope), plain)
             if fitted is not plain:
@@ -143,9 +146,10 @@ class DeadLetters:
         destination: str = "",
         refit: Refit | None = None,
     ) -> Sequence[int]:
-        """Send these again, to where they came from unless told otherwise.
+        """Send these again, by default to where they came from.
 
-        Gives the ids of those that were there. Sent and removed in one group: never both or none.
+        Returns the ids of those that were there. Sent and removed in one group: never both, never
+        none.
         Raises InvalidDestination, UnknownMessage.
         """
         replayed = []
@@ -163,7 +167,7 @@ class DeadLetters:
         return replayed
 
     def purge(self, queue: str, ids: Sequence[int], now: float) -> Sequence[int]:
-        """Let these go. Gives the ids of those that were there."""
+        """Drop these. Returns the ids of those that were there."""
         return self._queue(queue).remove(ids, Step.DROPPED, now, detail="purged")
 
 

@@ -58,7 +58,7 @@ class Filter(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Filter:
-        """Raises InvalidFilter, which says where."""
+        """Raises InvalidFilter with the position of the error."""
         text = text.removesuffix(";")
         if text.count(";") >= MOST_TERMS:
             raise InvalidFilter(f"more than {MOST_TERMS} terms")

@@ -4,7 +4,7 @@ Pure logic with time as an argument; the store does the disk. Nothing is done pe
 be done per batch: a batch is appended to the open commit group, the group is committed as a whole,
 and what became visible with it is handed out in lists.
 
-`Hub` is what gateways and the server call, and the place where the parts are put together. No part
+`Hub` is what gateways and the server call, and where the parts are put together. No part
 receives it: each is given what it needs.
 """
 
@@ -142,8 +142,8 @@ class Hub:
         """Accept a batch of one producer, for queues and topics, in order.
 
         Each message is accepted or refused on its own; the receipt is done when those that must
-        be on disk are. Whoever may see them at once has seen them when this returns; if a callback
-        of the hub calls this, soon after that callback has returned.
+        be on disk are. Messages that need not wait for the disk are delivered when this returns; if
+        a callback of the hub calls this, after that callback has returned.
         """
         self._core.loop.now = now
         return self._intake.produce(envelopes, now)
@@ -175,15 +175,16 @@ class Hub:
         holding: Sequence[int] = (),
         choice: Choice | None = None,
     ) -> Consumer:
-        """Take messages from a queue, at most `window` at a time.
+        """Consume a queue, at most `window` messages at a time.
 
-        `holding` are messages that it was given before the hub was restarted and still has;
-        `choice` leaves those to others that it is not true of.
+        `holding` are messages that it got before the hub was restarted and still has. Messages
+        that `filter` or `choice` don't match are left to other consumers. Raises
+        InvalidDestination, InvalidFilter.
         """
         self._core.loop.now = now
         if self._destinations.parse(destination).kind != "queue":
             raise InvalidDestination(f"{destination!r} is not a queue")
-        # Nothing is made before all of it is known to be right: a queue gets a number for good.
+        # Before the queue is opened: its number in the store is never freed again.
         matches = predicate(filter)
         consumer = self._destinations.queue(destination).attach(
             receiver,
@@ -216,11 +217,11 @@ class Hub:
         slow: Literal["lag", "disconnect"] | None = None,
         names: Callable[[str], bool] | None = None,
     ) -> Attachment:
-        """Take what is published to the topics of a pattern; with a `name` it is durable.
+        """Subscribe to the topics of a pattern; with a `name` the subscription is durable.
 
-        Without one, `names` may choose among the topics of the pattern.
+        Without one, `names` may select among the topics of the pattern.
 
-        `start` counts when the subscription is new: `latest` unless it says otherwise. Raises
+        `start` is where a new subscription starts, `latest` by default. Raises
         SubscriptionConflict if there is one of the name with another pattern or filter.
         """
         self._core.loop.now = now
@@ -275,13 +276,13 @@ class Hub:
         peer: LedgerPeer,
         timeout_s: float | None = None,
     ) -> list[Call]:
-        """Ask services; `answered` is called once for each, perhaps before this returns; if a
+        """Call services; `answered` is called once for each, perhaps before this returns; if a
         callback of the hub calls this, after that callback has returned."""
         self._core.loop.now = now
         return self.services.call(envelopes, now, answered=answered, peer=peer, timeout_s=timeout_s)
 
     def cancel(self, calls: Sequence[Call], now: float) -> None:
-        """The caller left: nobody is answered, and the providers may stop."""
+        """The caller does not wait any longer: nobody is answered, and the providers may stop."""
         self._core.loop.now = now
         self.services.cancel(calls, now)
 

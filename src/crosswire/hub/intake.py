@@ -1,4 +1,4 @@
-"""The way in: batches of envelopes become rows of the open group."""
+"""Accepting messages: batches of envelopes become part of the open commit group."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from crosswire.hub.topics import Topic
 __all__ = ["Intake"]
 
 _FIRST_LEVEL: Final = slice(6, 7)
-"""Where the name begins in `queue/NAME` and `topic/NAME`."""
+"""The first character of NAME in `queue/NAME` and `topic/NAME`."""
 
 
 class Intake:
@@ -44,8 +44,8 @@ class Intake:
         """Accept a batch of one producer, for queues and topics, in order.
 
         Each message is accepted or refused on its own; the receipt is done when those that must
-        be on disk are. Whoever may see them at once has seen them when this returns; if a callback
-        of the hub calls this, soon after that callback has returned.
+        be on disk are. Messages that need not wait for the disk are delivered when this returns; if
+        a callback of the hub calls this, after that callback has returned.
         """
         count = len(envelopes)
         first = self._store.reserve(count) if count else 0
@@ -77,7 +77,7 @@ class Intake:
             self._commits.request(sync=False, urgent=False)
             receipt.finish()
         for topic, audience, accepted in published:
-            # A subscriber that publishes what it gets would otherwise be within its own delivery.
+            # Deferred: a subscriber that publishes what it gets would recurse into its delivery.
             self._loop.defer("publish", self._fan_out, topic, audience, accepted, now)
         self._loop.pump(now)
         return receipt
@@ -85,7 +85,7 @@ class Intake:
     def _send(
         self, queue: Queue, run: Sequence[Envelope], index: int, receipt: Receipt, now: float
     ) -> bool:
-        """Append to a queue; True if somebody has to wait for the disk."""
+        """Append to a queue; True if the producer has to wait for the disk."""
         obstacle = self._store.obstacle(now)
         if obstacle is not None:
             raise obstacle
@@ -97,7 +97,8 @@ class Intake:
         count = len(accepted.sizes)
         if not count:
             return False
-        # What needs no disk is seen at once, unless something before it has to wait.
+        # Messages that need not be durable are visible at once, up to the first that must be: a
+        # queue keeps its order. `direct` is False if one before this run still waits.
         cut = first_durable = _first_durable(accepted.envelopes)
         if not direct:
             cut = 0
@@ -115,7 +116,7 @@ class Intake:
     def _append(
         self, queue: Queue, run: Sequence[Envelope], index: int, receipt: Receipt
     ) -> AcceptedMessages:
-        """Those that have a form and a place in the queue: nearly always all of them."""
+        """Append what can be encoded and is admitted: nearly always all of it, in one step."""
         store, number = self._store, queue.number
         records = _encoded(run)
         if records is not None:
@@ -145,7 +146,8 @@ class Intake:
         now: float,
         published: list[tuple[Topic, Audience, list[Envelope]]],
     ) -> bool:
-        # As of now: who subscribes before the fan-out, which may be deferred, comes too late.
+        # Looked up here, not in the fan-out, which may be deferred: a subscriber that attaches in
+        # between comes too late for these messages.
         audience = self._subscriptions.audience(topic)
         now_us = int(now * MICROSECONDS)
         time_us = self._wall.stamp_us(now_us)
@@ -195,7 +197,10 @@ class Intake:
     def _note_accepted(
         self, destination: str, accepted: AcceptedMessages, ids: list[int], now_us: int
     ) -> None:
-        """`ids` are those of the whole run, 0 for what was refused of it."""
+        """Enter accepted messages into the ledger and the group.
+
+        `ids` are those of the whole run, 0 for refused messages.
+        """
         envelope = accepted.envelopes[0]
         if len(ids) > len(accepted.sizes):
             ids = [each for each in ids if each]
@@ -207,7 +212,7 @@ class Intake:
     def _fan_out(
         self, topic: Topic, audience: Audience, accepted: list[Envelope], now: float
     ) -> None:
-        """To those without a name, at once."""
+        """Deliver to unnamed subscribers, who don't wait for the commit."""
         durable = topic.policy.durable
         now_us = int(now * MICROSECONDS)
         rows = durable or topic.policy.ledger == "rows"
@@ -250,7 +255,7 @@ class Intake:
     def take_over(self, envelopes: Sequence[Envelope], now: float) -> None:
         """Accept messages whose acceptance was promised, in order: those of a staged batch.
 
-        Like `inject` they can't be refused or lost; they expire and are dropped as policies say.
+        Like `inject` they can't be refused or lost; they expire and are dropped by policy.
         """
         first = self._store.reserve(len(envelopes))
         for destination, group in groupby(envelopes, key=_destination):
@@ -262,7 +267,7 @@ class Intake:
             first += len(run)
 
     def _limit_life(self, queue: Queue, run: Sequence[Envelope], now: float) -> None:
-        """What says nothing about it expires when the queue's policy says."""
+        """Messages without an expiry get that of the queue's policy."""
         if queue.policy.ttl_s:
             expires = self._wall.expires_us(now, queue.policy.ttl_s)
             for envelope in run:
@@ -276,9 +281,9 @@ class Intake:
         first: int,
         now: float,
     ) -> None:
-        """Retain what must not get lost, even if the group can't be written.
+        """Append messages that go into the next group if this one can't be written.
 
-        No limit refuses it; a queue that lets its oldest go does so for these as well.
+        No limit refuses them; a queue with `drop-oldest` drops others for them.
         """
         now_us = int(now * MICROSECONDS)
         time_us = self._wall.stamp_us(now_us)
@@ -316,7 +321,7 @@ _destination = attrgetter("destination")
 
 
 def _end_of_run(destinations: list[str], index: int) -> int:
-    """Where those end that have the same destination as the one at `index`."""
+    """The index after the last message in a row with the destination of the one at `index`."""
     destination = destinations[index]
     if index == 0 and destinations.count(destination) == len(destinations):
         return len(destinations)
@@ -327,13 +332,13 @@ def _end_of_run(destinations: list[str], index: int) -> int:
 
 
 def _first_durable(envelopes: Sequence[Envelope]) -> int:
-    """The place of the first that has to wait for the disk; behind them all if none has."""
+    """The index of the first durable message; the length if there is none."""
     durables = (index for index, envelope in enumerate(envelopes) if envelope.durable)
     return next(durables, len(envelopes))
 
 
 def _encoded(run: Sequence[Envelope]) -> list[bytes] | None:
-    """None if one of them has no form: they have to be looked at one by one."""
+    """The records; None if one can't be encoded: they have to be tried one by one."""
     try:
         return encode_run(run)
     except InvalidEnvelope:

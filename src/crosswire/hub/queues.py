@@ -1,4 +1,4 @@
-"""Queues: each message to one consumer, in order, until it is settled."""
+"""Queues: each message goes to one consumer, in order, until it is settled."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _read_depth: Callable[[bytes], _Depth] = reader(_Depth, "the length of a queue")
 
 
 class Queue(Backlog):
-    """`length` and `size_bytes` count what is accepted and not settled, wherever it is.
+    """`length` and `size_bytes` count what is accepted and not settled, in memory or on disk.
 
     `waiting` and `waiting_bytes` are those of it that are not committed yet.
     """
@@ -76,7 +76,7 @@ class Queue(Backlog):
             self.length, self.size_bytes = depth.length, depth.size_bytes
 
     def _count_stored(self) -> _Depth:
-        """What is not settled, counted one by one."""
+        """Count unsettled messages by reading the log: the saved counters are damaged."""
         cursor = self.cursor
         opened = {each.id for each in cursor.open}
         pages: list[Page] = []
@@ -96,7 +96,7 @@ class Queue(Backlog):
             ]
 
     def adopt(self, policy: QueuePolicy) -> None:
-        """Another policy from now on."""
+        """Apply another policy from now on."""
         self.policy = policy
         self.retry = policy.retry
         self.memory.window_messages = policy.window_messages
@@ -105,30 +105,34 @@ class Queue(Backlog):
 
     @property
     def name(self) -> str:
+        """The destination without its kind."""
         return self.destination.removeprefix("queue/")
 
     @property
     def is_dead(self) -> bool:
-        """Is it where dead letters go?"""
+        """Whether it is a dead letter queue."""
         return self.destination.endswith("/dead")
 
     @property
     def dead_letters(self) -> str:
+        """The queue of messages that could not be delivered."""
         return f"{self.destination}/dead"
 
     def attach(self, *args: Any, **options: Any) -> Consumer:
+        """Add a consumer, and notify `Hub.consumers_changed`."""
         consumer = super().attach(*args, **options)
         self._consumers_changed(self)
         return consumer
 
     def detach(self, consumer: Consumer, now: float) -> None:
+        """Remove a consumer, and notify `Hub.consumers_changed`."""
+        # First: the dispatch loop runs deferred calls before it dispatches this queue. A listener
+        # whose consumer only takes what others leave can then take over what this one held.
         self._consumers_changed(self)
-        # The hub calls who was told before it dispatches this queue: who stands in for others may
-        # then take what it left to them.
         super().detach(consumer, now)
 
     def admit(self, size: int) -> None:
-        """Count a message in. Raises DestinationFull where the policy refuses it."""
+        """Count a message. Raises DestinationFull if the policy refuses it."""
         policy = self.policy
         length = self.length if policy.overflow == "refuse" else 0
         size_bytes = self.size_bytes if policy.overflow == "refuse" else 0
@@ -136,13 +140,14 @@ class Queue(Backlog):
             policy.max_bytes and size_bytes + size > policy.max_bytes
         ):
             raise DestinationFull(
-                f"{self.destination} is full: {self.length} messages, {self.size_bytes} bytes"
+                f"{self.destination} is full: length {self.length}, {self.size_bytes} bytes"
             )
         self.length += 1
         self.size_bytes += size
 
     def admit_run(self, count: int, size: int) -> bool:
-        """Count so many in, of this size together; False, and none, where not all have room."""
+        """Count several messages of this total size; False, and none is counted, if the policy
+        would refuse any of them."""
         policy = self.policy
         length = self.length + count if policy.overflow == "refuse" else 0
         size_bytes = self.size_bytes + size if policy.overflow == "refuse" else size
@@ -155,6 +160,7 @@ class Queue(Backlog):
         return True
 
     def recover(self, now: float) -> None:
+        """Continue after a restart, within the limits."""
         super().recover(now)
         # The hub may have been killed between a batch and the drops that make room for it.
         self._keep_bounds(now)
@@ -162,8 +168,9 @@ class Queue(Backlog):
         self.memory.fill()
 
     def dispatch(self, now: float) -> None:
-        # Here, and not where they are admitted: what was not committed yet can't be let go of, and
-        # nothing is let go of for what may never be.
+        """Drop the oldest messages if the policy demands it, then hand out the rest."""
+        # Not when messages are admitted: one that is not committed can't be dropped, and none is
+        # dropped for one whose commit may fail.
         self._keep_bounds(now)
         super().dispatch(now)
 
@@ -172,7 +179,7 @@ class Queue(Backlog):
             self.drop_oldest(self._is_too_full, now)
 
     def _is_too_full(self) -> bool:
-        """Is more there than the policy allows, of what is committed?"""
+        """Whether more is committed than the policy allows."""
         policy, length = self.policy, self.length - self.waiting
         size_bytes = self.size_bytes - self.waiting_bytes
         return bool(
@@ -181,7 +188,7 @@ class Queue(Backlog):
         )
 
     def await_commit(self, sizes: Sequence[int]) -> None:
-        """Messages of these sizes are counted in, and seen when they are committed."""
+        """Messages of these sizes are counted, and become visible when they are committed."""
         self.waiting += len(sizes)
         self.waiting_bytes += sum(sizes)
 
@@ -191,7 +198,7 @@ class Queue(Backlog):
         self.arrive(runs, now)
 
     def _end_wait(self, runs: Iterable[AcceptedMessages]) -> tuple[int, int]:
-        """These are committed, or could not be; gives their number, and their size together."""
+        """These are committed, or could not be. Returns how many, and their total size."""
         count = size = 0
         for run in runs:
             count += len(run.sizes)
@@ -201,7 +208,7 @@ class Queue(Backlog):
         return count, size
 
     def withdraw(self, runs: Iterable[AcceptedMessages]) -> None:
-        """Count messages out that were admitted but could not be stored."""
+        """Undo the count of messages that were admitted but could not be stored."""
         self._uncount(*self._end_wait(runs))
         if self._is_inexact and self.memory.loaded >= self.memory.visible:
             self.on_all_loaded()
@@ -212,12 +219,15 @@ class Queue(Backlog):
         self.size_bytes = max(self.size_bytes - size, 0)
 
     def arrive(self, runs: Iterable[AcceptedMessages], now: float) -> None:
+        """These may be delivered."""
         super().arrive(runs, now)
         if self._is_inexact and self.memory.loaded >= self.memory.visible:
             self.on_all_loaded()
 
     def on_all_loaded(self) -> None:
-        # What waits for its commit is counted and not in memory: then it is done afterwards.
+        """Set the counters to what is in memory, which is all there is."""
+        # Except what waits for its commit, which is counted and not in memory: then it is done
+        # when that has arrived.
         self._is_inexact = self.waiting > 0
         if not self._is_inexact:
             self.length = len(self.memory.items)
@@ -228,7 +238,8 @@ class Queue(Backlog):
         self._store.save(_DEPTHS, self.number.to_bytes(4), _encode(depth))
 
     def reclaim(self) -> None:
-        """Everything below the head; if the head is stuck, what is settled between those held."""
+        """Delete everything below the head; if that has not moved for long, also what is settled
+        between the messages that are not."""
         if self.stopped:
             return
         limit = self._core.seals.reclaim_limit
@@ -252,7 +263,7 @@ class Queue(Backlog):
         self._note_floor(last)
 
     def _note_floor(self, last: int) -> None:
-        """Some messages up to this one are gone from the store: who reads its log is to know."""
+        """Some messages up to this id are deleted: log readers must not report them as lost."""
         self._floor = max(self._floor, last)
         self._core.floors.save(self.number, self._floor)
         self._commits.request(sync=False, urgent=False)

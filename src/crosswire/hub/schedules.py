@@ -9,9 +9,7 @@ from __future__ import annotations
 import heapq
 import logging
 import math
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
-from functools import lru_cache
+from collections.abc import Callable
 from math import inf
 from typing import Final, Literal
 
@@ -27,9 +25,18 @@ from crosswire.envelope import (
 )
 from crosswire.errors import HubError, InvalidSchedule, RecordDamaged, UnknownMessage
 from crosswire.hub.core import Core, SendEnvelope
+from crosswire.hub.cron import (
+    MOST_TIMES,
+    NoFurtherTime,
+    check_cron,
+    next_of_cron,
+    previous_of_cron,
+    times_of_cron,
+    utc_text,
+)
 from crosswire.store.records import reader
 
-__all__ = ["Schedule", "Schedules", "check_cron", "check_id", "check_interval"]
+__all__ = ["Schedule", "Schedules", "check_id", "check_interval"]
 
 _log = logging.getLogger("crosswire.hub")
 
@@ -37,31 +44,22 @@ _SPACE: Final = "schedule"
 _GRACE_S: Final = 1.0
 _LEAST_INTERVAL_S: Final = 0.1
 _MOST_INTERVAL_S: Final = 10 * 365 * 86_400.0
-_CATCH_UP: Final = 1000
-"""As many missed times of one schedule are made up for, the latest ones."""
 _AT_ONCE: Final = 100
 _TURN: Final = 1000
-"""As many messages in one turn of the event loop; the rest waits for the next."""
+"""How many messages are sent in one turn of the event loop; the rest waits for the next."""
 _PAUSE_S: Final = 0.01
 _FIRST_RETRY_S: Final = 1.0
 _LONGEST_RETRY_S: Final = 60.0
 _DRIFT_S: Final = 0.01
 _ROUNDING_S: Final = 1e-6
 _FAR_S: Final = 366 * 86_400.0
-_YEARS: Final = 100
-_YEAR_2000: Final = 946_684_800.0
 _LAST_DUE_S: Final = 253_402_300_800.0
-"""The year 10000, which no calendar of ours has."""
+"""The year 10000, which `datetime` can't represent."""
 _DORMANT_S: Final = _LAST_DUE_S - 1.0
 """The due time of a cron expression without a further time while the clock may be wrong."""
-_CRON_BYTES: Final = 256
 _ID_CHARACTERS: Final = 255
 _CRON_COST: Final = 20
-"""Finding the next time of an expression takes as long as firing so many."""
-
-
-class _NoFurtherTime(InvalidSchedule):
-    """The cron expression has no time after this one."""
+"""Finding the next time of an expression takes as long as sending this many messages."""
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +84,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         """The due time after this one. Raises InvalidSchedule if there is none."""
         if not self.cron:
             return due + self.interval_s
-        return _next_of_cron(self.cron, due)
+        return next_of_cron(self.cron, due)
 
     def preview(self, count: int, wall: float) -> list[float]:
         """The next due times, at most as many as it has left to fire.
@@ -107,13 +105,13 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         return times
 
     def is_equivalent(self, other: Schedule) -> bool:
-        """Was it added with the same words, however far it has come since?"""
+        """Whether it was added with the same fields, however often it has fired since."""
         return self == msgspec.structs.replace(other, next_due=self.next_due, fired=self.fired)
 
     def first_due(self, wall: float) -> float:
         """When it fires first, added at this time. Raises InvalidSchedule if it never does."""
         if self.cron:
-            return _next_of_cron(self.cron, wall)
+            return next_of_cron(self.cron, wall)
         return wall + self.interval_s if self.nohaste else wall
 
     def last_due_before(self, wall: float) -> float:
@@ -121,11 +119,11 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         if not self.cron:
             count = math.floor((wall - self.next_due) / self.interval_s)
             return self.next_due + count * self.interval_s
-        return max(_previous_of_cron(self.cron, wall), self.next_due)
+        return max(previous_of_cron(self.cron, wall), self.next_due)
 
     @property
     def is_dormant(self) -> bool:
-        """Has it no further time, if the clock is right?"""
+        """Whether it has no further time, if the clock is right."""
         return bool(self.cron) and self.next_due >= _DORMANT_S
 
 
@@ -134,7 +132,7 @@ _read: Callable[[bytes], Schedule] = reader(Schedule, "a schedule")
 
 
 class _Unsure:
-    """Changes of a schedule that are not on disk yet, and what was there before them."""
+    """Changes of a schedule that are not on disk yet, and the schedule before them."""
 
     __slots__ = ("before", "changes")
 
@@ -156,15 +154,15 @@ class Schedules:
         self._schedules: dict[str, Schedule] = {}
         self._due: list[tuple[float, str]] = []
         self._wakes: dict[str, float] = {}
-        """When each is looked at next, by the wall clock; other entries of the heap are stale."""
+        """When each is checked next, by the wall clock; other entries of the heap are stale."""
         self._failures: dict[str, int] = {}
         self._catching_up: set[str] = set()
         self._unsure: dict[str, _Unsure] = {}
         """Those of which the latest change is not on disk yet: they don't fire."""
         self._to_check: dict[str, None] = {}
-        """Those with a cron expression that are still to be brought nearer."""
+        """Those with a cron expression whose due time is still to be corrected."""
         self._nearer: dict[str, tuple[float | None, float | None]] = {}
-        """Of expressions: the next two times, as of the latest time the clock went back."""
+        """The next two times of each expression, since the clock was last set back."""
         self._armed_offset = 0.0
         for key, value in core.store.load(_SPACE):
             try:
@@ -180,10 +178,10 @@ class Schedules:
         self._wake()
 
     def add(self, schedule: Schedule, now: float) -> Schedule:
-        """Keep it, in place of one with the same id. Raises InvalidSchedule, and StoreError while
-        nothing can be kept.
+        """Store it, in place of one with the same id. Raises InvalidSchedule, and StoreError while
+        nothing can be stored.
 
-        It fires once it is on disk. If it can't be written, the one before it goes on.
+        It fires once it is on disk. If it can't be written, the one before it continues.
         """
         check_id(schedule.id)
         if bool(schedule.cron) == bool(schedule.interval_s):
@@ -204,23 +202,23 @@ class Schedules:
         return kept
 
     def remove(self, identifier: str) -> Schedule:
-        """Raises UnknownMessage, and StoreError while nothing can be written.
+        """Delete it. Raises UnknownMessage, and StoreError while nothing can be written.
 
-        If the removal can't be written, the schedule goes on.
+        If the removal can't be written, the schedule continues.
         """
         schedule = self._schedules.get(identifier)
         if schedule is None:
             raise UnknownMessage(f"there is no schedule {identifier!r}")
         store = self._store
         obstacle = store.obstacle(self._core.loop.now)
-        # On a disk that is merely short of room it is tried: it may be what fills the disk.
+        # On a disk that is merely short of space it is tried: its messages may be what fills it.
         if obstacle is not None and store.last_error is not None:
             raise obstacle
         self._change(identifier, None)
         return schedule
 
     def _change(self, identifier: str, schedule: Schedule | None) -> None:
-        """Have it from now on, or none; what was there comes back if this can't be written."""
+        """Replace or delete a schedule, until it turns out that this can't be written."""
         unsure = self._unsure.get(identifier)
         if unsure is None:
             unsure = self._unsure[identifier] = _Unsure(self._schedules.get(identifier))
@@ -228,7 +226,7 @@ class Schedules:
         self._replace(identifier, schedule)
 
         def decide(receipt: Receipt) -> None:
-            # Groups are written in their order: the last change that was written counts.
+            # Groups are written in order: the last change that was written counts.
             unsure.changes -= 1
             if receipt.error is None:
                 unsure.before = schedule
@@ -241,7 +239,7 @@ class Schedules:
             if current is not None:
                 self._arm(identifier, 0.0 if current.is_dormant else current.next_due)
                 if receipt.error is not None:
-                    # The clock may have gone back meanwhile.
+                    # The clock may have been set back meanwhile.
                     self._bring_nearer([current], self._core.loop.now)
                 self._on_time(self._core.loop.now)
 
@@ -257,13 +255,15 @@ class Schedules:
             self._core.commits.request()
 
     def all(self) -> list[Schedule]:
+        """All schedules in order of ids."""
         return sorted(self._schedules.values(), key=lambda each: each.id)
 
     def get(self, identifier: str) -> Schedule | None:
+        """The schedule with this id; None if there is none."""
         return self._schedules.get(identifier)
 
     def follow_clock(self, now: float, *, went_back: bool) -> None:
-        """The wall clock is elsewhere than it was expected to be."""
+        """The wall clock was adjusted or set: due times are waited for accordingly."""
         wall = self._wall_clock
         if went_back:
             self._nearer = {}
@@ -302,20 +302,20 @@ class Schedules:
     def _bring_nearer(
         self, schedules: list[Schedule], now: float, *, may_trust_cron: bool = False
     ) -> None:
-        """Due times that a wrong clock put far into the future are found anew."""
+        """Correct due times that a wrong clock put far into the future."""
         wall = self._wall_clock.at(now)
         for schedule in schedules:
             if schedule.cron:
-                # Asking thousands of expressions would hold up the start.
+                # Evaluating thousands of expressions would delay the start.
                 if not may_trust_cron or schedule.next_due >= wall + _FAR_S:
                     self._to_check[schedule.id] = None
             elif schedule.next_due > wall + schedule.interval_s + _GRACE_S:
-                # Never less than an interval after the last time, however far the clock went back.
+                # Never less than an interval after the last time, however far back the clock is.
                 self._move(schedule, wall + schedule.interval_s)
         self._check_some(now)
 
     def _check_some(self, now: float) -> None:
-        """Bring those with an expression nearer, as many as one turn of the event loop may take.
+        """Correct those with an expression, as many as one turn of the event loop may take.
 
         One time more than the next is allowed: a clock that is set back by less than that must not
         repeat what was sent already.
@@ -348,7 +348,8 @@ class Schedules:
     # Firing.
 
     def _wall(self, now: float) -> float:
-        """A due time that became the hub's time and a wall clock's again must not be missed."""
+        """The wall clock, rounded up: a due time that was converted to the hub's time and back must
+        not be missed."""
         return self._wall_clock.at(now) + _ROUNDING_S
 
     def _on_time(self, now: float) -> None:
@@ -372,7 +373,7 @@ class Schedules:
         self._wake()
 
     def _advance(self, schedule: Schedule, now: float) -> None:
-        """Fire what is due, and remember in the same group that it was."""
+        """Send what is due, and save in the same group that it was sent."""
         if schedule.is_dormant:
             self._go_on(schedule, 0, _following(schedule, self._wall(now)), now)
             return
@@ -415,7 +416,7 @@ class Schedules:
                     f"schedule {schedule.id} has no further time ({schedule.cron}): removed"
                 )
                 return
-            # As with retention: a clock that is wrong for a while must not end anything.
+            # As with retention: a clock that is wrong for a while must not delete anything.
             next_due, wake = _DORMANT_S, self._wall(now) + held_s + 1.0
         kept: Schedule = msgspec.structs.replace(schedule, next_due=next_due, fired=total)
         self._schedules[kept.id] = kept
@@ -424,7 +425,7 @@ class Schedules:
         self._arm(kept.id, next_due if wake is None else wake)
 
     def _postpone(self, identifier: str, error: Exception, now: float) -> None:
-        """It could not fire: the same due time is tried again, ever more slowly."""
+        """It could not fire: the same due time is retried, with a growing delay."""
         self.failed += 1
         if identifier not in self._schedules:
             return
@@ -439,7 +440,7 @@ class Schedules:
         self._core.damage.report(InvalidSchedule(text))
 
     def _plan(self, schedule: Schedule, wall: float) -> tuple[list[float], float | None]:
-        """Which of the times since `next_due` to fire for, and the one to wait for then.
+        """The times since `next_due` to fire for, and the next one to wait for.
 
         Raises InvalidSchedule.
         """
@@ -453,14 +454,14 @@ class Schedules:
         return times, _following(schedule, wall if schedule.cron else last)
 
     def _plan_all(self, schedule: Schedule, wall: float) -> tuple[list[float], float | None]:
-        """The next few of all that was missed, or of the latest if that is too much."""
+        """The next few of all missed times, or of the latest if there are too many."""
         due: float | None = schedule.next_due
         if schedule.id not in self._catching_up:
             due = _catch_up_from(schedule, wall)
             if due > schedule.next_due:
                 self._report(
-                    f"schedule {schedule.id} missed more than {_CATCH_UP} times: those from"
-                    f" {_text(schedule.next_due)} until {_text(due)} are left out"
+                    f"schedule {schedule.id} missed more than {MOST_TIMES} times: those from"
+                    f" {utc_text(schedule.next_due)} until {utc_text(due)} are left out"
                 )
         times: list[float] = []
         while due is not None and due <= wall and len(times) < _AT_ONCE:
@@ -474,13 +475,13 @@ class Schedules:
 
 
 def _recovered(schedule: Schedule) -> Schedule:
-    """A stored one as it can go on. Raises InvalidSchedule for what can't."""
+    """A stored schedule as it can continue. Raises InvalidSchedule if it can't."""
     if not math.isfinite(schedule.next_due):
         raise InvalidSchedule(f"{schedule.next_due} is no time")
     if schedule.cron:
         return schedule
     if 0 < schedule.interval_s < _LEAST_INTERVAL_S:
-        # Kept by an earlier version, which allowed it.
+        # Stored by an earlier version, which allowed it.
         shortest: Schedule = msgspec.structs.replace(schedule, interval_s=_LEAST_INTERVAL_S)
         return shortest
     check_interval(schedule.interval_s)
@@ -499,34 +500,27 @@ def _following(schedule: Schedule, due: float) -> float | None:
     """None after the last one."""
     try:
         return schedule.following(due)
-    except _NoFurtherTime:
+    except NoFurtherTime:
         return None
 
 
 def _catch_up_from(schedule: Schedule, wall: float) -> float:
-    """`next_due`, or a later due time if more than `_CATCH_UP` were missed since."""
+    """`next_due`, or a later due time if more than `MOST_TIMES` were missed since."""
     if not schedule.cron:
         missed = math.floor((wall - schedule.next_due) / schedule.interval_s) + 1
-        return schedule.next_due + max(missed - _CATCH_UP, 0) * schedule.interval_s
+        return schedule.next_due + max(missed - MOST_TIMES, 0) * schedule.interval_s
     due = schedule.next_due
     try:
-        for due in _times_of_cron(schedule.cron, math.floor(wall) + 1.0, forward=False):
+        for due in times_of_cron(schedule.cron, math.floor(wall) + 1.0, forward=False):
             if due <= schedule.next_due:
                 break
-    except _NoFurtherTime:
+    except NoFurtherTime:
         return schedule.next_due
     return max(due, schedule.next_due)
 
 
-def _text(wall: float) -> str:
-    try:
-        return datetime.fromtimestamp(wall, UTC).isoformat(timespec="seconds")
-    except (ValueError, OverflowError, OSError):
-        return f"{wall:.0f}"
-
-
 def _check_kept(schedule: Schedule, key: bytes) -> None:
-    """Can it go on? Raises RecordDamaged, or what is wrong with it.
+    """Raises RecordDamaged, or InvalidSchedule, for a stored schedule that can't continue.
 
     An interval that an earlier version allowed is no damage: it only has to be one.
     """
@@ -557,51 +551,3 @@ def check_id(identifier: str) -> None:
             f"a schedule's id has 1 to {_ID_CHARACTERS} printable characters, not"
             f" {identifier[:80]!r}"
         )
-
-
-def check_cron(expression: str) -> None:
-    """Raises InvalidSchedule for what is no cron expression, or never comes in any year."""
-    _check_characters(expression)
-    _check_times(expression)
-
-
-def _check_characters(expression: str) -> None:
-    """What reads expressions takes seconds for long ones, and any script's digits for digits."""
-    if len(expression) > _CRON_BYTES:
-        raise InvalidSchedule(
-            f"a cron expression has at most {_CRON_BYTES} bytes, not {len(expression)}"
-        )
-    if not expression.isascii():
-        raise InvalidSchedule(f"{expression!r} is no cron expression: it has other than ASCII")
-
-
-@lru_cache(maxsize=4096)
-def _check_times(expression: str) -> None:
-    next(_times_of_cron(expression, _YEAR_2000, forward=True))
-
-
-def _next_of_cron(expression: str, after: float) -> float:
-    return next(_times_of_cron(expression, after, forward=True))
-
-
-def _previous_of_cron(expression: str, at: float) -> float:
-    # A due time that is exactly now counts.
-    return next(_times_of_cron(expression, math.floor(at) + 1, forward=False))
-
-
-def _times_of_cron(expression: str, start: float, *, forward: bool) -> Iterator[float]:
-    """At most `_CATCH_UP` of them. Raises InvalidSchedule for what is no expression or has none."""
-    _check_characters(expression)
-    # Half of a command's start-up time would go into this import.
-    from croniter import CroniterBadDateError, CroniterError, croniter
-
-    try:
-        times = croniter(expression, start, max_years_between_matches=_YEARS)
-        for _ in range(_CATCH_UP):
-            yield times.get_next(float) if forward else times.get_prev(float)
-    except CroniterBadDateError:
-        # Its message speaks of dates in general.
-        side = "after" if forward else "before"
-        raise _NoFurtherTime(f"{expression!r} has no time {side} {_text(start)}") from None
-    except (CroniterError, ValueError, KeyError, OverflowError, OSError) as error:
-        raise InvalidSchedule(f"{expression!r} is no cron expression: {error}") from None

@@ -1,4 +1,4 @@
-"""Services: a call goes to one provider in turn, its answer back to the caller."""
+"""Services: a call goes to one of the providers in turn, its answer back to the caller."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from crosswire.hub.topics import Topic
 __all__ = ["Answer", "Call", "Provider", "ProviderReceiver", "Services"]
 
 _URGENT: Final = 1 << 30
-"""Somebody waits for the answer to a call: its provider comes before the consumers who share its
-window."""
+"""The weight of providers: a caller waits for the answer, so they are woken before the consumers
+that share their window."""
 
 
 Answer: TypeAlias = Envelope | CallError | DestinationFull | InvalidDestination | InvalidEnvelope
@@ -38,9 +38,11 @@ Answer: TypeAlias = Envelope | CallError | DestinationFull | InvalidDestination 
 class ProviderReceiver(Protocol):
     """A gateway's side of a provider: requests to answer, and ids that need no answer any more."""
 
-    def request(self, provider: Provider, requests: list[Delivery]) -> None: ...
+    def request(self, provider: Provider, requests: list[Delivery]) -> None:
+        """Send these to the peer, which answers with `Provider.answer` or `Provider.fail`."""
 
-    def cancel(self, provider: Provider, ids: list[int]) -> None: ...
+    def cancel(self, provider: Provider, ids: list[int]) -> None:
+        """Nobody waits for the answers to these any more."""
 
     def broken(self, error: Exception) -> None:
         """One of its methods raised: the hub closed the provider, and its calls have failed. End
@@ -48,7 +50,7 @@ class ProviderReceiver(Protocol):
 
 
 class Call:
-    """A request under way. `answered` is called once, with the answer or what went wrong."""
+    """A request in progress. `answered` is called once, with the answer or the error."""
 
     __slots__ = ("answered", "due", "envelope", "is_done", "peer", "provider", "service")
 
@@ -69,11 +71,12 @@ class Call:
 
     @property
     def id(self) -> int:
+        """The id of the request."""
         return self.envelope.id
 
 
 class Provider:
-    """Somebody who answers calls of one or more services, at most `window` at a time."""
+    """Answers calls of one or more services, at most `window` at a time."""
 
     __slots__ = (
         "_services",
@@ -109,19 +112,19 @@ class Provider:
         return self._services.answer(self, identifier, response, now)
 
     def fail(self, identifier: int, error: CallError, now: float) -> bool:
-        """It could not be done, and why; False if nobody waits for it any more."""
+        """The request failed, and why; False if nobody waits for it any more."""
         return self._services.fail(self, identifier, error, now)
 
     def wake(self, now: float) -> None:
-        """There is room in its window."""
+        """There is free capacity in its window."""
         self._services.wake(self, now)
 
     def dispatch(self, now: float) -> None:
-        """Take what waits, as far as the window allows."""
+        """Take waiting calls, as far as the window allows."""
         self._services.serve(self, now)
 
     def close(self, now: float) -> None:
-        """It leaves: what it has not answered is lost."""
+        """Detach it: calls that it has not answered fail with ProviderLost."""
         self._services.detach(self, now)
 
 
@@ -168,6 +171,7 @@ class Services:
         peer: LedgerPeer,
         window: Window,
     ) -> Provider:
+        """Add a provider: see `Hub.provide`. Raises InvalidDestination."""
         names = []
         for destination in destinations:
             parsed = parse_destination(destination)
@@ -181,6 +185,7 @@ class Services:
         return provider
 
     def detach(self, provider: Provider, now: float) -> None:
+        """Remove a provider; its calls fail, and so do waiting ones that nobody else serves."""
         if not provider.is_open:
             return
         provider.is_open = False
@@ -202,16 +207,18 @@ class Services:
         return list(found)
 
     def providers(self) -> dict[str, list[LedgerPeer]]:
+        """Whose providers serve which service, by destination."""
         return {
             name: [provider.peer for provider in service.providers]
             for name, service in self._services.items()
         }
 
     def is_served(self, destination: str) -> bool:
+        """Whether there is a provider. Raises InvalidDestination."""
         return self._find(destination) is not None
 
     def _find(self, destination: str) -> _Service | None:
-        """Who serves the method itself comes before who serves the whole service."""
+        """A provider of the method itself comes before one of the whole service."""
         service = self._services.get(destination)
         if service is None:
             parsed = parse_destination(destination)
@@ -232,6 +239,7 @@ class Services:
         peer: LedgerPeer,
         timeout_s: float | None,
     ) -> list[Call]:
+        """Call services: see `Hub.call`."""
         first = self._store.reserve(len(envelopes))
         now_us = int(now * MICROSECONDS)
         due = now + (self.policy.deadline_s if timeout_s is None else timeout_s)
@@ -292,7 +300,7 @@ class Services:
         return False
 
     def wake(self, provider: Provider, now: float) -> None:
-        """There is room in a provider's window: for what waits, before anything else."""
+        """There is free capacity in a provider's window: for waiting calls."""
         for name in provider.names:
             if self._services[name].waiting:
                 self._loop.touch(provider)
@@ -300,7 +308,7 @@ class Services:
                 return
 
     def serve(self, provider: Provider, now: float) -> None:
-        """Give a provider, and others that have room, what waits."""
+        """Give waiting calls to a provider, and to others of the service with capacity."""
         for name in provider.names:
             service = self._services.get(name)
             if service is not None and service.waiting and provider.window.free > 0:
@@ -314,7 +322,7 @@ class Services:
 
     def _hand_over(self, given: dict[Provider, list[Delivery]], now_us: int) -> None:
         for provider, deliveries in given.items():
-            # Meanwhile some may have ended.
+            # Deferred: some calls may have been cancelled since they were assigned.
             requests = [each for each in deliveries if each.envelope.id in provider.calls]
             if requests:
                 envelopes = [each.envelope for each in requests]
@@ -331,9 +339,10 @@ class Services:
         for destination, ids in runs.items():
             self._core.ledger.note(step, now_us, destination, ids, peer=peer)
 
-    # Ends.
+    # Answers and failures.
 
     def answer(self, provider: Provider, identifier: int, response: Envelope, now: float) -> bool:
+        """See `Provider.answer`. Raises InvalidEnvelope."""
         call = provider.calls.get(identifier)
         if call is None:
             return False
@@ -355,6 +364,7 @@ class Services:
         return True
 
     def fail(self, provider: Provider, identifier: int, error: CallError, now: float) -> bool:
+        """See `Provider.fail`."""
         call = provider.calls.get(identifier)
         if call is None:
             return False
@@ -363,15 +373,18 @@ class Services:
         return True
 
     def cancel(self, calls: Sequence[Call], now: float) -> None:
-        """The caller does not wait any longer: providers are told, nobody is answered."""
+        """The caller does not wait any longer: providers may stop, nobody is answered."""
         given_up = [call for call in calls if not call.is_done]
         for call in given_up:
             self._finish(call, CallCancelled("the caller left"), now, notify=False)
         self._withdraw(given_up, now)
 
     def _withdraw(self, calls: Sequence[Call], now: float) -> None:
-        """Tell the providers of calls that were given up. All of those have ended by now: to be
-        told of one may make room for the next at once."""
+        """Notify the providers of calls that ended without their answer.
+
+        After all of those have ended: a provider that is notified may take the next call at once,
+        which must not be one of them.
+        """
         unanswered: dict[Provider, list[int]] = {}
         for call in calls:
             if call.provider is not None:
@@ -381,7 +394,7 @@ class Services:
         self._loop.pump(now)
 
     def _finish(self, call: Call, answer: Answer, now: float, *, notify: bool = True) -> None:
-        """End a call. The answer, and what has room now, wait for the caller's `pump`."""
+        """End a call. The answer, and calls that get capacity by it, wait for the next `pump`."""
         if call.is_done:
             return
         call.is_done = True
@@ -424,7 +437,7 @@ class Services:
         self._wake()
 
     def _journal(self, service: str, envelope: Envelope, record: bytes, now: float) -> None:
-        """On disk sooner or later: nobody waits for it."""
+        """Store a request or response; nobody waits for the commit."""
         core = self._core
         if self.policy.journal and core.store.has_room(now):
             try:
@@ -432,7 +445,7 @@ class Services:
                 if journal is None:
                     journal = self.journals[service] = Topic(core, service, self._retention)
             except DestinationFull as error:
-                # The call is under way by now, and goes on without a record of what was said.
+                # The call is in progress by now, and continues without a record of its messages.
                 if service not in self._unjournaled:
                     self._unjournaled.add(service)
                     core.damage.report(error)

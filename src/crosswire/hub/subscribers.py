@@ -28,8 +28,9 @@ _PAGE: Final = 256
 class Subscriber(Attachment):
     """Gets what is published while it is attached, at once and at most once.
 
-    `settle` only says that there is room again. One that is too slow is sent away or, by policy,
-    reads what it missed from the disk as soon as it can; what was never stored it has missed.
+    `settle` only frees its window. One that is too slow is disconnected or, by policy, lags: it
+    reads what it missed from disk when its window is free. What was not stored is reported as a
+    gap.
     """
 
     __slots__ = (
@@ -82,7 +83,7 @@ class Subscriber(Attachment):
         self._gap_reported = 0
 
     def wants(self, topic: str) -> bool:
-        """Does its own choice, beyond the pattern, include the topic of this name?"""
+        """Whether its choice of names, beyond the pattern, includes this topic."""
         try:
             return self.names is None or self.names(topic)
         except Exception as error:
@@ -90,7 +91,7 @@ class Subscriber(Attachment):
             return False
 
     def takes(self, envelope: Envelope) -> bool:
-        """Does its filter let this one pass?"""
+        """Whether its filter matches."""
         try:
             return self.matches is None or self.matches(envelope.properties)
         except Exception as error:
@@ -98,18 +99,22 @@ class Subscriber(Attachment):
             return False
 
     def renew(self) -> None:
-        """Its choice of names has changed."""
+        """Its choice of names has changed: topics look up their subscribers again."""
         self._index.version += 1
 
     def publish(self, topic: Topic, envelopes: list[Envelope], *, stored: bool) -> list[Envelope]:
-        """Deliver these, as many as there is room for. Gives those that matched and went out."""
+        """Deliver these, as many as its window allows. Returns those that matched and were sent.
+
+        `stored`: the rest can be read from disk later.
+        """
         if self.matches is not None:
             envelopes = [each for each in envelopes if self.takes(each)]
         if not envelopes or not self.is_open:
             return []
+        # While it lags, what is published now has to wait for what it missed.
         room = 0 if self.is_lagging else max(self.window.free, 0)
         if room < len(envelopes):
-            self._fall_behind(topic, envelopes[room:], stored=stored)
+            self._miss(topic, envelopes[room:], stored=stored)
             envelopes = envelopes[:room]
             if not envelopes or not self.is_open:
                 return []
@@ -117,9 +122,9 @@ class Subscriber(Attachment):
         self._loop.deliver(self, [Delivery(each, 1) for each in envelopes])
         return envelopes
 
-    def _fall_behind(self, topic: Topic, missed: list[Envelope], *, stored: bool) -> None:
+    def _miss(self, topic: Topic, missed: list[Envelope], *, stored: bool) -> None:
         if (self.slow or topic.policy.slow) == "disconnect":
-            self.let_go()
+            self.stop_deliveries()
             self._index.remove(self.pattern, self)
             self._loop.notice(self, Ended("too slow"))
             return
@@ -134,7 +139,7 @@ class Subscriber(Attachment):
         self._core.commits.await_commit(self)
 
     def start_after(self, position: int, since_us: int) -> None:
-        """Begin with what is stored already."""
+        """Start with what is stored already: it lags from the beginning."""
         self.is_lagging = True
         self.position = position
         self.since_us = since_us
@@ -142,11 +147,12 @@ class Subscriber(Attachment):
         self._core.commits.await_commit(self)
 
     def _catch_up(self) -> None:
-        """Read on from the disk, as far as the window and what is committed allow."""
+        """Read from disk, as far as its window and the last commit allow."""
         upto = min(self.missed, self._core.commits.committed_id)
         while self.is_lagging and self.is_open and self.window.free > 0 and not self._is_reading:
             if self.position >= upto:
                 break
+            # Set before anything is delivered: a receiver that settles at once wakes us again.
             self._is_reading = True
             self._report_gap()
             try:
@@ -182,7 +188,7 @@ class Subscriber(Attachment):
             self._loop.deliver(self, deliveries)
 
     def _report_gap(self) -> None:
-        """Where retention overtook it, it is told what it will never see."""
+        """Report what retention deleted before it was read."""
         seen = max(self.position, self._gap_reported)
         reclaimed = self._topics.reclaimed(self.pattern)
         if reclaimed > seen:
@@ -190,6 +196,7 @@ class Subscriber(Attachment):
             self._loop.notice(self, DeliveryGap(seen + 1, reclaimed, "retention"))
 
     def settle(self, ids: Collection[int], now: float) -> int:
+        """Free its window: there is nothing to settle."""
         if not self.window.granted:
             self.window.grant(len(ids), now)
         return len(ids)
@@ -199,16 +206,19 @@ class Subscriber(Attachment):
         ids: Collection[int],
         now: float,
         *,
-        cause: str = "",  # noqa: ARG002  at most once: there is no second time
+        cause: str = "",  # noqa: ARG002
         delay_s: float | None = None,  # noqa: ARG002
         final: bool | None = None,  # noqa: ARG002
     ) -> int:
+        """Free its window: nothing is delivered twice."""
         return self.settle(ids, now)
 
     def extend(self, ids: Collection[int], now: float, lease_s: float) -> int:  # noqa: ARG002
+        """There are no leases: returns 0."""
         return 0
 
     def wake(self, now: float) -> None:
+        """Get a turn if it lags, or has a gap to report."""
         if self.is_lagging or self._gap_last:
             self._loop.touch(self)
             self._loop.pump(now)
@@ -230,6 +240,7 @@ class Subscriber(Attachment):
             self._catch_up()
 
     def close(self, now: float) -> None:  # noqa: ARG002
+        """Detach it."""
         if self.is_open:
-            self.let_go()
+            self.stop_deliveries()
             self._index.remove(self.pattern, self)

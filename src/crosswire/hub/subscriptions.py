@@ -50,7 +50,7 @@ class AtId(msgspec.Struct, frozen=True):
 
 
 class AtTime(msgspec.Struct, frozen=True):
-    """Start with what came at this time or later; in seconds since 1970."""
+    """Start with what was published at this time or later; in seconds since 1970."""
 
     time_s: float
 
@@ -59,7 +59,7 @@ Start: TypeAlias = Literal["earliest", "latest"] | AtId | AtTime
 
 
 class Definition(msgspec.Struct, array_like=True, frozen=True):
-    """What is kept of a named subscription beside its cursor."""
+    """What is stored of a named subscription beside its cursor."""
 
     name: str
     pattern: str
@@ -69,7 +69,10 @@ class Definition(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Subscription(Backlog):
-    """Gets only what is committed; refusals are tried again, then dead letters, as in queues."""
+    """A named subscription: a cursor that outlives its connections, shared by all who use its name.
+
+    It gets only what is committed; refused messages are retried, then dead letters, as in queues.
+    """
 
     has_filter = True
 
@@ -104,21 +107,27 @@ class Subscription(Backlog):
 
     @property
     def name(self) -> str:
+        """The name under which consumers share it."""
         return self.definition.name
 
     @property
     def title(self) -> str:
+        """What reports call it."""
         return f"subscription {self.definition.name!r} to {self.destination}"
 
     @property
     def dead_letters(self) -> str:
+        """The queue of its dead letters: its own, as a topic has none."""
         return f"queue/{self.definition.name}/dead"
 
     def wants(self, envelope: Envelope) -> bool:
+        """Whether start and filter match."""
         if envelope.time >= self.definition.since_us and (
             self.matches is None or self.matches(envelope.properties)
         ):
             return True
+        # Skipped messages leave no trace in the cursor: a snapshot now and then keeps a restart
+        # from reading all of them again.
         self._skipped += 1
         if self._skipped >= 10_000:
             self._skipped = 0
@@ -127,16 +136,17 @@ class Subscription(Backlog):
         return False
 
     def delete(self) -> None:
-        """Remove every trace of its cursor."""
+        """Delete its cursor; nothing of it is written any more."""
         self._core.commits.forget(self)
         self.cursor.forget()
 
     def add_topic(self, number: int) -> None:
+        """Read this topic's log, too."""
         if number not in self.memory.numbers:
             self.memory.numbers.append(number)
 
     def begin(self, position: int) -> None:
-        """A new one starts behind this id."""
+        """A new subscription starts after this id."""
         memory = self.memory
         memory.loaded = self.cursor.upto = position
         # Messages that are being committed right now belong to it, and are read from disk.
@@ -156,7 +166,7 @@ class Subscription(Backlog):
             self._gap = DeliveryGap(first, reclaimed, "retention")
 
     def report_gap(self) -> None:
-        """Whoever consumes is told what is gone; if nobody does, whoever comes next."""
+        """Report to consumers what was deleted before they got it; without any, to the next one."""
         if self._gap is not None and self.consumers:
             gap, self._gap = self._gap, None
             for consumer in list(self.consumers):
@@ -168,12 +178,12 @@ _read: Callable[[bytes], Definition] = reader(Definition, "a subscription")
 
 
 def predicate(text: str) -> Predicate | None:
-    """What a filter's text asks of properties, None for no filter. Raises InvalidFilter."""
+    """A filter's text as a function of properties; None for no filter. Raises InvalidFilter."""
     return Filter.parse(text).compile() if text else None
 
 
 def _check_start(start: Start | None) -> None:
-    """Raises InvalidDestination for what could be kept but not be read again."""
+    """Raises InvalidDestination for what could be stored but not be read again."""
     if isinstance(start, AtId) and not 0 <= start.id <= LARGEST_INTEGER:
         raise InvalidDestination("a subscription starts at an id of 63 bits")
     if isinstance(start, AtTime) and not 0 <= start.time_s <= _LAST_S:
@@ -205,9 +215,10 @@ class Subscriptions:
         self._named: Index[Subscription] = Index()
         self._by_name: dict[str, Subscription] = {}
         self._unsure: dict[Subscription, int] = {}
-        """Those that are not on disk yet, and how many calls count on it."""
+        """New subscriptions that are not on disk yet, and how many calls rely on each."""
 
     def recover(self, now: float) -> None:
+        """Load the named subscriptions after a restart."""
         for key, value in self._store.load(_SPACE):
             try:
                 definition = _read(value)
@@ -215,7 +226,7 @@ class Subscriptions:
                     raise RecordDamaged("a subscription has the key of another")
                 subscription = self._keep(definition)
             except HubError as error:
-                # Its cursor stays: who subscribes with that name goes on where it was.
+                # Its cursor stays: a new subscription of that name continues there.
                 self._core.damage.set_aside_state(_SPACE, key, value, error)
                 continue
             if not subscription.cursor.is_begun and not subscription.cursor.damage:
@@ -223,26 +234,28 @@ class Subscriptions:
             subscription.recover(now)
 
     def all(self) -> list[Subscription]:
+        """The named subscriptions, in order of names."""
         return sorted(self._by_name.values(), key=lambda each: each.name)
 
     def subscribers(self) -> list[Subscriber]:
-        """Those without a name."""
+        """Those without a name, as long as they are attached."""
         return list(self._subscribers)
 
     def get(self, name: str) -> Subscription | None:
+        """The named subscription; None if there is none of that name."""
         return self._by_name.get(name)
 
-    # Joining and leaving.
+    # Subscribing and unsubscribing.
 
     def named(
         self, name: str, pattern: str, filter_text: str, start: Start | None, now: float
     ) -> Subscription:
-        """The one with this name, made if there is none; nothing is ever removed by this.
+        """The subscription of this name, created if there is none.
 
         Raises SubscriptionConflict if it has another pattern or filter, and StoreError if a new one
-        can't be kept. One whose commit fails later is removed again.
+        can't be stored. One whose commit fails later is removed again.
         """
-        # All of it is checked before anything is kept.
+        # Everything is checked before anything is saved.
         predicate(filter_text)
         _check_start(start)
         if len(name.encode(errors="replace")) > _NAME_BYTES or not name.isprintable():
@@ -252,7 +265,7 @@ class Subscriptions:
         if existing is not None:
             known = existing.definition
             if (known.pattern, known.filter) != (pattern, filter_text):
-                # What the other one is belongs to whoever made it.
+                # Not shown: what another peer subscribed to is not this one's business.
                 raise SubscriptionConflict(
                     f"there is a subscription {name!r} with another pattern or filter: take another"
                     " name, or have it deleted"
@@ -268,7 +281,7 @@ class Subscriptions:
         definition = Definition(name, pattern, filter_text, since_us, created_us)
         subscription = self._keep(definition)
         if subscription.cursor.is_begun or subscription.cursor.damage:
-            # There was one of this name whose record was damaged: it goes on where it was.
+            # There was one of this name whose definition was damaged: its cursor is continued.
             subscription.recover(now)
         else:
             subscription.begin(self._position(pattern, start))
@@ -279,7 +292,7 @@ class Subscriptions:
         return subscription
 
     def _await_outcome(self, subscription: Subscription) -> None:
-        """Each call counts on the commit of its own group: the last one to fail takes it back."""
+        """Each call relies on the commit of its own group: the last one that fails removes it."""
         self._unsure[subscription] = self._unsure.get(subscription, 0) + 1
 
         def decide(receipt: Receipt) -> None:
@@ -292,13 +305,13 @@ class Subscriptions:
                 self._unsure[subscription] = left
             else:
                 del self._unsure[subscription]
-                # After those who wait for the same commit: they detach what they attached.
+                # Deferred: receipts of the same commit come first, and detach their consumers.
                 self._core.loop.defer("subscription", self._take_back, subscription)
 
         self._core.commits.committed().add_done_callback(decide)
 
     def _take_back(self, subscription: Subscription) -> None:
-        """It could not be written: nobody has it, and nothing of it is written later."""
+        """It could not be written: detach its consumers, and save nothing of it later."""
         name = subscription.name
         if self._by_name.get(name) is not subscription or subscription in self._unsure:
             return
@@ -321,7 +334,11 @@ class Subscriptions:
         return subscription
 
     def remove(self, name: str) -> None:
-        """End a named subscription for good. Raises UnknownMessage; its consumers must be gone."""
+        """Delete a named subscription.
+
+        Raises UnknownMessage, SubscriptionConflict while it has consumers, and StoreError while
+        nothing can be written.
+        """
         subscription = self._by_name.get(name)
         if subscription is None:
             raise UnknownMessage(f"there is no subscription {name!r}")
@@ -353,6 +370,7 @@ class Subscriptions:
         slow: Literal["lag", "disconnect"] | None,
         names: Callable[[str], bool] | None = None,
     ) -> Subscriber:
+        """Attach an unnamed subscriber. Raises InvalidDestination for an impossible start."""
         subscriber = Subscriber(
             self._core,
             self._topics,
@@ -374,10 +392,11 @@ class Subscriptions:
         return subscriber
 
     def leave(self, subscriber: Subscriber) -> None:
+        """Remove a closed subscriber from the index, where `close` could not."""
         self._subscribers.remove(subscriber.pattern, subscriber)
 
     def _position(self, pattern: str, start: Start | None) -> int:
-        """The id behind which a new subscription starts."""
+        """The id after which a new subscription starts."""
         if start is None or start == "latest":
             return self._store.newest_id
         topics = self._topics.matching(pattern)

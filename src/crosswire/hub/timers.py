@@ -1,4 +1,4 @@
-"""What is to be done when: a heap of actions."""
+"""Timers: actions and when they are due."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _Action = Callable[[float], None]
 
 
 class Timers:
-    """Actions are called once, with the time that it is then.
+    """Actions are called once, with the hub's time.
 
-    One that raises harms nobody else: it is logged and counted by `callbacks`, and the rest runs.
-    `sooner` is called when something is due before all else that waits.
+    One that raises harms no other: it is logged and counted by `callbacks`, and the rest runs.
+    `sooner` is called when an action is due before all others.
     """
 
     def __init__(self, callbacks: Callbacks) -> None:
@@ -30,12 +30,13 @@ class Timers:
         self._owners: dict[int, float] = {}
 
     def next_due(self) -> float | None:
+        """When the first action is due; None if there is none."""
         return self._heap[0][0] if self._heap else None
 
     def run(self, now: float) -> None:
-        """Do what is due.
+        """Call what is due.
 
-        What becomes due meanwhile waits for the next turn, so that an action that is always due
+        What becomes due meanwhile waits for the next call, so that an action that is always due
         again can't keep the caller here.
         """
         due = []
@@ -47,24 +48,25 @@ class Timers:
                 at, _, action, owner = due.pop()
                 if owner is not None:
                     if self._owners.get(id(owner)) != at:
-                        # Replaced by an earlier one, which has asked for its next time since.
+                        # Replaced by an earlier one, which has requested its next time since.
                         continue
                     del self._owners[id(owner)]
                 error = self._callbacks.run("timer", action, now)
                 if error is not None and owner is not None:
-                    # It did not get as far as asking for its next time.
+                    # It did not get as far as requesting its next time.
                     self.at_least(owner, now + _AGAIN_S, action)
         finally:
             for entry in due:
                 heapq.heappush(self._heap, entry)
 
     def at(self, due: float, action: _Action) -> None:
+        """Call it once when `due` has come."""
         self._push(due, action, None)
 
     def at_least(self, owner: object, due: float, action: _Action) -> None:
         """Like `at`, but an owner is called for the earliest of its times only.
 
-        It asks for the next one itself when it is called. One whose action raised is called again
+        It requests the next one itself when it is called. One whose action raised is called again
         after a second.
         """
         waiting = self._owners.get(id(owner))
@@ -76,7 +78,7 @@ class Timers:
     def _push(self, due: float, action: _Action, owner: object | None) -> None:
         self._count += 1
         is_first = not self._heap or due < self._heap[0][0]
-        # The entry keeps its owner alive, so that no other object gets the same id meanwhile.
+        # The entry keeps its owner alive: no other object gets the same `id()` meanwhile.
         heapq.heappush(self._heap, (due, self._count, action, owner))
         if is_first and self.sooner is not None:
             self.sooner()

@@ -45,17 +45,20 @@ class Index(Generic[T]):
         self._root: _Node[T] = _Node()
 
     def add(self, pattern: str, entry: T) -> None:
+        """Have `match` find this entry; it may be added several times."""
         node, in_rest = self._find(pattern)
         (node.rest if in_rest else node.here).append(entry)
         self.version += 1
 
     def remove(self, pattern: str, entry: T) -> None:
+        """Undo one `add`. Raises KeyError or ValueError if there was none."""
         path = [self._root]
         levels = pattern.split("/")
         in_rest = levels[-1] == "#"
         for level in levels[:-1] if in_rest else levels:
             path.append(path[-1].children[level])
         (path[-1].rest if in_rest else path[-1].here).remove(entry)
+        # Nodes without entries and children are removed, so that the tree does not grow for ever.
         steps = levels[: len(path) - 1]
         for parent, level in zip(reversed(path[:-1]), reversed(steps), strict=True):
             child = parent.children[level]
@@ -65,7 +68,7 @@ class Index(Generic[T]):
         self.version += 1
 
     def __iter__(self) -> Iterator[T]:
-        """Every entry, in no order that means anything."""
+        """Every entry, in no particular order."""
         nodes = [self._root]
         while nodes:
             node = nodes.pop()
@@ -74,7 +77,7 @@ class Index(Generic[T]):
             nodes += node.children.values()
 
     def match(self, name: str) -> list[T]:
-        """The entries of every pattern that the name fits."""
+        """The entries of every pattern that matches the name."""
         found: list[T] = []
         levels = name.split("/")
         nodes = [self._root]
@@ -104,7 +107,7 @@ class Index(Generic[T]):
 
 
 class _RetentionMark(msgspec.Struct, array_like=True, frozen=True):
-    """Up to this message, exclusive: how old, and how many bytes came before."""
+    """A message at which retention can cut: its id and time, and how many bytes came before it."""
 
     id: Count
     time: Count
@@ -134,7 +137,7 @@ class Topic:
         self._went_back = any(before.time > after.time for before, after in pairs)
 
     def _load_marks(self) -> list[_RetentionMark]:
-        """Retention cuts at marks: one that does not fit the others is not used."""
+        """The marks in order; one that contradicts the others is set aside."""
         marks: list[_RetentionMark] = []
         for key, value in self._core.store.load(_MARKS, self._key):
             try:
@@ -153,7 +156,7 @@ class Topic:
         return marks
 
     def count(self, identifier: int, size: int, now_us: int) -> None:
-        """A message was stored; now and then a mark tells retention where it could cut."""
+        """A message was stored; every 4 MiB or hour a mark is saved at which retention can cut."""
         self.published += 1
         marks = self._marks
         if not marks or self._is_mark_due(self._bytes, now_us):
@@ -164,7 +167,7 @@ class Topic:
         self._bytes += size
 
     def _is_mark_due(self, size_bytes: int, now_us: int) -> bool:
-        """So much or so long after the last mark, or because the clock was set back."""
+        """Whether enough bytes or time passed since the last mark, or the clock was set back."""
         last = self._marks[-1]
         since_us = now_us - last.time
         return (
@@ -174,7 +177,7 @@ class Topic:
         )
 
     def count_run(self, first: int, sizes: Sequence[int], now_us: int) -> None:
-        """`count` for many with ids in a row."""
+        """`count` for messages with consecutive ids."""
         total, marks = sum(sizes), self._marks
         if marks and not self._is_mark_due(self._bytes + total, now_us):
             self.published += len(sizes)
@@ -184,7 +187,7 @@ class Topic:
                 self.count(identifier, size, now_us)
 
     def retain(self, now: float) -> None:
-        """Let go of what is too old or too much, if the lake has it. Whole marks at a time."""
+        """Delete what exceeds the retention, if the lake has it: everything before a mark."""
         oldest = int((self._core.wall.age(now) - self.policy.retention_s) * MICROSECONDS)
         marks, times = self._marks, self._mark_times()
         cut = 0
@@ -203,14 +206,18 @@ class Topic:
             self._core.commits.request(sync=False, urgent=False)
 
     def _mark_times(self) -> Sequence[int]:
-        """How old each mark is at least: no older message has a later time, whatever it says."""
+        """The time of each mark, at most that of any later one.
+
+        After the clock was set back, a mark may have a later time than its followers: retention
+        would stop at it although everything after it is old.
+        """
         times = [mark.time for mark in self._marks]
         if self._went_back:
             times = list(accumulate(reversed(times), min))[::-1]
         return times
 
     def before(self, time_us: int) -> int:
-        """An id behind which everything is that came at `time_us` or later."""
+        """An id after which everything is that was published at `time_us` or later."""
         found = 0
         for mark in self._marks:
             if mark.time >= time_us:

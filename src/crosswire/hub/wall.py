@@ -1,8 +1,8 @@
-"""The wall clock beside the hub's own time: what follows it, and what a jump of it must not touch.
+"""The wall clock beside the hub's time: what follows it, and what its jumps must not affect.
 
-The hub's `now` is steady: the wall clock at the start plus what the monotonic clock has counted
-since. Deadlines, leases, retries and lifetimes are differences of it, so a clock that is set does
-not reach them. What has to follow the wall clock gets it from here:
+The hub's `now` is steady: the wall clock at the start plus the monotonic clock since. Deadlines,
+leases, retries and lifetimes are differences of it, so they don't change when the clock is set.
+What has to follow the wall clock gets it from here:
 
     schedules     the wall clock as it is
     timestamps    the wall clock, but up to a day back they slow down instead of going back
@@ -32,9 +32,9 @@ _log = logging.getLogger("crosswire.hub")
 _SPACE: Final = "clock"
 _KEY: Final = b"wall"
 _JUMP_S: Final = 1.0
-"""Less between two looks is the clock's ordinary adjustment."""
+"""A smaller change between two observations is an ordinary adjustment of the clock."""
 _BACK_S: Final = 5.0
-"""So much earlier than the last known time is a clock that was set back while the hub was down."""
+"""A start this much before the last known time means a clock that was set back meanwhile."""
 _HELD_FROM_S: Final = 3600.0
 _HELD_S: Final = 86_400.0
 _HELD_AGAIN_S: Final = 3600.0
@@ -54,7 +54,7 @@ class _Jump(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True):
-    """What the next life must know: the last known time, and what retention holds back."""
+    """What a restart needs: the last known time, and how far retention lags."""
 
     wall: float
     lag_s: float = 0.0
@@ -108,9 +108,9 @@ class WallClock:
         """How many times the clock jumped forward."""
         self.backward = 0
         self.went_back = False
-        """Stored times may be in the future: the clock was set back, or nothing is known of it."""
+        """Whether stored times may be in the future: the clock was set back, or none is stored."""
         self.lag_s = 0.0
-        """How far retention is behind the wall clock."""
+        """How far retention lags the wall clock."""
         self.last_jump: tuple[float, float] | None = None
         """When, by the wall clock after it, and by how many seconds."""
         self.stamp_us = timestamps.stamp_us
@@ -137,23 +137,23 @@ class WallClock:
         return wall - self._offset
 
     def age(self, now: float) -> float:
-        """The time that retention by age counts with."""
+        """The time by which retention measures ages."""
         return now + self._offset - self.lag_s
 
     def held_s(self, now: float) -> float:
-        """How long retention stays behind the wall clock; 0 if it does not."""
+        """For how long retention will lag the wall clock; 0 if it does not."""
         return max(self._held_until - now, 0.0) if self.lag_s else 0.0
 
     def expires_us(self, now: float, ttl_s: float) -> int:
-        """When a message ends that is accepted now and is worth something for `ttl_s`."""
+        """The expiry of a message that is accepted now, with this lifetime; in µs."""
         return int((now + self._offset + ttl_s) * MICROSECONDS)
 
     def is_expired(self, envelope: Envelope, now_us: int) -> bool:
-        """Has it lived its time? Jumps of the clock since it was accepted don't count."""
+        """Whether its lifetime is over. Jumps of the clock since it was accepted don't count."""
         return envelope.expires <= now_us + self._offset_us - self._jumped_us(envelope.id)
 
     def expiry(self, envelope: Envelope) -> float:
-        """The hub's time at which it will have lived its time."""
+        """The hub's time at which its lifetime is over."""
         # One more: where the division rounds down, `is_expired` would be false at that moment, and
         # a timer for it would be set again and again.
         return (
@@ -170,7 +170,7 @@ class WallClock:
     # Following it.
 
     def observe(self, wall: float, now: float) -> float:
-        """The wall clock says `wall` when the hub's time is `now`; gives by how much it jumped."""
+        """The wall clock shows `wall` at the hub's time `now`. Returns by how much it jumped."""
         if not math.isfinite(wall):
             return 0.0
         change = wall - now - self._offset
@@ -217,7 +217,7 @@ class WallClock:
         self._held_until = now + held_s
 
     def _catch_up(self, seconds: float) -> None:
-        """The clock went back: retention need not wait for that part of it."""
+        """The clock was set back: retention need not lag by that much any more."""
         self.lag_s = max(self.lag_s - seconds, 0.0)
         if self.lag_s <= _JUMP_S:
             self.lag_s = 0.0
@@ -248,7 +248,7 @@ class WallClock:
         self._commits.request(sync=False, urgent=False)
 
     def _restore(self, now: float) -> None:
-        """Compare with the last known time of an earlier life."""
+        """Compare with the last known time before the restart."""
         stored = self._store.get(_SPACE, _KEY)
         if stored is None:
             self.went_back = True
@@ -274,7 +274,7 @@ class WallClock:
             self._catch_up(-gap)
             self._report(f"the system's clock is {-gap:.0f} s before the last time that was known")
         elif gap > _HELD_FROM_S:
-            # Who stops every night must reach the end of it one day: another night adds little.
+            # A hub that is stopped every night must get there one day: a night adds an hour only.
             held_s = max(self.held_s(now), _HELD_AGAIN_S) if self.lag_s else _HELD_S
             self._hold(gap, held_s, now)
             self._report(

@@ -21,9 +21,10 @@ from crosswire.errors import InvalidDestination, InvalidSchedule, RecordDamaged,
 from crosswire.gateways.context import GatewayContext, Leftover
 from crosswire.gateways.emqp.messages import DONE, IDENTITY, MSGID, RequestOptions, failure
 from crosswire.hub.attachment import Attachment, Consumer
+from crosswire.hub.cron import check_cron
 from crosswire.hub.ledger import Step
 from crosswire.hub.queues import Queue
-from crosswire.hub.schedules import Schedule, check_cron, check_interval
+from crosswire.hub.schedules import Schedule, check_interval
 from crosswire.hub.services import Provider
 from crosswire.logs import log_event
 from crosswire.wire.emqp.connection import EmqpConnection

@@ -18,7 +18,7 @@ may never happen.
 Ready messages that the filters of all consumers with capacity pass over delay no others: they fill
 the memory until a consumer takes them or they expire.
 
-Every transition that could make one of the conditions true ends in one of three places: `touch`
+Every transition that could make one of the conditions true ends in one of three calls: `touch`
 where a message becomes ready, `has_room` where a window gets free, and `check` where bytes or
 messages leave the memory, more is committed or the limits change. Methods that are called from
 outside pump the loop at their end.
@@ -53,7 +53,7 @@ _NOBODY: Final = LedgerPeer()
 class Backlog(ABC):
     """`length` and `size_bytes` count what is accepted and not settled, in queues only.
 
-    `stopped` says why nothing is delivered: the cursor can't be read, so nobody knows what is
+    `stopped` is why nothing is delivered: the cursor can't be read, so nobody knows what is
     settled. What is accepted meanwhile is kept on disk.
     """
 
@@ -129,7 +129,7 @@ class Backlog(ABC):
         """Nothing is on disk only, so counters can be corrected; damage makes them drift."""
 
     def _uncount(self, count: int, size: int) -> None:
-        """So many messages less, of this size together."""
+        """`count` messages less, of this total size."""
 
     def _write_counters(self) -> None:
         """Save what must be known after a restart without counting."""
@@ -288,7 +288,7 @@ class Backlog(ABC):
         return len(items)
 
     def make_room(self, consumer: Consumer, count: int, now: float) -> None:
-        """So many messages are no longer with a consumer: its window has capacity again."""
+        """`count` messages are no longer with a consumer: its window has capacity again."""
         if not consumer.window.granted:
             consumer.window.free += count
             consumer.window.wake(now)

@@ -65,7 +65,7 @@ class BacklogOwner(StoredBacklog, Protocol):
         """It is no longer worth delivering; the caller has removed it from `ready`."""
 
     def make_room(self, consumer: Consumer, count: int, now: float) -> None:
-        """So many messages are no longer with a consumer."""
+        """`count` messages are no longer with a consumer."""
 
     def check(self) -> None:
         """Something changed that may allow a read or a delivery."""
@@ -233,7 +233,7 @@ class BacklogMemory:
                 raise
 
     def read_upto(self, identifier: int) -> None:
-        """Read at least up to this id, whatever the window says."""
+        """Read at least up to this id, beyond the limits of the window if need be."""
         while self.loaded < self.visible and self.loaded < identifier:
             before = self.loaded
             self._core.store.read(

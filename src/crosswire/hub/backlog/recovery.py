@@ -11,7 +11,7 @@ __all__ = ["recover_unsettled"]
 
 
 def recover_unsettled(core: Core, cursor: Cursor, memory: BacklogMemory) -> None:
-    """Bring what the cursor lists as unsettled back into memory, whatever the window says.
+    """Read what the cursor lists as unsettled, beyond the limits of the window if need be.
 
     Before anything else is read: these have the least ids. One that is not in the store is
     reported and settled.

@@ -1,1 +1,1 @@
-"""Batches that many write and one commit makes visible: staged, then taken over or dropped."""
+"""Staged batches: many tasks write parts, one commit makes all of them messages at once."""

@@ -1,7 +1,7 @@
-"""What waits for the commit of its batch: messages in chunks, chunks in parts, parts in attempts.
+"""Staged messages on disk: attempts consist of parts, parts of chunks, chunks of messages.
 
 staged     attempt number ‖ part ‖ chunk → CRC-32, MessagePack list of envelopes
-part       attempt number ‖ part         → what is in the part, and whose it is
+part       attempt number ‖ part         → its owner, and what is in it
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PARTS: Final = "part"
 _CHUNK_MESSAGES: Final = 256
 _CHUNK_BYTES: Final = 512 * 1024
 _STAMP_BYTES: Final = 40
-"""What a record has more than what is staged: its header, node, id and time."""
+"""How much larger a stored message is than a staged one: by its header, node, id and time."""
 _ARRAY: Final = b"\xdc"
 """MessagePack's mark of an array with a length of 16 bits."""
 
@@ -46,14 +46,14 @@ Totals: TypeAlias = dict[str, tuple[int, int]]
 
 
 class ProducerKey(msgspec.Struct, frozen=True, array_like=True):
-    """A producer is its principal's own: nobody else can speak for it."""
+    """Producers with the same name of different principals are different producers."""
 
     principal: str
     producer: str
 
 
 class NamedAttempt(msgspec.Struct, frozen=True):
-    """An attempt that counts, and how much of it there must be."""
+    """An attempt that a commit names, and how many parts and messages it must have."""
 
     attempt: str
     parts: int
@@ -61,7 +61,7 @@ class NamedAttempt(msgspec.Struct, frozen=True):
 
 
 class StagedPart(msgspec.Struct, frozen=True, gc=False):
-    """Some rows of an attempt, ready for the disk."""
+    """Some messages of an attempt, encoded; `totals` are counted by destination."""
 
     chunks: list[bytes]
     messages: int
@@ -69,11 +69,12 @@ class StagedPart(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def size_bytes(self) -> int:
+        """The size of its chunks."""
         return sum(map(len, self.chunks))
 
 
 class _PartRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What is kept of a part beside its chunks: their sizes, and the sums."""
+    """What is stored of a part beside its chunks: `chunks` are their sizes."""
 
     owner: ProducerKey
     batch: Count
@@ -89,9 +90,9 @@ _read_chunk: Callable[[bytes], list[Envelope]] = reader(list[Envelope], "staged 
 
 
 def pack(envelopes: Sequence[Envelope]) -> StagedPart:
-    """The form in which messages wait. Knows no hub: call it on any thread.
+    """Encode messages for staging. Uses nothing of the hub: call it on any thread.
 
-    Raises InvalidEnvelope for what has no form, InvalidDestination for what can't be sent to.
+    Raises InvalidEnvelope for what can't be encoded, InvalidDestination for services.
     """
     chunks: list[bytes] = []
     totals: Totals = {}
@@ -129,7 +130,7 @@ def _join(bodies: list[bytes]) -> bytes:
 
 
 def unpack(chunk: bytes | None) -> list[Envelope]:
-    """The messages of a chunk that the store gave. Raises RecordDamaged."""
+    """The messages of a chunk, None if the store has none. Raises RecordDamaged."""
     if chunk is None:
         raise RecordDamaged("staged messages of a committed batch are missing")
     if zlib.crc32(chunk[4:]) != int.from_bytes(chunk[:4]):
@@ -153,6 +154,7 @@ class StagedAttempt:
 
     @property
     def number(self) -> int:
+        """Its number in the keys of the store."""
         return self._number
 
     def stage(self, owner: ProducerKey, batch: int, name: str, part: StagedPart) -> None:
@@ -166,6 +168,7 @@ class StagedAttempt:
         self.add(number, sizes, part.messages, part.totals)
 
     def add(self, number: int, sizes: list[int], messages: int, totals: Totals) -> None:
+        """Count a part that is in the store."""
         self.parts[number] = sizes
         self.messages += messages
         self.size_bytes += sum(sizes)
@@ -179,13 +182,13 @@ class StagedAttempt:
                     yield self._key(part, index), size
 
     def take(self, key: bytes) -> bytes | None:
-        """A chunk, to be unpacked, which is dropped here; None if there is none."""
+        """Read a chunk for `unpack` and delete it; None if there is none."""
         chunk = self._store.get(CHUNKS, key)
         self._store.drop(CHUNKS, key)
         return chunk
 
     def find_chunks(self) -> None:
-        """Go by the chunks themselves where a record of what they are was damaged."""
+        """Count the chunks themselves where the record of a part is damaged."""
         self.parts.clear()
         self.size_bytes = 0
         for key, chunk in self._store.load(CHUNKS, self._number.to_bytes(8)):
@@ -196,13 +199,13 @@ class StagedAttempt:
             self.size_bytes += len(chunk)
 
     def drop(self) -> None:
-        """Let go of all of it."""
+        """Delete all of it."""
         for key, _ in self.chunks():
             self._store.drop(CHUNKS, key)
         self.forget()
 
     def forget(self) -> None:
-        """Its chunks are taken."""
+        """Delete the records of its parts: its chunks are taken."""
         for part in self.parts:
             self._store.drop(_PARTS, self._key(part))
 
@@ -213,7 +216,7 @@ class StagedAttempt:
 def recover(
     store: Store, damage: DamageReports
 ) -> Iterator[tuple[ProducerKey, int, str, StagedAttempt]]:
-    """What was staged before a restart. A record that can't be used is set aside."""
+    """The attempts that were staged before a restart. Records that can't be used are set aside."""
     attempts: dict[int, StagedAttempt] = {}
     for key, value in store.load(_PARTS):
         number, part = int.from_bytes(key[:8]), int.from_bytes(key[8:])
@@ -232,6 +235,7 @@ def recover(
 
 
 def sum_totals(attempts: Iterable[StagedAttempt]) -> Totals:
+    """Messages and bytes of all these attempts, by destination."""
     totals: Totals = {}
     for attempt in attempts:
         add_totals(totals, attempt.totals)
@@ -239,6 +243,7 @@ def sum_totals(attempts: Iterable[StagedAttempt]) -> Totals:
 
 
 def add_totals(to: Totals, more: Totals) -> None:
+    """Add `more` to `to`."""
     for name, (count, size) in more.items():
         before, bytes_before = to.get(name, (0, 0))
         to[name] = (before + count, bytes_before + size)

@@ -1,12 +1,12 @@
-"""Batches that are written by many and count as one: staged, then committed or dropped.
+"""Staged batches: written by many tasks, then committed or dropped as a whole.
 
-A writer stages its rows as an *attempt*, in parts that are on disk when they are acknowledged. The
+A task stages its rows as an *attempt*, in parts that are on disk when they are acknowledged. The
 commit of a batch names the attempts that count. That decision is one small record of the
-*producer*; behind it nothing can be taken back, and a restarted hub goes on where it was: chunk by
-chunk, each taken over and dropped here in the same group, so each once. Who commits the same batch
-again is told that it is done.
+*producer*; after it nothing can be undone, and a restarted hub continues where it was: chunk by
+chunk, each turned into messages and deleted here in the same commit group, so each exactly once. A
+second commit of the same batch succeeds and changes nothing.
 
-    producer   principal, producer → its last batch, and the attempts that are under way
+    producer   principal, producer → its last batch, and the attempts that are being taken over
     moved      principal, producer → the last chunk of them that was taken over
 """
 
@@ -57,11 +57,11 @@ _RETRY_S: Final = 0.25
 _ONCE_S: Final = 3600.0
 _NAME_BYTES: Final = 200
 _CHUNK_KEY: Final = 16
-"""Attempt, part and chunk, as `staged` has them."""
+"""The size of a chunk's key: attempt, part and chunk."""
 
 
 class _BatchRecord(msgspec.Struct, frozen=True, array_like=True):
-    """`attempts` are numbers, in order; none when the batch is done."""
+    """`attempts` are numbers, in order; empty when the batch is done."""
 
     owner: ProducerKey
     batch: Count
@@ -77,7 +77,7 @@ _read_record: Callable[[bytes], _BatchRecord] = reader(_BatchRecord, "a producer
 
 
 class _StagedBatch:
-    """The attempts of one batch, and when somebody last worked on it."""
+    """The attempts of one batch, and when a part of it was last staged."""
 
     __slots__ = ("attempts", "touched")
 
@@ -87,7 +87,7 @@ class _StagedBatch:
 
 
 class BatchCommit:
-    """The fate of a committed batch: `receipt` is done when all its messages are taken over."""
+    """A committed batch: `receipt` is done when all its messages are taken over."""
 
     __slots__ = ("messages", "receipt")
 
@@ -97,24 +97,25 @@ class BatchCommit:
 
 
 class BatchProducer:
-    """Its last batch, and the chunks of it that are still to be taken over, the next one last."""
+    """Its last batch, and the chunks of it that are not taken over yet, the next one last."""
 
     __slots__ = ("attempts", "chunks", "commit", "record", "since")
 
     def __init__(self, record: _BatchRecord, now: float) -> None:
         self.record = record
         self.since = now
-        """When it committed, or this life began: its record's time may be another clock's."""
+        """When it committed, or the hub started: its record's time may be another clock's."""
         self.commit = BatchCommit(record.messages)
         self.attempts: list[StagedAttempt] = []
         self.chunks: list[tuple[StagedAttempt, bytes, int]] = []
 
     @property
     def is_done(self) -> bool:
+        """Whether its last batch is taken over completely."""
         return self.commit.receipt.done
 
     def begin(self, attempts: list[StagedAttempt], moved: bytes = b"") -> None:
-        """Take these over, except what comes before or is the chunk `moved`."""
+        """These are to be taken over, except the chunks up to and including `moved`."""
         order = {number: index for index, number in enumerate(self.record.attempts)}
         last = order.get(int.from_bytes(moved[:8]), -1)
         self.attempts = attempts
@@ -127,12 +128,13 @@ class BatchProducer:
         self.chunks.reverse()
 
     def finish(self) -> None:
+        """All chunks are taken over."""
         self.attempts, self.chunks = [], []
         self.record = msgspec.structs.replace(self.record, attempts=[])
 
 
 class Staging:
-    """What is staged in this hub, and how far its producers are."""
+    """The staged batches of this hub, and the last batch of each producer."""
 
     def __init__(
         self,
@@ -159,9 +161,9 @@ class Staging:
     def stage(
         self, owner: ProducerKey, batch: int, name: str, number: int, part: StagedPart, now: float
     ) -> Receipt:
-        """Keep a part of the attempt `name`; the receipt is done when it is on disk.
+        """Store a part of the attempt `name`; the receipt is done when it is on disk.
 
-        Parts are numbered from 0, in order; one that is there already is not kept twice. Raises
+        Parts are numbered from 0, in order; one that is stored already is not stored again. Raises
         BatchConflict, AttemptLost, StagingFull, StoreFull and, as the commit would,
         DestinationFull.
         """
@@ -230,7 +232,7 @@ class Staging:
             )
 
     def _check_destinations(self, totals: Totals) -> None:
-        """Raises DestinationFull if one of them would not take so much."""
+        """Raises DestinationFull if a queue has no room, or there are too many destinations."""
         known, most = self._store.destinations(), self._store.limits.destinations
         if len(known) + sum(name not in known for name in totals) > most:
             raise DestinationFull(f"more than {most} destinations")
@@ -250,7 +252,7 @@ class Staging:
     # Committing.
 
     def is_committed(self, owner: ProducerKey, batch: int, run: str) -> bool:
-        """Is it the producer's last batch?
+        """Whether it is the producer's last batch.
 
         Raises BatchConflict for one before it, and for the same one of another run.
         """
@@ -262,7 +264,7 @@ class Staging:
             raise BatchConflict(
                 f"the last batch that {owner.producer} committed is {record.batch}"
                 f"{' of another query' if run != record.run else ''}, and now it writes {batch}:"
-                " whoever begins anew needs another `producer`"
+                " a query that starts from the beginning needs another `producer`"
             )
         return True
 
@@ -276,10 +278,10 @@ class Staging:
         run: str = "",
         once: bool = False,
     ) -> BatchCommit:
-        """These attempts count, in this order; others of the batch, and of earlier ones, don't.
+        """Take over these attempts, in this order; drop others of the batch and of earlier ones.
 
-        A batch that is committed already is not committed again. `run` tells apart two queries
-        that call themselves alike; a producer that commits only `once` is soon forgotten. Raises
+        A batch that is committed already is not committed again. `run` distinguishes two queries
+        of the same name; a producer that commits only `once` is forgotten after an hour. Raises
         BatchConflict, AttemptLost, DestinationFull, StoreFull, StagingFull; then nothing changed.
         """
         _check_name(owner.producer)
@@ -305,7 +307,7 @@ class Staging:
     def destinations(
         self, owner: ProducerKey, batch: int, named: Sequence[NamedAttempt]
     ) -> list[str]:
-        """Where the messages of these attempts go. Raises AttemptLost, BatchConflict."""
+        """The destinations of the messages of these attempts. Raises AttemptLost, BatchConflict."""
         return list(sum_totals(self._find(owner, batch, named)))
 
     def _find(
@@ -350,7 +352,10 @@ class Staging:
         self._step(producer, now)
 
     def _step(self, producer: BatchProducer, now: float) -> None:
-        """Take over some chunks: what is done here reaches the disk together or not at all."""
+        """Take over some chunks, all in one commit group.
+
+        Not all chunks: a large batch must not block the event loop, nor make a huge group.
+        """
         store = self._store
         messages = size_bytes = 0
         key = b""
@@ -364,7 +369,7 @@ class Staging:
                 self._take_over(envelopes, now)
                 messages += len(envelopes)
             except HubError as error:
-                # All was checked when it was staged: only a damaged disk gets here.
+                # All was checked when it was staged: this is a damaged record.
                 self._core.damage.set_aside_state(CHUNKS, key, chunk or b"", error)
         owner = _encode(producer.record.owner)
         if producer.chunks:
@@ -384,7 +389,7 @@ class Staging:
 
     def _go_on(self, producer: BatchProducer, written: Receipt) -> None:
         if written.error is not None:
-            # What was taken over is kept for the next group: it is only waited for again.
+            # What was taken over goes into the next group by itself: only wait for that.
             due = self._core.loop.now + _RETRY_S
             self._core.timers.at(due, lambda _now: self._wait_for_disk(producer))
         elif producer.chunks:
@@ -395,11 +400,11 @@ class Staging:
     # Dropping.
 
     def abort(self, owner: ProducerKey, batch: int) -> int:
-        """Drop what is staged of a batch; gives how many attempts. A committed one stays."""
+        """Drop what is staged of a batch, not a committed one. Returns how many attempts."""
         return self._drop(owner, batch)
 
     def _drop(self, owner: ProducerKey, batch: int, *, keep: set[int] | None = None) -> int:
-        """Those with a number in `keep` are not the batch's any more, but stay where they are."""
+        """Drop the attempts of a batch, except those in `keep`, which are being taken over."""
         found = self._batches.pop((owner, batch), None)
         attempts = found.attempts.values() if found is not None else ()
         dropped = [attempt for attempt in attempts if keep is None or attempt.number not in keep]
@@ -412,12 +417,12 @@ class Staging:
         return len(dropped)
 
     def _drop_upto(self, owner: ProducerKey, batch: int, *, keep: set[int]) -> None:
-        """What can't be committed any more."""
+        """Drop what can't be committed any more: this batch and earlier ones."""
         for each, number in [key for key in self._batches if key[0] == owner and key[1] <= batch]:
             self._drop(each, number, keep=keep)
 
     def keep_house(self, now: float) -> None:
-        """Drop what nobody came back for, forget producers that will not come back."""
+        """Drop batches without activity, and forget producers that commit only once."""
         late = now - self.limits.staged_s
         for owner, batch in [key for key, each in self._batches.items() if each.touched < late]:
             self._drop(owner, batch)
@@ -426,7 +431,7 @@ class Staging:
                 self._forget(owner)
 
     def forget(self, owner: ProducerKey) -> None:
-        """A producer begins anew, or never comes back. Raises UnknownMessage, StagingFull."""
+        """Forget a producer, and drop what it has staged. Raises UnknownMessage, StagingFull."""
         producer = self._producers.get(owner)
         batches = [key for key in self._batches if key[0] == owner]
         if producer is None and not batches:
@@ -443,20 +448,21 @@ class Staging:
         self._store.drop(_PRODUCERS, _encode(owner))
         self._commits.request(urgent=False)
 
-    # What there is.
+    # Lists.
 
     def producers(self) -> dict[ProducerKey, BatchProducer]:
+        """All producers that ever committed a batch and are not forgotten."""
         return self._producers
 
     def waiting(self) -> Iterator[tuple[ProducerKey, int, list[StagedAttempt]]]:
-        """The batches that wait for their commit, and what is staged of them."""
+        """The batches that are not committed, and their attempts."""
         for (owner, batch), found in self._batches.items():
             yield owner, batch, list(found.attempts.values())
 
     # After a restart.
 
     def recover(self, now: float) -> None:
-        """Take up what was staged, and go on with what was decided."""
+        """Load what was staged, and continue to take over what was committed."""
         attempts: dict[int, StagedAttempt] = {}
         for owner, batch, name, attempt in staged.recover(self._store, self._core.damage):
             attempts[attempt.number] = attempt
@@ -485,14 +491,14 @@ class Staging:
             producer.commit.receipt.finish()
             return
         found = [attempts.get(number) or self._lost(number) for number in record.attempts]
-        # Where the record of a part is damaged, what it was about is there all the same.
+        # If the record of a part is damaged, its chunks may be readable all the same.
         is_damaged = sum(attempt.messages for attempt in found) != record.messages
         owner = _encode(record.owner)
         moved = self._store.get(_MOVED, owner)
         if moved is not None and not _is_chunk_of(record.attempts, moved):
             damaged = RecordDamaged(f"how far {record.owner.producer} was taken over is unknown")
             self._core.damage.set_aside_state(_MOVED, owner, moved, damaged)
-            # What was taken over before is not there any more: the chunks tell how far it went.
+            # Chunks are deleted when they are taken over: those that are left are to be taken over.
             moved, is_damaged = b"", True
         if is_damaged:
             for attempt in found:
@@ -515,6 +521,6 @@ def _note_written(attempt: StagedAttempt, parts: int, receipt: Receipt) -> None:
 
 
 def _check_name(name: str) -> None:
-    """Raises InvalidEnvelope."""
+    """Raises InvalidEnvelope for a name that is empty, too long or not printable."""
     if not name or not name.isprintable() or len(name.encode(errors="replace")) > _NAME_BYTES:
         raise InvalidEnvelope(f"{name!r} can't be the name of a producer or of an attempt")

@@ -38,7 +38,6 @@ def _step(
     limits: Numbers,
     rows: Numbers,
     progress: Numbers,
-    scratch: Numbers,  # noqa: ARG001
 ) -> int:
     """The position after the message, or why there is none."""
     if end - position < layout.LENGTH_SIZE:

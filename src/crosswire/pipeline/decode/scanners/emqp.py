@@ -12,6 +12,7 @@ from crosswire.pipeline.decode.scanners.octets import big_endian, octet_at, vali
 from crosswire.pipeline.decode.scanners.scanner import (
     HANDSHAKE_END,
     PROTOCOL_STATE,
+    SCRATCH,
     UNSURE,
     BulkScanner,
     add_row,
@@ -283,9 +284,9 @@ def _zmtp_command(
 
 
 @subroutine
-def _part(parts: Numbers, index: int) -> tuple[int, int]:
+def _part(progress: Numbers, index: int) -> tuple[int, int]:
     """Start and end of a part, as `message_at` has noted them."""
-    return parts[2 * index], parts[2 * index + 1]
+    return progress[SCRATCH + 2 * index], progress[SCRATCH + 2 * index + 1]
 
 
 @subroutine
@@ -305,7 +306,7 @@ def _command(data: Bytes, start: int, end: int) -> int:
 
 
 @subroutine
-def _layout(data: Bytes, code: int, count: int, parts: Numbers) -> int:
+def _layout(data: Bytes, code: int, count: int, progress: Numbers) -> int:
     """The row of _LAYOUTS for this command; UNSURE if there is none, or a text is not UTF-8."""
     form = code
     if code == PUBLISH and count == layout.SHORT_PUBLISH_PARTS:
@@ -315,12 +316,12 @@ def _layout(data: Bytes, code: int, count: int, parts: Numbers) -> int:
             form = _SHORT_SCHEDULE
         elif count < layout.SCHEDULE_PARTS:
             return UNSURE
-    start, end = _part(parts, layout.MSGID_PART)
+    start, end = _part(progress, layout.MSGID_PART)
     if count < _LAYOUTS[form, _LEAST] or not valid_utf8(data, start, end):
         return UNSURE
     for index in range(layout.MIN_PARTS, min(count, KEPT_PARTS)):
         part = _LAYOUTS[form, 1 + index - layout.MIN_PARTS]
-        start, end = _part(parts, index)
+        start, end = _part(progress, index)
         # A payload is any bytes, and so are parts that have no meaning.
         if part not in (NONE, PAYLOAD) and not valid_utf8(data, start, end):
             return UNSURE
@@ -328,10 +329,10 @@ def _layout(data: Bytes, code: int, count: int, parts: Numbers) -> int:
 
 
 @subroutine
-def _content(data: Bytes, count: int, parts: Numbers, state: Numbers) -> int:
+def _content(data: Bytes, count: int, progress: Numbers, state: Numbers) -> int:
     """What the message holds: a frame code, NONE for nothing of eMQP, UNSURE for no command."""
     socket = state[_SOCKET]
-    first, first_end = _part(parts, layout.EMPTY_PART)
+    first, first_end = _part(progress, layout.EMPTY_PART)
     if socket == _UNKNOWN:
         # The handshake had no socket type: by the number of parts, as the Decoder does it.
         if state[_IS_BROKER] and count == layout.DELIVERY_PARTS:
@@ -345,10 +346,10 @@ def _content(data: Bytes, count: int, parts: Numbers, state: Numbers) -> int:
         return DELIVERY if is_delivery else UNSURE
     if count < layout.MIN_PARTS or first != first_end:
         return UNSURE
-    version, version_end = _part(parts, layout.VERSION_PART)
+    version, version_end = _part(progress, layout.VERSION_PART)
     if word_at(data, version, version_end) != _VERSION:
         return UNSURE
-    name, name_end = _part(parts, layout.COMMAND_PART)
+    name, name_end = _part(progress, layout.COMMAND_PART)
     return _command(data, name, name_end)
 
 
@@ -362,18 +363,17 @@ def _message(
     limits: Numbers,
     rows: Numbers,
     progress: Numbers,
-    parts: Numbers,
 ) -> int:
     """A message of ZMTP, and the command or publication in it: two rows of the same bytes."""
-    stop, count = message_at(data, position, end, limits[_FRAME_BYTES], limits[_PARTS], parts)
+    stop, count = message_at(data, position, end, limits[_FRAME_BYTES], limits[_PARTS], progress)
     if stop < 0:
         return stop
-    code = _content(data, count, parts, state)
+    code = _content(data, count, progress, state)
     if code == UNSURE:
         return UNSURE
     form = code
     if code > DELIVERY:
-        form = _layout(data, code, count, parts)
+        form = _layout(data, code, count, progress)
         if form < 0:
             return UNSURE
     offset, length = position + shift, stop - position
@@ -382,20 +382,20 @@ def _message(
         return stop
     row = add_row(rows, progress, offset, length, code, 0, NONE, NONE)
     if code == DELIVERY:
-        topic, topic_end = _part(parts, layout.DELIVERY_TOPIC_PART)
-        body, body_end = _part(parts, layout.DELIVERY_MESSAGE_PART)
+        topic, topic_end = _part(progress, layout.DELIVERY_TOPIC_PART)
+        body, body_end = _part(progress, layout.DELIVERY_MESSAGE_PART)
         set_slice(rows, row, NAME, topic, topic_end)
         set_slice(rows, row, PAYLOAD, body, body_end)
         return stop
-    msgid, msgid_end = _part(parts, layout.MSGID_PART)
+    msgid, msgid_end = _part(progress, layout.MSGID_PART)
     set_slice(rows, row, MSGID, msgid, msgid_end)
     if code == ADMIN:
-        name, name_end = _part(parts, layout.COMMAND_PART)
+        name, name_end = _part(progress, layout.COMMAND_PART)
         set_slice(rows, row, ABOUT, name, name_end)
     for index in range(layout.MIN_PARTS, min(count, KEPT_PARTS)):
         part = _LAYOUTS[form, 1 + index - layout.MIN_PARTS]
         if part != NONE:
-            start, stop_of_part = _part(parts, index)
+            start, stop_of_part = _part(progress, index)
             set_slice(rows, row, part, start, stop_of_part)
     return stop
 
@@ -410,11 +410,10 @@ def _step(
     limits: Numbers,
     rows: Numbers,
     progress: Numbers,
-    parts: Numbers,
 ) -> int:
     """The position after the greeting, command or message, or why there is none."""
     if state[_STAGE] == _TRAFFIC and data[position] < zmtp_layout.FLAG_COMMAND:
-        return _message(data, position, end, shift, state, limits, rows, progress, parts)
+        return _message(data, position, end, shift, state, limits, rows, progress)
     if state[_STAGE] == _GREETING:
         return _greeting(data, position, end, shift, state, rows, progress)
     return _zmtp_command(data, position, end, shift, state, limits, rows, progress)
@@ -445,7 +444,8 @@ class EmqpScanner(BulkScanner):
     )
     state_slots: ClassVar[int] = 3
     has_handshake: ClassVar[bool] = True
-    kernel = staticmethod(scan_kernel("emqp", _step, scratch_slots=2 * KEPT_PARTS))
+    scratch_slots: ClassVar[int] = 2 * KEPT_PARTS
+    kernel = staticmethod(scan_kernel("emqp", _step))
 
     def _limit_values(self, limits: Limits | None) -> list[int]:
         limits = one_of(limits, DEFAULTS)

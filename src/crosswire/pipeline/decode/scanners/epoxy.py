@@ -159,7 +159,6 @@ def _step(
     limits: Numbers,
     rows: Numbers,
     progress: Numbers,
-    scratch: Numbers,  # noqa: ARG001
 ) -> int:
     """The position after the frame, or why there is none."""
     if end - position < layout.HEADER_SIZE:

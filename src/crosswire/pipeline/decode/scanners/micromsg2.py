@@ -253,7 +253,6 @@ def _step(
     limits: Numbers,
     rows: Numbers,
     progress: Numbers,
-    scratch: Numbers,  # noqa: ARG001
 ) -> int:
     """The position after the handshake or frame, or why there is none."""
     flags = octet_at(data, position + layout.FLAGS_OFFSET)

@@ -87,16 +87,23 @@ _FRAME_BYTES, _PARTS, _TARGETS = range(3)
 
 _CONNECTOR_VERSION: Final = VERSIONS[0]
 
-# By format: the last value of the data bits that is defined.
-_LAST_DATA: Final = (
-    layout.LAST_CHANNEL_OPERATION,
-    layout.LAST_CHANNEL_ACKNOWLEDGEMENT,
-    layout.LAST_SEQUENCE_OPERATION,
-    layout.LAST_SEQUENCE_ACKNOWLEDGEMENT,
-    DATA_BITS,
-)
 
 _align = subroutine(layout.align)
+
+
+@subroutine
+def _last_data(kind: int) -> int:
+    """The last value of the data bits that is defined for a format."""
+    # Branches, the most frequent format first: an array of constants would be read from memory.
+    if kind == layout.FORMAT_MESSAGE:
+        return DATA_BITS
+    if kind == layout.FORMAT_CHANNEL_OPERATION:
+        return layout.LAST_CHANNEL_OPERATION
+    if kind == layout.FORMAT_CHANNEL_ACKNOWLEDGEMENT:
+        return layout.LAST_CHANNEL_ACKNOWLEDGEMENT
+    if kind == layout.FORMAT_SEQUENCE_OPERATION:
+        return layout.LAST_SEQUENCE_OPERATION
+    return layout.LAST_SEQUENCE_ACKNOWLEDGEMENT
 
 
 @subroutine
@@ -249,7 +256,6 @@ def _step(
     limits: Numbers,
     rows: Numbers,
     progress: Numbers,
-    scratch: Numbers,  # noqa: ARG001
 ) -> int:
     """The position after the packet, or why there is none."""
     if state[_STAGE] == _VERSION:
@@ -269,7 +275,7 @@ def _step(
         add_row(rows, progress, position + shift, layout.MIN_PACKET_SIZE, bits, 0, NONE, NONE)
         return position + layout.MIN_PACKET_SIZE
     kind = head >> layout.FORMAT_SHIFT & layout.FORMAT_MASK
-    if kind > layout.LAST_FORMAT or bits > _LAST_DATA[kind]:
+    if kind > layout.LAST_FORMAT or bits > _last_data(kind):
         return UNSURE
     # The two acknowledgements are about the other side's channels.
     is_acknowledgement = (

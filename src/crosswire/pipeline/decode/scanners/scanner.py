@@ -50,6 +50,7 @@ __all__ = [
     "INCOMPLETE",
     "OFFSET",
     "PROTOCOL_STATE",
+    "SCRATCH",
     "STOP_REASON",
     "UNSURE",
     "BulkScanner",
@@ -92,6 +93,9 @@ _SLICES: Final = 7
 # How far a kernel is when it returns for want of room: the run, and the rows that are filled in.
 _CURRENT_RUN: Final = 0
 _ROWS_USED: Final = 1
+SCRATCH: Final = 2
+"""The first of the numbers that a step may use to note something while it reads a frame. They are
+here because each array that a step is given makes its call slower."""
 
 _MOST_ROWS_A_STEP: Final = 2
 """eMQP gives two for a message: ZMTP's, and that of the command in it."""
@@ -134,7 +138,7 @@ def _end_run(
 
 
 Step = Callable[..., int]
-"""A protocol's `step(data, position, end, shift, state, limits, rows, progress, scratch)`.
+"""A protocol's `step(data, position, end, shift, state, limits, rows, progress)`.
 
 Reads the frame at data[position], in a run that ends at `end`. Adds its rows, with `shift` added to
 positions to make offsets of them, and returns the position after it, or INCOMPLETE or UNSURE. It
@@ -142,13 +146,11 @@ changes `state` only if it gives the frame.
 """
 
 
-def scan_kernel(protocol: str, step: Step, scratch_slots: int = 0) -> Callable[..., bool]:
+def scan_kernel(protocol: str, step: Step) -> Callable[..., bool]:
     """The compiled loop over runs and frames around a protocol's step.
 
     It takes data, at, ends, states, limits, rows and progress, and returns False when `rows` is
-    full: the caller then gives it empty ones, and it continues where it was. `scratch_slots` is how
-    many numbers a step needs to note something while it reads a frame; they are allocated once for
-    all frames.
+    full: the caller then gives it empty ones, and it continues where it was.
     """
 
     def scan(
@@ -160,14 +162,13 @@ def scan_kernel(protocol: str, step: Step, scratch_slots: int = 0) -> Callable[.
         rows: Numbers,
         progress: Numbers,
     ) -> bool:
-        scratch = np.empty(scratch_slots, np.int64)
         while _find_run(states, progress):
             run = progress[_CURRENT_RUN]
             position, end, state = at[run], ends[run], states[run]
             shift = state[OFFSET] - position
             after = position
             while position < end and _has_room(rows, progress):
-                after = step(data, position, end, shift, state, limits, rows, progress, scratch)
+                after = step(data, position, end, shift, state, limits, rows, progress)
                 if after < 0:
                     break
                 position = after
@@ -301,6 +302,8 @@ class BulkScanner(ABC):
     slice_names: ClassVar[tuple[str, ...]] = ()
     state_slots: ClassVar[int] = 0
     """How many numbers a protocol adds to a state."""
+    scratch_slots: ClassVar[int] = 0
+    """How many numbers its step uses to note something while it reads a frame."""
     has_handshake: ClassVar[bool] = False
     """Whether a direction opens with what is read in another way than the rest."""
     reads_peer_handshake: ClassVar[bool] = False
@@ -323,7 +326,7 @@ class BulkScanner(ABC):
         over.
         """
         left = int((ends - at).sum())
-        progress = np.zeros(2, np.int64)
+        progress = np.zeros(SCRATCH + self.scratch_slots, np.int64)
         blocks = []
         while True:
             height = _SLICES + 2 * len(self.slice_names)

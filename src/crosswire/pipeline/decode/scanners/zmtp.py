@@ -17,7 +17,7 @@ from crosswire.pipeline.decode.ascii_codes import (
 )
 from crosswire.pipeline.decode.kernels import subroutine
 from crosswire.pipeline.decode.scanners.octets import big_endian, octet_at
-from crosswire.pipeline.decode.scanners.scanner import INCOMPLETE, UNSURE
+from crosswire.pipeline.decode.scanners.scanner import INCOMPLETE, SCRATCH, UNSURE
 from crosswire.wire.zmtp import layout
 
 __all__ = [
@@ -153,12 +153,12 @@ def socket_type_at(data: Bytes, position: int, end: int) -> tuple[int, int]:
 
 @subroutine
 def message_at(
-    data: Bytes, position: int, end: int, limit: int, most_parts: int, parts: Numbers
+    data: Bytes, position: int, end: int, limit: int, most_parts: int, progress: Numbers
 ) -> tuple[int, int]:
     """The end of the message, or INCOMPLETE or UNSURE; and the number of its parts.
 
-    Start and end of the first KEPT_PARTS are noted in `parts`. A command between the parts of a
-    message is allowed, and for the Decoder.
+    Start and end of the first KEPT_PARTS are noted in `progress` from SCRATCH on. A command between
+    the parts of a message is allowed, and for the Decoder.
     """
     at, count = position, 0
     while True:
@@ -181,8 +181,8 @@ def message_at(
         if at > end:
             return INCOMPLETE, 0
         if count < KEPT_PARTS:
-            parts[2 * count] = body
-            parts[2 * count + 1] = at
+            progress[SCRATCH + 2 * count] = body
+            progress[SCRATCH + 2 * count + 1] = at
         count += 1
         if not flags & layout.FLAG_MORE:
             return at, count
