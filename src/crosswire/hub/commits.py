@@ -315,11 +315,14 @@ class CommitPath:
         # next one then.
         for _ in range(2):
             if self._flight is None and not self.group.has_changes and not self._awaits_sync:
-                return
+                break
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._flushes.append(waiter)
             self.request()
             await waiter
+        if self._sync_timer is not None and not self._awaits_sync:
+            self._sync_timer.cancel()
+            self._sync_timer = None
 
     async def close(self) -> None:
         """Commit what is open, then close log and store. Raises StoreError if that can't be

@@ -195,6 +195,9 @@ def _extension_fields(extension: Extension) -> dict[str, Any]:
 
 _SHORT_LENGTHS: Final = [bytes([size]) for size in range(MAX_SHORT_SIZE + 1)]
 _NOT_COPIED_BYTES: Final = 65536
+# Bound once: calling a method of an imported name costs a slower lookup each time.
+_pack_message: Final = MESSAGE_STRUCT.pack
+_pack_length: Final = LENGTH_STRUCT.pack
 """A payload that is larger is written as it is, not joined with its header."""
 
 
@@ -377,9 +380,9 @@ def serialize_message(
         flags |= FLAG_LARGE
         length = size.to_bytes(LARGE_LENGTH_SIZE)
     head = (
-        MESSAGE_STRUCT.pack(flags, sequence, len(destination))
+        _pack_message(flags, sequence, len(destination))
         + destination
-        + LENGTH_STRUCT.pack(len(properties))
+        + _pack_length(len(properties))
         + properties
     )
     if size > _NOT_COPIED_BYTES:
@@ -393,7 +396,7 @@ def message_prefix(destination: bytes, properties: bytes) -> bytes:
         (
             len(destination).to_bytes(DESTINATION_LENGTH_SIZE),
             destination,
-            LENGTH_STRUCT.pack(len(properties)),
+            _pack_length(len(properties)),
             properties,
         )
     )
