@@ -34,7 +34,7 @@ QUEUE = "queue/orders"
 TIMEKEEPING = frozenset(
     {
         "Server._keep_time",
-        "Server._have_turn",
+        "Server._run_timers",
         "Store._sync_soon",
         "Watchdog.look",
         "Watchdog._watch",
