@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 
 import pytest
 
@@ -110,3 +112,14 @@ def test_a_producer_is_answered_only_when_its_message_is_durable() -> None:
     assert not receipt.done
     bench.commit()
     assert synced == [True]
+
+
+def test_a_hub_that_nobody_uses_any_more_is_freed() -> None:
+    bench = Bench()
+    bench.consume("queue/q", Recorder(settles=True), window=10)
+    bench.subscribe("topic/#", Recorder(), name="s")
+    bench.produce(send(b"a"))
+    hub, store = weakref.ref(bench.hub), weakref.ref(bench.store)
+    del bench
+    gc.collect()
+    assert (hub(), store()) == (None, None)
