@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 from crosswire.commitlog.contract import CommitGroup
-from crosswire.errors import StoreError, StoreFull
+from crosswire.errors import StoreError, StoreFailed, StoreFull
 from crosswire.hub.commits import CommitStage
 from tests.hub.parties import Bench, Recorder, send
 
@@ -123,3 +123,25 @@ def test_a_hub_that_nobody_uses_any_more_is_freed() -> None:
     del bench
     gc.collect()
     assert (hub(), store()) == (None, None)
+
+
+def test_a_start_finds_nothing_of_a_group_that_was_written_and_not_synced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+    bench.produce(send(b"kept"))
+    rows = bench.store.next_row
+
+    def fail() -> None:
+        raise StoreFailed("the disk is gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(bench.disk, "sync", fail)
+        receipt = bench.hub.produce([send(b"lost")], bench.now)
+        bench.commit()
+    assert isinstance(receipt.error, StoreFailed)
+    bench.commit()
+    bench.kill()
+    assert bench.store.damage == []
+    assert (bench.store.next_row, bench.hub.trace(receipt.ids[0])) == (rows, [])
+    assert [each.payload for each in bench.hub.queue("queue/q").browse(0, 10)] == [b"kept"]

@@ -448,6 +448,11 @@ class Store(RecoveredEngine):
         # If only the sync failed, the messages were written, and could come back with a later
         # sync or survive the process: nobody accepted them, so they are deleted.
         following.ranges[:0] = [*group.ranges, *group.appended]
+        if group.block is not None:
+            # The same for its block. The next one replaces it, if there is one: all rows may have
+            # been about messages that are lost.
+            key = row_key(group.block.first_row)
+            following.ranges.append((key, key + b"\x00"))
         following.sync = True
 
     # Room.
