@@ -334,7 +334,8 @@ class Store(RecoveredEngine):
         except RecordUnreadable:
             begin = row_key(after + 1)
         found: list[tuple[int, int, bytes]] = []
-        for key, value in self._scan(begin, ROWS[1]):
+        # Not the block of a group on its way: it can be read already, and may still be taken back.
+        for key, value in self._scan(begin, row_key(self._next_row)):
             first, rows = int.from_bytes(key[1:]), int.from_bytes(value[:4])
             if first + rows > after + 1:
                 found.append((first, rows, value[4:]))
