@@ -348,8 +348,9 @@ class CommitPath:
         # After the backlogs, whose writing may note steps of messages. Like theirs, an exception
         # here must not keep the group, and all who wait for it, from the disk.
         self._dispatch.callbacks.run("write", self._add_block)
+        sealed_at = perf_counter()
         group = self._store.seal()
-        group.sealed_at = perf_counter()
+        group.sealed_at = sealed_at
         if group.written:
             group.on_written = self._on_written
         return group
@@ -387,6 +388,8 @@ class CommitPath:
     def _notify(self, group: CommitGroup, error: StoreError | None) -> None:
         """Run the listeners, then hand out what they made ready."""
         dispatch = self._dispatch
+        # Before the listeners: what is handed out by them is not the disk's time.
+        group.ended_at = perf_counter()
         # A commit ends without a call from outside, which would have set the hub's time.
         if self._clock is not None:
             dispatch.now = max(dispatch.now, self._clock())
