@@ -35,9 +35,9 @@ TIMEKEEPING = frozenset(
     {
         "Server._keep_time",
         "Server._run_timers",
-        "Store._sync_soon",
-        "Watchdog.look",
-        "Watchdog._watch",
+        "CommitPath._sync_soon",
+        "Watchdog.check",
+        "Watchdog._run",
     }
 )
 """Entered by timers, whether a message is on its way or not."""
