@@ -80,7 +80,7 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     how.add_argument(
         "--stream",
         action="store_true",
-        help="… and go on with what comes, until SIGINT or SIGTERM",
+        help="the same, and then wait for more input, until SIGINT or SIGTERM",
     )
     one.add_argument("--master", default="local[*]", metavar="URL", help="which Spark to run on")
     one.add_argument(
@@ -114,7 +114,7 @@ def _port(text: str) -> tuple[int, str]:
         raise argparse.ArgumentTypeError(f"{text!r} is not PORT=PROTOCOL")
     if name not in PORT_PROTOCOLS:
         names = ", ".join(PORT_PROTOCOLS)
-        raise argparse.ArgumentTypeError(f"nobody speaks {name!r}; there are {names}")
+        raise argparse.ArgumentTypeError(f"no protocol is named {name!r}; there are {names}")
     return int(port), name
 
 
