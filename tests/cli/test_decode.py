@@ -36,7 +36,7 @@ def test_a_line_per_frame() -> None:
             {"offset": 12, "length": 8, "frame": "ping", "fields": {}},
         ],
     )
-    assert summary == "2 frames, 0 violations, 0 bytes of an unfinished frame, 20 bytes in all\n"
+    assert summary == "2 frames, 0 violations, 0 bytes of an unfinished frame, 20 bytes in total\n"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_continues_after_a_violation_and_fails() -> None:
 def test_a_violation_without_an_end_reaches_to_the_end_of_the_file() -> None:
     code, rows, summary = decode(HELLO + "ffffffff" + "00" * 3_000_000)
     assert (code, rows[1]["offset"], rows[1]["length"]) == (1, 12, 3_000_004)
-    assert summary.endswith("3,000,016 bytes in all\n")
+    assert summary.endswith("3,000,016 bytes in total\n")
 
 
 def test_an_unfinished_frame_is_neither_a_frame_nor_an_error() -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from crosswire.cli.table import harmless, in_short, print_row
 from crosswire.errors import CrosswireError
+from crosswire.plurals import plural
 from crosswire.wire import PROTOCOL_NAMES, protocol
 from crosswire.wire.contract import Decoder, Row
 
@@ -61,9 +62,9 @@ def run(options: argparse.Namespace) -> int:
         violations += row.error is not None
         _print(row, as_json=options.json)
     print(
-        f"{_count(frames, 'frame')}, {_count(violations, 'violation')}, "
-        f"{_count(decoder.pending, 'byte')} of an unfinished frame, "
-        f"{_count(total + decoder.pending, 'byte')} in all",
+        f"{plural(frames, 'frame')}, {plural(violations, 'violation')}, "
+        f"{plural(decoder.pending, 'byte')} of an unfinished frame, "
+        f"{plural(total + decoder.pending, 'byte')} in total",
         file=sys.stderr,
     )
     return 1 if violations else 0
@@ -165,7 +166,3 @@ def _print(row: Row, *, as_json: bool) -> None:
     else:
         text = harmless(str(row.reason))
         print_row((row.offset, row.length, f"! {row.error}", text), _WIDTHS)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")

@@ -315,11 +315,14 @@ class CommitPath:
         # next one then.
         for _ in range(2):
             if self._flight is None and not self.group.has_changes and not self._awaits_sync:
-                return
+                break
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._flushes.append(waiter)
             self.request()
             await waiter
+        if self._sync_timer is not None and not self._awaits_sync:
+            self._sync_timer.cancel()
+            self._sync_timer = None
 
     async def close(self) -> None:
         """Commit what is open, then close log and store. Raises StoreError if that can't be
@@ -345,8 +348,9 @@ class CommitPath:
         # After the backlogs, whose writing may note steps of messages. Like theirs, an exception
         # here must not keep the group, and all who wait for it, from the disk.
         self._dispatch.callbacks.run("write", self._add_block)
+        sealed_at = perf_counter()
         group = self._store.seal()
-        group.sealed_at = perf_counter()
+        group.sealed_at = sealed_at
         if group.written:
             group.on_written = self._on_written
         return group
@@ -384,6 +388,8 @@ class CommitPath:
     def _notify(self, group: CommitGroup, error: StoreError | None) -> None:
         """Run the listeners, then hand out what they made ready."""
         dispatch = self._dispatch
+        # Before the listeners: what is handed out by them is not the disk's time.
+        group.ended_at = perf_counter()
         # A commit ends without a call from outside, which would have set the hub's time.
         if self._clock is not None:
             dispatch.now = max(dispatch.now, self._clock())

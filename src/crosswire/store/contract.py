@@ -334,7 +334,8 @@ class Store(RecoveredEngine):
         except RecordUnreadable:
             begin = row_key(after + 1)
         found: list[tuple[int, int, bytes]] = []
-        for key, value in self._scan(begin, ROWS[1]):
+        # Not the block of a group on its way: it can be read already, and may still be taken back.
+        for key, value in self._scan(begin, row_key(self._next_row)):
             first, rows = int.from_bytes(key[1:]), int.from_bytes(value[:4])
             if first + rows > after + 1:
                 found.append((first, rows, value[4:]))
@@ -448,6 +449,11 @@ class Store(RecoveredEngine):
         # If only the sync failed, the messages were written, and could come back with a later
         # sync or survive the process: nobody accepted them, so they are deleted.
         following.ranges[:0] = [*group.ranges, *group.appended]
+        if group.block is not None:
+            # The same for its block. The next one replaces it, if there is one: all rows may have
+            # been about messages that are lost.
+            key = row_key(group.block.first_row)
+            following.ranges.append((key, key + b"\x00"))
         following.sync = True
 
     # Room.
