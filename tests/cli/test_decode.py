@@ -114,6 +114,12 @@ def test_control_characters_do_not_reach_a_terminal() -> None:
         (("decode", "emp", "-", "--direction", "nobody"), 2, "one of client, server"),
         (("decode", "emp", "/does/not/exist"), 1, "can't read /does/not/exist: No such file"),
         (("decode", "emp", "/"), 1, "can't read /: Is a directory"),
+        (("decode", "relink", "-", "--connector-id-size", "1"), 2, "--listener-id-size must be"),
+        (
+            ("decode", "relink", "-", "--connector-id-size", "9", "--listener-id-size", "1"),
+            2,
+            "channel ids have 0 to 8 bytes, not 9",
+        ),
     ],
 )
 def test_wrong_usage_is_explained(arguments: tuple[str, ...], code: int, message: str) -> None:

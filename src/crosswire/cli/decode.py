@@ -39,9 +39,12 @@ def configure(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     for name in PROTOCOL_NAMES:
         if name in argv:
             for hint in protocol(name).hints:
-                flag = "--" + hint.name.replace("_", "-")
                 parser.add_argument(
-                    flag, dest=f"hint_{hint.name}", type=int, metavar="N", help=hint.help
+                    _flag(hint.name),
+                    dest=f"hint_{hint.name}",
+                    type=int,
+                    metavar="N",
+                    help=hint.help,
                 )
             return
 
@@ -82,7 +85,18 @@ def _decoder(options: argparse.Namespace) -> Decoder:
         peer = entry.decoder(other)
         for chunk in _chunks(options.peer, is_hex=options.hex):
             peer.feed(chunk)
-    return entry.decoder(sender, late=options.late, peer=peer, hints=hints)
+    try:
+        return entry.decoder(sender, late=options.late, peer=peer, hints=hints)
+    except ValueError as error:
+        reason = str(error)
+        for hint in entry.hints:
+            reason = reason.replace(hint.name, _flag(hint.name))
+        print(f"crosswire decode: {reason}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _flag(hint: str) -> str:
+    return "--" + hint.replace("_", "-")
 
 
 def _sender(direction: str | None, roles: tuple[str, ...]) -> str:
