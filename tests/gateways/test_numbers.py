@@ -352,7 +352,7 @@ def http_requests() -> list[tuple[str, str]]:
     add(numbers, "ingest/p/VALUE/commit", '{"attempts":[]}')
     named = '{"attempt":"a","parts":VALUE,"messages":1}'
     add(numbers, "ingest/p/1/commit", '{"attempts":[' + named + "]}")
-    for name in ("limit", "parts", "first", "after"):
+    for name in ("limit", "parts", "first", "behind"):
         add(numbers, "log/plan", log + f',"{name}":VALUE}}')
     for name in ("since", "until"):
         add(BEYOND, "log/plan", log + f',"{name}":VALUE}}')

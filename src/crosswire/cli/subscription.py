@@ -1,4 +1,4 @@
-"""Named subscriptions: which there are, and the end of one."""
+"""List named subscriptions, or delete one."""
 
 from __future__ import annotations
 
@@ -13,15 +13,21 @@ __all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
+    """Add the command's options and arguments."""
     commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listing = commands.add_parser("list", help="all named subscriptions and who uses them")
-    deleting = commands.add_parser("delete", help="end one that nobody uses, and what waits for it")
+    listing = commands.add_parser(
+        "list", help="all named subscriptions and the number of their consumers"
+    )
+    deleting = commands.add_parser(
+        "delete", help="delete one without consumers, and its undelivered messages"
+    )
     deleting.add_argument("name")
     for each in (listing, deleting):
         add_hub_options(each)
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run the action and print its result. Raises ClientError."""
     return {"list": _list, "delete": _delete}[options.action](options)
 
 

@@ -162,6 +162,15 @@ class TestJoiningLate:
             rows = MicroMsg2Decoder("client", late=True).rows(acks[cut:])
             assert outcomes(rows) == ["unsynchronized"] + ["extension"] * 9
 
+    @pytest.mark.parametrize("flags", [0x19, 0x1A, 0x1C])
+    def test_what_can_not_become_a_frame_is_not_waited_for(self, flags: int) -> None:
+        """Only messages can be continued: not a COMMAND, EXTENSION or ERROR of 32 KiB."""
+        never = bytes([flags]) + (0x8000).to_bytes(4) + b"a;" + b" " * 400
+        follow = [message(number, "queue/orders") for number in range(71, 74)]
+        rows = MicroMsg2Decoder("client", late=True).rows(never + wire(*follow))
+        assert outcomes(rows) == ["unsynchronized"] + ["message"] * 3
+        assert rows[0].length == len(never)
+
     def test_after_a_gap_any_number_may_be_due(self) -> None:
         decoder = MicroMsg2Decoder("client", hints=HINT)
         decoder.feed(wire(message(1)))
