@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -46,6 +47,7 @@ PATIENCE_S = 60.0
 LEAST_S = 0.1
 """A round trip that is accepted whatever a polite peer costs: the scheduler's share of it alone can
 be tens of milliseconds on two loaded cores."""
+ATTEMPTS = 3
 TIMES = 4
 """How much worse than a polite peer of as many bytes an attack may be for the neighbour."""
 MEMORY_BYTES = 64 * 1024 * 1024
@@ -147,6 +149,10 @@ class Attacker:
         assert self.events and not self.connection.closed, self.events
         return self
 
+    def send_and_finish(self, raw: bytes) -> bytes:
+        self.send(raw)
+        return self.finish()
+
     def finish(self) -> bytes:
         """Close our half and read to the end: the hub has processed all that was sent then."""
         received = []
@@ -190,14 +196,23 @@ class Target:
             seconds = time.perf_counter() - began
         return Cost(neighbour.worst_s, seconds, self.resident_bytes() - before)
 
-    def assert_bearable(self, attack: Callable[[], object], size_bytes: int) -> Cost:
+    def assert_bearable(self, prepare: Callable[[], tuple[Attacker, bytes]]) -> None:
         """The neighbour is served during the attack about as well as beside a polite peer that
-        sends as much, and the hub gives the memory back."""
-        polite = self.cost_of(lambda: self.echo(size_bytes))
-        cost = self.cost_of(attack)
-        assert cost.worst_s <= max(LEAST_S, TIMES * polite.worst_s), (cost, polite)
-        assert cost.kept_bytes - max(polite.kept_bytes, 0) <= MEMORY_BYTES, (cost, polite)
-        return cost
+        sends as much, and the hub gives the memory back.
+
+        An attack that works does so each time; a machine that stalls, once. So one of a few
+        attempts is enough.
+        """
+        for _ in range(ATTEMPTS):
+            attacker, data = prepare()
+            with attacker:
+                polite = self.cost_of(partial(self.echo, len(data)))
+                cost = self.cost_of(partial(attacker.send_and_finish, data))
+            limit_s = max(LEAST_S, TIMES * polite.worst_s)
+            kept_bytes = cost.kept_bytes - max(polite.kept_bytes, 0)
+            if cost.worst_s <= limit_s and kept_bytes <= MEMORY_BYTES:
+                return
+        raise AssertionError(f"{cost}; a polite peer: {polite}")
 
     def echo(self, size_bytes: int) -> None:
         """The polite peer: one request of about this size, which the hub sends back."""
