@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from crosswire.client.native.emp import EmpClient
+from crosswire.envelope import PROPERTIES
 from crosswire.errors import RequestFailed
 from crosswire.hub.policies import QueuePolicy, TopicPolicy
 from crosswire.web.api import OPERATIONS, openapi
@@ -325,3 +326,15 @@ def test_every_reference_of_the_document_leads_somewhere() -> None:
     walk(document)
     assert names
     assert names <= set(document["components"]["schemas"])
+
+
+async def test_properties_have_limits(web: WebHub) -> None:
+    most = {f"p{number}": number for number in range(PROPERTIES)}
+    await web.produce("queue/q", "x", properties=most)
+    with pytest.raises(RequestFailed, match="at most 1000 properties, not 1001"):
+        await web.produce("queue/q", "x", properties={**most, "one": "more"})
+    with pytest.raises(RequestFailed, match="properties have at most 65536 bytes"):
+        await web.produce("queue/q", "x", properties={"a": "x" * 70_000})
+    with pytest.raises(RequestFailed, match="at most 1000 properties, not 1001"):
+        asked = {"destination": "queue/q", "text": "x", "interval_s": 60}
+        await web.post("/v1/schedules", {**asked, "properties": {**most, "one": "more"}})

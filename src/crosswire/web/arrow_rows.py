@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from crosswire.envelope import Envelope, Property, message_kind
+from crosswire.envelope import Envelope, Property, check_properties, message_kind
 from crosswire.errors import HubError, InvalidDestination, InvalidEnvelope
 from crosswire.gateways.payloads import BYTES, TEXT
 from crosswire.hub.ingest.records import StagedPart, pack
@@ -238,7 +238,7 @@ def _properties(headers: list[dict[str, Any] | None]) -> dict[str, Property]:
             except UnicodeDecodeError:
                 raise InvalidEnvelope(f"the header {header['key']} is not UTF-8") from None
         properties[header["key"]] = _typed(value or "")
-    return properties
+    return check_properties(properties)
 
 
 def _typed(text: str) -> Property:

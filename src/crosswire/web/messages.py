@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from crosswire.envelope import Envelope, Property, message_kind
+from crosswire.envelope import Envelope, Property, check_properties, message_kind
 from crosswire.errors import HubError, InvalidEnvelope, RecordDamaged, UnknownMessage
 from crosswire.gateways.payloads import JsonPayload, from_body, to_shown_body
 from crosswire.hub.hub import Hub
@@ -187,7 +187,7 @@ def _envelope(message: Production, principal: str) -> Envelope:
         principal=principal,
         key=message.key,
         durable=message.durable,
-        properties=message.properties,
+        properties=check_properties(message.properties),
         content_type=message.content_type or content_type,
         crc=zlib.crc32(payload),
     )

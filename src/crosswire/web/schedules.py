@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from crosswire.envelope import LARGEST_INTEGER, Envelope, Property, message_kind
+from crosswire.envelope import LARGEST_INTEGER, Envelope, Property, check_properties, message_kind
 from crosswire.errors import InvalidSchedule, UnknownMessage
 from crosswire.gateways.payloads import JsonPayload, from_body
 from crosswire.hub.schedules import Schedule, check_interval
@@ -130,7 +130,7 @@ async def add_schedule(ask: OperationRequest) -> ScheduleRow:
         content_type=content_type,
         protocol="http",
         principal=ask.principal,
-        properties=asked.properties,
+        properties=check_properties(asked.properties),
         crc=zlib.crc32(payload),
     )
     schedule = Schedule(

@@ -21,6 +21,7 @@ from crosswire.wire.micromsg2.frames import (
     Message,
     serialize,
 )
+from crosswire.wire.micromsg2.values import MAX_CALL_BYTES, MAX_ITEMS
 from tests.pipeline.decode.scanned import Noisy, Typed, check, check_alone, noisy
 from tests.wire.micromsg2.strategies import frames, streams
 from tests.wire.stream import Stream
@@ -115,6 +116,29 @@ def test_lists_of_extensions_are_judged_alike(
 ) -> None:
     lists = b"".join(len(each).to_bytes(2) + each for each in (required, optional))
     case = Stream(b"\1\0\0\1i" + lists + b"\2\1\0\2\2\0" + more)
+    check(SCANNER, "micromsg2", "server", [Noisy(case, case.data, (case.data,))], typed)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"n;" + b"k=1," * MAX_ITEMS + b"k=1",
+        b"n;" + b"k=1," * (MAX_ITEMS + 1) + b"k=1",
+        b"n;k=" + b"x" * (MAX_CALL_BYTES - 4),
+        b"n;k=" + b"x" * (MAX_CALL_BYTES - 3),
+    ],
+)
+def test_limits_of_commands_are_those_of_the_decoder(text: bytes) -> None:
+    sent = b"\x09" + len(text).to_bytes(4) + text + b"\x01\x01n"
+    case = Stream(sent, hints={"next_sequence": 1})
+    check(SCANNER, "micromsg2", "server", [Noisy(case, case.data, (case.data,))], typed)
+
+
+@pytest.mark.parametrize("item", [b"n;", b"n:k=1,"])
+@pytest.mark.parametrize("count", [MAX_ITEMS, MAX_ITEMS + 1])
+def test_limits_of_extensions_are_those_of_the_decoder(item: bytes, count: int) -> None:
+    extensions = item[:2] + item[2:] * count + item[2:-1] if b":" in item else item * count
+    case = Stream(b"\1\0\0\1i" + len(extensions).to_bytes(2) + extensions + b"\0\0")
     check(SCANNER, "micromsg2", "server", [Noisy(case, case.data, (case.data,))], typed)
 
 

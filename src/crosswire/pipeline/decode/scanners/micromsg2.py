@@ -44,6 +44,7 @@ from crosswire.wire.micromsg2.frames import (
     Handshake,
     Message,
 )
+from crosswire.wire.micromsg2.values import MAX_CALL_BYTES, MAX_ITEMS
 
 __all__ = [
     "COMMAND",
@@ -113,8 +114,20 @@ def _are_arguments(data: Bytes, start: int, end: int, or_colons: bool) -> bool:
 
 
 @subroutine
+def _is_list(data: Bytes, start: int, end: int, separator: int) -> bool:
+    """Not more items than the decoder accepts."""
+    count = 0
+    for index in range(start, end):
+        if data[index] == separator:
+            count += 1
+    return count <= MAX_ITEMS
+
+
+@subroutine
 def _is_call(data: Bytes, start: int, end: int) -> bool:
     """A COMMAND's or ERROR's name and arguments."""
+    if end - start > MAX_CALL_BYTES or not _is_list(data, start, end, layout.ARGUMENT_SEPARATOR):
+        return False
     stop = find_octet(data, start, end, layout.ITEM_SEPARATOR)
     return (
         valid_utf8(data, start, end)
@@ -127,6 +140,10 @@ def _is_call(data: Bytes, start: int, end: int) -> bool:
 def _count_extensions(data: Bytes, start: int, end: int) -> int:
     """How many extensions a handshake's list has, UNSURE if it is not one."""
     if not valid_utf8(data, start, end):
+        return UNSURE
+    if not _is_list(data, start, end, layout.ITEM_SEPARATOR):
+        return UNSURE
+    if not _is_list(data, start, end, layout.ARGUMENT_SEPARATOR):
         return UNSURE
     # The last item may have a separator after it.
     if end > start and data[end - 1] == layout.ITEM_SEPARATOR:
