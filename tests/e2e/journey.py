@@ -34,10 +34,10 @@ QUEUE = "queue/orders"
 TIMEKEEPING = frozenset(
     {
         "Server._keep_time",
-        "Server._have_turn",
-        "Store._sync_soon",
-        "Watchdog.look",
-        "Watchdog._watch",
+        "Server._run_timers",
+        "CommitPath._sync_soon",
+        "Watchdog.check",
+        "Watchdog._run",
     }
 )
 """Entered by timers, whether a message is on its way or not."""

@@ -62,7 +62,7 @@ def test_a_blocked_loop_is_told_while_it_is_blocked(caplog: pytest.LogCaptureFix
 def test_its_thread_looks_by_itself(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("crosswire.server.watchdog._LOOK_S", 0.001)
+    monkeypatch.setattr("crosswire.server.watchdog._CHECK_S", 0.001)
     looked = threading.Event()
 
     class Handler(logging.Handler):

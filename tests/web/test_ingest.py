@@ -260,7 +260,7 @@ def keyless(rows: int) -> pa.Array:
             body({"destination": ["queue/q"], "value": ["1"], "headers": keyless(1)}),
             "row 0: a header has no key",
         ),
-        (body({"destination": ["queue/q", None], "value": ["1", "2"]}), "row 1: it has no dest"),
+        (body({"destination": ["queue/q", None], "value": ["1", "2"]}), "row 1: the dest"),
         (texts("1", destination="queue/"), "has no name"),
         (texts("1", destination="service/s"), "nothing can be sent"),
         (texts("1", destination="topic/+"), "wildcards"),

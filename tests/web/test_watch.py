@@ -40,7 +40,7 @@ async def test_a_jump_is_noted_but_the_hub_is_ready(start_web: StartWeb) -> None
     ahead = [0.0]
     web = await start_web(clock=Clock(wall=lambda: time.time() + ahead[0]))
     ahead[0] = 40 * 86_400.0
-    web.server._have_turn()
+    web.server._run_timers()
     status, _, notes = await readiness(web)
     assert status == 200
     assert "jumped by +3456000 s" in notes[0]

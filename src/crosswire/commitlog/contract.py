@@ -152,7 +152,8 @@ class Receipt(_Completion):
 class Append(_Completion):
     """A group on its way into the log. Await it, or add a callback; it may be done from the start.
 
-    Once it is done without an error the group is durable, and nothing else acknowledges a group.
+    Once it is done without an error the group is durable, or with the operating system if `sync` is
+    not set; nothing else acknowledges a group as that.
     """
 
     __slots__ = ()

@@ -5,9 +5,10 @@
     journal   number of the first row → block    one block a group, read in order
 
 A store is what durable commit groups are applied to. Changes go into the open group (`group`),
-which nobody reads: only what is committed can be read. When the group is sealed its body is
-complete; when the log has made it durable, `applied` is called; when it can't be written,
-`take_back`. Who does that, and when, is not the store's concern: see `crosswire.hub.commits`.
+which nobody reads. When the group is sealed its body is complete; when the log has made it durable,
+`applied` is called; when it can't be written, `take_back`. Who does that, and when, is not the
+store's concern: see `crosswire.hub.commits`. Between write and `applied` a group's messages and
+state can be read already: who reads messages keeps to the commit path's `committed_id`.
 
 What was saved or retained outlives a group that could not be written: it goes into the next one.
 What was appended does not: its producer gets the error, and may try again.
