@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Final
 
 from crosswire import __version__
+from crosswire.cli.table import harmless
 from crosswire.errors import CrosswireError
 
 __all__ = ["COMMANDS", "main"]
@@ -51,7 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except CrosswireError as error:
-        print(f"crosswire {name}: {error}", file=sys.stderr)
+        # The text may be a provider's; lines are kept, since a configuration can have many faults.
+        lines = "\n".join(map(harmless, str(error).split("\n")))
+        print(f"crosswire {name}: {lines}", file=sys.stderr)
         return 1
     except BrokenPipeError:
         # The reader of our output closed it (`| head`). Python flushes standard output again at

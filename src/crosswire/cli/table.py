@@ -19,7 +19,7 @@ def harmless(text: str) -> str:
 
 def in_short(fields: dict[str, Any]) -> str:
     """`name=value name=value`; values that are not text are JSON."""
-    return " ".join(f"{name}={_value(value)}" for name, value in fields.items())
+    return " ".join(f"{harmless(name)}={_value(value)}" for name, value in fields.items())
 
 
 def _value(value: Any) -> str:
@@ -30,11 +30,11 @@ def _value(value: Any) -> str:
 def print_row(cells: Sequence[object], widths: Sequence[int], *, indent: int = 0) -> None:
     """Print one line, cut to the width of the terminal; not cut if output is no terminal.
 
-    A negative width aligns its cell to the right.
+    A negative width aligns its cell to the right. Control characters in cells are made visible.
     """
     parts = [
         f"{cell:>{-width}}" if width < 0 else f"{cell:<{width}}"
-        for cell, width in zip(map(str, cells), widths, strict=True)
+        for cell, width in zip((harmless(str(each)) for each in cells), widths, strict=True)
     ]
     line = (" " * indent + "  ".join(parts)).rstrip()
     if sys.stdout.isatty():
@@ -46,7 +46,7 @@ def print_row(cells: Sequence[object], widths: Sequence[int], *, indent: int = 0
 def print_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, indent: int = 0) -> None:
     """Print a table with columns as wide as their cells. `>name` is aligned to the right."""
     names = [name.removeprefix(">") for name in head]
-    table = [[str(cell) for cell in row] for row in (names, *rows)]
+    table = [[harmless(str(cell)) for cell in row] for row in (names, *rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(head))]
     if not head[-1].startswith(">"):
         widths[-1] = 0

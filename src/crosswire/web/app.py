@@ -365,12 +365,20 @@ class _Guard:
 
     def _problem(self, request: Request) -> Response | None:
         hosts = request.headers.getlist("host")
-        if len(hosts) != 1 or not self._is_ours(hosts[0]):
+        try:
+            is_ours = len(hosts) == 1 and self._is_ours(hosts[0])
+        except ValueError:  # an open bracket
+            return _failure(400, FailureResponse("invalid_request", "the Host is no address"))
+        if not is_ours:
             return _failure(
                 421, FailureResponse("wrong_host", "the Host header does not name this hub")
             )
         origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != hosts[0].lower():
+        try:
+            is_foreign = origin is not None and urlsplit(origin).netloc.lower() != hosts[0].lower()
+        except ValueError:  # an open bracket
+            return _failure(400, FailureResponse("invalid_request", "the Origin is no address"))
+        if is_foreign:
             return _failure(
                 403,
                 FailureResponse("wrong_origin", "requests from pages of other origins are refused"),

@@ -68,6 +68,8 @@ def _batches(body: bytes) -> Iterator[pa.RecordBatch]:
             for batch in reader:
                 batch.validate(full=True)
                 yield batch
+    except UnicodeDecodeError:
+        raise InvalidEnvelope("a column's name is not UTF-8") from None
     except (pa.ArrowException, OSError) as error:
         raise InvalidEnvelope(f"the body is no Arrow stream: {error}") from None
 
