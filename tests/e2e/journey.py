@@ -35,9 +35,10 @@ TIMEKEEPING = frozenset(
     {
         "CommitPath._sync_soon",
         "LakeFeed._run",
-        "Server._have_turn",
+        "Server._run_timers",
         "Server._keep_time",
         "Watchdog._run",
+        "Watchdog.check",
     }
 )
 """Entered by timers, threads and tasks of their own, whether a message is on its way or not."""
