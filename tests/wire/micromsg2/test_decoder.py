@@ -148,7 +148,7 @@ class TestExtensionNumbers:
 
 class TestJoiningLate:
     @pytest.mark.parametrize("cut", range(1, 16))
-    def test_it_finds_its_feet(self, cut: int) -> None:
+    def test_the_first_whole_frame_is_found(self, cut: int) -> None:
         first = Message(70, "queue/orders", b"price:N10;", b"\0\0\0\0\0\0\0\0")
         follow = [message(number, "queue/orders") for number in range(71, 76)]
         data = wire(first, *follow)

@@ -180,7 +180,7 @@ def _described_code(code: CodeType, names: dict[str, Any], seen: set[int]) -> It
         # The others are attributes and builtins.
         value = names.get(name)
         if isinstance(value, ModuleType):
-            # Of a module as a global (`layout.HEAD_BYTES`), those attributes that may be meant.
+            # Of a module as a global (`layout.HEADER_SIZE`), those attributes that may be meant.
             # numpy is what numba takes it for, whatever its version.
             if value is not np:
                 for attribute in code.co_names:
