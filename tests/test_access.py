@@ -77,3 +77,13 @@ def test_users_are_found_by_what_they_show() -> None:
 def test_a_user_that_could_not_be_identified_is_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(ValueError):
         User(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_right_to_anything_at_all() -> None:
+    anna = User(name="anna", token="a-secret-of-anna", produce=("queue/orders",))
+    access = Access([anna])
+    assert access.may_anywhere("anna", "produce")
+    assert not access.may_anywhere("anna", "serve")
+    assert not access.may_anywhere(ANONYMOUS, "produce")
+    assert not access.may_anywhere("removed", "produce")
+    assert Access().may_anywhere(ANONYMOUS, "serve")

@@ -9,8 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crosswire.envelope import (
+    PROPERTIES,
+    PROPERTIES_BYTES,
     Destination,
     Envelope,
+    Property,
+    check_properties,
     decode,
     encode,
     parse_destination,
@@ -142,3 +146,13 @@ def test_patterns(text: str) -> None:
 def test_what_is_no_pattern(text: str) -> None:
     with pytest.raises(InvalidDestination):
         parse_pattern(text)
+
+
+def test_properties_are_limited_in_number_and_size() -> None:
+    most: dict[str, Property] = {f"{number}": True for number in range(PROPERTIES)}
+    assert check_properties(most) is most
+    with pytest.raises(InvalidEnvelope, match="at most 1000 properties, not 1001"):
+        check_properties({**most, "one": "more"})
+    check_properties({"a": "x" * (PROPERTIES_BYTES - 1)})
+    with pytest.raises(InvalidEnvelope, match="at most 65536 bytes, not 65537"):
+        check_properties({"a": "x" * PROPERTIES_BYTES})

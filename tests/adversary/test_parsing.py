@@ -29,6 +29,18 @@ def emp(op: str, data: bytes, token: str = "") -> Attack:
     return prepare
 
 
+def emp_names(count: int) -> Attack:
+    """Calls of services with names of 1 MiB, each another: refused ones must not be remembered."""
+
+    def prepare(target: Target) -> tuple[Attacker, bytes]:
+        peer = target.emp()
+        for number in range(count):
+            peer.connection.send_request(f"{number}" + "x" * MIB, b"{}")
+        return peer, b"".join(peer.connection.data_to_send())
+
+    return prepare
+
+
 def emqp(step: Callable[[Attacker], object]) -> Attack:
     def prepare(target: Target) -> tuple[Attacker, bytes]:
         peer = target.emqp()
@@ -122,6 +134,7 @@ WITHOUT_CREDENTIALS: dict[str, Attack] = {
     "emp-cron": emp("$schedule", publish("queue/q", b'"cron":"%b"' % CRON.encode())),
     "emp-subscribe": emp("$subscribe", b'{"destination":"queue/%b"}' % (b"x/" * MIB)),
     "emp-call": emp("x/" * MIB, b"{}"),
+    "emp-names": emp_names(40),
     "emqp-commas": emqp(lambda peer: peer.connection.send_request("q", "," * 16 * MIB, b"x")),
     "emqp-names": emqp(
         lambda peer: peer.connection.send_request("q", "a:1," * (2 * MIB) + "b", b"x")
