@@ -142,7 +142,7 @@ class TestStrangers:
         assert server.listeners["emp"].address.host == "0.0.0.0"
 
     async def test_or_there_are_users(self, start_server: StartServer) -> None:
-        user = User(name="anna", token="a-secret-of-anna")
+        user = User(name="anna", certificate="anna")
         server = await start_server(listen={"emp": "0.0.0.0:0"}, users=(user,))
         async with EmpClient("127.0.0.1", port_of(server, "emp")) as client:
             with pytest.raises(RequestFailed, match="forbidden"):

@@ -12,6 +12,7 @@ import msgspec
 from crosswire.cli.table import harmless
 from crosswire.config import Config, check
 from crosswire.errors import BondError, ConfigError
+from crosswire.server.exposure import find_exposures
 from crosswire.toml import Lines, Mistake
 
 __all__ = ["configure", "run"]
@@ -30,13 +31,21 @@ def run(options: argparse.Namespace) -> int:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"can't read {path}: {reason}") from None
     config, mistakes = check(text)
+    warnings: list[Mistake] = []
     if config is not None:
-        mistakes = sorted(_around(config, Lines(text)))
-    for mistake in mistakes:
+        lines = Lines(text)
+        mistakes = list(_around(config, lines))
+        for each in find_exposures(config, path):
+            found = Mistake(lines.of(each.path), ".".join(each.path), each.what, each.hint)
+            (mistakes if each.is_refused else warnings).append(found)
+    for mistake in sorted(mistakes):
         if options.json:
             print(msgspec.json.encode(mistake).decode())
         else:
             print(f"{path}: {harmless(str(mistake))}")
+    for warning in sorted(warnings):
+        # Not among the mistakes, in JSON neither: what is printed there fails a deployment.
+        print(f"{path}: warning: {harmless(str(warning))}", file=sys.stderr)
     count = len(mistakes)
     verdict = f"{count} mistake{'s' if count != 1 else ''}" if count else "nothing is wrong"
     print(f"{path}: {verdict}", file=sys.stderr)
@@ -44,14 +53,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _around(config: Config, lines: Lines) -> Iterator[Mistake]:
-    """What is right in itself but does not fit this machine: files, and who could connect."""
-    for name, address in config.exposed().items():
-        yield Mistake(
-            lines.of(("listen", name)),
-            f"listen.{name}",
-            f"on {address} anybody could do anything",
-            "configure [[users]], or start with --insecure",
-        )
+    """What is right in itself but does not fit this machine: files that it names."""
     if config.tls is not None:
         from crosswire.server.listener import server_context
 

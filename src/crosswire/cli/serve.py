@@ -19,6 +19,7 @@ from crosswire.cli.table import print_table
 from crosswire.config import LISTENERS, Address, Config
 from crosswire.errors import ConfigError
 from crosswire.logs import log_event, send_to_stderr, set_level
+from crosswire.server.exposure import refuse_exposures
 from crosswire.server.server import Server
 from crosswire.web.listener import WebListener
 
@@ -47,7 +48,8 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     parser.add_argument(
         "--insecure",
         action="store_true",
-        help="let anybody who can connect do anything, from other machines too",
+        help="on other addresses than loopback: allow a hub without users, tokens without TLS,"
+        " and a configuration that other users can read",
     )
     parser.add_argument("--json", action="store_true", help="report readiness as JSON")
     parser.add_argument(
@@ -70,8 +72,15 @@ def _listener(text: str) -> tuple[str, str]:
 def run(options: argparse.Namespace) -> int:
     config = merged(options)
     send_to_stderr(config.log)
+    for each in refuse_exposures(config, _file(options)):
+        setting = ".".join(each.path)
+        log_event(_log, logging.WARNING, each.what, setting=setting, hint=each.hint)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, options))
+
+
+def _file(options: argparse.Namespace) -> Path | None:
+    return None if options.config is None else Path(options.config)
 
 
 def merged(options: argparse.Namespace) -> Config:
@@ -143,6 +152,7 @@ def _reload(server: Server, options: argparse.Namespace) -> None:
     """Logged as a warning: the sender of a signal wants to see its outcome."""
     try:
         config = merged(options)
+        refuse_exposures(config, _file(options))
         waiting = server.reload(config)
     except ConfigError as error:
         log_event(_log, logging.ERROR, "not reloaded", mistakes=str(error).splitlines())

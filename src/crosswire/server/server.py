@@ -36,11 +36,13 @@ from crosswire.hub.policies import HubConfig
 from crosswire.hub.schedules import Schedule
 from crosswire.lake.files import find
 from crosswire.logs import log_event
+from crosswire.server.exposure import refuse_exposures
 from crosswire.server.lake_feed import LakeFeed, note_absence
 from crosswire.server.leftovers import LeftoverCheck
 from crosswire.server.listener import Listener, fill_context, server_context
 from crosswire.server.log_reader import Log
 from crosswire.server.metrics import Metrics
+from crosswire.server.private_files import make_private
 from crosswire.server.tap_feed import TapFeed, has_spool
 from crosswire.server.watchdog import Watchdog
 from crosswire.store.records import reader
@@ -126,7 +128,7 @@ class Server:
         """Every listener's address. Raises ConfigError or StoreError."""
         config = self.config
         addresses = self._addresses()
-        _refuse_strangers(config)
+        refuse_exposures(config)
         schemas = _schemas(config.bond.files)
         store = _open_store(config)
         _log_damage(store)
@@ -286,7 +288,7 @@ class Server:
             waiting.append("tls")
             kept["tls"] = old.tls
         config = msgspec.structs.replace(config, **kept)
-        _refuse_strangers(config)
+        refuse_exposures(config)
         schemas = _schemas(config.bond.files)
         if config.tls is not None and self._tls is not None:
             server_context(config.tls)
@@ -428,7 +430,8 @@ def _hub_config(config: Config) -> HubConfig:
 
 
 def _open_store(config: Config) -> RocksStore:
-    path = Path(config.data) / "store"
+    data = Path(config.data)
+    path = data / "store"
     needed = flush_bytes(config.store.buffer_bytes)
     if config.store.spare_bytes < needed:
         raise ConfigError(
@@ -443,6 +446,8 @@ def _open_store(config: Config) -> RocksStore:
         )
     try:
         _check_folder(path)
+        make_private(data, Path(config.lake.directory) if config.lake.directory else None)
+        path.mkdir(exist_ok=True)
         return RocksStore(path, config.store)
     except OSError as error:
         raise ConfigError(f"can't keep data in {path}: {error.strerror}") from error
@@ -462,7 +467,8 @@ def _check_folder(path: Path) -> None:
             )
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"can't keep data in {folder}: it is not a folder")
-    path.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        return
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         # The system's own message distinguishes rights from file system problems.
         with tempfile.TemporaryFile(dir=path):
@@ -524,11 +530,3 @@ def _schedule(entry: ScheduleEntry) -> Schedule:
         missed=entry.missed,
         nohaste=entry.nohaste,
     )
-
-
-def _refuse_strangers(config: Config) -> None:
-    """Without users anybody who can connect may do anything: not from another machine."""
-    for name, address in config.exposed().items():
-        raise ConfigError(
-            f"{name} on {address} would let anybody do anything: configure users, or use --insecure"
-        )
