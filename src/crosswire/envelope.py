@@ -20,6 +20,7 @@ __all__ = [
     "LARGEST_INTEGER",
     "MICROSECONDS",
     "NAME_BYTES",
+    "ONLY_FOR",
     "SCHEDULED",
     "Destination",
     "Envelope",
@@ -46,6 +47,9 @@ MICROSECONDS: Final = 1_000_000
 """In a second: times are stored as microseconds since 1970."""
 SCHEDULED: Final = "crosswire.schedule"
 """Key in `native` of a message that a schedule sent: the time when it was due."""
+ONLY_FOR: Final = "crosswire.only"
+"""Key in `native` of a dead letter that was given back to one named subscription: that one's key.
+No other subscriber of the topic takes it."""
 _VERSION: Final = 1
 _HEADER: Final = 5
 

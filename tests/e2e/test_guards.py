@@ -18,7 +18,7 @@ from crosswire.client.native.emp import EmpClient
 from crosswire.client.native.emqp import EmqpPeer, EmqpSubscriber, connect_peer
 from crosswire.client.native.relink import RelinkClient
 from crosswire.config import Config, ConnectionLimits, ProtocolLimits, TlsFiles
-from crosswire.errors import ClientError, ConfigError, RequestFailed
+from crosswire.errors import ClientError, ConfigError, ConnectFailed, RequestFailed
 from crosswire.gateways.payloads import BYTES
 from crosswire.listeners import LISTENERS, PLAIN_LISTENERS
 from crosswire.server.server import GATEWAYS, Server
@@ -246,6 +246,36 @@ class TestTls:
         assert server.context.counters["connections", name] == 0
         await publish_securely(name, server, authority.anna)
         assert server.hub.queue("queue/a").length == 1
+
+
+async def test_a_named_subscription_over_relink_is_its_users(
+    start_server: StartServer, authority: Authority
+) -> None:
+    listen = {"relink-tls": "127.0.0.1:0"}
+    anna = User(name="anna", certificate="anna.example", consume=("topic/#", "queue/#"))
+    server = await start_server(listen=listen, tls=authority.files, users=(anna,))
+    hub, now = server.hub, server.context.now()
+    dead = hub.subscriptions.named("n", "topic/secret", "", None, now, "bert").dead_letters
+    hub.store.number(dead)
+
+    def client(endpoint: str) -> RelinkClient:
+        port = port_of(server, "relink-tls")
+        return RelinkClient("localhost", port, endpoint, tls=authority.anna)
+
+    async with client("topic/t?subscribe&name=n"):
+        assert [(each.owner, each.definition.pattern) for each in hub.subscriptions.all()] == [
+            ("anna", "t"),
+            ("bert", "secret"),
+        ]
+    for endpoint in ("topic/u?subscribe&name=n", f"{dead}?consume"):
+        with pytest.raises(ConnectFailed):
+            await client(endpoint).__aenter__()
+    assert server.context.counters["forbidden", "relink"] == 1
+    own = hub.subscriptions.get("n", "anna")
+    assert own is not None
+    hub.store.number(own.dead_letters)
+    async with client(f"{own.dead_letters}?consume"):
+        assert hub.is_consumed(own.dead_letters)
 
 
 # ----------------------------------------------------------------------------------------- too many

@@ -22,7 +22,7 @@ COMMANDS: Final = {
     "call": "ask a service and print its answer",
     "echo-service": "answer every call of a service with what it brought",
     "queue": "list queues, show one, purge one",
-    "subscription": "list named subscriptions, delete one",
+    "subscription": "list named subscriptions, delete one, give one to another user",
     "dead": "list, show, edit, replay and purge dead letters",
     "schedule": "list, add, remove and preview schedules",
     "connections": "list who is connected",

@@ -86,9 +86,20 @@ OPERATIONS: Final = (
         name="list_subscriptions",
         method="GET",
         path="/v1/subscriptions",
-        summary="Named subscriptions and how far they are",
+        summary="Named subscriptions and how far they are: one's own, administrators see all",
         handler=state.list_subscriptions,
         answer=state.SubscriptionList,
+        needs="principal",
+    ),
+    Operation(
+        name="assign_subscription",
+        method="PATCH",
+        path="/v1/subscriptions/{name:path}",
+        summary="Give a named subscription that nobody uses to another user",
+        handler=state.assign_subscription,
+        query=state.SubscriptionOwner,
+        body=state.NewOwner,
+        answer=state.SubscriptionRow,
     ),
     Operation(
         name="remove_subscription",
@@ -96,7 +107,9 @@ OPERATIONS: Final = (
         path="/v1/subscriptions/{name:path}",
         summary="End a named subscription that nobody uses, for good",
         handler=state.remove_subscription,
+        query=state.SubscriptionOwner,
         answer=state.Removed,
+        needs="principal",
     ),
     Operation(
         name="list_services",
@@ -227,6 +240,7 @@ OPERATIONS: Final = (
         summary="Where dead letters wait",
         handler=dead.list_dead,
         answer=dead.DeadQueues,
+        needs="principal",
     ),
     Operation(
         name="list_letters",
@@ -236,6 +250,7 @@ OPERATIONS: Final = (
         handler=dead.list_dead_letters,
         query=dead.DeadLettersQuery,
         answer=dead.DeadLetterRows,
+        needs="principal",
     ),
     Operation(
         name="show_letter",
@@ -245,6 +260,7 @@ OPERATIONS: Final = (
         handler=dead.show_dead_letter,
         query=dead.DeadLetterQuery,
         answer=dead.DeadLetterRow,
+        needs="principal",
     ),
     Operation(
         name="edit_letter",
@@ -254,6 +270,7 @@ OPERATIONS: Final = (
         handler=dead.edit_dead_letter,
         body=dead.Edit,
         answer=dead.DeadLetterRow,
+        needs="principal",
     ),
     Operation(
         name="purge_letters",
@@ -263,6 +280,7 @@ OPERATIONS: Final = (
         handler=dead.purge_dead_letters,
         body=dead.DeadLetterSelection,
         answer=dead.Chosen,
+        needs="principal",
     ),
     Operation(
         name="replay_letters",
@@ -272,6 +290,7 @@ OPERATIONS: Final = (
         handler=dead.replay_dead_letters,
         body=dead.ReplayRequest,
         answer=dead.ReplayRow,
+        needs="principal",
     ),
     Operation(
         name="list_replays",
@@ -280,6 +299,7 @@ OPERATIONS: Final = (
         summary="Replays under way, and the last ones that ended",
         handler=dead.list_replays,
         answer=dead.ReplayRows,
+        needs="principal",
     ),
     Operation(
         name="show_replay",
@@ -288,6 +308,7 @@ OPERATIONS: Final = (
         summary="How far a replay is",
         handler=dead.show_replay,
         answer=dead.ReplayRow,
+        needs="principal",
     ),
     Operation(
         name="cancel_replay",
@@ -296,6 +317,7 @@ OPERATIONS: Final = (
         summary="Stop a replay; what it has not sent again stays",
         handler=dead.cancel_replay,
         answer=dead.ReplayRow,
+        needs="principal",
     ),
     Operation(
         name="list_schedules",

@@ -8,8 +8,9 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from crosswire.access import parse_subscription_dead_letters
 from crosswire.envelope import Property
-from crosswire.errors import HubError, InvalidEnvelope, UnknownMessage
+from crosswire.errors import Forbidden, HubError, InvalidEnvelope, UnknownMessage
 from crosswire.gateways.edits import refit
 from crosswire.gateways.payloads import JsonPayload, from_body
 from crosswire.hub.cursor import FailedDelivery
@@ -104,14 +105,14 @@ def list_dead(ask: OperationRequest) -> DeadQueues:
         [
             DeadQueue(queue.name.removesuffix("/dead"), queue.length, queue.size_bytes)
             for queue in ask.hub.queues()
-            if queue.is_dead and queue.length
+            if queue.is_dead and queue.length and _may_use(ask, queue.destination)
         ]
     )
 
 
 def list_dead_letters(ask: OperationRequest) -> DeadLetterRows:
     query: DeadLettersQuery = ask.query
-    queue = _dead_queue(ask.hub, query.queue)
+    queue = _dead_queue(ask, query.queue)
     matches = predicate(query.filter)
     found: list[DeadLetter] = []
     after = query.after
@@ -131,7 +132,7 @@ def list_dead_letters(ask: OperationRequest) -> DeadLetterRows:
 
 def show_dead_letter(ask: OperationRequest) -> DeadLetterRow:
     query: DeadLetterQuery = ask.query
-    dead_letter = ask.hub.dead_letters.get(_dead_queue(ask.hub, query.queue), ask.path["id"])
+    dead_letter = ask.hub.dead_letters.get(_dead_queue(ask, query.queue), ask.path["id"])
     return _dead_letter_row(query.queue, dead_letter, whole=True)
 
 
@@ -153,10 +154,23 @@ def _try(attempt: FailedDelivery) -> FailedDeliveryRow:
     return FailedDeliveryRow(attempt.time, attempt.connection, attempt.cause)
 
 
-def _dead_queue(hub: Hub, name: str) -> str:
-    """`orders`, `queue/orders` and `queue/orders/dead` all mean the same. Raises UnknownMessage."""
+def _may_use(ask: OperationRequest, destination: str) -> bool:
+    """Administrators use all dead letters, others those of their named subscriptions."""
+    if ask.is_administrator:
+        return True
+    found = parse_subscription_dead_letters(destination)
+    return found is not None and found[0] == ask.principal
+
+
+def _dead_queue(ask: OperationRequest, name: str) -> str:
+    """`orders`, `queue/orders` and `queue/orders/dead` all mean the same; those of a named
+    subscription are in `@NAME`, or `@OWNER.NAME`. Raises Forbidden, UnknownMessage."""
     destination = f"queue/{name.removeprefix('queue/').removesuffix('/dead')}/dead"
-    if destination not in hub.store.destinations():
+    if not _may_use(ask, destination):
+        # Before it is looked up: whether there are any is not shown.
+        ask.server.context.count("forbidden", "http")
+        raise Forbidden(f"{ask.principal} may not use the dead letters of {name!r}")
+    if destination not in ask.hub.store.destinations():
         raise UnknownMessage(f"{name!r} has no dead letters")
     return destination
 
@@ -188,7 +202,7 @@ async def edit_dead_letter(ask: OperationRequest) -> DeadLetterRow:
         payload, kind = from_body(JsonPayload(edit.json, edit.text, edit.base64))
         content_type = content_type or kind
     dead_letter = ask.hub.dead_letters.edit(
-        _dead_queue(ask.hub, edit.queue),
+        _dead_queue(ask, edit.queue),
         ask.path["id"],
         payload=payload,
         properties=edit.properties,
@@ -231,7 +245,7 @@ async def purge_dead_letters(ask: OperationRequest) -> Chosen:
     choice: DeadLetterSelection = ask.body
     choice.check()
     hub = ask.hub
-    queue = _dead_queue(hub, choice.queue)
+    queue = _dead_queue(ask, choice.queue)
     matched = done = 0
     first: list[int] = []
     if choice.all and not choice.dry_run:
@@ -304,8 +318,9 @@ class ReplayRows(msgspec.Struct, frozen=True):
 
 
 class _Replay:
-    def __init__(self, identifier: int, asked: ReplayRequest) -> None:
+    def __init__(self, identifier: int, asked: ReplayRequest, principal: str) -> None:
         self.id = identifier
+        self.principal = principal
         self.asked = asked
         self.state: Literal["running", "done", "cancelled", "failed"] = "running"
         self.matched = self.replayed = self.skipped = 0
@@ -379,12 +394,14 @@ class Replays:
     async def start(self, ask: OperationRequest) -> ReplayRow:
         asked: ReplayRequest = ask.body
         asked.check()
-        queue = _dead_queue(ask.hub, asked.queue)
+        queue = _dead_queue(ask, asked.queue)
+        if asked.destination and not ask.is_administrator:
+            ask.require("produce", asked.destination)
         predicate(asked.filter)
         if sum(each.state == "running" for each in self._replays.values()) >= _RUNNING:
             raise InvalidEnvelope(f"{_RUNNING} replays are running already")
         self._number += 1
-        replay = self._replays[self._number] = _Replay(self._number, asked)
+        replay = self._replays[self._number] = _Replay(self._number, asked, ask.principal)
         self._forget()
         replay.task = asyncio.create_task(replay.run(ask.hub, queue, ask.now))
         await asyncio.wait([replay.task], timeout=_PATIENCE_S)
@@ -395,12 +412,15 @@ class Replays:
         for number in over[: max(len(self._replays) - _KEPT, 0)]:
             del self._replays[number]
 
-    def all(self) -> list[ReplayRow]:
-        return [each.row() for each in self._replays.values()]
+    def all(self, ask: OperationRequest) -> list[ReplayRow]:
+        """All of them for administrators, their own for others."""
+        return [each.row() for each in self._replays.values() if _is_for(ask, each)]
 
-    def get(self, identifier: int) -> _Replay:
+    def get(self, ask: OperationRequest) -> _Replay:
+        """The one that the path names. Raises UnknownMessage."""
+        identifier = ask.path["id"]
         replay = self._replays.get(identifier)
-        if replay is None:
+        if replay is None or not _is_for(ask, replay):
             raise UnknownMessage(f"there is no replay {identifier}")
         return replay
 
@@ -410,20 +430,24 @@ class Replays:
                 replay.task.cancel()
 
 
+def _is_for(ask: OperationRequest, replay: _Replay) -> bool:
+    return ask.is_administrator or replay.principal == ask.principal
+
+
 async def replay_dead_letters(ask: OperationRequest) -> ReplayRow:
     return await ask.replays.start(ask)
 
 
 def list_replays(ask: OperationRequest) -> ReplayRows:
-    return ReplayRows(ask.replays.all())
+    return ReplayRows(ask.replays.all(ask))
 
 
 def show_replay(ask: OperationRequest) -> ReplayRow:
-    return ask.replays.get(ask.path["id"]).row()
+    return ask.replays.get(ask).row()
 
 
 async def cancel_replay(ask: OperationRequest) -> ReplayRow:
-    replay = ask.replays.get(ask.path["id"])
+    replay = ask.replays.get(ask)
     if replay.task is not None:
         replay.task.cancel()
         await asyncio.wait([replay.task])
