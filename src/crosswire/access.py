@@ -76,6 +76,20 @@ class Access:
         """Whether there is a user of this name."""
         return name in self._users
 
+    def has_lost_credentials(self, name: str, before: Access) -> bool:
+        """Whether a user is gone, or one of the credentials that it had before is."""
+        old, new = before._users.get(name), self._users.get(name)
+        if old is None or new is None:
+            return new is None
+        return any(
+            given is not None and given != now
+            for given, now in (
+                (old.token, new.token),
+                (old.certificate, new.certificate),
+                (old.curve_key, new.curve_key),
+            )
+        )
+
     def by_token(self, token: str) -> str | None:
         """The name of the user with this token, or None."""
         found = None

@@ -8,8 +8,10 @@ import logging
 import ssl
 import subprocess
 from collections.abc import Awaitable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
 from crosswire.access import User
@@ -20,6 +22,7 @@ from crosswire.client.native.relink import RelinkClient
 from crosswire.config import Config, ConnectionLimits, ProtocolLimits, TlsFiles
 from crosswire.errors import ClientError, ConfigError, ConnectFailed, RequestFailed
 from crosswire.gateways.payloads import BYTES
+from crosswire.gateways.relink.links import Links
 from crosswire.listeners import LISTENERS, PLAIN_LISTENERS
 from crosswire.server.server import GATEWAYS, Server
 from crosswire.wire import protocol
@@ -276,6 +279,33 @@ async def test_a_named_subscription_over_relink_is_its_users(
     hub.store.number(own.dead_letters)
     async with client(f"{own.dead_letters}?consume"):
         assert hub.is_consumed(own.dead_letters)
+
+
+@pytest.mark.parametrize("is_connected", [True, False])
+@pytest.mark.parametrize("endpoint", ["queue/a", "queue/a?consume", "service/s?serve"])
+async def test_links_end_with_their_rights(
+    start_server: StartServer, authority: Authority, endpoint: str, is_connected: bool
+) -> None:
+    every = ("queue/#", "service/#")
+    anna = User(name="anna", certificate="anna.example", produce=every, consume=every, serve=every)
+    listen = {"relink-tls": "127.0.0.1:0"}
+    server = await start_server(listen=listen, tls=authority.files, users=(anna,))
+    links = server.context.shared(Links)
+    client = RelinkClient("localhost", port_of(server, "relink-tls"), endpoint, tls=authority.anna)
+    await client.__aenter__()
+    if not is_connected:
+        client.session.abort()
+        await until(lambda: not server.context.gateways)
+    assert len(links._ends) == 1
+    poorer = User(name="anna", certificate="anna.example")
+    server.reload(msgspec.structs.replace(server.config, users=(poorer,)))
+    assert not links._ends and not hub_holds(server)
+    with suppress(ClientError):
+        await client.__aexit__(None, None, None)
+
+
+def hub_holds(server: Server) -> bool:
+    return server.hub.is_consumed("queue/a") or server.hub.is_served("service/s")
 
 
 # ----------------------------------------------------------------------------------------- too many

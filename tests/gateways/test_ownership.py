@@ -6,7 +6,7 @@ Relink identifies by certificate: see tests/e2e/test_guards.py.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 import pytest
 
@@ -53,12 +53,12 @@ async def over_epoxy(server: Server, user: str) -> AsyncIterator[Subscribe]:
 
 @asynccontextmanager
 async def over_micromsg2(server: Server, user: str) -> AsyncIterator[Subscribe]:
-    async with micro(server, auth=TOKENS[user]) as client:
+    async with micro(server, auth=TOKENS[user]) as client, AsyncExitStack() as subscriptions:
 
         async def subscribe(destination: str) -> None:
             """A subscription is not answered, but what follows it on the connection is."""
-            async with client.subscribe(destination, name="n"):
-                await client.send("queue/after", b"")
+            await subscriptions.enter_async_context(client.subscribe(destination, name="n"))
+            await client.send("queue/after", b"")
 
         yield subscribe
 

@@ -84,7 +84,7 @@ def record_key(owner: str, name: str) -> bytes:
 
 
 def _is_key_of(key: bytes, name: str) -> bool:
-    """Whether a record of this name may have this key, whoever owns it now."""
+    """Whether a record of this name may have this key, with any owner."""
     parts = key.split(b"\0")
     return (parts[2] if len(parts) in (3, 4) else key) == name.encode()
 

@@ -43,6 +43,7 @@ from crosswire.server.listener import Listener, fill_context, server_context
 from crosswire.server.log_reader import Log
 from crosswire.server.metrics import Metrics
 from crosswire.server.private_files import make_private
+from crosswire.server.revocation import revoke
 from crosswire.server.tap_feed import TapFeed, has_spool
 from crosswire.server.watchdog import Watchdog
 from crosswire.store.records import reader
@@ -297,9 +298,10 @@ class Server:
         self._follow_schedules(config.schedules)
         self.hub.reconfigure(_hub_config(config))
         self.config = context.config = config
-        context.access = Access(config.users)
+        before, context.access = context.access, Access(config.users)
         context.schemas = schemas
         context.connection_slots.limits = config.connections
+        revoke(context, before, {_gateway(name) for name in self.listeners if name != "http"})
         return sorted(waiting)
 
     def _follow_schedules(self, entries: Sequence[ScheduleEntry]) -> None:
