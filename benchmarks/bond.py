@@ -1,10 +1,10 @@
-"""How fast Bond is read and written, beside thriftpy2 and construct doing the same, in one run.
+"""How fast Bond is decoded and encoded, compared with thriftpy2 and construct.
 
 The struct has ten fields: numbers of all widths, two texts, an enumeration, all set. thriftpy2
 reads the same ten fields in Thrift's binary protocol with its pure-Python classes, construct a
 description of Fast Binary with every field in place. The other tables show native helpers that were
-tried, and what containers and schema-less trees cost. The rows of a table take turns, and the best
-turn of each counts, so that a busy machine hurts none more than the others.
+tried, and the cost of containers and schema-less trees. The rows of a table alternate, and the best
+round of each counts, so that a busy machine affects all of them alike.
 
     python benchmarks/bond.py [seconds for each row]
 """
@@ -70,7 +70,7 @@ VALUES: dict[str, Any] = {
 VALUE = ORDER.python_class(**VALUES)
 
 
-# ------------------------------------------------------------------------------ the yardsticks
+# ------------------------------------------------------------------------------ the references
 
 
 class ThriftOrder(TPayload):  # type: ignore[misc]
@@ -107,7 +107,7 @@ def thrift_decode(data: bytes) -> ThriftOrder:
 
 
 def described() -> c.Struct:
-    """Fast Binary as construct would have it: heads are constants, every field is there."""
+    """Fast Binary in construct: field heads are constants, every field is present."""
     kinds = {
         "uint64": c.Int64ul,
         "int64": c.Int64sl,
@@ -176,7 +176,7 @@ def ten_fields() -> None:
 
 
 def native_helpers() -> None:
-    """What is native in the decoder, and what was tried beside it."""
+    """Native code that the decoder uses, and alternatives."""
     values = tuple(VALUES.values())
     make = ORDER.python_class
     compared(
@@ -209,7 +209,7 @@ def native_helpers() -> None:
 
 
 class Slotted:
-    """What one would write by hand."""
+    """The equivalent class in plain Python."""
 
     __slots__ = tuple(VALUES)
 

@@ -1,9 +1,9 @@
-"""How fast the columnar scanners read captures, beside the decoders, on one core and in one run.
+"""How fast the columnar scanners read captures, compared with the decoders, on one core.
 
 The scanner gives boundaries, fixed fields and slices as columns; the decoder an object for every
 frame. Messages carry 512 bytes. `many` has the same bytes in connections of one message each, with
-their handshakes. Beside them a plain copy of the bytes, to tell what the memory can do. Seconds are
-those of the processor, so that who else uses the machine is not counted.
+their handshakes. A plain copy of the bytes shows the memory's bandwidth. Times are CPU times, so
+that other programs on the machine matter less.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How fast EMP is framed, beside the same frames described in `construct`, in one run.
+"""How fast EMP is decoded and encoded, compared with the same frames in `construct`.
 
-Framing only: the JSON in a message is neither read nor written, by either side. A batch is what one
-read of a socket brings. The last table shows what reading the JSON adds, with msgspec (which we
-use), orjson and the standard library.
+Framing only: the JSON in a message is neither parsed nor written, by either side. A batch is the
+data of one read of a socket. The last table shows the cost of parsing the JSON, with msgspec (which
+we use), orjson and the standard library.
 """
 
 from __future__ import annotations

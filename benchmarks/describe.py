@@ -1,9 +1,9 @@
-"""What a row of `silver.frames` costs before it is a row: bytes to columns to descriptions, beside
-the decoder and a description of each frame, in µs of one core.
+"""The cost of a row of `silver.frames`: columnar scan and description, compared with the decoder
+and a description per frame, in µs of one core.
 
-Messages carry 512 bytes, sent by the opener of the connection. In columns there are two steps: the
-scan, and the descriptions of its rows (`pipeline/decode/NAME.py`). Payloads are included. Times are
-those of the processor, so that other users of the machine don't count.
+Messages carry 512 bytes and are sent by the side that opened the connection. The columnar path has
+two parts: the scan, and the description of its rows; both paths include payloads and end with all
+descriptions made. Times are CPU times, so that other programs on the machine matter less.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def scan(scanner: BulkScanner, sender: str, data: np.ndarray) -> Columns:
 
 
 def rows_of(columns: Columns, data: np.ndarray) -> FrameRows:
-    """Of a single run: what stands where in the stream stands there in the data."""
+    """Rows of a single run of bytes: offsets in the stream are offsets in the data."""
     count = len(columns)
     return FrameRows(
         octets=data,
@@ -51,9 +51,9 @@ def by_columns(name: str, rows: FrameRows) -> None:
     columnar_protocol(name).describe(rows, Readings(known, np.ones(1, np.bool_), known.__getitem__))
 
 
-def by_frames(name: str, sender: str, said: bytes) -> None:
+def by_frames(name: str, sender: str, data: bytes) -> None:
     reading = reading_of(name)()
-    for offset, length, frame in protocol(name).decoder(sender).feed(said):
+    for offset, length, frame in protocol(name).decoder(sender).feed(data):
         assert isinstance(frame, Frame)
         reading.describe(True, frame, offset, length)
 
@@ -63,8 +63,8 @@ def bench(name: str) -> None:
     sender = entry.roles[0]
     scanner, make = CASES[name]
     opening, message = make()
-    said = opening + b"".join(message(number) for number in range(MESSAGES))
-    data = np.frombuffer(said, np.uint8)
+    wire = opening + b"".join(message(number) for number in range(MESSAGES))
+    data = np.frombuffer(wire, np.uint8)
     columns = scan(scanner, sender, data)
     rows = rows_of(columns, data)
     count = len(columns)
@@ -75,7 +75,7 @@ def bench(name: str) -> None:
         "describe in columns": 1e6 / rate(lambda: by_columns(name, rows), count),
     }
     together = sum(times.values())
-    decoded = 1e6 / rate(lambda: by_frames(name, sender, said), count)
+    decoded = 1e6 / rate(lambda: by_frames(name, sender, wire), count)
     for title, spent in times.items():
         print(f"  {title:<24} {spent:8.2f} µs a row")
     print(f"  {'together':<24} {together:8.2f} µs a row {decoded / together:6.1f} ×")

@@ -1,15 +1,14 @@
-"""What a REQUEST costs on its way from a client to a worker, beside EventMQ's router and libzmq.
+"""The CPU time of a REQUEST from a client to a worker, compared with EventMQ's router and libzmq.
 
 The first row is our part alone: bytes of a client in, bytes for a worker out, in one process,
 without sockets. The others are whole programs on real sockets, all under the same load from libzmq;
-they are measured by the CPU time of their process, all threads included, since the time on the
-clock says more about the load than about them. Ours and the genuine router also give the client its
-receipt; the bare forwarder does nothing but receive and send. The rows take turns, and the best
-turn of each counts.
+they are measured by the CPU time of their process, all threads included: the elapsed time depends
+more on the load generator than on them. Ours and the genuine router also send the client a receipt;
+the bare forwarder only receives and sends. The rows alternate, and the best round of each counts.
 
     python benchmarks/emqp.py [requests] [python with eventmq 0.3.13]
 
-The second argument is .venv-eventmq/bin/python unless given; the tests of interoperability make it.
+The second argument defaults to .venv-eventmq/bin/python, which the interoperability tests make.
 """
 
 from __future__ import annotations
@@ -81,13 +80,13 @@ def codec() -> float:
 
 
 async def serve_ours() -> None:
-    """A broker without a queue behind it: every request goes to the one worker."""
+    """A broker without queues: every request is forwarded to the one worker."""
     from crosswire.session import Session
     from crosswire.wire.contract import Event
     from crosswire.wire.emqp.connection import EmqpConnection
     from crosswire.wire.emqp.events import PeerInformed, RequestReceived
 
-    class Guest:
+    class Peer:
         session: Session
 
         def handle_events(self, events: list[Event]) -> None:
@@ -112,7 +111,7 @@ async def serve_ours() -> None:
             lambda now: EmqpConnection(
                 "broker", now, listener=listener, next_id=lambda: str(uuid4())
             ),
-            Guest(),
+            Peer(),
         )
 
     worker: Any = None
@@ -126,7 +125,7 @@ async def serve_ours() -> None:
 
 
 def serve_libzmq() -> None:
-    """ROUTER to ROUTER, as bare as it gets; the first message of a worker tells who it is."""
+    """A minimal forwarder, ROUTER to ROUTER; a worker's first message has its identity."""
     import zmq
 
     context = zmq.Context()
@@ -221,7 +220,7 @@ def load(ports: list[int], pid: int, requests: int) -> float:
 
 
 def settle(pid: int) -> None:
-    """Wait until the program is done with what it was given: EventMQ's is never quite idle."""
+    """Wait until the program has processed its input; EventMQ's router is never completely idle."""
     used = -1.0
     while (now := cpu_s(pid)) - used > 0.1:
         used = now
@@ -253,8 +252,8 @@ def main() -> None:
         programs["EventMQ 0.3.13, its router"] = [*start, "loud"]
         programs["EventMQ 0.3.13, its router, its log turned off"] = [*start, "silent"]
     else:
-        print(f"no EventMQ: {genuine} is not there")
-    alone = "crosswire, off the wire and onto it"
+        print(f"no EventMQ: {genuine} does not exist")
+    alone = "crosswire, decode and encode only"
     best = dict.fromkeys([alone, *programs], float("inf"))
     for _ in range(TURNS):
         best[alone] = min(best[alone], codec())

@@ -1,8 +1,8 @@
-"""How fast Epoxy is framed, beside the same frames described in `construct`, in one run.
+"""How fast Epoxy is decoded and encoded, compared with the same frames in `construct`.
 
 A frame is a request as real peers write it: headers with conversation id, type and two names, and a
-payload that stays bytes. Both sides read the headers, down to the names. A batch is what one read
-of a socket brings.
+payload that stays bytes. Both sides read the headers, down to the names. A batch is the data of
+one read of a socket.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def framing(label: str, size: int) -> None:
 
 
 def conversation(label: str, size: int) -> None:
-    """A server's whole way: decode, state, event, response, serialize."""
+    """All work of a server: decode, state, event, response, serialize."""
     count = READ_BYTES // size
     wire = b"".join(
         serialize(Message(number * 2 + 1, MessageType.REQUEST, *NAMES, payload=b"x" * size))

@@ -1,16 +1,16 @@
-"""What a hub costs and how fast it is, on real sockets, beside what it replaces.
+"""CPU time, throughput, latency and memory of a hub on real sockets, compared with EventMQ.
 
-Every row starts its servers as programs of their own, puts a load on them from processes of their
-own, which share the machine, and says what the hub's CPU time was for each message: on a machine
-that others use too, that is the figure to go by. CPU time is that of all threads of the server.
+Every row starts its servers as separate programs and loads them from other processes on the same
+machine. It prints the hub's CPU time per message, of all its threads: on a machine with other
+programs that figure is the most reliable one.
 
     python benchmarks/hub.py [--only emqp] [--scale 1.0] [--eventmq PYTHON]
 
 eMQP     REQUESTs from a client to a worker, both on pyzmq in this process; EventMQ's own router is
-         taken from `.venv-eventmq`, which the tests of interoperability make
+         in `.venv-eventmq`, which the interoperability tests make
 topics   one publisher, one subscriber or a hundred, nothing on disk
 queues   sent, on disk, delivered and settled; ledger and messages table are on
-latency  one at a time, beside the disk's own fsync
+latency  one at a time, compared with the disk's fsync
 calls    from one protocol to another and back, one at a time
 memory   idle connections
 """
@@ -52,7 +52,7 @@ LATENCIES = 2000
 REQUESTS = 20_000
 CONNECTIONS = 1000
 NOT_DURABLE = "[topics.bench]\ndurable = false\n"
-EMQP_DOORS = ("emqp-clients", "emqp-workers")
+EMQP_LISTENERS = ("emqp-clients", "emqp-workers")
 VERSION = b"eMQP/1.0"
 
 ROUTER = """
@@ -70,18 +70,18 @@ router.Router().start(front, back, admin)
 
 @dataclass(frozen=True)
 class Program:
-    """A server that runs."""
+    """A running server."""
 
     pid: int
     ports: dict[str, int]
 
     def cpu_s(self) -> float:
-        """CPU time that it has used so far, all its threads."""
+        """CPU time of all its threads so far."""
         threads = Path(f"/proc/{self.pid}/task").iterdir()
         return sum(int((each / "schedstat").read_text().split()[0]) for each in threads) / 1e9
 
     def settle(self) -> None:
-        """Wait until it is done with what it was given; EventMQ's router is never quite idle."""
+        """Wait until it has processed its input; EventMQ's router is never completely idle."""
         used = -1.0
         while (now := self.cpu_s()) - used > 0.05:
             used = now
@@ -99,9 +99,9 @@ def _running(command: list[str]) -> Iterator[tuple[int, Any]]:
 
 
 @contextmanager
-def crosswire(*doors: str) -> Iterator[Program]:
-    """A hub with these listeners, in a directory of its own."""
-    with started_hub(*doors) as hub:
+def crosswire(*listeners: str) -> Iterator[Program]:
+    """A hub with these listeners, in a temporary directory."""
+    with started_hub(*listeners) as hub:
         yield Program(hub.pid, hub.ports)
 
 
@@ -112,15 +112,15 @@ def eventmq(python: Path) -> Iterator[Program]:
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
         each.close()
-    with _running([str(python), "-c", ROUTER, json.dumps(ports)]) as (pid, said):
-        yield Program(pid, dict(zip(EMQP_DOORS, said, strict=False)))
+    with _running([str(python), "-c", ROUTER, json.dumps(ports)]) as (pid, opened):
+        yield Program(pid, dict(zip(EMQP_LISTENERS, opened, strict=False)))
 
 
 # ---------------------------------------------------------------------------------------- eMQP
 
 
 class Figures(NamedTuple):
-    """Of one server: requests a second, µs of its CPU time and µs until the worker has it."""
+    """Of one server: requests per second, CPU time per request, time until the worker has it."""
 
     per_second: float
     cpu_us: float
@@ -134,7 +134,9 @@ class EmqpLoad:
         import zmq
 
         self._context = zmq.Context()
-        self._client, self._worker = (self._socket(program.ports[door]) for door in EMQP_DOORS)
+        self._client, self._worker = (
+            self._socket(program.ports[listener]) for listener in EMQP_LISTENERS
+        )
         self._headers = headers
         self._body = json.dumps(["run", {"path": "jobs", "callable": "f"}]).encode()
         self._body = self._body.ljust(BODY_BYTES)
@@ -174,7 +176,7 @@ class EmqpLoad:
         )
 
     def _take(self, flags: int = 0) -> bool:
-        """One message of the worker's; True if it was a job."""
+        """Receive one message as the worker; True if it was a job."""
         message = self._worker.recv_multipart(flags)
         if message[2] != b"REQUEST":
             return False
@@ -186,7 +188,7 @@ class EmqpLoad:
         return True
 
     def _drain(self) -> int:
-        """Receipts; gives how many there were."""
+        """Receive the receipts that have arrived; returns their number."""
         count = 0
         try:
             while True:
@@ -196,7 +198,7 @@ class EmqpLoad:
             return count
 
     def run(self, requests: int) -> float:
-        """Seconds for so many requests, at most WINDOW under way."""
+        """Seconds for this number of requests, at most WINDOW of them unfinished."""
         started = time.perf_counter()
         sent = done = 0
         while done < requests:
@@ -240,16 +242,16 @@ def _emqp_figures(program: Program, headers: bytes, requests: int) -> Figures:
 
 def emqp(options: argparse.Namespace) -> None:
     python = Path(options.eventmq)
-    print(f"eMQP: REQUESTs client → worker, {BODY_BYTES} bytes, {WINDOW} under way")
+    print(f"eMQP: REQUESTs client → worker, {BODY_BYTES} bytes, window {WINDOW}")
     genuine: Figures | None = None
     if python.exists():
         with eventmq(python) as program:
             genuine = _emqp_figures(program, b"", _scaled(REQUESTS // 4, options))
         _print("EventMQ 0.3.13, its router", genuine, None)
     else:
-        print(f"  no EventMQ to compare with: {python} is not there")
+        print(f"  no EventMQ to compare with: {python} does not exist")
     for label, headers in (("crosswire", b""), ("crosswire, guarantee (fsync)", b"guarantee")):
-        with crosswire(*EMQP_DOORS) as program:
+        with crosswire(*EMQP_LISTENERS) as program:
             figures = _emqp_figures(program, headers, _scaled(REQUESTS, options))
         _print(label, figures, genuine)
     print("  goals: CPU at most 1/10, 4 × the requests/s (3 × with guarantee), p50 at most 1/2")
@@ -272,8 +274,8 @@ def _print(label: str, figures: Figures, genuine: Figures | None) -> None:
 
 @contextmanager
 def _hub_for(via: str, config: str = "") -> Iterator[StartedHub]:
-    doors = [name for name in PLAIN_LISTENERS if name.partition("-")[0] == via]
-    with started_hub(*doors, config=config) as hub:
+    listeners = [name for name in PLAIN_LISTENERS if name.partition("-")[0] == via]
+    with started_hub(*listeners, config=config) as hub:
         yield hub
 
 
@@ -315,7 +317,7 @@ def topics(options: argparse.Namespace) -> None:
 
 
 def queues(options: argparse.Namespace) -> None:
-    print(f"Durable queues, {BODY_BYTES} bytes, 1,000 under way: sent, fsynced, delivered, settled")
+    print(f"Durable queues, {BODY_BYTES} bytes, window 1,000: sent, fsynced, delivered, settled")
     for via, count, goal in (
         ("relink", 100_000, 40_000),
         ("micromsg2", 100_000, 40_000),
@@ -333,7 +335,7 @@ def queues(options: argparse.Namespace) -> None:
 
 
 def _fsync_us(count: int = 300) -> float:
-    """The median of what the disk takes for a small record."""
+    """The median time of an fsync of a small record."""
     times = []
     with tempfile.NamedTemporaryFile(prefix="crosswire-bench-") as file:
         for _ in range(count):
@@ -381,7 +383,7 @@ class _Emp(BenchEnd):
     def answer(self, line: Line) -> None:
         self.wire.send_success(line.wait_for(RequestReceived).id, b'{"y":2}')
 
-    def hear(self, line: Line) -> None:
+    def receive(self, line: Line) -> None:
         assert line.wait_for(ResponseReceived).succeeded
 
 
@@ -399,7 +401,7 @@ class _MicroMsg2(BenchEnd):
     def serve(self, line: Line) -> None:
         self.wire.send_serve("service/echo")
         line.write()
-        time.sleep(0.2)  # it has no answer
+        time.sleep(0.2)  # it has no response
 
     def ask(self) -> None:
         self.wire.send_message("service/echo", b'{"x":1}', {"reply-to": "reply/me"})
@@ -409,7 +411,7 @@ class _MicroMsg2(BenchEnd):
         self.wire.send_message(str(asked.properties["reply-to"]), b'{"y":2}')
         self.wire.acknowledge(asked.sequence)
 
-    def hear(self, line: Line) -> None:
+    def receive(self, line: Line) -> None:
         answer = line.wait_for(MessageReceived)
         assert "error" not in answer.properties, answer
         self.wire.acknowledge(answer.sequence)
@@ -433,7 +435,7 @@ def calls(options: argparse.Namespace) -> None:
                 calling.write()
                 serving.answer(answering)
                 answering.write()
-                asking.hear(calling)
+                asking.receive(calling)
                 times.append(time.perf_counter() - started)
                 calling.write()
         found_us = 1e6 * statistics.median(times[len(times) // 10 :])
@@ -470,24 +472,26 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], None]] = {
     "calls": calls,
     "memory": memory,
 }
-"""What can be measured, by name; each prints its own rows."""
+"""The sections by name; each prints its rows."""
 
 
 def main() -> None:
     here = Path(__file__).parent.parent
     parser = argparse.ArgumentParser(description="Benchmarks of a whole hub.")
     parser.add_argument("--only", choices=SECTIONS, action="append")
-    parser.add_argument("--scale", type=float, default=1.0, help="of the number of messages")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="factor for the numbers of messages"
+    )
     parser.add_argument("--eventmq", default=here / ".venv-eventmq" / "bin" / "python")
     options = parser.parse_args()
-    _tell_of_others()
+    _print_load()
     for name in options.only or SECTIONS:
         SECTIONS[name](options)
-    _tell_of_others()
+    _print_load()
 
 
-def _tell_of_others() -> None:
-    """What else the machine did: rates and latencies suffer from it more than CPU time does."""
+def _print_load() -> None:
+    """Print the load of the machine: it affects rates and latencies more than CPU times."""
     minute = os.getloadavg()[0]
     print(f"{os.cpu_count()} cores, {minute:.1f} programs at a time in the last minute", flush=True)
 

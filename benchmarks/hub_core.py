@@ -1,4 +1,4 @@
-"""What the hub's core does a second, beside the bare disk: no sockets, 128 byte payloads.
+"""Throughput of the hub's core, compared with the bare disk: no sockets, payloads of 128 bytes.
 
 Run it with `python benchmarks/hub_core.py`; `--messages` makes it longer or shorter.
 """
@@ -44,7 +44,7 @@ Rows: TypeAlias = tuple[list[bytes], list[bytes]]
 
 
 class Taker:
-    """A receiver that settles what it gets at once, and counts."""
+    """A receiver that settles each delivery at once, and counts."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -92,7 +92,7 @@ class Remembering(MemoryStore):
 
 
 def hub_rows(messages: int) -> list[Rows]:
-    """What the hub writes for so many sends in groups of 1,000: messages, ledger, counters."""
+    """The rows that the hub writes for sends in groups of 1,000: messages, ledger, counters."""
     store = Remembering()
     hub = Hub(store, now=time.time(), random=Random(1), clock=time.time)
     store.reserve(1)
@@ -288,13 +288,13 @@ def heads(path: Path, settled: int) -> tuple[float, float, float]:
 
 
 def peak_mb() -> float:
-    """Of this program alone: what `getrusage` says starts with the peak of who started it."""
+    """Peak memory of this process alone; `getrusage` includes the peak of the parent process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
 
 
 def fill(path: str, messages: int) -> None:
-    """In a process of its own: queue this many, say what it weighs."""
+    """In a separate process: queue this many messages, print length and peak memory."""
     store = RocksStore(path)
     hub = Hub(store, now=time.time(), random=Random(1))
     for _ in range(messages // GROUP):

@@ -1,7 +1,7 @@
-"""What the lake costs the hub: durable publishes a second with and without it, in turns.
+"""The cost of the lake: durable publishes per second with and without it, alternating.
 
-Run it with `python benchmarks/lake.py`; `--seconds` makes each turn longer or shorter. Turns with
-and without a lake alternate, so that both see the same machine.
+Run it with `python benchmarks/lake.py`; `--seconds` is the length of a turn. Turns with and without
+a lake alternate, so that changes of the machine's load affect both.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def envelopes(count: int) -> list[Envelope]:
 
 
 async def core(path: Path, lake: LakeSettings | None, seconds: float) -> float:
-    """Groups of a thousand straight into the hub, two under way."""
+    """Groups of a thousand directly into the hub, two of them unacknowledged."""
     store = RocksStore(path / "store")
     config = HubConfig(lake=lake is not None)
     hub = Hub(store, config, now=time.time(), random=Random(1), clock=time.time)
@@ -76,7 +76,7 @@ async def core(path: Path, lake: LakeSettings | None, seconds: float) -> float:
 
 
 async def sockets(path: Path, lake: LakeSettings, seconds: float) -> float:
-    """EMP over loopback: four connections, 256 publishes under way on each."""
+    """EMP over loopback: four connections, 256 concurrent publishes on each."""
     listen = dict.fromkeys(PLAIN_LISTENERS, "off") | {"emp": "127.0.0.1:0"}
     server = Server(Config(data=str(path), listen=listen, lake=lake))
     port = (await server.start())["emp"].port

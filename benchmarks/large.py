@@ -1,4 +1,4 @@
-"""Very large inputs: many connections, a long one, twice as much; time, rate, and memory.
+"""Very large inputs: many connections, a long one, doubled ones; time, rate and memory.
 
     python benchmarks/large.py [--only many one twice] [--tables] [--folder DIR] [--keep]
     python benchmarks/large.py --connections 10_000_000 --gigabytes 10 --doubled 4
@@ -9,10 +9,10 @@
 
 Each is read from the files of a tap to silver.frames, which are counted and dropped. `--tables`
 adds a whole `crosswire pipeline run`, with all its tables on disk. Wrong numbers of frames, of
-directions or of bytes, and any violation, end the benchmark with an error. In brackets stand the
-processor's seconds in Java and Python together. Memory is the most that was held: by any one Python
-worker, by Java, and by the process that began it all, which on the way to frames is the benchmark
-itself, with the block that it makes its input of.
+directions or of bytes, and any violation, end the benchmark with an error. CPU seconds of
+Java and Python together are in brackets. Memory is the peak of any one Python worker, of Java, and
+of the driver, which for frames is the benchmark itself, including the block that its input is made
+of.
 
 The input is made first, in `--folder`, and removed again; ten million connections take 11 GB, and
 their tables some 40 GB beside it.
@@ -51,9 +51,9 @@ BLOCK_CONNECTIONS = 20_000
 BLOCK_BYTES = 16_000_000
 MESSAGE_BYTES = 560
 INPUT_RATIO = 1.2
-"""Room for the input, of its bytes."""
+"""Disk space for the input, per byte of it."""
 TABLES_RATIO = 5.0
-"""Room for its tables and for what Spark writes on the way to them."""
+"""Disk space for its tables and for Spark's temporary files."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Setting:
     keep: bool
 
 
-def say(text: str) -> None:
+def report(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -76,7 +76,7 @@ def long_traffic(names: tuple[str, ...], connections: int) -> Repeated:
 
 @contextmanager
 def lake_of(setting: Setting, name: str, made: Repeated, times: int) -> Iterator[Path]:
-    """With this input in it, as long as it is needed."""
+    """A lake with this input, for the duration of the block."""
     size = made.size_bytes(times)
     needed = size * (INPUT_RATIO + TABLES_RATIO * setting.tables)
     free = shutil.disk_usage(setting.folder).free
@@ -89,7 +89,7 @@ def lake_of(setting: Setting, name: str, made: Repeated, times: int) -> Iterator
     if not complete.exists():
         shutil.rmtree(lake, ignore_errors=True)
         for written in made.write(lake, times):
-            say(f"  {name}: {written / 1e9:.2f} of {size / 1e9:.2f} GB of input made")
+            report(f"  {name}: {written / 1e9:.2f} of {size / 1e9:.2f} GB of input made")
         complete.touch()
     try:
         yield lake
@@ -100,11 +100,11 @@ def lake_of(setting: Setting, name: str, made: Repeated, times: int) -> Iterator
 
 def check(found: Counted, expected: Counted) -> None:
     if found != expected or found.violations:
-        raise SystemExit(f"{found} where {expected} was due")
+        raise SystemExit(f"{found}, expected {expected}")
 
 
 def read(spark: SparkSession, lake: Path, expected: Counted) -> None:
-    """To silver.frames."""
+    """Read a lake to silver.frames, and check the counts."""
     counted = Observation()
     table = F.col(TABLE)
     size = F.when(table == DIRECTIONS, F.col("length")).otherwise(0)
@@ -118,18 +118,18 @@ def read(spark: SparkSession, lake: Path, expected: Counted) -> None:
 
 
 def measure(setting: Setting, name: str, made: Repeated, times: int) -> Cost:
-    """Print what it takes to read the input, and to make all tables of it."""
+    """Print the cost of reading the input and, with `--tables`, of making all tables."""
     size = made.size_bytes(times)
-    say(f"  {name}: what there should be …")
+    report(f"  {name}: computing the expected counts …")
     expected = made.expected(times)
     with lake_of(setting, name, made, times) as lake:
-        say(f"  {name}: reading {size / 1e9:.2f} GB to frames …")
+        report(f"  {name}: reading {size / 1e9:.2f} GB to frames …")
         with Memory() as memory:
             work = partial(read, setting.spark, lake, expected)
             (cost,) = costs(work, rounds=setting.rounds, warm_up=False)
         write_line(name, cost.clock, f"({cost.processor:.1f} s)", size, memory)
         if setting.tables:
-            say(f"  {name}: all tables of {size / 1e9:.2f} GB …")
+            report(f"  {name}: all tables of {size / 1e9:.2f} GB …")
             write_tables(setting, name, lake, expected, made.connections(times))
     return cost
 
@@ -137,7 +137,7 @@ def measure(setting: Setting, name: str, made: Repeated, times: int) -> Cost:
 def write_tables(
     setting: Setting, name: str, lake: Path, expected: Counted, connections: int
 ) -> None:
-    """By the command that a user would give."""
+    """With the command `crosswire pipeline run`."""
     output = setting.folder / f"{name}-tables"
     command = [str(Path(sys.executable).with_name("crosswire")), "pipeline", "run", "--json"]
     command += ["--input", str(lake), "--output", str(output)]
@@ -145,10 +145,10 @@ def write_tables(
     program = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:
         with Memory(program.pid) as memory:
-            told, _ = program.communicate()
+            output_text, _ = program.communicate()
         if program.returncode:
             raise SystemExit(f"crosswire pipeline run ended with {program.returncode}")
-        summary = json.loads(told)
+        summary = json.loads(output_text)
         size = check_tables(summary, expected, connections)
         write_line(f"{name}, tables", summary["seconds"], "", size, memory)
     finally:
@@ -160,19 +160,21 @@ def write_tables(
 
 
 def check_tables(summary: dict[str, Any], expected: Counted, connections: int) -> int:
-    """How many bytes they are made of."""
+    """Check the summary; returns the number of bytes decoded."""
     rows = summary["tables"]
     size: int = sum(each["seen"] for each in summary["accounting"])
-    framed, refused, ways = (rows[f"silver.{name}"] for name in (FRAMES, VIOLATIONS, DIRECTIONS))
-    check(Counted(framed, refused, ways, size), expected)
+    frame_rows, violations, directions = (
+        rows[f"silver.{name}"] for name in (FRAMES, VIOLATIONS, DIRECTIONS)
+    )
+    check(Counted(frame_rows, violations, directions, size), expected)
     if rows["gold.sessions"] != connections:
         raise SystemExit(f"{rows['gold.sessions']} sessions of {connections} connections")
     return size
 
 
-def write_line(name: str, clock: float, beside: str, size: int, memory: Memory) -> None:
+def write_line(name: str, clock: float, cpu: str, size: int, memory: Memory) -> None:
     rate = f"{size / clock / 1e6:8.1f} MB/s"
-    print(f"  {name:<16}{clock:9.1f} s {beside:>11} {rate}   {memory}", flush=True)
+    print(f"  {name:<16}{clock:9.1f} s {cpu:>11} {rate}   {memory}", flush=True)
 
 
 # ----------------------------------------------------------------------------------------- parts
@@ -212,7 +214,7 @@ def measure_twice(setting: Setting, gigabytes: float) -> None:
 
 
 def warm_up(setting: Setting) -> None:
-    """Compile what is compiled once."""
+    """Compile the scanners, which happens once."""
     block = long_traffic(PROTOCOL_NAMES, 10)
     expected = block.expected(2)
     with lake_of(setting, "warm-up", block, 2) as lake:
@@ -223,20 +225,20 @@ def warm_up(setting: Setting) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--connections", type=int, default=200_000, help="of many")
+    parser.add_argument("--connections", type=int, default=200_000, help="connections of `many`")
     parser.add_argument("--gigabytes", type=float, default=0.5, help="of one")
     parser.add_argument("--doubled", type=float, default=0.8, help="gigabytes that twice ends with")
     parser.add_argument("--protocol", choices=PROTOCOL_NAMES, default="emp", help="of one")
-    parser.add_argument("--rounds", type=int, default=1, help="of which the best counts")
+    parser.add_argument("--rounds", type=int, default=1, help="number of rounds; the best counts")
     parser.add_argument("--tables", action="store_true", help="make all tables, too")
-    parser.add_argument("--folder", type=Path, help="where the input is kept meanwhile")
-    parser.add_argument("--keep", action="store_true", help="leave it there for the next time")
+    parser.add_argument("--folder", type=Path, help="folder for the input")
+    parser.add_argument("--keep", action="store_true", help="keep the input for the next run")
     options = parser.parse_args()
     if options.keep and options.folder is None:
         parser.error("--keep needs a --folder")
     if options.folder is not None:
         options.folder.mkdir(parents=True, exist_ok=True)
-    # What was begun is ended and removed, whoever ends us.
+    # SIGTERM runs the blocks that end processes and remove folders.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     measures: dict[str, Callable[[Setting], None]] = {
         "many": partial(measure_many, connections=options.connections),
@@ -248,7 +250,7 @@ def main() -> None:
         spark = start("local[*]", {"spark.local.dir": folder}, name="benchmark")
         setting = Setting(spark, kept, options.rounds, options.tables, options.keep)
         try:
-            say("  warming up …")
+            report("  warming up …")
             warm_up(setting)
             for name in options.only:
                 measures[name](setting)

@@ -1,9 +1,9 @@
-"""How fast Spark reads a hub's log, and what a peer of the hub notices meanwhile.
+"""How fast Spark reads a hub's log, and how the read affects another peer's latency.
 
     python benchmarks/live.py [--messages 200000] [--payload 200] [--parts 2] [--no-lake]
 
-A hub in a process of its own gets messages; then a batch reads all of them, while another peer goes
-on publishing and waits for each acknowledgement: first alone, then beside the read.
+A hub in its own process gets messages; then a batch reads all of them, while another peer publishes
+and waits for each acknowledgement: first without, then during the read.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--messages", type=int, default=200_000)
     parser.add_argument("--payload", type=int, default=200, help="bytes")
-    parser.add_argument("--no-lake", action="store_true", help="everything from the store")
-    parser.add_argument("--parts", type=int, default=2, help="tasks, at least")
+    parser.add_argument("--no-lake", action="store_true", help="read everything from the store")
+    parser.add_argument("--parts", type=int, default=2, help="minimum number of tasks")
     options = parser.parse_args()
     config = "[lake]\nmessages = false\nledger = false\n" if options.no_lake else ""
     with started_hub("http", config=config) as hub:
@@ -49,8 +49,8 @@ def main() -> None:
         spark.stop()
     assert rows == options.messages // _BATCH * _BATCH
     print(f"{rows} messages in {took_s:.2f} s: {rows / took_s:,.0f}/s; hub {cpu_s:.2f} s of CPU")
-    for name, times in (("alone", alone), ("beside the read", beside)):
-        print(f"a publish {name}: {told(times)}")
+    for name, times in (("alone", alone), ("during the read", beside)):
+        print(f"a publish {name}: {summary(times)}")
 
 
 def fill(hub: HubAddress, count: int, text: str) -> None:
@@ -70,7 +70,7 @@ def read(spark: SparkSession, url: str, parts: int) -> tuple[float, int]:
 
 @contextmanager
 def pinging(url: str) -> Iterator[list[float]]:
-    """How long each of many publishes took, one after the other."""
+    """Durations of publishes, one after the other, during the block."""
     times: list[float] = []
     stop = threading.Event()
 
@@ -92,7 +92,7 @@ def pinging(url: str) -> Iterator[list[float]]:
         thread.join()
 
 
-def told(times: list[float]) -> str:
+def summary(times: list[float]) -> str:
     ordered = sorted(1000 * each for each in times)
     late = ordered[int(len(ordered) * 0.99)]
     return (

@@ -1,8 +1,8 @@
-"""How fast MicroMsg2 is framed, beside the same frames described in `construct`, in one run.
+"""How fast MicroMsg2 is decoded and encoded, compared with the same frames in `construct`.
 
-A batch is what one read of a socket brings. Framing leaves a message's properties as the bytes they
-are, on either side; the lines below it add what a live connection does: it reads them, keeps the
-window and acknowledges. The last table asks compiled filters.
+A batch is the data of one read of a socket. Framing leaves a message's properties as bytes, on both
+sides; the lines below it add the work of a live connection: it parses them, keeps the window and
+acknowledges. The last table measures compiled filters.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def framing(label: str, properties: bytes, payload_bytes: int) -> None:
 
 
 def connections(window: int = 1000) -> None:
-    """A client sends a window full, the server takes it and acknowledges it, over and over."""
+    """A client sends a full window, the server receives and acknowledges it, repeatedly."""
     client = MicroMsg2Connection("client", 0.0, offer=Offer(required=(batch_ack(window),)))
     server = MicroMsg2Connection("server", 0.0)
 

@@ -11,13 +11,13 @@
     scaling   twice the input; and the most memory that a Python worker took
     small     the same bytes in connections of 1 KB and in ten
 
-What is compared takes turns, after a round that warms up; a figure is the best of three. Beside the
-ratio of the times, in brackets, that of the processor's seconds in Java and Python together, which
-says more where others use the machine too.
+Compared runs alternate, after a warm-up round; a figure is the best of three. The ratio of CPU
+times of Java and Python together is in brackets: it is more reliable on a machine with other
+programs.
 
-What a job costs Spark whatever it does is on both sides of a ratio, and a short run differs from
-the next. So the input is large, and all of it takes half an hour; with fewer `--megabytes` it is
-quick, and the ratios are lower.
+Spark's fixed cost of a job is on both sides of a ratio, and short runs vary. So the input is large,
+and the whole benchmark takes half an hour; with fewer `--megabytes` it is quick, and the ratios are
+lower.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ MEGABYTES = {"decode": 384.0, "pcap": 64.0, "scaling": 192.0, "small": 64.0}
 MESSAGE_BYTES = 560
 
 
-def write_line(name: str, *told: str) -> None:
-    print(f"  {name:<12}", *told, sep="  ", flush=True)
+def write_line(name: str, *cells: str) -> None:
+    print(f"  {name:<12}", *cells, sep="  ", flush=True)
 
 
 def drain(rows: DataFrame) -> None:
-    """Make every row, and keep none."""
+    """Compute every row, and keep none."""
     rows.write.format("noop").mode("overwrite").save()
 
 
@@ -74,8 +74,8 @@ def identity(wire: DataFrame) -> DataFrame:
 
 
 def row_by_row(wire: DataFrame) -> DataFrame:
-    """What one would write first: a function of a row, which keeps a decoder for each connection
-    and gives the frames of silver.frames that became whole with it."""
+    """The obvious implementation: a row-by-row UDF that keeps a decoder per connection and returns
+    the rows of silver.frames that are complete."""
     collected = Batches(ARROW)
     connections: dict[str, ConnectionRows] = {}
 
@@ -89,8 +89,8 @@ def row_by_row(wire: DataFrame) -> DataFrame:
 
     kind = ArrayType(StructType(COLUMNS.fields[1 : 1 + len(FRAME_COLUMNS)]))
     ordered = wire.repartition("connection").sortWithinPartitions("connection", "seq")
-    told = F.explode(F.udf(split, kind)(*WIRE_COLUMNS)).alias("row")
-    return ordered.select(told).select("row.*")
+    decoded = F.explode(F.udf(split, kind)(*WIRE_COLUMNS)).alias("row")
+    return ordered.select(decoded).select("row.*")
 
 
 def from_lake(spark: SparkSession, lake: Path) -> DataFrame:
@@ -106,8 +106,8 @@ def measure_decode(
         lake = folder / name
         size = traffic(megabytes, (name,)).write_tap(lake)
         wire = from_tap(spark, [str(lake / "wire")])
-        ways = (from_lake(spark, lake), identity(wire), row_by_row(wire))
-        made, same, plain = costs(*(partial(drain, way) for way in ways))
+        plans = (from_lake(spark, lake), identity(wire), row_by_row(wire))
+        made, same, plain = costs(*(partial(drain, plan) for plan in plans))
         write_line(
             name,
             f"{size / made.clock / 1e6:7.1f} MB/s",
@@ -117,7 +117,7 @@ def measure_decode(
 
 
 def walk(file: Path) -> int:
-    """EMP's frames in a capture file: what a script on dpkt would do."""
+    """The number of EMP's frames in a capture file, as a script with dpkt counts them."""
     waiting: dict[tuple[bytes, int, bytes, int], bytes] = {}
     found = 0
     with file.open("rb") as opened:
@@ -185,7 +185,9 @@ def measure_small(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--megabytes", type=float, help="about so much each way, for every part")
+    parser.add_argument(
+        "--megabytes", type=float, help="approximate size of the input of every part"
+    )
     parser.add_argument("--only", nargs="+", choices=MEGABYTES, default=tuple(MEGABYTES))
     parser.add_argument("--protocols", nargs="+", choices=PROTOCOL_NAMES, default=PROTOCOL_NAMES)
     options = parser.parse_args()

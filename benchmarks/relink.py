@@ -1,7 +1,7 @@
-"""How fast Relink is parsed and written, beside the same packets described in `construct`.
+"""How fast Relink is decoded and encoded, compared with the same packets in `construct`.
 
-One run prints everything: short messages and 1 MiB parts, as a decoder reads them from reads of
-256 KiB, as a connection takes them into a link, and as they are written.
+Short messages and 1 MiB parts: decoded from reads of 256 KiB, received by a connection with a link,
+and serialized.
 """
 
 from __future__ import annotations

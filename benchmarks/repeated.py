@@ -1,10 +1,10 @@
-"""Much traffic made of little: a block of rows of `wire/`, repeated as often as one wants.
+"""Large traffic made from little: a block of rows of `wire/`, repeated any number of times.
 
 Making traffic with the protocols' serializers takes far longer than reading it. So a block is made
 once and repeated column by column: as ever more connections, or as ever more messages of the same
-ones. What must not repeat goes on: row numbers, times, places in a direction, the sequence numbers
-that MicroMsg2 and Relink count with, the names of Relink's links. Identifiers of requests come
-again, each after its answer.
+ones. What must not repeat continues: row numbers, times, offsets in a direction, the sequence
+numbers of MicroMsg2 and Relink, the ids of Relink's links. Ids of requests repeat, each after its
+response.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Integers = NDArray[np.int64]
 
 
 class Counted(NamedTuple):
-    """What reading gives: rows of each kind, and the bytes of the directions."""
+    """Result of reading: rows of each kind, and the bytes of all directions."""
 
     frames: int
     violations: int
@@ -48,26 +48,27 @@ class Counted(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """Where in the bytes of a block numbers of one form stand. A repetition takes each on by its
-    step; behind the highest comes the lowest."""
+    """Positions of numbers of one format in the bytes of a block. A repetition increases each by
+    its step; after the highest value follows the lowest."""
 
     kind: str
     lowest: int
     highest: int
-    places: Integers
+    positions: Integers
     steps: Integers
 
-    def go_on(self, data: NDArray[np.uint8], times: int) -> None:
+    def advance(self, data: NDArray[np.uint8], times: int) -> None:
+        """Change the bytes to those of the repetition with this number."""
         kind = np.dtype(self.kind)
-        at = self.places[:, None] + np.arange(kind.itemsize)
+        at = self.positions[:, None] + np.arange(kind.itemsize)
         values = data[at].view(kind)[:, 0].astype(np.int64) - self.lowest
         values = (values + times * self.steps) % (self.highest - self.lowest + 1) + self.lowest
         data[at] = values.astype(kind)[:, None].view(np.uint8)
 
 
 class Part(NamedTuple):
-    """Rows in the order of their times; `strides` says how far a repetition takes the direction of
-    each."""
+    """Rows in the order of their times; `strides` are the bytes that a repetition adds to the
+    direction of each row."""
 
     rows: pa.Table
     strides: Integers
@@ -75,8 +76,8 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Repeated:
-    """`before` once, `block` again and again, `after` once. `renamed`: every repetition of the
-    block is of connections of its own."""
+    """`before` once, `block` repeated, `after` once. If `renamed`, every repetition of the block
+    has new connections."""
 
     before: Part
     block: Part
@@ -85,7 +86,7 @@ class Repeated:
     renamed: bool = False
 
     def tables(self, times: int) -> Iterator[pa.Table]:
-        """All rows, as much as a block at a time."""
+        """All rows, a table per repetition of the block."""
         seq = 1
         for part, number in self._parts(times):
             rows = self._repetition(part, number)
@@ -109,12 +110,13 @@ class Repeated:
         return found * times if self.renamed else found
 
     def expected(self, times: int) -> Counted:
-        """What reading all of it must give: the decoders read once and twice, row by row."""
+        """The result that reading all of it must have, extrapolated from one and two repetitions,
+        which the decoders read."""
         one, two = (count(self.tables(few)) for few in (1, 2))
         return Counted(*(a + (times - 1) * (b - a) for a, b in zip(one, two, strict=True)))
 
     def write(self, lake: Path, times: int, file_bytes: int = FILE_BYTES) -> Iterator[int]:
-        """Into files of `lake/wire` of about this size; tells how many bytes are written."""
+        """Write files of about this size into `lake/wire`; yields the number of bytes so far."""
         waiting: list[pa.Table] = []
         size = written = 0
         for rows in self.tables(times):
@@ -156,14 +158,14 @@ class Repeated:
         valid, offsets, values = column.buffers()
         data = np.frombuffer(values, np.uint8).copy()
         for numbers in self.numbers:
-            numbers.go_on(data, times)
+            numbers.advance(data, times)
         return pa.Array.from_buffers(
             column.type, len(column), [valid, offsets, pa.py_buffer(data)], offset=column.offset
         )
 
 
 def many_connections(traffic: Traffic) -> Repeated:
-    """The traffic's connections, under other names each time."""
+    """The traffic's connections, with new names in each repetition."""
     rows = pa.concat_tables(traffic.wire()).sort_by("time").combine_chunks()
     nothing = Part(rows.slice(0, 0), np.zeros(0, np.int64))
     block = Part(rows, np.zeros(len(rows), np.int64))
@@ -171,8 +173,7 @@ def many_connections(traffic: Traffic) -> Repeated:
 
 
 def long_connections(traffic: Traffic) -> Repeated:
-    """The traffic's connections, each with its messages again and again between its opening and its
-    end."""
+    """The traffic's connections, each with its messages repeated between opening and end."""
     rows = pa.concat_tables(traffic.wire()).combine_chunks()
     bare = pa.concat_tables(dataclasses.replace(traffic, messages=0).wire())
     names = rows["connection"].to_numpy(zero_copy_only=False)
@@ -199,7 +200,7 @@ def long_connections(traffic: Traffic) -> Repeated:
 
 
 def count(tables: Iterable[pa.Table]) -> Counted:
-    """What the decoders make of rows of `wire/`, connection by connection and row by row."""
+    """The result of the decoders for rows of `wire/`, connection by connection and row by row."""
     collected = Batches(ARROW)
     found: Counter[str] = Counter()
     size = 0
@@ -237,7 +238,7 @@ def _with(rows: pa.Table, **changed: Any) -> pa.Table:
 
 
 def _same(one: list[Any], other: list[Any]) -> int:
-    """How many are the same from the beginning on."""
+    """The length of the common prefix."""
     for index, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return index
@@ -245,14 +246,14 @@ def _same(one: list[Any], other: list[Any]) -> int:
 
 
 def _links(rows: pa.Table) -> Numbers:
-    """Relink's own names of its links, behind the epoch in what the listener says second: two
-    connections with the same one would be one session."""
+    """Ids of Relink's links, which follow the epoch in the listener's second frame: two connections
+    with the same id would be one session."""
     chosen = (rows["protocol"].to_numpy(zero_copy_only=False) == "relink") & (
         rows["direction"].to_numpy(zero_copy_only=False) == BACKWARD
     )
     chosen &= (rows["offset"].to_numpy() == 8) & (rows["length"].to_numpy() == 16)
-    places = _starts(rows)[:-1][chosen] + 8
-    return Numbers("<u8", 1, 2**62, places, np.ones(len(places), np.int64))
+    positions = _starts(rows)[:-1][chosen] + 8
+    return Numbers("<u8", 1, 2**62, positions, np.ones(len(positions), np.int64))
 
 
 def _starts(rows: pa.Table) -> Integers:
@@ -275,15 +276,15 @@ def _sequence_numbers(before: pa.Table, block: pa.Table) -> Iterator[Numbers]:
             if index is not None:
                 found.append((int(starts[row]) + index, counter))
         if found:
-            places = np.array([position for position, _ in found])
-            yield Numbers(*form, places, np.array([steps[counter] for _, counter in found]))
+            positions = np.array([position for position, _ in found])
+            yield Numbers(*form, positions, np.array([steps[counter] for _, counter in found]))
 
 
 def _counters(
     name: str, before: pa.Table, block: pa.Table
 ) -> Iterator[tuple[int, bool, int | None, tuple[Any, ...]]]:
-    """Of each frame of a protocol that has to do with a sequence: its row, whether it is a message
-    that counts, where in the row its number stands, and who counts there."""
+    """For each frame of a protocol that belongs to a sequence: its row, whether it is a message
+    that increases it, the position of its number in the row, and the key of the sequence."""
     from crosswire.wire.micromsg2.frames import ExtensionFrame
     from crosswire.wire.micromsg2.frames import Message as MicroMsg2Message
     from crosswire.wire.relink.frames import Message as RelinkMessage
@@ -292,14 +293,14 @@ def _counters(
     entry = protocol(name)
     decoders: dict[tuple[str, bool], Any] = {}
     columns = ("protocol", "kind", "connection", "direction", "offset", "data")
-    for row, (spoken, kind, connection, direction, offset, data) in enumerate(
+    for row, (protocol_name, kind, connection, direction, offset, data) in enumerate(
         zip(
             *(pa.concat_tables([before, block])[column].to_pylist() for column in columns),
             strict=True,
         ),
         -len(before),
     ):
-        if spoken != name or kind != DATA:
+        if protocol_name != name or kind != DATA:
             continue
         forward = direction == FORWARD
         if (connection, forward) not in decoders:

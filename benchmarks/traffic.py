@@ -25,8 +25,8 @@ from crosswire.wire import PROTOCOL_NAMES, protocol
 
 __all__ = ["Conversation", "Traffic", "packets", "write_pcap"]
 
-Said = tuple[bool, bytes]
-"""Did who opened the connection say it, and what."""
+Chunk = tuple[bool, bytes]
+"""Whether the side that opened the connection sent it, and the bytes."""
 
 _START_US = 1_790_000_000_000_000
 
@@ -103,7 +103,7 @@ class Traffic:
 def _wire_rows(conversation: Conversation, node: str, seq: int) -> Iterator[tuple[object, ...]]:
     offsets = {True: 0, False: 0}
     ends = (*conversation.connector, *conversation.acceptor)
-    spoken = (False, conversation.protocol, conversation.listener, *ends)
+    constants = (False, conversation.protocol, conversation.listener, *ends)
     name = f"{conversation.protocol}-{conversation.number}"
 
     def row(forward: bool, kind: str, time: int, data: bytes | None) -> tuple[object, ...]:
@@ -119,7 +119,7 @@ def _wire_rows(conversation: Conversation, node: str, seq: int) -> Iterator[tupl
             length,
             time,
             data,
-            *spoken,
+            *constants,
         )
         offsets[forward] += length
         seq += 1
@@ -153,7 +153,7 @@ def _object(random: Random, mean: int) -> bytes:
     return json.dumps({"text": text, "number": random.randrange(1000)}).encode()
 
 
-def _emp(random: Random, messages: int, mean: int) -> Iterator[Said]:
+def _emp(random: Random, messages: int, mean: int) -> Iterator[Chunk]:
     from crosswire.wire.emp.frames import (
         Bye,
         Hello,
@@ -188,7 +188,7 @@ def _emp(random: Random, messages: int, mean: int) -> Iterator[Said]:
     yield True, serialize(Bye())
 
 
-def _emqp(random: Random, messages: int, mean: int) -> Iterator[Said]:
+def _emqp(random: Random, messages: int, mean: int) -> Iterator[Chunk]:
     from crosswire.wire.emqp.frames import Kbai, Publish, Reply, Request, serialize
     from crosswire.wire.zmtp.frames import (
         Greeting,
@@ -216,7 +216,7 @@ def _emqp(random: Random, messages: int, mean: int) -> Iterator[Said]:
     yield True, serialize_message(serialize(Kbai("bye")))
 
 
-def _relink(random: Random, messages: int, mean: int) -> Iterator[Said]:
+def _relink(random: Random, messages: int, mean: int) -> Iterator[Chunk]:
     from crosswire.wire.relink.frames import Message, SequenceAcknowledgement, Shutdown, serialize
     from crosswire.wire.relink.handshake import (
         ConnectorHello,
@@ -246,7 +246,7 @@ def _relink(random: Random, messages: int, mean: int) -> Iterator[Said]:
     yield False, b"".join(serialize(Shutdown(), there))
 
 
-def _epoxy(random: Random, messages: int, mean: int) -> Iterator[Said]:
+def _epoxy(random: Random, messages: int, mean: int) -> Iterator[Chunk]:
     from crosswire.wire.epoxy.frames import ConfigFrame, Message, MessageType, serialize
 
     def payload() -> bytes:
@@ -268,7 +268,7 @@ def _epoxy(random: Random, messages: int, mean: int) -> Iterator[Said]:
         yield False, serialize(Message(conversation, MessageType.RESPONSE, payload=payload()))
 
 
-def _micromsg2(random: Random, messages: int, mean: int) -> Iterator[Said]:
+def _micromsg2(random: Random, messages: int, mean: int) -> Iterator[Chunk]:
     from crosswire.wire.micromsg2.frames import (
         Command,
         Extension,
@@ -310,7 +310,7 @@ def _micromsg2(random: Random, messages: int, mean: int) -> Iterator[Said]:
                 here = following(here)
 
 
-_TALKS: dict[str, Callable[[Random, int, int], Iterator[Said]]] = {
+_TALKS: dict[str, Callable[[Random, int, int], Iterator[Chunk]]] = {
     "emp": _emp,
     "emqp": _emqp,
     "relink": _relink,
@@ -373,13 +373,13 @@ def _packet(
 
 
 def write_pcap(path: Path, records: Iterator[tuple[int, bytes]] | list[tuple[int, bytes]]) -> int:
-    """A classic capture file, little-endian, with nanoseconds; its size."""
+    """Write a classic capture file, little-endian, with nanoseconds; returns its size."""
     with path.open("wb") as file:
         file.write(pack("<IHHIIII", 0xA1B23C4D, 2, 4, 0, 0, 262_144, 1))
         for time_ns, packet in records:
             seconds, rest = divmod(time_ns, 1_000_000_000)
             file.write(pack("<IIII", seconds, rest, len(packet), len(packet)) + packet)
-        return file.tell()
+    return path.stat().st_size
 
 
 def main() -> None:

@@ -1,15 +1,15 @@
-"""Which words are said too often? A stream over a topic counts them, and workers hear of it.
+"""Alerts for frequent words: a stream counts the words of a topic and sends jobs to workers.
 
-    python examples/alerts.py               with a hub of its own, which is gone afterwards
-    python examples/alerts.py --hub HOST    with a hub that runs there, on its usual ports
+    python examples/alerts.py               with a temporary hub
+    python examples/alerts.py --hub HOST    with a running hub, on its default ports
 
 Log lines are published to `topic/logs` over EMP. Spark reads the topic as a stream, counts words in
 windows of two seconds, and writes a job for every word that is too frequent to `queue/alerts`: each
-once, even if Spark or the hub is killed meanwhile. An EventMQ worker does these jobs: it prints
+once, even if Spark or the hub is killed meanwhile. An EventMQ worker runs these jobs: it prints
 
-    alert: `declined` was said 20 times in the 2 s from 10:31:42
+    alert: `declined` occurred 20 times in the 2 s from 10:31:42
 
-It ends when the worker has heard of all the words of the one incident in the log.
+The example ends when the worker has been alerted of all words of the one incident in the log.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from crosswire.pipeline.spark import SMALL_INPUT, start
 WINDOW = "2 seconds"
 TOO_OFTEN = 10
 INCIDENT = ["payment declined"] * 20
-QUIET = "all is well"
-PATIENCE_S = 240.0
+NORMAL_LINE = "all is well"
+TIMEOUT_S = 240.0
 SETTINGS = {
     **SMALL_INPUT,
-    # What the pipeline's own state is kept in is not for Spark's aggregations.
+    # The encoding of the pipeline's own state does not support Spark's aggregations.
     "spark.sql.streaming.stateStore.encodingFormat": "unsaferow",
 }
 
@@ -47,7 +47,7 @@ SETTINGS = {
 
 
 def frequent_words(lines: DataFrame) -> DataFrame:
-    """Words with a count of at least `TOO_OFTEN` in a window; a window is told when it is over."""
+    """Words with a count of at least `TOO_OFTEN` in a window, after the window has ended."""
     words = lines.select(
         "timestamp", F.explode(F.split(F.col("value").cast("string"), r"\W+")).alias("word")
     )
@@ -60,17 +60,17 @@ def frequent_words(lines: DataFrame) -> DataFrame:
 
 
 def as_jobs(words: DataFrame) -> DataFrame:
-    """What an EventMQ worker understands: the call of `alerts.tell(word, count, since)`."""
+    """Jobs for an EventMQ worker: calls of `alerts.notify(word, count, since)`."""
     since = F.date_format("window.start", "HH:mm:ss")
     arguments = F.struct("word", "count", since.alias("since"))
     call = F.struct(
-        F.lit("alerts").alias("path"), F.lit("tell").alias("callable"), arguments.alias("kwargs")
+        F.lit("alerts").alias("path"), F.lit("notify").alias("callable"), arguments.alias("kwargs")
     )
     return words.select(F.concat(F.lit('["run", '), F.to_json(call), F.lit("]")).alias("value"))
 
 
 def watch(spark: SparkSession, hub: str, checkpoint: str) -> StreamingQuery:
-    """The query: where it is stands in its checkpoint, what it wrote knows the hub."""
+    """Start the query. The checkpoint has its offsets; the hub knows which batches it committed."""
     lines = (
         spark.readStream.format("crosswire")
         .option("hub", hub)
@@ -90,37 +90,38 @@ def watch(spark: SparkSession, hub: str, checkpoint: str) -> StreamingQuery:
     )
 
 
-# Around it: who writes the log, and who is alerted.
+# Around it: the writer of the log, and the worker.
 
 
 async def write_log(host: str, port: int, over: asyncio.Event) -> None:
-    """One incident, then peace: time goes on with every line, and with it Spark's windows."""
+    """Publish one incident, then normal lines: each advances the watermark of Spark's windows."""
     async with EmpClient(host, port) as client:
         lines = [{"destination": "topic/logs", "text": line} for line in INCIDENT]
         await asyncio.gather(*(client.request("$publish", line) for line in lines))
         while not over.is_set():
-            await client.request("$publish", {"destination": "topic/logs", "text": QUIET})
+            await client.request("$publish", {"destination": "topic/logs", "text": NORMAL_LINE})
             await asyncio.sleep(0.5)
 
 
-async def be_alerted(host: str, port: int, over: asyncio.Event) -> None:
+async def print_alerts(host: str, port: int, over: asyncio.Event) -> None:
+    """Run the jobs until every word of the incident has occurred in one."""
     missing = set(INCIDENT[0].split())
 
-    async def tell(word: str, count: int, since: str) -> None:
-        print(f"alert: `{word}` was said {count} times in the 2 s from {since}", flush=True)
+    async def notify(word: str, count: int, since: str) -> None:
+        print(f"alert: `{word}` occurred {count} times in the 2 s from {since}", flush=True)
         missing.discard(word)
         if not missing:
             over.set()
 
-    async with Worker(host, port, queues=[(10, "alerts")], jobs={"alerts.tell": tell}):
+    async with Worker(host, port, queues=[(10, "alerts")], jobs={"alerts.notify": notify}):
         await over.wait()
 
 
-async def play(host: str, ports: dict[str, int], query: StreamingQuery) -> None:
+async def run(host: str, ports: dict[str, int], query: StreamingQuery) -> None:
     over = asyncio.Event()
-    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as tasks:
         tasks.create_task(write_log(host, ports["emp"], over))
-        tasks.create_task(be_alerted(host, ports["emqp-workers"], over))
+        tasks.create_task(print_alerts(host, ports["emqp-workers"], over))
         while not over.is_set():
             failure = query.exception()
             if failure is not None:
@@ -139,7 +140,7 @@ def hub_at(host: str | None) -> Iterator[tuple[str, dict[str, int]]]:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--hub", metavar="HOST", help="a hub that runs, on its usual ports")
+    arguments.add_argument("--hub", metavar="HOST", help="a running hub, on its default ports")
     spark = start("local[2]", SETTINGS, name="alerts")
     register(spark)
     with (
@@ -148,7 +149,7 @@ def main() -> None:
     ):
         query = watch(spark, f"http://{host}:{ports['http']}", checkpoint)
         try:
-            asyncio.run(play(host, ports, query))
+            asyncio.run(run(host, ports, query))
         finally:
             query.stop()
             spark.stop()

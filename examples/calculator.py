@@ -23,7 +23,7 @@ DIVIDE_BY_ZERO = 1
 
 
 class Calculator:
-    """What the service does; its methods are found by their names."""
+    """The service's methods, found by their names."""
 
     async def calculate(self, params: Any) -> Any:
         match params.operation:

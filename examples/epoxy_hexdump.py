@@ -1,4 +1,4 @@
-"""The hex dumps that the Epoxy specification leaves open: its example, byte by byte.
+"""Hex dumps of the Epoxy specification's example, which it leaves out, byte by byte.
 
 python examples/epoxy_hexdump.py
 """
@@ -24,7 +24,7 @@ FRAMELETS = {b"CG": "config", b"HR": "headers", b"PD": "payload"}
 ENCODINGS = {b"MF": "Fast Binary", b"CB": "Compact Binary"}
 
 Piece = tuple[int, str]
-"""How many bytes, and meaning."""
+"""Number of bytes, and their meaning."""
 
 
 def frames() -> Iterator[tuple[str, bytes, StructDef]]:
@@ -54,7 +54,7 @@ def hexdump(data: bytes) -> Iterator[str]:
 
 
 def explain(data: bytes, last: StructDef) -> Iterator[Piece]:
-    """What a frame's bytes say, piece by piece."""
+    """The meaning of a frame's bytes, piece by piece."""
     count = int.from_bytes(data[:2], "little")
     yield 2, f"framelets: {count}"
     position = 2
@@ -97,7 +97,7 @@ def shown(value: Any) -> str:
 
 
 def page() -> str:
-    """The dumps as they stand in docs/protocols/epoxy.md."""
+    """The dumps in Markdown, as docs/protocols/epoxy.md has them."""
     lines = []
     for title, data, last in frames():
         lines += [f"{title}, {len(data)} bytes:", "", "```"]

@@ -1,11 +1,11 @@
-"""Which methods were the slowest of the day? A batch job over a hub's lake.
+"""The slowest methods of a day: a batch job over a hub's lake.
 
-    python examples/slowest_methods.py                     a shop is opened, asked and closed first
-    python examples/slowest_methods.py LAKE [DATE]         of a hub that runs, or ran: DATA/lake
+    python examples/slowest_methods.py                     calls an example service first
+    python examples/slowest_methods.py LAKE [DATE]         the lake of a hub: DATA/lake
 
-Every call that passes a hub leaves its steps in the ledger: accepted, delivered, answered. This
-takes those of one day (today in UTC, unless told otherwise) that Epoxy services answered, and
-prints the methods with the longest times from acceptance to answer:
+A hub records the steps of every call in its ledger: accepted, delivered, answered. This job selects
+the calls of one day (default: today, in UTC) that Epoxy services answered, and prints the methods
+with the longest times from acceptance to answer:
 
     service/examples.shop.Shop/Pay      10 calls, 0 failed, median 80.6 ms, worst 82.0 ms
     service/examples.shop.Shop/Stock    20 calls, …
@@ -27,6 +27,7 @@ from crosswire.bond import hub_module, idl
 from crosswire.cli.bench.hub import started_hub
 from crosswire.client.native.epoxy import EpoxyClient, offer
 from crosswire.pipeline.spark import SMALL_INPUT, start
+from crosswire.plurals import plural
 
 HOST = "127.0.0.1"
 
@@ -35,7 +36,7 @@ HOST = "127.0.0.1"
 
 
 def calls(ledger: DataFrame) -> DataFrame:
-    """A row a call of an Epoxy service that came to an end: method, outcome, and how long."""
+    """A row per finished call of an Epoxy service: method, outcome, duration."""
 
     def time_of(*steps: str) -> Any:
         return F.max(F.when(F.col("step").isin(*steps), F.col("time")))
@@ -71,19 +72,19 @@ def slowest(calls: DataFrame, count: int = 10) -> DataFrame:
 def report(spark: SparkSession, lake: str, date: str) -> None:
     ledger = spark.read.parquet(f"{lake}/ledger").where(F.col("date") == date)
     found = slowest(calls(ledger)).collect()
-    print(f"the slowest methods of {date}:" if found else f"nobody called a method on {date}")
+    print(f"the slowest methods of {date}:" if found else f"no method was called on {date}")
     for row in found:
         print(
-            f"  {row.method:35} {row.calls} calls, {row.failed} failed,"
+            f"  {row.method:35} {plural(row.calls, 'call')}, {row.failed} failed,"
             f" median {row.median_ms:.1f} ms, worst {row.worst_ms:.1f} ms"
         )
 
 
-# Something to look at, where there is no lake yet.
+# Example traffic, if no lake is given.
 
 
 class Shop:
-    """`Pay` is slow, and everybody waits for it."""
+    """A service whose method `Pay` is slow."""
 
     def __init__(self, answer: Any) -> None:
         self._answer = answer
@@ -100,19 +101,22 @@ class Shop:
         return self._answer(cents=250)
 
 
-async def open_shop(port: int) -> None:
-    """A service joins the hub, a customer calls it."""
+async def call_shop(port: int) -> None:
+    """Register the service with the hub, and call it."""
     module = idl.load(Path(__file__).with_name("shop.bond"))
     service = module.service("examples.shop.Shop")
     asked = module.struct("examples.shop.Asked").python_class
     handlers = offer(service, Shop(module.struct("examples.shop.Answer").python_class))
     hub = hub_module()
     services = hub.struct("crosswire.Services").python_class(services=["examples.shop.Shop"])
-    async with EpoxyClient(HOST, port, handlers=handlers) as shop, EpoxyClient(HOST, port) as you:
+    async with (
+        EpoxyClient(HOST, port, handlers=handlers) as shop,
+        EpoxyClient(HOST, port) as caller,
+    ):
         await shop.call(hub.service("crosswire.Hub"), "Serve", services)
         for method, count in (("Price", 40), ("Stock", 20), ("Pay", 10)):
             tea = asked(item="tea")
-            await asyncio.gather(*(you.call(service, method, tea) for _ in range(count)))
+            await asyncio.gather(*(caller.call(service, method, tea) for _ in range(count)))
 
 
 def main() -> None:
@@ -121,7 +125,7 @@ def main() -> None:
         if not lake:
             lake = f"{folder}/lake"
             with started_hub("epoxy", config=f'[lake]\ndirectory = "{lake}"\n') as hub:
-                asyncio.run(open_shop(hub.ports["epoxy"]))
+                asyncio.run(call_shop(hub.ports["epoxy"]))
         spark = start("local[2]", SMALL_INPUT, name="slowest-methods")
         try:
             report(spark, lake, date or f"{datetime.now(UTC):%Y-%m-%d}")

@@ -1,4 +1,4 @@
-"""Find words that a reader can't search for: machines don't say, tell or hear.
+"""Check identifiers, comments, strings and docs for words that a reader would not search for.
 
 Usage: python scripts/check_words.py [--count] PATH...
 

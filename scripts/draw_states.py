@@ -3,7 +3,7 @@
 Usage: python scripts/draw_states.py [--check]
 
 The part of the page between the two marks is replaced. With `--check` nothing is written, and the
-exit code is 1 if the page is not what the tables say today.
+exit code is 1 if the page differs from the tables.
 """
 
 from __future__ import annotations

@@ -111,6 +111,11 @@ class Access:
         """Whether the principal has this right to a destination or to a whole pattern."""
         return not self._users or self._decide(principal, right, destination)
 
+    def may_anywhere(self, principal: str, right: Right) -> bool:
+        """Whether the principal has this right to any destination at all."""
+        user = self._users.get(principal)
+        return not self._users or (user is not None and bool(getattr(user, right)))
+
     def may_administer(self, principal: str) -> bool:
         """Whether the principal may use the administrative operations of the HTTP API."""
         user = self._users.get(principal)

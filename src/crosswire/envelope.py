@@ -19,8 +19,11 @@ from crosswire.errors import InvalidDestination, InvalidEnvelope, RecordDamaged
 __all__ = [
     "LARGEST_INTEGER",
     "MICROSECONDS",
+    "NAMED_CHARACTERS",
     "NAME_BYTES",
     "ONLY_FOR",
+    "PROPERTIES",
+    "PROPERTIES_BYTES",
     "SCHEDULED",
     "Destination",
     "Envelope",
@@ -40,7 +43,14 @@ __all__ = [
 ]
 
 NAME_BYTES: Final = 255
-"""The longest destination that a peer may name."""
+"""The longest name of a new destination."""
+NAMED_CHARACTERS: Final = 1024
+"""The longest destination that a peer may ask for: those of the hub's own, like a queue's dead
+letters, have longer names than new ones may have."""
+PROPERTIES: Final = 1000
+"""How many properties a message may have."""
+PROPERTIES_BYTES: Final = 64 * 1024
+"""The size of a message's properties in all, names and texts; a number counts 8."""
 LARGEST_INTEGER: Final = (1 << 63) - 1
 """Ids, counts and integer properties are signed 64-bit integers."""
 MICROSECONDS: Final = 1_000_000
@@ -105,13 +115,25 @@ class Envelope(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=T
 
 
 def check_properties(properties: dict[str, Property]) -> dict[str, Property]:
-    """The same properties. Raises InvalidEnvelope for a number that is not finite or too large."""
+    """The same properties. Raises InvalidEnvelope for a number that is not finite or too large, and
+    for more than PROPERTIES or PROPERTIES_BYTES."""
+    if len(properties) > PROPERTIES:
+        raise InvalidEnvelope(
+            f"a message has at most {PROPERTIES} properties, not {len(properties)}"
+        )
+    size_bytes = 0
     for name, value in properties.items():
+        # In characters: four bytes each at most, which is close enough for a limit.
+        size_bytes += len(name) + (len(value) if isinstance(value, str) else 8)
         if isinstance(value, float):
             if not isfinite(value):
                 raise InvalidEnvelope(f"the property {name!r} is not a finite number")
         elif isinstance(value, int) and not -LARGEST_INTEGER - 1 <= value <= LARGEST_INTEGER:
             raise InvalidEnvelope(f"the property {name!r} has more than 64 bits")
+    if size_bytes > PROPERTIES_BYTES:
+        raise InvalidEnvelope(
+            f"a message's properties have at most {PROPERTIES_BYTES} bytes, not {size_bytes}"
+        )
     return properties
 
 
@@ -312,6 +334,9 @@ def _check_levels(text: str) -> None:
 
 
 def _split(text: str, *, own: bool = False) -> Destination:
+    if len(text) > NAME_BYTES and not own:
+        # First: the other errors repeat the text.
+        raise InvalidDestination(f"a destination has at most {NAME_BYTES} bytes, not {len(text)}")
     kind, _, name = text.partition("/")
     if kind not in ("queue", "topic", "service"):
         raise InvalidDestination(f"{text!r} does not start with queue/, topic/ or service/")

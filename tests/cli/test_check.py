@@ -70,7 +70,7 @@ def test_nothing_is_wrong(mistakes: Explain) -> None:
         ),
         (
             "[listen]\nemp = '0.0.0.0:9'",
-            "line 2: listen.emp: on 0.0.0.0:9 anybody could do anything",
+            "line 2: listen.emp: on 0.0.0.0:9 anyone who can connect would have all rights",
         ),
         (
             "[[users]]\nname = 'a'\ntoken = '0123456789abcdef'\n"

@@ -36,7 +36,7 @@ def test_a_line_per_frame() -> None:
             {"offset": 12, "length": 8, "frame": "ping", "fields": {}},
         ],
     )
-    assert summary == "2 frames, 0 violations, 0 bytes of an unfinished frame, 20 bytes in all\n"
+    assert summary == "2 frames, 0 violations, 0 bytes of an unfinished frame, 20 bytes in total\n"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_continues_after_a_violation_and_fails() -> None:
 def test_a_violation_without_an_end_reaches_to_the_end_of_the_file() -> None:
     code, rows, summary = decode(HELLO + "ffffffff" + "00" * 3_000_000)
     assert (code, rows[1]["offset"], rows[1]["length"]) == (1, 12, 3_000_004)
-    assert summary.endswith("3,000,016 bytes in all\n")
+    assert summary.endswith("3,000,016 bytes in total\n")
 
 
 def test_an_unfinished_frame_is_neither_a_frame_nor_an_error() -> None:
@@ -114,6 +114,12 @@ def test_control_characters_do_not_reach_a_terminal() -> None:
         (("decode", "emp", "-", "--direction", "nobody"), 2, "one of client, server"),
         (("decode", "emp", "/does/not/exist"), 1, "can't read /does/not/exist: No such file"),
         (("decode", "emp", "/"), 1, "can't read /: Is a directory"),
+        (("decode", "relink", "-", "--connector-id-size", "1"), 2, "--listener-id-size must be"),
+        (
+            ("decode", "relink", "-", "--connector-id-size", "9", "--listener-id-size", "1"),
+            2,
+            "channel ids have 0 to 8 bytes, not 9",
+        ),
     ],
 )
 def test_wrong_usage_is_explained(arguments: tuple[str, ...], code: int, message: str) -> None:

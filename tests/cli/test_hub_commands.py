@@ -31,7 +31,7 @@ def test_queues(hub: RunningHub) -> None:
     listed = printed(hub, "queue", "list", "--contains", "shop")
     assert [line.split()[:2] for line in listed[1:]] == [["shop/orders", "1"]]
     shown = printed(hub, "queue", "show", "queue/shop/orders")
-    assert shown[0].startswith("shop/orders: 1 messages")
+    assert shown[0].startswith("shop/orders: 1 message,")
     assert shown[-1].split()[0] == str(identifier)
     assert shown[-1].endswith("tea\\x1b[31m  [n=1]")
     assert answer("queue", "purge", "shop/orders", "--hub", hub.url) == {"purged": 1}
@@ -93,7 +93,7 @@ def test_a_letter_that_can_not_be_replayed_fails_the_command(hub: RunningHub) ->
     produce(hub, "queue/lost/dead", "from nowhere")
     done = crosswire("dead", "replay", "lost", "--all", "--hub", hub.url)
     assert done.returncode == 1
-    assert b"1 skipped" in done.stderr
+    assert b"1 letter skipped" in done.stderr
 
 
 def test_schedules(hub: RunningHub) -> None:
@@ -135,7 +135,7 @@ def test_wrong_usage(arguments: tuple[str, ...]) -> None:
 def test_no_hub_is_told_without_a_traceback(arguments: tuple[str, ...]) -> None:
     done = crosswire(*arguments, "--hub", "http://127.0.0.1:1")
     assert (done.returncode, done.stdout) == (1, b"")
-    assert b"no answer from http://127.0.0.1:1" in done.stderr
+    assert b"no response from http://127.0.0.1:1" in done.stderr
     assert b"Traceback" not in done.stderr
 
 

@@ -44,7 +44,7 @@ def test_verify_is_content_with_a_whole_lake(
 ) -> None:
     code, out, err = run(capsys, "verify", "--data", str(data))
     assert (code, out) == (0, "")
-    assert err == "2 files, 15 rows: nothing is wrong.\n"
+    assert err == "2 files, 15 rows: no faults.\n"
 
 
 def test_verify_reports_what_is_wrong(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,7 +52,7 @@ def test_verify_reports_what_is_wrong(data: Path, capsys: pytest.CaptureFixture[
     code, out, err = run(capsys, "verify", "--data", str(data))
     assert code == 1
     assert out.splitlines()[1].split()[:5] == ["gap", "ledger", "n1", "16", "19"]
-    assert "1 faults" in err
+    assert "1 fault." in err
     code, out, _ = run(capsys, "verify", "--data", str(data), "--json")
     answer = json.loads(out)
     assert (code, answer["ok"], answer["faults"][0]["kind"]) == (1, False, "gap")
@@ -65,7 +65,7 @@ def test_compact_joins_files(data: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert (done["files_before"], done["files_after"]) == (2, 1)
     assert len(list(find(data / "lake"))) == 1
     _, _, err = run(capsys, "compact", "--data", str(data), "--before", "1970-01-01")
-    assert err == "There is nothing to join before 1970-01-01.\n"
+    assert err == "There is nothing to compact before 1970-01-01.\n"
 
 
 def test_no_lake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,7 +77,7 @@ def test_two_hubs_do_not_share_a_directory(start_hub: StartHub) -> None:
 def test_without_users_it_stays_on_this_machine(tmp_path: Path) -> None:
     done = crosswire("serve", "--data", str(tmp_path), "--listen", "emp=0.0.0.0:0")
     assert done.returncode == 1
-    assert b"on 0.0.0.0:0 anybody could do anything" in done.stderr
+    assert b"on 0.0.0.0:0 anyone who can connect would have all rights" in done.stderr
     assert b"--insecure" in done.stderr
 
 
@@ -313,7 +313,7 @@ def test_a_second_signal_while_it_drains_ends_it_at_once(
         wait_until(lambda: Api(hub.url).get("/v1/state")["draining"])
         hub.process.send_signal(number)
         _, errors = hub.process.communicate(timeout=20)
-    assert errors.decode().splitlines() == ["crosswire serve: a second signal: it stops at once"]
+    assert errors.decode().splitlines() == ["crosswire serve: second signal: stopping at once"]
     assert hub.process.returncode == 1
     found = Api(start_hub().url).get("/v1/queues/q", messages=10)["messages"]
     assert [each["id"] for each in found] == [kept]
@@ -346,7 +346,7 @@ def test_signals_while_it_starts(tmp_path: Path, signals: int, options: tuple[st
     arguments = ["serve", "--data", str(tmp_path), *OFF, "--listen=http=off", *options]
     command = [sys.executable, "-c", script, *arguments]
     done = subprocess.run(command, capture_output=True, timeout=60, check=False)
-    told = ("a signal: it stops before it was ready", "a second signal: it stops at once")
+    told = ("signal before it was ready: stopping", "second signal: stopping at once")
     assert done.stderr.decode().splitlines() == [f"crosswire serve: {told[signals - 1]}"]
     assert (done.returncode, done.stdout) == (signals - 1, b"")
 

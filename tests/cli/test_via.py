@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 import subprocess
@@ -13,7 +14,10 @@ from typing import Any
 import pytest
 
 from crosswire.cli.body import content_type_of
+from crosswire.cli.hub import Api
 from crosswire.cli.via.contract import VIAS
+from crosswire.client.native.emp import EmpClient
+from crosswire.errors import RequestFailed
 from crosswire.server.server import GATEWAYS
 from crosswire.wire.zmtp.curve import encode_key, public_key_of
 from tests.cli.conftest import PROGRAM, RunningHub, StartHub, answer, crosswire
@@ -164,3 +168,29 @@ def test_wrong_usage(arguments: tuple[str, ...]) -> None:
 def test_a_payload_is_what_it_looks_like() -> None:
     looks = {b"{}": "application/json", b"x y": "text/plain", b"\xff": "application/octet-stream"}
     assert {payload: content_type_of(payload) for payload in looks} == looks
+
+
+async def test_a_providers_error_is_shown_without_control_characters(hub: RunningHub) -> None:
+    async def fail(_data: Any) -> Any:
+        raise RequestFailed("bad\x1b[31m", "\x1b]0;gone\x07\x1b[2J\ndone")
+
+    client = EmpClient("127.0.0.1", hub.port("emp"), handlers={"hostile": fail})
+    async with client:
+        await client.request("$serve", {"services": ["hostile"]})
+        call = ("call", "hostile", "{}", *way(hub, "emp", "call"))
+        done = await asyncio.to_thread(crosswire, *call)
+    assert done.returncode == 1
+    assert b"\\x1b[2J" in done.stderr
+    assert all(byte >= 0x20 or byte == 0x0A for byte in done.stderr), done.stderr
+
+
+def test_a_property_is_shown_without_control_characters(hub: RunningHub) -> None:
+    message = {
+        "destination": "queue/hostile",
+        "text": "\x1b[2J",
+        "properties": {"\x1b[31mname": "\x1b[32mvalue"},
+    }
+    Api(hub.url).post("/v1/messages", {"messages": [message]})
+    done = crosswire("queue", "show", "hostile", "--hub", hub.url)
+    assert b"\\x1b[31mname=\\x1b[32mvalue" in done.stdout
+    assert b"\x1b" not in done.stdout

@@ -22,7 +22,7 @@ import msgspec
 import crosswire
 from crosswire.client.native.emp import EmpClient
 from crosswire.client.native.micromsg2 import MicroMsg2Client
-from crosswire.config import Config
+from crosswire.config import Config, LakeSettings
 from crosswire.listeners import PLAIN_LISTENERS
 from crosswire.server.server import Server
 from crosswire.store.contract import StoreLimits
@@ -33,14 +33,15 @@ QUEUE = "queue/orders"
 
 TIMEKEEPING = frozenset(
     {
+        "CommitPath._sync_soon",
+        "LakeFeed._run",
+        "Server._run_timers",
         "Server._keep_time",
-        "Server._have_turn",
-        "Store._sync_soon",
-        "Watchdog.look",
-        "Watchdog._watch",
+        "Watchdog._run",
+        "Watchdog.check",
     }
 )
-"""Entered by timers, whether a message is on its way or not."""
+"""Entered by timers, threads and tasks of their own, whether a message is on its way or not."""
 
 
 class Journey:
@@ -90,7 +91,13 @@ def config(data: Path) -> Config:
     listen = {
         name: "127.0.0.1:0" if name in ("emp", "micromsg2") else "off" for name in PLAIN_LISTENERS
     }
-    return Config(data=str(data), listen=listen, drain_s=0.2, store=StoreLimits(patience_s=0))
+    return Config(
+        data=str(data),
+        listen=listen,
+        drain_s=0.2,
+        store=StoreLimits(patience_s=0),
+        lake=LakeSettings(seal_s=3600),
+    )
 
 
 async def settled(server: Server) -> None:

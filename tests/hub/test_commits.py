@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 
 import pytest
 
 from crosswire.commitlog.contract import CommitGroup
-from crosswire.errors import StoreError, StoreFull
+from crosswire.errors import StoreError, StoreFailed, StoreFull
 from crosswire.hub.commits import CommitStage
 from tests.hub.parties import Bench, Recorder, send
 
@@ -110,3 +112,36 @@ def test_a_producer_is_answered_only_when_its_message_is_durable() -> None:
     assert not receipt.done
     bench.commit()
     assert synced == [True]
+
+
+def test_a_hub_that_nobody_uses_any_more_is_freed() -> None:
+    bench = Bench()
+    bench.consume("queue/q", Recorder(settles=True), window=10)
+    bench.subscribe("topic/#", Recorder(), name="s")
+    bench.produce(send(b"a"))
+    hub, store = weakref.ref(bench.hub), weakref.ref(bench.store)
+    del bench
+    gc.collect()
+    assert (hub(), store()) == (None, None)
+
+
+def test_a_start_finds_nothing_of_a_group_that_was_written_and_not_synced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench = Bench()
+    bench.produce(send(b"kept"))
+    rows = bench.store.next_row
+
+    def fail() -> None:
+        raise StoreFailed("the disk is gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(bench.disk, "sync", fail)
+        receipt = bench.hub.produce([send(b"lost")], bench.now)
+        bench.commit()
+    assert isinstance(receipt.error, StoreFailed)
+    bench.commit()
+    bench.kill()
+    assert bench.store.damage == []
+    assert (bench.store.next_row, bench.hub.trace(receipt.ids[0])) == (rows, [])
+    assert [each.payload for each in bench.hub.queue("queue/q").browse(0, 10)] == [b"kept"]

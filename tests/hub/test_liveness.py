@@ -439,6 +439,8 @@ class Living(RuleBasedStateMachine):
         self.settled: set[int] = set()
         self.unwritten: set[int] = set()
         self.got: set[int] = set()
+        self.replayed: set[int] = set()
+        """Sent on to queue/a; after a power cut perhaps where they were before."""
         self.takers: dict[Attachment, Taker] = {}
         self.granted: list[Window] = []
         self.shared: Window | None = None
@@ -660,6 +662,8 @@ class Living(RuleBasedStateMachine):
     def purge(self, queue: str) -> None:
         self.bench.hub.queue(queue).purge(self.bench.now)
         purged = {each for each, home in self.destinations.items() if home == queue}
+        if queue == "queue/a":
+            purged |= self.replayed
         self.live -= purged
         self.at_risk -= purged
 
@@ -685,6 +689,7 @@ class Living(RuleBasedStateMachine):
                 hub.dead_letters.edit(queue, envelope.id, properties=properties)
             elif what == "replay":
                 hub.dead_letters.replay(queue, [envelope.id], now, destination="queue/a")
+                self.replayed.add(key)
             elif hub.dead_letters.purge(queue, [envelope.id], now):
                 self.live.discard(key)
                 self.at_risk.discard(key)

@@ -1,4 +1,4 @@
-"""The examples for Spark's users run, end by themselves, and show what they promise."""
+"""The examples for Spark run to their ends and print what they document."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def printed(name: str) -> str:
     return done.stdout
 
 
-def test_a_worker_hears_of_the_words_that_are_said_too_often() -> None:
-    alerts = re.findall(r"alert: `(\w+)` was said (\d+) times in the 2 s", printed("alerts.py"))
+def test_a_worker_is_alerted_of_frequent_words() -> None:
+    alerts = re.findall(r"alert: `(\w+)` occurred (\d+) times in the 2 s", printed("alerts.py"))
     assert {word for word, _ in alerts} == {"declined", "payment"}
-    # Where the incident lasts from one window into the next it is told of both.
+    # An incident that lasts from one window into the next causes alerts for both.
     assert all(10 <= int(count) <= 20 for _, count in alerts)
 
 

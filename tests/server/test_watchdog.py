@@ -40,29 +40,29 @@ def test_turns_are_measured() -> None:
 def test_a_blocked_loop_is_told_while_it_is_blocked(caplog: pytest.LogCaptureFixture) -> None:
     watched = Watched()
     watched.now += LATE_S
-    watched.dog.look()
+    watched.dog.check()
     assert events(caplog) == []
     watched.now += 0.5
-    watched.dog.look()
-    watched.dog.look()
+    watched.dog.check()
+    watched.dog.check()
     assert events(caplog) == ["the event loop is blocked"]
     fields = caplog.records[0].crosswire_fields  # type: ignore[attr-defined]
     assert fields["seconds"] == 5.5 and "test_watchdog.py" in fields["where"]
     watched.now += 60
-    watched.dog.look()
+    watched.dog.check()
     assert events(caplog) == ["the event loop is blocked"] * 2
     watched.dog.beat(65.5)
     assert events(caplog)[-1] == "the event loop was blocked"
     assert watched.dog.blocked == 1
     assert watched.dog.silent_s() == 0.0
-    watched.dog.look()
+    watched.dog.check()
     assert len(events(caplog)) == 3
 
 
 def test_its_thread_looks_by_itself(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("crosswire.server.watchdog._LOOK_S", 0.001)
+    monkeypatch.setattr("crosswire.server.watchdog._CHECK_S", 0.001)
     looked = threading.Event()
 
     class Handler(logging.Handler):

@@ -201,6 +201,19 @@ def test_the_journal_numbers_its_rows(reopen: Opener) -> None:
     assert [block[0] for block in again.blocks(0, 10)] == [5]
 
 
+def test_the_block_of_a_group_on_its_way_is_not_read(store: Store) -> None:
+    for block in (b"committed", b"on its way"):
+        store.journal(block, 2)
+        group = store.seal()
+        store.write_group(group)
+        if block == b"committed":
+            store.applied(group)
+    assert store.blocks(0, 10) == [(1, 2, b"committed")]
+    assert store.blocks(2, 10) == []
+    store.applied(group)
+    assert store.blocks(2, 10) == [(3, 2, b"on its way")]
+
+
 def test_what_is_saved_when_a_group_is_sealed_is_in_it(store: Store) -> None:
     recorder = CommitRecorder()
     path = commit_path(store, recorder)

@@ -231,7 +231,7 @@ async def test_a_letter_without_an_origin_is_skipped(web: WebHub) -> None:
 async def test_a_slow_replay_is_watched_and_cancelled(
     web: WebHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("crosswire.web.dead._PATIENCE_S", 0.05)
+    monkeypatch.setattr("crosswire.web.replays._WAIT_S", 0.05)
     await bury(web, "1", "2", "3")
     replay = await web.post("/v1/dead/replays", {"queue": "q", "all": True, "rate": 0.01})
     assert (replay["state"], replay["replayed"]) == ("running", 1)
@@ -244,7 +244,7 @@ async def test_a_slow_replay_is_watched_and_cancelled(
     ]
 
 
-async def test_letters_are_let_go(web: WebHub) -> None:
+async def test_letters_are_deleted(web: WebHub) -> None:
     first, _ = await bury(web, "1", "2")
     assert (await web.post("/v1/dead/purge", {"queue": "q", "ids": [first]}))["done"] == 1
     assert (await web.post("/v1/dead/purge", {"queue": "q", "all": True}))["done"] == 1

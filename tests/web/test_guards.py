@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
+import msgspec
 import pytest
 
 from crosswire.access import User
 from crosswire.config import ConnectionLimits, HttpSettings
 from crosswire.errors import RequestFailed, StoreFailed
+from crosswire.web.api import OPERATIONS
 from tests.web.conftest import StartWeb, WebHub
 
 ROOT = User(name="root", token="the-secret-of-root", administer=True)
@@ -29,6 +32,8 @@ async def status_of(web: WebHub, path: str, token: str | None = None) -> int:
         ("hub.example.org:7380", 200),
         ("evil.example", 421),
         ("", 421),
+        ("[", 400),
+        ("[::1", 400),
     ],
 )
 async def test_only_its_own_names_reach_the_hub(
@@ -40,7 +45,13 @@ async def test_only_its_own_names_reach_the_hub(
 
 @pytest.mark.parametrize(
     ("origin", "status"),
-    [("http://localhost:7380", 200), ("http://evil.example", 403), ("null", 403)],
+    [
+        ("http://localhost:7380", 200),
+        ("http://evil.example", 403),
+        ("null", 403),
+        ("[", 403),
+        ("http://[", 400),
+    ],
 )
 async def test_pages_from_elsewhere_are_refused(web: WebHub, origin: str, status: int) -> None:
     head = f"GET /v1/queues HTTP/1.1\nhost: localhost:7380\norigin: {origin}"
@@ -208,3 +219,20 @@ async def test_a_failing_disk_is_not_called_full(
     monkeypatch.undo()
     await commits.flush()
     assert (await web.ask("GET /readyz HTTP/1.1\nhost: localhost"))[0] == 200
+
+
+def _asked_with(value: str) -> list[tuple[str, str]]:
+    """Every operation that reads a query, with each of its members set to this value."""
+    return [
+        (operation.method, re.sub(r"{\w+(:\w+)?}", "1", operation.path) + f"?{field.name}={value}")
+        for operation in OPERATIONS
+        if operation.query is not None and operation.method in ("GET", "DELETE")
+        for field in msgspec.structs.fields(operation.query)
+    ]
+
+
+@pytest.mark.parametrize("value", ["-1", "99999999999999999999", "1e400", "%00", "%ff", "["])
+async def test_no_value_in_a_query_is_our_fault(web: WebHub, value: str) -> None:
+    for method, path in _asked_with(value):
+        status, answer = await web.ask(f"{method} {path} HTTP/1.1\nhost: localhost")
+        assert status < 500, (method, path, answer)

@@ -260,7 +260,7 @@ def keyless(rows: int) -> pa.Array:
             body({"destination": ["queue/q"], "value": ["1"], "headers": keyless(1)}),
             "row 0: a header has no key",
         ),
-        (body({"destination": ["queue/q", None], "value": ["1", "2"]}), "row 1: it has no dest"),
+        (body({"destination": ["queue/q", None], "value": ["1", "2"]}), "row 1: the dest"),
         (texts("1", destination="queue/"), "has no name"),
         (texts("1", destination="service/s"), "nothing can be sent"),
         (texts("1", destination="topic/+"), "wildcards"),
@@ -338,3 +338,12 @@ async def test_many_bodies_at_once_don_t_stop_the_loop(web: WebHub) -> None:
     while not answer["done"]:
         answer = await writer.commit()
     assert web.hub.queue("queue/q").length == 160_000
+
+
+async def test_names_of_columns_are_text(web: WebHub) -> None:
+    """Also where Arrow itself doesn't check them."""
+    named = body({"destination": ["queue/q"], "value": ["x"], "unknown_column": ["x"]})
+    broken = named.replace(b"unknown_column", b"unknown_\xff\xfe\xfdumn")
+    code, text = await failure_of(Writer(web).stage(broken))
+    assert code == "invalid_request"
+    assert text == "a column's name is not UTF-8"

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import re
 
-from crosswire.server.metrics import Histogram
+import pytest
+
+import crosswire.hub.commits as commits_module
+from crosswire.hub.attachment import Attachment, Delivery
+from crosswire.server.metrics import Histogram, Metrics
+from tests.hub.parties import Bench, Recorder, send
 from tests.web.conftest import Taker, WebHub, bury
 
 _LINE = re.compile(r'[a-z_]+(\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\})? \S+')
@@ -45,6 +50,32 @@ async def test_latencies_and_commits_are_measured(web: WebHub) -> None:
         assert told[f"crosswire_latency_seconds_sum{{{labels}}}"] > 0
     assert told["crosswire_commit_messages_sum"] == 5
     assert told["crosswire_commit_seconds_count"] >= 2
+
+
+def test_a_commit_takes_as_long_as_the_disk_not_as_those_who_get_its_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(commits_module, "perf_counter", lambda: clock[0])
+
+    class Slow(Recorder):
+        def deliver(self, attachment: Attachment, deliveries: list[Delivery]) -> None:
+            clock[0] += 100.0
+
+    bench = Bench()
+    measured = Metrics(bench.hub)
+    bench.consume("queue/q", Slow(), window=10)
+    bench.produce(send(b"a"))
+    sync = bench.disk.sync
+
+    def slow_sync() -> None:
+        clock[0] += 2.0
+        sync()
+
+    monkeypatch.setattr(bench.disk, "sync", slow_sync)
+    bench.produce(send(b"b"))
+    assert clock == [202.0]
+    assert "s_sum 2.000000" in list(measured.commit_seconds.lines("s"))
 
 
 async def test_no_name_of_anybody_becomes_a_label(web: WebHub) -> None:

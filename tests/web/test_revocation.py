@@ -8,8 +8,8 @@ import pytest
 from crosswire.access import User
 from crosswire.errors import Forbidden
 from crosswire.web.contract import Chunks, OperationRequest
-from crosswire.web.dead import Replays
 from crosswire.web.log import _while_allowed
+from crosswire.web.replays import Replays
 from tests.web.conftest import StartWeb
 
 ANNA = User(name="anna", token="a-secret-of-anna", consume=("queue/q",))

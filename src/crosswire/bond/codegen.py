@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from crosswire.bond import scalars
 from crosswire.bond.dialect import (
+    SKIPPED_FIELD,
     Dialect,
     Reader,
     Writer,
@@ -297,12 +298,13 @@ class _DecoderFallback:
             if tag == DataType.STOP:
                 break
             if tag == DataType.STOP_BASE:
+                check_room(1, 0, SKIPPED_FIELD, pos, end, budget)
                 level += 1
                 continue
             # Levels beyond ours belong to a struct that derives from this one.
             index = self.indexes[level].get(field_id) if level < len(self.indexes) else None
             if index is None:
-                check_room(1, 0, 1, pos, end, budget)
+                check_room(1, 0, SKIPPED_FIELD, pos, end, budget)
                 pos = dialect.skip(data, pos, end, tag, depth, budget)
                 continue
             read = self.readers[index].get(tag)
@@ -310,6 +312,8 @@ class _DecoderFallback:
                 field = fields[index]
                 expected = f"{field.type.text} {self.struct.full_name}.{field.name}"
                 raise wrong_type(tag, expected, pos)
+            # A field may be there again and again: the last one counts, and each takes time.
+            check_room(1, 0, 1, pos, end, budget)
             values[index], pos = read(data, pos, end, depth, budget)
         for field, value in zip(fields, values, strict=True):
             if value is _MISSING:

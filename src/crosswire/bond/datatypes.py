@@ -15,7 +15,8 @@ class DecodeLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     `depth` counts structs and containers inside each other. `values` counts the values in
     containers: a number or text is 1, a struct 1 and the sum of its fields, so that a list of
-    one-byte structs does not become gigabytes of Python objects.
+    one-byte structs does not become gigabytes of Python objects. An unknown field counts 8: it is
+    skipped, which takes time, too.
     """
 
     depth: int = 64

@@ -1,4 +1,4 @@
-"""Payloads and properties on the command line, and messages on the terminal."""
+"""Payloads and properties as options of commands, and messages as lines of output."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ __all__ = [
 
 
 def add_payload_options(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """Add `payload`, `--file` and `--property`; `optional` if there may be no payload at all."""
     given = parser.add_mutually_exclusive_group(required=False)
     given.add_argument(
         "payload",
         nargs="?",
-        help="the payload as text" + ("" if optional else "; standard input without it"),
+        help="the payload as text" + ("" if optional else " (default: standard input)"),
     )
     given.add_argument(
         "--file", metavar="FILE", help="a file with the payload; - for standard input"
@@ -40,7 +41,7 @@ def add_payload_options(parser: argparse.ArgumentParser, *, optional: bool = Fal
         action="append",
         default=[],
         type=_property,
-        help="a property: a number, true, false or else text; K=text:V is always text",
+        help="a property: a number, true, false, else text; K=text:V is always text",
     )
 
 
@@ -65,11 +66,15 @@ def _value(text: str) -> Property:
 
 
 def properties_of(options: argparse.Namespace) -> dict[str, Property]:
+    """Values of `--property`; of several with the same key, the last."""
     return dict(options.property)
 
 
 def payload_of(options: argparse.Namespace) -> bytes | None:
-    """What was given, None if nothing was. Raises CrosswireError."""
+    """The bytes of `payload` or `--file`, None without either.
+
+    Raises CrosswireError for a file that can't be read.
+    """
     if options.payload is not None:
         return str(options.payload).encode()
     if options.file is None:
@@ -83,7 +88,7 @@ def payload_of(options: argparse.Namespace) -> bytes | None:
 
 
 def content_type_of(payload: bytes) -> str:
-    """JSON, text or bytes, as it looks."""
+    """`application/json`, `text/plain` or `application/octet-stream`, detected from the bytes."""
     try:
         msgspec.json.decode(payload)
         return "application/json"
@@ -97,7 +102,7 @@ def content_type_of(payload: bytes) -> str:
 
 
 def as_body(payload: bytes, content_type: str | None = None) -> dict[str, Any]:
-    """The payload as JSON can carry it."""
+    """The payload as a field of a JSON body: one of `json`, `text`, `base64`."""
     kind = content_type or content_type_of(payload)
     if kind == "application/json":
         return {"json": msgspec.Raw(payload)}
@@ -110,7 +115,7 @@ def as_body(payload: bytes, content_type: str | None = None) -> dict[str, Any]:
 
 
 def shown_body(message: dict[str, Any]) -> str:
-    """A message's payload on one line, harmless."""
+    """A message's payload and properties on one line, without control characters."""
     if "json" in message:
         text = msgspec.json.encode(message["json"]).decode()
     elif message.get("text") is not None:

@@ -1,4 +1,4 @@
-"""Ask a service, through any protocol, and print its answer."""
+"""Call a service, through any protocol, and print its response."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from crosswire.cli.body import add_payload_options, content_type_of, payload_of, properties_of
-from crosswire.cli.sub import print_got
+from crosswire.cli.sub import print_message
 from crosswire.cli.via.contract import OutgoingMessage, via
 from crosswire.cli.via.options import add_via_options, target_of, with_kind
 
@@ -16,17 +16,27 @@ __all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
+    """Add the command's options and arguments."""
     parser.add_argument("service", help="service/NAME[/METHOD]; a bare name is a service")
     add_payload_options(parser)
-    parser.add_argument("--content-type", metavar="TYPE", help="what the payload is")
     parser.add_argument(
-        "--timeout", type=float, default=30.0, metavar="SECONDS", help="how long to wait (30)"
+        "--content-type", metavar="TYPE", help="the payload's type (default: detected)"
     )
-    parser.add_argument("--raw", action="store_true", help="the answer's payload as it is")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long to wait for the response (default: 30)",
+    )
+    parser.add_argument(
+        "--raw", action="store_true", help="print the response's payload only, unchanged"
+    )
     add_via_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
+    """Print the response. Raises ClientError for a call that fails."""
     payload = payload_of(options)
     if payload is None:
         payload = sys.stdin.buffer.read()
@@ -37,5 +47,5 @@ def run(options: argparse.Namespace) -> int:
     )
     adapter = via(options.via, target_of(options))
     service = with_kind(options.service, "service")
-    print_got(asyncio.run(adapter.call(service, message, options.timeout)), options)
+    print_message(asyncio.run(adapter.call(service, message, options.timeout)), options)
     return 0

@@ -1,4 +1,4 @@
-"""Explain every mistake in a configuration file, with its line and what to do about it."""
+"""Explain every mistake in a configuration file, with its line and how to correct it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import msgspec
 from crosswire.cli.table import harmless
 from crosswire.config import Config, check
 from crosswire.errors import BondError, ConfigError
+from crosswire.plurals import plural
 from crosswire.server.exposure import find_exposures
 from crosswire.toml import Lines, Mistake
 
@@ -19,11 +20,13 @@ __all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
+    """Add the command's options and arguments."""
     parser.add_argument("file", help="crosswire.toml")
-    parser.add_argument("--json", action="store_true", help="one JSON object a mistake")
+    parser.add_argument("--json", action="store_true", help="one JSON object per mistake")
 
 
 def run(options: argparse.Namespace) -> int:
+    """Print every mistake; 1 if there are any. Raises ConfigError for a file that can't be read."""
     path = Path(options.file)
     try:
         text = path.read_text()
@@ -46,14 +49,13 @@ def run(options: argparse.Namespace) -> int:
     for warning in sorted(warnings):
         # Not among the mistakes, in JSON neither: what is printed there fails a deployment.
         print(f"{path}: warning: {harmless(str(warning))}", file=sys.stderr)
-    count = len(mistakes)
-    verdict = f"{count} mistake{'s' if count != 1 else ''}" if count else "nothing is wrong"
+    verdict = plural(len(mistakes), "mistake") if mistakes else "no mistakes"
     print(f"{path}: {verdict}", file=sys.stderr)
     return 1 if mistakes else 0
 
 
 def _around(config: Config, lines: Lines) -> Iterator[Mistake]:
-    """What is right in itself but does not fit this machine: files that it names."""
+    """Mistakes of a valid configuration on this machine: files that can't be used."""
     if config.tls is not None:
         from crosswire.server.listener import server_context
 

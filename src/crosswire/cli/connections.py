@@ -1,4 +1,4 @@
-"""List who is connected, and what they take and serve; or end a connection."""
+"""List connections with what they consume and serve, or close one."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any
 
 from crosswire.cli.hub import add_hub_options, age, api_of, path_of, print_json
 from crosswire.cli.table import harmless, print_table
+from crosswire.plurals import plural
 
 __all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
-    parser.add_argument("--protocol", default="", help="only those that speak this one")
-    parser.add_argument("--limit", type=int, default=1000, help="how many at most (1000)")
+    """Add the command's options and arguments."""
+    parser.add_argument("--protocol", default="", help="only connections of this protocol")
+    parser.add_argument("--limit", type=int, default=1000, help="maximum number (default: 1000)")
     parser.add_argument(
         "--close", metavar="ID", help="close this connection, with its protocol's goodbye"
     )
@@ -22,6 +24,7 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Print a row per connection, or close the one of `--close`. Raises ClientError."""
     api = api_of(options)
     if options.close is not None:
         answer = api.delete(path_of("v1", "connections", options.close))
@@ -43,18 +46,18 @@ def run(options: argparse.Namespace) -> int:
         )
         for each in answer["connections"]
     ]
-    print_table(("connection", "protocol", "address", "principal", "for", "does"), rows)
+    print_table(("connection", "protocol", "address", "principal", "age", "activity"), rows)
     return 0
 
 
 def _doing(connection: dict[str, Any]) -> str:
     parts = [
-        f"takes {each['destination']}" + (f" (holds {each['held']})" if each["held"] else "")
+        f"consumes {each['destination']}" + (f" ({each['held']} held)" if each["held"] else "")
         for each in connection["consumes"]
     ]
     parts += [f"serves {name}" for name in connection["serves"]]
     if connection["calls"]:
-        parts.append(f"waits for {connection['calls']} answers")
+        parts.append(f"waits for {plural(connection['calls'], 'response')}")
     if connection["congested"]:
-        parts.append("does not keep up")
+        parts.append("congested")
     return ", ".join(parts)

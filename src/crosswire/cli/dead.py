@@ -1,4 +1,4 @@
-"""Dead letters: list, edit, replay or delete messages that could not be delivered."""
+"""List, edit, replay or delete dead letters: messages that could not be delivered."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from crosswire.cli.body import (
 from crosswire.cli.hub import Api, add_hub_options, api_of, moment, path_of, print_json
 from crosswire.cli.table import harmless, in_short, print_table
 from crosswire.errors import CrosswireError
+from crosswire.plurals import plural
 
 __all__ = ["configure", "run"]
 
@@ -25,15 +26,20 @@ _LOOK_S = 0.5
 
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
+    """Add the command's options and arguments."""
     commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     queue = "the queue, or named subscription, that the letters come from"
-    listing = commands.add_parser("list", help="where letters wait; with QUEUE, the letters")
+    listing = commands.add_parser(
+        "list", help="queues with dead letters; with QUEUE, its dead letters"
+    )
     listing.add_argument("queue", nargs="?", help=queue)
-    listing.add_argument("--filter", default="", help="only those whose properties pass, price>N10")
+    listing.add_argument(
+        "--filter", default="", help="only letters whose properties pass, as price>N10"
+    )
     listing.add_argument(
         "--after", type=int, default=0, metavar="ID", help="only letters after this id"
     )
-    listing.add_argument("--limit", type=int, default=100, help="how many at most (100)")
+    listing.add_argument("--limit", type=int, default=100, help="maximum number (default: 100)")
     showing = commands.add_parser("show", help="a letter and every attempt to deliver it")
     editing = commands.add_parser("edit", help="change a letter before it is sent again")
     for each in (showing, editing):
@@ -41,26 +47,33 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
         each.add_argument("id", type=int)
     add_payload_options(editing, optional=True)
     editing.add_argument("--content-type", metavar="TYPE")
-    replaying = commands.add_parser("replay", help="send letters again to where they came from")
-    purging = commands.add_parser("purge", help="let letters go")
+    replaying = commands.add_parser(
+        "replay", help="send letters again to their original destination"
+    )
+    purging = commands.add_parser("purge", help="delete letters")
     for each in (replaying, purging):
         each.add_argument("queue", help=queue)
         which = each.add_mutually_exclusive_group(required=True)
-        which.add_argument("--id", type=int, action="append", default=[], help="this one, and more")
-        which.add_argument("--filter", default="", help="those whose properties pass")
-        which.add_argument("--all", action="store_true", help="all that are there now")
+        which.add_argument(
+            "--id", type=int, action="append", default=[], help="this letter; may be repeated"
+        )
+        which.add_argument("--filter", default="", help="letters whose properties pass")
+        which.add_argument("--all", action="store_true", help="all letters that exist now")
         each.add_argument(
             "--dry-run", action="store_true", help="only list the letters that would be affected"
         )
-    replaying.add_argument("--rate", type=float, default=0.0, help="messages a second, at most")
     replaying.add_argument(
-        "--to", default="", metavar="DESTINATION", help="send them there instead"
+        "--rate", type=float, default=0.0, help="maximum messages per second (default: no limit)"
+    )
+    replaying.add_argument(
+        "--to", default="", metavar="DESTINATION", help="send them to this destination instead"
     )
     for each in (listing, showing, editing, replaying, purging):
         add_hub_options(each)
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run the action; 1 for a replay that failed or skipped letters. Raises ClientError."""
     api = api_of(options)
     actions = {
         "list": _list,
@@ -103,7 +116,7 @@ def _list(api: Api, options: argparse.Namespace) -> int:
     ]
     print_table(("id", "died", "attempts", "cause", "payload"), rows)
     if answer["next"]:
-        print(f"there may be more: --after {answer['next']}", file=sys.stderr)
+        print(f"there may be more: use --after {answer['next']}", file=sys.stderr)
     return 0
 
 
@@ -121,9 +134,9 @@ def _print_dead_letter(dead_letter: dict[str, Any]) -> None:
     origin = (
         f"{dead_letter['origin']} {dead_letter['origin_id']}"
         if dead_letter["origin"]
-        else "nowhere"
+        else "unknown"
     )
-    print(f"letter {dead_letter['id']}, once {harmless(origin)}: {harmless(dead_letter['cause'])}")
+    print(f"letter {dead_letter['id']} (was {harmless(origin)}): {harmless(dead_letter['cause'])}")
     for attempt in dead_letter["attempts"]:
         when = moment(attempt["time"] / 1e6)
         print(f"  {when}  {harmless(attempt['connection'])}  {harmless(attempt['cause'])}")
@@ -175,7 +188,7 @@ def _replay(api: Api, options: argparse.Namespace) -> int:
     asked = {**_choice(options), "rate": options.rate, "destination": options.to}
     replay = api.post("/v1/dead/replays", asked)
     while replay["state"] == "running":
-        print(f"{replay['replayed']} sent again so far", file=sys.stderr)
+        print(f"{plural(replay['replayed'], 'letter')} sent again so far", file=sys.stderr)
         time.sleep(_LOOK_S)
         replay = api.get(path_of("v1", "dead", "replays", replay["id"]))
     if options.json:
@@ -183,7 +196,8 @@ def _replay(api: Api, options: argparse.Namespace) -> int:
     else:
         _print_outcome("sent again", replay["replayed"], replay)
         if replay["skipped"]:
-            print(f"{replay['skipped']} skipped: {harmless(replay['error'])}", file=sys.stderr)
+            skipped = plural(replay["skipped"], "letter")
+            print(f"{skipped} skipped: {harmless(replay['error'])}", file=sys.stderr)
     return 0 if replay["state"] == "done" and not replay["skipped"] else 1
 
 
@@ -198,8 +212,8 @@ def _purge(api: Api, options: argparse.Namespace) -> int:
 
 def _print_outcome(what: str, done: int, answer: dict[str, Any]) -> None:
     if not answer["dry_run"]:
-        print(f"{done} letters {what}", file=sys.stderr)
+        print(f"{plural(done, 'letter')} {what}", file=sys.stderr)
         return
     for identifier in answer["ids"]:
         print(identifier)
-    print(f"{answer['matched']} letters would be {what}", file=sys.stderr)
+    print(f"{plural(answer['matched'], 'letter')} would be {what}", file=sys.stderr)

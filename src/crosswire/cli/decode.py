@@ -12,6 +12,7 @@ import msgspec
 
 from crosswire.cli.table import harmless, in_short, print_row
 from crosswire.errors import CrosswireError
+from crosswire.plurals import plural
 from crosswire.wire import PROTOCOL_NAMES, protocol
 from crosswire.wire.contract import Decoder, Row
 
@@ -38,9 +39,12 @@ def configure(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     for name in PROTOCOL_NAMES:
         if name in argv:
             for hint in protocol(name).hints:
-                flag = "--" + hint.name.replace("_", "-")
                 parser.add_argument(
-                    flag, dest=f"hint_{hint.name}", type=int, metavar="N", help=hint.help
+                    _flag(hint.name),
+                    dest=f"hint_{hint.name}",
+                    type=int,
+                    metavar="N",
+                    help=hint.help,
                 )
             return
 
@@ -58,9 +62,9 @@ def run(options: argparse.Namespace) -> int:
         violations += row.error is not None
         _print(row, as_json=options.json)
     print(
-        f"{_count(frames, 'frame')}, {_count(violations, 'violation')}, "
-        f"{_count(decoder.pending, 'byte')} of an unfinished frame, "
-        f"{_count(total + decoder.pending, 'byte')} in all",
+        f"{plural(frames, 'frame')}, {plural(violations, 'violation')}, "
+        f"{plural(decoder.pending, 'byte')} of an unfinished frame, "
+        f"{plural(total + decoder.pending, 'byte')} in total",
         file=sys.stderr,
     )
     return 1 if violations else 0
@@ -81,7 +85,18 @@ def _decoder(options: argparse.Namespace) -> Decoder:
         peer = entry.decoder(other)
         for chunk in _chunks(options.peer, is_hex=options.hex):
             peer.feed(chunk)
-    return entry.decoder(sender, late=options.late, peer=peer, hints=hints)
+    try:
+        return entry.decoder(sender, late=options.late, peer=peer, hints=hints)
+    except ValueError as error:
+        reason = str(error)
+        for hint in entry.hints:
+            reason = reason.replace(hint.name, _flag(hint.name))
+        print(f"crosswire decode: {reason}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _flag(hint: str) -> str:
+    return "--" + hint.replace("_", "-")
 
 
 def _sender(direction: str | None, roles: tuple[str, ...]) -> str:
@@ -151,7 +166,3 @@ def _print(row: Row, *, as_json: bool) -> None:
     else:
         text = harmless(str(row.reason))
         print_row((row.offset, row.length, f"! {row.error}", text), _WIDTHS)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")

@@ -1,4 +1,4 @@
-"""Answer every call of a service with what it brought, through any protocol, until interrupted."""
+"""Serve a service that answers each call with its own payload, through any protocol."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from crosswire.cli.hub import print_json
 from crosswire.cli.via.contract import IncomingMessage, OutgoingMessage, Via, via
 from crosswire.cli.via.options import add_via_options, target_of, with_kind
+from crosswire.plurals import plural
 
 __all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
+    """Add the command's options and arguments."""
     parser.add_argument("service", help="service/NAME[/METHOD]; a bare name is a service")
     parser.add_argument(
         "--count", type=int, default=0, help="end after this many calls (default: never)"
@@ -24,9 +26,10 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Answer until interrupted or until `--count` calls. Raises ClientError."""
     service = with_kind(options.service, "service")
     answered = asyncio.run(_serve(via(options.via, target_of(options)), service, options))
-    print(f"{answered} calls answered", file=sys.stderr)
+    print(f"{plural(answered, 'call')} answered", file=sys.stderr)
     return 0
 
 
@@ -48,7 +51,7 @@ async def _serve(adapter: Via, service: str, options: argparse.Namespace) -> int
             print_json({"ready": True, "service": service})
             sys.stdout.flush()
         else:
-            print(f"{service} is served", file=sys.stderr)
+            print(f"serving {service}", file=sys.stderr)
 
     serving = asyncio.create_task(adapter.serve(service, answer, ready))
     waiting = asyncio.create_task(enough.wait())
@@ -57,7 +60,7 @@ async def _serve(adapter: Via, service: str, options: argparse.Namespace) -> int
         if serving.done():
             serving.result()
         else:
-            # The last answer is still to be written.
+            # The answer to the last call is returned but not written yet.
             await asyncio.sleep(0.1)
     finally:
         waiting.cancel()

@@ -1,4 +1,4 @@
-"""A hub's HTTP API, as commands use it: JSON both ways, errors in words."""
+"""A client of a hub's HTTP API for commands, and formats that several commands print."""
 
 from __future__ import annotations
 
@@ -22,26 +22,32 @@ _TIMEOUT_S = 60.0
 
 
 def add_hub_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--hub`, `--token` and `--json`."""
     parser.add_argument(
         "--hub",
         metavar="URL",
         default=os.environ.get("CROSSWIRE_HUB", _DEFAULT),
-        help=f"where the hub's HTTP listener is ($CROSSWIRE_HUB, else {_DEFAULT})",
+        help=f"the hub's HTTP listener (default: $CROSSWIRE_HUB, else {_DEFAULT})",
     )
     parser.add_argument(
         "--token",
         default=os.environ.get("CROSSWIRE_TOKEN"),
-        help="who you are ($CROSSWIRE_TOKEN: other users of this machine don't see that one)",
+        help="your token (default: $CROSSWIRE_TOKEN, which other users of the machine can't see)",
     )
-    parser.add_argument("--json", action="store_true", help="the hub's own answer")
+    parser.add_argument("--json", action="store_true", help="print the API's response as it is")
 
 
 def api_of(options: argparse.Namespace) -> Api:
+    """The API at `--hub`. Raises ClientError for what is no URL of a hub."""
     return Api(options.hub, options.token)
 
 
 class Api:
-    """Asks and gives what was answered. Raises ConnectFailed and RequestFailed."""
+    """One hub's API: methods return the decoded JSON response.
+
+    They raise ConnectFailed without a response, RequestFailed for a status of 400 or more, and
+    ClientError if the response is not JSON.
+    """
 
     def __init__(self, url: str, token: str | None = None) -> None:
         parts = urlsplit(url if "//" in url else f"//{url}", scheme="http")
@@ -62,16 +68,20 @@ class Api:
         self._connection = kind(host, port, timeout=_TIMEOUT_S)
 
     def get(self, path: str, **query: object) -> Any:
+        """GET; parameters that are None or empty are left out."""
         given = {name: value for name, value in query.items() if value not in (None, "")}
         return self._ask("GET", f"{path}?{urlencode(given)}" if given else path)
 
     def post(self, path: str, body: Mapping[str, object] | None = None) -> Any:
+        """POST a JSON body, `{}` by default."""
         return self._ask("POST", path, body or {})
 
     def patch(self, path: str, body: Mapping[str, object]) -> Any:
+        """PATCH with a JSON body."""
         return self._ask("PATCH", path, body)
 
     def delete(self, path: str) -> Any:
+        """DELETE without a body."""
         return self._ask("DELETE", path)
 
     def _ask(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:
@@ -86,7 +96,7 @@ class Api:
             answer = response.read()
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise ConnectFailed(f"no answer from {self._url}: {reason}") from None
+            raise ConnectFailed(f"no response from {self._url}: {reason}") from None
         finally:
             self._connection.close()
         return self._read(response.status, answer)
@@ -95,7 +105,7 @@ class Api:
         try:
             value = msgspec.json.decode(answer)
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            raise ClientError(f"{self._url} is no hub: its answer is no JSON") from None
+            raise ClientError(f"{self._url} is no hub: its response is not JSON") from None
         if status >= 400:
             known = isinstance(value, dict)
             code = str(value.get("error", status)) if known else str(status)
@@ -104,21 +114,22 @@ class Api:
 
 
 def path_of(*parts: object) -> str:
-    """A path whose parts are quoted, but not the slashes in names."""
+    """A URL path with the parts percent-encoded; slashes in names stay."""
     return "/" + "/".join(quote(str(part), safe="/") for part in parts)
 
 
 def print_json(value: object) -> None:
+    """One line of JSON on standard output."""
     print(msgspec.json.encode(value).decode())
 
 
 def moment(time_s: float) -> str:
-    """A time for people, in UTC."""
+    """Seconds since 1970 as date and time of day in UTC."""
     return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def age(since_s: float) -> str:
-    """How long ago."""
+    """The time since `since_s` in its largest unit: 12s, 3.5m, 2.0h, 1.2d."""
     seconds = max(time.time() - since_s, 0.0)
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= length:
@@ -127,6 +138,7 @@ def age(since_s: float) -> str:
 
 
 def size(size_bytes: float) -> str:
+    """Bytes in a unit up to GiB: 512 B, 1.5 KiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size_bytes < 1024 or unit == "GiB":
             break

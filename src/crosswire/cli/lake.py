@@ -1,4 +1,4 @@
-"""Look into a hub's lake: what is in it, whether it is whole, and fewer, larger files."""
+"""List, verify and compact the Parquet files of a hub's lake."""
 
 from __future__ import annotations
 
@@ -13,29 +13,32 @@ import msgspec
 
 from crosswire.cli.hub import moment, print_json, size
 from crosswire.cli.table import harmless, print_table
+from crosswire.plurals import plural
 
 __all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
+    """Add the command's options and arguments."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     listing = actions.add_parser("list", help="tables, files, rows, bytes, time span")
     checking = actions.add_parser(
-        "verify", help="read everything: checksums, and gaps and overlaps of seq (exit code 1)"
+        "verify",
+        help="read all files; report bad checksums, gaps and overlaps of seq (exit code 1)",
     )
-    joining = actions.add_parser("compact", help="join small files, each date in one step")
+    joining = actions.add_parser("compact", help="merge small files, date by date")
     joining.add_argument(
         "--before",
         type=_date,
         metavar="DATE",
-        help="only dates before this one (default: today), which no stream still reads",
+        help="only dates before this one (default: today); no stream may still read them",
     )
     joining.add_argument(
         "--target",
         type=_megabytes,
         default=256,
         metavar="MIB",
-        help="size of the files to be made (256)",
+        help="size of the merged files (default: 256)",
     )
     for each in (listing, checking, joining):
         where = each.add_mutually_exclusive_group()
@@ -43,9 +46,13 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
             "--data",
             default="./crosswire-data",
             metavar="DIR",
-            help="the hub's data directory (./crosswire-data)",
+            help="the hub's data directory (default: ./crosswire-data)",
         )
-        where.add_argument("--lake", metavar="DIR", help="the lake itself, where it is elsewhere")
+        where.add_argument(
+            "--lake",
+            metavar="DIR",
+            help="the lake's own directory, if it is not in the data directory",
+        )
         each.add_argument("--json", action="store_true", help="one JSON object")
 
 
@@ -63,6 +70,7 @@ def _megabytes(text: str) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run the action; 1 if `verify` finds faults. Raises LakeError."""
     lake = Path(options.lake) if options.lake else Path(options.data) / "lake"
     return {"list": _list, "verify": _verify, "compact": _compact}[options.action](options, lake)
 
@@ -125,8 +133,8 @@ def _verify(options: argparse.Namespace, lake: Path) -> int:
         ]
         print_table(head, rows)
     files, count = sum(table.files for table in tables), sum(table.rows for table in tables)
-    verdict = f"{len(wrong)} faults" if wrong else "nothing is wrong"
-    print(f"{files:,} files, {count:,} rows: {verdict}.", file=sys.stderr)
+    verdict = plural(len(wrong), "fault") if wrong else "no faults"
+    print(f"{plural(files, 'file')}, {plural(count, 'row')}: {verdict}.", file=sys.stderr)
     return 1 if wrong else 0
 
 
@@ -140,12 +148,10 @@ def _compact(options: argparse.Namespace, lake: Path) -> int:
     for each in compact(lake, before=before, target_bytes=options.target << 20):
         done.append(each)
         if not options.json:
-            print(
-                f"{each.table} {each.date}: {each.files_before:,} files → {each.files_after:,}",
-                file=sys.stderr,
-            )
+            files = f"{plural(each.files_before, 'file')} → {each.files_after:,}"
+            print(f"{each.table} {each.date}: {files}", file=sys.stderr)
     if options.json:
         print_json({"compacted": msgspec.to_builtins(done)})
     elif not done:
-        print(f"There is nothing to join before {before}.", file=sys.stderr)
+        print(f"There is nothing to compact before {before}.", file=sys.stderr)
     return 0

@@ -1,4 +1,4 @@
-"""The way from the command line to a command."""
+"""The program `crosswire`: finds the module of a command and runs it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Final
 
 from crosswire import __version__
+from crosswire.cli.table import harmless
 from crosswire.errors import CrosswireError
 
 __all__ = ["COMMANDS", "main"]
@@ -18,22 +19,22 @@ COMMANDS: Final = {
     "serve": "run a hub",
     "check": "explain what is wrong in a configuration file",
     "pub": "send to a queue or publish to a topic, through any protocol",
-    "sub": "print what comes from a queue or a topic",
-    "call": "ask a service and print its answer",
-    "echo-service": "answer every call of a service with what it brought",
+    "sub": "print the messages of a queue or a topic",
+    "call": "call a service and print its response",
+    "echo-service": "answer every call of a service with its own payload",
     "queue": "list queues, show one, purge one",
     "subscription": "list named subscriptions, delete one, give one to another user",
     "dead": "list, show, edit, replay and purge dead letters",
     "schedule": "list, add, remove and preview schedules",
-    "connections": "list who is connected",
+    "connections": "list connections, close one",
     "trace": "show what happened to a message",
-    "bench": "measure how fast messages go through a hub",
+    "bench": "measure a hub's throughput and latency",
     "decode": "print the frames in a file of raw bytes",
-    "demo": "five protocols on one hub, killed in the middle: what got lost?",
+    "demo": "run five protocols on one hub, kill it, and count what was lost",
     "store": "verify and repair the store of a hub that is stopped",
     "lake": "list, verify and compact the files of a hub's lake",
-    "pipeline": "make tables of captured traffic, on Spark",
-    "report": "make an HTML report of the tables",
+    "pipeline": "decode captured traffic into tables, on Spark",
+    "report": "write an HTML report of the tables",
 }
 
 
@@ -42,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = _front_parser().parse_args(arguments[:1]).command
     try:
+        # Only the command that runs is imported: others need Spark, or take long to load.
         module = import_module(f"crosswire.cli.{name.replace('-', '_')}")
         parser = argparse.ArgumentParser(prog=f"crosswire {name}", description=module.__doc__)
         module.configure(parser, arguments[1:])
@@ -50,10 +52,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except CrosswireError as error:
-        print(f"crosswire {name}: {error}", file=sys.stderr)
+        # The text may be a provider's; lines are kept, since a configuration can have many faults.
+        lines = "\n".join(map(harmless, str(error).split("\n")))
+        print(f"crosswire {name}: {lines}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # The reader of our output closed it. Nothing more can be written, not even at exit.
+        # The reader of our output closed it (`| head`). Python flushes standard output again at
+        # exit, which would fail as well: it goes to /dev/null from now on.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
@@ -72,7 +77,9 @@ def _front_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"crosswire {__version__}")
-    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of those below")
+    parser.add_argument(
+        "command", choices=COMMANDS, metavar="COMMAND", help="one of the commands below"
+    )
     return parser
 
 

@@ -1,4 +1,4 @@
-"""Make tables of captured traffic, on Spark."""
+"""Decode captured traffic into tables, on Spark."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import msgspec
 from crosswire.cli.table import print_table
 from crosswire.errors import PipelineError
 from crosswire.pipeline.tables.names import NAMES
+from crosswire.plurals import plural
 from crosswire.wire import PROTOCOL_NAMES
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
+    """Add the command's options and arguments."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     one = actions.add_parser("run", help="read the input, write the tables")
     one.add_argument(
@@ -40,7 +42,7 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
         metavar="PATH",
         help="capture files, folders of them, or the lake of a hub",
     )
-    one.add_argument("--output", required=True, metavar="DIR", help="where the tables go")
+    one.add_argument("--output", required=True, metavar="DIR", help="folder for the tables")
     one.add_argument(
         "--tables",
         nargs="+",
@@ -54,7 +56,7 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
         type=_time,
         default=0,
         metavar="TIME",
-        help="leave out what is older: 2026-11-15, 2026-11-15T08:00, or 90m, 12h, 7d ago",
+        help="leave out older traffic: 2026-11-15, 2026-11-15T08:00, or 90m, 12h, 7d ago",
     )
     one.add_argument(
         "--port",
@@ -75,14 +77,16 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     how.add_argument(
         "--once",
         action="store_true",
-        help="take in what is new since the last time, add it to the tables, and end",
+        help="process the input that is new since the last run, add it to the tables, and end",
     )
     how.add_argument(
         "--stream",
         action="store_true",
-        help="… and go on with what comes, until SIGINT or SIGTERM",
+        help="like --once, then wait for more input, until SIGINT or SIGTERM",
     )
-    one.add_argument("--master", default="local[*]", metavar="URL", help="which Spark to run on")
+    one.add_argument(
+        "--master", default="local[*]", metavar="URL", help="the Spark master (default: local[*])"
+    )
     one.add_argument(
         "--conf",
         action="append",
@@ -91,11 +95,11 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
         metavar="KEY=VALUE",
         help="a setting for Spark",
     )
-    one.add_argument("--json", action="store_true", help="the summary as one JSON object")
+    one.add_argument("--json", action="store_true", help="print the summary as one JSON object")
 
 
 def _time(text: str) -> int:
-    """µs since 1970."""
+    """Microseconds since 1970. Raises ArgumentTypeError."""
     ago = re.fullmatch(r"(\d+)([smhd])", text)
     try:
         if ago:
@@ -114,7 +118,7 @@ def _port(text: str) -> tuple[int, str]:
         raise argparse.ArgumentTypeError(f"{text!r} is not PORT=PROTOCOL")
     if name not in PORT_PROTOCOLS:
         names = ", ".join(PORT_PROTOCOLS)
-        raise argparse.ArgumentTypeError(f"nobody speaks {name!r}; there are {names}")
+        raise argparse.ArgumentTypeError(f"there is no protocol {name!r}; there are {names}")
     return int(port), name
 
 
@@ -136,6 +140,7 @@ def _setting(text: str) -> tuple[str, str]:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Write the tables and print the summary. Raises PipelineError."""
     try:
         from crosswire.pipeline.batch import BatchJob, run_batch
         from crosswire.pipeline.sources.inputs import find_inputs, search
@@ -178,7 +183,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _follow(spark: SparkSession, stream: Stream, *, quiet: bool) -> Summary:
-    """The first signal lets the batch under way come to its end, the second one does not."""
+    """Run the stream. The first signal ends it after the current batch, the second at once."""
     from crosswire.pipeline.stream.run import run_stream
 
     stop = threading.Event()
@@ -200,8 +205,9 @@ def _print_progress(done: BatchDone) -> None:
     frames, messages = rows.get("silver.frames", 0), rows.get("silver.messages", 0)
     open_ = rows.get("open.sessions", 0)
     print(
-        f"  batch {done.batch}: {done.files:,} files, {done.size_bytes:,} bytes: "
-        f"{frames:,} frames, {messages:,} messages, {open_:,} sessions open, {done.seconds:.1f} s",
+        f"  batch {done.batch}: {plural(done.files, 'file')}, {plural(done.size_bytes, 'byte')}: "
+        f"{plural(frames, 'frame')}, {plural(messages, 'message')}, "
+        f"{plural(open_, 'session')} open, {done.seconds:.1f} s",
         file=sys.stderr,
         flush=True,
     )
@@ -234,6 +240,6 @@ def _print(summary: Summary, *, as_json: bool) -> None:
     for note in summary.notes:
         print(f"Note: {note}.", file=sys.stderr)
     print(
-        f"{summary.seen:,} bytes, every one accounted for, in {summary.seconds:.1f} s.",
+        f"{plural(summary.seen, 'byte')}, all accounted for, in {summary.seconds:.1f} s.",
         file=sys.stderr,
     )

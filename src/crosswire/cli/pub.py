@@ -1,4 +1,4 @@
-"""Send to a queue or publish to a topic, through any protocol; done when the hub has it."""
+"""Send to a queue or publish to a topic, through any protocol; ends when it is acknowledged."""
 
 from __future__ import annotations
 
@@ -11,22 +11,27 @@ from crosswire.cli.body import add_payload_options, content_type_of, payload_of,
 from crosswire.cli.hub import print_json
 from crosswire.cli.via.contract import OutgoingMessage, via
 from crosswire.cli.via.options import add_via_options, target_of, with_kind
+from crosswire.plurals import plural
 
 __all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
+    """Add the command's options and arguments."""
     parser.add_argument("destination", help="queue/NAME or topic/NAME; a bare name is a queue")
     add_payload_options(parser)
-    parser.add_argument("--lines", action="store_true", help="every line is a message of its own")
-    parser.add_argument("--count", type=int, default=1, help="how many times to send it (1)")
+    parser.add_argument("--lines", action="store_true", help="each line is a message")
     parser.add_argument(
-        "--content-type", metavar="TYPE", help="what it is; without it, what it looks like"
+        "--count", type=int, default=1, help="how many times to send it (default: 1)"
+    )
+    parser.add_argument(
+        "--content-type", metavar="TYPE", help="the payload's type (default: detected)"
     )
     add_via_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
+    """Print the ids that the protocol returned. Raises ClientError."""
     payload = payload_of(options)
     if payload is None:
         payload = sys.stdin.buffer.read()
@@ -47,5 +52,5 @@ def run(options: argparse.Namespace) -> int:
         return 0
     for identifier in known:
         print(identifier)
-    print(f"{len(messages)} to {destination}", file=sys.stderr)
+    print(f"{plural(len(messages), 'message')} to {destination}", file=sys.stderr)
     return 0

@@ -1,4 +1,4 @@
-"""Look at queues, and empty them."""
+"""List queues, show one with its messages, or purge one."""
 
 from __future__ import annotations
 
@@ -9,28 +9,35 @@ from collections.abc import Sequence
 from crosswire.cli.body import shown_body
 from crosswire.cli.hub import add_hub_options, api_of, moment, path_of, print_json, size
 from crosswire.cli.table import harmless, print_table
+from crosswire.plurals import plural
 
 __all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
+    """Add the command's options and arguments."""
     commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listing = commands.add_parser("list", help="all queues, how much waits in them, and for whom")
-    listing.add_argument("--contains", metavar="TEXT", help="only names with this in them")
-    listing.add_argument("--limit", type=int, default=1000, help="how many at most (1000)")
+    listing = commands.add_parser(
+        "list", help="all queues, with their lengths, sizes and consumers"
+    )
+    listing.add_argument("--contains", metavar="TEXT", help="only names that contain this")
+    listing.add_argument("--limit", type=int, default=1000, help="maximum number (default: 1000)")
     showing = commands.add_parser("show", help="a queue, its consumers and its messages")
     showing.add_argument("name", help="NAME or queue/NAME")
-    showing.add_argument("--messages", type=int, default=10, help="how many to show (10)")
+    showing.add_argument(
+        "--messages", type=int, default=10, help="number of messages to show (default: 10)"
+    )
     showing.add_argument(
         "--after", type=int, default=0, metavar="ID", help="only messages after this id"
     )
-    purging = commands.add_parser("purge", help="let everything go that no consumer holds")
+    purging = commands.add_parser("purge", help="delete all messages that no consumer holds")
     purging.add_argument("name", help="NAME or queue/NAME")
     for each in (listing, showing, purging):
         add_hub_options(each)
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run the action and print its result. Raises ClientError."""
     return {"list": _list, "show": _show, "purge": _purge}[options.action](options)
 
 
@@ -62,8 +69,9 @@ def _show(options: argparse.Namespace) -> int:
         print_json(answer)
         return 0
     print(
-        f"{harmless(answer['name'])}: {answer['length']} messages, {size(answer['size_bytes'])}, "
-        f"{answer['held']} held, {answer['dead_letters']} dead letters"
+        f"{harmless(answer['name'])}: {plural(answer['length'], 'message')}, "
+        f"{size(answer['size_bytes'])}, {answer['held']:,} held, "
+        f"{plural(answer['dead_letters'], 'dead letter')}"
     )
     if answer["consumers"]:
         print()
@@ -101,7 +109,7 @@ def _purge(options: argparse.Namespace) -> int:
     if options.json:
         print_json(answer)
     else:
-        print(f"{answer['purged']} messages are gone", file=sys.stderr)
+        print(f"{plural(answer['purged'], 'message')} deleted", file=sys.stderr)
     return 0
 
 

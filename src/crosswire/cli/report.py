@@ -1,4 +1,4 @@
-"""Make an HTML report of the pipeline's tables."""
+"""Write an HTML report of the pipeline's tables."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from crosswire.plurals import plural
+
 if TYPE_CHECKING:
     from crosswire.pipeline.report import Facts
 
@@ -18,17 +20,19 @@ __all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
+    """Add the command's options and arguments."""
     parser.add_argument(
         "--input",
         required=True,
         metavar="DIR",
-        help="the tables: what 'crosswire pipeline run' had as --output",
+        help="the folder of the tables: --output of 'crosswire pipeline run'",
     )
-    parser.add_argument("--output", required=True, metavar="FILE", help="the page, report.html")
-    parser.add_argument("--json", action="store_true", help="the summary as one JSON object")
+    parser.add_argument("--output", required=True, metavar="FILE", help="the HTML file to write")
+    parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
 
 
 def run(options: argparse.Namespace) -> int:
+    """Write the page and print its path. Raises PipelineError for tables that can't be read."""
     from crosswire.pipeline.report import write_report
 
     start = time.monotonic()
@@ -42,15 +46,15 @@ def run(options: argparse.Namespace) -> int:
     print(output)
     rows = sum(facts.tables.values())
     print(
-        f"{len(facts.tables)} tables, {rows:,} rows: {output.stat().st_size:,} bytes of HTML in "
-        f"{spent:.1f} s.",
+        f"{plural(len(facts.tables), 'table')}, {plural(rows, 'row')}: "
+        f"{plural(output.stat().st_size, 'byte')} of HTML in {spent:.1f} s.",
         file=sys.stderr,
     )
     return 0
 
 
 def _summary(facts: Facts) -> dict[str, Any]:
-    """The answers of the cards; null for what is unknown."""
+    """The figures at the top of the report; null for those whose table is missing."""
     clock, traffic, took, calls = facts.clock, facts.traffic, facts.latencies, facts.calls
     sent, compared, accounts = facts.deliveries, facts.reconciliation, facts.accounts
     return {

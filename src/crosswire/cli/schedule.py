@@ -1,4 +1,4 @@
-"""Schedules: messages that the hub sends at intervals or by a cron expression."""
+"""List, add, remove and preview schedules: messages sent at intervals or by a cron expression."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ __all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
+    """Add the command's options and arguments."""
     commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = commands.add_parser("list", help="all schedules and when they fire next")
     adding = commands.add_parser("add", help="add a schedule, or replace the one with its id")
     adding.add_argument("destination", help="queue/NAME or topic/NAME")
     add_payload_options(adding)
-    adding.add_argument("--id", default="", help="its name; without it the hub makes one")
+    adding.add_argument("--id", default="", help="its id (default: the hub generates one)")
     _add_times(adding, required=True)
     adding.add_argument(
         "--run-count", type=int, default=0, help="fire this many times, then end (default: no end)"
@@ -36,14 +37,16 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
         "--missed",
         choices=("skip", "once", "all"),
         default="once",
-        help="what to do about times that passed while the hub was down (once)",
+        help="what to do about fire times that passed while the hub was down (default: once)",
     )
     removing = commands.add_parser("remove", help="remove a schedule")
     removing.add_argument("id")
-    preview = commands.add_parser("preview", help="when a schedule, or these times, would fire")
-    preview.add_argument("id", nargs="?", help="one that is there; else --every or --cron")
+    preview = commands.add_parser(
+        "preview", help="the next fire times of a schedule, or of --every or --cron"
+    )
+    preview.add_argument("id", nargs="?", help="an existing schedule; else --every or --cron")
     _add_times(preview, required=False)
-    preview.add_argument("--count", type=int, default=10, help="how many times (10)")
+    preview.add_argument("--count", type=int, default=10, help="number of fire times (default: 10)")
     for each in (listing, adding, removing, preview):
         add_hub_options(each)
 
@@ -52,10 +55,13 @@ def _add_times(parser: argparse.ArgumentParser, *, required: bool) -> None:
     times = parser.add_mutually_exclusive_group(required=required)
     times.add_argument("--every", type=float, metavar="SECONDS", help="an interval")
     times.add_argument("--cron", help="a cron expression, in UTC")
-    parser.add_argument("--nohaste", action="store_true", help="an interval does not fire at once")
+    parser.add_argument(
+        "--nohaste", action="store_true", help="the first fire is after one interval, not at once"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run the action and print its result. Raises ClientError."""
     api = api_of(options)
     actions = {"list": _list, "add": _add, "remove": _remove, "preview": _preview}
     return actions[options.action](api, options)

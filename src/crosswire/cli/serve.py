@@ -29,10 +29,11 @@ _log = logging.getLogger("crosswire.serve")
 
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
+    """Add the command's options and arguments."""
     parser.add_argument(
-        "--config", metavar="FILE", help="crosswire.toml; what follows overrides it"
+        "--config", metavar="FILE", help="crosswire.toml; other options override its settings"
     )
-    parser.add_argument("--data", metavar="DIR", help="where store and lake live")
+    parser.add_argument("--data", metavar="DIR", help="folder of store and lake")
     parser.add_argument(
         "--listen",
         metavar="NAME=HOST:PORT",
@@ -51,9 +52,13 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
         help="on other addresses than loopback: allow a hub without users, tokens without TLS,"
         " and a configuration that other users can read",
     )
-    parser.add_argument("--json", action="store_true", help="report readiness as JSON")
     parser.add_argument(
-        "--log", choices=("debug", "info", "warning", "error"), help="what to log (warning)"
+        "--json", action="store_true", help="print the addresses as JSON when ready"
+    )
+    parser.add_argument(
+        "--log",
+        choices=("debug", "info", "warning", "error"),
+        help="the lowest level to log (default: warning)",
     )
 
 
@@ -70,6 +75,10 @@ def _listener(text: str) -> tuple[str, str]:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run a hub until a signal; 1 if a second one ended the drain early.
+
+    Raises ConfigError and StoreError.
+    """
     config = merged(options)
     send_to_stderr(config.log)
     for each in refuse_exposures(config, _file(options)):
@@ -117,10 +126,12 @@ async def _serve(config: Config, options: argparse.Namespace) -> int:
         if stopping.is_set() and not hurried:
             hurried = True
             server.hurry()
-            print("crosswire serve: a second signal: it stops at once", file=sys.stderr)
+            print("crosswire serve: second signal: stopping at once", file=sys.stderr)
         stopping.set()
 
     loop = asyncio.get_running_loop()
+    # Before `start`, which can take long on a large store: a signal during it stops the hub in
+    # order as soon as it has started.
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     loop.add_signal_handler(signal.SIGHUP, _reload, server, options)
@@ -130,26 +141,32 @@ async def _serve(config: Config, options: argparse.Namespace) -> int:
         if not stopping.is_set():
             _print_ready(listening, as_json=options.json)
         elif not hurried:
-            print("crosswire serve: a signal: it stops before it was ready", file=sys.stderr)
+            print("crosswire serve: signal before it was ready: stopping", file=sys.stderr)
         await stopping.wait()
         log_event(_log, logging.INFO, "draining", connections=len(server.context.gateways))
     finally:
         await server.stop()
     log_event(_log, logging.INFO, "stopped")
-    # All that was acknowledged is on disk either way; in a hurry peers were not waited for.
+    # Everything acknowledged is on disk either way; after a second signal peers were cut off
+    # without waiting for their settlements.
     return 1 if hurried else 0
 
 
 def _calm_collector() -> None:
-    """What is loaded by now stays, and messages are not in cycles: with Python's own settings a
-    sixth of a busy hub's time would go into looking for garbage."""
+    """Make garbage collection rare.
+
+    Modules and configuration stay for the life of the process (`freeze`), and messages are in no
+    reference cycles: with Python's default thresholds a busy hub spends a sixth of its time on
+    collections that find nothing.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
 
 
 def _reload(server: Server, options: argparse.Namespace) -> None:
-    """Logged as a warning: the sender of a signal wants to see its outcome."""
+    """Read the configuration again. The result is logged as a warning, so that the default level
+    shows it to the sender of the signal."""
     try:
         config = merged(options)
         refuse_exposures(config, _file(options))
@@ -168,4 +185,4 @@ def _print_ready(listening: dict[str, Address], *, as_json: bool) -> None:
         return
     print_table(("listener", "address"), sorted(listen.items()))
     sys.stdout.flush()
-    print("ready; stop it with Ctrl-C", file=sys.stderr)
+    print("ready; stop with Ctrl-C", file=sys.stderr)

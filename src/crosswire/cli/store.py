@@ -17,11 +17,13 @@ import msgspec
 
 from crosswire.cli.hub import add_hub_options, api_of, print_json
 from crosswire.cli.table import harmless, print_table
+from crosswire.plurals import plural
 
 __all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
+    """Add the command's options and arguments."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     checking = actions.add_parser(
@@ -31,30 +33,31 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     )
     mending = actions.add_parser(
         "repair",
-        help="make a new store of what is left, with what the lake has; the old one is kept",
+        help="write a new store from what is readable and from the lake; the old one is kept",
         epilog="example: crosswire store repair /var/lib/crosswire. The old files are in "
         "DIR/damaged-DATE afterwards: remove that folder when you don't need it any more",
     )
     for each in (checking, mending):
         each.add_argument("data", metavar="DIR", help="the data directory of a hub that is stopped")
         each.add_argument(
-            "--lake", metavar="DIR", help="where the lake is, if not in the data directory"
+            "--lake", metavar="DIR", help="the lake, if it is not in the data directory"
         )
         each.add_argument("--json", action="store_true", help="one JSON object")
     acknowledging = actions.add_parser(
-        "acknowledge", help="a running hub is no longer shown as damaged"
+        "acknowledge", help="clear the damage that a running hub reports"
     )
     add_hub_options(acknowledging)
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run the action; 1 if `verify` finds damage. Raises StoreError, or ClientError."""
     return {"verify": _verify, "repair": _repair, "acknowledge": _acknowledge}[options.action](
         options
     )
 
 
 def _progress() -> Callable[[str], None]:
-    """A line now and then, on standard error."""
+    """A function that prints a line to standard error, at most one a second."""
     shown_at = time.monotonic()
 
     def show(text: str) -> None:
@@ -82,8 +85,8 @@ def _verify(options: argparse.Namespace) -> int:
         print_json({"ok": result.is_intact, **msgspec.to_builtins(result)})
         return 0 if result.is_intact else 1
     _print_findings(result.findings)
-    counted = f"{result.destinations:,} destinations, {result.messages:,} messages"
-    verdict = "nothing is damaged" if result.is_intact else f"{len(result.findings):,} faults"
+    counted = f"{plural(result.destinations, 'destination')}, {plural(result.messages, 'message')}"
+    verdict = "nothing is damaged" if result.is_intact else plural(len(result.findings), "fault")
     print(f"{counted}: {verdict}.", file=sys.stderr)
     return 0 if result.is_intact else 1
 
@@ -109,15 +112,15 @@ def _repair(options: argparse.Namespace) -> int:
         return 0
     _print_findings(result.findings)
     for name, count in result.restored.items():
-        print(f"{harmless(name)}: {count:,} messages restored", file=sys.stderr)
+        print(f"{harmless(name)}: {plural(count, 'message')} restored", file=sys.stderr)
     for name in result.rebuilt:
-        print(f"{harmless(name)}: what is settled was found out anew", file=sys.stderr)
+        print(f"{harmless(name)}: cursor rebuilt from the ledger", file=sys.stderr)
     for name, ids in result.lost.items():
-        print(f"{harmless(name)}: {len(ids):,} messages are lost", file=sys.stderr)
+        print(f"{harmless(name)}: {plural(len(ids), 'message')} lost", file=sys.stderr)
     if result.unsure:
-        print(f"{result.unsure:,} messages may be delivered again", file=sys.stderr)
+        print(f"{plural(result.unsure, 'message')} may be delivered again", file=sys.stderr)
     if not result.is_ledger_whole:
-        text = "Some of the ledger is missing: what was settled there may be delivered again."
+        text = "Part of the ledger is missing: messages settled in it may be delivered again."
         print(text, file=sys.stderr)
     if not result.findings:
         print("Nothing is damaged.", file=sys.stderr)
@@ -132,5 +135,6 @@ def _acknowledge(options: argparse.Namespace) -> int:
     if options.json:
         print_json(answer)
     else:
-        print(f"{answer['acknowledged']} entries acknowledged", file=sys.stderr)
+        entries = plural(answer["acknowledged"], "entry", "entries")
+        print(f"{entries} acknowledged", file=sys.stderr)
     return 0

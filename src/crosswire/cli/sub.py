@@ -1,4 +1,4 @@
-"""Print what comes from a queue or a topic, through any protocol; printed is settled."""
+"""Print the messages of a queue or a topic, through any protocol, and settle them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from crosswire.cli.body import as_body, content_type_of, shown_body
 from crosswire.cli.hub import print_json
 from crosswire.cli.via.contract import IncomingMessage, SubscriptionRequest, Via, via
 from crosswire.cli.via.options import add_via_options, target_of, with_kind
+from crosswire.plurals import plural
 
-__all__ = ["configure", "print_got", "run"]
+__all__ = ["configure", "print_message", "run"]
 
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
+    """Add the command's options and arguments."""
     parser.add_argument(
         "destination", help="queue/NAME, or topic/NAME with wildcards; a bare name is a queue"
     )
@@ -25,21 +27,29 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
         "--count", type=int, default=0, help="end after this many messages (default: never)"
     )
     parser.add_argument(
-        "--wait", type=float, metavar="SECONDS", help="end after so long without one"
+        "--wait", type=float, metavar="SECONDS", help="end when no message arrives for this long"
     )
-    parser.add_argument("--filter", default="", help="only what passes, as price>N10;name&Tacme")
-    parser.add_argument("--name", default="", help="a durable subscription of a topic")
+    parser.add_argument(
+        "--filter", default="", help="only messages whose properties pass, as price>N10;name&Tacme"
+    )
+    parser.add_argument("--name", default="", help="name of a durable subscription to a topic")
     parser.add_argument(
         "--from",
         dest="start",
         default="",
         help="where a new subscription starts: earliest, latest, an id or a time",
     )
-    parser.add_argument("--raw", action="store_true", help="payloads as they are, a line each")
+    parser.add_argument(
+        "--raw", action="store_true", help="print payloads only, unchanged, one per line"
+    )
     add_via_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
+    """Print messages until `--count` or `--wait` is reached; 1 if fewer than `--count` arrived.
+
+    Raises ClientError.
+    """
     wanted = SubscriptionRequest(
         destination=with_kind(options.destination, "queue"),
         filter=options.filter,
@@ -48,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         window=min(options.count, 16) or 16,
     )
     seen = asyncio.run(_print_all(via(options.via, target_of(options)), wanted, options))
-    print(f"{seen} from {wanted.destination}", file=sys.stderr)
+    print(f"{plural(seen, 'message')} from {wanted.destination}", file=sys.stderr)
     return 0 if not options.count or seen == options.count else 1
 
 
@@ -61,14 +71,16 @@ async def _print_all(adapter: Via, wanted: SubscriptionRequest, options: argpars
                     got = await anext(arriving)
             except (TimeoutError, StopAsyncIteration):
                 break
-            print_got(got, options)
+            print_message(got, options)
             seen += 1
+            # After printing: a message that could not be printed is delivered again.
             if got.settle is not None:
                 await got.settle()
     return seen
 
 
-def print_got(got: IncomingMessage, options: argparse.Namespace) -> None:
+def print_message(got: IncomingMessage, options: argparse.Namespace) -> None:
+    """Write a message to standard output in the format that `--raw` and `--json` choose."""
     if getattr(options, "raw", False):
         sys.stdout.buffer.write(got.payload + b"\n")
         sys.stdout.buffer.flush()

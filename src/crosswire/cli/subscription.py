@@ -1,4 +1,4 @@
-"""Named subscriptions: list them, delete one, give one to another user."""
+"""List named subscriptions, delete one, or give one to another user."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ __all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
+    """Add the command's options and arguments."""
     commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listing = commands.add_parser("list", help="all named subscriptions and who uses them")
-    deleting = commands.add_parser("delete", help="end one that nobody uses, and what waits for it")
+    listing = commands.add_parser(
+        "list", help="all named subscriptions and the number of their consumers"
+    )
+    deleting = commands.add_parser(
+        "delete", help="delete one without consumers, and its undelivered messages"
+    )
     deleting.add_argument("name")
     assigning = commands.add_parser("assign", help="give one that nobody uses to another user")
     assigning.add_argument("name")
@@ -30,6 +35,7 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run the action and print its result. Raises ClientError."""
     actions = {"list": _list, "delete": _delete, "assign": _assign}
     return actions[options.action](options)
 

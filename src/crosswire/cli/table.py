@@ -1,4 +1,4 @@
-"""Rows for people: columns on a terminal, with nothing in them that a terminal would obey."""
+"""Tables on a terminal, without control characters from peers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["harmless", "in_short", "print_row", "print_table"]
 
 
 def harmless(text: str) -> str:
-    """Text of a peer, with control characters made visible."""
+    """The text with control characters escaped: a peer's text must not control the terminal."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def in_short(fields: dict[str, Any]) -> str:
-    """name=value name=value, JSON where a value is not plain text."""
-    return " ".join(f"{name}={_value(value)}" for name, value in fields.items())
+    """`name=value name=value`; values that are not text are JSON."""
+    return " ".join(f"{harmless(name)}={_value(value)}" for name, value in fields.items())
 
 
 def _value(value: Any) -> str:
@@ -28,10 +28,13 @@ def _value(value: Any) -> str:
 
 
 def print_row(cells: Sequence[object], widths: Sequence[int], *, indent: int = 0) -> None:
-    """A line on standard output; cut to the terminal, whole where there is none."""
+    """Print one line, cut to the width of the terminal; not cut if output is no terminal.
+
+    A negative width aligns its cell to the right. Control characters in cells are made visible.
+    """
     parts = [
         f"{cell:>{-width}}" if width < 0 else f"{cell:<{width}}"
-        for cell, width in zip(map(str, cells), widths, strict=True)
+        for cell, width in zip((harmless(str(each)) for each in cells), widths, strict=True)
     ]
     line = (" " * indent + "  ".join(parts)).rstrip()
     if sys.stdout.isatty():
@@ -41,10 +44,9 @@ def print_row(cells: Sequence[object], widths: Sequence[int], *, indent: int = 0
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, indent: int = 0) -> None:
-    """A table whose columns are as wide as they must be. `>name` is a column of numbers, which
-    stand to the right."""
+    """Print a table with columns as wide as their cells. `>name` is aligned to the right."""
     names = [name.removeprefix(">") for name in head]
-    table = [[str(cell) for cell in row] for row in (names, *rows)]
+    table = [[harmless(str(cell)) for cell in row] for row in (names, *rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(head))]
     if not head[-1].startswith(">"):
         widths[-1] = 0

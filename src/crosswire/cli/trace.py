@@ -1,4 +1,4 @@
-"""Show what happened to a message, step by step, as the hub's ledger has it."""
+"""Show what happened to a message, step by step, from the hub's ledger."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from crosswire.cli.body import shown_body
 from crosswire.cli.hub import add_hub_options, api_of, moment, path_of, print_json
 from crosswire.cli.table import harmless, print_table
 from crosswire.envelope import MICROSECONDS
+from crosswire.plurals import plural
 
 __all__ = ["configure", "repeated_deliveries", "run"]
 
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
+    """Add the command's options and arguments."""
     parser.add_argument("id", type=int, help="the message's id")
     add_hub_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
+    """Print the steps in order. Raises RequestFailed for an id that the ledger does not have."""
     answer = api_of(options).get(path_of("v1", "messages", options.id))
     if options.json:
         print_json(answer)
@@ -53,10 +56,10 @@ def _who(step: dict[str, Any]) -> str:
 
 
 def repeated_deliveries(steps: list[dict[str, Any]]) -> set[int]:
-    """Deliveries from a queue that have the number of one before them.
+    """Indexes of deliveries from a queue whose attempt number an earlier delivery has.
 
-    An attempt is counted when it ends. The one before was under way when the hub was killed, so
-    that its end was never seen.
+    An attempt is counted when it ends. The earlier one had not ended when the hub was killed, so
+    that its number was used again.
     """
     seen: set[tuple[str, int]] = set()
     repeated = set()
@@ -72,11 +75,11 @@ def repeated_deliveries(steps: list[dict[str, Any]]) -> set[int]:
 def _more(step: dict[str, Any], *, is_repeated: bool) -> str:
     parts = []
     if is_repeated:
-        parts.append(f"attempt {step['attempt']} again: the hub was killed during the one before")
+        parts.append(f"attempt {step['attempt']} again: the hub was killed during the first")
     elif step["attempt"] > 1:
         parts.append(f"attempt {step['attempt']}")
     if step["count"] != 1:
-        parts.append(f"{step['count']} deliveries")
+        parts.append(plural(step["count"], "delivery", "deliveries"))
     if step["detail"]:
         parts.append(step["detail"])
     return ", ".join(parts)

@@ -152,7 +152,8 @@ class Receipt(_Completion):
 class Append(_Completion):
     """A group on its way into the log. Await it, or add a callback; it may be done from the start.
 
-    Once it is done without an error the group is durable, and nothing else acknowledges a group.
+    Once it is done without an error the group is durable, or with the operating system if `sync` is
+    not set; nothing else acknowledges a group as that.
     """
 
     __slots__ = ()
@@ -175,7 +176,8 @@ class CommitGroup:
     """All that becomes durable together, and what has to be done when it is, or can't be.
 
     The store collects changes in it and completes `body` when the group is sealed. `sync` asks for
-    the disk, not only for the operating system; `urgent` means that somebody waits.
+    the disk, not only for the operating system; `urgent` means that somebody waits. `sealed_at` and
+    `ended_at` are readings of `perf_counter`, for metrics: its commit began and ended then.
     """
 
     __slots__ = (
@@ -186,6 +188,7 @@ class CommitGroup:
         "block",
         "body",
         "copies",
+        "ended_at",
         "newest_id",
         "number",
         "on_written",
@@ -208,6 +211,7 @@ class CommitGroup:
         self.sync = False
         self.urgent = False
         self.sealed_at = 0.0
+        self.ended_at = 0.0
 
         # What the store collects. Messages are put into the body at once; the rest is coalesced
         # here until the group is sealed. If the group can't be written, the ranges of what was

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, ParamSpec
 
 from crosswire.access import ANONYMOUS, Right
 from crosswire.commitlog.contract import Receipt
-from crosswire.envelope import Envelope
+from crosswire.envelope import NAME_BYTES, NAMED_CHARACTERS, Envelope
 from crosswire.errors import (
     DestinationFull,
     Forbidden,
@@ -177,8 +177,24 @@ class Gateway(ABC):
             self.identify(principal)
         return principal
 
+    def require_anywhere(self, right: Right) -> None:
+        """Raises Forbidden for a peer that has this right to no destination.
+
+        Asked before a body is parsed that names the destination: who may do nothing can't make the
+        hub parse anything.
+        """
+        if not self.context.access.may_anywhere(self.principal, right):
+            self.context.count("forbidden", self.protocol)
+            name = self.principal or "a peer without identity"
+            raise Forbidden(f"{name} may not {right} anything")
+
     def require(self, right: Right, destination: str) -> None:
-        """Raises Forbidden."""
+        """Raises Forbidden, and InvalidDestination for a name that no destination can have."""
+        if len(destination) > NAMED_CHARACTERS:
+            # Before it is compared, remembered, logged or sent back.
+            raise InvalidDestination(
+                f"a destination has at most {NAME_BYTES} bytes, not {len(destination)}"
+            )
         if not self.context.access.may(self.principal, right, destination):
             self.context.count("forbidden", self.protocol)
             name = self.principal or "a peer without identity"

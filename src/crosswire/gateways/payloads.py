@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from crosswire.bond import hub_module, idl, json, marshal
-from crosswire.bond.schema import Module, StructDef
+from crosswire.bond.schema import DecodeLimits, Module, StructDef
 from crosswire.envelope import Envelope, Kind
 from crosswire.errors import BondError, InvalidEnvelope, TooLargeToSend
 
@@ -51,6 +51,7 @@ _MAGICS: Final = frozenset(
 )
 _BLOB: Final = hub_module().struct("crosswire.Blob")
 """What the hub marshals arbitrary bytes in, for Epoxy peers without a schema."""
+_BLOB_LIMITS: Final = DecodeLimits(values=64)
 _MEDIA_TYPE: Final = re.compile(
     r"(application|audio|font|image|message|model|multipart|text|video)/[\w.+-]+( *;.*)?", re.ASCII
 )
@@ -183,7 +184,8 @@ def unwrap(payload: bytes) -> tuple[bytes, str] | None:
         return None
     try:
         encoding = marshal.protocol_of(payload)
-        blob = marshal.unmarshal(payload, _BLOB)
+        # A Blob has no unknown fields, so a few are enough to see that this is none.
+        blob = marshal.unmarshal(payload, _BLOB, limits=_BLOB_LIMITS)
         if not _MEDIA_TYPE.fullmatch(blob.content_type):
             return None
         # Unknown fields are skipped on reading: only what is written the same has no others.

@@ -8,27 +8,28 @@ Nothing is written per message. Whatever happens between two commits is collecte
     seal        queues and subscriptions save what was settled, the ledger adds its block, and the
                 store completes the group's body. What happens from now on is in the next group
     append      `CommitLog.append` makes the group durable, and what it changes can be read from the
-                store. This is the only step that can fail, and the only one after which anything
-                is acknowledged
+                store. This is the only step that can fail, and nothing is acknowledged as durable
+                before it has ended
     apply       the store counts the group's ids, rows and number as used
     listeners   in the order of `CommitStage`
 
 **One group is in flight.** While the disk works on it the event loop goes on, and all that arrives
 meanwhile is the next group. So a slow disk makes groups larger, not slower one by one, and the
-order of groups on disk is the order in which they were sealed. It also makes numbers simple: rows,
-ids and groups are given their numbers when a group is sealed, and the one before it has ended then.
+order of groups on disk is the order in which they were sealed. It also makes numbers simple: rows
+and groups are numbered when a group is sealed, and the one before it has ended then. (Ids are given
+out when messages are accepted, and never again, whatever becomes of their group.)
 
 **Durable, or only written.** A group is synced if something in it asks for that: a receipt of a
 durable message, a settlement that a peer is to be sure of. A group in which nothing does is only
 given to the operating system. It survives the process, not a power failure, and nobody has been
 promised more; the sync of any later group covers it, because the engine's log is sequential, and a
-timer asks for that sync after a second.
+timer asks for that sync after a second. For its listeners it is committed like any other.
 
 **A group that fails.** With the local log an append can fail for good: no room, or a broken disk.
 Messages of producers are lost with the group, and their receipts carry the error. All else (what
 was settled, saved and retained, and the ledger's rows about it) goes into the next group, which is
-tried after a quarter of a second. So nothing is ever half acknowledged: a message is durable and
-its receipt is done, or it was never accepted.
+tried when somebody requests a commit, or after a quarter of a second. So nothing is ever half
+acknowledged: a durable message is on disk and its receipt is done, or it was never accepted.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class CommitStage(IntEnum):
 
 
 Committed: TypeAlias = Callable[[CommitGroup], None]
-"""Called for a group that is durable and can be read from the store."""
+"""Called for a group that is committed: durable, or only written if nothing in it asks for more."""
 Failed: TypeAlias = Callable[[CommitGroup, StoreError], None]
 """Called for a group that could not be written; the next one has what must not be lost of it."""
 
@@ -94,7 +95,10 @@ class _CommitListener(NamedTuple):
 
 
 class CommitReader(Dispatcher, Protocol):
-    """A dispatcher that reads from the store, which returns only what is committed."""
+    """A dispatcher that reads messages from the store, and only those that are committed.
+
+    The store also returns those of a group on its way, which may still be taken back.
+    """
 
     @property
     def visible(self) -> int:
@@ -111,8 +115,9 @@ class StoredBacklog(CommitReader, MessageTarget, Protocol):
 class CommitPath:
     """The open group, the group in flight, and the listeners.
 
-    `committed_id` is the newest id that is durable. Without `start` no event loop is needed, and
-    nothing is committed before `commit_now` is called.
+    `committed_id` is the newest id that was given out when the last committed group was sealed: no
+    message above it may be read. Without `start` no event loop is needed, and nothing is committed
+    before `commit_now` is called.
     """
 
     def __init__(
@@ -158,7 +163,7 @@ class CommitPath:
         self._listeners = tuple(sorted(listeners, key=lambda each: each.stage))
 
     def remove_listener(self, committed: Committed) -> None:
-        """Call it no more; no error if it is not registered."""
+        """Call it no more, from the next group on; no error if it is not registered."""
         # A new tuple: the loop that calls listeners may be running.
         self._listeners = tuple(each for each in self._listeners if each.committed != committed)
 
@@ -348,8 +353,9 @@ class CommitPath:
         # After the backlogs, whose writing may note steps of messages. Like theirs, an exception
         # here must not keep the group, and all who wait for it, from the disk.
         self._dispatch.callbacks.run("write", self._add_block)
+        sealed_at = perf_counter()
         group = self._store.seal()
-        group.sealed_at = perf_counter()
+        group.sealed_at = sealed_at
         if group.written:
             group.on_written = self._on_written
         return group
@@ -387,6 +393,8 @@ class CommitPath:
     def _notify(self, group: CommitGroup, error: StoreError | None) -> None:
         """Run the listeners, then hand out what they made ready."""
         dispatch = self._dispatch
+        # Before the listeners: what is handed out by them is not the disk's time.
+        group.ended_at = perf_counter()
         # A commit ends without a call from outside, which would have set the hub's time.
         if self._clock is not None:
             dispatch.now = max(dispatch.now, self._clock())

@@ -26,8 +26,11 @@ SendEnvelope: TypeAlias = Callable[[Envelope, float], None]
 """Sends a message of the hub itself, which must not get lost: `Intake.inject`."""
 
 
-class Core(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
+class Core(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Made once, by `Hub`. `chance` gives random numbers in [0, 1)."""
+
+    # With garbage collection: parts refer to the core and the core to parts. A cycle through an
+    # object that the collector does not follow would keep every hub, and its store, for ever.
 
     store: Store
     ledger: Ledger

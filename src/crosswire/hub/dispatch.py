@@ -96,7 +96,7 @@ class DispatchLoop:
         self._touched[dispatcher] = None
 
     def touched(self) -> list[Dispatcher]:
-        """Those that wait for `pump`: none between two calls into the hub."""
+        """Those that wait for `pump`: none when that has ended."""
         return list(self._touched)
 
     def forget(self, dispatcher: Dispatcher) -> None:

@@ -384,7 +384,7 @@ class Hub:
 
     @property
     def committed_id(self) -> int:
-        """The newest id that is on disk."""
+        """The newest id that was given out when the last committed group was sealed."""
         return self.commits.committed_id
 
     def committed(self) -> Receipt:

@@ -45,7 +45,7 @@ def find_exposures(config: Config, file: Path | None = None) -> Iterator[Exposur
     for name, address in config.exposed().items():
         yield Exposure(
             ("listen", name),
-            f"on {address} anybody could do anything",
+            f"on {address} anyone who can connect would have all rights",
             "configure [[users]], or start with --insecure",
             is_refused=True,
         )

@@ -1,8 +1,8 @@
-"""Looks now and then for what the hub still holds for peers that are gone, and gives it back.
+"""Finds what the hub still holds for disconnected peers, and releases it.
 
-Leaving cleans up after every peer, whatever happens, so there should never be anything to find. If
-there is something all the same, a connection slot, a consumer or a link would be lost until the
-restart: it is reported, counted and given back instead.
+Disconnecting cleans up after every peer, also after errors, so nothing should ever be found. If a
+defect leaves something all the same, a connection slot, a consumer or a link would be lost until
+the next restart: it is logged, counted and released instead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["LeftoverCheck"]
 _INTERVAL_S: Final = 10.0
 _PAUSE_S: Final = 0.005
 _SLICE: Final = 500
-"""How many things are looked at in one go: other work of the event loop comes between."""
+"""How many objects are checked before the event loop does other work."""
 
 _log = logging.getLogger("crosswire.gateways")
 
@@ -33,44 +33,46 @@ Source: TypeAlias = Callable[[GatewayContext], Iterable[Leftover]]
 
 
 class LeftoverCheck:
-    """What is found in two rounds, one after the other, is left over: what is found once may just
-    be about to leave. `healed` counts by kind what was given back.
+    """Checks all peers every 10 s, in small steps.
 
-    `sources` find what only a protocol knows of.
+    An object that two successive rounds find is left over: in one round it may just be about to be
+    released. `healed` counts by kind what was released. `sources` find objects that only a protocol
+    has.
     """
 
     def __init__(self, context: GatewayContext, sources: Sequence[Source] = ()) -> None:
         self.healed: Counter[str] = Counter()
-        self._site = context
+        self._context = context
         self._sources = sources
-        # With what was found, so that no other object can have its identity meanwhile.
+        # With a reference to the object, so that no new object can get its `id` meanwhile.
         self._suspects: dict[tuple[str, int], object] = {}
         self._round: Iterator[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Look from now on, in the running event loop."""
+        """Check from now on, in the running event loop."""
         self._timer = asyncio.get_running_loop().call_later(_INTERVAL_S, self._step)
 
     def stop(self) -> None:
+        """Check no more; a round in progress is not finished."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def look(self) -> None:
-        """A whole round at once."""
+        """Run a whole round at once."""
         for _ in self._examine():
             pass
 
     def _step(self) -> None:
-        """A part of a round, then the next one soon; or the next round later."""
-        loop, callbacks = asyncio.get_running_loop(), self._site.hub.callbacks
-        if callbacks.run("leftovers", self._go_on) is not None:
+        """Check some objects; the rest follows after a short pause, the next round later."""
+        loop, callbacks = asyncio.get_running_loop(), self._context.hub.callbacks
+        if callbacks.run("leftovers", self._check_some) is not None:
             self._round = None
         wait_s = _INTERVAL_S if self._round is None else _PAUSE_S
         self._timer = loop.call_later(wait_s, self._step)
 
-    def _go_on(self) -> None:
+    def _check_some(self) -> None:
         if self._round is None:
             self._round = self._examine()
         for _ in range(_SLICE):
@@ -79,7 +81,7 @@ class LeftoverCheck:
                 return
 
     def _examine(self) -> Iterator[None]:
-        """A round; each yield is a point where it can be interrupted."""
+        """A round; it can be interrupted at each yield."""
         suspects: dict[tuple[str, int], object] = {}
         for found in self._find():
             if found is not None:
@@ -93,7 +95,7 @@ class LeftoverCheck:
 
     def _heal(self, found: Leftover) -> None:
         self.healed[found.kind] += 1
-        self._site.count("left over", found.protocol, found.kind)
+        self._context.count("left over", found.protocol, found.kind)
         log_event(
             _log,
             logging.ERROR,
@@ -102,19 +104,20 @@ class LeftoverCheck:
             protocol=found.protocol,
             holder=found.name,
         )
-        self._site.hub.callbacks.run("heal", found.heal)
+        self._context.hub.callbacks.run("heal", found.heal)
 
-    # What there can be. Others change it between two steps: every list is a copy.
+    # Connections come and go between two steps: every list is a copy, and every object is checked
+    # for being in it still.
 
     def _find(self) -> Iterator[Leftover | None]:
         yield from self._find_slots()
         yield from self._find_connections()
         yield from self._find_attachments()
         for source in self._sources:
-            yield from source(self._site)
+            yield from source(self._context)
 
     def _find_slots(self) -> Iterator[Leftover | None]:
-        context = self._site
+        context = self._context
         for occupant in context.connection_slots.occupants():
             if occupant not in context.connection_slots:
                 continue
@@ -132,7 +135,7 @@ class LeftoverCheck:
             yield None
 
     def _find_connections(self) -> Iterator[Leftover | None]:
-        context = self._site
+        context = self._context
         for gateway in list(context.gateways.values()):
             if context.gateways.get(gateway.id) is not gateway:
                 continue
@@ -149,7 +152,7 @@ class LeftoverCheck:
             yield None
 
     def _find_attachments(self) -> Iterator[Leftover | None]:
-        hub, now = self._site.hub, self._site.now
+        hub, now = self._context.hub, self._context.now
         for backlog in hub.backlogs():
             for consumer in list(backlog.consumers):
                 if not consumer.is_open:
@@ -171,7 +174,7 @@ class LeftoverCheck:
 
 
 def _is_gone(held: Attachment | Provider) -> bool:
-    """Only what has been held for more than a moment is checked."""
+    """Whether its peer is disconnected; receivers that can't be are not checked."""
     return bool(getattr(held.receiver, "is_gone", False))
 
 

@@ -1,4 +1,4 @@
-"""Listeners: sockets that turn connections into gateways, as many as there is room for."""
+"""Listeners: sockets that make a gateway for each connection, and their TLS contexts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = logging.getLogger("crosswire.gateways")
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
-    """TLS 1.2 and up. Raises ConfigError."""
+    """A context for TLS 1.2 and later. Raises ConfigError for files that can't be used."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     fill_context(context, files)
@@ -32,7 +32,7 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def fill_context(context: ssl.SSLContext, files: TlsFiles) -> None:
-    """Read the files, at first or anew: connections from now on use them. Raises ConfigError."""
+    """Load the files; new connections use them, open ones keep theirs. Raises ConfigError."""
     try:
         context.load_cert_chain(files.certificate, files.key)
         if files.client_ca is not None:
@@ -44,14 +44,15 @@ def fill_context(context: ssl.SSLContext, files: TlsFiles) -> None:
 
 
 def cannot_listen(name: str, address: Address, error: OSError) -> ConfigError:
-    """Which listener, which address, and why; event loops have texts of their own for the last."""
+    """An error with listener, address and reason: event loops word the reason differently, so it is
+    taken from the error number."""
     code = error.errno or 0
     reason = os.strerror(code) if code > 0 else error.strerror or str(error)
     return ConfigError(f"can't listen on {address} for {name}: {reason}")
 
 
 class Listener:
-    """One of the hub's sockets."""
+    """A listening socket of one protocol."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class Listener:
         self.address = Address("", 0)
 
     async def open(self, address: Address) -> Address:
-        """Listen; gives the address with the port that was taken. Raises ConfigError."""
+        """Listen; returns the address with the port that was taken. Raises ConfigError."""
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
@@ -86,7 +87,7 @@ class Listener:
         return self.address
 
     def close(self) -> None:
-        """Accept nobody any more; who is connected stays."""
+        """Accept no more connections; open ones stay."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -96,12 +97,12 @@ class Listener:
         session = Session(gateway.open, gateway, callbacks=self.context.hub.callbacks)
         if self._tls is not None:
             loop = asyncio.get_running_loop()
-            loop.call_later(HANDSHAKE_S + _LATER_S, self._look_back, session)
+            loop.call_later(HANDSHAKE_S + _LATER_S, self._check_handshake, session)
         return session
 
-    def _look_back(self, session: Session) -> None:
-        """The event loop doesn't report a failed handshake: there is just no session.
-        By now it would be there."""
+    def _check_handshake(self, session: Session) -> None:
+        """Count a failed TLS handshake. The event loop does not report it: the session is made
+        before the handshake, and is never opened if that fails or times out."""
         if not session.opened:
             self.context.count("failed", self.gateway.protocol, "TlsHandshake")
             log_event(_log, logging.WARNING, "failed", listener=self.name, error="TlsHandshake")

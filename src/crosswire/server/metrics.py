@@ -7,7 +7,6 @@ is bounded: protocols, kinds of destinations, steps.
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -121,7 +120,7 @@ class Metrics:
 
     def _committed(self, group: CommitGroup) -> None:
         """Count what happened with the group. The ledger's stage is before this one."""
-        self.commit_seconds.add(time.perf_counter() - group.sealed_at)
+        self.commit_seconds.add(group.ended_at - group.sealed_at)
         self.commit_messages.add(self.count(self._hub.ledger.committed_runs))
 
     def _failed(self, _group: CommitGroup, _error: StoreError) -> None:

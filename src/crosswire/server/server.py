@@ -1,4 +1,4 @@
-"""A whole hub: store, hub, listeners; start, timekeeping, reload and stop."""
+"""The server: opens store, hub, lake and listeners; runs timers; reloads, drains and stops."""
 
 from __future__ import annotations
 
@@ -54,20 +54,20 @@ __all__ = ["GATEWAYS", "HttpListener", "Server"]
 
 _log = logging.getLogger("crosswire.server")
 
-_LOOK_S: Final = 0.02
+_POLL_S: Final = 0.02
 _TICK_S: Final = 0.1
 _AFTER_FAILURE_S: Final = 1.0
-_IDLE_LOOK_S: Final = 10.0
+_IDLE_CHECK_S: Final = 10.0
 _GOODBYE_S: Final = 2.0
 _CONFIGURED: Final = "configured"
 _STORE_FILES: Final = re.compile(
     r"LOCK|LOG.*|IDENTITY|MANIFEST-\d+|OPTIONS-\d+(\.dbtmp)?|\d+\.(sst|log|dbtmp)|RESERVE"
     r"|rocksdict-config\.json|crosswire\..*"
 )
-"""What can be there when a hub was killed while it made its store."""
+"""Names of files that a hub may leave when it is killed while it creates its store."""
 _read_names: Callable[[bytes], list[str]] = reader(list[str], "the configured schedules")
 _RESTART: Final = ("data", "emqp", "insecure", "lake", "listen", "store")
-"""Settings that a running hub can't change."""
+"""Settings that take effect only after a restart."""
 
 GATEWAYS: Final = {
     "emp": "emp.gateway:EmpGateway",
@@ -84,23 +84,25 @@ GATEWAYS: Final = {
 
 
 class HttpListener(Protocol):
-    """A listener that leads to no gateway: the one for HTTP."""
+    """The HTTP listener, as the server uses it; `web` is above `server` and passes it in."""
 
     address: Address
 
-    async def open(self, address: Address) -> Address: ...
+    async def open(self, address: Address) -> Address:
+        """Listen; returns the address with the port that was taken. Raises ConfigError."""
+        ...
 
     def close(self) -> None:
-        """Accept nobody any more."""
+        """Accept no more connections."""
 
     async def finish(self) -> None:
-        """Let the last answers go out, within a moment."""
+        """Wait for the last responses, a second at most, and close the connections."""
 
 
 class Server:
-    """`start` opens everything, `stop` drains and closes it.
+    """One hub with its listeners: `start` opens everything, `stop` drains and closes it.
 
-    `http` makes the application of the listener `http`, which must be off without it.
+    `http` makes the listener `http`; without it that listener must be off.
     """
 
     def __init__(
@@ -126,7 +128,12 @@ class Server:
         self.log: Log | None = None
 
     async def start(self) -> dict[str, Address]:
-        """Every listener's address. Raises ConfigError or StoreError."""
+        """Open everything; returns the address of every listener. Raises ConfigError or StoreError.
+
+        Order matters: the configuration is checked before the store is opened, which may be slow;
+        schedules and gateways are restored before a listener accepts, so that the first peer finds
+        everything; timers start last, since they may deliver to peers.
+        """
         config = self.config
         addresses = self._addresses()
         refuse_exposures(config)
@@ -138,6 +145,7 @@ class Server:
         try:
             self.hub = Hub(store, _hub_config(config), now=now, random=random.Random(), clock=clock)
         except BaseException:
+            # The lock on the store's files must not outlive the attempt.
             store.close()
             raise
         try:
@@ -161,12 +169,13 @@ class Server:
                 await listener.open(address)
                 self.listeners[name] = self.context.listeners[name] = listener
         except BaseException:
+            # Peers may be connected already: the same stop as always, but without the grace time.
             self.hurry()
             await self.stop()
             raise
         self.leftovers.start()
         self.started_at = now
-        self.hub.on_earlier_deadline(self._look_sooner)
+        self.hub.on_earlier_deadline(self._advance_timer)
         self._timer_at = asyncio.get_running_loop().time()
         self.watchdog.start()
         self._keep_time()
@@ -219,26 +228,31 @@ class Server:
     # Stopping.
 
     async def stop(self) -> None:
-        """Accept nobody, wait for settlements within a grace time, then close with goodbyes.
+        """Drain and close: no new connections, a grace time for settlements, goodbyes, files.
 
-        HTTP closes last: it reports that the hub is draining.
+        HTTP closes last: `/readyz` reports "draining" meanwhile. Raises StoreError if the last
+        changes can't be written.
         """
+        # First of all, so that gateways refuse new work from peers that are still connected.
         self.context.draining = True
         for name, listener in self.listeners.items():
             if name != "http":
                 listener.close()
         deadline = self.context.now() + self.config.drain_s
         run = self.hub.callbacks.run
+        # Deliveries stop, but settlements and responses to what was delivered are still accepted:
+        # without the wait all of it would be redelivered after the restart.
         for gateway in list(self.context.gateways.values()):
             run("drain", gateway.drain)
         while self._under_way() and self.context.now() < deadline and not self._hurried:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
         for gateway in list(self.context.gateways.values()):
             run("close", gateway.session.connection.close)
             gateway.session.wake()
         deadline = self.context.now() + _GOODBYE_S
         while self.context.gateways and self.context.now() < deadline and not self._hurried:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
+        # Peers that did not answer the goodbye in time.
         for gateway in list(self.context.gateways.values()):
             gateway.session.transport.abort()
         for listener in self.listeners.values():
@@ -247,7 +261,11 @@ class Server:
             self._timer.cancel()
         self.watchdog.stop()
         self.leftovers.stop()
+        # One turn of the loop: aborted transports report their end to the gateways, which release
+        # consumers and record it, before the store is closed.
         await asyncio.sleep(0)
+        # The lake before the store: sealing its last files commits to the store. Each step runs
+        # even if the one before it fails.
         try:
             await self._close_lake()
         finally:
@@ -259,28 +277,29 @@ class Server:
                         await listener.finish()
 
     async def _close_store(self) -> None:
-        """The files are closed in any case. Raises StoreError."""
+        """Commit what is left and close the files, in any case. Raises StoreError."""
         try:
             await self.hub.commits.close()
         except StoreError as error:
             raise type(error)(
-                f"it has stopped, but its last changes are not on the disk: {error}. All that was"
-                " acknowledged is; what was settled last is delivered again after the next start"
+                f"it has stopped, but its last changes are not on the disk: {error}. Everything"
+                " acknowledged is; messages settled last are delivered again after the next start"
             ) from error
 
     def hurry(self) -> None:
-        """No more grace."""
+        """End the grace time of `stop`, now or when it begins."""
         self._hurried = True
 
     def _under_way(self) -> bool:
         return any(gateway.is_busy for gateway in self.context.gateways.values())
 
-    # Other settings.
+    # Reload.
 
     def reload(self, config: Config) -> list[str]:
-        """Take on what can be changed; gives the names of settings that wait for a restart.
+        """Apply a configuration; returns the names of settings that need a restart.
 
-        Raises ConfigError; then nothing has changed.
+        Raises ConfigError; then nothing has changed: all that can fail is checked before the first
+        change.
         """
         old = self.config
         waiting = [name for name in _RESTART if getattr(config, name) != getattr(old, name)]
@@ -292,6 +311,8 @@ class Server:
         refuse_exposures(config)
         schemas = _schemas(config.bond.files)
         if config.tls is not None and self._tls is not None:
+            # Into a new context first: a file that can't be used would leave the old one half
+            # loaded. Listeners hold the old one, so it is refilled, not replaced.
             server_context(config.tls)
             fill_context(self._tls, config.tls)
         context = self.context
@@ -305,9 +326,10 @@ class Server:
         return sorted(waiting)
 
     def _follow_schedules(self, entries: Sequence[ScheduleEntry]) -> None:
-        """Those of the configuration, no more and no less; others are nobody's business here.
+        """Add, replace and remove schedules so that they match the configuration.
 
-        One that is there already goes on as it is, unless the configuration changed it.
+        Schedules that peers or users added are not touched: the store has the ids of the configured
+        ones. One that the configuration did not change keeps its next fire time and its count.
         """
         schedules, store = self.hub.schedules, self.hub.store
         stored = store.get(_CONFIGURED, b"schedules")
@@ -325,7 +347,7 @@ class Server:
                 try:
                     schedules.add(schedule, now)
                 except HubError as error:
-                    # Such as a cron expression with a year that is over.
+                    # Such as a cron expression whose last year has passed: the hub runs without it.
                     self.hub.damage.report(
                         InvalidSchedule(f"schedule {entry.id} is left out: {error}")
                     )
@@ -342,7 +364,8 @@ class Server:
                 try:
                     schedules.remove(name)
                 except HubError as error:
-                    # It is removed when the configuration is applied again.
+                    # It stays in the stored list, and is removed when the configuration is applied
+                    # again.
                     names.append(name)
                     log_event(
                         _log,
@@ -355,37 +378,38 @@ class Server:
             store.save(_CONFIGURED, b"schedules", msgspec.msgpack.encode(names))
             self.hub.commits.request()
 
-    # Time.
+    # Timers.
 
-    def _look_sooner(self) -> None:
-        """Something is due before we would have looked."""
+    def _advance_timer(self) -> None:
+        """Run timers earlier: a new deadline is before the next run."""
         loop, deadline = asyncio.get_running_loop(), self.hub.next_deadline()
         if self._timer is None or deadline is None:
             return
         wait = max(deadline - self.context.now(), 0.0)
         if loop.time() + wait < self._timer_at:
             self._timer.cancel()
-            self._look_in(wait)
+            self._set_timer(wait)
 
     def _keep_time(self) -> None:
-        """The hub's deadlines, looked at when they come and at least every tenth of a second."""
+        """Run the hub's timers at their deadlines, and at least every tenth of a second, in which
+        the watchdog and the wall clock are checked."""
         self._timer = None
         loop = asyncio.get_running_loop()
         self.watchdog.beat(max(loop.time() - self._timer_at, 0.0))
         shortest_s = 0.0
         try:
-            self._have_turn()
+            self._run_timers()
         except Exception:
             self.context.count("failed", "", "clock")
-            _log.exception("a turn of the clock failed")
+            _log.exception("running timers failed")
             shortest_s = _AFTER_FAILURE_S
         finally:
-            # Whatever happened: a clock that is not armed again stands still for good.
+            # In any case: without this no timer would ever run again.
             deadline = self.hub.next_deadline()
             wait_s = _TICK_S if deadline is None else min(deadline - self.context.now(), _TICK_S)
-            self._look_in(max(wait_s, shortest_s))
+            self._set_timer(max(wait_s, shortest_s))
 
-    def _have_turn(self) -> None:
+    def _run_timers(self) -> None:
         now = self.context.now()
         look = self.clock.look()
         if look is not None:
@@ -393,23 +417,23 @@ class Server:
         deadline = self.hub.next_deadline()
         if deadline is not None and deadline <= now:
             self.hub.handle_deadline(now)
-        self._send_idle_away()
+        self._close_idle()
 
-    def _send_idle_away(self) -> None:
+    def _close_idle(self) -> None:
         loop = asyncio.get_running_loop()
         idle_s = self.config.connections.idle_s
         if idle_s and loop.time() >= self._idle_at:
-            self._idle_at = loop.time() + min(idle_s / 4, _IDLE_LOOK_S)
+            self._idle_at = loop.time() + min(idle_s / 4, _IDLE_CHECK_S)
             for gateway in list(self.context.gateways.values()):
                 self.hub.callbacks.run("idle", gateway.close_idle, idle_s, loop.time())
 
     def timers_late_s(self) -> float:
-        """How long ago the hub's next deadline should have been handled."""
+        """How long the hub's next deadline has been overdue; 0 if it is not."""
         deadline = self.hub.next_deadline()
         return 0.0 if deadline is None else max(self.context.now() - deadline, 0.0)
 
-    def _look_in(self, wait_s: float) -> None:
-        # Not every loop's handle knows when it is due.
+    def _set_timer(self, wait_s: float) -> None:
+        # Kept beside the handle: uvloop's handles don't have the time at which they run.
         loop = asyncio.get_running_loop()
         self._timer_at = loop.time() + wait_s
         self._timer = loop.call_later(wait_s, self._keep_time)
@@ -443,8 +467,8 @@ def _open_store(config: Config) -> RocksStore:
     if is_new(path) and _has_lake(Path(config.data)):
         raise StoreDamaged(
             f"there is no store in {path}, but a lake beside it: the store is missing. "
-            f"`crosswire store repair {config.data}` makes one of what the lake has; "
-            "to begin anew, move the lake away"
+            f"`crosswire store repair {config.data}` makes one from the lake; "
+            "to start with an empty store, move the lake away"
         )
     try:
         _check_folder(path)
@@ -456,10 +480,10 @@ def _open_store(config: Config) -> RocksStore:
 
 
 def _check_folder(path: Path) -> None:
-    """Is this where a store is, or could be? Raises ConfigError and OSError.
+    """Raises ConfigError if the folder is neither a store nor empty, and OSError.
 
-    The engine takes any folder for its own: where it finds no store it makes one, and removes what
-    has names like those of its files.
+    RocksDB would accept any folder: it creates a store in it, and deletes files with names like
+    those of its own.
     """
     for folder in (path.parent, path):
         if folder.is_symlink() and not folder.exists():
@@ -472,7 +496,7 @@ def _check_folder(path: Path) -> None:
     if not path.exists():
         return
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        # The system's own message distinguishes rights from file system problems.
+        # Raises the system's own error, which distinguishes rights from a read-only disk.
         with tempfile.TemporaryFile(dir=path):
             pass
     if not (path / "CURRENT").exists():
@@ -493,7 +517,7 @@ def _has_lake(data: Path) -> bool:
 
 
 def _log_damage(store: RocksStore) -> None:
-    """What is damaged stands in the log, too: what was found so far, and what will be."""
+    """Log damage of the store: what was found when it was opened, and what will be found."""
 
     def log(part: str, detail: str) -> None:
         log_event(_log, logging.ERROR, "the store is damaged", part=part, detail=detail)

@@ -1,7 +1,7 @@
-"""The tap: raw bytes of connections, as they were read and written, on their way into the lake.
+"""The tap: passes the raw bytes of connections, as they were read and written, to the lake.
 
-On the event loop a row is a tuple in a list; masking, spooling and sealing are done in batches,
-beside it. What there is no room for is dropped and counted: a hub never waits for its tap.
+On the event loop a row is only appended to a list; spooling and sealing are done in batches, on a
+thread. Rows that don't fit into the buffer are dropped and counted: a hub never waits for its tap.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _MASKS: Final = {
     "epoxy": "epoxy.mask:EpoxyMask",
     "micromsg2": "micromsg2.mask:MicroMsg2Mask",
 }
-"""Who knows where a protocol's secrets are; Relink has none."""
+"""Classes that mask a protocol's secrets; Relink carries none."""
 
 
 class TapFeed:
-    """Collects the rows of all tapped connections and has them written."""
+    """Collects the rows of all tapped connections and writes them to the spool."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class TapFeed:
         self._stopped = False
 
     def open(self, gateway: ConnectedPeer) -> ConnectionTap | None:
-        """For a new connection, if its listener is tapped and it is in the sample."""
+        """The tap of a new connection; None if its listener is not tapped or it is not sampled."""
         tap = self._settings.tap
         if gateway.listener not in tap.listeners:
             return None
@@ -84,13 +84,13 @@ class TapFeed:
         return ConnectionTap(self, peers, _mask(gateway.protocol))
 
     async def start(self) -> None:
-        """Seal what an earlier life left."""
+        """Seal the spool that an earlier process left."""
         self._flush()
         if self._writing is not None:
             await self._writing
 
     async def stop(self) -> None:
-        """Write and seal what is there."""
+        """Write and seal everything, and end the thread."""
         if self._stopped:
             return
         self._stopped = True
@@ -106,7 +106,8 @@ class TapFeed:
     # On the event loop.
 
     def add(self, row: WireRow) -> None:
-        """Never waits: what there is no room for is lost, and counted."""
+        """Buffer a row. Never waits: without room in the buffer the row is dropped and counted."""
+        # 100 for the row itself: many small reads fill the memory, too.
         size = row.length + 100
         if self._stopped:
             return
@@ -122,7 +123,7 @@ class TapFeed:
             self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self._flush)
 
     def end(self, connection: str) -> None:
-        """There will be no more rows of it."""
+        """No more rows follow for this connection."""
         self._ended.append(connection)
 
     def _take(self) -> tuple[list[WireRow], int, list[str]]:
@@ -151,19 +152,19 @@ class TapFeed:
         elif (unsealed or self._rows) and self._timer is None and not self._stopped:
             self._timer = asyncio.get_running_loop().call_later(_FLUSH_S, self._flush)
 
-    # On the tap's own thread.
+    # On the tap's thread. One call at a time (`_writing`), so the spool needs no lock.
 
     def _write(
         self, rows: list[WireRow], lost: int, ended: list[str], closing: bool
     ) -> tuple[bool, int]:
-        """Spool, and seal when it is time.
+        """Write the rows to the spool, and seal it when it is large or old enough.
 
-        Returns whether something waits for that, and how many bytes no spool has.
+        Returns whether unsealed rows are left, and the number of bytes that could not be spooled.
         """
         now_us = int(time.time() * MICROSECONDS)
         settings, spool = self._settings, self._spool
         if not closing and not self._has_room():
-            self._fail("the rest of the disk is left to the store")
+            self._fail("the remaining disk space is reserved for the store")
             if spool is not None:
                 spool.forget(ended)
             return True, lost + sum(row.length for row in rows)
@@ -174,7 +175,7 @@ class TapFeed:
                 self._spool = spool
             spool.add(rows, now_us, lost_bytes=lost)
             spool.forget(ended)
-            # A clock that was set back must not keep it waiting.
+            # `abs`: a clock that was set back must not delay the seal.
             age_s = abs(now_us - spool.first_time) / MICROSECONDS
             if closing:
                 spool.close(now_us)
@@ -187,7 +188,7 @@ class TapFeed:
             self._fail("rows can't be spooled")
         elif self._is_failing:
             self._is_failing = False
-            log_event(_log, logging.WARNING, "the tap is written again")
+            log_event(_log, logging.WARNING, "the tap can be written again")
         return spool.size_bytes > 0 or spool.is_lossy, 0
 
     def _fail(self, reason: str) -> None:
@@ -197,7 +198,7 @@ class TapFeed:
 
 
 class ConnectionTap:
-    """One connection's part of it; a session's `Tap`."""
+    """The tap of one connection; a session's `Tap`."""
 
     __slots__ = ("_ended", "_feed", "_mask", "_offsets", "_peers", "_reads")
 
@@ -211,6 +212,10 @@ class ConnectionTap:
         feed.add(WireRow(peers, FORWARD, OPEN, 0, 0, _now_us()))
 
     def received(self, data: bytes) -> None:
+        """Record bytes from the peer, with secrets masked.
+
+        A mask holds bytes back until it knows whether they are secret.
+        """
         now_us = _now_us()
         mask = self._mask
         if mask is None:
@@ -222,7 +227,7 @@ class ConnectionTap:
             self._mask = None
 
     def _record(self, shown: bytes) -> None:
-        """What was held back is recorded with the time at which it came, read by read."""
+        """Record unmasked bytes, each with the time of the read that brought it."""
         position = 0
         while position < len(shown):
             time_us, length = self._reads[0]
@@ -235,6 +240,7 @@ class ConnectionTap:
                 del self._reads[0]
 
     def sent(self, chunks: Sequence[bytes | memoryview]) -> None:
+        """Record bytes to the peer; the hub sends no secrets."""
         self._add(BACKWARD, b"".join(chunks), _now_us())
 
     def _add(self, direction: str, data: bytes, time_us: int) -> None:
@@ -243,12 +249,15 @@ class ConnectionTap:
         self._feed.add(WireRow(self._peers, direction, DATA, offset, len(data), time_us, data))
 
     def peer_finished(self) -> None:
+        """Record that the peer sends no more."""
         self._end(FORWARD, FIN)
 
     def finished(self) -> None:
+        """Record that the hub sends no more."""
         self._end(BACKWARD, FIN)
 
     def closed(self, error: Exception | None) -> None:
+        """Record the end of the connection: a reset if there is an error, else a FIN."""
         if error is not None:
             self._end(FORWARD, RESET)
             self._end(BACKWARD, RESET)
@@ -263,17 +272,17 @@ class ConnectionTap:
             return
         self._ended.add(direction)
         if direction == FORWARD:
-            self._show_rest()
+            self._record_rest()
         offset = self._offsets[direction]
         self._feed.add(WireRow(self._peers, direction, kind, offset, 0, _now_us()))
 
-    def _show_rest(self) -> None:
+    def _record_rest(self) -> None:
         if self._mask is not None:
             self._record(self._mask.rest())
 
 
 def has_spool(lake: Path) -> bool:
-    """Did an earlier life leave something to be sealed?"""
+    """Whether an earlier process left a spool that is not sealed."""
     return any((lake / ".spool").glob("*.spool")) or any((lake / ".spool").glob("*.running"))
 
 

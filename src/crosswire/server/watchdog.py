@@ -1,7 +1,7 @@
-"""Watches the event loop and the clock that runs on it.
+"""Detects a blocked event loop.
 
-The timekeeper reports every turn with `beat`. A thread of its own looks for turns that don't
-come: it reports that the loop is blocked, and where, while it is blocked.
+The server calls `beat` each time it runs timers. A thread checks that these calls don't stop: only
+a thread can report that the loop is blocked, and in which function, while it is blocked.
 """
 
 from __future__ import annotations
@@ -23,21 +23,25 @@ __all__ = ["LATE_S", "Watchdog"]
 _log = logging.getLogger("crosswire.watchdog")
 
 LATE_S: Final = 5.0
-"""So late is not busy but broken."""
-_LOOK_S: Final = 1.0
-_AGAIN_S: Final = 60.0
+"""A loop that is blocked for longer is reported; a busy one never is."""
+_CHECK_S: Final = 1.0
+_REPEAT_S: Final = 60.0
 _MINUTE_S: Final = 60.0
 _LAGS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 
 
 class Watchdog:
-    """`start` on the event loop's thread; `look` is what its own thread does every second."""
+    """`start` it on the event loop's thread; its own thread calls `check` every second.
+
+    The two threads share a few attributes without a lock: each is written by one thread and read
+    in one step. `_reported_at` is written by both, at worst a report is repeated or delayed.
+    """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.lag = Histogram(_LAGS_S)
-        """How late the turns of the clock came."""
+        """Delays of timer runs."""
         self.blocked = 0
-        """How many times the loop did not turn for `LATE_S`."""
+        """How many times the loop was blocked for more than `LATE_S`."""
         self._monotonic = monotonic
         self._beat_at: float | None = None
         self._worst: deque[tuple[int, float]] = deque()
@@ -47,23 +51,23 @@ class Watchdog:
         self._stopped = threading.Event()
 
     def start(self) -> None:
-        """From now on turns are expected."""
+        """Expect `beat` from now on, and start the thread."""
         self._beat_at = self._monotonic()
         self._loop_thread = threading.get_ident()
         self._thread = threading.Thread(target=self._run, name="crosswire-watchdog", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """No more turns will come."""
+        """Expect no more calls of `beat`, and end the thread."""
         self._beat_at = None
         self._stopped.set()
         if self._thread is not None:
-            self._thread.join(_LOOK_S)
+            self._thread.join(_CHECK_S)
 
     # On the event loop.
 
     def beat(self, lag_s: float) -> None:
-        """The timer ran, this much later than requested."""
+        """Timers run now, `lag_s` later than requested."""
         now = self._monotonic()
         silent_s = self.silent_s()
         self._beat_at = now
@@ -77,17 +81,18 @@ class Watchdog:
             )
 
     def silent_s(self) -> float:
-        """For how long there has been no turn; 0 when none is expected."""
+        """The time since the last `beat`; 0 when none is expected. From any thread."""
+        # Read once: `stop` may set it to None meanwhile.
         beat_at = self._beat_at
         return 0.0 if beat_at is None else max(self._monotonic() - beat_at, 0.0)
 
     def worst_lag_s(self) -> float:
-        """The latest turn of the last minute."""
+        """The largest delay of the last minute."""
         first = self._monotonic() - _MINUTE_S
         return max((lag for second, lag in self._worst if second >= first), default=0.0)
 
     def _note(self, now: float, lag_s: float) -> None:
-        """One entry a second, so that a minute stays short."""
+        """Keep one entry per second, the largest: at most 60 for `worst_lag_s`."""
         second = int(now)
         if self._worst and self._worst[-1][0] == second:
             lag_s = max(lag_s, self._worst.pop()[1])
@@ -98,14 +103,14 @@ class Watchdog:
     # On its own thread.
 
     def _run(self) -> None:
-        while not self._stopped.wait(_LOOK_S):
-            self.look()
+        while not self._stopped.wait(_CHECK_S):
+            self.check()
 
-    def look(self) -> None:
-        """Report a blocked loop, again every minute."""
+    def check(self) -> None:
+        """Log that the loop is blocked, if it is; again every minute."""
         silent_s, now = self.silent_s(), self._monotonic()
         if silent_s <= LATE_S or (
-            self._reported_at is not None and now - self._reported_at < _AGAIN_S
+            self._reported_at is not None and now - self._reported_at < _REPEAT_S
         ):
             return
         self._reported_at = now

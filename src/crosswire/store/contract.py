@@ -5,9 +5,10 @@
     journal   number of the first row → block    one block a group, read in order
 
 A store is what durable commit groups are applied to. Changes go into the open group (`group`),
-which nobody reads: only what is committed can be read. When the group is sealed its body is
-complete; when the log has made it durable, `applied` is called; when it can't be written,
-`take_back`. Who does that, and when, is not the store's concern: see `crosswire.hub.commits`.
+which nobody reads. When the group is sealed its body is complete; when the log has made it durable,
+`applied` is called; when it can't be written, `take_back`. Who does that, and when, is not the
+store's concern: see `crosswire.hub.commits`. Between write and `applied` a group's messages and
+state can be read already: who reads messages keeps to the commit path's `committed_id`.
 
 What was saved or retained outlives a group that could not be written: it goes into the next one.
 What was appended does not: its producer gets the error, and may try again.
@@ -334,7 +335,8 @@ class Store(RecoveredEngine):
         except RecordUnreadable:
             begin = row_key(after + 1)
         found: list[tuple[int, int, bytes]] = []
-        for key, value in self._scan(begin, ROWS[1]):
+        # Not the block of a group on its way: it can be read already, and may still be taken back.
+        for key, value in self._scan(begin, row_key(self._next_row)):
             first, rows = int.from_bytes(key[1:]), int.from_bytes(value[:4])
             if first + rows > after + 1:
                 found.append((first, rows, value[4:]))
@@ -448,6 +450,11 @@ class Store(RecoveredEngine):
         # If only the sync failed, the messages were written, and could come back with a later
         # sync or survive the process: nobody accepted them, so they are deleted.
         following.ranges[:0] = [*group.ranges, *group.appended]
+        if group.block is not None:
+            # The same for its block. The next one replaces it, if there is one: all rows may have
+            # been about messages that are lost.
+            key = row_key(group.block.first_row)
+            following.ranges.append((key, key + b"\x00"))
         following.sync = True
 
     # Room.

@@ -1,4 +1,7 @@
-"""The table of the API's operations, and the OpenAPI document that is made from it."""
+"""The table of the API's operations, and the OpenAPI document generated from it.
+
+Descriptions in the document are the summaries below and the docstrings of the structs.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,17 @@ from typing import Any, Final
 import msgspec
 
 from crosswire import __version__
-from crosswire.web import damage, dead, ingest, log, messages, schedules, state
+from crosswire.web import (
+    damage,
+    dead,
+    dead_selection,
+    ingest,
+    log,
+    messages,
+    replays,
+    schedules,
+    state,
+)
 from crosswire.web.contract import ARROW, JSON, FailureResponse, Operation
 
 __all__ = ["OPERATIONS", "openapi"]
@@ -18,7 +31,7 @@ OPERATIONS: Final = (
         name="show_state",
         method="GET",
         path="/v1/state",
-        summary="The hub at a glance",
+        summary="Overview of the hub",
         handler=state.show_state,
         answer=state.HubState,
     ),
@@ -26,7 +39,7 @@ OPERATIONS: Final = (
         name="show_damage",
         method="GET",
         path="/v1/damage",
-        summary="What of the store is damaged and not acknowledged, and what is stopped by it",
+        summary="Damage of the store that is not acknowledged, and what it stopped",
         handler=damage.show_damage,
         answer=damage.DamageReport,
     ),
@@ -34,7 +47,7 @@ OPERATIONS: Final = (
         name="acknowledge_damage",
         method="POST",
         path="/v1/damage/acknowledge",
-        summary="Take what is damaged from the list; the hub is no longer shown as damaged",
+        summary="Acknowledge the damage; the hub is no longer reported as damaged",
         handler=damage.acknowledge_damage,
         answer=damage.AcknowledgedDamage,
     ),
@@ -42,7 +55,7 @@ OPERATIONS: Final = (
         name="list_queues",
         method="GET",
         path="/v1/queues",
-        summary="Queues, how much waits in them, and for whom",
+        summary="Queues, with their lengths, sizes and consumers",
         handler=state.list_queues,
         query=state.Names,
         answer=state.Queues,
@@ -51,7 +64,7 @@ OPERATIONS: Final = (
         name="show_queue",
         method="GET",
         path="/v1/queues/{name:path}",
-        summary="A queue, its consumers and, if asked for, some of its messages",
+        summary="A queue, its consumers and, if requested, some of its messages",
         handler=state.show_queue,
         query=state.Peek,
         answer=state.QueueDetail,
@@ -60,7 +73,7 @@ OPERATIONS: Final = (
         name="purge_queue",
         method="POST",
         path="/v1/queues/{name:path}/purge",
-        summary="Let everything in a queue go that no consumer holds",
+        summary="Delete all messages of a queue that no consumer holds",
         handler=state.purge_queue,
         answer=state.Purged,
     ),
@@ -68,7 +81,7 @@ OPERATIONS: Final = (
         name="list_topics",
         method="GET",
         path="/v1/topics",
-        summary="Topics and who subscribes to them",
+        summary="Topics and their subscriptions",
         handler=state.list_topics,
         query=state.Names,
         answer=state.Topics,
@@ -77,7 +90,7 @@ OPERATIONS: Final = (
         name="show_topic",
         method="GET",
         path="/v1/topics/{name:path}",
-        summary="A topic and, if asked for, some of its stored messages",
+        summary="A topic and, if requested, some of its stored messages",
         handler=state.show_topic,
         query=state.Peek,
         answer=state.TopicDetail,
@@ -86,7 +99,7 @@ OPERATIONS: Final = (
         name="list_subscriptions",
         method="GET",
         path="/v1/subscriptions",
-        summary="Named subscriptions and how far they are: one's own, administrators see all",
+        summary="Named subscriptions with cursors and consumers: one's own, administrators see all",
         handler=state.list_subscriptions,
         answer=state.SubscriptionList,
         needs="principal",
@@ -105,7 +118,7 @@ OPERATIONS: Final = (
         name="remove_subscription",
         method="DELETE",
         path="/v1/subscriptions/{name:path}",
-        summary="End a named subscription that nobody uses, for good",
+        summary="Delete a named subscription that has no consumers",
         handler=state.remove_subscription,
         query=state.SubscriptionOwner,
         answer=state.Removed,
@@ -115,7 +128,7 @@ OPERATIONS: Final = (
         name="list_services",
         method="GET",
         path="/v1/services",
-        summary="Services and who provides them",
+        summary="Services and their providers",
         handler=state.list_services,
         answer=state.ServiceRows,
     ),
@@ -123,7 +136,7 @@ OPERATIONS: Final = (
         name="list_connections",
         method="GET",
         path="/v1/connections",
-        summary="Who is connected, and what they take",
+        summary="Connections, with what they consume and serve",
         handler=state.list_connections,
         query=state.ConnectionsQuery,
         answer=state.ConnectionList,
@@ -140,7 +153,7 @@ OPERATIONS: Final = (
         name="produce",
         method="POST",
         path="/v1/messages",
-        summary="Send to queues, publish to topics; answered when it is on disk",
+        summary="Send to queues and publish to topics; answered when durable messages are on disk",
         handler=messages.produce,
         body=messages.Productions,
         answer=messages.Produced,
@@ -158,7 +171,7 @@ OPERATIONS: Final = (
         name="list_producers",
         method="GET",
         path="/v1/ingest",
-        summary="Producers of batches, how far they are, and what waits for its commit",
+        summary="Producers of batches with their last commits, and what is staged",
         handler=ingest.list_producers,
         answer=ingest.ProducerRows,
     ),
@@ -166,7 +179,7 @@ OPERATIONS: Final = (
         name="remove_producer",
         method="DELETE",
         path="/v1/ingest/{producer}",
-        summary="Forget a producer and drop what it staged; its next batch may have any number",
+        summary="Remove a producer and what it staged; its next batch may have any number",
         handler=ingest.remove_producer,
         query=ingest.OwnerQuery,
         answer=state.Removed,
@@ -186,7 +199,7 @@ OPERATIONS: Final = (
         name="commit",
         method="POST",
         path="/v1/ingest/{producer}/{batch:id}/commit",
-        summary="These attempts count: send and publish what they staged, once",
+        summary="Commit a batch: send and publish what these attempts staged, exactly once",
         handler=ingest.commit,
         body=ingest.CommitRequest,
         answer=ingest.CommitResponse,
@@ -206,7 +219,7 @@ OPERATIONS: Final = (
         name="list_logs",
         method="GET",
         path="/v1/log",
-        summary="Destinations whose messages can be read in bulk, and how far they go",
+        summary="Destinations whose messages can be read in bulk, and the newest id",
         handler=log.list_logs,
         query=log.NamesQuery,
         answer=log.Logs,
@@ -216,7 +229,7 @@ OPERATIONS: Final = (
         name="plan_log",
         method="POST",
         path="/v1/log/plan",
-        summary="Where in the log messages are, in ranges to be read, and what of it is gone",
+        summary="Plan a read of the log: ranges with messages, and ranges that are deleted",
         handler=log.plan,
         body=log.ReadPlan,
         answer=log.LogRange,
@@ -237,7 +250,7 @@ OPERATIONS: Final = (
         name="list_dead",
         method="GET",
         path="/v1/dead",
-        summary="Where dead letters wait",
+        summary="Queues with dead letters",
         handler=dead.list_dead,
         answer=dead.DeadQueues,
         needs="principal",
@@ -276,9 +289,9 @@ OPERATIONS: Final = (
         name="purge_letters",
         method="POST",
         path="/v1/dead/purge",
-        summary="Let dead letters go",
+        summary="Delete dead letters",
         handler=dead.purge_dead_letters,
-        body=dead.DeadLetterSelection,
+        body=dead_selection.DeadLetterSelection,
         answer=dead.Chosen,
         needs="principal",
     ),
@@ -286,44 +299,44 @@ OPERATIONS: Final = (
         name="replay_letters",
         method="POST",
         path="/v1/dead/replays",
-        summary="Send dead letters again; answered after a few seconds, done or still running",
+        summary="Send dead letters again; answered when done, or after a few seconds",
         handler=dead.replay_dead_letters,
-        body=dead.ReplayRequest,
-        answer=dead.ReplayRow,
+        body=replays.ReplayRequest,
+        answer=replays.ReplayRow,
         needs="principal",
     ),
     Operation(
         name="list_replays",
         method="GET",
         path="/v1/dead/replays",
-        summary="Replays under way, and the last ones that ended",
+        summary="Running replays, and the last ones that ended",
         handler=dead.list_replays,
-        answer=dead.ReplayRows,
+        answer=replays.ReplayRows,
         needs="principal",
     ),
     Operation(
         name="show_replay",
         method="GET",
         path="/v1/dead/replays/{id:id}",
-        summary="How far a replay is",
+        summary="State of a replay",
         handler=dead.show_replay,
-        answer=dead.ReplayRow,
+        answer=replays.ReplayRow,
         needs="principal",
     ),
     Operation(
         name="cancel_replay",
         method="DELETE",
         path="/v1/dead/replays/{id:id}",
-        summary="Stop a replay; what it has not sent again stays",
+        summary="Cancel a replay; letters that were not sent again are kept",
         handler=dead.cancel_replay,
-        answer=dead.ReplayRow,
+        answer=replays.ReplayRow,
         needs="principal",
     ),
     Operation(
         name="list_schedules",
         method="GET",
         path="/v1/schedules",
-        summary="Schedules and when they fire next",
+        summary="Schedules and their next fire times",
         handler=schedules.list_schedules,
         answer=schedules.ScheduleRows,
     ),
@@ -331,7 +344,7 @@ OPERATIONS: Final = (
         name="show_schedule",
         method="GET",
         path="/v1/schedules/{id:path}",
-        summary="A schedule and its next times",
+        summary="A schedule and its next fire times",
         handler=schedules.show_schedule,
         query=schedules.PreviewQuery,
         answer=schedules.ScheduleRow,
@@ -349,7 +362,7 @@ OPERATIONS: Final = (
         name="preview_schedule",
         method="POST",
         path="/v1/schedules/preview",
-        summary="When an interval or a cron expression would fire",
+        summary="Fire times of an interval or a cron expression",
         handler=schedules.preview_schedule,
         body=schedules.PreviewRequest,
         answer=schedules.Preview,
@@ -368,7 +381,7 @@ _REFERENCES: Final = "#/components/schemas/{name}"
 
 
 def openapi() -> dict[str, Any]:
-    """The document for tools that make clients, or pages, from it."""
+    """The OpenAPI 3.1 document of all operations."""
     bodies = [kind for each in OPERATIONS for kind in (each.answer, each.body) if kind is not None]
     _, schemas = msgspec.json.schema_components(
         [*bodies, FailureResponse], ref_template=_REFERENCES
@@ -401,7 +414,7 @@ def _describe(operation: Operation) -> dict[str, Any]:
         "parameters": [*_path_parameters(operation.path), *_query_parameters(operation.query)],
         "responses": {
             "200": _answer(operation),
-            "default": _content("It could not be done", FailureResponse),
+            "default": _content("Failure", FailureResponse),
         },
     }
     if operation.body is not None:
@@ -413,8 +426,8 @@ def _describe(operation: Operation) -> dict[str, Any]:
 
 def _answer(operation: Operation) -> dict[str, Any]:
     if operation.answer is None:
-        return {"description": "Done", "content": {ARROW: {}}}
-    return _content("Done", operation.answer)
+        return {"description": "Success", "content": {ARROW: {}}}
+    return _content("Success", operation.answer)
 
 
 def _content(description: str, kind: type[msgspec.Struct]) -> dict[str, Any]:

@@ -35,10 +35,10 @@ from crosswire.web.contract import (
     FailureResponse,
     Operation,
     OperationRequest,
-    check_numbers,
     failure_of,
 )
-from crosswire.web.dead import Replays
+from crosswire.web.numbers import check_numbers
+from crosswire.web.replays import Replays
 
 __all__ = ["App"]
 
@@ -59,8 +59,8 @@ _encode: Final = msgspec.json.Encoder(enc_hook=str).encode
 
 
 class _IdConvertor(IntegerConvertor):
-    """A number that is too long to be an id is converted to one that is too large to be one:
-    Python refuses to convert thousands of digits, with an error of its own."""
+    """An id in a path. One with too many digits becomes an id that is too large to be valid: for
+    thousands of digits Python's own conversion raises an error that would become a 500."""
 
     def convert(self, value: str) -> int:
         return int(value) if len(value) <= _DIGITS else LARGEST_INTEGER + 1
@@ -70,7 +70,7 @@ register_url_convertor("id", _IdConvertor())
 
 
 class App:
-    """One for each server. An ASGI application."""
+    """The ASGI application of one server."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -94,9 +94,15 @@ class App:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI's entry."""
         await self._app(scope, receive, send)
 
     async def perform(self, operation: Operation, request: Request) -> Response:
+        """Authenticate and decode a request, run the operation, and encode its result.
+
+        Raises HTTPException and CrosswireError, which Starlette's handlers turn into responses.
+        """
+        # Before the body is read: the hub buffers nothing for unauthenticated clients.
         principal = self._principal(request, operation.needs)
         if operation.takes == "arrow":
             async with self._arrow_body():
@@ -105,12 +111,12 @@ class App:
 
     @asynccontextmanager
     async def _arrow_body(self) -> AsyncIterator[None]:
-        """Large bodies are read and worked on few at a time; the others are not read meanwhile."""
+        """Limits the number of Arrow bodies in memory; others are not read until their turn."""
         try:
             async with asyncio.timeout(_ARROW_WAIT_S):
                 await self._arrow_bodies.acquire()
         except TimeoutError:
-            raise HTTPException(503, "the hub is busy with others: try again soon") from None
+            raise HTTPException(503, "too many Arrow bodies at a time: retry later") from None
         try:
             yield
         finally:
@@ -148,10 +154,10 @@ class App:
             answer = await answer
         return _answer(answer)
 
-    # Who asks, and what with.
+    # Principal and body of a request.
 
     def _principal(self, request: Request, needs: str) -> str:
-        """Raises HTTPException for who may not."""
+        """The authenticated user. Raises HTTPException: 401 for none, 403 without the right."""
         access = self.server.context.access
         if access.open or needs == "nothing":
             return ANONYMOUS
@@ -168,9 +174,11 @@ class App:
         return principal
 
     async def _body(self, request: Request, wanted: str, most: int) -> bytes:
-        """Raises HTTPException for what is of another type, too much, or too slow."""
+        """The body. Raises HTTPException if it has another type, is too large, or is too slow."""
         if _content_type(request) != wanted:
-            raise HTTPException(415, f"this body is {wanted}")
+            raise HTTPException(415, f"the body must be {wanted}")
+        # An announced size is refused before reading. A chunked body announces none: it is counted
+        # as it arrives.
         announced = request.headers.get("content-length", "0")
         if announced.isdecimal() and (len(announced) > _DIGITS or int(announced) > most):
             raise HTTPException(413, f"a body has at most {most} bytes")
@@ -183,18 +191,19 @@ class App:
                         raise HTTPException(413, f"a body has at most {most} bytes")
                     chunks.append(chunk)
         except TimeoutError:
-            raise HTTPException(408, "the body did not come in time") from None
+            raise HTTPException(408, "the body did not arrive in time") from None
         except ClientDisconnect:
-            raise HTTPException(400, "the body did not come to its end") from None
+            raise HTTPException(400, "the body is incomplete") from None
         return b"".join(chunks)
 
-    # What is not an operation.
+    # Routes that are not in the table of operations.
 
     async def _openapi(self, _request: Request) -> Response:
         return _json(200, openapi())
 
     async def _healthz(self, _request: Request) -> Response:
-        """The event loop turns: that is what this answer proves."""
+        """Liveness: the response shows that the event loop runs. Nothing else is checked, so that a
+        full disk does not make a supervisor restart the hub."""
         return _json(200, {"status": "ok"})
 
     async def _readyz(self, _request: Request) -> Response:
@@ -211,7 +220,7 @@ class App:
         if not self.server.started_at:
             reasons.append("starting")
         reasons += self._late()
-        # Damage is no reason to send traffic elsewhere: all that is intact is served.
+        # Damage does not make the hub unready: everything that is intact is served.
         damage = [each.detail for each in store.damages.entries[-_DAMAGE:]]
         status = "not ready" if reasons else "damaged" if damage else "ready"
         answer = {"status": status, "reasons": reasons, "notes": self._notes()}
@@ -220,17 +229,17 @@ class App:
         return _json(503 if reasons else 200, answer)
 
     def _late(self) -> list[str]:
-        """Why schedules, deadlines, leases and retries don't come at their times."""
+        """Reasons why schedules, deadlines, leases and retries are late."""
         silent_s, late_s = self.server.watchdog.silent_s(), self.server.timers_late_s()
         reasons = []
         if silent_s > LATE_S:
-            reasons.append(f"the hub's clock has not had a turn for {silent_s:.1f} s")
+            reasons.append(f"timers have not run for {silent_s:.1f} s")
         if self.server.started_at and late_s > LATE_S:
             reasons.append(f"timers are late by {late_s:.1f} s")
         return reasons
 
     def _notes(self) -> list[str]:
-        """What an operator should know, though the hub takes work."""
+        """Notes for operators, which don't make the hub unready."""
         wall, now = self.server.hub.wall, self.server.context.now()
         notes = []
         if wall.last_jump is not None:
@@ -247,7 +256,7 @@ class App:
 
     async def _metrics(self, request: Request) -> Response:
         self._principal(request, "administer")
-        lag = {"crosswire_loop_lag_seconds": ("Lateness of clock turns.", self.server.watchdog.lag)}
+        lag = {"crosswire_loop_lag_seconds": ("Delay of timer runs.", self.server.watchdog.lag)}
         text = render(self.server.metrics, self.server.context.counters, self._gauges(), lag)
         return Response(text, headers={**_HEADERS, "content-type": _METRICS})
 
@@ -256,18 +265,21 @@ class App:
         queues, watchdog = hub.queues(), self.server.watchdog
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return {
-            "crosswire_connections": ("Peers that are connected.", len(context.gateways)),
-            "crosswire_queues": ("Queues, those for dead letters too.", len(queues)),
+            "crosswire_connections": (
+                "Open connections of all protocols but HTTP.",
+                len(context.gateways),
+            ),
+            "crosswire_queues": ("Queues, including those of dead letters.", len(queues)),
             "crosswire_queue_messages": (
-                "Messages in queues that are not settled.",
+                "Unsettled messages in queues.",
                 sum(queue.length for queue in queues if not queue.is_dead),
             ),
             "crosswire_queue_bytes": (
-                "Their size.",
+                "Size of unsettled messages in queues.",
                 sum(queue.size_bytes for queue in queues if not queue.is_dead),
             ),
             "crosswire_dead_letters": (
-                "Messages that nobody could take.",
+                "Messages in queues of dead letters.",
                 sum(queue.length for queue in queues if queue.is_dead),
             ),
             "crosswire_topics": ("Topics.", len(hub.topics_by_name())),
@@ -275,31 +287,34 @@ class App:
             "crosswire_services": ("Services with a provider.", len(hub.services.providers())),
             "crosswire_schedules": ("Schedules.", len(hub.schedules.all())),
             "crosswire_staged_attempts": (
-                "Attempts that wait for the commit of their batch.",
+                "Staged attempts of batches that are not committed.",
                 hub.staging.attempts,
             ),
-            "crosswire_staged_bytes": ("Their size.", hub.staging.staged_bytes),
-            "crosswire_newest_id": ("The last message id handed out.", hub.store.newest_id),
+            "crosswire_staged_bytes": ("Size of staged attempts.", hub.staging.staged_bytes),
+            "crosswire_newest_id": ("The newest message id.", hub.store.newest_id),
             "crosswire_store_damaged": (
-                "What is damaged and not acknowledged.",
+                "Damage entries that are not acknowledged.",
                 len(hub.store.damages.entries),
             ),
-            "crosswire_store_healthy": ("1 unless writing fails.", hub.store.last_error is None),
-            "crosswire_draining": ("1 while the hub stops.", context.draining),
+            "crosswire_store_healthy": (
+                "1 if the last write succeeded.",
+                hub.store.last_error is None,
+            ),
+            "crosswire_draining": ("1 while the hub drains.", context.draining),
             "crosswire_uptime_seconds": (
-                "Since the start.",
+                "Time since the start.",
                 context.now() - self.server.started_at,
             ),
             "crosswire_loop_lag_worst_seconds": (
-                "The latest turn of the clock within a minute.",
+                "Largest delay of a timer run within a minute.",
                 watchdog.worst_lag_s(),
             ),
             "crosswire_loop_blocked_total": (
-                f"Times that the event loop did not turn for {LATE_S:g} s.",
+                f"Times that the event loop was blocked for {LATE_S:g} s.",
                 watchdog.blocked,
             ),
             "crosswire_timers_late_seconds": (
-                "How long the next deadline is overdue.",
+                "How long the next deadline has been overdue.",
                 self.server.timers_late_s(),
             ),
             "crosswire_timers_failed_total": (
@@ -307,25 +322,32 @@ class App:
                 hub.callbacks.failed["timer"],
             ),
             "crosswire_schedules_failed_total": (
-                "Times that a schedule could not fire.",
+                "Fires of schedules that failed.",
                 hub.schedules.failed,
             ),
-            "crosswire_clock_jumps_forward_total": ("Of the system's clock.", hub.wall.forward),
-            "crosswire_clock_jumps_back_total": ("Of the system's clock.", hub.wall.backward),
+            "crosswire_clock_jumps_forward_total": (
+                "Forward jumps of the system clock.",
+                hub.wall.forward,
+            ),
+            "crosswire_clock_jumps_back_total": (
+                "Backward jumps of the system clock.",
+                hub.wall.backward,
+            ),
             "crosswire_retention_lag_seconds": (
-                "How late retention by age is, in seconds of the clock.",
+                "Delay of retention by age.",
                 hub.wall.lag_s,
             ),
             "process_cpu_seconds_total": ("CPU time.", usage.ru_utime + usage.ru_stime),
-            "process_resident_memory_max_bytes": ("Most memory so far.", usage.ru_maxrss * 1024),
+            "process_resident_memory_max_bytes": ("Peak memory.", usage.ru_maxrss * 1024),
         }
 
 
 class _Guard:
-    """Nobody but whom the hub means to talk to: a page from elsewhere must not reach it.
+    """Protects browsers: a page of another site must not reach the hub through them.
 
-    The Host header must name the hub (an address, localhost, or a name from the configuration), so
-    that no foreign name can be pointed at it; an Origin header must name the same host.
+    The Host header must name the hub (an IP address, localhost, or a name from the configuration):
+    a foreign name that resolves to the hub's address (DNS rebinding) is refused. An Origin header
+    must name the same host.
     """
 
     def __init__(self, app: ASGIApp, server: Server) -> None:
@@ -343,17 +365,34 @@ class _Guard:
 
     def _problem(self, request: Request) -> Response | None:
         hosts = request.headers.getlist("host")
-        if len(hosts) != 1 or not self._is_ours(hosts[0]):
-            return _failure(421, FailureResponse("wrong_host", "this hub is not called that"))
-        origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != hosts[0].lower():
+        try:
+            is_ours = len(hosts) == 1 and self._is_ours(hosts[0])
+        except ValueError:  # an open bracket
+            return _failure(400, FailureResponse("invalid_request", "the Host is no address"))
+        if not is_ours:
             return _failure(
-                403, FailureResponse("wrong_origin", "pages from elsewhere may not ask")
+                421, FailureResponse("wrong_host", "the Host header does not name this hub")
             )
-        # Neither of these can be sent by a page from elsewhere without asking first.
+        origin = request.headers.get("origin")
+        try:
+            is_foreign = origin is not None and urlsplit(origin).netloc.lower() != hosts[0].lower()
+        except ValueError:  # an open bracket
+            return _failure(400, FailureResponse("invalid_request", "the Origin is no address"))
+        if is_foreign:
+            return _failure(
+                403,
+                FailureResponse("wrong_origin", "requests from pages of other origins are refused"),
+            )
+        # A page of another origin can't send these types without a preflight request, which has no
+        # route here; forms and plain text it can send, and some browsers omit Origin then.
         is_safe = _content_type(request) in (JSON, ARROW)
         if request.method in ("POST", "PUT", "PATCH") and not is_safe:
-            return _failure(415, FailureResponse("wrong_type", f"bodies are {JSON}, some {ARROW}"))
+            return _failure(
+                415,
+                FailureResponse(
+                    "wrong_type", f"bodies must be {JSON}, for some operations {ARROW}"
+                ),
+            )
         return None
 
     def _is_ours(self, host: str) -> bool:
@@ -379,7 +418,8 @@ def _route(app: App, operation: Operation) -> Route:
 
 
 def _in_order(operations: tuple[Operation, ...]) -> list[Operation]:
-    """A path that takes anything comes after those that don't."""
+    """Starlette takes the first route that matches: those with `:path`, which match anything, are
+    last."""
     return sorted(operations, key=lambda each: ":path" in each.path)
 
 
@@ -391,7 +431,8 @@ def _answer(answer: msgspec.Struct) -> Response:
 
 
 async def _stream(chunks: Chunks) -> Response:
-    """An error before the first byte of the answer is reported like any other."""
+    """A streamed response. The first chunk is made before the status is sent, so that an error in
+    it gets a status of its own."""
     first = await anext(chunks, b"")
 
     async def whole() -> AsyncIterator[bytes]:

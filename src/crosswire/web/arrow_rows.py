@@ -1,4 +1,4 @@
-"""Rows of an Arrow stream as envelopes; the stream is a stranger's, and nothing in it is trusted.
+"""Decodes the rows of an Arrow stream into envelopes; nothing in the stream is trusted.
 
     destination    string               queue/NAME or topic/NAME
     value          string or binary     the payload
@@ -45,7 +45,7 @@ _BATCH_COMPRESSION: Final = 3
 
 
 def read_part(body: bytes, *, connection: str, principal: str) -> StagedPart:
-    """What a body has, ready to be staged. Takes its time: not for the event loop.
+    """The rows of a body, ready to be staged. Slow: not for the event loop.
 
     Raises InvalidEnvelope and InvalidDestination.
     """
@@ -59,7 +59,7 @@ def read_part(body: bytes, *, connection: str, principal: str) -> StagedPart:
 
 
 def _batches(body: bytes) -> Iterator[pa.RecordBatch]:
-    """The record batches of a stream, checked to the last offset."""
+    """The record batches of a stream, with all offsets and lengths validated."""
     buffer = pa.py_buffer(body)
     try:
         _check_messages(buffer)
@@ -68,21 +68,27 @@ def _batches(body: bytes) -> Iterator[pa.RecordBatch]:
             for batch in reader:
                 batch.validate(full=True)
                 yield batch
+    except UnicodeDecodeError:
+        raise InvalidEnvelope("a column's name is not UTF-8") from None
     except (pa.ArrowException, OSError) as error:
         raise InvalidEnvelope(f"the body is no Arrow stream: {error}") from None
 
 
 def _check_messages(buffer: pa.Buffer) -> None:
-    """Compressed batches and dictionaries may stand for far more than the body's size."""
+    """Raises InvalidEnvelope for compressed batches and dictionaries.
+
+    Decoded they can be far larger than the body, whose size is limited. Nothing is decoded yet.
+    """
     for message in pa.ipc.MessageReader.open_stream(buffer):
         if message.type == "dictionary":
-            raise InvalidEnvelope("dictionaries are not taken: send plain columns")
+            raise InvalidEnvelope("dictionaries are not accepted: send plain columns")
         if message.type == "record batch" and _is_compressed(message.metadata.to_pybytes()):
-            raise InvalidEnvelope("compressed batches are not taken: send plain columns")
+            raise InvalidEnvelope("compressed batches are not accepted: send plain columns")
 
 
 def _is_compressed(metadata: bytes) -> bool:
-    """Arrow has verified these offsets when it read the message."""
+    """Whether a record batch has a compression. pyarrow does not expose it before decoding; it has
+    verified these offsets when it read the message."""
     message = int.from_bytes(metadata[:4], "little")
     offset = message + _field(metadata, message, _MESSAGE_HEADER)
     batch = offset + int.from_bytes(metadata[offset : offset + 4], "little")
@@ -101,7 +107,7 @@ def _field(data: bytes, table: int, number: int) -> int:
 
 def _check_schema(schema: pa.Schema) -> None:
     if len(set(schema.names)) != len(schema.names):
-        raise InvalidEnvelope("a column is there twice")
+        raise InvalidEnvelope("two columns have the same name")
     for field in schema:
         if field.name not in COLUMNS:
             raise InvalidEnvelope(f"there is no column {field.name}; known: {', '.join(COLUMNS)}")
@@ -143,7 +149,7 @@ def _is_binary(kind: pa.DataType) -> bool:
 def _envelopes(
     batch: pa.RecordBatch, first: int, connection: str, principal: str
 ) -> list[Envelope]:
-    """`first` is the row's number in the body, for error messages."""
+    """The envelopes of a batch; `first` is the number of its first row, for error messages."""
     found: list[Envelope] = []
     usual = TEXT if _is_text(batch.schema.field("value").type) else BYTES
     rows = zip(
@@ -161,9 +167,9 @@ def _envelopes(
     for destination, value, key, headers, correlation, reply_to, content_type, expires, row in rows:
         try:
             if not destination:
-                raise InvalidDestination("it has no destination")
+                raise InvalidDestination("the destination is missing")
             if expires is not None and expires < 0:
-                raise InvalidEnvelope("it expires before 1970")
+                raise InvalidEnvelope("expires is before 1970")
             found.append(
                 Envelope(
                     destination=destination,
@@ -186,7 +192,7 @@ def _envelopes(
     return found
 
 
-# An iterable of the column's values each, endless where there is no such column.
+# Each returns an iterable of a column's values, endless for a column that is missing.
 
 
 def _column(batch: pa.RecordBatch, name: str) -> Any:
@@ -217,8 +223,10 @@ def _times(batch: pa.RecordBatch) -> Any:
 
 
 def _properties(headers: list[dict[str, Any] | None]) -> dict[str, Property]:
-    """Kafka's headers have no types: what is written as JSON writes a number or a boolean is one.
-    Of two with the same key the last one holds."""
+    """Kafka's headers have no types: text that is a JSON number or boolean becomes one.
+
+    Of several with the same key the last holds. Raises InvalidEnvelope.
+    """
     properties: dict[str, Property] = {}
     for header in headers:
         if header is None or header["key"] is None:

@@ -1,15 +1,13 @@
-"""What an operation of the API is: who may ask for it, what it takes, what it gives."""
+"""The API's contract: what an operation is, its request, and the response for each error."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from math import isfinite
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
 from crosswire.access import Right
-from crosswire.envelope import LARGEST_INTEGER
 from crosswire.errors import (
     AttemptLost,
     BatchConflict,
@@ -31,9 +29,7 @@ from crosswire.errors import (
 )
 from crosswire.hub.hub import Hub
 from crosswire.server.server import Server
-
-if TYPE_CHECKING:
-    from crosswire.web.dead import Replays
+from crosswire.web.replays import Replays
 
 __all__ = [
     "ARROW",
@@ -41,10 +37,8 @@ __all__ = [
     "Chunks",
     "FailureResponse",
     "Handler",
-    "Id",
     "Operation",
     "OperationRequest",
-    "check_numbers",
     "failure_of",
 ]
 
@@ -52,39 +46,14 @@ JSON: Final = "application/json"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 
 
-Id: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_INTEGER)]
-"""Of a message; 0 is before all of them."""
-
-
-def check_numbers(value: object) -> None:
-    """Raises InvalidEnvelope for a number beyond 64 bits or not finite, however deep it is.
-
-    The payload of a message is no number of ours: it is kept as it came.
-    """
-    if isinstance(value, int):
-        if not -LARGEST_INTEGER - 1 <= value <= LARGEST_INTEGER:
-            raise InvalidEnvelope("a number has more than 64 bits")
-    elif isinstance(value, float):
-        if not isfinite(value):
-            raise InvalidEnvelope("a number is not finite")
-    elif isinstance(value, msgspec.Struct):
-        for name in value.__struct_fields__:
-            check_numbers(getattr(value, name))
-    elif isinstance(value, dict):
-        for each in value.values():
-            check_numbers(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            check_numbers(each)
-
-
 class FailureResponse(msgspec.Struct, frozen=True):
-    """Every answer that is not a success."""
+    """Body of every response with a status of 400 or more."""
 
     error: str
     description: str
 
 
+# The first entry that matches holds: subclasses come before their bases.
 _FAILURES: Final[list[tuple[type[CrosswireError], int, str]]] = [
     (Forbidden, 403, "forbidden"),
     (UnknownMessage, 404, "not_found"),
@@ -106,7 +75,7 @@ _FAILURES: Final[list[tuple[type[CrosswireError], int, str]]] = [
 
 
 def failure_of(error: CrosswireError) -> tuple[int, FailureResponse]:
-    """The HTTP status for an error of the hub, and its description."""
+    """The HTTP status and the body for an error of the hub."""
     for kind, status, name in _FAILURES:
         if isinstance(error, kind):
             return status, FailureResponse(name, str(error))
@@ -114,7 +83,7 @@ def failure_of(error: CrosswireError) -> tuple[int, FailureResponse]:
 
 
 class OperationRequest:
-    """One request for an operation: by whom, and with what, in the operation's own types."""
+    """A request as handlers get it: authenticated, decoded into the operation's types."""
 
     __slots__ = ("body", "path", "principal", "query", "replays", "server")
 
@@ -137,17 +106,21 @@ class OperationRequest:
 
     @property
     def hub(self) -> Hub:
+        """The hub of the server."""
         return self.server.hub
 
     def now(self) -> float:
+        """The hub's time in seconds, which runs evenly even if the system's clock is set."""
         return self.server.context.now()
 
     def require(self, right: Right, destination: str) -> None:
-        """Raises Forbidden."""
+        """Raises Forbidden, and counts it, if the principal does not have the right."""
         context = self.server.context
         if not context.access.may(self.principal, right, destination):
             context.count("forbidden", "http")
-            raise Forbidden(f"{self.principal or 'a stranger'} may not {right} {destination}")
+            raise Forbidden(
+                f"{self.principal or 'an anonymous user'} may not {right} {destination}"
+            )
 
     @property
     def is_administrator(self) -> bool:
@@ -162,17 +135,18 @@ class OperationRequest:
 
 
 Chunks: TypeAlias = AsyncGenerator[bytes, None]
-"""An answer that is sent as it is made, no faster than it is read."""
+"""A streamed response body: the next chunk is made when the client has read the last."""
 Handler: TypeAlias = Callable[
     [OperationRequest], msgspec.Struct | Awaitable[msgspec.Struct] | Chunks
 ]
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """`needs`: the right to administer, to be somebody (the handler asks for more), or nothing.
+    """A route of the API and its handler.
 
-    `body` is what its JSON must be; one that `takes` Arrow gets the bytes as they are. One without
-    an `answer` gives a stream of Arrow.
+    `needs` is the right to administer, any authenticated user (the handler checks rights on
+    destinations), or nothing. `body` is the type of its JSON body; an operation that `takes` Arrow
+    gets the bytes of the body. One without an `answer` responds with an Arrow stream.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What of the store is damaged, until an administrator acknowledges it."""
+"""Damage of the store over HTTP, until an administrator acknowledges it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["AcknowledgedDamage", "DamageReport", "acknowledge_damage", "show_dam
 
 
 class DamageReport(msgspec.Struct, frozen=True):
-    """`damage` is what nobody acknowledged yet; `stopped` are queues and subscriptions that deliver
+    """`damage` is what is not acknowledged yet; `stopped` are queues and subscriptions that deliver
     nothing until `crosswire store repair`, acknowledged or not."""
 
     damage: list[DamageEntry]
@@ -19,16 +19,19 @@ class DamageReport(msgspec.Struct, frozen=True):
 
 
 class AcknowledgedDamage(msgspec.Struct, frozen=True):
-    """How many entries were taken from the list."""
+    """The number of entries removed from the list."""
 
     acknowledged: int
 
 
 def show_damage(ask: OperationRequest) -> DamageReport:
+    """Damage that is not acknowledged, and what it stopped."""
     hub = ask.hub
+    # A queue reads its cursor when it is first used: this finds all that are stopped.
     hub.queues()
     return DamageReport(hub.store.damages.entries, [each.title for each in hub.stopped()])
 
 
 def acknowledge_damage(ask: OperationRequest) -> AcknowledgedDamage:
+    """Clear the list, durably; `/readyz` is "ready" again."""
     return AcknowledgedDamage(len(ask.hub.store.damages.acknowledge()))

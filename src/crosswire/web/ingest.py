@@ -1,4 +1,8 @@
-"""Batches over HTTP: staged as Arrow streams, then committed or dropped as a whole."""
+"""Batches over HTTP: staged as Arrow streams, then committed or dropped as a whole.
+
+The protocol of Spark's sink: tasks stage their rows as attempts, possibly several times; the driver
+commits one attempt per task. A batch that is committed again is not sent again.
+"""
 
 from __future__ import annotations
 
@@ -20,26 +24,30 @@ __all__ = ["abort", "commit", "list_producers", "remove_producer", "stage"]
 _WAIT_S: Final = 10.0
 _LAST_BATCH: Final = (1 << 63) - 1
 _READERS: Final = ThreadPoolExecutor(2, thread_name_prefix="crosswire-ingest")
-"""More would only take turns: most of reading rows is done in Python."""
+"""More threads would not help: most of reading rows is Python code, under one interpreter lock."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 class PartQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Parts are numbered from 0. `run` distinguishes two queries of the same name."""
+    """The index of a part, from 0. `run` distinguishes two queries with the same producer name."""
 
     part: Count
     run: str = ""
 
 
 class StageResponse(msgspec.Struct, frozen=True):
-    """It is on disk. `committed`: not needed any more, its batch has been committed before."""
+    """The part is on disk. If `committed`, its batch was committed before and it was not stored."""
 
     messages: int
     committed: bool
 
 
 async def stage(ask: OperationRequest) -> StageResponse:
+    """Store a part of an attempt; answered when it is on disk.
+
+    Raises InvalidEnvelope for a body that is not valid, Forbidden, and StagingFull.
+    """
     query: PartQuery = ask.query
     owner, batch = _owner(ask), _batch(ask)
     staging = ask.hub.staging
@@ -48,6 +56,7 @@ async def stage(ask: OperationRequest) -> StageResponse:
     read = partial(
         read_part, ask.body, connection=f"ingest/{owner.producer}", principal=owner.principal
     )
+    # Decoding takes long: on the event loop it would delay all connections.
     part = await asyncio.get_running_loop().run_in_executor(_READERS, read)
     for destination in part.totals:
         ask.require("produce", destination)
@@ -58,7 +67,7 @@ async def stage(ask: OperationRequest) -> StageResponse:
 
 
 class CommitRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The attempts that count, in order. A producer that commits only `once` is soon forgotten."""
+    """The attempts to send, in order. A producer that commits only `once` is removed soon after."""
 
     attempts: list[NamedAttempt]
     run: str = ""
@@ -66,7 +75,8 @@ class CommitRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommitResponse(msgspec.Struct, frozen=True):
-    """Decided, for good. `done`: all messages are where they go; if not yet, ask again."""
+    """The commit is durable. `done`: all messages are in their destinations; if not, repeat the
+    request."""
 
     batch: int
     messages: int
@@ -74,16 +84,24 @@ class CommitResponse(msgspec.Struct, frozen=True):
 
 
 async def commit(ask: OperationRequest) -> CommitResponse:
+    """Make the commit durable and send what the attempts staged.
+
+    Raises BatchConflict for a batch that can't follow the last one, AttemptLost for an attempt that
+    is not staged, and Forbidden.
+    """
     asked: CommitRequest = ask.body
     owner, batch = _owner(ask), _batch(ask)
     staging = ask.hub.staging
     if not staging.is_committed(owner, batch, asked.run):
-        # Rights may have changed since it was staged.
+        # Rights may have been withdrawn since the attempts were staged. A batch that is committed
+        # already is not checked again: the response only confirms it.
         for destination in staging.destinations(owner, batch, asked.attempts):
             ask.require("produce", destination)
     decided = staging.commit(
         owner, batch, asked.attempts, ask.now(), run=asked.run, once=asked.once
     )
+    # The commit can't be undone from here on. Sending a large batch may take longer than clients
+    # wait for a response: they get `done` false and repeat the request.
     try:
         async with asyncio.timeout(_WAIT_S):
             await decided.receipt
@@ -93,7 +111,7 @@ async def commit(ask: OperationRequest) -> CommitResponse:
 
 
 class AbortRequest(msgspec.Struct, frozen=True):
-    """An empty answer."""
+    """An empty object."""
 
 
 class Aborted(msgspec.Struct, frozen=True):
@@ -103,13 +121,14 @@ class Aborted(msgspec.Struct, frozen=True):
 
 
 async def abort(ask: OperationRequest) -> Aborted:
+    """Drop all staged attempts of a batch; answered after the commit."""
     dropped = ask.hub.staging.abort(_owner(ask), _batch(ask))
     await ask.hub.committed()
     return Aborted(dropped)
 
 
 class ProducerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Its last batch; `time` is when that was committed, in seconds since 1970."""
+    """A producer and its last batch; `time` of its commit is in seconds since 1970."""
 
     principal: str
     producer: str
@@ -120,7 +139,7 @@ class ProducerRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StagedRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch that waits for its commit."""
+    """A staged batch that is not committed."""
 
     principal: str
     producer: str
@@ -131,12 +150,15 @@ class StagedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProducerRows(msgspec.Struct, frozen=True):
+    """Producers, batches that are not committed, and the size of all that is staged."""
+
     producers: list[ProducerRow]
     staged: list[StagedRow]
     staged_bytes: int
 
 
 def list_producers(ask: OperationRequest) -> ProducerRows:
+    """Producers with their last batches, and what is staged."""
     staging = ask.hub.staging
     return ProducerRows(
         [
@@ -166,12 +188,13 @@ def list_producers(ask: OperationRequest) -> ProducerRows:
 
 
 class OwnerQuery(msgspec.Struct, frozen=True):
-    """Whose producer it is."""
+    """The principal that the producer belongs to."""
 
     principal: str = ""
 
 
 async def remove_producer(ask: OperationRequest) -> Removed:
+    """Remove a producer and what it staged; its next batch may have any number."""
     query: OwnerQuery = ask.query
     ask.hub.staging.forget(ProducerKey(query.principal, ask.path["producer"]))
     await ask.hub.committed()
@@ -185,5 +208,5 @@ def _owner(ask: OperationRequest) -> ProducerKey:
 def _batch(ask: OperationRequest) -> int:
     batch: int = ask.path["batch"]
     if batch > _LAST_BATCH:
-        raise InvalidEnvelope(f"{batch} is no batch")
+        raise InvalidEnvelope(f"{batch} is not a batch number: it has more than 64 bits")
     return batch

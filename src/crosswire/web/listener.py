@@ -1,4 +1,8 @@
-"""The listener for HTTP: uvicorn's protocol on the hub's own event loop, with limits of ours."""
+"""The HTTP listener: uvicorn's protocol on the hub's event loop, with the hub's own limits.
+
+Only uvicorn's connection class is used: its server would install signal handlers, and stop before
+the hub has drained.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +25,19 @@ from crosswire.web.app import App
 
 __all__ = ["WebListener"]
 
+# Limits against peers that send slowly, or nothing, to occupy connections.
 _HEAD_S: Final = 5.0
 _REQUEST_S: Final = 30.0
 _KEEP_ALIVE_S: Final = 15
 _FINISH_S: Final = 1.0
-_LOOK_S: Final = 0.01
+_POLL_S: Final = 0.01
 _HEAD_BYTES: Final = 32 * 1024
-
 
 _log = logging.getLogger("crosswire.web")
 
 
 class WebListener:
-    """Open it, and the API answers; it shares the hub's limits on connections."""
+    """Serves the API once it is open; its connections count in the hub's limits."""
 
     def __init__(self, server: Server) -> None:
         self.address = Address("", 0)
@@ -56,11 +60,11 @@ class WebListener:
             h11_max_incomplete_event_size=_HEAD_BYTES,
         )
         self._config.load()
-        # uvicorn's warnings are about peers; ours name the peer.
+        # Its warnings about invalid requests lack the peer's address: `send_400_response` logs it.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 
     async def open(self, address: Address) -> Address:
-        """Raises ConfigError."""
+        """Listen; returns the address with the port that was taken. Raises ConfigError."""
         loop = asyncio.get_running_loop()
         make = functools.partial(_HttpConnection, self._config, self._state, self._server)
         try:
@@ -73,26 +77,31 @@ class WebListener:
         return self.address
 
     def close(self) -> None:
-        """Accept nobody, end what replays are running, and let the answers under way go out."""
+        """Accept no more connections and cancel replays; responses in progress are completed."""
         if self._listening is not None:
             self._listening.close()
             self._listening = None
         self.app.replays.cancel_all()
-        for conversation in list(self._state.connections):
-            conversation.shutdown()
+        for connection in list(self._state.connections):
+            connection.shutdown()
 
     async def finish(self) -> None:
-        """What waited for the disk has its answer now."""
+        """Wait for the last responses, a second at most, and abort the connections.
+
+        To be called after the store is closed: requests that waited for a commit have their result
+        then.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _FINISH_S
         while self._state.tasks and loop.time() < deadline:
-            await asyncio.sleep(_LOOK_S)
-        for conversation in list(self._state.connections):
-            conversation.transport.abort()
+            await asyncio.sleep(_POLL_S)
+        for connection in list(self._state.connections):
+            connection.transport.abort()
 
 
 class _HttpConnection(H11Protocol):
-    """One connection. A head or a request that takes too long ends it, and so does a full house."""
+    """One connection. It is aborted if a head or a request takes too long, or if the hub has too
+    many connections."""
 
     protocol: ClassVar[str] = "http"
 

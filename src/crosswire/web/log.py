@@ -1,4 +1,4 @@
-"""The log over HTTP: what there is, plans of what to read, and the messages as Arrow streams."""
+"""The log over HTTP: its destinations, plans for reading it, and messages as Arrow streams."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ __all__ = ["LogRange", "Logs", "NamesQuery", "ReadPlan", "ReadSplit", "list_logs
 
 
 class NamesQuery(msgspec.Struct, frozen=True):
+    """Whether the names of destinations are listed."""
+
     names: bool = True
 
 
 class Logs(msgspec.Struct, frozen=True):
-    """`latest` is the newest id that is on disk. Only those that may be consumed are named."""
+    """`latest` is the newest id that is on disk; `destinations` are those you may consume."""
 
     node: str
     latest: int
@@ -26,17 +28,20 @@ class Logs(msgspec.Struct, frozen=True):
 
 
 def list_logs(ask: OperationRequest) -> Logs:
+    """Destinations that the principal may consume, and the newest committed id."""
     names = sorted(ask.hub.store.destinations()) if ask.query.names else []
     return Logs(ask.hub.node, ask.hub.committed_id, [name for name in names if _may(ask, name)])
 
 
 async def plan(ask: OperationRequest) -> LogRange:
+    """Ranges of the log to be read. Raises Forbidden, and what `Log.plan` raises."""
     wanted: ReadPlan = ask.body
     _require(ask, wanted.destinations)
     return await _log(ask).plan(wanted)
 
 
 def read(ask: OperationRequest) -> Chunks:
+    """The messages of a range, as an Arrow stream. Raises Forbidden."""
     wanted: ReadSplit = ask.body
     _require(ask, wanted.destinations)
     return _while_allowed(ask, wanted.destinations, _log(ask).read(wanted))
@@ -62,11 +67,12 @@ def _log(ask: OperationRequest) -> Log:
 
 
 def _require(ask: OperationRequest, destinations: list[str]) -> None:
-    """Who may consume a destination may read its log, and so may who administers the hub."""
+    """Raises Forbidden. Reading the log needs the right to consume, or to administer the hub."""
     for destination in destinations:
         if not _may(ask, destination):
             ask.server.context.count("forbidden", "http")
-            raise Forbidden(f"{ask.principal or 'a stranger'} may not consume {destination}")
+            name = ask.principal or "an anonymous user"
+            raise Forbidden(f"{name} may not consume {destination}")
 
 
 def _may(ask: OperationRequest, destination: str) -> bool:

@@ -1,4 +1,4 @@
-"""Messages over HTTP: as JSON, produced, and traced through the ledger."""
+"""Messages over HTTP: their JSON form, producing them, and tracing them through the ledger."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _BLOCKS: Final = 8
 
 
 class JsonMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An envelope. Its payload is one of `json`, `text`, `base64`: the beginning of it, where
-    `truncated`. Times are in microseconds since 1970. `native` are the names of what only its own
-    protocol understands."""
+    """A message. Its payload is one of `json`, `text` and `base64`; if `truncated`, `text` is the
+    beginning of it. Times are in microseconds since 1970. `native` are the names of the fields that
+    only its own protocol has."""
 
     id: int
     time: int
@@ -61,7 +61,7 @@ class JsonMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 def show_message(
     envelope: Envelope, *, most_bytes: int | None = PREVIEW_BYTES, held_by: str = ""
 ) -> JsonMessage:
-    """The message in JSON, its payload whole where `most_bytes` is None."""
+    """The message in JSON; a payload of more than `most_bytes` is truncated."""
     size = len(envelope.payload)
     body = to_shown_body(envelope) if most_bytes is None or size <= most_bytes else None
     return JsonMessage(
@@ -99,7 +99,7 @@ def _beginning(envelope: Envelope, most_bytes: int) -> str:
 class Production(msgspec.Struct, frozen=True, kw_only=True):
     """A message for a queue or a topic; exactly one of `json`, `text` and `base64` is its payload.
 
-    `content_type` follows from which of them it is, unless it is given."""
+    By default `content_type` is the one that belongs to that field."""
 
     destination: str
     json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -112,26 +112,31 @@ class Production(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Productions(msgspec.Struct, frozen=True):
-    """A batch, in order."""
+    """Messages to be accepted in this order."""
 
     messages: list[Production]
 
 
 class Refusal(msgspec.Struct, frozen=True):
+    """A message that was not accepted: its index in the request, and why."""
+
     index: int
     error: str
     description: str
 
 
 class Produced(msgspec.Struct, frozen=True):
-    """Ids by position, 0 for a message that was refused. Those that are durable are on disk."""
+    """Ids by index, 0 for a message that was refused. Durable messages are on disk."""
 
     ids: list[int]
     refused: list[Refusal]
 
 
 async def produce(ask: OperationRequest) -> Produced:
-    """Each message is accepted or refused on its own."""
+    """Accept each message, or refuse it alone; answered after the commit.
+
+    Raises the reason if there is one message only and it is refused.
+    """
     batch: Productions = ask.body
     envelopes: list[Envelope] = []
     indexes: list[int] = []
@@ -173,7 +178,7 @@ def _refusal(index: int, error: HubError) -> Refusal:
 def _envelope(message: Production, principal: str) -> Envelope:
     payload, content_type = from_body(JsonPayload(message.json, message.text, message.base64))
     if message.destination.startswith("service/"):
-        raise InvalidEnvelope("messages go to queues and topics; a service is called")
+        raise InvalidEnvelope("a message can go to a queue or a topic, not to a service")
     return Envelope(
         destination=message.destination,
         kind=message_kind(message.destination),
@@ -200,23 +205,31 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 async def trace(ask: OperationRequest) -> Trace:
+    """The steps of a message and, while it is stored, the message.
+
+    Raises UnknownMessage if neither the ledger nor the store has it.
+    """
     identifier: int = ask.path["id"]
     if not 0 < identifier <= ask.hub.store.newest_id:
-        raise UnknownMessage(f"there was no message {identifier} yet")
+        raise UnknownMessage(f"there is no message {identifier} yet")
     steps = ask.hub.trace(identifier)
+    # Memory holds the ledger's newest blocks only. Without "accepted" older steps are on disk.
     if not steps or steps[0].step != "accepted":
         steps = [*await _older(ask.hub, identifier, upto=steps[0].seq if steps else 0), *steps]
     envelope = None
     for destination in dict.fromkeys(row.destination for row in steps):
         envelope = envelope or _stored(ask.hub, destination, identifier)
     if not steps and envelope is None:
-        raise UnknownMessage(f"the ledger has no message {identifier}")
+        raise UnknownMessage(f"message {identifier} is not in the ledger")
     shown = None if envelope is None else show_message(envelope)
     return Trace(identifier, steps, shown)
 
 
 async def _older(hub: Hub, identifier: int, *, upto: int) -> list[LedgerRow]:
-    """Steps that only the store remembers. The loop gets its turn between pages."""
+    """Steps before row `upto` that only the store has.
+
+    A scan of the ledger can be long: the event loop does other work after each page.
+    """
     store = hub.store
     recent = next((run.first_row for run in hub.ledger.runs() if run.first_row), 0)
     end = upto or recent or store.next_row
@@ -240,7 +253,7 @@ async def _older(hub: Hub, identifier: int, *, upto: int) -> list[LedgerRow]:
 
 
 def _stored(hub: Hub, destination: str, identifier: int) -> Envelope | None:
-    """A service's calls are kept under its name, whatever the method."""
+    """The message if it is stored; calls are stored under the service's name without the method."""
     candidates = [destination]
     if destination.startswith("service/"):
         candidates.append("/".join(destination.split("/")[:2]))

@@ -1,4 +1,4 @@
-"""Schedules over HTTP: listed, added, removed, and when they would fire."""
+"""Schedules over HTTP: list, add, remove and preview them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_INTEGER)]
 
 
 class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`next_due` and `preview` are in seconds since 1970."""
+    """A schedule; `next_due` and `preview` are in seconds since 1970."""
 
     id: str
     destination: str
@@ -44,12 +44,14 @@ class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScheduleRows(msgspec.Struct, frozen=True):
+    """All schedules."""
+
     schedules: list[ScheduleRow]
 
 
 class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
-    """In place of the one with the same `id`, if there is one. Exactly one of `interval_s` and
-    `cron`, exactly one of `json`, `text` and `base64`."""
+    """A schedule, which replaces one with the same `id`. Give exactly one of `interval_s` and
+    `cron`, and exactly one of `json`, `text` and `base64`."""
 
     destination: str
     id: str = ""
@@ -65,11 +67,13 @@ class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreviewQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """How many fire times to compute."""
+
     count: Some = 10
 
 
 class PreviewRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """When something that was added now would fire."""
+    """An interval or a cron expression, as if it were added now."""
 
     interval_s: float = 0.0
     cron: str = ""
@@ -78,14 +82,18 @@ class PreviewRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Preview(msgspec.Struct, frozen=True):
+    """Fire times in seconds since 1970."""
+
     times: list[float]
 
 
 def list_schedules(ask: OperationRequest) -> ScheduleRows:
+    """All schedules, each with its next fire time."""
     return ScheduleRows([_row(ask, each, 1) for each in ask.hub.schedules.all()])
 
 
 def show_schedule(ask: OperationRequest) -> ScheduleRow:
+    """A schedule with its next fire times. Raises UnknownMessage."""
     schedule = ask.hub.schedules.get(ask.path["id"])
     if schedule is None:
         raise UnknownMessage(f"there is no schedule {ask.path['id']!r}")
@@ -109,6 +117,10 @@ def _row(ask: OperationRequest, schedule: Schedule, preview: int) -> ScheduleRow
 
 
 async def add_schedule(ask: OperationRequest) -> ScheduleRow:
+    """Add or replace a schedule; answered after the commit.
+
+    Raises InvalidSchedule and InvalidEnvelope.
+    """
     asked: NewSchedule = ask.body
     payload, content_type = from_body(JsonPayload(asked.json, asked.text, asked.base64))
     envelope = Envelope(
@@ -136,6 +148,7 @@ async def add_schedule(ask: OperationRequest) -> ScheduleRow:
 
 
 async def remove_schedule(ask: OperationRequest) -> Removed:
+    """Remove a schedule; answered after the commit. Raises UnknownMessage."""
     name: str = ask.path["id"]
     ask.hub.schedules.remove(name)
     await ask.hub.committed()
@@ -143,9 +156,10 @@ async def remove_schedule(ask: OperationRequest) -> Removed:
 
 
 def preview_schedule(ask: OperationRequest) -> Preview:
+    """The fire times of an interval or a cron expression. Raises InvalidSchedule."""
     asked: PreviewRequest = ask.body
     if bool(asked.cron) == bool(asked.interval_s):
-        raise InvalidSchedule("a schedule has an interval or a cron expression, one of them")
+        raise InvalidSchedule("a schedule needs either an interval or a cron expression")
     if not asked.cron:
         check_interval(asked.interval_s)
     schedule = Schedule(

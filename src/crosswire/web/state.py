@@ -1,4 +1,4 @@
-"""What there is: queues, topics, subscriptions, services, connections; and emptying a queue."""
+"""The hub's state over HTTP: queues, topics, subscriptions, services and connections."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from crosswire.hub.queues import Queue
 from crosswire.hub.subscriptions import Subscription
 from crosswire.hub.topics import Topic
 from crosswire.store.contract import Page
-from crosswire.web.contract import Id, OperationRequest
+from crosswire.web.contract import OperationRequest
 from crosswire.web.messages import JsonMessage, show_message
+from crosswire.web.numbers import Id
 
 __all__ = [
     "assign_subscription",
@@ -42,6 +43,9 @@ Many = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 
 
 class StoreState(msgspec.Struct, frozen=True):
+    """The store. `groups` counts commit groups, `ledger_rows` all rows ever written; `error` is the
+    reason if the last write failed."""
+
     groups: int
     newest_id: int
     ledger_rows: int
@@ -51,8 +55,8 @@ class StoreState(msgspec.Struct, frozen=True):
 
 
 class HubState(msgspec.Struct, frozen=True):
-    """The hub at a glance. `connections` by protocol; `reports` the latest troubles; `leftovers` by
-    kind what was held for peers that were gone, and given back."""
+    """Overview of the hub. `connections` are counted by protocol; `reports` are the latest errors;
+    `leftovers` counts by kind what was still held for disconnected peers, and released."""
 
     version: str
     node: str
@@ -78,6 +82,7 @@ class HubState(msgspec.Struct, frozen=True):
 
 
 def show_state(ask: OperationRequest) -> HubState:
+    """Counts and errors of the whole hub."""
     server, hub = ask.server, ask.hub
     queues = hub.queues()
     store = hub.store
@@ -120,7 +125,7 @@ def _report(error: HubError) -> str:
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a long list: names after `after`, with `contains` in them."""
+    """A page of a list: names after `after` that contain `contains`."""
 
     after: str = ""
     contains: str = ""
@@ -128,14 +133,14 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Peek(msgspec.Struct, frozen=True, kw_only=True):
-    """How many of its messages to show, those with ids after `after`."""
+    """How many of its messages to show, from those with ids after `after`."""
 
     messages: Few = 0
     after: Id = 0
 
 
 class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`length` counts what is not settled; `held` of it is with consumers."""
+    """A queue; `length` counts messages that are not settled, `held` those that consumers hold."""
 
     name: str
     length: int
@@ -144,14 +149,18 @@ class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
     consumers: int
     dead_letters: int
     stopped: str = ""
-    """Why nothing is delivered from it: its cursor is damaged."""
+    """Why nothing is delivered from it, if its cursor is damaged."""
 
 
 class Queues(msgspec.Struct, frozen=True):
+    """Queues in order of their names, without those of dead letters."""
+
     queues: list[QueueRow]
 
 
 class ConsumerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A consumer; `held` messages are not settled yet, `free` is the rest of its window."""
+
     connection: str
     protocol: str
     principal: str
@@ -161,6 +170,8 @@ class ConsumerRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue with its consumers, its policy and the requested messages."""
+
     name: str
     length: int
     size_bytes: int
@@ -172,6 +183,7 @@ class QueueDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_queues(ask: OperationRequest) -> Queues:
+    """A page of queues."""
     names: Names = ask.query
     queues = [queue for queue in ask.hub.queues() if not queue.is_dead and _is_in(queue, names)]
     return Queues(
@@ -191,6 +203,7 @@ def list_queues(ask: OperationRequest) -> Queues:
 
 
 def show_queue(ask: OperationRequest) -> QueueDetail:
+    """A queue and some of its messages, which stay in it. Raises UnknownMessage."""
     queue = _queue(ask)
     holders = {
         each: consumer.peer.connection for consumer in queue.consumers for each in consumer.held
@@ -210,12 +223,13 @@ def show_queue(ask: OperationRequest) -> QueueDetail:
 
 
 class Purged(msgspec.Struct, frozen=True):
-    """How many messages are gone; those with consumers stay."""
+    """How many messages were deleted; those that consumers hold are kept."""
 
     purged: int
 
 
 async def purge_queue(ask: OperationRequest) -> Purged:
+    """Delete what no consumer holds; answered after the commit. Raises UnknownMessage."""
     queue = _queue(ask)
     before = queue.length
     queue.purge(ask.now())
@@ -224,7 +238,7 @@ async def purge_queue(ask: OperationRequest) -> Purged:
 
 
 def _queue(ask: OperationRequest) -> Queue:
-    """One that is there: asking for another does not make it."""
+    """An existing queue. Raises UnknownMessage: `hub.queue` would create it."""
     destination = f"queue/{ask.path['name']}"
     if destination not in ask.hub.store.destinations():
         raise UnknownMessage(f"there is no queue {ask.path['name']!r}")
@@ -255,7 +269,7 @@ def _consumer(consumer: Consumer) -> ConsumerRow:
 
 
 class TopicRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`published` counts since the hub was started; `subscriptions` are those with names."""
+    """A topic; `published` counts since the hub was started, `subscriptions` are the named ones."""
 
     name: str
     durable: bool
@@ -265,10 +279,14 @@ class TopicRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Topics(msgspec.Struct, frozen=True):
+    """Topics in order of their names."""
+
     topics: list[TopicRow]
 
 
 class TopicDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic with its policy and the requested messages; ids up to `reclaimed` are deleted."""
+
     name: str
     published: int
     subscribers: int
@@ -279,8 +297,8 @@ class TopicDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """All up to `settled_upto` is settled; `committed` is the newest message of the hub. `owner` is
-    empty if it was made without users."""
+    """A named subscription. Ids up to `settled_upto` are settled; `committed` is the hub's newest
+    id. `owner` is empty if it was made without users."""
 
     name: str
     owner: str
@@ -296,6 +314,8 @@ class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubscriptionList(msgspec.Struct, frozen=True):
+    """All named subscriptions."""
+
     subscriptions: list[SubscriptionRow]
 
 
@@ -312,10 +332,13 @@ class NewOwner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Removed(msgspec.Struct, frozen=True):
+    """The name or id of what was removed."""
+
     removed: str
 
 
 def list_topics(ask: OperationRequest) -> Topics:
+    """A page of topics."""
     names: Names = ask.query
     rows = []
     for topic in [each for each in ask.hub.topics() if _is_in(each, names)][: names.limit]:
@@ -333,6 +356,7 @@ def list_topics(ask: OperationRequest) -> Topics:
 
 
 def show_topic(ask: OperationRequest) -> TopicDetail:
+    """A topic and some of its stored messages. Raises UnknownMessage."""
     hub, peek = ask.hub, ask.query
     topic = hub.topics_by_name().get(f"topic/{ask.path['name']}")
     if topic is None:
@@ -340,7 +364,7 @@ def show_topic(ask: OperationRequest) -> TopicDetail:
     audience = hub.subscriptions.audience(topic)
     found: list[Envelope] = []
 
-    def look(page: Page) -> None:
+    def decode(page: Page) -> None:
         for number, identifier, record in page.records:
             try:
                 found.append(hub.damage.decode(number, identifier, record))
@@ -349,7 +373,7 @@ def show_topic(ask: OperationRequest) -> TopicDetail:
 
     if peek.messages:
         after = max(peek.after, topic.reclaimed)
-        hub.store.read([topic.number], after=after, count=peek.messages, done=look)
+        hub.store.read([topic.number], after=after, count=peek.messages, done=decode)
     return TopicDetail(
         name=topic.name,
         published=topic.published,
@@ -362,7 +386,8 @@ def show_topic(ask: OperationRequest) -> TopicDetail:
 
 
 def list_subscriptions(ask: OperationRequest) -> SubscriptionList:
-    """All of them for administrators, their own for others."""
+    """Named subscriptions with their cursors and consumers: all of them for administrators, their
+    own for others."""
     return SubscriptionList(
         [
             _subscription(ask, each)
@@ -390,6 +415,10 @@ def _subscription(ask: OperationRequest, subscription: Subscription) -> Subscrip
 
 
 async def remove_subscription(ask: OperationRequest) -> Removed:
+    """Delete a named subscription; answered after the commit.
+
+    Raises Forbidden, UnknownMessage, and SubscriptionConflict while it has consumers.
+    """
     name, owner = ask.path["name"], _owner(ask)
     ask.hub.subscriptions.remove(name, owner)
     await ask.hub.committed()
@@ -420,21 +449,28 @@ def _owner(ask: OperationRequest) -> str:
 
 
 class ProviderRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A connection that serves a service."""
+
     connection: str
     protocol: str
     principal: str
 
 
 class ServiceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A service and the connections that serve it."""
+
     name: str
     providers: list[ProviderRow]
 
 
 class ServiceRows(msgspec.Struct, frozen=True):
+    """Services that have a provider, in order of their names."""
+
     services: list[ServiceRow]
 
 
 def list_services(ask: OperationRequest) -> ServiceRows:
+    """Services that have a provider."""
     return ServiceRows(
         [
             ServiceRow(
@@ -455,7 +491,7 @@ def list_services(ask: OperationRequest) -> ServiceRows:
 
 
 class SubscribedRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that a connection takes messages from."""
+    """A destination that a connection consumes; `free` is the rest of its window."""
 
     destination: str
     held: int
@@ -463,7 +499,9 @@ class SubscribedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConnectionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`congested`: it does not keep up with what it is sent."""
+    """A connection; `since` is in seconds since 1970, `calls` are those without a response yet.
+
+    A `congested` one reads more slowly than the hub sends."""
 
     id: str
     protocol: str
@@ -478,19 +516,26 @@ class ConnectionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConnectionList(msgspec.Struct, frozen=True):
+    """Connections of all protocols but HTTP."""
+
     connections: list[ConnectionRow]
 
 
 class ConnectionsQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Connections of one `protocol`, or of all."""
+
     protocol: str = ""
     limit: Many = 1000
 
 
 class Closed(msgspec.Struct, frozen=True):
+    """The id of the connection."""
+
     closed: str
 
 
 def list_connections(ask: OperationRequest) -> ConnectionList:
+    """Connections, with what they consume and serve."""
     query: ConnectionsQuery = ask.query
     gateways = [
         each
@@ -523,7 +568,10 @@ def _taking(attachment: Attachment) -> SubscribedRow:
 
 
 def close_connection(ask: OperationRequest) -> Closed:
-    """In its protocol's own way; what it holds goes to others."""
+    """Close a connection with its protocol's goodbye; messages that it holds are redelivered.
+
+    Raises UnknownMessage.
+    """
     name: str = ask.path["id"]
     gateway = ask.server.context.gateways.get(name)
     if gateway is None or not gateway.disconnect():

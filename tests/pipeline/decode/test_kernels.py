@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections import namedtuple
 from collections.abc import Callable
+from enum import IntEnum
 from pathlib import Path
 
 import numpy as np
@@ -185,8 +187,19 @@ def test_a_fingerprint_has_what_a_function_encloses() -> None:
     assert fingerprint(adding(1)) != fingerprint(adding(2))
 
 
-def test_what_may_change_unnoticed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "SIZE", {"of": 4})
+def test_a_fingerprint_has_the_members_of_enumerations(monkeypatch: pytest.MonkeyPatch) -> None:
+    prints = set()
+    for size in (4, 5, 4):
+        monkeypatch.setitem(globals(), "SIZE", IntEnum("Size", {"SMALL": size}))
+        prints.add(fingerprint(of_size))
+    assert len(prints) == 2
+
+
+@pytest.mark.parametrize("value", [{"of": 4}, namedtuple("Size", "width height")])
+def test_what_may_change_unnoticed_is_refused(
+    value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "SIZE", value)
     with pytest.raises(TypeError, match="no constant"):
         fingerprint(of_size)
 

@@ -85,5 +85,5 @@ def test_time_goes_on_in_every_connection() -> None:
 def test_numbers_begin_anew_after_the_highest() -> None:
     data = np.frombuffer(b"..\xff\xfe....\x00\x01", np.uint8).copy()
     numbers = Numbers(">u2", 1, 65535, np.array([2, 8]), np.array([1, 65534]))
-    numbers.go_on(data, 2)
+    numbers.advance(data, 2)
     assert data.tobytes() == b"..\x00\x01....\xff\xfe"

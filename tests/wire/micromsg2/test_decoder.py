@@ -148,7 +148,7 @@ class TestExtensionNumbers:
 
 class TestJoiningLate:
     @pytest.mark.parametrize("cut", range(1, 16))
-    def test_it_finds_its_feet(self, cut: int) -> None:
+    def test_the_first_whole_frame_is_found(self, cut: int) -> None:
         first = Message(70, "queue/orders", b"price:N10;", b"\0\0\0\0\0\0\0\0")
         follow = [message(number, "queue/orders") for number in range(71, 76)]
         data = wire(first, *follow)
@@ -161,6 +161,15 @@ class TestJoiningLate:
         for cut in range(1, 5):
             rows = MicroMsg2Decoder("client", late=True).rows(acks[cut:])
             assert outcomes(rows) == ["unsynchronized"] + ["extension"] * 9
+
+    @pytest.mark.parametrize("flags", [0x19, 0x1A, 0x1C])
+    def test_what_can_not_become_a_frame_is_not_waited_for(self, flags: int) -> None:
+        """Only messages can be continued: not a COMMAND, EXTENSION or ERROR of 32 KiB."""
+        never = bytes([flags]) + (0x8000).to_bytes(4) + b"a;" + b" " * 400
+        follow = [message(number, "queue/orders") for number in range(71, 74)]
+        rows = MicroMsg2Decoder("client", late=True).rows(never + wire(*follow))
+        assert outcomes(rows) == ["unsynchronized"] + ["message"] * 3
+        assert rows[0].length == len(never)
 
     def test_after_a_gap_any_number_may_be_due(self) -> None:
         decoder = MicroMsg2Decoder("client", hints=HINT)

@@ -499,6 +499,8 @@ def test_an_ended_link_is_of_no_more_use() -> None:
     link.detach(ended=True)
     with pytest.raises(LocalProtocolError, match="ended"):
         link.send(0, [b"x"])
+    with pytest.raises(LocalProtocolError, match="ended"):
+        link.send_multicast([], [b"x"])
     with pytest.raises(LocalProtocolError):
         link.attach(resumed=True)
 

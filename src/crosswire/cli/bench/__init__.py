@@ -1,10 +1,10 @@
-"""Measure how fast messages go through a hub: one that runs already, or one made for it."""
+"""Measure throughput and latency of a hub: a running one, or one started for the measurement."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from crosswire.cli.bench.contract import Work
 from crosswire.cli.bench.hub import StartedHub, started_hub
@@ -12,6 +12,7 @@ from crosswire.cli.bench.run import Figures, Latency, load, one_at_a_time
 from crosswire.cli.hub import print_json
 from crosswire.cli.via.options import add_via_options, target_of
 from crosswire.listeners import PLAIN_LISTENERS
+from crosswire.plurals import plural
 
 __all__ = ["configure", "run"]
 
@@ -19,25 +20,37 @@ _LATENCIES = 500
 
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
-    parser.add_argument("--count", type=_positive, default=50_000, help="messages (50000)")
-    parser.add_argument("--size", type=_positive, default=128, help="bytes of a message (128)")
+    """Add the command's options and arguments."""
+    parser.add_argument(
+        "--count", type=_positive, default=50_000, help="number of messages (default: 50000)"
+    )
+    parser.add_argument(
+        "--size", type=_positive, default=128, help="bytes of a payload (default: 128)"
+    )
     kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--queue", action="store_true", help="through a queue, as without --topic")
+    kind.add_argument("--queue", action="store_true", help="through a queue (default)")
     kind.add_argument("--topic", action="store_true", help="through a topic")
     parser.add_argument(
         "--durable",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="have messages on disk before they are acknowledged. What a topic does its hub "
-        "decides: --durable only works with a hub that is started here",
+        help="acknowledge messages when they are on disk (default). For a topic the hub's "
+        "configuration decides: then it has an effect only on a hub that is started here",
     )
     parser.add_argument(
         "--not-durable", dest="durable", action="store_false", help="the same as --no-durable"
     )
-    parser.add_argument("--window", type=_positive, default=1000, help="messages under way (1000)")
-    parser.add_argument("--consumers", type=_positive, default=1, help="how many take them (1)")
     parser.add_argument(
-        "--running", action="store_true", help="a hub that runs, at --host and --port"
+        "--window",
+        type=_positive,
+        default=1000,
+        help="unacknowledged messages at a time (default: 1000)",
+    )
+    parser.add_argument(
+        "--consumers", type=_positive, default=1, help="number of consumers (default: 1)"
+    )
+    parser.add_argument(
+        "--running", action="store_true", help="use a running hub, at --host and --port"
     )
     add_via_options(parser)
 
@@ -50,8 +63,9 @@ def _positive(text: str) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Measure and print the figures. Raises ClientError."""
     is_ours = not (options.running or options.port is not None)
-    with _hub(options) if is_ours else _nobody() as hub:
+    with _hub(options) if is_ours else nullcontext() as hub:
         work = Work(
             via=options.via,
             destination="topic/bench" if options.topic else "queue/bench",
@@ -79,11 +93,6 @@ def _hub(options: argparse.Namespace) -> Iterator[StartedHub]:
         yield hub
 
 
-@contextmanager
-def _nobody() -> Iterator[None]:
-    yield None
-
-
 def _values(work: Work, figures: Figures, latency: Latency) -> dict[str, object]:
     return {
         "via": work.via,
@@ -104,13 +113,13 @@ def _values(work: Work, figures: Figures, latency: Latency) -> dict[str, object]
 
 def _print(work: Work, figures: Figures, latency: Latency) -> None:
     disk = "durable" if work.durable else "not durable"
-    print(
-        f"{work.via}, {work.destination}, {disk}, {work.size_bytes} bytes, {work.window} under way"
-    )
-    print(f"  {figures.deliveries:,} deliveries in {figures.seconds:.2f} s", end="")
+    size = plural(work.size_bytes, "byte")
+    print(f"{work.via}, {work.destination}, {disk}, {size}, window {work.window}")
+    deliveries = plural(figures.deliveries, "delivery", "deliveries")
+    print(f"  {deliveries} in {figures.seconds:.2f} s", end="")
     print(f"   {figures.per_second:,.0f}/s", end="")
     if figures.cpu_us is not None:
-        print(f"   {figures.cpu_us:.1f} µs of the hub's CPU time each", end="")
+        print(f"   {figures.cpu_us:.1f} µs of the hub's CPU time per delivery", end="")
     print()
-    print(f"  one at a time, p50: {latency.answered_us:.0f} µs until it is acknowledged", end="")
-    print(f", {latency.delivered_us:.0f} µs until it is delivered")
+    print(f"  one at a time, p50: {latency.answered_us:.0f} µs until acknowledged", end="")
+    print(f", {latency.delivered_us:.0f} µs until delivered")

@@ -1,7 +1,8 @@
-"""What a load program is made of: a blocking socket with a wire connection on it, and two parts.
+"""The parts of a load generator: a blocking socket with a wire connection, and its two ends.
 
-A protocol's module has a `producer` and a `consumer`: each speaks its protocol on one connection,
-in batches, and leaves sockets, windows and time to `run`.
+A protocol's module has a `producer` and a `consumer`: each uses its protocol on one connection, in
+batches; sockets, windows and timing are in `run`. Sockets block and there is no event loop, so that
+the load generator costs as little as possible beside the hub that it measures.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ E = TypeVar("E", bound=Event)
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be done. `ports` are those of listeners that are not where they usually are;
-    `durable` is what the protocol can ask for; a topic's own policy decides the rest."""
+    """The load. `ports` are those of listeners that are not on their default ports; `durable` is
+    what the protocol can request per message; for topics the hub's policy decides."""
 
     via: str
     destination: str
@@ -55,15 +56,20 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_topic(self) -> bool:
+        """Whether messages are published, so that every consumer gets all of them."""
         return self.destination.startswith("topic/")
 
     @property
     def payload(self) -> bytes:
+        """The same `size_bytes` bytes for every message; they are ASCII."""
         return b"x" * self.size_bytes
 
 
 class Line:
-    """A connection on a blocking socket."""
+    """A connection on a blocking socket, after its handshake.
+
+    Raises ConnectFailed and ConnectionLost.
+    """
 
     def __init__(self, work: Work, part: BenchEnd) -> None:
         target = work.target
@@ -82,20 +88,23 @@ class Line:
         part.open(self)
 
     def write(self) -> None:
-        """Handle what the connection received."""
+        """Send what the connection has to send. Blocks until the kernel has taken it."""
         outgoing = self.connection.data_to_send()
         if outgoing:
             self.socket.sendall(b"".join(outgoing))
 
     def read(self) -> list[Event]:
-        """What one read brought, which may be nothing. Raises ConnectionLost."""
+        """The events of one read, which may be none. Blocks until there is data.
+
+        Raises ConnectionLost at the end of the connection, or after a timeout.
+        """
         if self._early:
             events, self._early = self._early, []
             return events
         try:
             data = self.socket.recv(_READ_BYTES)
         except TimeoutError:
-            raise ConnectionLost(f"nothing came for {_TIMEOUT_S:g} s") from None
+            raise ConnectionLost(f"no data for {_TIMEOUT_S:g} s") from None
         if not data:
             raise ConnectionLost("the hub closed the connection")
         self.connection.receive_data(data, time.monotonic())
@@ -105,7 +114,7 @@ class Line:
         return events
 
     def wait_for(self, kind: type[E]) -> E:
-        """The next event of this kind; those after it are read later."""
+        """The next event of this kind; earlier ones are dropped, later ones are kept for `read`."""
         while True:
             events = self.read()
             self.write()
@@ -116,10 +125,11 @@ class Line:
 
     @property
     def has_early(self) -> bool:
-        """Is there something to `read` that the socket does not show?"""
+        """Whether `read` has events left from `wait_for`; no selector reports these."""
         return bool(self._early)
 
     def close(self) -> None:
+        """Close the socket, without a goodbye."""
         self.socket.close()
 
 
@@ -132,7 +142,7 @@ def _raise_end(events: list[Event]) -> None:
 
 
 class BenchEnd(ABC):
-    """One end of a connection, in the words of its protocol."""
+    """What a protocol does at one end of a connection."""
 
     listener: ClassVar[str]
 
@@ -140,42 +150,49 @@ class BenchEnd(ABC):
         self.work = work
 
     @abstractmethod
-    def connect(self, now: float) -> Connection: ...
+    def connect(self, now: float) -> Connection:
+        """The sans-IO connection, in its initial state. Raises ClientError for unusable options."""
 
     @abstractmethod
     def open(self, line: Line) -> None:
-        """Get through the handshake, to where messages can go."""
+        """Complete the handshake and all requests before the first message."""
 
 
 class BenchProducer(BenchEnd):
+    """An end that sends messages."""
+
     is_answered = True
-    """Are messages acknowledged? If they are not, they are done when they are sent."""
+    """Whether messages are acknowledged; if not, sending completes them."""
 
     @property
     def window(self) -> int:
-        """How many may wait for their acknowledgement."""
+        """The maximum number of unacknowledged messages."""
         return self.work.window
 
     @abstractmethod
     def send(self, count: int) -> None:
-        """Allow this many more messages. There never are more than the window without an answer."""
+        """Queue this many messages; the caller keeps to the window."""
 
     @abstractmethod
     def answered(self, events: list[Event]) -> int:
-        """How many messages these acknowledge."""
+        """The number of messages that these events acknowledge. Raises RequestFailed."""
 
 
 class BenchConsumer(BenchEnd):
+    """An end that receives messages and settles them."""
+
     @abstractmethod
     def take(self, events: list[Event]) -> int:
-        """How many messages these bring; they are settled."""
+        """Settle the messages among these events; returns their number."""
 
 
 def producer_of(work: Work) -> BenchProducer:
+    """A producer of the protocol of `work`."""
     made: BenchProducer = import_module(f"crosswire.cli.bench.{work.via}").producer(work)
     return made
 
 
 def consumer_of(work: Work) -> BenchConsumer:
+    """A consumer of the protocol of `work`."""
     made: BenchConsumer = import_module(f"crosswire.cli.bench.{work.via}").consumer(work)
     return made

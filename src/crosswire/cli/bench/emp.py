@@ -65,7 +65,7 @@ class _BenchProducer(_BenchPeer, BenchProducer):
 class _BenchConsumer(_BenchPeer, BenchConsumer):
     def open(self, line: Line) -> None:
         super().open(line)
-        # Twice the producer's window: answers take their time too.
+        # Twice the producer's window: deliveries stay in it until their answers have returned.
         self._ask(
             line,
             "$subscribe",

@@ -27,7 +27,9 @@ class _BenchPeer(BenchEnd):
     def connect(self, now: float) -> Connection:
         target = self.work.target
         if target.token is not None or target.tls is not None:
-            raise ClientError("eMQP has neither tokens nor TLS; its peers are known by CURVE keys")
+            raise ClientError(
+                "eMQP has neither tokens nor TLS: its peers are identified by CURVE keys"
+            )
         self._connection = EmqpConnection(
             self.role,
             now,
@@ -106,8 +108,10 @@ class _BenchSubscriber(_BenchPeer, BenchConsumer):
 
 
 def producer(work: Work) -> BenchProducer:
+    """A publisher for a topic, a client for a queue."""
     return _BenchPublisher(work) if work.is_topic else _BenchClient(work)
 
 
 def consumer(work: Work) -> BenchConsumer:
+    """A subscriber for a topic, a worker for a queue."""
     return _BenchSubscriber(work) if work.is_topic else _BenchWorker(work)

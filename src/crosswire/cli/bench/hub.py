@@ -1,4 +1,4 @@
-"""A hub of the benchmark's own, in a directory that goes with it."""
+"""A hub started for a benchmark or an example, in a temporary directory."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["StartedHub", "started_hub"]
 
 
 class StartedHub(msgspec.Struct, frozen=True):
-    """`ports` are those of its listeners, by name."""
+    """A running hub process; `ports` are those of its listeners, by name."""
 
     pid: int
     ports: dict[str, int]
 
     def cpu_s(self) -> float:
-        """CPU time that it has used so far, all its threads."""
+        """CPU time of all its threads so far."""
         threads = Path(f"/proc/{self.pid}/task").iterdir()
         return sum(int((each / "schedstat").read_text().split()[0]) for each in threads) / 1e9
 
     def memory_bytes(self) -> int:
-        """What it has in memory that is its own."""
+        """Its private memory, without pages shared with files. Raises ClientError if unknown."""
         for line in Path(f"/proc/{self.pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Private_Dirty:"):
                 return int(line.split()[1]) * 1024
@@ -38,7 +38,10 @@ class StartedHub(msgspec.Struct, frozen=True):
 
 @contextmanager
 def started_hub(*listeners: str, config: str = "") -> Iterator[StartedHub]:
-    """A hub with these listeners on free ports; `config` is the text of its configuration."""
+    """Start a hub with these listeners on free ports; it ends with the block.
+
+    `config` is the text of its configuration. Raises ClientError if it does not start.
+    """
     with tempfile.TemporaryDirectory(prefix="crosswire-bench-") as folder:
         file = Path(folder, "crosswire.toml")
         file.write_text(config)

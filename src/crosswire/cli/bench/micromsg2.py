@@ -1,4 +1,4 @@
-"""MicroMsg2's load: runs of SEND frames; acknowledged in batches where messages are durable."""
+"""MicroMsg2's load: batches of SEND frames; acknowledged in batches if durable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from crosswire.wire.micromsg2.frames import Extension, message_prefix
 
 __all__ = ["consumer", "producer"]
 
-_MOST_WINDOW = 32_767
+_LARGEST_WINDOW = 32_767
 
 
 class _BenchPeer(BenchEnd):
@@ -21,7 +21,7 @@ class _BenchPeer(BenchEnd):
     def connect(self, now: float) -> Connection:
         required = [Extension("pub-sub", {})]
         if self.work.durable:
-            required.append(batch_ack(min(self.work.window, _MOST_WINDOW)))
+            required.append(batch_ack(min(self.work.window, _LARGEST_WINDOW)))
         if self.work.target.token is not None:
             required.append(token(self.work.target.token))
         self._connection = MicroMsg2Connection("client", now, offer=Offer(required=tuple(required)))
@@ -41,7 +41,7 @@ class _BenchProducer(_BenchPeer, BenchProducer):
 
     @property
     def window(self) -> int:
-        return min(self.work.window, _MOST_WINDOW)
+        return min(self.work.window, _LARGEST_WINDOW)
 
     def send(self, count: int) -> None:
         self._connection.send_run([self._message] * count)

@@ -1,4 +1,4 @@
-"""Relink's load: one channel each way, `consumed` for all that one read brought."""
+"""Relink's load: one channel each way, one `consumed` for all messages of a read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _BenchPeer(BenchEnd):
 
     def connect(self, now: float) -> Connection:
         if self.work.target.token is not None:
-            raise ClientError("Relink knows peers by their certificates only: use --cert and --key")
+            raise ClientError("Relink identifies peers by certificates only: use --cert and --key")
         self._link = Link("connector", LinkTerms(endpoint=self._endpoint()))
         return RelinkConnection("connector", now, link=self._link)
 

@@ -1,7 +1,7 @@
-"""A producer and consumers in processes of their own, started together and timed.
+"""Runs a producer and consumers in two processes and times them.
 
-Whatever is not durable can get lost on its way to a subscriber that is slower than its publisher:
-a topic's producer never gets further ahead of its consumers than they have room for.
+A hub drops messages for subscribers that are slower than the publisher, unless they are durable.
+A topic's producer is therefore never more than a window ahead of its slowest consumer.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ from crosswire.errors import ClientError, CrosswireError
 __all__ = ["Figures", "Latency", "load", "one_at_a_time"]
 
 _BATCHES: Final = 4
-_NAP_S: Final = 0.0002
+_PAUSE_S: Final = 0.0002
 _WARM_UP: Final = 0.1
 
 _processes = multiprocessing.get_context("fork")
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """`deliveries` counts each consumer's. CPU time is the hub's, where it is one of ours."""
+    """Result of a load; `deliveries` is the sum over all consumers.
+
+    The CPU time is that of the hub, None for a hub that was not started here.
+    """
 
     messages: int
     deliveries: int
@@ -39,23 +42,24 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def per_second(self) -> float:
+        """Deliveries per second."""
         return self.deliveries / self.seconds
 
     @property
     def cpu_us(self) -> float | None:
-        """Of the hub, for each delivery."""
+        """The hub's CPU time per delivery."""
         return None if self.hub_cpu_s is None else 1e6 * self.hub_cpu_s / self.deliveries
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """Medians, one message at a time: until it is acknowledged, and until it is delivered."""
+    """Medians of the times until a message is acknowledged and until it is delivered."""
 
     answered_us: float
     delivered_us: float
 
 
 def load(work: Work, count: int, cpu_s: Callable[[], float] | None = None) -> Figures:
-    """Send `count` messages as fast as possible, after some for warming up. Raises ClientError."""
+    """Send `count` messages as fast as possible, after a warm-up. Raises ClientError."""
     taken: Any = _processes.RawValue("q", 0)
     with _running(_consume, work, taken) as consumer, _running(_produce, work, taken) as producer:
         _round(producer, consumer, max(int(count * _WARM_UP), 1))
@@ -67,7 +71,7 @@ def load(work: Work, count: int, cpu_s: Callable[[], float] | None = None) -> Fi
 
 
 def _round(producer: Pipe, consumer: Pipe, count: int) -> tuple[float, float]:
-    """When the first was sent and the last was both delivered and acknowledged."""
+    """When the first message was sent, and when the last was delivered and acknowledged."""
     consumer.send(count)
     producer.send(count)
     answered, delivered = _receive_result(producer), _receive_result(consumer)
@@ -78,7 +82,7 @@ def _receive_result(pipe: Pipe) -> Any:
     try:
         result = pipe.recv()
     except EOFError:
-        raise ClientError("a load process ended before its time") from None
+        raise ClientError("a load process ended early") from None
     if isinstance(result, str):
         raise ClientError(result)
     return result
@@ -89,7 +93,7 @@ def _receive_result(pipe: Pipe) -> Any:
 
 @contextmanager
 def _running(body: Callable[[Work, Any, Pipe], None], work: Work, taken: Any) -> Iterator[Pipe]:
-    """A process that has connected; it does a round for each number it is sent."""
+    """A connected process; it runs a round for each count that it is sent."""
     ours, theirs = _processes.Pipe()
     process = _processes.Process(target=_guarded, args=(body, work, taken, theirs), daemon=True)
     process.start()
@@ -127,6 +131,7 @@ def _produce(work: Work, taken: Any, pipe: Pipe) -> None:
             room = min(window - (sent - answered), count - sent)
             if work.is_topic:
                 room = min(room, window - (total + sent - taken.value))
+            # A quarter of the window at a time: single messages would cost a system call each.
             if room >= min(least, count - sent) > 0:
                 producer.send(room)
                 line.write()
@@ -136,13 +141,17 @@ def _produce(work: Work, taken: Any, pipe: Pipe) -> None:
             elif sent > answered:
                 answered += producer.answered(line.read())
             else:
-                time.sleep(_NAP_S)
+                # Only the consumers hold the producer back: there is no socket to wait on.
+                time.sleep(_PAUSE_S)
         total += count
         pipe.send((started, time.perf_counter()))
 
 
 def _consume(work: Work, taken: Any, pipe: Pipe) -> None:
-    """All consumers in one process. `taken` is what the slowest has, or what all have together."""
+    """All consumers in one process.
+
+    `taken` is the count of the slowest consumer of a topic, or the sum over those of a queue.
+    """
     lines = []
     for _ in range(work.consumers):
         consumer = consumer_of(work)
@@ -175,7 +184,7 @@ def _early(lines: list[tuple[Line, Any]]) -> bool:
 
 
 def one_at_a_time(work: Work, count: int) -> Latency:
-    """Send, wait for the acknowledgement and for the delivery, and again. Raises ClientError."""
+    """Send `count` messages, each after the delivery of the one before. Raises ClientError."""
     consumer, producer = consumer_of(work), producer_of(work)
     taking, sending = Line(work, consumer), Line(work, producer)
     answered_s, delivered_s = [], []

@@ -1,4 +1,4 @@
-"""The whole product in a few minutes: five protocols, a kill -9, Spark, a report."""
+"""Run a hub with traffic in five protocols, kill it, count what was lost, and make a report."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ import msgspec
 import uvloop
 
 from crosswire.cli.demo.folder import DemoFolder, prepare
-from crosswire.cli.demo.play import DemoRun
+from crosswire.cli.demo.progress import DemoProgress
 from crosswire.cli.demo.scene import Scene
-from crosswire.cli.demo.ticker import Ticker
+from crosswire.cli.demo.traffic import DemoTraffic
 from crosswire.cli.table import print_table
 from crosswire.errors import PipelineError
+from crosswire.plurals import plural
 
 if TYPE_CHECKING:
     from crosswire.pipeline.report import Facts
@@ -31,22 +32,23 @@ __all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
+    """Add the command's options and arguments."""
     parser.add_argument(
         "--data",
         default="demo-data",
         metavar="DIR",
-        help="where everything goes; that of an earlier demo is replaced (default: demo-data)",
+        help="folder for all files; one of an earlier demo is replaced (default: demo-data)",
     )
     parser.add_argument(
         "--seconds",
         type=_seconds,
         default=15.0,
-        help="how long traffic is made (default: 15)",
+        help="duration of the traffic (default: 15)",
     )
     parser.add_argument(
-        "--no-pipeline", action="store_true", help="end after the proof: no Spark, no report"
+        "--no-pipeline", action="store_true", help="end after the count: no Spark, no report"
     )
-    parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
 
 def _seconds(text: str) -> float:
@@ -60,70 +62,74 @@ def _seconds(text: str) -> float:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Run the demo; 1 if something acknowledged was lost. Raises CrosswireError."""
     start = time.monotonic()
-    # Who ends us wants our hub and Spark to end as well.
+    # SIGTERM ends Python at once; as KeyboardInterrupt it runs the blocks that end hub and Spark.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    ticker = Ticker(quiet=options.json)
+    progress = DemoProgress(quiet=options.json)
     if not options.no_pipeline:
         _check_spark()
     folder = prepare(Path(options.data))
-    ticker.line("Crosswire: one hub, five protocols, real connections, a kill -9 in the middle.\n")
-    scenes = _play(folder, options.seconds, ticker)
+    progress.line(
+        "Crosswire: one hub, five protocols, real connections, a kill -9 in the middle.\n"
+    )
+    scenes = _run_traffic(folder, options.seconds, progress)
     if not options.json:
-        _show(scenes, ticker)
+        _show(scenes, progress)
     lost = sum(len(scene.lost) for scene in scenes)
     summary, facts = None, None
     if not options.no_pipeline:
-        summary, facts = _tables(folder, ticker, quiet=options.json)
+        summary, facts = _tables(folder, progress, quiet=options.json)
     seconds = time.monotonic() - start
     if options.json:
         print(msgspec.json.encode(_outcome(scenes, folder, summary, facts, seconds)).decode())
     else:
-        _print_next_steps(folder, scenes, ticker, with_report=facts is not None)
-        ticker.line(f"\nDone in {seconds:.0f} s.")
+        _print_next_steps(folder, scenes, progress, with_report=facts is not None)
+        progress.line(f"\nDone in {seconds:.0f} s.")
     return 1 if lost else 0
 
 
-def _play(folder: DemoFolder, seconds: float, ticker: Ticker) -> list[Scene]:
-    play = DemoRun(folder, seconds, ticker)
+def _run_traffic(folder: DemoFolder, seconds: float, progress: DemoProgress) -> list[Scene]:
+    traffic = DemoTraffic(folder, seconds, progress)
     try:
-        uvloop.run(play.perform())
+        uvloop.run(traffic.run())
     finally:
-        play.abandon()
-    return play.scenes
+        traffic.abandon()
+    return traffic.scenes
 
 
-# The proof.
+# The count.
 
 
-def _show(scenes: list[Scene], ticker: Ticker) -> None:
-    ticker.line("3  What was acknowledged, and what arrived\n")
+def _show(scenes: list[Scene], progress: DemoProgress) -> None:
+    progress.line("3  What was acknowledged, and what arrived\n")
     names = ("tried", "acknowledged", "arrived", "dead", "again", "lost")
     head = ("flow", *(f">{name}" for name in names), "and")
     rows = []
     for scene in scenes:
         outcome = scene.outcome()
         counts = [f"{outcome[name]:,}" for name in names]
-        rows.append((scene.title, *counts, scene.aside()))
+        rows.append((scene.title, *counts, scene.remarks()))
     print_table(head, rows, indent=3)
-    print(f"\n{_proof(scenes)}", flush=True)
+    print(f"\n{_result(scenes)}", flush=True)
 
 
-def _proof(scenes: list[Scene]) -> str:
+def _result(scenes: list[Scene]) -> str:
     acknowledged = sum(len(scene.acknowledged) for scene in scenes)
     lost = sum(len(scene.lost) for scene in scenes)
     dead = sum(len(scene.dead.keys() & scene.acknowledged) for scene in scenes)
     if lost:
-        return f"LOST: {lost:,} of {acknowledged:,} acknowledged messages did not arrive."
-    arrived = f"{acknowledged - dead:,} arrived and {dead} are dead letters"
-    return f"Nothing acknowledged was lost: of {acknowledged:,} messages {arrived}."
+        messages = plural(acknowledged, "acknowledged message")
+        return f"LOST: {lost:,} of {messages} did not arrive."
+    arrived = f"{acknowledged - dead:,} arrived, {plural(dead, 'dead letter')}"
+    return f"Nothing acknowledged was lost: of {plural(acknowledged, 'message')} {arrived}."
 
 
 # The tables.
 
 
 def _check_spark() -> None:
-    """Before anything is begun: a missing requirement is reported before the work, not after it."""
+    """Raises PipelineError if Spark or Java is missing: before the traffic, not after it."""
     try:
         from crosswire.pipeline.spark import java_home
     except ModuleNotFoundError as error:
@@ -137,21 +143,21 @@ def _check_spark() -> None:
         raise PipelineError(f"{error}; --no-pipeline leaves Spark out") from error
 
 
-def _tables(folder: DemoFolder, ticker: Ticker, *, quiet: bool) -> tuple[Summary, Facts]:
+def _tables(folder: DemoFolder, progress: DemoProgress, *, quiet: bool) -> tuple[Summary, Facts]:
     from crosswire.cli.demo.figures import print_figures
     from crosswire.pipeline.batch import BatchJob, run_batch
     from crosswire.pipeline.report import write_report
     from crosswire.pipeline.sources.inputs import find_inputs
     from crosswire.pipeline.spark import SMALL_INPUT, start
 
-    ticker.line("\n4  Spark makes tables of what was tapped; the first start takes a moment")
+    progress.line("\n4  Spark decodes the tapped bytes into tables")
     batch = BatchJob(inputs=find_inputs([str(folder.folder)]), output=str(folder.tables))
     spark = start(conf=SMALL_INPUT)
     try:
         summary = run_batch(spark, batch, quiet=quiet)
     finally:
         spark.stop()
-    ticker.line(f"   {summary.seen:,} bytes decoded, every one accounted for")
+    progress.line(f"   {plural(summary.seen, 'byte')} decoded, all accounted for")
     facts = write_report(str(folder.tables), folder.report, made_us=time.time_ns() // 1000)
     if not quiet:
         print_figures(facts)
@@ -179,31 +185,31 @@ def _outcome(
     return outcome
 
 
-# Going on.
+# Commands to continue with.
 
 
 def _print_next_steps(
-    demo_folder: DemoFolder, scenes: list[Scene], ticker: Ticker, *, with_report: bool
+    demo_folder: DemoFolder, scenes: list[Scene], progress: DemoProgress, *, with_report: bool
 ) -> None:
     if with_report:
-        ticker.line("\n5  All of it on one page, with plots, for any browser:")
+        progress.line("\n5  The report, one HTML page with all figures and plots:")
         print(f"   {demo_folder.report}", flush=True)
     me, folder = _program(), shlex.quote(str(demo_folder.folder))
     dead_letters = [number for scene in scenes for number in scene.dead.values()]
     commands = [
-        (f"{me} serve --config {folder}/crosswire.toml &", "the same hub, for you"),
-        (f"{me} dead list orders", "what nobody could ship"),
-        *((f"{me} trace {number}", "how that came about") for number in dead_letters[:1]),
-        (f"{me} lake list --data {folder}", "its files, for Spark or DuckDB"),
+        (f"{me} serve --config {folder}/crosswire.toml &", "start this hub again"),
+        (f"{me} dead list orders", "orders that could not be shipped"),
+        *((f"{me} trace {number}", "every step of one of them") for number in dead_letters[:1]),
+        (f"{me} lake list --data {folder}", "the Parquet files, for Spark or DuckDB"),
     ]
     wide = max(len(command) for command, _ in commands)
-    ticker.line("\nGo on by hand:")
+    progress.line("\nTo continue:")
     for command, what in commands:
-        ticker.line(f"   {command:<{wide}}  # {what}")
+        progress.line(f"   {command:<{wide}}  # {what}")
 
 
 def _program() -> str:
-    """How this program is called from here."""
+    """The command that starts this program from the current folder."""
     own = Path(sys.argv[0]).absolute()
     found = shutil.which("crosswire")
     if found is not None and Path(found).resolve() == own.resolve():

@@ -1,4 +1,4 @@
-"""The Bond calculator over Epoxy, asked in JSON over EMP."""
+"""Scene: a calculator service over Epoxy, called in JSON over EMP."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from crosswire.bond import hub_module, idl
-from crosswire.cli.demo.scene import HOST, Scene, soon
+from crosswire.cli.demo.scene import HOST, Scene, quick_backoff
 from crosswire.client.native.emp import EmpClient
 from crosswire.client.native.epoxy import EpoxyClient, offer
 from crosswire.errors import CallFailed, ClientError, RequestFailed
+from crosswire.plurals import plural
 
 __all__ = ["CALCULATOR", "Calculator"]
 
@@ -28,7 +29,7 @@ _DIVIDED_BY_ZERO = 1
 
 
 class _CalculatorService:
-    """What the service does."""
+    """The service's methods."""
 
     def __init__(self, module: Any) -> None:
         self._operation = module.enum("examples.calc.Operation").python_class
@@ -46,31 +47,36 @@ class _CalculatorService:
 
 
 class Calculator(Scene):
+    """Calls that cross from JSON to Bond and back; the callers check the results."""
+
     title: ClassVar[str] = "sums"
-    way: ClassVar[str] = "EMP → service → Epoxy"
-    story: ClassVar[str] = "the Bond calculator, asked in JSON; some divide by zero"
+    route: ClassVar[str] = "EMP → service → Epoxy"
+    description: ClassVar[str] = "a Bond service called in JSON; some calls divide by zero"
 
     def __init__(self, ports: dict[str, int]) -> None:
         super().__init__(ports)
         self._failed = 0
 
-    async def play(self, curtain: asyncio.Event) -> None:
+    async def run(self, ending: asyncio.Event) -> None:
+        """Call until `ending`; serve until cancelled."""
         module = idl.load(CALCULATOR)
         handlers = offer(module.service("examples.calc.Calc"), _CalculatorService(module))
         async with (
-            EpoxyClient(HOST, self.ports["epoxy"], handlers=handlers, backoff=soon()) as desk,
-            EmpClient(HOST, self.ports["emp"], backoff=soon()) as caller,
+            EpoxyClient(
+                HOST, self.ports["epoxy"], handlers=handlers, backoff=quick_backoff()
+            ) as server,
+            EmpClient(HOST, self.ports["emp"], backoff=quick_backoff()) as caller,
         ):
             await asyncio.gather(
-                self._serve(desk),
-                self.send(curtain, lambda number: self._ask(caller, number), burst=_BURST),
+                self._serve(server),
+                self.send(ending, lambda number: self._ask(caller, number), burst=_BURST),
             )
 
-    async def _serve(self, desk: EpoxyClient) -> None:
+    async def _serve(self, server: EpoxyClient) -> None:
         module = hub_module()
         services = module.struct("crosswire.Services").python_class(services=["examples.calc.Calc"])
         while True:
-            peer = await desk.peer()
+            peer = await server.peer()
             try:
                 await peer.call(module.service("crosswire.Hub"), "Serve", services)
             except ClientError:
@@ -78,7 +84,7 @@ class Calculator(Scene):
             await asyncio.wait([peer.ended])
 
     async def _ask(self, caller: EmpClient, number: int) -> None:
-        """Acknowledged is what was answered, and it has arrived if the answer is right."""
+        """A response acknowledges the call; the call has arrived if the result is right."""
         name = list(_OPERATIONS)[number % 4]
         asked = {"x": number, "y": number % 7, "operation": name}
         try:
@@ -89,5 +95,6 @@ class Calculator(Scene):
         if reply["z"] == _OPERATIONS[name](asked["x"], asked["y"]):
             self.arrived[number] += 1
 
-    def aside(self) -> str:
-        return f"{self._failed} answered with an error"
+    def remarks(self) -> str:
+        """Calls that the service answered with an error."""
+        return f"{plural(self._failed, 'call')} failed"

@@ -1,4 +1,4 @@
-"""A chat over Relink: links that go on where they were cut."""
+"""Scene: a chat over Relink, whose links resume after their connections are cut."""
 
 from __future__ import annotations
 
@@ -7,57 +7,64 @@ from typing import ClassVar
 
 import msgspec
 
-from crosswire.cli.demo.scene import HOST, Scene, soon
+from crosswire.cli.demo.scene import HOST, Scene, quick_backoff
 from crosswire.client.native.relink import RelinkClient
 from crosswire.errors import ConnectFailed
+from crosswire.plurals import plural
 
 __all__ = ["Chat"]
 
 _BURST = 10
 _PAUSE_S = 0.05
-_PATIENCE_S = 20.0
+_TIMEOUT_S = 20.0
 _PEOPLE = ("ann", "bob", "eve")
 _LINES = ("hello", "anybody there?", "tea?", "always", "who has the keys?", "I do", "bye then")
 
 
 class Chat(Scene):
+    """A writer and a named subscription, each on a link of its own."""
+
     title: ClassVar[str] = "chat"
-    way: ClassVar[str] = "Relink → topic → Relink"
-    story: ClassVar[str] = "links that are cut twice, besides the kill, and go on"
+    route: ClassVar[str] = "Relink → topic → Relink"
+    description: ClassVar[str] = "links that resume; their connections are cut twice"
 
     def __init__(self, ports: dict[str, int]) -> None:
         super().__init__(ports)
         self._links: tuple[RelinkClient, ...] = ()
         self._cuts = 0
 
-    async def play(self, curtain: asyncio.Event) -> None:
+    async def run(self, ending: asyncio.Event) -> None:
+        """Write until `ending`; read until cancelled."""
         port = self.ports["relink"]
         reading = "topic/chat?subscribe&name=chat-window&from=earliest"
         async with (
-            RelinkClient(HOST, port, reading, backoff=soon()) as reader,
-            RelinkClient(HOST, port, "topic/chat", backoff=soon()) as writer,
+            RelinkClient(HOST, port, reading, backoff=quick_backoff()) as reader,
+            RelinkClient(HOST, port, "topic/chat", backoff=quick_backoff()) as writer,
         ):
             self._links = (writer, reader)
-            await asyncio.gather(self._write(writer, curtain), self._read(reader))
+            await asyncio.gather(self._write(writer, ending), self._read(reader))
 
     async def cut(self) -> None:
-        """Break off the connections of both sides, with something on its way if possible."""
+        """Abort both connections, while messages are unacknowledged if possible.
+
+        Raises ConnectFailed if the links are not connected within 20 s.
+        """
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(_TIMEOUT_S):
                 while not (self._links and all(link.connected for link in self._links)):
                     await asyncio.sleep(_PAUSE_S)
                 while not self.under_way:
                     await asyncio.sleep(0)
         except TimeoutError:
-            raise ConnectFailed(f"the chat was not back within {_PATIENCE_S:g} s") from None
+            raise ConnectFailed(f"the chat did not reconnect within {_TIMEOUT_S:g} s") from None
         self._cuts += 1
         for link in self._links:
             link.session.transport.abort()
 
-    async def _write(self, writer: RelinkClient, curtain: asyncio.Event) -> None:
-        """A link repeats by itself what was cut off: consumed means that the hub has it on disk."""
+    async def _write(self, writer: RelinkClient, ending: asyncio.Event) -> None:
+        """A link resends what a cut connection lost; `consumed` means on the hub's disk."""
         channel = writer.sender(0)
-        while not curtain.is_set():
+        while not ending.is_set():
             self.under_way = _BURST
             for number in range(self.tried, self.tried + _BURST):
                 message = {
@@ -79,5 +86,6 @@ class Chat(Scene):
             self.arrived[line["number"]] += 1
             message.consume()
 
-    def aside(self) -> str:
-        return f"{self._cuts} cuts, none noticed"
+    def remarks(self) -> str:
+        """Cuts of the connections."""
+        return f"{plural(self._cuts, 'cut')}, links resumed"

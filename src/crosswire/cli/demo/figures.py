@@ -15,7 +15,8 @@ from crosswire.pipeline.report.facts import (
     Sessions,
     Traffic,
 )
-from crosswire.pipeline.report.formats import count, duration, many, protocol_name, size
+from crosswire.pipeline.report.formats import count, duration, protocol_name, size
+from crosswire.plurals import plural
 
 __all__ = ["print_figures"]
 
@@ -26,7 +27,7 @@ _UNPROVEN: Final = ("uncertain", "not accepted", "withdrawn")
 
 
 def print_figures(facts: Facts) -> None:
-    """All that is there."""
+    """Print the figures of every table that exists."""
     if facts.traffic is not None:
         _traffic(facts.traffic)
     if facts.latencies is not None:
@@ -64,7 +65,7 @@ def _traffic(traffic: Traffic) -> None:
         for row in traffic.destinations
         if row["destination"] is not None
     ]
-    title = f"Traffic: {many(traffic.total_messages, 'message')} on the wire  (gold.traffic)"
+    title = f"Traffic: {plural(traffic.total_messages, 'message')} on the wire  (gold.traffic)"
     _print(title, ("protocol", "destination", ">messages", ">payload", ">errors"), rows)
 
 
@@ -98,7 +99,7 @@ def _sessions(held: Sessions) -> None:
     titles = ("goodbye", "closed", "reset", "error", "no end")
     head = ("protocol", ">sessions", ">connections", *(f">{each}" for each in titles))
     without_end = sum(ends.get("open", 0) for ends in held.endings.values())
-    note = "no end: they were open when the hub was killed"
+    note = "no end: open when the hub was killed"
     _print(
         "Sessions: and how they ended  (gold.sessions)",
         (*head, ">violations"),
@@ -124,7 +125,9 @@ def _deliveries(sent: Deliveries) -> None:
     head = ("to", "from", ">messages", ">median", ">p99", ">late", ">doubled", ">lost")
     notes = [ends]
     if sent.doubled:
-        notes.append("doubled: given out again after the kill; who had it may have done it before")
+        notes.append(
+            "doubled: delivered again after the kill; the first consumer may have processed it"
+        )
     _print("Deliveries: from accepted to settled  (gold.deliveries)", head, rows, *notes)
 
 
@@ -141,11 +144,11 @@ def _reconciliation(compared: Reconciliation) -> None:
     ]
     notes = []
     if "uncertain" in there:
-        notes.append("uncertain: the last moments before the kill, which the tap had not written")
+        notes.append("uncertain: the last bytes before the kill, which the tap had not written")
     if "not accepted" in there:
-        notes.append("not accepted: the hub never acknowledged it, and did not keep it")
+        notes.append("not accepted: the hub neither stored nor acknowledged it")
     if not compared.missing:
-        notes.append("nothing is missing on the wire, and nothing in the hub's ledger")
+        notes.append("nothing is missing on the wire or in the hub's ledger")
     title = "Reconciliation: the wire against the hub's own ledger  (gold.reconciliation)"
     _print(title, head, rows, *notes)
 

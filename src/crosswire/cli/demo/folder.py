@@ -1,4 +1,4 @@
-"""The folder of the demo: made anew each time, but only if a demo made it."""
+"""The folder of the demo: replaced each time, but only if a demo made it."""
 
 from __future__ import annotations
 
@@ -23,29 +23,36 @@ _FREE_BYTES = 256 * 1024 * 1024
 
 @dataclass(frozen=True)
 class DemoFolder:
-    """Where everything is; the folder is also the hub's data folder."""
+    """Paths in the demo's folder, which is also the hub's data folder."""
 
     folder: Path
 
     @property
     def config(self) -> Path:
+        """The hub's configuration."""
         return self.folder / "crosswire.toml"
 
     @property
     def log(self) -> Path:
+        """Standard error of the hub, of both processes."""
         return self.folder / "hub.log"
 
     @property
     def tables(self) -> Path:
+        """The pipeline's output."""
         return self.folder / "tables"
 
     @property
     def report(self) -> Path:
+        """The HTML report."""
         return self.folder / "report.html"
 
 
 def prepare(folder: Path) -> DemoFolder:
-    """An empty folder with the hub's configuration: everything tapped. Raises CrosswireError."""
+    """Make the folder with the hub's configuration, in which all listeners are tapped.
+
+    Raises CrosswireError if the folder is in use, not a demo's, or can't be written.
+    """
     demo = DemoFolder(folder)
     try:
         if folder.exists():
@@ -55,8 +62,8 @@ def prepare(folder: Path) -> DemoFolder:
         if free_bytes < _FREE_BYTES:
             folder.rmdir()
             raise CrosswireError(
-                f"{folder} would be on a disk with {size(free_bytes)} left; "
-                f"the demo wants {size(_FREE_BYTES)}"
+                f"{folder} is on a disk with {size(free_bytes)} free; "
+                f"the demo needs {size(_FREE_BYTES)}"
             )
         bond = folder / CALCULATOR.name
         shutil.copyfile(CALCULATOR, bond)
@@ -69,20 +76,18 @@ def prepare(folder: Path) -> DemoFolder:
 def _clear_folder(demo: DemoFolder) -> None:
     folder = demo.folder
     if folder.is_symlink() or not folder.is_dir():
-        raise CrosswireError(f"{folder} is there and is no folder: choose another with --data")
+        raise CrosswireError(f"{folder} exists and is no folder: choose another with --data")
     if any(folder.iterdir()):
         made_by_us = demo.config.is_file() and demo.config.read_text().startswith(_MARK)
         if not made_by_us:
-            raise CrosswireError(
-                f"{folder} is there and no demo made it: choose another with --data"
-            )
+            raise CrosswireError(f"{folder} exists and no demo made it: choose another with --data")
         if _is_in_use(folder / "store" / "LOCK"):
             raise CrosswireError(f"a hub is running on {folder}: stop it first")
     shutil.rmtree(folder)
 
 
 def _is_in_use(lock: Path) -> bool:
-    """A hub that runs holds a lock on its store."""
+    """Whether a running hub holds the lock on its store."""
     if not lock.exists():
         return False
     with lock.open("r+b") as file:

@@ -1,4 +1,4 @@
-"""Jobs in eMQP: guaranteed, retried when they take too long, and one that comes every second."""
+"""Scene: jobs in eMQP, guaranteed and retried after a timeout, and one scheduled every second."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import asyncio
 from collections import Counter
 from typing import Any, ClassVar
 
-from crosswire.cli.demo.scene import HOST, Scene, soon
+from crosswire.cli.demo.scene import HOST, Scene, quick_backoff
 from crosswire.client.native.emqp import EmqpClient
 from crosswire.client.native.emqp.worker import Worker
+from crosswire.plurals import plural
 from crosswire.wire.emqp.jobs import serialize_job
 
 __all__ = ["Jobs"]
@@ -22,9 +23,11 @@ _TOO_LONG_S = 60.0
 
 
 class Jobs(Scene):
+    """A client and a worker; some jobs exceed their timeout, one of them every time."""
+
     title: ClassVar[str] = "jobs"
-    way: ClassVar[str] = "eMQP → queue → eMQP"
-    story: ClassVar[str] = "workers that time out and try again; a schedule"
+    route: ClassVar[str] = "eMQP → queue → eMQP"
+    description: ClassVar[str] = "jobs with timeouts and retries; a schedule"
     queue: ClassVar[str] = "thumbnails"
 
     def __init__(self, ports: dict[str, int]) -> None:
@@ -33,25 +36,26 @@ class Jobs(Scene):
         self._cleanings = 0
         self._timeouts = 0
 
-    async def play(self, curtain: asyncio.Event) -> None:
+    async def run(self, ending: asyncio.Event) -> None:
+        """Send jobs until `ending`; work until cancelled."""
         worker = Worker(
             HOST,
             self.ports["emqp-workers"],
             queues=[(10, "thumbnails")],
             slots=16,
             jobs={"demo.shrink": self._shrink, "demo.clean": self._clean},
-            backoff=soon(),
+            backoff=quick_backoff(),
         )
-        client = EmqpClient(HOST, self.ports["emqp-clients"], backoff=soon())
+        client = EmqpClient(HOST, self.ports["emqp-clients"], backoff=quick_backoff())
         async with worker, client:
             clean = serialize_job("demo.clean", ())
             await client.schedule(clean, queue="thumbnails", interval_s=1)
-            await self.send(curtain, lambda number: self._ask(client, number), burst=_BURST)
+            await self.send(ending, lambda number: self._ask(client, number), burst=_BURST)
             await client.unschedule(clean, queue="thumbnails")
             await asyncio.Event().wait()
 
     async def _ask(self, client: EmqpClient, number: int) -> None:
-        """Most only want to know that the hub has the job; who is in a hurry waits for it."""
+        """Most requests wait until the hub has stored the job, every fifth for its result."""
         await client.request(
             serialize_job("demo.shrink", (number,)),
             queue="thumbnails",
@@ -74,7 +78,9 @@ class Jobs(Scene):
         self._cleanings += 1
 
     def number_in(self, body: Any) -> int:
+        """The job's first argument."""
         return int(body[1]["args"][0])
 
-    def aside(self) -> str:
-        return f"{self._timeouts} timeouts, {self._cleanings} scheduled"
+    def remarks(self) -> str:
+        """Timeouts, and runs of the scheduled job."""
+        return f"{plural(self._timeouts, 'timeout')}, {self._cleanings:,} scheduled"

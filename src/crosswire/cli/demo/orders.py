@@ -1,13 +1,14 @@
-"""Orders in EMP: a shop asks a service, which sends them to a warehouse; some ship at no time."""
+"""Scene: orders in EMP, from a shop to a service, and from there to a warehouse's queue."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any, ClassVar
 
-from crosswire.cli.demo.scene import HOST, Scene, keep_asking, soon
+from crosswire.cli.demo.scene import HOST, Scene, quick_backoff, repeat_on_connect
 from crosswire.client.native.emp import EmpClient, Json
 from crosswire.errors import RequestFailed
+from crosswire.plurals import plural
 
 __all__ = ["Orders"]
 
@@ -19,9 +20,11 @@ _UNSHIPPABLE = 997
 
 
 class Orders(Scene):
+    """A shop, an order service, and a warehouse that refuses some orders once and a few always."""
+
     title: ClassVar[str] = "orders"
-    way: ClassVar[str] = "EMP → service, queue → EMP"
-    story: ClassVar[str] = "an order service, and a warehouse that refuses some"
+    route: ClassVar[str] = "EMP → service, queue → EMP"
+    description: ClassVar[str] = "an order service, and a warehouse that refuses some"
     queue: ClassVar[str] = "orders"
 
     def __init__(self, ports: dict[str, int]) -> None:
@@ -29,33 +32,38 @@ class Orders(Scene):
         self._invalid = 0
         self._refused = 0
 
-    async def play(self, curtain: asyncio.Event) -> None:
+    async def run(self, ending: asyncio.Event) -> None:
+        """Order until `ending`; serve and ship until cancelled."""
         port = self.ports["emp"]
         async with (
-            EmpClient(HOST, port, backoff=soon()) as shop,
-            EmpClient(HOST, port, backoff=soon()) as till,
-            EmpClient(HOST, port, handlers={"$deliver": self._ship}, backoff=soon()) as warehouse,
+            EmpClient(HOST, port, backoff=quick_backoff()) as shop,
+            EmpClient(HOST, port, backoff=quick_backoff()) as sender,
+            EmpClient(
+                HOST, port, handlers={"$deliver": self._ship}, backoff=quick_backoff()
+            ) as warehouse,
         ):
 
-            async def place(order: Json) -> Json:
-                return await self._place(till, order)
+            async def submit(order: Json) -> Json:
+                return await self._submit(sender, order)
 
-            handlers = {"orders/place": place}
-            async with EmpClient(HOST, port, handlers=handlers, backoff=soon()) as desk:
+            handlers = {"orders/submit": submit}
+            async with EmpClient(HOST, port, handlers=handlers, backoff=quick_backoff()) as service:
                 serve, subscribe = {"services": ["orders"]}, {"destination": "queue/orders"}
                 await asyncio.gather(
-                    keep_asking(desk, lambda peer: peer.request("$serve", serve)),
-                    keep_asking(warehouse, lambda peer: peer.request("$subscribe", subscribe)),
-                    self.send(curtain, lambda number: self._order(shop, number), burst=_BURST),
+                    repeat_on_connect(service, lambda peer: peer.request("$serve", serve)),
+                    repeat_on_connect(
+                        warehouse, lambda peer: peer.request("$subscribe", subscribe)
+                    ),
+                    self.send(ending, lambda number: self._order(shop, number), burst=_BURST),
                 )
 
     async def _order(self, shop: EmpClient, number: int) -> None:
         amount = number % 5 + 1 if (number + 1) % _MISTAKE else 0
         order = {"order": number, "item": _ITEMS[number % len(_ITEMS)], "amount": amount}
-        await shop.request("orders/place", order, timeout_s=10)
+        await shop.request("orders/submit", order, timeout_s=10)
 
-    async def _place(self, till: EmpClient, order: Json) -> Json:
-        """An order is taken when the hub has it on disk, not before."""
+    async def _submit(self, sender: EmpClient, order: Json) -> Json:
+        """Answer after the hub has acknowledged the order, when it is on disk."""
         if not order["amount"]:
             self._invalid += 1
             raise RequestFailed("invalid_order", "an order of nothing")
@@ -64,7 +72,7 @@ class Orders(Scene):
             "json": order,
             "properties": {"item": order["item"], "amount": order["amount"]},
         }
-        accepted = await till.request("$publish", sent, timeout_s=10)
+        accepted = await sender.request("$publish", sent, timeout_s=10)
         return {"order": order["order"], "receipt": accepted["id"]}
 
     async def _ship(self, delivery: Json) -> None:
@@ -76,7 +84,9 @@ class Orders(Scene):
         self.arrived[number] += 1
 
     def number_in(self, body: Any) -> int:
+        """The field `order`."""
         return int(body["order"])
 
-    def aside(self) -> str:
-        return f"{self._refused} refusals, {self._invalid} invalid"
+    def remarks(self) -> str:
+        """Refusals of the warehouse, and invalid orders."""
+        return f"{plural(self._refused, 'refusal')}, {self._invalid:,} invalid"

@@ -1,4 +1,4 @@
-"""The hub of the demo: a process that can be killed and started again on the same ports."""
+"""The hub of the demo: a process that is killed and started again on the same ports."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["HubProcess"]
 
 _TRIES = 5
 _PAUSE_S = 1.0
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 
 
 class HubProcess:
     """`crosswire serve`, with its standard output read for the ready line.
 
-    It has a session of its own, so that a Ctrl-C reaches only us, and we stop it in order.
+    It runs in a new session: Ctrl-C signals only the demo, which stops the hub in order.
     """
 
     def __init__(self, config: Path, log: Path) -> None:
@@ -36,14 +36,15 @@ class HubProcess:
 
     @property
     def pid(self) -> int:
+        """The process id; only after `start`."""
         assert self._process is not None
         return self._process.pid
 
     async def start(self) -> dict[str, int]:
-        """The ports that are open; free ones at first, the same ones at every later start.
+        """Returns the open ports by listener: free ones at first, the same at every later start.
 
-        Raises CrosswireError. Somebody may have taken a port while the hub was down, if only for
-        a moment: it is tried again a few times.
+        Another process may have taken a port while the hub was down, if only for a moment: the
+        start is retried a few times. Raises CrosswireError if the last attempt fails.
         """
         for _ in range(_TRIES - 1):
             with contextlib.suppress(CrosswireError):
@@ -57,13 +58,13 @@ class HubProcess:
         for name, port in self._ports.items():
             command += ["--listen", f"{name}={HOST}:{port}"]
         with self._log.open("ab") as log:
-            log_size = log.tell()
+            log_size = os.fstat(log.fileno()).st_size
             self._process = await asyncio.create_subprocess_exec(
                 *command, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True
             )
         assert self._process.stdout is not None
         try:
-            line = await asyncio.wait_for(self._process.stdout.readline(), _PATIENCE_S)
+            line = await asyncio.wait_for(self._process.stdout.readline(), _TIMEOUT_S)
         except TimeoutError:
             await self.kill()
             line = b""
@@ -76,18 +77,19 @@ class HubProcess:
         return self._ports
 
     async def kill(self) -> None:
-        """SIGKILL: it gets no chance to do anything more."""
+        """Send SIGKILL and wait for the end."""
         assert self._process is not None
         self._process.kill()
         await self._process.wait()
 
     def abandon(self) -> None:
-        """For who can't wait: if it still runs, it does not any more."""
+        """Send SIGKILL if it still runs, without waiting: for use outside the event loop."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGKILL)
 
     async def stop(self) -> None:
+        """Send SIGTERM if it still runs, and wait until it has drained."""
         if self._process is not None and self._process.returncode is None:
             self._process.terminate()
             await self._process.wait()

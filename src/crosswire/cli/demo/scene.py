@@ -1,4 +1,4 @@
-"""What the demo's scenes share: who keeps count, and how they talk to a hub that may go away."""
+"""The base of the demo's scenes: counts, and clients that reconnect after the hub is killed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from crosswire.client.native.dial import Backoff
 from crosswire.client.native.emp import EmpClient, EmpPeer
 from crosswire.errors import ClientError
 
-__all__ = ["HOST", "Scene", "keep_asking", "soon"]
+__all__ = ["HOST", "Scene", "quick_backoff", "repeat_on_connect"]
 
 HOST = "127.0.0.1"
 _PAUSE_S = 0.05
 
 
-def soon() -> Backoff:
-    """For clients that are to come back quickly."""
+def quick_backoff() -> Backoff:
+    """Short pauses between attempts to connect: the restarted hub is used at once."""
     return Backoff(0.05, 0.5)
 
 
@@ -27,10 +27,12 @@ class Scene(ABC):
     """Traffic of one kind, numbered, with a count of what was acknowledged and what arrived."""
 
     title: ClassVar[str]
-    way: ClassVar[str]
-    story: ClassVar[str]
+    """First column of the table of results."""
+    route: ClassVar[str]
+    """Protocols and destinations of a message, in order."""
+    description: ClassVar[str]
     queue: ClassVar[str] = ""
-    """Whose dead letters are of this scene."""
+    """Name of the queue whose dead letters belong to this scene."""
 
     def __init__(self, ports: dict[str, int]) -> None:
         self.ports = ports
@@ -39,27 +41,29 @@ class Scene(ABC):
         self.acknowledged: set[int] = set()
         self.arrived: Counter[int] = Counter()
         self.dead: dict[int, int] = {}
-        """Dead letters: the number, and the id of the message that it was."""
+        """Dead letters: the number, and the id of the original message."""
         self.is_busy = True
 
     @abstractmethod
-    async def play(self, curtain: asyncio.Event) -> None:
-        """Send until the curtain falls, and take what comes until cancelled."""
+    async def run(self, ending: asyncio.Event) -> None:
+        """Send until `ending` is set, and receive until cancelled."""
 
     def find_dead_letters(self, dead_letters: list[dict[str, Any]]) -> None:
-        """What the hub keeps since nobody could take it: not lost either."""
+        """Note the dead letters of this scene: they are not lost."""
         for dead_letter in dead_letters:
             self.dead[self.number_in(dead_letter["message"]["json"])] = dead_letter["origin_id"]
 
     def number_in(self, body: Any) -> int:
-        """The number of the message with this body, of a scene that has a queue."""
+        """The number of the message with this body. Raises LookupError without a queue."""
         raise LookupError(f"{self.title} has no queue, and no dead letters: {body!r}")
 
     @property
     def lost(self) -> set[int]:
+        """Numbers that were acknowledged and neither arrived nor are dead letters."""
         return self.acknowledged - self.arrived.keys() - self.dead.keys()
 
     def outcome(self) -> dict[str, int]:
+        """The counts by name; `again` are deliveries after the first of a message."""
         return {
             "tried": self.tried,
             "acknowledged": len(self.acknowledged),
@@ -69,15 +73,15 @@ class Scene(ABC):
             "lost": len(self.lost),
         }
 
-    def aside(self) -> str:
-        """What else happened, in a few words."""
+    def remarks(self) -> str:
+        """Other counts, for the last column of the table of results."""
         return ""
 
     async def send(
-        self, curtain: asyncio.Event, send_one: Callable[[int], Awaitable[object]], *, burst: int
+        self, ending: asyncio.Event, send_one: Callable[[int], Awaitable[object]], *, burst: int
     ) -> None:
-        """Numbered messages in bursts; one that is not acknowledged is not sent again."""
-        while not curtain.is_set():
+        """Send numbered messages in bursts; one that is not acknowledged is not sent again."""
+        while not ending.is_set():
             numbers = range(self.tried, self.tried + burst)
             self.tried += burst
             await asyncio.gather(*(self._send(send_one, number) for number in numbers))
@@ -95,8 +99,8 @@ class Scene(ABC):
         self.acknowledged.add(number)
 
 
-async def keep_asking(client: EmpClient, ask: Callable[[EmpPeer], Awaitable[object]]) -> None:
-    """Ask for the same on every connection anew: a subscription is the connection's."""
+async def repeat_on_connect(client: EmpClient, ask: Callable[[EmpPeer], Awaitable[object]]) -> None:
+    """Send the same request on every new connection: a subscription belongs to its connection."""
     while True:
         peer = await client.peer()
         try:

@@ -1,11 +1,11 @@
-"""Market ticks in MicroMsg2: a filter for the trader, everything for the archive, which is EMP."""
+"""Scene: market ticks in MicroMsg2, for a subscriber with a filter and an archive in EMP."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import ClassVar
 
-from crosswire.cli.demo.scene import HOST, Scene, keep_asking, soon
+from crosswire.cli.demo.scene import HOST, Scene, quick_backoff, repeat_on_connect
 from crosswire.client.native.emp import EmpClient, Json
 from crosswire.client.native.micromsg2 import MicroMsg2Client
 from crosswire.envelope import Property
@@ -20,27 +20,30 @@ _FILTER = f"symbol=TACME;price>N{_LIMIT}"
 
 
 class Ticks(Scene):
+    """A publisher, a filtered subscriber, and a named subscription that gets everything."""
+
     title: ClassVar[str] = "ticks"
-    way: ClassVar[str] = "MicroMsg2 → topic → EMP"
-    story: ClassVar[str] = f"a trader wants ACME above {_LIMIT} only, an archive everything"
+    route: ClassVar[str] = "MicroMsg2 → topic → EMP"
+    description: ClassVar[str] = f"a trader with a filter (ACME above {_LIMIT}), an archive of all"
 
     def __init__(self, ports: dict[str, int]) -> None:
         super().__init__(ports)
         self._passed = 0
 
-    async def play(self, curtain: asyncio.Event) -> None:
+    async def run(self, ending: asyncio.Event) -> None:
+        """Publish until `ending`; receive until cancelled."""
         port = self.ports["micromsg2"]
         archive = EmpClient(
-            HOST, self.ports["emp"], handlers={"$deliver": self._file}, backoff=soon()
+            HOST, self.ports["emp"], handlers={"$deliver": self._file}, backoff=quick_backoff()
         )
         async with (
             archive,
-            MicroMsg2Client(HOST, port, backoff=soon()) as trader,
-            MicroMsg2Client(HOST, port, backoff=soon()) as market,
+            MicroMsg2Client(HOST, port, backoff=quick_backoff()) as trader,
+            MicroMsg2Client(HOST, port, backoff=quick_backoff()) as market,
         ):
             await asyncio.gather(
-                self.send(curtain, lambda number: self._tick(market, number), burst=_BURST),
-                keep_asking(archive, lambda peer: peer.request("$subscribe", _ARCHIVE)),
+                self.send(ending, lambda number: self._tick(market, number), burst=_BURST),
+                repeat_on_connect(archive, lambda peer: peer.request("$subscribe", _ARCHIVE)),
                 self._trade(trader),
             )
 
@@ -58,5 +61,6 @@ class Ticks(Scene):
             async for _ in ticks:
                 self._passed += 1
 
-    def aside(self) -> str:
+    def remarks(self) -> str:
+        """Deliveries to the trader."""
         return f"{self._passed:,} passed the filter"

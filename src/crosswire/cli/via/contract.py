@@ -1,4 +1,4 @@
-"""What every adapter offers: publish, subscribe, call, serve, in the words of the hub.
+"""The interface of the commands' protocol adapters: publish, subscribe, call, serve.
 
 Destinations are the hub's own in all protocols: `queue/NAME`, `topic/NAME`,
 `service/NAME[/METHOD]`.
@@ -53,7 +53,7 @@ VIAS: Final = {
     "epoxy": "EpoxyVia",
     "micromsg2": "MicroMsg2Via",
 }
-"""Adapters by protocol; each is imported when it is asked for."""
+"""Class of the adapter by protocol; its module is imported on first use."""
 
 BYTES: Final = "application/octet-stream"
 JSON: Final = "application/json"
@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 
 class HubTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the hub is, and who we are."""
+    """The hub's address and our credentials. `port` None is the protocol's default port."""
 
     host: str = "127.0.0.1"
     port: int | None = None
@@ -75,7 +75,7 @@ class HubTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutgoingMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """What is sent."""
+    """A message to be sent, or a response."""
 
     payload: bytes
     content_type: str = BYTES
@@ -83,7 +83,7 @@ class OutgoingMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubscriptionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is subscribed to."""
+    """Options of a subscription; empty ones are the hub's defaults."""
 
     destination: str
     filter: str = ""
@@ -108,40 +108,41 @@ Answerer = Callable[[IncomingMessage], Awaitable[OutgoingMessage]]
 
 
 class Via(ABC):
-    """A protocol's way to a hub. All raise ClientError."""
+    """Access to a hub through one protocol. All methods raise ClientError."""
 
     def __init__(self, target: HubTarget) -> None:
         self.target = target
 
     @abstractmethod
     async def publish(self, destination: str, messages: Sequence[OutgoingMessage]) -> list[int]:
-        """Send to a queue or a topic; returns when the hub has them.
+        """Send to a queue or a topic; returns when all are acknowledged.
 
-        Ids where the protocol returns them.
+        The result has an id per message, 0 where the protocol does not return ids.
         """
 
     @abstractmethod
     def subscribe(self, wanted: SubscriptionRequest) -> AsyncGenerator[IncomingMessage, None]:
-        """What comes, until the iterator is closed."""
+        """Messages as they arrive, until the iterator is closed."""
 
     @abstractmethod
     async def call(
         self, service: str, message: OutgoingMessage, timeout_s: float
     ) -> IncomingMessage:
-        """A service's answer."""
+        """The service's response. Raises RequestFailed if the call fails."""
 
     @abstractmethod
     async def serve(self, service: str, answerer: Answerer, ready: Callable[[], None]) -> None:
-        """Answer calls until cancelled; `ready` is called when the hub knows."""
+        """Answer calls until cancelled; `ready` is called when the service is registered."""
 
     def port(self, listener: str) -> int:
+        """`--port`, else the default of the listener, or of its TLS twin."""
         if self.target.port is not None:
             return self.target.port
         return LISTENERS[f"{listener}-tls" if self.target.tls is not None else listener]
 
 
 async def inside(work: Awaitable[T], keeper: asyncio.Task[None]) -> T:
-    """The result, unless what it depends on fails first."""
+    """The result of `work`. Raises the error of `keeper`, if that ends first."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait({task, keeper}, return_when=asyncio.FIRST_COMPLETED)
@@ -154,7 +155,7 @@ async def inside(work: Awaitable[T], keeper: asyncio.Task[None]) -> T:
 
 @asynccontextmanager
 async def kept(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
-    """A task beside the block."""
+    """Run `work` as a task for the duration of the block."""
     task = asyncio.create_task(work)
     try:
         yield task
@@ -164,19 +165,23 @@ async def kept(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[No
 
 
 def runs(messages: Sequence[OutgoingMessage]) -> Iterator[Sequence[OutgoingMessage]]:
+    """Slices of messages that are sent concurrently, so that few wait for acknowledgements."""
     for start in range(0, len(messages), _AT_ONCE):
         yield messages[start : start + _AT_ONCE]
 
 
 def with_type(message: OutgoingMessage) -> dict[str, Property]:
-    """Protocols without content types carry them as a property."""
+    """Properties with the content type, for protocols that have no field for it."""
     if message.content_type == BYTES:
         return message.properties
     return {"content-type": message.content_type, **message.properties}
 
 
 class SameHandler(Mapping[Any, T]):
-    """The same handler whatever it is looked up for: every method of a service."""
+    """A mapping that has the same handler for every key: all methods of a service.
+
+    It is true although it has no keys: clients check whether they have handlers.
+    """
 
     def __init__(self, handler: T) -> None:
         self._handler = handler
@@ -195,7 +200,7 @@ class SameHandler(Mapping[Any, T]):
 
 
 def via(protocol: str, target: HubTarget) -> Via:
-    """The way to a hub through a protocol."""
+    """The adapter of a protocol for this hub."""
     module = import_module(f"crosswire.cli.via.{protocol}")
     kind: type[Via] = getattr(module, VIAS[protocol])
     return kind(target)

@@ -31,6 +31,8 @@ __all__ = ["EmpVia"]
 
 
 class EmpVia(Via):
+    """EMP: each request has a response, deliveries are requests of the hub."""
+
     @asynccontextmanager
     async def _client(
         self, handlers: Mapping[str, Handler] | None = None
@@ -46,6 +48,7 @@ class EmpVia(Via):
             await peer.request("$authenticate", {"token": self.target.token})
 
     async def publish(self, destination: str, messages: Sequence[OutgoingMessage]) -> list[int]:
+        """Concurrent `$publish` requests; the result has all ids."""
         ids: list[int] = []
         async with self._client() as client:
             for run in runs(messages):
@@ -66,6 +69,7 @@ class EmpVia(Via):
         return ids
 
     async def subscribe(self, wanted: SubscriptionRequest) -> AsyncGenerator[IncomingMessage, None]:
+        """`$subscribe` on every connection anew; settling answers the `$deliver` request."""
         arrived: asyncio.Queue[IncomingMessage] = asyncio.Queue()
 
         async def deliver(data: dict[str, Any]) -> None:
@@ -83,6 +87,7 @@ class EmpVia(Via):
         async with self._client({"$deliver": deliver}) as client:
 
             async def keep() -> None:
+                # A subscription belongs to its connection: the client reconnects, we subscribe.
                 peer = await client.peer()
                 while True:
                     await peer.request("$subscribe", asked)
@@ -95,8 +100,9 @@ class EmpVia(Via):
                     while True:
                         yield await inside(arrived.get(), keeper)
                 finally:
-                    # What was settled last is answered before this is asked. Without an answer it
-                    # may come again, as with any connection that is lost.
+                    # Two turns of the loop let the handler of the message settled last write its
+                    # answer; the response to `$echo` shows that the hub has read it. Without that
+                    # the message could be delivered again, as after any lost connection.
                     await asyncio.sleep(0)
                     await asyncio.sleep(0)
                     with suppress(ClientError):
@@ -105,6 +111,7 @@ class EmpVia(Via):
     async def call(
         self, service: str, message: OutgoingMessage, timeout_s: float
     ) -> IncomingMessage:
+        """The operation named after the service. EMP carries JSON objects only."""
         if message.content_type != JSON or not message.payload.lstrip().startswith(b"{"):
             raise ClientError("a call over EMP carries a JSON object")
         op = service.removeprefix("service/")
@@ -113,6 +120,8 @@ class EmpVia(Via):
         return IncomingMessage(destination=service, payload=data, content_type=JSON)
 
     async def serve(self, service: str, answerer: Answerer, ready: Callable[[], None]) -> None:
+        """`$serve` on every connection anew."""
+
         async def answer(data: dict[str, Any]) -> dict[str, Any]:
             payload = msgspec.json.encode(data)
             message = await answerer(

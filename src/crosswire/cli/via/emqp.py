@@ -30,12 +30,14 @@ __all__ = ["EmqpVia", "mechanism_of"]
 
 
 class EmqpVia(Via):
-    """A queue's messages come to a worker, a topic's to a subscriber: `--port` is theirs then."""
+    """eMQP: a worker consumes a queue, a subscriber a topic; `--port` is that listener's port."""
 
     def __init__(self, target: HubTarget) -> None:
         super().__init__(target)
         if target.token is not None or target.tls is not None:
-            raise ClientError("eMQP has neither tokens nor TLS; its peers are known by CURVE keys")
+            raise ClientError(
+                "eMQP has neither tokens nor TLS: its peers are identified by CURVE keys"
+            )
         self._mechanism = mechanism_of(target)
 
     @asynccontextmanager
@@ -46,6 +48,7 @@ class EmqpVia(Via):
             yield client
 
     async def publish(self, destination: str, messages: Sequence[OutgoingMessage]) -> list[int]:
+        """REQUESTs with `guarantee`, or PUBLISHes, one after the other; eMQP returns no ids."""
         kind, _, name = destination.partition("/")
         async with self._client() as client:
             for message in messages:
@@ -59,6 +62,7 @@ class EmqpVia(Via):
         return [0] * len(messages)
 
     async def subscribe(self, wanted: SubscriptionRequest) -> AsyncGenerator[IncomingMessage, None]:
+        """As a worker or a subscriber. eMQP has no filters and no named subscriptions."""
         kind, _, name = wanted.destination.partition("/")
         if wanted.filter or wanted.name or wanted.start:
             raise ClientError("eMQP has no filters and no named subscriptions")
@@ -78,6 +82,7 @@ class EmqpVia(Via):
     async def call(
         self, service: str, message: OutgoingMessage, timeout_s: float
     ) -> IncomingMessage:
+        """A REQUEST with `reply-requested` to the queue named after the service."""
         async with self._client() as client:
             answer = await client.request(
                 message.payload,
@@ -89,6 +94,7 @@ class EmqpVia(Via):
         return IncomingMessage(destination=service, payload=answer or b"")
 
     async def serve(self, service: str, answerer: Answerer, ready: Callable[[], None]) -> None:
+        """As a worker of the queue named after the service."""
         async with self._worker(service.removeprefix("service/"), 16, answerer) as jobs:
             ready()
             async for job in jobs:
@@ -99,7 +105,7 @@ class EmqpVia(Via):
     async def _worker(
         self, queue: str, slots: int, answerer: Answerer | None = None
     ) -> AsyncIterator[AsyncIterator[IncomingMessage]]:
-        """Messages as they are, whatever they ask to be called."""
+        """A registered worker; it yields messages as they are instead of running them as jobs."""
         arrived: asyncio.Queue[IncomingMessage] = asyncio.Queue()
 
         class Peer(EmqpPeer):
@@ -163,7 +169,11 @@ def _job(peer: EmqpPeer, event: RequestReceived, answerer: Answerer | None) -> I
 
 
 def mechanism_of(target: HubTarget) -> Mechanism | None:
-    """Keys are generated where none are given: such keys identify nobody."""
+    """CURVE with the hub's key, None without it. Raises ClientError for an invalid key.
+
+    Without a secret key of ours a new one is generated: the connection is encrypted, but the hub
+    knows no user with this key.
+    """
     if target.curve_server is None:
         return None
     try:

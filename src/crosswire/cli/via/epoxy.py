@@ -28,6 +28,8 @@ __all__ = ["EpoxyVia"]
 
 
 class EpoxyVia(Via):
+    """Bond Epoxy; `--bond` files convert calls between JSON and Bond."""
+
     def __init__(self, target: HubTarget) -> None:
         super().__init__(target)
         self._module = hub_module()
@@ -46,6 +48,7 @@ class EpoxyVia(Via):
             yield client
 
     async def publish(self, destination: str, messages: Sequence[OutgoingMessage]) -> list[int]:
+        """Concurrent calls of `crosswire.Hub.Publish`; the result has all ids."""
         ids: list[int] = []
         async with self._client() as client:
             for run in runs(messages):
@@ -80,6 +83,7 @@ class EpoxyVia(Via):
         return self._make("Value", **{field: value})
 
     async def subscribe(self, wanted: SubscriptionRequest) -> AsyncGenerator[IncomingMessage, None]:
+        """`crosswire.Hub.Subscribe` on every connection anew; deliveries are events."""
         arrived: asyncio.Queue[Any] = asyncio.Queue()
         struct = self._module.struct("crosswire.Delivery")
 
@@ -131,6 +135,7 @@ class EpoxyVia(Via):
     async def call(
         self, service: str, message: OutgoingMessage, timeout_s: float
     ) -> IncomingMessage:
+        """The service's method; with a schema, JSON is converted to Bond and back."""
         asked = Envelope(
             destination=service,
             kind="request",
@@ -153,7 +158,7 @@ class EpoxyVia(Via):
         )
 
     async def serve(self, service: str, answerer: Answerer, ready: Callable[[], None]) -> None:
-        """Calls are answered as they come: marshalled Bond in, marshalled Bond out."""
+        """Requests and responses are marshalled Bond, without conversion."""
 
         async def answer(call: IncomingCall) -> bytes:
             message = await answerer(IncomingMessage(destination=service, payload=call.payload))

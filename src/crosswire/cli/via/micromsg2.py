@@ -23,6 +23,8 @@ __all__ = ["MicroMsg2Via"]
 
 
 class MicroMsg2Via(Via):
+    """MicroMsg2: messages are acknowledged in batches; ids are not returned."""
+
     @asynccontextmanager
     async def _client(self, window: int = 100) -> AsyncIterator[MicroMsg2Client]:
         target = self.target
@@ -32,6 +34,7 @@ class MicroMsg2Via(Via):
             yield client
 
     async def publish(self, destination: str, messages: Sequence[OutgoingMessage]) -> list[int]:
+        """Concurrent SENDs, acknowledged when they are durable."""
         async with self._client() as client:
             for run in runs(messages):
                 await asyncio.gather(
@@ -40,6 +43,7 @@ class MicroMsg2Via(Via):
         return [0] * len(messages)
 
     async def subscribe(self, wanted: SubscriptionRequest) -> AsyncGenerator[IncomingMessage, None]:
+        """The `subscribe` command; settling acknowledges."""
         async with (
             self._client(wanted.window) as client,
             client.subscribe(
@@ -56,6 +60,7 @@ class MicroMsg2Via(Via):
     async def call(
         self, service: str, message: OutgoingMessage, timeout_s: float
     ) -> IncomingMessage:
+        """A SEND with `reply-to` and `correlation-id`."""
         async with self._client() as client:
             answer = await client.call(
                 service, message.payload, with_type(message), timeout_s=timeout_s
@@ -63,6 +68,8 @@ class MicroMsg2Via(Via):
         return _from_micromsg2(answer)
 
     async def serve(self, service: str, answerer: Answerer, ready: Callable[[], None]) -> None:
+        """The `serve` command; the answer is a SEND to the request's `reply-to`."""
+
         async def respond(delivery: MicroMsg2Delivery) -> tuple[bytes, Mapping[str, Property]]:
             message = await answerer(_from_micromsg2(delivery))
             return message.payload, with_type(message)

@@ -1,4 +1,4 @@
-"""Options that all commands share which reach a hub through a protocol."""
+"""Options of the commands that reach a hub through a protocol: address, credentials, TLS."""
 
 from __future__ import annotations
 
@@ -13,24 +13,29 @@ __all__ = ["add_via_options", "target_of", "with_kind"]
 
 
 def add_via_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--via`, `--host`, `--port`, TLS, credentials, `--bond` and `--json`."""
     parser.add_argument("--via", metavar="PROTOCOL", choices=VIAS, default="emp", help=_protocols())
-    parser.add_argument("--host", default="127.0.0.1", help="where the hub is (127.0.0.1)")
-    parser.add_argument("--port", type=int, help="its listener (the protocol's own)")
-    parser.add_argument("--tls", action="store_true", help="speak TLS")
-    parser.add_argument("--ca", metavar="FILE", help="whom to trust, PEM; implies --tls")
-    parser.add_argument("--cert", metavar="FILE", help="a certificate of yours, PEM")
-    parser.add_argument("--key", metavar="FILE", help="its key, PEM")
+    parser.add_argument("--host", default="127.0.0.1", help="the hub's host (default: 127.0.0.1)")
+    parser.add_argument(
+        "--port", type=int, help="the port of its listener (default: the protocol's)"
+    )
+    parser.add_argument("--tls", action="store_true", help="use TLS")
+    parser.add_argument("--ca", metavar="FILE", help="certificates to trust, PEM; implies --tls")
+    parser.add_argument("--cert", metavar="FILE", help="your certificate, PEM; implies --tls")
+    parser.add_argument("--key", metavar="FILE", help="your certificate's key, PEM")
     parser.add_argument(
         "--token",
         default=os.environ.get("CROSSWIRE_TOKEN"),
-        help="who you are ($CROSSWIRE_TOKEN: other users of this machine don't see that one)",
+        help="your token (default: $CROSSWIRE_TOKEN, which other users of the machine can't see)",
     )
-    parser.add_argument("--curve-server", metavar="KEY", help="the hub's CURVE key, Z85, for eMQP")
+    parser.add_argument(
+        "--curve-server", metavar="KEY", help="the hub's public CURVE key, Z85, for eMQP"
+    )
     parser.add_argument(
         "--curve-secret",
         metavar="KEY",
         default=os.environ.get("CROSSWIRE_CURVE_SECRET"),
-        help="your own secret one ($CROSSWIRE_CURVE_SECRET)",
+        help="your secret CURVE key, Z85 (default: $CROSSWIRE_CURVE_SECRET)",
     )
     parser.add_argument(
         "--bond",
@@ -39,15 +44,15 @@ def add_via_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="a .bond file with a service's types, for Epoxy",
     )
-    parser.add_argument("--json", action="store_true", help="JSON, one object a line")
+    parser.add_argument("--json", action="store_true", help="print JSON, one object per line")
 
 
 def _protocols() -> str:
-    return f"one of {', '.join(VIAS)} (emp)"
+    return f"one of {', '.join(VIAS)} (default: emp)"
 
 
 def target_of(options: argparse.Namespace) -> HubTarget:
-    """Raises ConfigError."""
+    """The hub that the options name. Raises ConfigError for TLS files that can't be used."""
     return HubTarget(
         host=options.host,
         port=options.port,
@@ -72,5 +77,5 @@ def _context(options: argparse.Namespace) -> ssl.SSLContext | None:
 
 
 def with_kind(text: str, kind: str) -> str:
-    """A bare name is one of this kind."""
+    """The destination; a name without `queue/`, `topic/` or `service/` gets this kind."""
     return text if text.startswith(("queue/", "topic/", "service/")) else f"{kind}/{text}"

@@ -1,4 +1,4 @@
-"""Through Relink: an endpoint for each of the four."""
+"""Through Relink: publish, subscribe, call and serve are endpoints of their own."""
 
 from __future__ import annotations
 
@@ -27,16 +27,19 @@ __all__ = ["RelinkVia"]
 
 
 class RelinkVia(Via):
+    """Relink: `consumed` acknowledges and settles; peers are identified by certificates."""
+
     @asynccontextmanager
     async def _client(self, endpoint: str) -> AsyncIterator[RelinkClient]:
         target = self.target
         if target.token is not None:
-            raise ClientError("Relink knows peers by their certificates only: use --cert and --key")
+            raise ClientError("Relink identifies peers by certificates only: use --cert and --key")
         client = RelinkClient(target.host, self.port("relink"), endpoint, tls=target.tls)
         async with client:
             yield client
 
     async def publish(self, destination: str, messages: Sequence[OutgoingMessage]) -> list[int]:
+        """All messages on one channel, then a wait until all are consumed."""
         async with self._client(destination) as client:
             sender = client.sender()
             for message in messages:
@@ -45,6 +48,7 @@ class RelinkVia(Via):
         return [0] * len(messages)
 
     async def subscribe(self, wanted: SubscriptionRequest) -> AsyncGenerator[IncomingMessage, None]:
+        """The endpoint `?consume` of a queue or `?subscribe` of a topic."""
         verb = "consume" if wanted.destination.startswith("queue/") else "subscribe"
         more = {"from": wanted.start, "name": wanted.name, "filter": wanted.filter}
         query = urlencode({key: value for key, value in more.items() if value})
@@ -54,20 +58,23 @@ class RelinkVia(Via):
                 yield _from_parts(wanted.destination, message)
 
     async def call(
-        self, service: str, outgoing: OutgoingMessage, timeout_s: float
+        self, service: str, message: OutgoingMessage, timeout_s: float
     ) -> IncomingMessage:
+        """One message each way. Raises RequestFailed for a response with an `error` property."""
         async with self._client(service) as client:
-            await client.sender().send(*_parts(outgoing))
+            await client.sender().send(*_parts(message))
             receiver = client.receiver()
-            message = await within(timeout_s, f"no answer from {service}", anext(receiver))
-            got = _from_parts(service, message)
-            message.consume()
+            response = await within(timeout_s, f"no answer from {service}", anext(receiver))
+            got = _from_parts(service, response)
+            response.consume()
         error = got.properties.get("error")
         if error is not None:
             raise RequestFailed(str(error), str(got.properties.get("description", "")))
         return got
 
     async def serve(self, service: str, answerer: Answerer, ready: Callable[[], None]) -> None:
+        """The endpoint `?serve`; each call is on a channel that the hub opens."""
+
         async def answer(receiver: Receiver, client: RelinkClient) -> None:
             async for message in receiver:
                 outgoing = await answerer(_from_parts(service, message))

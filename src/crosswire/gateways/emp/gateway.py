@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
+from crosswire.access import Right
 from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import Envelope, message_kind
 from crosswire.errors import (
@@ -33,11 +34,11 @@ from crosswire.errors import (
     UnknownMessage,
 )
 from crosswire.gateways.emp.messages import (
+    OPERATION_BYTES,
     TOO_DEEP,
     AuthenticateData,
     GetOpData,
     PublishData,
-    ScheduleData,
     ServeData,
     SubscribeData,
     UnscheduleData,
@@ -45,6 +46,7 @@ from crosswire.gateways.emp.messages import (
     encode,
     encode_delivery,
     read_publish,
+    read_schedule,
     to_object,
 )
 from crosswire.gateways.failures import code_of
@@ -166,6 +168,7 @@ class EmpGateway(Gateway):
         operation = _OPERATIONS.get(request.op)
         try:
             if operation is not None:
+                self._check_operation(request)
                 reply = operation(self, request.data)
                 if isinstance(reply, _StoredReply):
                     self._answer_stored(request.id, reply)
@@ -182,6 +185,18 @@ class EmpGateway(Gateway):
             self._fail(request.id, InvalidEnvelope(str(error)))
         except RecursionError:
             self._fail(request.id, InvalidEnvelope(TOO_DEEP))
+
+    def _check_operation(self, request: RequestReceived) -> None:
+        """What can be judged before the data is parsed: rights by the name of the operation, and
+        the size. Raises Forbidden or InvalidEnvelope."""
+        right = _RIGHTS.get(request.op)
+        if right is not None:
+            self.require_anywhere(right)
+        if len(request.data) > OPERATION_BYTES and request.op not in _CARRY_MESSAGES:
+            raise InvalidEnvelope(
+                f"the data of {request.op} has at most {OPERATION_BYTES} bytes,"
+                f" not {len(request.data)}"
+            )
 
     def _answer_stored(self, identifier: int, answer: _StoredReply) -> None:
         """Answer after the commit; requests after this one wait for it."""
@@ -227,9 +242,12 @@ class EmpGateway(Gateway):
         """Produce all `$publish` requests at the head of the queue as one batch."""
         envelopes: list[Envelope] = []
         answers: list[int | tuple[int, HubError]] = []
+        has_users = not self.context.access.open
         while self._requests and self._requests[0].op == "$publish":
             request = self._requests.popleft()
             try:
+                if has_users:
+                    self.require_anywhere("produce")
                 envelopes.append(self._envelope(read_publish(request.data)))
                 answers.append(request.id)
             except HubError as error:
@@ -435,7 +453,7 @@ class EmpGateway(Gateway):
     # Schedules and other operations of the hub: data in, data out.
 
     def _schedule(self, data: bytes) -> _StoredReply:
-        parsed = msgspec.json.decode(data, type=ScheduleData)
+        parsed = read_schedule(data)
         now = self.context.now()
         schedule = Schedule(
             id=f"{self.id}/{self.hub.store.reserve(1)}",
@@ -511,3 +529,14 @@ _OPERATIONS: Final[dict[str, Callable[[EmpGateway, bytes], Any]]] = {
     "$unsubscribe": EmpGateway._unsubscribe,
 }
 """All operations of the hub but `$publish`, which is processed in batches."""
+
+_RIGHTS: Final[dict[str, Right]] = {
+    "$schedule": "produce",
+    "$serve": "serve",
+    "$subscribe": "consume",
+    "$unschedule": "produce",
+}
+"""Rights that an operation needs, to whatever destination its data names."""
+
+_CARRY_MESSAGES: Final = frozenset({"$echo", "$schedule"})
+"""Operations whose data may be as large as a frame; `$publish` is another."""

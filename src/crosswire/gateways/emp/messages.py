@@ -7,12 +7,21 @@ from typing import Annotated, Final
 
 import msgspec
 
-from crosswire.envelope import LARGEST_INTEGER, Envelope, Property
+from crosswire.envelope import (
+    LARGEST_INTEGER,
+    PROPERTIES,
+    PROPERTIES_BYTES,
+    Envelope,
+    Property,
+)
+from crosswire.errors import InvalidEnvelope
 from crosswire.gateways.options import LARGEST_WINDOW
 from crosswire.gateways.payloads import RawBody, Schemas, to_raw_body
 from crosswire.hub.attachment import Delivery
 
 __all__ = [
+    "OPERATION_BYTES",
+    "SERVED_AT_ONCE",
     "TOO_DEEP",
     "AuthenticateData",
     "GetOpData",
@@ -25,11 +34,18 @@ __all__ = [
     "encode",
     "encode_delivery",
     "read_publish",
+    "read_schedule",
     "to_object",
 ]
 
 TOO_DEEP: Final = "the data is nested too deeply"
 """JSON that the connection could read may be too deep for a reader called from further down."""
+
+SERVED_AT_ONCE: Final = 1000
+"""How many names one request may offer to serve, in EMP and in Epoxy."""
+OPERATION_BYTES: Final = 512 * 1024
+"""The size of an operation's data, except of those that carry a message: enough for as many names
+as one `$serve` may have."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_INTEGER)]
 _Window = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_WINDOW)]
@@ -71,7 +87,7 @@ class AuthenticateData(msgspec.Struct, frozen=True):
 class ServeData(msgspec.Struct, frozen=True):
     """Data of `$serve`: names of operations, without `service/`."""
 
-    services: list[str]
+    services: Annotated[list[str], msgspec.Meta(max_length=SERVED_AT_ONCE)]
 
 
 class UnsubscribeData(msgspec.Struct, frozen=True):
@@ -105,8 +121,52 @@ class _DeliverData(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     base64: bytes | None = None
 
 
-read_publish: Final[Callable[[bytes], PublishData]] = msgspec.json.Decoder(PublishData).decode
-"""The data of a `$publish`. Raises MsgspecError, or RecursionError for deep JSON."""
+class _RawProperties(msgspec.Struct, frozen=True):
+    """A message's properties in JSON, not parsed."""
+
+    properties: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+_read_publish: Final[Callable[[bytes], PublishData]] = msgspec.json.Decoder(PublishData).decode
+_read_schedule: Final[Callable[[bytes], ScheduleData]] = msgspec.json.Decoder(ScheduleData).decode
+_read_raw: Final = msgspec.json.Decoder(_RawProperties).decode
+
+
+def read_publish(data: bytes) -> PublishData:
+    """The data of a `$publish`.
+
+    Raises MsgspecError, InvalidEnvelope for too many properties, RecursionError for deep JSON.
+    """
+    if len(data) > PROPERTIES_BYTES:
+        _check_size(data)
+    parsed = _read_publish(data)
+    if len(parsed.properties) > PROPERTIES:
+        raise _too_many(len(parsed.properties))
+    return parsed
+
+
+def read_schedule(data: bytes) -> ScheduleData:
+    """The data of a `$schedule`; raises as `read_publish`."""
+    if len(data) > PROPERTIES_BYTES:
+        _check_size(data)
+    parsed = _read_schedule(data)
+    if len(parsed.properties) > PROPERTIES:
+        raise _too_many(len(parsed.properties))
+    return parsed
+
+
+def _check_size(data: bytes) -> None:
+    """Measure the properties before they are parsed: a view of the JSON, not copied."""
+    size_bytes = len(memoryview(_read_raw(data).properties))
+    if size_bytes > PROPERTIES_BYTES:
+        raise InvalidEnvelope(
+            f"a message's properties have at most {PROPERTIES_BYTES} bytes, not {size_bytes}"
+        )
+
+
+def _too_many(count: int) -> InvalidEnvelope:
+    return InvalidEnvelope(f"a message has at most {PROPERTIES} properties, not {count}")
+
 
 encode: Final = msgspec.json.Encoder().encode
 """JSON of a reply."""

@@ -54,6 +54,8 @@ from crosswire.wire.emqp.states import State
 __all__ = ["ClientGateway", "PublisherGateway"]
 
 _PLANS: Final = 4096
+_CACHED_CHARACTERS: Final = 512
+"""Plans with longer headers are made anew: thousands of them would fill the memory."""
 """Plans of requests that one client may have cached."""
 _RETRY_FIRST_S: Final = 0.02
 _RETRY_LONGEST_S: Final = 0.5
@@ -302,13 +304,15 @@ class ClientGateway(PublisherGateway):
     # Produce.
 
     def _plan(self, event: RequestReceived) -> _RequestPlan:
-        """Raises InvalidDestination."""
+        """Raises InvalidDestination, and Forbidden before the headers are parsed."""
         destination = f"queue/{event.queue}" if event.queue else self.broker.default
         parse_destination(destination)
+        self.require("produce", destination)
         plan = _RequestPlan(event.queue, destination, read_options(event.headers))
-        if len(self._plans) >= _PLANS:
-            self._plans.clear()
-        self._plans[event.queue, event.headers] = plan
+        if len(event.headers) <= _CACHED_CHARACTERS:
+            if len(self._plans) >= _PLANS:
+                self._plans.clear()
+            self._plans[event.queue, event.headers] = plan
         return plan
 
     def _envelope(self, event: RequestReceived, plan: _RequestPlan) -> Envelope:

@@ -40,7 +40,10 @@ from crosswire.gateways.epoxy.messages import (
     NOTHING,
     PUBLICATION,
     PUBLISHED,
+    REQUEST_LIMITS,
+    SERVED_AT_ONCE,
     SERVICES,
+    SETTLE_LIMITS,
     SETTLED,
     SETTLEMENT,
     SUBSCRIBED,
@@ -252,7 +255,8 @@ class EpoxyGateway(Gateway):
         self.context.count("dropped", self.protocol, type(error).__name__)
 
     def _publish(self, request: RequestReceived, layer_data: bytes | None) -> None:
-        parsed = marshal.unmarshal(request.payload, PUBLICATION)
+        self.require_anywhere("produce")
+        parsed = marshal.unmarshal(request.payload, PUBLICATION, limits=REQUEST_LIMITS)
         destination: str = parsed.destination
         self.require("produce", destination)
         self._batch.append(
@@ -351,7 +355,8 @@ class EpoxyGateway(Gateway):
 
         A named subscription outlives the connection: it is durable before it is confirmed.
         """
-        parsed = marshal.unmarshal(request.payload, SUBSCRIPTION)
+        self.require_anywhere("consume")
+        parsed = marshal.unmarshal(request.payload, SUBSCRIPTION, limits=REQUEST_LIMITS)
         if parsed.window > LARGEST_WINDOW:
             raise InvalidDestination(f"a window is 0 to {LARGEST_WINDOW}, not {parsed.window}")
         # The hub may deliver before `consume` returns, when the attachment is not known yet.
@@ -400,13 +405,16 @@ class EpoxyGateway(Gateway):
             self.deliver(attachment, early)
 
     def _unsubscribe(self, request: RequestReceived) -> None:
-        subscription = self._find(marshal.unmarshal(request.payload, SUBSCRIBED).subscription)
+        subscription = self._find(
+            marshal.unmarshal(request.payload, SUBSCRIBED, limits=REQUEST_LIMITS).subscription
+        )
         self._forget(subscription)
         self.detach(subscription.attachment)
         self._respond(request.conversation_id, NOTHING)
 
     def _settle(self, request: RequestReceived) -> None:
-        parsed = marshal.unmarshal(request.payload, SETTLEMENT)
+        self.require_anywhere("consume")
+        parsed = marshal.unmarshal(request.payload, SETTLEMENT, limits=SETTLE_LIMITS)
         subscription = self._find(parsed.subscription)
         ids = subscription.take(parsed.ids)
         if parsed.refused:
@@ -497,10 +505,10 @@ class EpoxyGateway(Gateway):
         if not service or "/" in service:
             raise NoProvider(f"{service!r} can't be the name of a service")
         destination = f"service/{service}/{method}" if method else f"service/{service}"
+        self.require("call", destination)
         payload, content_type = self.context.schemas.from_bond(
             "request", destination, request.payload
         )
-        self.require("call", destination)
         self._calls.append(
             self._envelope(
                 "request",
@@ -529,7 +537,10 @@ class EpoxyGateway(Gateway):
     # Serve.
 
     def _serve(self, request: RequestReceived) -> None:
-        parsed = marshal.unmarshal(request.payload, SERVICES).services
+        self.require_anywhere("serve")
+        parsed = marshal.unmarshal(request.payload, SERVICES, limits=REQUEST_LIMITS).services
+        if len(parsed) > SERVED_AT_ONCE:
+            raise InvalidEnvelope(f"at most {SERVED_AT_ONCE} names at once, not {len(parsed)}")
         names = [f"service/{name}" for name in dict.fromkeys(parsed)]
         new = [name for name in names if name not in self._served]
         if new:

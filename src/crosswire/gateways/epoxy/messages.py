@@ -6,10 +6,11 @@ import re
 from typing import Any, Final
 
 from crosswire.bond import hub_module, marshal
-from crosswire.bond.schema import StructDef
-from crosswire.envelope import Property, check_properties
+from crosswire.bond.schema import DecodeLimits, StructDef
+from crosswire.envelope import PROPERTIES, Property, check_properties
 from crosswire.errors import BondError, CrosswireError, InvalidEnvelope, ProviderFailed
 from crosswire.gateways import failures
+from crosswire.gateways.options import LARGEST_WINDOW
 from crosswire.hub.attachment import Delivery
 from crosswire.wire.epoxy.comm import ErrorCode, unmarshal_error
 
@@ -17,9 +18,12 @@ __all__ = [
     "NOTHING",
     "PUBLICATION",
     "PUBLISHED",
+    "REQUEST_LIMITS",
+    "SERVED_AT_ONCE",
     "SERVICES",
     "SETTLED",
     "SETTLEMENT",
+    "SETTLE_LIMITS",
     "SUBSCRIBED",
     "SUBSCRIPTION",
     "code_of",
@@ -42,6 +46,13 @@ _DELIVERY: Final = _struct("Delivery")
 SETTLEMENT: Final = _struct("Settlement")
 SETTLED: Final = _struct("Settled")
 SERVICES: Final = _struct("Services")
+
+REQUEST_LIMITS: Final = DecodeLimits(values=32 * PROPERTIES)
+"""For the requests of `crosswire.Hub`: enough for as many properties as a message may have."""
+SETTLE_LIMITS: Final = DecodeLimits(values=2 * LARGEST_WINDOW)
+"""For `Settle`: enough for the ids of a whole window."""
+SERVED_AT_ONCE: Final = 1000
+"""How many names one `Serve` may have."""
 
 _Delivery: Final = _DELIVERY.python_class
 _Value: Final = _struct("Value").python_class

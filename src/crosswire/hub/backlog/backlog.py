@@ -20,8 +20,9 @@ the memory until a consumer takes them or they expire.
 
 Every transition that could make one of the conditions true ends in one of three calls: `touch`
 where a message becomes ready, `has_room` where a window gets free, and `check` where bytes or
-messages leave the memory, more is committed or the limits change. Methods that are called from
-outside pump the loop at their end.
+messages leave the memory, more is committed or the limits change. What a peer causes (`attach`,
+`detach`, `settle`, `refuse`) pumps the loop at its end, as do `remove` and `exchange`; after all
+else the caller does.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ that can't be written, the user's cache folder. Where none can be written, every
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from enum import EnumType
 from functools import cached_property
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, Final, TypeVar, cast
@@ -149,10 +150,23 @@ def _described(value: Any, seen: set[int]) -> Iterator[str]:
     elif isinstance(value, (int, float, str, bytes, np.generic, type(None))):
         # Two numbers that are equal need not compile to the same: 1, True and uint8(1).
         yield f"{type(value).__name__} {value!r}"
-    elif isinstance(value, (type, BuiltinFunctionType, np.ufunc)):
+    elif isinstance(value, EnumType):
+        # numba compiles the values of members in.
+        yield f"enumeration {value.__name__}"
+        members: Mapping[str, Any] = value.__members__
+        for name, member in members.items():
+            yield f"member {name}"
+            yield from _described(member.value, seen)
+    elif isinstance(value, (BuiltinFunctionType, np.ufunc)) or _is_library_type(value):
         yield f"name {getattr(value, '__module__', '')}.{value.__name__}"
     else:
         raise TypeError(f"a kernel refers to {value!r}, which is no constant and not compiled")
+
+
+def _is_library_type(value: Any) -> bool:
+    """Whether it is a type of Python or numpy, such as `int` or `np.uint8`. What a class of our own
+    has (the fields of a named tuple, constants) may change while its name stays."""
+    return isinstance(value, type) and value.__module__ in ("builtins", "numpy")
 
 
 def _described_code(code: CodeType, names: dict[str, Any], seen: set[int]) -> Iterator[str]:
@@ -166,7 +180,7 @@ def _described_code(code: CodeType, names: dict[str, Any], seen: set[int]) -> It
         # The others are attributes and builtins.
         value = names.get(name)
         if isinstance(value, ModuleType):
-            # Of a module as a global (`layout.HEAD_BYTES`), those attributes that may be meant.
+            # Of a module as a global (`layout.HEADER_SIZE`), those attributes that may be meant.
             # numpy is what numba takes it for, whatever its version.
             if value is not np:
                 for attribute in code.co_names:

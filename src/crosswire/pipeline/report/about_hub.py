@@ -19,13 +19,13 @@ from crosswire.pipeline.report.facts import Facts, Row
 from crosswire.pipeline.report.formats import (
     count,
     duration,
-    many,
 )
 from crosswire.pipeline.report.plots import (
     bars,
     legend,
     split_bar,
 )
+from crosswire.plurals import plural
 
 __all__ = ["deliveries", "reconciliation"]
 
@@ -36,7 +36,7 @@ def deliveries(facts: Facts) -> str:
     if found is None or not found.total:
         return ""
     words = (
-        f"<p>{many(found.total, 'delivery', 'deliveries')}: {count(found.lost)} lost, "
+        f"<p>{plural(found.total, 'delivery', 'deliveries')}: {count(found.lost)} lost, "
         f"{count(found.doubled)} doubled, {count(found.late)} late."
     )
     if found.took is not None:
@@ -45,7 +45,7 @@ def deliveries(facts: Facts) -> str:
             f"{duration(found.took.p99)}, the longest {duration(found.took.longest)}."
         )
     if found.damaged:
-        damaged = many(found.damaged, "payload is", "payloads are")
+        damaged = plural(found.damaged, "payload is", "payloads are")
         words += f" {damaged} no longer what was accepted."
     parts = [
         ("in order", "s-good", found.total - found.faulty),

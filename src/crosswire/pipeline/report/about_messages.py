@@ -27,7 +27,6 @@ from crosswire.pipeline.report.formats import (
     count,
     css_class,
     duration,
-    many,
     protocol_name,
     share,
     size,
@@ -42,6 +41,7 @@ from crosswire.pipeline.report.plots import (
     lines,
     split_bar,
 )
+from crosswire.plurals import plural
 
 __all__ = ["destinations", "errors", "latency", "slowest", "traffic"]
 
@@ -78,7 +78,7 @@ def traffic(facts: Facts) -> str:
             columns(clock, series(found.errors, 1), amount, f"Responses with an error, per {piece}")
         )
     kinds = ", ".join(f"{count(value)} {name}" for name, value in found.kinds.items() if value)
-    summary = f"<p>{many(found.total_messages, 'message')}: {kinds}.</p>"
+    summary = f"<p>{plural(found.total_messages, 'message')}: {kinds}.</p>"
     return summary + legend(keys) + side_by_side(*plots)
 
 
@@ -231,7 +231,7 @@ def _outcome(facts: Facts) -> str:
         return "<p>No requests were seen.</p>"
     words = ", ".join(f"{count(value)} {name}" for name, _, value in parts if value)
     keys = legend((name, style) for name, style, value in parts if value)
-    return f"<p>{many(calls.total, 'request')}: {words}.</p>{split_bar(parts)}{keys}"
+    return f"<p>{plural(calls.total, 'request')}: {words}.</p>{split_bar(parts)}{keys}"
 
 
 def slowest(facts: Facts) -> str:

@@ -15,6 +15,7 @@ from crosswire.pipeline.report.formats import (
     text,
     visible,
 )
+from crosswire.plurals import noun_for
 
 __all__ = [
     "all_is_well",
@@ -115,4 +116,4 @@ def and_more(rest: int, one: str, more: str = "") -> str:
     """A note below a table that does not show all rows: "… and 2 more reasons."; empty for 0."""
     if rest <= 0:
         return ""
-    return f"… and {count(rest)} more {one if rest == 1 else more or one + 's'}."
+    return f"… and {count(rest)} more {noun_for(rest, one, more)}."

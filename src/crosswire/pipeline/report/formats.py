@@ -13,7 +13,6 @@ __all__ = [
     "count",
     "css_class",
     "duration",
-    "many",
     "moment",
     "protocol_name",
     "share",
@@ -75,11 +74,6 @@ def amount(number: float) -> str:
             return f"{number:.{digits}f}{unit}"
         number /= 1000
     return f"{number:,.1f} T"
-
-
-def many(number: int, one: str, more: str = "") -> str:
-    """A count with its noun: 1 message, 2 messages."""
-    return f"{count(number)} {one if number == 1 else more or one + 's'}"
 
 
 def size(number: float | None) -> str:

@@ -10,7 +10,8 @@ from typing import Final
 import msgspec
 
 from crosswire.pipeline.report.facts import Topology
-from crosswire.pipeline.report.formats import amount, css_class, many, protocol_name, visible
+from crosswire.pipeline.report.formats import amount, css_class, protocol_name, visible
+from crosswire.plurals import plural
 
 __all__ = ["graph"]
 
@@ -78,7 +79,7 @@ def _column(number: int, sums: Counter[str], rows: int) -> _GraphColumn:
     labels = [name for name, _ in first]
     messages = [value for _, value in first]
     if len(sums) > len(first):
-        labels.append(many(len(sums) - len(first), f"other {_KINDS[number]}"))
+        labels.append(plural(len(sums) - len(first), f"other {_KINDS[number]}"))
         messages.append(sums.total() - sum(messages))
     positions = {name: float(index) for index, (name, _) in enumerate(first)}
     step = rows * _ROW / len(labels)
@@ -122,7 +123,7 @@ def _edge(
     width = 1 + 6 * log10(messages + 1) / log10(most + 1)
     tip = (
         f"{visible(first.labels[left])} ↔ {visible(second.labels[right])}\n"
-        f"{protocol_name(protocol)}: {many(messages, 'message')}"
+        f"{protocol_name(protocol)}: {plural(messages, 'message')}"
     )
     return (
         f'<path class="edge {css_class(protocol)}" data-a="{first.number}.{left}" '
@@ -138,7 +139,7 @@ def _boxes(column: _GraphColumn) -> str:
     for index, label in enumerate(column.labels):
         shown = visible(label)
         middle = column.middle(index)
-        tip = f"{shown}\n{many(column.messages[index], 'message')}"
+        tip = f"{shown}\n{plural(column.messages[index], 'message')}"
         cut = shown if len(shown) <= 23 else f"{shown[:13]}…{shown[-9:]}"
         made.append(
             f'<g class="node" tabindex="0" data-n="{column.number}.{index}" '

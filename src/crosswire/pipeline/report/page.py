@@ -14,13 +14,13 @@ from crosswire.pipeline.report.formats import (
     amount,
     count,
     duration,
-    many,
     moment,
     protocol_name,
     size,
     text,
 )
 from crosswire.pipeline.report.sections import SECTIONS
+from crosswire.plurals import noun_for, plural
 
 __all__ = ["render"]
 
@@ -122,13 +122,13 @@ def _summary_text(facts: Facts) -> tuple[str, str, list[str]]:
     if names:
         lines.append(f"in {escape(', '.join(names))}")
     if facts.sessions:
-        lines.append(f"in {many(facts.sessions.total, 'session')}")
-    lines.append(f"to {many(traffic.destination_count, 'destination')}")
+        lines.append(f"in {plural(facts.sessions.total, 'session')}")
+    lines.append(f"to {plural(traffic.destination_count, 'destination')}")
     return "good", _big(traffic.total_messages, "message"), lines
 
 
 def _big(number: int, one: str) -> str:
-    return f"{amount(number)} <small>{one if number == 1 else one + 's'}</small>"
+    return f"{amount(number)} <small>{noun_for(number, one)}</small>"
 
 
 def _took(facts: Facts) -> tuple[str, str, list[str]]:
@@ -142,7 +142,7 @@ def _took(facts: Facts) -> tuple[str, str, list[str]]:
     ]
     if len(took.by_protocol) > 1:
         lines.append(f"slowest: {escape(protocol_name(slow[0]))}, p99 {duration(slow[1].p99)}")
-    lines.append(f"of {many(took.all.count, 'answered request')}")
+    lines.append(f"of {plural(took.all.count, 'answered request')}")
     return "good", f"{duration(took.all.p50)} <small>for half of them</small>", lines
 
 
@@ -150,17 +150,17 @@ def _lost(facts: Facts) -> tuple[str, str, list[str]]:
     faults: list[tuple[int, str]] = []
     if (sent := facts.deliveries) is not None:
         faults += [
-            (sent.lost, many(sent.lost, "lost delivery", "lost deliveries")),
-            (sent.doubled, many(sent.doubled, "doubled delivery", "doubled deliveries")),
-            (sent.late, many(sent.late, "late delivery", "late deliveries")),
-            (sent.damaged, many(sent.damaged, "delivery", "deliveries") + " of damaged payload"),
+            (sent.lost, plural(sent.lost, "lost delivery", "lost deliveries")),
+            (sent.doubled, plural(sent.doubled, "doubled delivery", "doubled deliveries")),
+            (sent.late, plural(sent.late, "late delivery", "late deliveries")),
+            (sent.damaged, plural(sent.damaged, "delivery", "deliveries") + " of damaged payload"),
         ]
     if (calls := facts.calls) is not None:
-        faults.append((calls.unanswered, many(calls.unanswered, "unanswered request")))
+        faults.append((calls.unanswered, plural(calls.unanswered, "unanswered request")))
         faults.append(
             (
                 calls.failed,
-                many(
+                plural(
                     calls.failed,
                     "request answered with an error",
                     "requests answered with an error",
@@ -168,12 +168,12 @@ def _lost(facts: Facts) -> tuple[str, str, list[str]]:
             )
         )
     if (compared := facts.reconciliation) is not None:
-        words = many(
+        words = plural(
             compared.missing, "difference between wire and hub", "differences between wire and hub"
         )
         faults.append((compared.missing, words))
     if facts.damaged_payloads:
-        faults.append((facts.damaged_payloads, many(facts.damaged_payloads, "damaged payload")))
+        faults.append((facts.damaged_payloads, plural(facts.damaged_payloads, "damaged payload")))
     if (bytes_ := facts.accounts) is not None:
         gaps = bytes_.total("gaps")
         faults.append((gaps, f"{size(gaps)} missing from the recording"))
@@ -211,7 +211,7 @@ def _causes(facts: Facts) -> tuple[str, str, list[str]]:
 
 def _foot(facts: Facts, absent: list[str], made_us: int) -> str:
     rows = ", ".join(
-        f"{escape(name)} ({many(number, 'row')})" for name, number in facts.tables.items()
+        f"{escape(name)} ({plural(number, 'row')})" for name, number in facts.tables.items()
     )
     missing = ""
     if absent:

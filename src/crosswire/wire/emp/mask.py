@@ -23,7 +23,9 @@ __all__ = ["EmpMask"]
 
 _OPERATION: Final = "$authenticate"
 _PLAIN: Final = frozenset({"op", "data", "token", _OPERATION})
-_STRING: Final = re.compile(rb'"((?:[^"\\]|\\.)*)("|$)', re.DOTALL)
+# A lone backslash at the end belongs to an unterminated string: without that case the search would
+# begin anew at each quote inside of it, which takes quadratic time.
+_STRING: Final = re.compile(rb'"((?:[^"\\]|\\.)*+\\?)("|$)', re.DOTALL)
 
 
 class EmpMask(Mask):

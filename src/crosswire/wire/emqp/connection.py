@@ -12,6 +12,7 @@ from typing import Final
 
 from crosswire.errors import (
     CrosswireError,
+    FrameTooLarge,
     LocalProtocolError,
     MalformedFrame,
     PeerTimeout,
@@ -467,7 +468,31 @@ class EmqpConnection(Connection):
 
     # Receiving: one method per command.
 
+    def _is_too_long(self, frame: Request | Publish | ScheduleFrame | UnscheduleFrame) -> bool:
+        """Whether a name or the headers pass a limit; if so, the command is reported as ignored.
+
+        Checked before headers are split: a text of commas only would become as many entries. Only
+        by the broker: it may send a worker more, when properties of another protocol are encoded.
+        """
+        if not self.side.startswith("emqp-"):
+            return False
+        limits = self.limits
+        name = frame.topic if isinstance(frame, Publish) else frame.queue
+        headers = frame.headers or ""
+        if len(name) <= limits.name_bytes and len(frame.msgid) <= limits.name_bytes:
+            if len(headers) < limits.headers:
+                return False
+            if len(headers) <= limits.header_bytes and headers.count(",") < limits.headers:
+                return False
+            what = f"headers of {len(headers)} characters and {headers.count(',') + 1} entries"
+        else:
+            what = f"a name of {max(len(name), len(frame.msgid))} characters"
+        self._report_ignored(FrameTooLarge(f"{frame.frame_name} has {what}"))
+        return True
+
     def _on_request(self, frame: Request) -> None:
+        if self._is_too_long(frame):
+            return
         # Of a worker; other sides have none.
         if self.free_slots:
             self.free_slots -= 1
@@ -484,11 +509,15 @@ class EmqpConnection(Connection):
         self._events.append(OFFERED)
 
     def _on_publish(self, frame: Publish) -> None:
+        if self._is_too_long(frame):
+            return
         self._events.append(
             PublishReceived(frame.msgid, frame.topic, frame.headers or "", frame.message)
         )
 
     def _on_schedule(self, frame: ScheduleFrame | UnscheduleFrame) -> None:
+        if self._is_too_long(frame):
+            return
         interval_s, cron = frame.timing()
         if isinstance(frame, UnscheduleFrame):
             event_type: type[ScheduleReceived | UnscheduleReceived] = UnscheduleReceived
@@ -511,8 +540,10 @@ class EmqpConnection(Connection):
             )
             return
         try:
+            if len(frame.queues) > self.limits.header_bytes:
+                raise FrameTooLarge(f"a list of queues of {len(frame.queues)} characters")
             queues = parse_queues(frame.queues) if frame.peer == "worker" else ()
-        except MalformedFrame as error:
+        except (MalformedFrame, FrameTooLarge) as error:
             self._report_ignored(error)
             return
         # A worker that registers again has restarted, or lost its broker: its slots are void.

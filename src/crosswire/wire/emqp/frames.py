@@ -105,12 +105,17 @@ class EmqpLimits(ZmtpLimits, frozen=True, kw_only=True):
     """A registered peer that sends nothing for `silence_s` is gone: three heartbeats of 5 s missed.
 
     `leaving_s` is how long a worker that sent KBAI may take to finish its jobs; a deployed job
-    manager allows them 300 s.
+    manager allows them 300 s. A command whose headers have more than `header_bytes` or `headers`
+    entries, whose queue list has more than `header_bytes`, or whose queue, topic or msgid has more
+    than `name_bytes`, is ignored.
     """
 
     heartbeat_interval_s: float = 3.0
     silence_s: float = 15.0
     leaving_s: float = 330.0
+    header_bytes: int = 64 * 1024
+    headers: int = 1000
+    name_bytes: int = 1024
 
 
 DEFAULTS: Final = EmqpLimits()

@@ -16,7 +16,7 @@ from crosswire.errors import BondDecodeError, BondError
 from crosswire.wire.epoxy.layout import STOP
 
 if TYPE_CHECKING:
-    from crosswire.bond.schema import StructDef
+    from crosswire.bond.schema import DecodeLimits, StructDef
     from crosswire.bond.values import Bonded
 
 __all__ = [
@@ -86,6 +86,15 @@ def struct(name: str) -> StructDef:
 
 _STOP: Final = bytes((STOP,))
 _MAX_STRUCT_BYTES = 65536
+_MAX_ERROR_BYTES = 256 * 1024
+
+
+@cache
+def _small() -> DecodeLimits:
+    """Enough for the structs of the protocol itself and about a hundred unknown fields."""
+    from crosswire.bond.schema import DecodeLimits
+
+    return DecodeLimits(values=1024)
 
 
 def _decode(content: bytes, name: str) -> Any:
@@ -98,7 +107,7 @@ def _decode(content: bytes, name: str) -> Any:
 
     if len(content) > _MAX_STRUCT_BYTES:
         raise BondDecodeError(f"{len(content)} bytes are too many for this struct", offset=0)
-    return fast.decode(content, struct(name))
+    return fast.decode(content, struct(name), limits=_small())
 
 
 def decode_config(content: bytes) -> None:
@@ -148,6 +157,8 @@ def unmarshal_error(data: bytes) -> Error:
     """The error in a response's error data, in any encoding. Raises BondDecodeError."""
     from crosswire.bond import marshal
 
+    if len(data) > _MAX_ERROR_BYTES:
+        raise BondDecodeError(f"{len(data)} bytes are too many for an error", offset=0)
     # Bond doesn't name structs in data: the code, which is in the base, shows which one it is.
     error = _error(marshal.unmarshal(data, struct("Error")))
     derived = _DERIVED.get(error.error_code)
@@ -232,7 +243,7 @@ def find_credentials(layer_data: bytes) -> str | None:
 
     try:
         encoding = marshal.protocol_of(layer_data)
-        found = marshal.unmarshal(layer_data, _credentials())
+        found = marshal.unmarshal(layer_data, _credentials(), limits=_small())
         if marshal.marshal(found, _credentials(), protocol=encoding) != layer_data:
             return None
     except BondError:

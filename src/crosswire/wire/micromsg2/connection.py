@@ -92,7 +92,12 @@ from crosswire.wire.micromsg2.layout import (
     MAX_PROPERTIES_SIZE,
     VERSION,
 )
-from crosswire.wire.micromsg2.values import Value, serialize_call, serialize_properties
+from crosswire.wire.micromsg2.values import (
+    MAX_CALL_BYTES,
+    Value,
+    serialize_call,
+    serialize_properties,
+)
 from crosswire.wire.micromsg2.windows import ReceiveWindow, SendWindow
 
 __all__ = ["DOTNET_TYPE", "TRANSITIONS", "MicroMsg2Connection", "State"]
@@ -428,6 +433,9 @@ class MicroMsg2Connection(Connection):
         if self._receive_window is not None:
             self._receive_window.receive(frame.sequence, last=not frame.continued)
         if self._first_frame is None:
+            # Of a client only: the hub may send one some more, its own.
+            if self.role == "server" and frame.raw_properties.count(b";") > self.limits.properties:
+                raise FrameTooLarge(f"more than {self.limits.properties} properties")
             properties = frame.properties()
             if self._received_type:
                 properties[DOTNET_TYPE] = self._received_type
@@ -485,6 +493,8 @@ class MicroMsg2Connection(Connection):
             self._on_ack(frame.payload)
         elif name == DOTNET:
             # For this and all following messages, until another type is received.
+            if len(frame.payload) > self.limits.type_bytes:
+                raise FrameTooLarge(f"a type's name of {len(frame.payload)} bytes")
             try:
                 self._received_type = frame.payload.decode()
             except UnicodeDecodeError as error:
@@ -562,8 +572,8 @@ class MicroMsg2Connection(Connection):
         if PUB_SUB not in self._numbers:
             raise LocalProtocolError(f"{name} needs the extension {PUB_SUB}")
         fields = {key: str(value) for key, value in arguments.items() if value is not None}
-        if len(serialize_call(name, fields)) > MAX_PAYLOAD_SIZE:
-            raise LocalProtocolError(f"{name} takes more than a frame")
+        if (size := len(serialize_call(name, fields))) > MAX_CALL_BYTES:
+            raise LocalProtocolError(f"{name} of {size} bytes, more than {MAX_CALL_BYTES}")
         # Before the command: after an unsubscribe an ack would settle nothing.
         self._send_ack()
         self._send(Command(name, fields))

@@ -54,7 +54,7 @@ _AGREED_CHARACTERS: Final = 64
 _SYNC_BYTES: Final = 65536
 _SYNC_EXTENSIONS: Final = 64
 _SYNC_HEAD_BYTES: Final = 320
-"""So far a frame that is incomplete is checked: its destination and the begin of its properties."""
+"""An incomplete frame is checked this far: its destination and the start of its properties."""
 _NAMED: Final = re.compile(rb"[A-Za-z0-9_-]*(;[ -~]*)?").fullmatch
 _LISTED: Final = re.compile(rb"[A-Za-z0-9_-]*(:[ -~]*)?").fullmatch
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any, ClassVar, Final
 
+from crosswire.envelope import PROPERTIES
 from crosswire.errors import FrameError, FrameTooLarge, MalformedFrame
 from crosswire.wire.contract import Frame, Limits, Placed
 from crosswire.wire.micromsg2.layout import (
@@ -83,10 +84,15 @@ __all__ = [
 
 
 class MicroMsg2Limits(Limits, frozen=True, kw_only=True):
-    """`frame_bytes` limits a frame's payload, `message_bytes` that of a whole message."""
+    """`frame_bytes` limits a frame's payload, `message_bytes` that of a whole message.
+
+    A client's message may have `properties` properties, and a name of a .NET type `type_bytes`.
+    """
 
     frame_bytes: int = MAX_PAYLOAD_SIZE
     message_bytes: int = 64 * 1024 * 1024
+    properties: int = PROPERTIES
+    type_bytes: int = 8192
 
 
 DEFAULTS: Final = MicroMsg2Limits()

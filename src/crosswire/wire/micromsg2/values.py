@@ -21,7 +21,7 @@ from urllib.parse import unquote as _unquote
 import msgspec
 
 from crosswire.envelope import Property
-from crosswire.errors import MalformedFrame
+from crosswire.errors import FrameTooLarge, MalformedFrame
 from crosswire.wire.micromsg2.layout import (
     ARGUMENT_SEPARATOR,
     ARGUMENT_VALUE_SEPARATOR,
@@ -34,6 +34,8 @@ from crosswire.wire.micromsg2.layout import (
 )
 
 __all__ = [
+    "MAX_CALL_BYTES",
+    "MAX_ITEMS",
     "Extension",
     "Value",
     "field",
@@ -68,7 +70,16 @@ _NOT_FIELD: Final = re.compile(r"[^a-z0-9-]")
 _SAFE: Final = re.compile(r"[A-Za-z0-9_.~/-]*").fullmatch
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})").search
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,19}").fullmatch
-_DATE: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?").fullmatch
+# Every digit can be matched in one way only, and numbers have a length: a run of digits that two
+# repetitions could share would be tried in every division, which takes minutes for 60 KB of them.
+_DATE: Final = re.compile(
+    r"[+-]?([0-9]{1,400}(\.[0-9]{0,400})?|\.[0-9]{1,400})([eE][+-]?[0-9]{1,4})?"
+).fullmatch
+MAX_CALL_BYTES: Final = 64 * 1024
+"""The size of a COMMAND or ERROR: far more than any filter needs."""
+MAX_ITEMS: Final = 1000
+"""How many arguments a COMMAND or ERROR, and how many extensions a handshake may have."""
+
 _LONG: Final = 1 << 63
 _SHORT: Final = 64
 
@@ -138,7 +149,8 @@ def parse_value(text: str) -> Value:
     """A FILTER_VALUE (specification, "Filters"). Without a known prefix, or without a number after
     N or D, it is text as it is.
 
-    So is a number beyond 64 bits: the specification asks for `long`, and no digit may be lost.
+    So is a number beyond 64 bits: the specification asks for `long`, and no digit may be lost. A
+    date has at most 400 digits on either side of its point, more than any float is written with.
     """
     kind = text[:1]
     if kind == _T:
@@ -173,6 +185,12 @@ def _items(text: str) -> list[str]:
     if text.endswith(_ITEM):
         text = text[:-1]
     return text.split(_ITEM) if text else []
+
+
+def _check_count(raw: bytes, separator: int) -> None:
+    """Counted before they are split: each item takes much more memory than its bytes."""
+    if (count := raw.count(separator)) > MAX_ITEMS:
+        raise FrameTooLarge(f"a list of {count} items, more than {MAX_ITEMS}")
 
 
 def parse_properties(raw: bytes) -> dict[str, Value]:
@@ -233,7 +251,10 @@ def serialize_arguments(arguments: Mapping[str, str]) -> str:
 
 
 def parse_call(raw: bytes) -> tuple[str, dict[str, str]]:
-    """Name and arguments of a COMMAND or ERROR. Raises MalformedFrame."""
+    """Name and arguments of a COMMAND or ERROR. Raises MalformedFrame, or FrameTooLarge."""
+    if len(raw) > MAX_CALL_BYTES:
+        raise FrameTooLarge(f"a command of {len(raw)} bytes, more than {MAX_CALL_BYTES}")
+    _check_count(raw, ARGUMENT_SEPARATOR)
     name, _, arguments = _text(raw).partition(_ITEM)
     return _checked(name, "a command or error"), parse_arguments(arguments, name)
 
@@ -246,8 +267,10 @@ def serialize_call(name: str, arguments: Mapping[str, str]) -> bytes:
 def parse_extensions(raw: bytes) -> tuple[Extension, ...]:
     """A handshake's list. Properties are read with `=` and with `:`: the specification has both.
 
-    Raises MalformedFrame.
+    Raises MalformedFrame, or FrameTooLarge for too many.
     """
+    _check_count(raw, ITEM_SEPARATOR)
+    _check_count(raw, ARGUMENT_SEPARATOR)
     extensions = []
     for item in _items(_text(raw)):
         name, _, properties = item.partition(_VALUE)

@@ -149,12 +149,12 @@ class Link:
 
     @property
     def held_bytes(self) -> int:
-        """Of messages that have arrived and are not consumed …"""
+        """Bytes of messages that have arrived and are not consumed."""
         return self._receiving.held_bytes
 
     @property
     def undecided_bytes(self) -> int:
-        """… and of those among them that the peer hasn't committed yet."""
+        """Bytes of messages that have arrived and that the peer hasn't committed yet."""
         return self._receiving.undecided_bytes
 
     # Sending: each may be called at any time, connection or not. On a link that has ended, what

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from crosswire.client.native.dial import within
 from crosswire.errors import LocalProtocolError, RequestFailed
+from crosswire.plurals import plural
 from crosswire.wire.relink.events import MessageReceived
 from crosswire.wire.relink.frames import Buffer
 from crosswire.wire.relink.link import Link
@@ -182,8 +183,7 @@ class Sender:
         refused = sum(len(run) for run in self._refusals if run.stop > first)
         self._refusals.clear()
         if refused:
-            messages = "message" if count == 1 else "messages"
-            raise RequestFailed("uncommitted", f"{refused} of {count} {messages} refused")
+            raise RequestFailed("uncommitted", f"{refused} of {plural(count, 'message')} refused")
 
     async def _until_consumed(self, goal: int) -> None:
         while self._consumed < goal:

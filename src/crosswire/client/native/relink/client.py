@@ -27,6 +27,7 @@ from crosswire.errors import (
     ConnectionLost,
     LinkLost,
 )
+from crosswire.plurals import plural
 from crosswire.session import Session
 from crosswire.wire.contract import ConnectionClosed, ConnectionFailed, Event
 from crosswire.wire.relink.connection import RelinkConnection
@@ -298,9 +299,7 @@ class RelinkClient:
         self._look_again()
 
     def _what_is_open(self) -> str:
-        count = self.link.unconsumed
-        messages = "message" if count == 1 else "messages"
-        return f"{count} {messages} may not have been processed"
+        return f"{plural(self.link.unconsumed, 'message')} may not have been processed"
 
     def _look_again(self) -> None:
         self._gate.open()

@@ -1,4 +1,4 @@
-"""Strangers: bytes that are nobody's protocol, or nearly somebody's, on every port."""
+"""Invalid bytes for every port: other protocols, and nearly valid handshakes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import contextlib
 
 from crosswire.cli.demo.scene import HOST
 
-__all__ = ["make_trouble"]
+__all__ = ["send_invalid_bytes"]
 
 _SCANS = (
     b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     bytes.fromhex("1603010200010001fc0303"),
     b"\xff" * 64,
 )
-_PATIENCE_S = 1.0
-_NEARLY = {
+_TIMEOUT_S = 1.0
+_NEARLY_VALID = {
     # A hello of version 9.
     "emp": bytes.fromhex("00000008 00000000 09000000"),
     # A good config, and then a frame without framelets.
@@ -27,22 +27,22 @@ _NEARLY = {
 }
 
 
-async def make_trouble(ports: dict[str, int]) -> int:
-    """Send something invalid to every listener; returns how many times."""
+async def send_invalid_bytes(ports: dict[str, int]) -> int:
+    """Send invalid bytes to every listener but HTTP; returns the number of connections."""
     messages = [
         (port, each)
         for name, port in ports.items()
         if name != "http"
-        for each in (*_SCANS, *([_NEARLY[name]] if name in _NEARLY else []))
+        for each in (*_SCANS, *([_NEARLY_VALID[name]] if name in _NEARLY_VALID else []))
     ]
-    await asyncio.gather(*(_bother(port, each) for port, each in messages))
+    await asyncio.gather(*(_send(port, each) for port, each in messages))
     return len(messages)
 
 
-async def _bother(port: int, wrong: bytes) -> None:
-    """Who is not sent away leaves after a moment."""
+async def _send(port: int, wrong: bytes) -> None:
+    """Wait until the hub closes the connection, a second at most."""
     with contextlib.suppress(ConnectionError, TimeoutError):
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(HOST, port)
             try:
                 writer.write(wrong)

@@ -6,11 +6,11 @@ import shutil
 import sys
 import time
 
-__all__ = ["Ticker"]
+__all__ = ["DemoProgress"]
 
 
-class Ticker:
-    """Lines that stay, and on a terminal one that is written over; `quiet` prints nothing."""
+class DemoProgress:
+    """Prints lines, and on a terminal a status line that is overwritten; `quiet` prints nothing."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -18,10 +18,11 @@ class Ticker:
         self._start = time.monotonic()
 
     def restart(self) -> None:
-        """Time counts from here."""
+        """Set the clock of `event` and `show` to 0."""
         self._start = time.monotonic()
 
     def line(self, text: str = "") -> None:
+        """Print a line after all of standard output so far."""
         if self._quiet:
             return
         sys.stdout.flush()
@@ -29,11 +30,11 @@ class Ticker:
         print(f"{end}{text}", file=sys.stderr, flush=True)
 
     def event(self, text: str) -> None:
-        """Something happened now."""
+        """Print a line with the time since `restart`."""
         self.line(f"{self._clock()}  {text}")
 
     def show(self, text: str) -> None:
-        """A status line, until something else is printed."""
+        """Replace the status line; nothing is printed if standard error is no terminal."""
         if self._is_terminal:
             line = f"{self._clock()}  {text}"
             width = shutil.get_terminal_size().columns - 1

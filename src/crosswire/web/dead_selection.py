@@ -1,0 +1,92 @@
+"""Which dead letters a request means: a queue, and some or all of its letters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from crosswire.errors import InvalidEnvelope, UnknownMessage
+from crosswire.hub.dead import DeadLetter
+from crosswire.hub.filters import Predicate
+from crosswire.hub.hub import Hub
+from crosswire.web.numbers import Id
+
+__all__ = [
+    "LISTED_IDS",
+    "DeadLetterSelection",
+    "dead_destination",
+    "dead_letter_pages",
+    "dead_queue",
+    "selected_ids",
+]
+
+LISTED_IDS: Final = 100
+"""How many ids of selected letters a response lists."""
+_PAGE: Final = 256
+
+
+class DeadLetterSelection(msgspec.Struct, frozen=True, kw_only=True):
+    """The letters to process: exactly one of `ids`, `filter` on their properties, and `all`.
+
+    A `dry_run` only lists them."""
+
+    queue: str
+    ids: list[Id] = []
+    filter: str = ""
+    all: bool = False
+    dry_run: bool = False
+
+    def check(self) -> None:
+        """Raises InvalidEnvelope if it is not exactly one of them."""
+        if bool(self.ids) + bool(self.filter) + self.all != 1:
+            raise InvalidEnvelope("give exactly one of ids, filter and all")
+
+
+def dead_destination(name: str) -> str:
+    """The destination `queue/NAME/dead`; NAME may be given with or without prefix and suffix.
+
+    That of a named subscription is `@NAME`, with users `@OWNER.NAME`.
+    """
+    return f"queue/{name.removeprefix('queue/').removesuffix('/dead')}/dead"
+
+
+def dead_queue(hub: Hub, name: str) -> str:
+    """The destination of a queue's dead letters. Raises UnknownMessage if it never had one."""
+    destination = dead_destination(name)
+    if destination not in hub.store.destinations():
+        raise UnknownMessage(f"{name!r} has no dead letters")
+    return destination
+
+
+def dead_letter_pages(hub: Hub, queue: str, *, after: int = 0) -> Iterator[Sequence[DeadLetter]]:
+    """The letters after an id, a page at a time; each page is read when it is requested."""
+    while page := hub.dead_letters.list(queue, after=after, count=_PAGE):
+        after = page[-1].id
+        yield page
+
+
+def selected_ids(
+    hub: Hub, queue: str, choice: DeadLetterSelection, matches: Predicate | None
+) -> Iterator[list[int]]:
+    """Ids of the selected letters, a page at a time.
+
+    Letters that arrive meanwhile are not selected: a replay that fails again would never end.
+    """
+    upto = hub.store.newest_id
+    if choice.ids:
+        wanted = set(choice.ids)
+        matches = None
+    for page in dead_letter_pages(hub, queue):
+        found = [
+            dead_letter.id
+            for dead_letter in page
+            if dead_letter.id <= upto
+            and (not choice.ids or dead_letter.id in wanted)
+            and (matches is None or matches(dead_letter.envelope.properties))
+        ]
+        if found:
+            yield found
+        if page[-1].id > upto:
+            return

@@ -1,0 +1,178 @@
+"""Replays of dead letters: tasks that send them again, at a rate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from crosswire.errors import HubError, InvalidEnvelope, UnknownMessage
+from crosswire.gateways.edits import refit
+from crosswire.hub.hub import Hub
+from crosswire.hub.subscriptions import predicate
+from crosswire.web.dead_selection import LISTED_IDS, DeadLetterSelection, dead_queue, selected_ids
+
+__all__ = ["Replay", "ReplayRequest", "ReplayRow", "ReplayRows", "Replays"]
+
+_BATCH: Final = 32
+_KEPT: Final = 100
+_RUNNING: Final = 16
+_STEP_S: Final = 0.1
+_WAIT_S: Final = 5.0
+
+
+class ReplayRequest(DeadLetterSelection, frozen=True, kw_only=True):
+    """`rate` is in letters per second, 0 for no limit; `destination` replaces the one that each
+    letter came from."""
+
+    rate: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] = 0.0
+    destination: str = ""
+
+
+class ReplayRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A replay; `skipped` letters were removed meanwhile or could not be sent; `error` is the
+    reason for the last of them."""
+
+    id: int
+    queue: str
+    state: Literal["running", "done", "cancelled", "failed"]
+    matched: int
+    replayed: int
+    skipped: int
+    rate: float
+    dry_run: bool
+    ids: list[int]
+    error: str
+
+
+class ReplayRows(msgspec.Struct, frozen=True):
+    """Running replays and the last ones that ended."""
+
+    replays: list[ReplayRow]
+
+
+class Replay:
+    """A replay with its task and its counts."""
+
+    def __init__(self, identifier: int, asked: ReplayRequest, principal: str) -> None:
+        self.principal = principal
+        self.id = identifier
+        self.asked = asked
+        self.state: Literal["running", "done", "cancelled", "failed"] = "running"
+        self.matched = self.replayed = self.skipped = 0
+        self.first: list[int] = []
+        self.error = ""
+        self.task: asyncio.Task[None] | None = None
+
+    def row(self) -> ReplayRow:
+        """Its current state and counts."""
+        return ReplayRow(
+            id=self.id,
+            queue=self.asked.queue,
+            state=self.state,
+            matched=self.matched,
+            replayed=self.replayed,
+            skipped=self.skipped,
+            rate=self.asked.rate,
+            dry_run=self.asked.dry_run,
+            ids=self.first,
+            error=self.error,
+        )
+
+    async def run(self, hub: Hub, queue: str, now: Callable[[], float]) -> None:
+        """Send the selected letters; a HubError ends it with the state `failed`."""
+        try:
+            matches = predicate(self.asked.filter)
+            for ids in selected_ids(hub, queue, self.asked, matches):
+                self.matched += len(ids)
+                self.first += ids[: LISTED_IDS - len(self.first)]
+                if not self.asked.dry_run:
+                    await self._send(hub, queue, ids, now)
+                await asyncio.sleep(0)
+            await hub.committed()
+            self.state = "done"
+        except asyncio.CancelledError:
+            self.state = "cancelled"
+            raise
+        except HubError as error:
+            self.state, self.error = "failed", str(error)
+
+    async def _send(self, hub: Hub, queue: str, ids: list[int], now: Callable[[], float]) -> None:
+        """Send in batches: of a tenth of a second's rate, so that the rate is even, and of at most
+        32 letters, so that the event loop is not blocked."""
+        rate = self.asked.rate
+        step = min(max(int(rate * _STEP_S), 1), _BATCH) if rate else _BATCH
+        for start in range(0, len(ids), step):
+            batch = ids[start : start + step]
+            for identifier in batch:
+                self._send_one(hub, queue, identifier, now())
+            await asyncio.sleep(len(batch) / rate if rate else 0)
+
+    def _send_one(self, hub: Hub, queue: str, identifier: int, now: float) -> None:
+        try:
+            sent = hub.dead_letters.replay(
+                queue, [identifier], now, destination=self.asked.destination, refit=refit
+            )
+        except HubError as error:
+            self.error = str(error)
+            sent = ()
+        if not sent:
+            self.error = self.error or "a consumer holds it, or it is settled"
+        self.replayed += len(sent)
+        self.skipped += 1 - len(sent)
+
+
+class Replays:
+    """Running replays and the last ones that ended.
+
+    They are in memory only: a restart of the hub ends them, and letters that were not sent again
+    remain dead letters.
+    """
+
+    def __init__(self) -> None:
+        self._replays: dict[int, Replay] = {}
+        self._number = 0
+
+    async def start(
+        self, hub: Hub, asked: ReplayRequest, now: Callable[[], float], principal: str
+    ) -> ReplayRow:
+        """Start a replay for a user; returns when it has ended, after a few seconds at the latest.
+
+        Raises InvalidEnvelope and InvalidFilter for a selection that is not valid, and
+        UnknownMessage for a queue without dead letters.
+        """
+        asked.check()
+        queue = dead_queue(hub, asked.queue)
+        predicate(asked.filter)
+        if sum(each.state == "running" for each in self._replays.values()) >= _RUNNING:
+            raise InvalidEnvelope(f"{_RUNNING} replays are running already")
+        self._number += 1
+        replay = self._replays[self._number] = Replay(self._number, asked, principal)
+        self._forget()
+        replay.task = asyncio.create_task(replay.run(hub, queue, now))
+        await asyncio.wait([replay.task], timeout=_WAIT_S)
+        return replay.row()
+
+    def _forget(self) -> None:
+        over = [number for number, each in self._replays.items() if each.state != "running"]
+        for number in over[: max(len(self._replays) - _KEPT, 0)]:
+            del self._replays[number]
+
+    def all(self) -> list[Replay]:
+        """All replays that are known, the oldest first."""
+        return list(self._replays.values())
+
+    def get(self, identifier: int) -> Replay:
+        """Raises UnknownMessage."""
+        replay = self._replays.get(identifier)
+        if replay is None:
+            raise UnknownMessage(f"there is no replay {identifier}")
+        return replay
+
+    def cancel_all(self) -> None:
+        """Cancel those that run, without waiting for their ends."""
+        for replay in self._replays.values():
+            if replay.task is not None:
+                replay.task.cancel()

@@ -1,0 +1,23 @@
+"""One hub with users and one without, for all tests of a module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.adversary.harness import USERS, Target, running
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """Users are configured: a peer without credentials has no rights."""
+    with running(tmp_path_factory.mktemp("guarded"), USERS) as target:
+        yield target
+
+
+@pytest.fixture(scope="module")
+def open_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """No users: every peer may do everything."""
+    with running(tmp_path_factory.mktemp("open")) as target:
+        yield target
