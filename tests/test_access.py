@@ -87,3 +87,24 @@ def test_a_right_to_anything_at_all() -> None:
     assert not access.may_anywhere(ANONYMOUS, "produce")
     assert not access.may_anywhere("removed", "produce")
     assert Access().may_anywhere(ANONYMOUS, "serve")
+
+
+def test_names_of_the_hub_are_in_no_pattern() -> None:
+    everything = ("#", "queue/#", "queue/+/dead", "queue/@anna.n/dead")
+    anna = User(name="anna", token="a-secret-of-anna")
+    bert = User(name="bert", token="a-secret-of-bert", consume=everything, produce=everything)
+    chief = User(name="chief", token="a-secret-of-chief", administer=True)
+    access = Access((anna, bert, chief))
+    dead = "queue/@anna.n/dead"
+    assert [access.may(name, "consume", dead) for name in ("anna", "bert", "chief", "")] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert not any(access.may(name, "produce", dead) for name in ("anna", "bert", "chief", ""))
+    # Without an owner: of a subscription that is older than the users.
+    assert not access.may("anna", "consume", "queue/@n/dead")
+    assert not access.may("anna", "consume", "queue/@anna/dead")
+    assert access.may("chief", "consume", "queue/@n/dead")
+    assert Access().may("", "consume", dead)

@@ -6,10 +6,19 @@ import hmac
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, Literal
+from urllib.parse import quote, unquote
 
 import msgspec
 
-__all__ = ["ANONYMOUS", "Access", "Right", "User", "covers"]
+__all__ = [
+    "ANONYMOUS",
+    "Access",
+    "Right",
+    "User",
+    "covers",
+    "parse_subscription_dead_letters",
+    "subscription_dead_letters",
+]
 
 Right = Literal["produce", "consume", "call", "serve"]
 
@@ -21,6 +30,8 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
 
     `certificate` is the common name in a client certificate, `curve_key` a CURVE public key in Z85.
     Patterns are destinations with MQTT's wildcards: `queue/orders`, `topic/ticks/+`, `service/#`.
+    They don't cover names that start with `@`, such as the dead letters of a subscription: those
+    are its owner's and the administrators'.
     Raises ValueError without a name or credentials, or for a short token.
     """
 
@@ -61,6 +72,24 @@ class Access:
         """No user is configured: every peer that can connect may do everything."""
         return not self._users
 
+    def knows(self, name: str) -> bool:
+        """Whether there is a user of this name."""
+        return name in self._users
+
+    def has_lost_credentials(self, name: str, before: Access) -> bool:
+        """Whether a user is gone, or one of the credentials that it had before is."""
+        old, new = before._users.get(name), self._users.get(name)
+        if old is None or new is None:
+            return new is None
+        return any(
+            given is not None and given != now
+            for given, now in (
+                (old.token, new.token),
+                (old.certificate, new.certificate),
+                (old.curve_key, new.curve_key),
+            )
+        )
+
     def by_token(self, token: str) -> str | None:
         """The name of the user with this token, or None."""
         found = None
@@ -94,6 +123,11 @@ class Access:
 
     def _may(self, principal: str, right: Right, destination: str) -> bool:
         user = self._users.get(principal)
+        if user is not None and destination.partition("/")[2].startswith("@"):
+            # The hub's own names: no pattern covers them, and no peer sends to them.
+            found = parse_subscription_dead_letters(destination)
+            is_owner = found is not None and found[0] == principal
+            return right == "consume" and (is_owner or user.administer)
         return user is not None and any(
             covers(pattern, destination) for pattern in getattr(user, right)
         )
@@ -113,3 +147,22 @@ def covers(pattern: str, destination: str) -> bool:
         if level != levels[position] and level != "+":
             return False
     return len(levels) == len(allowed)
+
+
+def subscription_dead_letters(owner: str, name: str) -> str:
+    """The queue for the dead letters of a named subscription; `owner` is empty without users.
+
+    Both are encoded, dots and slashes included: no two subscriptions have the same queue, and no
+    queue of a peer has such a name.
+    """
+    encoded = [quote(each, safe="").replace(".", "%2E") for each in (owner, name) if each]
+    return f"queue/@{'.'.join(encoded)}/dead"
+
+
+def parse_subscription_dead_letters(destination: str) -> tuple[str, str] | None:
+    """Owner and name of the subscription whose dead letters are in this queue; None if it is
+    another queue."""
+    if not destination.startswith("queue/@") or not destination.endswith("/dead"):
+        return None
+    owner, _, name = destination[len("queue/@") : -len("/dead")].rpartition(".")
+    return unquote(owner), unquote(name)

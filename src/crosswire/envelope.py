@@ -21,6 +21,7 @@ __all__ = [
     "MICROSECONDS",
     "NAMED_CHARACTERS",
     "NAME_BYTES",
+    "ONLY_FOR",
     "PROPERTIES",
     "PROPERTIES_BYTES",
     "SCHEDULED",
@@ -56,6 +57,9 @@ MICROSECONDS: Final = 1_000_000
 """In a second: times are stored as microseconds since 1970."""
 SCHEDULED: Final = "crosswire.schedule"
 """Key in `native` of a message that a schedule sent: the time when it was due."""
+ONLY_FOR: Final = "crosswire.only"
+"""Key in `native` of a dead letter that was given back to one named subscription: that one's key.
+No other subscriber of the topic takes it."""
 _VERSION: Final = 1
 _HEADER: Final = 5
 

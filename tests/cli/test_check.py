@@ -44,6 +44,7 @@ def mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Explain:
 
     def explain(text: str) -> list[str]:
         file.write_text(text)
+        file.chmod(0o644)
         code = main(["check", str(file)])
         lines = [line.removeprefix(f"{file}: ") for line in capsys.readouterr().out.splitlines()]
         assert code == (1 if lines else 0)
@@ -103,6 +104,38 @@ def test_nothing_is_wrong(mistakes: Explain) -> None:
 def test_a_mistake_is_explained(mistakes: Explain, text: str, expected: str) -> None:
     (told,) = mistakes(text)
     assert told.startswith(expected)
+
+
+EXPOSED = """
+[listen]
+emp = "0.0.0.0:0"
+
+[[users]]
+name = "anna"
+token = "a-secret-of-anna"
+"""
+
+
+def test_exposed_tokens_are_named(mistakes: Explain) -> None:
+    file, *listeners = mistakes(EXPOSED)
+    assert file.startswith("it has tokens or keys, and other users of this machine may read it")
+    assert [each.partition(" tokens")[0] for each in listeners] == [
+        "line 3: listen.emp: on 0.0.0.0:0"
+    ]
+
+
+def test_insecure_and_loopback_make_them_warnings(tmp_path: Path) -> None:
+    file = tmp_path / "crosswire.toml"
+    file.write_text("insecure = true\n" + EXPOSED)
+    file.chmod(0o644)
+    done = crosswire("check", str(file))
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert done.stderr.count(b": warning: ") == 3
+    file.write_text(GOOD)
+    done = crosswire("check", str(file))
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert b"warning: it has tokens or keys" in done.stderr
+    assert b"loopback only: emp, epoxy, micromsg2" in done.stderr
 
 
 def test_the_secret_is_not_told(mistakes: Explain) -> None:

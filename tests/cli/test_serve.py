@@ -77,8 +77,30 @@ def test_two_hubs_do_not_share_a_directory(start_hub: StartHub) -> None:
 def test_without_users_it_stays_on_this_machine(tmp_path: Path) -> None:
     done = crosswire("serve", "--data", str(tmp_path), "--listen", "emp=0.0.0.0:0")
     assert done.returncode == 1
-    assert b"would give all rights to anyone who can connect: configure users" in done.stderr
-    assert b"or use --insecure" in done.stderr
+    assert b"on 0.0.0.0:0 anyone who can connect would have all rights" in done.stderr
+    assert b"--insecure" in done.stderr
+
+
+def test_a_configuration_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "crosswire.toml"
+    file.write_text(
+        "[[users]]\nname = 'anna'\ntoken = 'a-secret-of-anna'\n"
+        "[listen]\nrelink = '0.0.0.0:0'\nemp = 'off'\nepoxy = 'off'\nmicromsg2 = 'off'\n"
+    )
+    file.chmod(0o640)
+    done = crosswire("serve", "--data", str(tmp_path), "--config", str(file))
+    assert done.returncode == 1
+    assert b"other users of this machine may read it" in done.stderr
+    assert b"a-secret-of-anna" not in done.stderr
+
+
+def test_on_loopback_it_is_a_warning(start_hub: StartHub, tmp_path: Path) -> None:
+    file = tmp_path / "crosswire.toml"
+    file.write_text("[[users]]\nname = 'anna'\ntoken = 'a-secret-of-anna'\n")
+    file.chmod(0o644)
+    code, log = start_hub("--config", str(file)).end()
+    assert code == 0
+    assert [line["setting"] for line in log if "setting" in line] == ["", "listen"]
 
 
 def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:

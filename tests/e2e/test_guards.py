@@ -8,8 +8,10 @@ import logging
 import ssl
 import subprocess
 from collections.abc import Awaitable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
 from crosswire.access import User
@@ -18,8 +20,9 @@ from crosswire.client.native.emp import EmpClient
 from crosswire.client.native.emqp import EmqpPeer, EmqpSubscriber, connect_peer
 from crosswire.client.native.relink import RelinkClient
 from crosswire.config import Config, ConnectionLimits, ProtocolLimits, TlsFiles
-from crosswire.errors import ClientError, ConfigError, RequestFailed
+from crosswire.errors import ClientError, ConfigError, ConnectFailed, RequestFailed
 from crosswire.gateways.payloads import BYTES
+from crosswire.gateways.relink.links import Links
 from crosswire.listeners import LISTENERS, PLAIN_LISTENERS
 from crosswire.server.server import GATEWAYS, Server
 from crosswire.wire import protocol
@@ -142,7 +145,7 @@ class TestStrangers:
         assert server.listeners["emp"].address.host == "0.0.0.0"
 
     async def test_or_there_are_users(self, start_server: StartServer) -> None:
-        user = User(name="anna", token="a-secret-of-anna")
+        user = User(name="anna", certificate="anna")
         server = await start_server(listen={"emp": "0.0.0.0:0"}, users=(user,))
         async with EmpClient("127.0.0.1", port_of(server, "emp")) as client:
             with pytest.raises(RequestFailed, match="forbidden"):
@@ -246,6 +249,63 @@ class TestTls:
         assert server.context.counters["connections", name] == 0
         await publish_securely(name, server, authority.anna)
         assert server.hub.queue("queue/a").length == 1
+
+
+async def test_a_named_subscription_over_relink_is_its_users(
+    start_server: StartServer, authority: Authority
+) -> None:
+    listen = {"relink-tls": "127.0.0.1:0"}
+    anna = User(name="anna", certificate="anna.example", consume=("topic/#", "queue/#"))
+    server = await start_server(listen=listen, tls=authority.files, users=(anna,))
+    hub, now = server.hub, server.context.now()
+    dead = hub.subscriptions.named("n", "topic/secret", "", None, now, "bert").dead_letters
+    hub.store.number(dead)
+
+    def client(endpoint: str) -> RelinkClient:
+        port = port_of(server, "relink-tls")
+        return RelinkClient("localhost", port, endpoint, tls=authority.anna)
+
+    async with client("topic/t?subscribe&name=n"):
+        assert [(each.owner, each.definition.pattern) for each in hub.subscriptions.all()] == [
+            ("anna", "t"),
+            ("bert", "secret"),
+        ]
+    for endpoint in ("topic/u?subscribe&name=n", f"{dead}?consume"):
+        with pytest.raises(ConnectFailed):
+            await client(endpoint).__aenter__()
+    assert server.context.counters["forbidden", "relink"] == 1
+    own = hub.subscriptions.get("n", "anna")
+    assert own is not None
+    hub.store.number(own.dead_letters)
+    async with client(f"{own.dead_letters}?consume"):
+        assert hub.is_consumed(own.dead_letters)
+
+
+@pytest.mark.parametrize("is_connected", [True, False])
+@pytest.mark.parametrize("endpoint", ["queue/a", "queue/a?consume", "service/s?serve"])
+async def test_links_end_with_their_rights(
+    start_server: StartServer, authority: Authority, endpoint: str, is_connected: bool
+) -> None:
+    every = ("queue/#", "service/#")
+    anna = User(name="anna", certificate="anna.example", produce=every, consume=every, serve=every)
+    listen = {"relink-tls": "127.0.0.1:0"}
+    server = await start_server(listen=listen, tls=authority.files, users=(anna,))
+    links = server.context.shared(Links)
+    client = RelinkClient("localhost", port_of(server, "relink-tls"), endpoint, tls=authority.anna)
+    await client.__aenter__()
+    if not is_connected:
+        client.session.abort()
+        await until(lambda: not server.context.gateways)
+    assert len(links._ends) == 1
+    poorer = User(name="anna", certificate="anna.example")
+    server.reload(msgspec.structs.replace(server.config, users=(poorer,)))
+    assert not links._ends and not hub_holds(server)
+    with suppress(ClientError):
+        await client.__aexit__(None, None, None)
+
+
+def hub_holds(server: Server) -> bool:
+    return server.hub.is_consumed("queue/a") or server.hub.is_served("service/s")
 
 
 # ----------------------------------------------------------------------------------------- too many

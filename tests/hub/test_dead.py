@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from crosswire.access import subscription_dead_letters
 from crosswire.envelope import NAME_BYTES
 from crosswire.errors import InvalidDestination, UnknownMessage
 from crosswire.hub.policies import HubConfig, QueuePolicy
@@ -129,7 +130,7 @@ def test_a_subscriptions_dead_letters_have_its_name() -> None:
     for _ in range(5):
         consumer.refuse([taker.ids[-1]], bench.now, delay_s=0)
     bench.commit()
-    (dead_letter,) = bench.hub.dead_letters.list("queue/audit/dead")
+    (dead_letter,) = bench.hub.dead_letters.list("queue/@audit/dead")
     assert dead_letter.origin == "topic/t" and dead_letter.cause == "refused"
 
 
@@ -159,11 +160,12 @@ def test_those_of_a_subscription_with_any_name(name: str) -> None:
         bench.now += 1
     bench.commit()
     bench.kill()
-    (dead_letter,) = bench.hub.dead_letters.list(f"queue/{name}/dead")
+    queue = subscription_dead_letters("", name)
+    (dead_letter,) = bench.hub.dead_letters.list(queue)
     assert dead_letter.origin == "topic/t"
     assert len(bench.hub.queues()) == 1
     consumer = bench.subscribe("topic/t", taker, name=name)
-    assert bench.hub.dead_letters.replay(f"queue/{name}/dead", [dead_letter.id], bench.now)
+    assert bench.hub.dead_letters.replay(queue, [dead_letter.id], bench.now)
 
 
 def test_those_of_a_queue_with_the_longest_name() -> None:

@@ -32,11 +32,11 @@ class WebHub:
     async def post(self, path: str, body: dict[str, Any], *, token: str | None = None) -> Any:
         return await asyncio.to_thread(self._api(token).post, path, body)
 
-    async def patch(self, path: str, body: dict[str, Any]) -> Any:
-        return await asyncio.to_thread(self._api(None).patch, path, body)
+    async def patch(self, path: str, body: dict[str, Any], *, token: str | None = None) -> Any:
+        return await asyncio.to_thread(self._api(token).patch, path, body)
 
-    async def delete(self, path: str) -> Any:
-        return await asyncio.to_thread(self._api(None).delete, path)
+    async def delete(self, path: str, *, token: str | None = None) -> Any:
+        return await asyncio.to_thread(self._api(token).delete, path)
 
     def _api(self, token: str | None) -> Api:
         return Api(f"http://127.0.0.1:{self.port}", token)

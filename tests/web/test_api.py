@@ -11,6 +11,7 @@ import pytest
 from crosswire.client.native.emp import EmpClient
 from crosswire.envelope import PROPERTIES
 from crosswire.errors import RequestFailed
+from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.policies import QueuePolicy, TopicPolicy
 from crosswire.web.api import OPERATIONS, openapi
 from tests.web.conftest import StartWeb, Taker, WebHub, bury
@@ -96,7 +97,7 @@ async def test_topics_and_named_subscriptions(start_web: StartWeb) -> None:
     web = await start_web(topics={"light": TopicPolicy(durable=False)})
     peer = Taker(web, "queue/other", does="hold")
     now = web.server.context.now()
-    attached = web.hub.subscribe("topic/+", peer, now, peer=peer.consumer.peer, name="mine")
+    attached = web.hub.subscribe("topic/+", peer, now, peer=LedgerPeer("test", "c"), name="mine")
     await web.produce("topic/news", "1")
     await web.produce("topic/light", "1")
     rows = {each["name"]: each for each in (await web.get("/v1/topics"))["topics"]}

@@ -99,7 +99,7 @@ async def test_wrong_queries_are_told(web: WebHub) -> None:
 
 async def test_with_users_administration_needs_the_right(start_web: StartWeb) -> None:
     web = await start_web(users=(ROOT, ANNA))
-    for path in ("/v1/state", "/v1/queues", "/metrics", "/v1/dead", "/v1/schedules"):
+    for path in ("/v1/state", "/v1/queues", "/metrics", "/v1/topics", "/v1/schedules"):
         assert await status_of(web, path) == 401
         assert await status_of(web, path, "not-anybodys-token") == 401
         assert await status_of(web, path, ANNA.token) == 403

@@ -13,6 +13,7 @@ from crosswire.cli.table import harmless
 from crosswire.config import Config, check
 from crosswire.errors import BondError, ConfigError
 from crosswire.plurals import plural
+from crosswire.server.exposure import find_exposures
 from crosswire.toml import Lines, Mistake
 
 __all__ = ["configure", "run"]
@@ -33,27 +34,28 @@ def run(options: argparse.Namespace) -> int:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"can't read {path}: {reason}") from None
     config, mistakes = check(text)
+    warnings: list[Mistake] = []
     if config is not None:
-        mistakes = sorted(_around(config, Lines(text)))
-    for mistake in mistakes:
+        lines = Lines(text)
+        mistakes = list(_around(config, lines))
+        for each in find_exposures(config, path):
+            found = Mistake(lines.of(each.path), ".".join(each.path), each.what, each.hint)
+            (mistakes if each.is_refused else warnings).append(found)
+    for mistake in sorted(mistakes):
         if options.json:
             print(msgspec.json.encode(mistake).decode())
         else:
             print(f"{path}: {harmless(str(mistake))}")
+    for warning in sorted(warnings):
+        # Not among the mistakes, in JSON neither: what is printed there fails a deployment.
+        print(f"{path}: warning: {harmless(str(warning))}", file=sys.stderr)
     verdict = plural(len(mistakes), "mistake") if mistakes else "no mistakes"
     print(f"{path}: {verdict}", file=sys.stderr)
     return 1 if mistakes else 0
 
 
 def _around(config: Config, lines: Lines) -> Iterator[Mistake]:
-    """Mistakes of a valid configuration on this machine: unusable files, unprotected listeners."""
-    for name, address in config.exposed().items():
-        yield Mistake(
-            lines.of(("listen", name)),
-            f"listen.{name}",
-            f"on {address} anyone who can connect would have all rights",
-            "configure [[users]], or start with --insecure",
-        )
+    """Mistakes of a valid configuration on this machine: files that can't be used."""
     if config.tls is not None:
         from crosswire.server.listener import server_context
 

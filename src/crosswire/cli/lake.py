@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
@@ -140,6 +141,8 @@ def _verify(options: argparse.Namespace, lake: Path) -> int:
 def _compact(options: argparse.Namespace, lake: Path) -> int:
     from crosswire.lake.compaction import compact
 
+    # The joined files are as private as those that the hub wrote.
+    os.umask(0o077)
     before = options.before or datetime.now(UTC).date().isoformat()
     done = []
     for each in compact(lake, before=before, target_bytes=options.target << 20):

@@ -23,7 +23,7 @@ COMMANDS: Final = {
     "call": "call a service and print its response",
     "echo-service": "answer every call of a service with its own payload",
     "queue": "list queues, show one, purge one",
-    "subscription": "list named subscriptions, delete one",
+    "subscription": "list named subscriptions, delete one, give one to another user",
     "dead": "list, show, edit, replay and purge dead letters",
     "schedule": "list, add, remove and preview schedules",
     "connections": "list connections, close one",

@@ -19,6 +19,7 @@ from crosswire.cli.table import print_table
 from crosswire.config import LISTENERS, Address, Config
 from crosswire.errors import ConfigError
 from crosswire.logs import log_event, send_to_stderr, set_level
+from crosswire.server.exposure import refuse_exposures
 from crosswire.server.server import Server
 from crosswire.web.listener import WebListener
 
@@ -48,7 +49,8 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     parser.add_argument(
         "--insecure",
         action="store_true",
-        help="allow connections from other machines without [[users]]: all peers have all rights",
+        help="on other addresses than loopback: allow a hub without users, tokens without TLS,"
+        " and a configuration that other users can read",
     )
     parser.add_argument(
         "--json", action="store_true", help="print the addresses as JSON when ready"
@@ -79,8 +81,15 @@ def run(options: argparse.Namespace) -> int:
     """
     config = merged(options)
     send_to_stderr(config.log)
+    for each in refuse_exposures(config, _file(options)):
+        setting = ".".join(each.path)
+        log_event(_log, logging.WARNING, each.what, setting=setting, hint=each.hint)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, options))
+
+
+def _file(options: argparse.Namespace) -> Path | None:
+    return None if options.config is None else Path(options.config)
 
 
 def merged(options: argparse.Namespace) -> Config:
@@ -160,6 +169,7 @@ def _reload(server: Server, options: argparse.Namespace) -> None:
     shows it to the sender of the signal."""
     try:
         config = merged(options)
+        refuse_exposures(config, _file(options))
         waiting = server.reload(config)
     except ConfigError as error:
         log_event(_log, logging.ERROR, "not reloaded", mistakes=str(error).splitlines())

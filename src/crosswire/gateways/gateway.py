@@ -94,6 +94,11 @@ class Gateway(ABC):
         """What this protocol holds for peers that may be gone, beside what every gateway has."""
         return ()
 
+    @classmethod
+    def forget_revoked(cls, context: GatewayContext, is_revoked: Callable[[str], bool]) -> None:
+        """Forget what this protocol keeps without a connection, and `context.access` no longer
+        allows; `is_revoked` is whether a principal lost its credentials."""
+
     @abstractmethod
     def connect(self, now: float) -> Connection:
         """The protocol's connection, in the role of the accepting side."""

@@ -11,7 +11,7 @@ from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
-from crosswire.envelope import Envelope, Property, encode, message_kind
+from crosswire.envelope import ONLY_FOR, Envelope, Property, encode, message_kind
 from crosswire.errors import UnknownMessage
 from crosswire.hub.core import SendEnvelope
 from crosswire.hub.cursor import FailedDelivery
@@ -81,12 +81,15 @@ class DeadLetters:
         queue: Callable[[str], DeadLetterQueue],
         check: Callable[[str], object],
         send: SendEnvelope,
+        way_back: Callable[[str], SendEnvelope | None],
         loop: DispatchLoop,
     ) -> None:
-        """`queue` finds a queue by its destination, `check` raises InvalidDestination."""
+        """`queue` finds a queue by its destination, `check` raises InvalidDestination. `way_back`
+        gives, for the dead letters of a named subscription, what sends them to it alone."""
         self._queue = queue
         self._check = check
         self._send = send
+        self._way_back = way_back
         self._loop = loop
 
     def list(self, queue: str, *, after: int = 0, count: int = 100) -> Sequence[DeadLetter]:
@@ -146,12 +149,14 @@ class DeadLetters:
         destination: str = "",
         refit: Refit | None = None,
     ) -> Sequence[int]:
-        """Send these again, by default to where they came from.
+        """Send these again, by default to where they came from: to their queue, or to the named
+        subscription that could not take them, and to no other subscriber of the topic.
 
         Returns the ids of those that were there. Sent and removed in one group: never both, never
         none.
         Raises InvalidDestination, UnknownMessage.
         """
+        send = (self._way_back(queue) if not destination else None) or self._send
         replayed = []
         for identifier in ids:
             dead_letter = self.get(queue, identifier)
@@ -161,7 +166,7 @@ class DeadLetters:
             if refit is not None and dead_letter.origin:
                 envelope = refit(envelope.replace(destination=dead_letter.origin), envelope)
             if self._queue(queue).remove([identifier], Step.REPLAYED, now):
-                self._send(envelope, now)
+                send(envelope, now)
                 replayed.append(identifier)
         self._loop.pump(now)
         return replayed
@@ -209,7 +214,7 @@ def _read(envelope: Envelope) -> DeadLetter:
 
 def _revive(envelope: Envelope, destination: str) -> Envelope:
     """The message as it was, still to be stamped."""
-    native = {key: value for key, value in envelope.native.items() if key != _NATIVE}
+    native = {k: v for k, v in envelope.native.items() if k not in (_NATIVE, ONLY_FOR)}
     return envelope.replace(
         destination=destination,
         kind=message_kind(destination),

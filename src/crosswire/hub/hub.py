@@ -14,14 +14,15 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Final, Literal
 
+from crosswire.access import parse_subscription_dead_letters
 from crosswire.commitlog.contract import CommitLog, Receipt
 from crosswire.envelope import Envelope, parse_pattern
-from crosswire.errors import InvalidDestination, RecordDamaged, StoreError
+from crosswire.errors import InvalidDestination, RecordDamaged, StoreError, UnknownMessage
 from crosswire.hub.attachment import Attachment, Choice, Consumer, DeliveryReceiver, Window
 from crosswire.hub.audit import count_messages
 from crosswire.hub.backlog.backlog import Backlog
 from crosswire.hub.commits import CommitPath
-from crosswire.hub.core import Core
+from crosswire.hub.core import Core, SendEnvelope
 from crosswire.hub.damage import DamageReports
 from crosswire.hub.dead import DeadLetters
 from crosswire.hub.destinations import Destinations
@@ -109,7 +110,11 @@ class Hub:
         self.services = Services(core, config.service, config.topic)
         self.schedules = Schedules(core, self.inject)
         self.dead_letters = DeadLetters(
-            self._destinations.queue, self._destinations.parse, self.inject, loop
+            self._destinations.queue,
+            self._destinations.parse,
+            self.inject,
+            self._way_back,
+            loop,
         )
         self.staging = Staging(
             core, self._destinations, config.staging, take_over=self._intake.take_over
@@ -154,6 +159,22 @@ class Hub:
         No limit refuses it, and it goes into the next group if its group can't be written.
         """
         self._intake.inject(envelope, now)
+
+    def _way_back(self, queue: str) -> SendEnvelope | None:
+        """How dead letters of this queue return to their subscription; None if they are a queue's.
+
+        Raises UnknownMessage if that subscription is gone.
+        """
+        found = parse_subscription_dead_letters(queue)
+        if found is None:
+            return None
+        owner, name = found
+        subscription = self.subscriptions.get(name, owner)
+        if subscription is None:
+            raise UnknownMessage(
+                f"the subscription {name!r} of these dead letters is gone: choose a destination"
+            )
+        return lambda envelope, now: self._intake.give_back(envelope, subscription, now)
 
     def target(self, destination: str) -> Queue | Topic:
         """The queue or topic of that name, opened if need be. Raises InvalidDestination."""
@@ -217,7 +238,8 @@ class Hub:
         slow: Literal["lag", "disconnect"] | None = None,
         names: Callable[[str], bool] | None = None,
     ) -> Attachment:
-        """Subscribe to the topics of a pattern; with a `name` the subscription is durable.
+        """Subscribe to the topics of a pattern; with a `name` the subscription is durable, and
+        shared by all consumers of the same principal that use the name.
 
         Without one, `names` may select among the topics of the pattern.
 
@@ -229,7 +251,10 @@ class Hub:
             raise InvalidDestination(f"{pattern!r} is not a topic")
         attachment: Attachment
         if name:
-            attachment = self.subscriptions.named(name, pattern, filter, start, now).attach(
+            subscription = self.subscriptions.named(
+                name, pattern, filter, start, now, peer.principal
+            )
+            attachment = subscription.attach(
                 receiver,
                 now,
                 peer=peer,

@@ -10,13 +10,13 @@ from typing import Final
 import msgspec
 
 from crosswire.commitlog.contract import AcceptedMessages, Receipt
-from crosswire.envelope import MICROSECONDS, Envelope, encode, encode_run, stamp_run
+from crosswire.envelope import MICROSECONDS, ONLY_FOR, Envelope, encode, encode_run, stamp_run
 from crosswire.errors import HubError, InvalidDestination, InvalidEnvelope
 from crosswire.hub.core import Core
 from crosswire.hub.destinations import Destinations
 from crosswire.hub.ledger import LedgerPeer, Step
 from crosswire.hub.queues import Queue
-from crosswire.hub.subscriptions import Audience, Subscriptions
+from crosswire.hub.subscriptions import Audience, Subscription, Subscriptions
 from crosswire.hub.topics import Topic
 
 __all__ = ["Intake"]
@@ -252,6 +252,14 @@ class Intake:
         self._keep(target, [envelope], self._store.reserve(1), now)
         self._commits.request()
 
+    def give_back(self, envelope: Envelope, subscription: Subscription, now: float) -> None:
+        """Like `inject`, to a topic, but for this named subscription alone."""
+        native = {**envelope.native, ONLY_FOR: subscription.record_key}
+        target = self._destinations.target(envelope.destination, own=True)
+        envelope = envelope.replace(native=native)
+        self._keep(target, [envelope], self._store.reserve(1), now, only=subscription)
+        self._commits.request()
+
     def take_over(self, envelopes: Sequence[Envelope], now: float) -> None:
         """Accept messages whose acceptance was promised, in order: those of a staged batch.
 
@@ -280,15 +288,18 @@ class Intake:
         run: Sequence[Envelope],
         first: int,
         now: float,
+        *,
+        only: Subscription | None = None,
     ) -> None:
         """Append messages that go into the next group if this one can't be written.
 
-        No limit refuses them; a queue with `drop-oldest` drops others for them.
+        No limit refuses them; a queue with `drop-oldest` drops others for them. Of a topic's
+        subscribers, `only` gets them if it is given.
         """
         now_us = int(now * MICROSECONDS)
         time_us = self._wall.stamp_us(now_us)
         run = stamp_run(run, self._store.node, first, time_us)
-        if isinstance(target, Topic) and not target.policy.durable:
+        if isinstance(target, Topic) and not target.policy.durable and only is None:
             target.published += len(run)
             self._fan_out(target, self._subscriptions.audience(target), list(run), now)
             return
@@ -308,9 +319,10 @@ class Intake:
         else:
             target.count_run(first, sizes, time_us)
             audience = self._subscriptions.audience(target)
-            for subscription in audience.subscriptions:
+            for subscription in audience.subscriptions if only is None else (only,):
                 self._commits.group.retained_arrivals.setdefault(subscription, []).append(accepted)
-            self._fan_out(target, audience, list(run), now)
+            if only is None:
+                self._fan_out(target, audience, list(run), now)
         envelope = run[0]
         peer = LedgerPeer(envelope.protocol, envelope.connection, envelope.principal)
         ids = range(first, first + len(run))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Final, Literal
 
-from crosswire.envelope import Envelope
+from crosswire.envelope import ONLY_FOR, Envelope
 from crosswire.hub.attachment import (
     Attachment,
     Delivery,
@@ -91,9 +91,11 @@ class Subscriber(Attachment):
             return False
 
     def takes(self, envelope: Envelope) -> bool:
-        """Whether its filter matches."""
+        """Whether its filter matches, and the message is not for a named subscription alone."""
         try:
-            return self.matches is None or self.matches(envelope.properties)
+            return ONLY_FOR not in envelope.native and (
+                self.matches is None or self.matches(envelope.properties)
+            )
         except Exception as error:
             self._loop.give_up(self, error)
             return False

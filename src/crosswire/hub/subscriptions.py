@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Annotated, Final, Literal, TypeAlias
+from urllib.parse import quote
 
 import msgspec
 
+from crosswire.access import subscription_dead_letters
 from crosswire.commitlog.contract import Receipt
-from crosswire.envelope import LARGEST_INTEGER, MICROSECONDS, Envelope
+from crosswire.envelope import (
+    LARGEST_INTEGER,
+    MICROSECONDS,
+    ONLY_FOR,
+    Envelope,
+)
 from crosswire.errors import (
     HubError,
     InvalidDestination,
@@ -35,6 +42,7 @@ __all__ = [
     "Subscription",
     "Subscriptions",
     "predicate",
+    "record_key",
 ]
 
 _SPACE: Final = "subscription"
@@ -66,10 +74,24 @@ class Definition(msgspec.Struct, array_like=True, frozen=True):
     filter: str
     since_us: Annotated[int, msgspec.Meta(le=LARGEST_INTEGER)]
     created_us: Count
+    owner: str = ""
+    """The user who made it; empty if that was without users, or before there were any."""
+
+
+def record_key(owner: str, name: str) -> bytes:
+    """The key of a new subscription's record. Names are printable: NUL is in no name."""
+    return f"\0{quote(owner, safe='')}\0{name}".encode() if owner else name.encode()
+
+
+def _is_key_of(key: bytes, name: str) -> bool:
+    """Whether a record of this name may have this key, with any owner."""
+    parts = key.split(b"\0")
+    return (parts[2] if len(parts) in (3, 4) else key) == name.encode()
 
 
 class Subscription(Backlog):
-    """A named subscription: a cursor that outlives its connections, shared by all who use its name.
+    """A named subscription: a cursor that outlives its connections, shared by all consumers of its
+    owner that use its name.
 
     It gets only what is committed; refused messages are retried, then dead letters, as in queues.
     """
@@ -83,6 +105,7 @@ class Subscription(Backlog):
         definition: Definition,
         matches: Predicate | None,
         *,
+        key: bytes,
         send: SendEnvelope,
         retry: Retry,
         window_messages: int = 1024,
@@ -91,13 +114,15 @@ class Subscription(Backlog):
         super().__init__(
             core,
             f"topic/{definition.pattern}",
-            b"s" + definition.name.encode(),
+            b"s" + key,
             send=send,
             retry=retry,
             window_messages=window_messages,
             window_bytes=window_bytes,
         )
         self.definition = definition
+        self.record_key = key
+        """Of its record. It stays the same when it gets another owner, as its cursor's key does."""
         self.matches = matches
         self.memory.numbers = topics.numbers(definition.pattern)
         self._topics = topics
@@ -111,18 +136,29 @@ class Subscription(Backlog):
         return self.definition.name
 
     @property
+    def owner(self) -> str:
+        """The user who may use and remove it; empty without users."""
+        return self.definition.owner
+
+    @property
     def title(self) -> str:
         """What reports call it."""
-        return f"subscription {self.definition.name!r} to {self.destination}"
+        of = f" of {self.definition.owner!r}" if self.definition.owner else ""
+        return f"subscription {self.definition.name!r}{of} to {self.destination}"
 
     @property
     def dead_letters(self) -> str:
         """The queue of its dead letters: its own, as a topic has none."""
-        return f"queue/{self.definition.name}/dead"
+        return subscription_dead_letters(self.definition.owner, self.definition.name)
 
     def wants(self, envelope: Envelope) -> bool:
-        """Whether start and filter match."""
-        if envelope.time >= self.definition.since_us and (
+        """Whether start and filter match. A dead letter that is given back to one subscription is
+        in the topic's log like any other, and is taken by that one only, whatever its filter."""
+        only = envelope.native.get(ONLY_FOR)
+        if only is not None:
+            if only == self.record_key:
+                return True
+        elif envelope.time >= self.definition.since_us and (
             self.matches is None or self.matches(envelope.properties)
         ):
             return True
@@ -213,7 +249,10 @@ class Subscriptions:
         self._audiences: dict[int, Audience] = {}
         self._subscribers: Index[Subscriber] = Index()
         self._named: Index[Subscription] = Index()
-        self._by_name: dict[str, Subscription] = {}
+        self._by_name: dict[tuple[str, str], Subscription] = {}
+        """By owner and name."""
+        self._keys: set[bytes] = set()
+        """Of the records, so that no two subscriptions share a record."""
         self._unsure: dict[Subscription, int] = {}
         """New subscriptions that are not on disk yet, and how many calls rely on each."""
 
@@ -222,9 +261,12 @@ class Subscriptions:
         for key, value in self._store.load(_SPACE):
             try:
                 definition = _read(value)
-                if definition.name.encode() != key:
+                if (
+                    not _is_key_of(key, definition.name)
+                    or (definition.owner, definition.name) in self._by_name
+                ):
                     raise RecordDamaged("a subscription has the key of another")
-                subscription = self._keep(definition)
+                subscription = self._keep(definition, key)
             except HubError as error:
                 # Its cursor stays: a new subscription of that name continues there.
                 self._core.damage.set_aside_state(_SPACE, key, value, error)
@@ -234,23 +276,29 @@ class Subscriptions:
             subscription.recover(now)
 
     def all(self) -> list[Subscription]:
-        """The named subscriptions, in order of names."""
-        return sorted(self._by_name.values(), key=lambda each: each.name)
+        """The named subscriptions, in order of owners and names."""
+        return [subscription for _, subscription in sorted(self._by_name.items())]
 
     def subscribers(self) -> list[Subscriber]:
         """Those without a name, as long as they are attached."""
         return list(self._subscribers)
 
-    def get(self, name: str) -> Subscription | None:
-        """The named subscription; None if there is none of that name."""
-        return self._by_name.get(name)
+    def get(self, name: str, owner: str = "") -> Subscription | None:
+        """The named subscription; None if there is none of that owner and name."""
+        return self._by_name.get((owner, name))
 
     # Subscribing and unsubscribing.
 
     def named(
-        self, name: str, pattern: str, filter_text: str, start: Start | None, now: float
+        self,
+        name: str,
+        pattern: str,
+        filter_text: str,
+        start: Start | None,
+        now: float,
+        owner: str = "",
     ) -> Subscription:
-        """The subscription of this name, created if there is none.
+        """The subscription of this owner and name, created if there is none.
 
         Raises SubscriptionConflict if it has another pattern or filter, and StoreError if a new one
         can't be stored. One whose commit fails later is removed again.
@@ -261,7 +309,7 @@ class Subscriptions:
         if len(name.encode(errors="replace")) > _NAME_BYTES or not name.isprintable():
             raise InvalidDestination(f"{name[:80]!r} can't be a subscription's name")
         pattern = pattern.removeprefix("topic/")
-        existing = self._by_name.get(name)
+        existing = self._by_name.get((owner, name))
         if existing is not None:
             known = existing.definition
             if (known.pattern, known.filter) != (pattern, filter_text):
@@ -278,8 +326,8 @@ class Subscriptions:
             raise obstacle
         since_us = int(start.time_s * MICROSECONDS) if isinstance(start, AtTime) else 0
         created_us = self._core.wall.stamp_us(int(now * MICROSECONDS))
-        definition = Definition(name, pattern, filter_text, since_us, created_us)
-        subscription = self._keep(definition)
+        definition = Definition(name, pattern, filter_text, since_us, created_us, owner)
+        subscription = self._keep(definition, self._free_key(owner, name))
         if subscription.cursor.is_begun or subscription.cursor.damage:
             # There was one of this name whose definition was damaged: its cursor is continued.
             subscription.recover(now)
@@ -287,9 +335,18 @@ class Subscriptions:
             subscription.begin(self._position(pattern, start))
             self._core.commits.await_commit(subscription)
             self._await_outcome(subscription)
-        self._store.save(_SPACE, name.encode(), _encode(definition))
+        self._store.save(_SPACE, subscription.record_key, _encode(definition))
         self._core.commits.request()
         return subscription
+
+    def _free_key(self, owner: str, name: str) -> bytes:
+        """A key for a new record: the usual one may belong to one that got another owner."""
+        key = record_key(owner, name)
+        number = 0
+        while key in self._keys:
+            number += 1
+            key = f"\0{quote(owner, safe='')}\0{name}\0{number}".encode()
+        return key
 
     def _await_outcome(self, subscription: Subscription) -> None:
         """Each call relies on the commit of its own group: the last one that fails removes it."""
@@ -312,34 +369,60 @@ class Subscriptions:
 
     def _take_back(self, subscription: Subscription) -> None:
         """It could not be written: detach its consumers, and save nothing of it later."""
-        name = subscription.name
-        if self._by_name.get(name) is not subscription or subscription in self._unsure:
+        known = self._by_name.get((subscription.owner, subscription.name))
+        if known is not subscription or subscription in self._unsure:
             return
         for consumer in list(subscription.consumers):
             consumer.close(self._core.loop.now)
             self._core.loop.notice(consumer, Ended("the subscription could not be stored"))
         self._drop(subscription)
 
-    def _keep(self, definition: Definition) -> Subscription:
+    def _keep(self, definition: Definition, key: bytes) -> Subscription:
         subscription = Subscription(
             self._core,
             self._topics,
             definition,
             predicate(definition.filter),
+            key=key,
             send=self._send,
             retry=self.retry,
         )
-        self._by_name[definition.name] = subscription
+        self._by_name[definition.owner, definition.name] = subscription
+        self._keys.add(key)
         self._named.add(definition.pattern, subscription)
         return subscription
 
-    def remove(self, name: str) -> None:
+    def remove(self, name: str, owner: str = "") -> None:
         """Delete a named subscription.
 
         Raises UnknownMessage, SubscriptionConflict while it has consumers, and StoreError while
         nothing can be written.
         """
-        subscription = self._by_name.get(name)
+        self._drop(self._unused(name, owner))
+
+    def assign(self, name: str, owner: str, new_owner: str) -> Subscription:
+        """Give a named subscription to another owner, with its backlog.
+
+        Its dead letters of before stay in the queue where they are. Raises UnknownMessage,
+        SubscriptionConflict while it has consumers or if the new owner has one of that name, and
+        StoreError while nothing can be written.
+        """
+        subscription = self._unused(name, owner)
+        if owner == new_owner:
+            return subscription
+        if (new_owner, name) in self._by_name:
+            raise SubscriptionConflict(f"{new_owner!r} has a subscription {name!r} already")
+        definition = msgspec.structs.replace(subscription.definition, owner=new_owner)
+        del self._by_name[owner, name]
+        self._by_name[new_owner, name] = subscription
+        subscription.definition = definition
+        self._store.save(_SPACE, subscription.record_key, _encode(definition))
+        self._core.commits.request()
+        return subscription
+
+    def _unused(self, name: str, owner: str) -> Subscription:
+        """One that can be changed now. Raises UnknownMessage, SubscriptionConflict, StoreError."""
+        subscription = self._by_name.get((owner, name))
         if subscription is None:
             raise UnknownMessage(f"there is no subscription {name!r}")
         if subscription.consumers:
@@ -347,15 +430,15 @@ class Subscriptions:
         obstacle = self._store.obstacle(self._core.loop.now)
         if obstacle is not None and self._store.last_error is not None:
             raise obstacle
-        self._drop(subscription)
+        return subscription
 
     def _drop(self, subscription: Subscription) -> None:
-        name = subscription.name
-        del self._by_name[name]
+        del self._by_name[subscription.owner, subscription.name]
+        self._keys.discard(subscription.record_key)
         self._unsure.pop(subscription, None)
         self._named.remove(subscription.definition.pattern, subscription)
         subscription.delete()
-        self._store.drop(_SPACE, name.encode())
+        self._store.drop(_SPACE, subscription.record_key)
         self._core.commits.request()
 
     def unnamed(

@@ -36,11 +36,14 @@ from crosswire.hub.policies import HubConfig
 from crosswire.hub.schedules import Schedule
 from crosswire.lake.files import find
 from crosswire.logs import log_event
+from crosswire.server.exposure import refuse_exposures
 from crosswire.server.lake_feed import LakeFeed, note_absence
 from crosswire.server.leftovers import LeftoverCheck
 from crosswire.server.listener import Listener, fill_context, server_context
 from crosswire.server.log_reader import Log
 from crosswire.server.metrics import Metrics
+from crosswire.server.private_files import make_private
+from crosswire.server.revocation import revoke
 from crosswire.server.tap_feed import TapFeed, has_spool
 from crosswire.server.watchdog import Watchdog
 from crosswire.store.records import reader
@@ -133,7 +136,7 @@ class Server:
         """
         config = self.config
         addresses = self._addresses()
-        _refuse_exposed(config)
+        refuse_exposures(config)
         schemas = _schemas(config.bond.files)
         store = _open_store(config)
         _log_damage(store)
@@ -305,7 +308,7 @@ class Server:
             waiting.append("tls")
             kept["tls"] = old.tls
         config = msgspec.structs.replace(config, **kept)
-        _refuse_exposed(config)
+        refuse_exposures(config)
         schemas = _schemas(config.bond.files)
         if config.tls is not None and self._tls is not None:
             # Into a new context first: a file that can't be used would leave the old one half
@@ -316,9 +319,10 @@ class Server:
         self._follow_schedules(config.schedules)
         self.hub.reconfigure(_hub_config(config))
         self.config = context.config = config
-        context.access = Access(config.users)
+        before, context.access = context.access, Access(config.users)
         context.schemas = schemas
         context.connection_slots.limits = config.connections
+        revoke(context, before, {_gateway(name) for name in self.listeners if name != "http"})
         return sorted(waiting)
 
     def _follow_schedules(self, entries: Sequence[ScheduleEntry]) -> None:
@@ -452,7 +456,8 @@ def _hub_config(config: Config) -> HubConfig:
 
 
 def _open_store(config: Config) -> RocksStore:
-    path = Path(config.data) / "store"
+    data = Path(config.data)
+    path = data / "store"
     needed = flush_bytes(config.store.buffer_bytes)
     if config.store.spare_bytes < needed:
         raise ConfigError(
@@ -467,6 +472,8 @@ def _open_store(config: Config) -> RocksStore:
         )
     try:
         _check_folder(path)
+        make_private(data, Path(config.lake.directory) if config.lake.directory else None)
+        path.mkdir(exist_ok=True)
         return RocksStore(path, config.store)
     except OSError as error:
         raise ConfigError(f"can't keep data in {path}: {error.strerror}") from error
@@ -486,7 +493,8 @@ def _check_folder(path: Path) -> None:
             )
         if folder.exists() and not folder.is_dir():
             raise ConfigError(f"can't keep data in {folder}: it is not a folder")
-    path.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        return
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         # Raises the system's own error, which distinguishes rights from a read-only disk.
         with tempfile.TemporaryFile(dir=path):
@@ -548,13 +556,3 @@ def _schedule(entry: ScheduleEntry) -> Schedule:
         missed=entry.missed,
         nohaste=entry.nohaste,
     )
-
-
-def _refuse_exposed(config: Config) -> None:
-    """Raises ConfigError for a listener that other machines can reach, if no users are configured
-    and `insecure` is not set."""
-    for name, address in config.exposed().items():
-        raise ConfigError(
-            f"{name} on {address} would give all rights to anyone who can connect:"
-            " configure users, or use --insecure"
-        )

@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from crosswire.envelope import decode, decode_at
+from crosswire.envelope import ONLY_FOR, decode, decode_at
 from crosswire.errors import CrosswireError, RecordDamaged
 from crosswire.hub.cursor import Cursor
 from crosswire.hub.ledger import Step, parse_block
@@ -43,8 +43,9 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class SubscriptionEvidence(msgspec.Struct):
-    """A named subscription, and the numbers of the topics that it has now."""
+    """A named subscription, its record's key, and the numbers of the topics that it has now."""
 
+    key: bytes
     definition: Definition
     cursor: Cursor
     numbers: set[int]
@@ -83,7 +84,8 @@ class Evidence:
         self.last_group = 0
         self.damaged_lake: list[LakeFile] = []
         self._progress = progress
-        self._definitions: dict[str, Definition] = {}
+        self._definitions: dict[bytes, Definition] = {}
+        """By the key of their record."""
         self._find_names()
         self._read_rows()
         self._read_lake()
@@ -260,7 +262,7 @@ class Evidence:
         except msgspec.MsgspecError as error:
             self.find("record", f"subscription {name.decode(errors='replace')!r}: {error}")
             return
-        self._definitions[definition.name] = definition
+        self._definitions[name] = definition
 
     # The lake.
 
@@ -311,7 +313,7 @@ class Evidence:
     def _find_cursors(self) -> None:
         for key, value in self.store.copies.values.items():
             space, _, rest = key.partition(b"/")
-            known = rest.decode(errors="replace") in self._definitions
+            known = rest in self._definitions
             if space == b"ssubscription" and not known:
                 self._define(rest, value)
         for name, number in sorted(self.numbers.items()):
@@ -321,19 +323,19 @@ class Evidence:
                     _compare(cursor, self.ended.get(name, set()))
                 if cursor.damage:
                     self.find("cursor", str(cursor.damage[0]), name)
-        topics: Index[str] = Index()
-        for definition in self._definitions.values():
-            topics.add(definition.pattern, definition.name)
-        matching: dict[str, set[int]] = {}
+        topics: Index[bytes] = Index()
+        for key, definition in self._definitions.items():
+            topics.add(definition.pattern, key)
+        matching: dict[bytes, set[int]] = {}
         for name, number in self.numbers.items():
             if name.startswith("topic/"):
                 for each in topics.match(name.removeprefix("topic/")):
                     matching.setdefault(each, set()).add(number)
-        for name, definition in sorted(self._definitions.items()):
-            cursor = Cursor(self.store, b"s" + name.encode())
+        for key, definition in sorted(self._definitions.items()):
+            cursor = Cursor(self.store, b"s" + key)
             if not cursor.is_begun and not cursor.damage:
                 cursor.damage.append(RecordDamaged("it is missing"))
-            subscribed = SubscriptionEvidence(definition, cursor, matching.get(name, set()))
+            subscribed = SubscriptionEvidence(key, definition, cursor, matching.get(key, set()))
             self.subscriptions.append(subscribed)
         for subscribed in self.subscriptions:
             cursor = subscribed.cursor
@@ -423,10 +425,17 @@ class Evidence:
             matches = predicate(definition.filter)
         except CrosswireError:
             matches = None
-        return lambda envelope: (
-            envelope.time >= definition.since_us
-            and (matches is None or matches(envelope.properties))
-        )
+
+        def wants(envelope: Any) -> bool:
+            only = envelope.native.get(ONLY_FOR)
+            if only is not None:
+                return bool(only == subscribed.key)
+            return bool(
+                envelope.time >= definition.since_us
+                and (matches is None or matches(envelope.properties))
+            )
+
+        return wants
 
 
 def _compare(cursor: Cursor, ended: set[int]) -> None:

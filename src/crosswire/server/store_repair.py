@@ -362,7 +362,7 @@ class _Repair:
         for name, number in self._numbers.items():
             own[b"d" + name.encode()] = number.to_bytes(4)
         for subscribed in evidence.subscriptions:
-            key = state_key("subscription", subscribed.definition.name.encode())
+            key = state_key("subscription", subscribed.key)
             own[key] = msgspec.msgpack.encode(subscribed.definition)
         return own
 

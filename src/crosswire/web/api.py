@@ -99,9 +99,20 @@ OPERATIONS: Final = (
         name="list_subscriptions",
         method="GET",
         path="/v1/subscriptions",
-        summary="Named subscriptions, with their cursors and consumers",
+        summary="Named subscriptions with cursors and consumers: one's own, administrators see all",
         handler=state.list_subscriptions,
         answer=state.SubscriptionList,
+        needs="principal",
+    ),
+    Operation(
+        name="assign_subscription",
+        method="PATCH",
+        path="/v1/subscriptions/{name:path}",
+        summary="Give a named subscription that nobody uses to another user",
+        handler=state.assign_subscription,
+        query=state.SubscriptionOwner,
+        body=state.NewOwner,
+        answer=state.SubscriptionRow,
     ),
     Operation(
         name="remove_subscription",
@@ -109,7 +120,9 @@ OPERATIONS: Final = (
         path="/v1/subscriptions/{name:path}",
         summary="Delete a named subscription that has no consumers",
         handler=state.remove_subscription,
+        query=state.SubscriptionOwner,
         answer=state.Removed,
+        needs="principal",
     ),
     Operation(
         name="list_services",
@@ -240,6 +253,7 @@ OPERATIONS: Final = (
         summary="Queues with dead letters",
         handler=dead.list_dead,
         answer=dead.DeadQueues,
+        needs="principal",
     ),
     Operation(
         name="list_letters",
@@ -249,6 +263,7 @@ OPERATIONS: Final = (
         handler=dead.list_dead_letters,
         query=dead.DeadLettersQuery,
         answer=dead.DeadLetterRows,
+        needs="principal",
     ),
     Operation(
         name="show_letter",
@@ -258,6 +273,7 @@ OPERATIONS: Final = (
         handler=dead.show_dead_letter,
         query=dead.DeadLetterQuery,
         answer=dead.DeadLetterRow,
+        needs="principal",
     ),
     Operation(
         name="edit_letter",
@@ -267,6 +283,7 @@ OPERATIONS: Final = (
         handler=dead.edit_dead_letter,
         body=dead.Edit,
         answer=dead.DeadLetterRow,
+        needs="principal",
     ),
     Operation(
         name="purge_letters",
@@ -276,6 +293,7 @@ OPERATIONS: Final = (
         handler=dead.purge_dead_letters,
         body=dead_selection.DeadLetterSelection,
         answer=dead.Chosen,
+        needs="principal",
     ),
     Operation(
         name="replay_letters",
@@ -285,6 +303,7 @@ OPERATIONS: Final = (
         handler=dead.replay_dead_letters,
         body=replays.ReplayRequest,
         answer=replays.ReplayRow,
+        needs="principal",
     ),
     Operation(
         name="list_replays",
@@ -293,6 +312,7 @@ OPERATIONS: Final = (
         summary="Running replays, and the last ones that ended",
         handler=dead.list_replays,
         answer=replays.ReplayRows,
+        needs="principal",
     ),
     Operation(
         name="show_replay",
@@ -301,6 +321,7 @@ OPERATIONS: Final = (
         summary="State of a replay",
         handler=dead.show_replay,
         answer=replays.ReplayRow,
+        needs="principal",
     ),
     Operation(
         name="cancel_replay",
@@ -309,6 +330,7 @@ OPERATIONS: Final = (
         summary="Cancel a replay; letters that were not sent again are kept",
         handler=dead.cancel_replay,
         answer=replays.ReplayRow,
+        needs="principal",
     ),
     Operation(
         name="list_schedules",

@@ -122,6 +122,17 @@ class OperationRequest:
                 f"{self.principal or 'an anonymous user'} may not {right} {destination}"
             )
 
+    @property
+    def is_administrator(self) -> bool:
+        """Whether the principal may administer the hub; without users, everybody."""
+        return self.server.context.access.may_administer(self.principal)
+
+    def require_ownership(self, owner: str) -> None:
+        """Raises Forbidden unless the principal is the owner or an administrator."""
+        if owner != self.principal and not self.is_administrator:
+            self.server.context.count("forbidden", "http")
+            raise Forbidden("only its owner and administrators may do this")
+
 
 Chunks: TypeAlias = AsyncGenerator[bytes, None]
 """A streamed response body: the next chunk is made when the client has read the last."""

@@ -7,7 +7,9 @@ from typing import Annotated, Final
 
 import msgspec
 
+from crosswire.access import parse_subscription_dead_letters
 from crosswire.envelope import Property
+from crosswire.errors import Forbidden, UnknownMessage
 from crosswire.gateways.edits import refit
 from crosswire.gateways.payloads import JsonPayload, from_body
 from crosswire.hub.cursor import FailedDelivery
@@ -17,13 +19,14 @@ from crosswire.web.contract import OperationRequest
 from crosswire.web.dead_selection import (
     LISTED_IDS,
     DeadLetterSelection,
+    dead_destination,
     dead_letter_pages,
     dead_queue,
     selected_ids,
 )
 from crosswire.web.messages import PREVIEW_BYTES, JsonMessage, show_message
 from crosswire.web.numbers import Id
-from crosswire.web.replays import ReplayRow, ReplayRows
+from crosswire.web.replays import Replay, ReplayRequest, ReplayRow, ReplayRows
 
 __all__ = [
     "cancel_replay",
@@ -110,7 +113,7 @@ def list_dead(ask: OperationRequest) -> DeadQueues:
         [
             DeadQueue(queue.name.removesuffix("/dead"), queue.length, queue.size_bytes)
             for queue in ask.hub.queues()
-            if queue.is_dead and queue.length
+            if queue.is_dead and queue.length and _may_use(ask, queue.destination)
         ]
     )
 
@@ -118,7 +121,7 @@ def list_dead(ask: OperationRequest) -> DeadQueues:
 def list_dead_letters(ask: OperationRequest) -> DeadLetterRows:
     """A page of a queue's letters. Raises UnknownMessage and InvalidFilter."""
     query: DeadLettersQuery = ask.query
-    queue = dead_queue(ask.hub, query.queue)
+    queue = _dead_queue(ask, query.queue)
     matches = predicate(query.filter)
     found: list[DeadLetter] = []
     after = query.after
@@ -141,8 +144,28 @@ def list_dead_letters(ask: OperationRequest) -> DeadLetterRows:
 def show_dead_letter(ask: OperationRequest) -> DeadLetterRow:
     """A letter with its whole payload. Raises UnknownMessage."""
     query: DeadLetterQuery = ask.query
-    dead_letter = ask.hub.dead_letters.get(dead_queue(ask.hub, query.queue), ask.path["id"])
+    dead_letter = ask.hub.dead_letters.get(_dead_queue(ask, query.queue), ask.path["id"])
     return _dead_letter_row(query.queue, dead_letter, whole=True)
+
+
+def _may_use(ask: OperationRequest, destination: str) -> bool:
+    """Administrators use all dead letters, others those of their named subscriptions."""
+    if ask.is_administrator:
+        return True
+    found = parse_subscription_dead_letters(destination)
+    return found is not None and found[0] == ask.principal
+
+
+def _dead_queue(ask: OperationRequest, name: str) -> str:
+    """The destination of dead letters that the principal may use.
+
+    Raises Forbidden, and UnknownMessage if there never was one.
+    """
+    if not _may_use(ask, dead_destination(name)):
+        # Before it is looked up: whether there are any is not shown.
+        ask.server.context.count("forbidden", "http")
+        raise Forbidden(f"{ask.principal} may not use the dead letters of {name!r}")
+    return dead_queue(ask.hub, name)
 
 
 def _dead_letter_row(queue: str, dead_letter: DeadLetter, *, whole: bool = False) -> DeadLetterRow:
@@ -186,7 +209,7 @@ async def edit_dead_letter(ask: OperationRequest) -> DeadLetterRow:
         payload, kind = from_body(JsonPayload(edit.json, edit.text, edit.base64))
         content_type = content_type or kind
     dead_letter = ask.hub.dead_letters.edit(
-        dead_queue(ask.hub, edit.queue),
+        _dead_queue(ask, edit.queue),
         ask.path["id"],
         payload=payload,
         properties=edit.properties,
@@ -214,7 +237,7 @@ async def purge_dead_letters(ask: OperationRequest) -> Chosen:
     choice: DeadLetterSelection = ask.body
     choice.check()
     hub = ask.hub
-    queue = dead_queue(hub, choice.queue)
+    queue = _dead_queue(ask, choice.queue)
     matched = done = 0
     first: list[int] = []
     if choice.all and not choice.dry_run:
@@ -240,22 +263,39 @@ async def purge_dead_letters(ask: OperationRequest) -> Chosen:
 
 async def replay_dead_letters(ask: OperationRequest) -> ReplayRow:
     """Start a replay; answered when it ends, or after a few seconds."""
-    return await ask.replays.start(ask.hub, ask.body, ask.now)
+    asked: ReplayRequest = ask.body
+    _dead_queue(ask, asked.queue)
+    if asked.destination and not ask.is_administrator:
+        ask.require("produce", asked.destination)
+    return await ask.replays.start(ask.hub, asked, ask.now, ask.principal)
 
 
 def list_replays(ask: OperationRequest) -> ReplayRows:
-    """Running replays, and the last ones that ended."""
-    return ReplayRows(ask.replays.all())
+    """Running replays, and the last ones that ended: all for administrators, their own for
+    others."""
+    return ReplayRows([each.row() for each in ask.replays.all() if _is_visible(ask, each)])
+
+
+def _is_visible(ask: OperationRequest, replay: Replay) -> bool:
+    return ask.is_administrator or replay.principal == ask.principal
+
+
+def _replay(ask: OperationRequest) -> Replay:
+    """The replay that the path names. Raises UnknownMessage, also for one of another user."""
+    replay = ask.replays.get(ask.path["id"])
+    if not _is_visible(ask, replay):
+        raise UnknownMessage(f"there is no replay {replay.id}")
+    return replay
 
 
 def show_replay(ask: OperationRequest) -> ReplayRow:
     """The state of a replay. Raises UnknownMessage."""
-    return ask.replays.get(ask.path["id"]).row()
+    return _replay(ask).row()
 
 
 async def cancel_replay(ask: OperationRequest) -> ReplayRow:
     """Cancel a replay, and wait for its end. Raises UnknownMessage."""
-    replay = ask.replays.get(ask.path["id"])
+    replay = _replay(ask)
     if replay.task is not None:
         replay.task.cancel()
         await asyncio.wait([replay.task])

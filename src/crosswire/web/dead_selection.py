@@ -13,7 +13,14 @@ from crosswire.hub.filters import Predicate
 from crosswire.hub.hub import Hub
 from crosswire.web.numbers import Id
 
-__all__ = ["LISTED_IDS", "DeadLetterSelection", "dead_letter_pages", "dead_queue", "selected_ids"]
+__all__ = [
+    "LISTED_IDS",
+    "DeadLetterSelection",
+    "dead_destination",
+    "dead_letter_pages",
+    "dead_queue",
+    "selected_ids",
+]
 
 LISTED_IDS: Final = 100
 """How many ids of selected letters a response lists."""
@@ -37,12 +44,17 @@ class DeadLetterSelection(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidEnvelope("give exactly one of ids, filter and all")
 
 
-def dead_queue(hub: Hub, name: str) -> str:
+def dead_destination(name: str) -> str:
     """The destination `queue/NAME/dead`; NAME may be given with or without prefix and suffix.
 
-    Raises UnknownMessage if it never had a dead letter.
+    That of a named subscription is `@NAME`, with users `@OWNER.NAME`.
     """
-    destination = f"queue/{name.removeprefix('queue/').removesuffix('/dead')}/dead"
+    return f"queue/{name.removeprefix('queue/').removesuffix('/dead')}/dead"
+
+
+def dead_queue(hub: Hub, name: str) -> str:
+    """The destination of a queue's dead letters. Raises UnknownMessage if it never had one."""
+    destination = dead_destination(name)
     if destination not in hub.store.destinations():
         raise UnknownMessage(f"{name!r} has no dead letters")
     return destination

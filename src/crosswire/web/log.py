@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
+
 import msgspec
 
 from crosswire.errors import Forbidden, ServiceUnavailable
@@ -42,7 +44,19 @@ def read(ask: OperationRequest) -> Chunks:
     """The messages of a range, as an Arrow stream. Raises Forbidden."""
     wanted: ReadSplit = ask.body
     _require(ask, wanted.destinations)
-    return _log(ask).read(wanted)
+    return _while_allowed(ask, wanted.destinations, _log(ask).read(wanted))
+
+
+async def _while_allowed(ask: OperationRequest, destinations: list[str], chunks: Chunks) -> Chunks:
+    """Rights that are taken away end the stream: it is cut off, so that no reader takes what it got
+    for all there is."""
+    access = ask.server.context.access
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            if ask.server.context.access is not access:
+                access = ask.server.context.access
+                _require(ask, destinations)
+            yield chunk
 
 
 def _log(ask: OperationRequest) -> Log:

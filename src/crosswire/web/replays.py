@@ -56,7 +56,8 @@ class ReplayRows(msgspec.Struct, frozen=True):
 class Replay:
     """A replay with its task and its counts."""
 
-    def __init__(self, identifier: int, asked: ReplayRequest) -> None:
+    def __init__(self, identifier: int, asked: ReplayRequest, principal: str) -> None:
+        self.principal = principal
         self.id = identifier
         self.asked = asked
         self.state: Literal["running", "done", "cancelled", "failed"] = "running"
@@ -134,8 +135,10 @@ class Replays:
         self._replays: dict[int, Replay] = {}
         self._number = 0
 
-    async def start(self, hub: Hub, asked: ReplayRequest, now: Callable[[], float]) -> ReplayRow:
-        """Start a replay; returns when it has ended, after a few seconds at the latest.
+    async def start(
+        self, hub: Hub, asked: ReplayRequest, now: Callable[[], float], principal: str
+    ) -> ReplayRow:
+        """Start a replay for a user; returns when it has ended, after a few seconds at the latest.
 
         Raises InvalidEnvelope and InvalidFilter for a selection that is not valid, and
         UnknownMessage for a queue without dead letters.
@@ -146,7 +149,7 @@ class Replays:
         if sum(each.state == "running" for each in self._replays.values()) >= _RUNNING:
             raise InvalidEnvelope(f"{_RUNNING} replays are running already")
         self._number += 1
-        replay = self._replays[self._number] = Replay(self._number, asked)
+        replay = self._replays[self._number] = Replay(self._number, asked, principal)
         self._forget()
         replay.task = asyncio.create_task(replay.run(hub, queue, now))
         await asyncio.wait([replay.task], timeout=_WAIT_S)
@@ -157,9 +160,9 @@ class Replays:
         for number in over[: max(len(self._replays) - _KEPT, 0)]:
             del self._replays[number]
 
-    def all(self) -> list[ReplayRow]:
+    def all(self) -> list[Replay]:
         """All replays that are known, the oldest first."""
-        return [each.row() for each in self._replays.values()]
+        return list(self._replays.values())
 
     def get(self, identifier: int) -> Replay:
         """Raises UnknownMessage."""

@@ -9,7 +9,7 @@ import msgspec
 
 from crosswire import __version__
 from crosswire.envelope import Envelope
-from crosswire.errors import HubError, RecordDamaged, UnknownMessage
+from crosswire.errors import HubError, InvalidEnvelope, RecordDamaged, UnknownMessage
 from crosswire.gateways.context import ConnectedPeer
 from crosswire.hub.attachment import Attachment, Consumer
 from crosswire.hub.policies import QueuePolicy, TopicPolicy
@@ -22,6 +22,7 @@ from crosswire.web.messages import JsonMessage, show_message
 from crosswire.web.numbers import Id
 
 __all__ = [
+    "assign_subscription",
     "close_connection",
     "list_connections",
     "list_queues",
@@ -297,9 +298,10 @@ class TopicDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
     """A named subscription. Ids up to `settled_upto` are settled; `committed` is the hub's newest
-    id."""
+    id. `owner` is empty if it was made without users."""
 
     name: str
+    owner: str
     pattern: str
     filter: str
     created: int
@@ -315,6 +317,18 @@ class SubscriptionList(msgspec.Struct, frozen=True):
     """All named subscriptions."""
 
     subscriptions: list[SubscriptionRow]
+
+
+class SubscriptionOwner(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose subscription of the name: by default that of the user who asks."""
+
+    owner: str | None = None
+
+
+class NewOwner(msgspec.Struct, frozen=True, kw_only=True):
+    """The user who owns it from now on."""
+
+    owner: str
 
 
 class Removed(msgspec.Struct, frozen=True):
@@ -372,14 +386,22 @@ def show_topic(ask: OperationRequest) -> TopicDetail:
 
 
 def list_subscriptions(ask: OperationRequest) -> SubscriptionList:
-    """All named subscriptions with their cursors and consumers."""
-    return SubscriptionList([_subscription(ask, each) for each in ask.hub.subscriptions.all()])
+    """Named subscriptions with their cursors and consumers: all of them for administrators, their
+    own for others."""
+    return SubscriptionList(
+        [
+            _subscription(ask, each)
+            for each in ask.hub.subscriptions.all()
+            if ask.is_administrator or each.owner == ask.principal
+        ]
+    )
 
 
 def _subscription(ask: OperationRequest, subscription: Subscription) -> SubscriptionRow:
     definition = subscription.definition
     return SubscriptionRow(
         name=definition.name,
+        owner=definition.owner,
         pattern=definition.pattern,
         filter=definition.filter,
         created=definition.created_us,
@@ -395,12 +417,32 @@ def _subscription(ask: OperationRequest, subscription: Subscription) -> Subscrip
 async def remove_subscription(ask: OperationRequest) -> Removed:
     """Delete a named subscription; answered after the commit.
 
-    Raises UnknownMessage, and SubscriptionConflict while it has consumers.
+    Raises Forbidden, UnknownMessage, and SubscriptionConflict while it has consumers.
     """
-    name: str = ask.path["name"]
-    ask.hub.subscriptions.remove(name)
+    name, owner = ask.path["name"], _owner(ask)
+    ask.hub.subscriptions.remove(name, owner)
     await ask.hub.committed()
     return Removed(name)
+
+
+async def assign_subscription(ask: OperationRequest) -> SubscriptionRow:
+    """Give it to another user, or to nobody."""
+    given: NewOwner = ask.body
+    access = ask.server.context.access
+    if given.owner and not access.open and not access.knows(given.owner):
+        raise InvalidEnvelope(f"there is no user {given.owner!r}")
+    subscription = ask.hub.subscriptions.assign(ask.path["name"], _owner(ask), given.owner)
+    await ask.hub.committed()
+    return _subscription(ask, subscription)
+
+
+def _owner(ask: OperationRequest) -> str:
+    """Raises Forbidden unless it is the principal, or that is an administrator."""
+    query: SubscriptionOwner = ask.query
+    owner = ask.principal if query.owner is None else query.owner
+    # Before it is looked up: whether others have one of that name is not shown.
+    ask.require_ownership(owner)
+    return owner
 
 
 # ---------------------------------------------------------------------------------------- services

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from crosswire.access import Right
+from crosswire.access import Right, parse_subscription_dead_letters
 from crosswire.envelope import Kind, parse_destination, parse_pattern
 from crosswire.errors import InvalidDestination
 from crosswire.gateways.options import parse_start
@@ -67,7 +67,10 @@ def parse_endpoint(text: str) -> Endpoint:
         if not equals or name not in allowed or name in given:
             raise InvalidDestination(f"{option!r} is no option of {destination}?{word}")
         given[name] = unquote(value)
-    (parse_pattern if word == "subscribe" else parse_destination)(destination)
+    if word == "subscribe":
+        parse_pattern(destination)
+    elif word != "consume" or parse_subscription_dead_letters(destination) is None:
+        parse_destination(destination)
     predicate(given.get("filter", ""))
     return Endpoint(
         right,

@@ -14,7 +14,7 @@ disconnecting.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 from crosswire.commitlog.contract import Receipt
@@ -60,6 +60,11 @@ class RelinkGateway(Gateway):
         self._links = self.context.shared(Links)
         self._end: LinkEnd | None = None
         return self.connection
+
+    @classmethod
+    def forget_revoked(cls, context: GatewayContext, is_revoked: Callable[[str], bool]) -> None:
+        """Forget links, connected or not, that their users may no longer have."""
+        context.shared(Links).forget_revoked(is_revoked)
 
     def receive(self, events: list[Event]) -> None:
         """Pass events to the link's end; before there is one, answer the handshake."""
@@ -206,7 +211,7 @@ class RelinkGateway(Gateway):
         return end
 
     def give_way(self) -> None:
-        """Disconnect: the link has a new connection."""
+        """Disconnect: the link has a new connection, or its user may no longer have it."""
         self._release()
         self.connection.close()
         self.session.wake()

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final
 
 from crosswire.envelope import MICROSECONDS
-from crosswire.errors import CrosswireError, HubError, LinkStateError, RecordDamaged
+from crosswire.errors import CrosswireError, Forbidden, HubError, LinkStateError, RecordDamaged
 from crosswire.gateways.context import GatewayContext, Leftover
 from crosswire.gateways.relink.consumers import ConsumeEnd
 from crosswire.gateways.relink.endpoints import Endpoint, parse_endpoint
@@ -103,6 +103,8 @@ class Links:
 
     def _take_up(self, end: LinkEnd) -> None:
         """Attach it to the hub before anybody else gets what it holds. Raises HubError."""
+        if not self._is_allowed(end):
+            raise Forbidden("its user may no longer have it")
         if not isinstance(end, ConsumeEnd):
             end.discard()
         end.attach()
@@ -175,6 +177,19 @@ class Links:
             self._ends.pop(end.id, None)
             self._cut.pop(end.id, None)
             end.forget()
+
+    def forget_revoked(self, is_revoked: Callable[[str], bool]) -> None:
+        """Forget the links that their users may no longer have, with their connections."""
+        for end in list(self._ends.values()):
+            if not is_revoked(end.head.principal) and self._is_allowed(end):
+                continue
+            if end.gateway is not None:
+                end.gateway.give_way()
+            self.forget(end)
+
+    def _is_allowed(self, end: LinkEnd) -> bool:
+        endpoint = end.endpoint
+        return self.context.access.may(end.head.principal, endpoint.right, endpoint.destination)
 
     def leftovers(self) -> Iterator[Leftover]:
         """Links that no event and no timer would ever forget."""

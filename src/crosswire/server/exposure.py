@@ -1,0 +1,89 @@
+"""What a configuration exposes to other machines or users: refused, or a warning on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from crosswire.config import Config
+from crosswire.errors import ConfigError
+
+__all__ = ["Exposure", "find_exposures", "readable_by_others", "refuse_exposures"]
+
+_TOKEN_LISTENERS: Final = ("emp", "epoxy", "http", "micromsg2")
+"""Listeners without TLS on which peers may send a token."""
+
+
+class Exposure(msgspec.Struct, frozen=True):
+    """A risk of a configuration. `path` is its key, () for the file itself."""
+
+    path: tuple[str, ...]
+    what: str
+    hint: str
+    is_refused: bool
+    """Whether `serve` does not start with it; else it is a warning."""
+
+
+def readable_by_others(file: Path) -> bool:
+    """Whether group or others may read this file; False if there is none."""
+    try:
+        return bool(file.stat().st_mode & 0o044)
+    except OSError:
+        return False
+
+
+def find_exposures(config: Config, file: Path | None = None) -> Iterator[Exposure]:
+    """What is exposed, by the settings and by the rights of the file they are from.
+
+    With `insecure` nothing is refused. Raises ConfigError for an address that can't be parsed.
+    """
+    addresses = config.addresses()
+    remote = {name: each for name, each in addresses.items() if not each.is_loopback}
+    for name, address in config.exposed().items():
+        yield Exposure(
+            ("listen", name),
+            f"on {address} anyone who can connect would have all rights",
+            "configure [[users]], or start with --insecure",
+            is_refused=True,
+        )
+    has_tokens = any(user.token is not None for user in config.users)
+    has_secrets = has_tokens or config.emqp.curve_secret_key is not None
+    if file is not None and has_secrets and readable_by_others(file):
+        yield Exposure(
+            (),
+            "it has tokens or keys, and other users of this machine may read it",
+            f"chmod 600 {file}, or start with --insecure",
+            is_refused=bool(remote) and not config.insecure,
+        )
+    if not has_tokens:
+        return
+    plain = [name for name in _TOKEN_LISTENERS if name in addresses]
+    for name in plain:
+        if name in remote:
+            yield Exposure(
+                ("listen", name),
+                f"on {remote[name]} tokens would be sent without encryption",
+                "use a listener with TLS, or start with --insecure",
+                is_refused=not config.insecure,
+            )
+    local = [name for name in plain if name not in remote]
+    if local:
+        yield Exposure(
+            ("listen",),
+            f"tokens are sent without encryption, on loopback only: {', '.join(local)}",
+            "programs of this machine's administrator can record them",
+            is_refused=False,
+        )
+
+
+def refuse_exposures(config: Config, file: Path | None = None) -> list[Exposure]:
+    """The warnings. Raises ConfigError for the first exposure that is refused."""
+    found = list(find_exposures(config, file))
+    for each in found:
+        if each.is_refused:
+            where = each.path[-1] if each.path else str(file)
+            raise ConfigError(f"{where}: {each.what} ({each.hint})")
+    return found

@@ -1,0 +1,102 @@
+"""A reload that takes rights away: what connected peers may no longer have ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from crosswire.access import Access, User
+from crosswire.client.native.emp import EmpClient
+from crosswire.server.server import Server
+from tests.gateways.conftest import StartServer
+from tests.gateways.test_ownership import TOKENS, USERS, Over, over_emp, over_epoxy, over_micromsg2
+
+ANNA, BERT = USERS
+EACH = pytest.mark.parametrize("over", [over_emp, over_epoxy, over_micromsg2])
+
+
+def reload(server: Server, *users: User) -> None:
+    server.reload(msgspec.structs.replace(server.config, users=users))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+LOSSES = {
+    "the user": (BERT,),
+    "the token": (msgspec.structs.replace(ANNA, token="another-secret-of-anna"), BERT),
+    "the right": (msgspec.structs.replace(ANNA, consume=("topic/#",)), BERT),
+}
+
+
+@EACH
+@pytest.mark.parametrize("loss", LOSSES)
+async def test_what_is_taken_away_ends(start_server: StartServer, over: Over, loss: str) -> None:
+    server = await start_server(users=USERS)
+    protocol = over.__name__.removeprefix("over_")
+    async with over(server, "anna") as anna, over(server, "bert") as bert:
+        await anna("queue/q")
+        await bert("topic/t")
+        reload(server, *LOSSES[loss])
+        assert server.context.counters["revoked", protocol] == 1
+        await until(lambda: not server.hub.is_consumed("queue/q"))
+        others = [each.principal for each in server.context.gateways.values()]
+        assert "bert" in others
+
+
+async def test_other_changes_disconnect_nobody(start_server: StartServer) -> None:
+    server = await start_server(users=USERS)
+    async with over_emp(server, "anna") as anna:
+        await anna("queue/q")
+        more = msgspec.structs.replace(ANNA, certificate="anna", produce=())
+        reload(server, more, BERT)
+        assert server.hub.is_consumed("queue/q")
+        assert server.context.counters["revoked", "emp"] == 0
+
+
+async def test_peers_of_before_there_were_users_lose_what_they_have(
+    start_server: StartServer,
+) -> None:
+    server = await start_server()
+    async with EmpClient("127.0.0.1", server.listeners["emp"].address.port) as client:
+        await client.request("$subscribe", {"destination": "queue/q"})
+        reload(server, ANNA)
+        await until(lambda: not server.hub.is_consumed("queue/q"))
+
+
+async def test_services_end_with_the_right_to_serve(start_server: StartServer) -> None:
+    anna = msgspec.structs.replace(ANNA, serve=("service/#",))
+    server = await start_server(users=(anna,))
+
+    async def answer(_data: Any) -> None:
+        return None
+
+    port = server.listeners["emp"].address.port
+    async with EmpClient("127.0.0.1", port, handlers={"add": answer}) as client:
+        await client.request("$authenticate", {"token": TOKENS["anna"]})
+        await client.request("$serve", {"services": ["add"]})
+        assert server.hub.is_served("service/add")
+        reload(server, ANNA)
+        await until(lambda: not server.hub.is_served("service/add"))
+
+
+def test_credentials_that_are_lost() -> None:
+    before = Access((User(name="anna", token="a-secret-of-anna", curve_key="k"),))
+
+    def after(**fields: str) -> bool:
+        return Access((User(name="anna", **fields),)).has_lost_credentials("anna", before)  # type: ignore[arg-type]
+
+    assert not after(token="a-secret-of-anna", curve_key="k", certificate="new")
+    assert after(token="a-secret-of-anna")
+    assert after(token="a-secret-of-bert", curve_key="k")
+    assert Access().has_lost_credentials("anna", before)
+    assert not Access((User(name="bert", token="a-secret-of-bert"),)).has_lost_credentials(
+        "bert", before
+    )
