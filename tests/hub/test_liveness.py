@@ -345,6 +345,27 @@ def test_a_purge_and_a_group_that_fails_leave_the_count_right() -> None:
     assert (queue.length, queue.size_bytes) == (0, 0)
 
 
+def test_what_expired_while_the_hub_was_stopped_leaves_a_queue_that_drops_its_oldest() -> None:
+    """It is read only after a drop at the start has made room in memory for it."""
+    config = policy(window_messages=1, max_length=2, overflow="drop-oldest")
+    bench = Bench(config)
+    mortal = int((bench.now + 2) * 1_000_000)
+    bench.hub.produce([send(b"dropped"), send(b"expired", expires=mortal)], bench.now)
+    bench.commit()
+    # Killed between the batch and the drop that makes room for it.
+    bench.hub.produce([send(b"kept")], bench.now)
+    assert bench.hub.commits.commit_now() is None
+    bench.now += 3
+    bench.kill()
+    queue = bench.hub.queue("queue/q")
+    bench.wait(0)
+    assert_live(bench.hub, bench.now)
+    taker = Recorder()
+    bench.consume("queue/q", taker, window=5)
+    assert taker.payloads == [b"kept"]
+    assert queue.length == 1
+
+
 def test_consumers_that_come_and_go_leave_nothing() -> None:
     bench = Bench()
     for _ in range(200):

@@ -166,6 +166,8 @@ class Queue(Backlog):
         self._keep_bounds(now)
         # Those made room in memory, too, and nobody pumps the loop after a queue was opened.
         self.memory.fill()
+        # What was just read may expire first, or have expired while the hub was stopped.
+        self._schedule_expiry(now)
 
     def dispatch(self, now: float) -> None:
         """Drop the oldest messages if the policy demands it, then hand out the rest."""
