@@ -341,7 +341,11 @@ def test_the_command(tmp_path: Path) -> None:
         (("run", "--input", "x", "--output", "o", "--tables", "nope"), 2, "invalid choice"),
         (("run", "--input", "x", "--output", "o", "--since", "never"), 2, "'never' is no time"),
         (("run", "--input", "x", "--output", "o", "--conf", "x=1"), 2, "not a Spark setting"),
-        (("run", "--input", "x", "--output", "o", "--port", "1=nope"), 2, "nobody speaks 'nope'"),
+        (
+            ("run", "--input", "x", "--output", "o", "--port", "1=nope"),
+            2,
+            "there is no protocol 'nope'",
+        ),
     ],
 )
 def test_wrong_usage_is_explained(arguments: tuple[str, ...], code: int, message: str) -> None:
