@@ -38,7 +38,7 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python scripts/check_names.py src
-	$(BIN)/python scripts/check_words.py src docs CONTRIBUTING.md examples benchmarks
+	$(BIN)/python scripts/check_words.py src docs README.md CONTRIBUTING.md examples benchmarks
 
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS_OF_FUZZING)
