@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -239,6 +240,7 @@ def test_links_to_nothing_are_one_line(tmp_path: Path) -> None:
 
 
 def test_the_database_of_another_program_is_one_line(tmp_path: Path) -> None:
+    os.umask(0o077)  # files that others can read would be another line
     database = rocksdict.Rdict(str(tmp_path / "store"), rocksdict.Options(raw_mode=True))
     database[b"user"] = b"1"
     database.close()
@@ -246,6 +248,7 @@ def test_the_database_of_another_program_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_lake_that_is_a_file_is_one_line(tmp_path: Path) -> None:
+    os.umask(0o077)
     (tmp_path / "lake").write_text("not a folder")
     assert fails("--data", str(tmp_path), *OFF) == (
         f"can't keep the lake in {tmp_path / 'lake'}: Not a directory"
