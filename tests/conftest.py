@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -87,15 +86,6 @@ class _Failures(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.msg.startswith("callback failed") and isinstance(record.args, tuple):
             self.kinds += [str(kind) for kind in record.args if kind in GUARDED]
-
-
-@pytest.fixture(autouse=True)
-def same_umask() -> Iterator[None]:
-    """A hub closes the files of its process to other users; tests after it have a process, too."""
-    umask = os.umask(0o022)
-    os.umask(umask)
-    yield
-    os.umask(umask)
 
 
 @pytest.fixture(autouse=True)

@@ -598,6 +598,7 @@ def crosswire(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command(tables: Path, tmp_path: Path) -> None:
+    os.umask(0o022)  # a hub that an earlier test ran in this process has closed it to others
     target = tmp_path / "r.html"
     done = crosswire("--input", tables, "--output", target, "--json")
     assert (done.returncode, done.stderr) == (0, "")
