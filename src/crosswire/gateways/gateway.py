@@ -486,10 +486,10 @@ class Gateway(ABC):
         self.context.gateways.pop(self.id, None)
         self.context.connection_slots.leave(self)
         self._run("leave", self.leave)
-        for attachment in list(self.attachments):
-            self._run("detach", attachment.close, now)
-        for provider in list(self.providers):
-            self._run("detach", provider.close, now)
+        # There may be a thousand of each: a part of them, or all, in this turn of the event loop.
+        held: list[Attachment | Provider] = [*self.attachments, *self.providers]
+        for each in held:
+            self.hub.defer(f"{self.protocol} detach", each.close, now)
         self._run("cancel", self.hub.cancel, list(self.calls.values()), now)
         self.attachments.clear()
         self.providers.clear()

@@ -16,6 +16,7 @@ from crosswire.hub.core import Core
 from crosswire.hub.destinations import Destinations
 from crosswire.hub.ledger import LedgerPeer, Step
 from crosswire.hub.queues import Queue
+from crosswire.hub.subscribers import Subscriber
 from crosswire.hub.subscriptions import Audience, Subscription, Subscriptions
 from crosswire.hub.topics import Topic
 
@@ -23,6 +24,8 @@ __all__ = ["Intake"]
 
 _FIRST_LEVEL: Final = slice(6, 7)
 """The first character of NAME in `queue/NAME` and `topic/NAME`."""
+_DELIVERIES: Final = 256
+"""What is delivered to the subscribers of a topic before others may have a turn."""
 
 
 class Intake:
@@ -77,8 +80,7 @@ class Intake:
             self._commits.request(sync=False, urgent=False)
             receipt.finish()
         for topic, audience, accepted in published:
-            # Deferred: a subscriber that publishes what it gets would recurse into its delivery.
-            self._loop.defer("publish", self._fan_out, topic, audience, accepted, now)
+            self._fan_out(topic, audience, accepted, now)
         self._loop.pump(now)
         return receipt
 
@@ -212,13 +214,33 @@ class Intake:
     def _fan_out(
         self, topic: Topic, audience: Audience, accepted: list[Envelope], now: float
     ) -> None:
-        """Deliver to unnamed subscribers, who don't wait for the commit."""
+        """Have messages delivered to unnamed subscribers, who don't wait for the commit.
+
+        Deferred: a subscriber that publishes what it gets would recurse into its delivery. And in
+        parts, since one message may have thousands of subscribers.
+        """
+        subscribers, defer = audience.subscribers, self._loop.defer
+        counts = dict.fromkeys((each.id for each in accepted), 0)
+        at_once = max(_DELIVERIES // len(accepted), 1)
+        for start in range(0, len(subscribers), at_once):
+            part = subscribers[start : start + at_once]
+            defer("publish", self._deliver_published, topic, part, accepted, counts, now)
+        if not topic.policy.durable:
+            defer("publish", self._note_published, topic, accepted, counts, now)
+
+    def _deliver_published(
+        self,
+        topic: Topic,
+        subscribers: Sequence[Subscriber],
+        accepted: list[Envelope],
+        counts: dict[int, int],
+        now: float,
+    ) -> None:
         durable = topic.policy.durable
         now_us = int(now * MICROSECONDS)
         rows = durable or topic.policy.ledger == "rows"
-        counts: dict[int, int] = dict.fromkeys((each.id for each in accepted), 0)
         whole = 0
-        for subscriber in audience.subscribers:
+        for subscriber in subscribers:
             delivered = subscriber.publish(topic, accepted, stored=durable)
             if rows and delivered:
                 ids = [each.id for each in delivered]
@@ -230,18 +252,24 @@ class Intake:
             else:
                 for each in delivered:
                     counts[each.id] += 1
-        if not durable:
-            first = accepted[0]
-            peer = LedgerPeer(first.protocol, first.connection, first.principal)
-            self._ledger.note(
-                Step.ACCEPTED,
-                now_us,
-                topic.destination,
-                counts,
-                peer=peer,
-                detail="not durable",
-                counts=[whole + each for each in counts.values()],
-            )
+        if whole:
+            for identifier in counts:
+                counts[identifier] += whole
+
+    def _note_published(
+        self, topic: Topic, accepted: list[Envelope], counts: dict[int, int], now: float
+    ) -> None:
+        """A topic that is not durable: one row with the number of deliveries of each message."""
+        first = accepted[0]
+        self._ledger.note(
+            Step.ACCEPTED,
+            int(now * MICROSECONDS),
+            topic.destination,
+            counts,
+            peer=LedgerPeer(first.protocol, first.connection, first.principal),
+            detail="not durable",
+            counts=list(counts.values()),
+        )
 
     def inject(self, envelope: Envelope, now: float) -> None:
         """Send a message of the hub itself, which must not get lost: schedules, dead letters.

@@ -178,6 +178,7 @@ class Server:
         self.hub.on_earlier_deadline(self._advance_timer)
         self._timer_at = asyncio.get_running_loop().time()
         self.watchdog.start()
+        self.hub.turns.on_turn = self.watchdog.note_turn
         self._keep_time()
         return {name: listener.address for name, listener in self.listeners.items()}
 
@@ -395,6 +396,7 @@ class Server:
         the watchdog and the wall clock are checked."""
         self._timer = None
         loop = asyncio.get_running_loop()
+        self.hub.turns.enter()
         self.watchdog.beat(max(loop.time() - self._timer_at, 0.0))
         shortest_s = 0.0
         try:

@@ -105,6 +105,8 @@ class BacklogMemory:
         self.visible = 0
         self.items: dict[int, Item] = {}
         self.ready: deque[Item] = deque()
+        self.returns = 0
+        """How many times a message became ready again."""
         self.size_bytes = 0
         self.held_bytes = 0
         self.window_messages = window_messages
@@ -169,6 +171,12 @@ class BacklogMemory:
         self.items[item.id] = item
         self.size_bytes += item.size
         self.ready.append(item)
+
+    def put_back(self, item: Item) -> None:
+        """It is ready again, before all others."""
+        self.returns += 1
+        item.returned = self.returns
+        self.ready.appendleft(item)
 
     def remove_ready(self, ids: Collection[int]) -> None:
         """These are no longer for consumers to take; they stay in `items`."""
