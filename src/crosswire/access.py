@@ -61,16 +61,13 @@ class Access:
     """
 
     def __init__(self, users: Sequence[User] = ()) -> None:
+        self.open = not users
+        """No user is configured: every peer that can connect may do everything."""
         self._users = {user.name: user for user in users}
         self._certificates = {user.certificate: user.name for user in users if user.certificate}
         self._curve_keys = {user.curve_key: user.name for user in users if user.curve_key}
         # Asked for every message. Bounded, since peers choose the destinations.
         self._decide = lru_cache(maxsize=65536)(self._may)
-
-    @property
-    def open(self) -> bool:
-        """No user is configured: every peer that can connect may do everything."""
-        return not self._users
 
     def knows(self, name: str) -> bool:
         """Whether there is a user of this name."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Set
 from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeVar
@@ -14,6 +13,7 @@ from crosswire.gateways.payloads import Schemas
 from crosswire.hub.attachment import Attachment
 from crosswire.hub.hub import Hub
 from crosswire.hub.services import Call, Provider
+from crosswire.hub.wall import Clock
 from crosswire.session import Session, Tap
 
 __all__ = [
@@ -31,43 +31,7 @@ _BOOTS: Final = "boot"
 _COUNT: Final = b"count"
 _COUNT_BYTES: Final = 4
 
-_APART_S: Final = 0.05
-"""Two readings of clocks that are further apart than this don't belong to one moment."""
-
 T = TypeVar("T")
-
-
-class Clock:
-    """Seconds since 1970 that pass as on a stopwatch, however the system's clock is set.
-
-    The wall clock is read once, then the monotonic clock is added: a lease, a deadline or a retry
-    neither fires early nor hangs because somebody corrected the time. The monotonic clock stops
-    while the machine is suspended: nobody could have worked, so nothing is late afterwards. To the
-    hub a suspended machine is a wall clock that jumped forward.
-    """
-
-    def __init__(
-        self,
-        wall: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._wall = wall
-        self._monotonic = monotonic
-        self._start = wall() - monotonic()
-
-    def now(self) -> float:
-        """The steady time in seconds since 1970."""
-        return self._start + self._monotonic()
-
-    def look(self) -> tuple[float, float] | None:
-        """The wall clock and the steady time at one moment.
-
-        None if the process was interrupted between the two: the difference would look like a jump.
-        """
-        before = self.now()
-        wall = self._wall()
-        now = self.now()
-        return (wall, now) if now - before < _APART_S else None
 
 
 class Closable(Protocol):
@@ -219,7 +183,8 @@ class GatewayContext:
         """Counts of events: (what, protocol, …). Bounded: no text of a peer is in a key."""
         self.tap: TapSource | None = None
         self.draining = False
-        self._clock = clock or Clock().now
+        self.now = clock or Clock().now
+        """The hub's steady time in seconds since 1970; `hub.wall` has the wall clock's."""
         self._connections = 0
         self._shared: dict[Callable[[GatewayContext], Any], Any] = {}
         boots = self._count_boots()
@@ -238,7 +203,7 @@ class GatewayContext:
         error = RecordDamaged("the number of starts of the hub can't be read")
         self.hub.damage.set_aside_state(_BOOTS, _COUNT, stored, error)
         # The time in seconds is above any count of starts, so no connection's name is used twice.
-        return int(self._clock()) % (1 << 8 * _COUNT_BYTES - 1)
+        return int(self.now()) % (1 << 8 * _COUNT_BYTES - 1)
 
     def shared(self, make: Callable[[GatewayContext], T]) -> T:
         """The object that the gateways of one protocol share; made on first use."""
@@ -246,10 +211,6 @@ class GatewayContext:
             self._shared[make] = make(self)
         found: T = self._shared[make]
         return found
-
-    def now(self) -> float:
-        """The hub's steady time in seconds since 1970; `hub.wall` has the wall clock's."""
-        return self._clock()
 
     def name_connection(self, listener: str) -> str:
         """A name that no other connection of this node ever had, restarts included."""

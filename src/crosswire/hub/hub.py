@@ -107,6 +107,8 @@ class Hub:
         """Callbacks by message id: `(id, "")` when it is settled, `(id, reason)` if it never will
         be."""
         self._intake = Intake(core, self._destinations, self.subscriptions)
+        self.produce = self._intake.produce
+        """Accepts a batch of one producer, for queues and topics: see `Intake.produce`."""
         self.services = Services(core, config.service, config.topic)
         self.schedules = Schedules(core, self.inject)
         self.dead_letters = DeadLetters(
@@ -141,17 +143,7 @@ class Hub:
         """The hub's time of the latest call."""
         return self._core.loop.now
 
-    # Producing.
-
-    def produce(self, envelopes: Sequence[Envelope], now: float) -> Receipt:
-        """Accept a batch of one producer, for queues and topics, in order.
-
-        Each message is accepted or refused on its own; the receipt is done when those that must
-        be on disk are. Messages that need not wait for the disk are delivered when this returns; if
-        a callback of the hub calls this, after that callback has returned.
-        """
-        self._core.loop.now = now
-        return self._intake.produce(envelopes, now)
+    # Producing, beside `produce`.
 
     def inject(self, envelope: Envelope, now: float) -> None:
         """Send a message of the hub itself, which must not get lost: schedules, dead letters.

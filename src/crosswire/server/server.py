@@ -28,12 +28,13 @@ from crosswire.errors import (
     StoreDamaged,
     StoreError,
 )
-from crosswire.gateways.context import Clock, GatewayContext
+from crosswire.gateways.context import GatewayContext
 from crosswire.gateways.gateway import Gateway
 from crosswire.gateways.payloads import JSON, TEXT, Schemas
 from crosswire.hub.hub import Hub
 from crosswire.hub.policies import HubConfig
 from crosswire.hub.schedules import Schedule
+from crosswire.hub.wall import Clock
 from crosswire.lake.files import find
 from crosswire.logs import log_event
 from crosswire.server.exposure import refuse_exposures

@@ -262,7 +262,10 @@ class EmpGateway(Gateway):
 
     def _envelope(self, data: PublishData) -> Envelope:
         self.require("produce", data.destination)
-        payload, content_type = from_raw_body(data)
+        if isinstance(data.json, msgspec.Raw) and data.text is None and data.base64 is None:
+            payload, content_type = bytes(data.json), JSON  # nearly always: without a call
+        else:
+            payload, content_type = from_raw_body(data)
         return Envelope(
             destination=data.destination,
             kind=message_kind(data.destination),

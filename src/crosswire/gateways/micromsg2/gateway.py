@@ -193,7 +193,7 @@ class MicroMsg2Gateway(Gateway):
     def _on_subscribe(self, event: SubscribeReceived) -> None:
         destination, name = whole_name(event.destination), event.name or ""
         if destination != event.destination:
-            self._outbox.short.add(destination)
+            self._outbox.use_short_name(destination)
         self._unsubscribe(destination, name)
         try:
             start = parse_start(event.start or "")

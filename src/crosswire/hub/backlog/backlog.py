@@ -484,9 +484,10 @@ class Backlog(ABC):
 
     def write(self) -> None:
         """Before a group is written: save what was settled and refused since the last one."""
-        if not self.stopped:
-            memory = self.memory
-            self.cursor.write(memory.loaded, memory.head(), len(memory.items), memory.unsettled)
+        memory, cursor = self.memory, self.cursor
+        # Messages that only arrived change nothing of a position that is saved.
+        if not self.stopped and (cursor.is_dirty or cursor.saved_upto != memory.loaded):
+            cursor.write(memory.loaded, memory.head(), len(memory.items), memory.unsettled)
         self._write_counters()
         if self._settled_since_reclaim >= _RECLAIM_AFTER:
             self._settled_since_reclaim = 0
