@@ -274,7 +274,7 @@ class RelinkConnection(Connection):
         link = self._link
         if link is None or not self._attached:
             return True
-        return link.held_bytes - link.undecided_bytes < self.limits.unconsumed_bytes
+        return link.unconsumed_bytes < self.limits.unconsumed_bytes
 
     def receive_data(self, data: bytes, now: float) -> None:
         """As in `Connection`; any data shows that the peer is alive."""
