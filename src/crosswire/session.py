@@ -161,7 +161,7 @@ class Session(asyncio.Protocol):
         self._steer_reading()
 
     def restrain(self, restrained: bool) -> None:
-        """Like `hold_reading`, for whoever limits the memory of all sessions."""
+        """Like `hold_reading`, for the part that limits the memory of all sessions."""
         self._restrained = restrained
         self._steer_reading()
 

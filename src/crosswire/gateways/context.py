@@ -165,7 +165,7 @@ class GatewayContext:
         self.http_slots = ConnectionSlots(
             config.http.connections, config.connections.connections_per_address
         )
-        """Of their own: whoever holds all others keeps out neither health checks nor
+        """Of their own: peers that hold all others keep out neither health checks nor
         administrators."""
         self.newcomers = Newcomers()
         self.sign_ins = SignIns()

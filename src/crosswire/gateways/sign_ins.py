@@ -1,6 +1,6 @@
 """Failed sign-ins by address: the more of them, the later the answer to the next one.
 
-Only failures are delayed. Whoever has valid credentials gets in at once, whatever others at the
+Only failures are delayed. A peer with valid credentials gets in at once, whatever others at the
 same address try; and nobody tries many without waiting.
 """
 

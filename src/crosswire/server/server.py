@@ -61,7 +61,7 @@ _AFTER_FAILURE_S: Final = 1.0
 _IDLE_CHECK_S: Final = 10.0
 _GOODBYE_S: Final = 2.0
 _WINDOWS_PART: Final = 4
-"""Queues and subscriptions together keep messages in memory up to one of so many parts of it."""
+"""Queues and subscriptions together keep messages in memory up to this part of the limit."""
 _OWN_FILES: Final = 1_024
 """Files that are open beside connections: those of store and lake, and listeners."""
 _CONFIGURED: Final = "configured"
