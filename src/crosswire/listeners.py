@@ -1,8 +1,9 @@
-"""The names of a hub's listeners, with their default ports."""
+"""The names of a hub's listeners, with their default ports, and which addresses are local."""
 
+import ipaddress
 from typing import Final
 
-__all__ = ["LISTENERS", "PLAIN_LISTENERS"]
+__all__ = ["LISTENERS", "PLAIN_LISTENERS", "is_loopback"]
 
 PLAIN_LISTENERS: Final = {
     "emp": 5040,
@@ -24,3 +25,13 @@ LISTENERS: Final = {
     "micromsg2-tls": 7361,
 }
 """Those without TLS, and those with it, which need a certificate."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine has this address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
