@@ -2,7 +2,7 @@
 
 from typing import Final
 
-__all__ = ["LISTENERS", "PLAIN_LISTENERS"]
+__all__ = ["HTTP_LISTENERS", "LISTENERS", "PLAIN_LISTENERS"]
 
 PLAIN_LISTENERS: Final = {
     "emp": 5040,
@@ -22,5 +22,7 @@ LISTENERS: Final = {
     "relink-tls": 7351,
     "epoxy-tls": 25156,
     "micromsg2-tls": 7361,
+    "https": 7381,
 }
 """Those without TLS, and those with it, which need a certificate."""
+HTTP_LISTENERS: Final = ("http", "https")

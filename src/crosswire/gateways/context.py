@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeVar
 from crosswire.access import Access
 from crosswire.config import Config, ConnectionLimits
 from crosswire.errors import RecordDamaged
+from crosswire.gateways.certificates import PeerCertificate
 from crosswire.gateways.payloads import Schemas
 from crosswire.hub.attachment import Attachment
 from crosswire.hub.hub import Hub
@@ -95,6 +96,7 @@ class ConnectedPeer(Occupant, Protocol):
     host: str
     address: str
     principal: str
+    certificate: PeerCertificate | None
     since: float
     hub: Hub
     session: Session
@@ -211,6 +213,8 @@ class GatewayContext:
         self.hub = hub
         self.config = config
         self.access = Access(config.users)
+        self.authorities: frozenset[bytes] = frozenset()
+        """Fingerprints of those whose client certificates are accepted now."""
         self.schemas = schemas or Schemas()
         self.connection_slots = ConnectionSlots(config.connections)
         self.gateways: dict[str, ConnectedPeer] = {}
@@ -246,6 +250,13 @@ class GatewayContext:
             self._shared[make] = make(self)
         found: T = self._shared[make]
         return found
+
+    def by_certificate(self, certificate: PeerCertificate | None) -> str | None:
+        """The user whom a certificate identifies now; None if there is none, or if an authority
+        that it depends on is no longer accepted."""
+        if certificate is None or not certificate.authorities <= self.authorities:
+            return None
+        return self.access.by_certificate(certificate.names)
 
     def now(self) -> float:
         """The hub's steady time in seconds since 1970; `hub.wall` has the wall clock's."""
