@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +16,10 @@ from crosswire.errors import ConfigError, InvalidDestination, InvalidEnvelope, I
 from crosswire.hub.cron import check_cron
 from crosswire.hub.policies import QueuePolicy, ServicePolicy, StagingLimits, TopicPolicy
 from crosswire.hub.schedules import check_id, check_interval
-from crosswire.listeners import LISTENERS, PLAIN_LISTENERS, is_loopback
+from crosswire.listeners import HTTP_LISTENERS, LISTENERS, PLAIN_LISTENERS, is_loopback
 from crosswire.store.engine import LEAST_BUFFER_BYTES, StoreLimits
 from crosswire.store.reserve import flush_bytes
+from crosswire.tokens import MOST_WORK, distinct_salts
 from crosswire.toml import Lines, Mistake, dotted, read
 from crosswire.wire.emp.frames import EmpLimits
 from crosswire.wire.emqp.frames import EmqpLimits
@@ -223,8 +225,38 @@ def check(text: str) -> tuple[Config | None, list[Mistake]]:
     config, mistakes = read(text, Config)
     if config is None:
         return None, mistakes
-    mistakes = sorted(_contradictions(config, Lines(text)))
+    lines = Lines(text)
+    config, mistakes = _with_tokens(config, lines)
+    mistakes = sorted([*mistakes, *_contradictions(config, lines)])
     return (None, mistakes) if mistakes else (config, [])
+
+
+def _with_tokens(config: Config, lines: Lines) -> tuple[Config, list[Mistake]]:
+    """Tokens that are in files and environment variables, read into the users that name them."""
+    users, mistakes = list(config.users), []
+    for number, user in enumerate(users):
+        field = "token_file" if user.token_file is not None else "token_env"
+        if getattr(user, field) is None:
+            continue
+        try:
+            users[number] = msgspec.structs.replace(user, token=_secret(user))
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            where = f"users[{number + 1}].{field}"
+            mistakes.append(Mistake(lines.of(("users", number, field)), where, str(reason)))
+    return msgspec.structs.replace(config, users=tuple(users)), mistakes
+
+
+def _secret(user: User) -> str:
+    """Raises OSError and ValueError."""
+    if user.token is not None:
+        raise ValueError(f"{user.name} has a token, too: give one of them")
+    if user.token_file is not None:
+        return Path(user.token_file).read_text().partition("\n")[0].strip()
+    name = user.token_env or ""
+    if name not in os.environ:
+        raise ValueError(f"there is no environment variable {name}")
+    return os.environ[name].strip()
 
 
 def load(path: Path) -> Config:
@@ -249,7 +281,7 @@ def _contradictions(config: Config, lines: Lines) -> Iterator[Mistake]:
     yield from _wrong_keys(config, lines)
     yield from _wrong_schedules(config, lines)
     for number, name in enumerate(config.lake.tap.listeners):
-        if name not in LISTENERS or name == "http":
+        if name not in LISTENERS or name in HTTP_LISTENERS:
             where, hint = f"lake.tap.listeners[{number + 1}]", "known: " + ", ".join(LISTENERS)
             line = lines.of(("lake", "tap", "listeners"))
             yield Mistake(line, where, f"there is no listener {name} to tap", hint)
@@ -341,7 +373,12 @@ def _wrong_keys(config: Config, lines: Lines) -> Iterator[Mistake]:
 
 
 def _wrong_users(config: Config, lines: Lines) -> Iterator[Mistake]:
-    for field in ("name", "token", "certificate", "curve_key"):
+    hashes = [user.token_hash for user in config.users if user.token_hash is not None]
+    if sum(1 << each.cost for each in distinct_salts(hashes)) > MOST_WORK:
+        what = "the hashes have too many different salts: each takes time when somebody signs in"
+        hint = "`crosswire user hash --config FILE` uses the salt of the file's first hash"
+        yield Mistake(lines.of(("users",)), "users", what, hint)
+    for field in ("name", "token", "token_hash", "certificate", "curve_key"):
         seen: set[str] = set()
         for number, user in enumerate(config.users):
             value = getattr(user, field)

@@ -3,7 +3,7 @@
 import ipaddress
 from typing import Final
 
-__all__ = ["LISTENERS", "PLAIN_LISTENERS", "is_loopback"]
+__all__ = ["HTTP_LISTENERS", "LISTENERS", "PLAIN_LISTENERS", "is_loopback"]
 
 PLAIN_LISTENERS: Final = {
     "emp": 5040,
@@ -23,8 +23,10 @@ LISTENERS: Final = {
     "relink-tls": 7351,
     "epoxy-tls": 25156,
     "micromsg2-tls": 7361,
+    "https": 7381,
 }
 """Those without TLS, and those with it, which need a certificate."""
+HTTP_LISTENERS: Final = ("http", "https")
 
 
 def is_loopback(host: str) -> bool:

@@ -10,6 +10,7 @@ from crosswire.access import Access
 from crosswire.budget import MemoryBudget
 from crosswire.config import Config
 from crosswire.errors import RecordDamaged
+from crosswire.gateways.certificates import PeerCertificate
 from crosswire.gateways.payloads import Schemas
 from crosswire.gateways.sign_ins import SignIns
 from crosswire.gateways.slots import NEWCOMERS_PART, ConnectionSlots, Newcomers, Occupant
@@ -54,6 +55,7 @@ class ConnectedPeer(Occupant, Protocol):
     host: str
     address: str
     principal: str
+    certificate: PeerCertificate | None
     since: float
     hub: Hub
     session: Session
@@ -122,6 +124,8 @@ class GatewayContext:
         self.hub = hub
         self.config = config
         self.access = Access(config.users)
+        self.authorities: frozenset[bytes] = frozenset()
+        """Fingerprints of those whose client certificates are accepted now."""
         self.schemas = schemas or Schemas()
         self.connection_slots = ConnectionSlots(
             config.connections.connections, config.connections.connections_per_address
@@ -198,6 +202,13 @@ class GatewayContext:
             self._shared[make] = make(self)
         found: T = self._shared[make]
         return found
+
+    def by_certificate(self, certificate: PeerCertificate | None) -> str | None:
+        """The user whom a certificate identifies now; None if there is none, or if an authority
+        that it depends on is no longer accepted."""
+        if certificate is None or not certificate.authorities <= self.authorities:
+            return None
+        return self.access.by_certificate(certificate.names)
 
     def name_connection(self, listener: str) -> str:
         """A name that no other connection of this node ever had, restarts included."""

@@ -27,6 +27,7 @@ from crosswire.errors import (
     PeerTimeout,
     ServiceUnavailable,
 )
+from crosswire.gateways.certificates import PeerCertificate, read_certificate
 from crosswire.gateways.context import GatewayContext, Leftover, TapSource
 from crosswire.hub.attachment import (
     Attachment,
@@ -89,6 +90,8 @@ class Gateway(ABC):
         self.id = context.name_connection(listener)
         self.since = context.now()
         self.principal = ANONYMOUS
+        self.certificate: PeerCertificate | None = None
+        """What identified it, if that was a certificate."""
         self.left = False
         """Whether all that it held is given back; callbacks that come later do nothing."""
         self.peer = LedgerPeer(self.protocol, self.id, self.principal)
@@ -112,9 +115,12 @@ class Gateway(ABC):
         return ()
 
     @classmethod
-    def forget_revoked(cls, context: GatewayContext, is_revoked: Callable[[str], bool]) -> None:
+    def forget_revoked(
+        cls, context: GatewayContext, is_revoked: Callable[[str, str], bool]
+    ) -> None:
         """Forget what this protocol keeps without a connection, and `context.access` no longer
-        allows; `is_revoked` is whether a principal lost its credentials."""
+        allows; `is_revoked` is whether a principal, or a connection by its id, lost its
+        credentials."""
 
     @abstractmethod
     def connect(self, now: float) -> Connection:
@@ -183,6 +189,7 @@ class Gateway(ABC):
     def identify(self, principal: str) -> None:
         """The peer has proved to be this user."""
         self.principal = principal
+        self.certificate = None
         self.peer = LedgerPeer(self.protocol, self.id, principal)
         if self in self.context.newcomers:
             self.context.newcomers.remove(self)
@@ -262,10 +269,11 @@ class Gateway(ABC):
         context, transport = self.context, self.session.transport
         owner = context.owner_of(ANONYMOUS, self.host)
         self.account = self.session.account = context.budget.open(self, owner)
-        certificate = transport.get_extra_info("peercert")
-        known = context.access.by_certificate(_common_name(certificate)) if certificate else None
+        certificate = read_certificate(transport)
+        known = context.by_certificate(certificate)
         if known is not None:
             self.identify(known)
+            self.certificate = certificate
         transport.set_write_buffer_limits(context.config.connections.congested_bytes)
         self.session.on_congestion = self.hold_back
         use_keep_alive(transport, _KEEP_ALIVE)
@@ -625,9 +633,3 @@ def guarded(callback: Callable[P, None], broken: Callable[[Exception], None]) ->
             raise
 
     return run
-
-
-def _common_name(certificate: dict[str, Any]) -> str:
-    """The common name of a verified certificate's owner; empty for one without a name."""
-    parts = [pair for part in certificate.get("subject", ()) for pair in part]
-    return str(dict(parts).get("commonName", ""))

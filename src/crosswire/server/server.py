@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import re
+import ssl
 import tempfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -36,17 +37,19 @@ from crosswire.hub.policies import HubConfig
 from crosswire.hub.schedules import Schedule
 from crosswire.hub.wall import Clock
 from crosswire.lake.files import find
+from crosswire.listeners import HTTP_LISTENERS, PLAIN_LISTENERS
 from crosswire.logs import log_event
 from crosswire.resources import memory_limit_bytes, raise_file_limit
 from crosswire.server.exposure import refuse_exposures
 from crosswire.server.lake_feed import LakeFeed, note_absence
 from crosswire.server.leftovers import LeftoverCheck
-from crosswire.server.listener import Listener, fill_context, server_context
+from crosswire.server.listener import Listener
 from crosswire.server.log_reader import Log
 from crosswire.server.metrics import Metrics
 from crosswire.server.private_files import create_private_files, make_private
 from crosswire.server.revocation import revoke
 from crosswire.server.tap_feed import TapFeed, has_spool
+from crosswire.server.tls import RenewableContext, server_context
 from crosswire.server.watchdog import Watchdog
 from crosswire.store.records import reader
 from crosswire.store.reserve import flush_bytes, room_for_others
@@ -94,6 +97,10 @@ class HttpListener(Protocol):
 
     address: Address
 
+    def named(self, name: str, tls: ssl.SSLContext | None) -> HttpListener:
+        """A listener of this name for the same application."""
+        ...
+
     async def open(self, address: Address) -> Address:
         """Listen; returns the address with the port that was taken. Raises ConfigError."""
         ...
@@ -108,7 +115,7 @@ class HttpListener(Protocol):
 class Server:
     """One hub with its listeners: `start` opens everything, `stop` drains and closes it.
 
-    `http` makes the listener `http`; without it that listener must be off.
+    `http` makes the listeners `http` and `https`; without it they must be off.
     """
 
     def __init__(
@@ -124,7 +131,11 @@ class Server:
         self.listeners: dict[str, Listener | HttpListener] = {}
         self.started_at = 0.0
         self._http = http
-        self._tls = server_context(config.tls) if config.tls is not None else None
+        self._web: HttpListener | None = None
+        self._tls: RenewableContext | None = None
+        if config.tls is not None:
+            self._tls = RenewableContext(ssl.PROTOCOL_TLS_SERVER)
+            self._tls.current = server_context(config.tls)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._hurried = False
@@ -157,7 +168,10 @@ class Server:
         try:
             self.metrics = Metrics(self.hub)
             self.context = GatewayContext(self.hub, config, schemas=schemas, clock=clock)
-            gateways = {each.protocol: each for each in map(_gateway, addresses.keys() - {"http"})}
+            if self._tls is not None:
+                self.context.authorities = self._tls.current.authorities
+            names = addresses.keys() - set(HTTP_LISTENERS)
+            gateways = {each.protocol: each for each in map(_gateway, names)}
             sources = [each.leftovers for each in gateways.values()]
             self.leftovers = LeftoverCheck(self.context, sources)
         except BaseException:
@@ -169,7 +183,7 @@ class Server:
             await self._open_lake()
             self._follow_schedules(config.schedules)
             for name in addresses:
-                if name != "http":
+                if name not in HTTP_LISTENERS:
                     _gateway(name).prepare(self.context)
             for name, address in addresses.items():
                 listener = self._listener(name)
@@ -222,14 +236,16 @@ class Server:
     def _addresses(self) -> dict[str, Address]:
         addresses = self.config.addresses()
         for name in addresses:
-            if name.removesuffix("-tls") not in GATEWAYS and not (name == "http" and self._http):
+            is_http = name in HTTP_LISTENERS and self._http is not None
+            if name.removesuffix("-tls") not in GATEWAYS and not is_http:
                 raise ConfigError(f"the listener {name} has no application")
         return addresses
 
     def _listener(self, name: str) -> Listener | HttpListener:
-        if name == "http" and self._http is not None:
-            return self._http(self)
-        secure = self._tls if name.endswith("-tls") else None
+        secure = None if name in PLAIN_LISTENERS else self._tls
+        if name in HTTP_LISTENERS and self._http is not None:
+            self._web = self._web or self._http(self)
+            return self._web.named(name, secure)
         return Listener(name, _gateway(name), self.context, tls=secure)
 
     # Stopping.
@@ -243,7 +259,7 @@ class Server:
         # First of all, so that gateways refuse new work from peers that are still connected.
         self.context.draining = True
         for name, listener in self.listeners.items():
-            if name != "http":
+            if name not in HTTP_LISTENERS:
                 listener.close()
         deadline = self.context.now() + self.config.drain_s
         run = self.hub.callbacks.run
@@ -317,19 +333,18 @@ class Server:
         config = msgspec.structs.replace(config, **kept)
         refuse_exposures(config)
         schemas = _schemas(config.bond.files)
-        if config.tls is not None and self._tls is not None:
-            # Into a new context first: a file that can't be used would leave the old one half
-            # loaded. Listeners hold the old one, so it is refilled, not replaced.
-            server_context(config.tls)
-            fill_context(self._tls, config.tls)
         context = self.context
+        if config.tls is not None and self._tls is not None:
+            self._tls.current = server_context(config.tls)
+            context.authorities = self._tls.current.authorities
         self._follow_schedules(config.schedules)
         self.hub.reconfigure(_hub_config(config))
         self.config = config
         before = context.access
         context.reconfigure(config, Access(config.users), schemas)
         self._follow_file_limit()
-        revoke(context, before, {_gateway(name) for name in self.listeners if name != "http"})
+        names = self.listeners.keys() - set(HTTP_LISTENERS)
+        revoke(context, before, {_gateway(name) for name in names})
         return sorted(waiting)
 
     def _follow_schedules(self, entries: Sequence[ScheduleEntry]) -> None:

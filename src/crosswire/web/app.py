@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import ipaddress
 import resource
@@ -146,6 +147,7 @@ class App:
             path=path,
             query=query,
             body=body,
+            identify=functools.partial(self._identify, request),
         )
         answer = operation.handler(ask)
         if isinstance(answer, AsyncGenerator):
@@ -175,17 +177,31 @@ class App:
         access = self.server.context.access
         if access.open or needs == "nothing":
             return ANONYMOUS
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        principal = access.by_token(token.strip()) if scheme.lower() == "bearer" else None
+        principal = self._identify(request)
         if principal is None:
             self.server.context.count("unauthenticated", "http")
             raise HTTPException(
-                401, "a bearer token of a user is needed", {"www-authenticate": "Bearer"}
+                401,
+                "a bearer token or a client certificate of a user is needed",
+                {"www-authenticate": "Bearer"},
             )
-        if needs == "administer" and not access.may_administer(principal):
+        may = {"administer": access.may_administer, "observe": access.may_observe}.get(needs)
+        if may is not None and not may(principal):
             self.server.context.count("forbidden", "http")
-            raise HTTPException(403, f"{principal} may not administer this hub")
+            raise HTTPException(403, f"{principal} may not {needs} this hub")
         return principal
+
+    def _identify(self, request: Request) -> str | None:
+        """The user whom the request's token, or else its connection's certificate, identifies now;
+        None if there is none. Asked again while a response is streamed."""
+        context = self.server.context
+        if context.access.open:
+            return ANONYMOUS
+        given = request.headers.get("authorization")
+        if given is None:
+            return context.by_certificate(request.state.certificate)
+        scheme, _, token = given.partition(" ")
+        return context.access.by_token(token.strip()) if scheme.lower() == "bearer" else None
 
     async def _body(self, request: Request, wanted: str, most: int) -> bytes:
         """The body. Raises HTTPException if it has another type, is too large, or is too slow."""

@@ -10,7 +10,9 @@ import asyncio
 import functools
 import logging
 import socket
+import ssl
 from contextlib import suppress
+from copy import copy
 from typing import Any, ClassVar, Final
 
 import uvicorn
@@ -20,8 +22,9 @@ from uvicorn.server import ServerState
 from crosswire.access import ANONYMOUS
 from crosswire.budget import MemoryAccount
 from crosswire.config import Address
+from crosswire.gateways.certificates import read_certificate
 from crosswire.logs import log_event
-from crosswire.server.listener import cannot_listen
+from crosswire.server.listener import HANDSHAKE_S, cannot_listen
 from crosswire.server.server import Server
 from crosswire.web.app import App
 
@@ -39,11 +42,16 @@ _log = logging.getLogger("crosswire.web")
 
 
 class WebListener:
-    """Serves the API once it is open; its connections have slots of their own."""
+    """Serves the API once it is open; its connections have slots of their own.
+
+    The one that is made is `http`; `named` gives others for the same application.
+    """
 
     def __init__(self, server: Server) -> None:
         self.address = Address("", 0)
         self.app = App(server)
+        self._name = "http"
+        self._tls: ssl.SSLContext | None = None
         self._server = server
         self._state = ServerState()
         self._listening: asyncio.Server | None = None
@@ -65,16 +73,27 @@ class WebListener:
         # Its warnings about invalid requests lack the peer's address: `send_400_response` logs it.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 
+    def named(self, name: str, tls: ssl.SSLContext | None) -> WebListener:
+        """A listener of this name for the same application."""
+        twin = copy(self)
+        twin._name, twin._tls, twin._state = name, tls, ServerState()
+        return twin
+
     async def open(self, address: Address) -> Address:
         """Listen; returns the address with the port that was taken. Raises ConfigError."""
         loop = asyncio.get_running_loop()
         make = functools.partial(_HttpConnection, self._config, self._state, self._server)
         try:
             self._listening = await loop.create_server(
-                make, address.host, address.port, backlog=1024
+                make,
+                address.host,
+                address.port,
+                ssl=self._tls,
+                ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
+                backlog=1024,
             )
         except OSError as error:
-            raise cannot_listen("http", address, error) from error
+            raise cannot_listen(self._name, address, error) from error
         self.address = Address(address.host, self._listening.sockets[0].getsockname()[1])
         return self.address
 
@@ -120,6 +139,8 @@ class _HttpConnection(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        # Requests find it in their state. Whom it identifies is judged for each of them.
+        self.app_state["certificate"] = read_certificate(transport)
         peer = transport.get_extra_info("peername")
         self._host = str(peer[0]) if peer else ""
         with suppress(OSError):  # the peer has reset it already
