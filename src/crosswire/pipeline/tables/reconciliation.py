@@ -39,7 +39,14 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.lake.schemas import BACKWARD, FORWARD
-from crosswire.pipeline.decode.readings.contract import ACKNOWLEDGEMENT, ERROR, HANDSHAKE, RESPONSE
+from crosswire.pipeline.decode.readings.contract import (
+    ACKNOWLEDGEMENT,
+    ERROR,
+    HANDSHAKE,
+    PUBLISH,
+    RESPONSE,
+    SEND,
+)
 from crosswire.pipeline.tables.missing_rows import MissingLakeRows, reason_at, reason_of_id
 from crosswire.pipeline.tables.names import (
     EQUAL,
@@ -241,7 +248,7 @@ def with_replies(on_wire: DataFrame, replies: DataFrame) -> DataFrame:
                    is there already, from an earlier batch of a stream, is kept.
     acknowledged   of what came in: true, false (also without a reply), null where the protocol
                    has no reply
-    is_refused     the hub's reply was negative
+    is_refused     the hub's reply to a message was negative
     undecided      a reply is still possible
     """
     if "reply_ok" not in on_wire.columns:
@@ -271,7 +278,9 @@ def with_replies(on_wire: DataFrame, replies: DataFrame) -> DataFrame:
         .when((F.col("kind") == RESPONSE) | _has_no_reply(), None)
         .when(_has_own_reply() | by_sequence, False)
     )
+    # A call that failed was accepted all the same: its response is no refusal.
     is_refused = F.coalesce(~F.col("reply_ok"), F.lit(False)) & (F.col("way") == IN)
+    is_refused &= F.col("kind").isin(SEND, PUBLISH)
     rows = one_by_one.unionByName(others).withColumn("acknowledged", is_acknowledged)
     rows = rows.withColumn("is_refused", is_refused)
     undecided = F.col("acknowledged").isNotNull() & F.col("reply_ok").isNull()
@@ -462,14 +471,13 @@ def _verdict() -> Column:
     unanswered = F.coalesce(wire["acknowledged"], F.lit(True)) == F.lit(False)
     return (
         # In this order: what the rows themselves prove goes before what makes them uncertain, and
-        # only what nothing explains counts as missing. A message without a reply is refused only
-        # if the ledger would have it otherwise.
+        # only what nothing explains counts as missing. That a message has no reply proves nothing
+        # where the reply, or the ledger's row, may be among what is missing.
         F.when(wire.isNotNull() & ledger.isNotNull(), EQUAL)
         .when(wire["is_refused"], NOT_ACCEPTED)
         .when(F.coalesce(ledger["returned"], F.lit(False)), WITHDRAWN)
-        .when(F.col("hole").isNotNull(), UNCERTAIN)
-        .when(wire["broken"] | unanswered, NOT_ACCEPTED)
         .when(F.col("doubt").isNotNull(), UNCERTAIN)
+        .when(wire["broken"] | unanswered, NOT_ACCEPTED)
         .when(wire.isNull(), MISSING_ON_WIRE)
         .otherwise(MISSING_IN_LEDGER)
     )
