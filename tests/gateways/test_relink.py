@@ -14,7 +14,7 @@ from crosswire.access import User
 from crosswire.client.native.dial import Backoff
 from crosswire.client.native.emp import EmpClient
 from crosswire.client.native.relink import Received, RelinkClient
-from crosswire.commitlog.contract import GroupBody
+from crosswire.commitlog.body import GroupBody
 from crosswire.config import ProtocolLimits
 from crosswire.errors import (
     ConnectFailed,
