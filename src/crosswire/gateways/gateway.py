@@ -30,6 +30,7 @@ from crosswire.errors import (
 from crosswire.gateways.certificates import PeerCertificate, read_certificate
 from crosswire.gateways.context import GatewayContext, Leftover, TapSource
 from crosswire.hub.attachment import (
+    UNSUBSCRIBED,
     Attachment,
     Consumer,
     Delivery,
@@ -361,10 +362,10 @@ class Gateway(ABC):
             self.hold_back(True)
         return attachment
 
-    def detach(self, attachment: Attachment) -> None:
-        """End a subscription; what it holds goes to others."""
+    def detach(self, attachment: Attachment, *, cause: str = UNSUBSCRIBED) -> None:
+        """End a subscription; what its peer has not settled goes to others."""
         self.attachments.discard(attachment)
-        attachment.close(self.context.now())
+        attachment.close(self.context.now(), cause=cause)
 
     def withdraw(self, provider: Provider) -> None:
         """End what it serves; calls that it has not answered fail as lost."""

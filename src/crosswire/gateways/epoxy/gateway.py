@@ -62,7 +62,7 @@ from crosswire.gateways.epoxy.subscriptions import PeerSubscription
 from crosswire.gateways.gateway import Gateway
 from crosswire.gateways.options import LARGEST_WINDOW, LONGEST_LEASE_S, parse_start
 from crosswire.gateways.payloads import BYTES
-from crosswire.hub.attachment import Attachment, Delivery, Ended, Notice
+from crosswire.hub.attachment import LEFT, Attachment, Delivery, Ended, Notice
 from crosswire.hub.services import Answer, Provider
 from crosswire.wire.contract import Connection, Event
 from crosswire.wire.epoxy.comm import Error, ErrorCode, find_credentials
@@ -185,7 +185,8 @@ class EpoxyGateway(Gateway):
         self._by_attachment.clear()
         self._early.clear()
         for attachment in list(self.attachments):
-            self.detach(attachment)
+            # A peer that was killed closes its half, too: it may have processed what it holds.
+            self.detach(attachment, cause=LEFT)
         for provider in list(self.providers):
             self.withdraw(provider)
 

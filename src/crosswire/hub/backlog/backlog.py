@@ -218,13 +218,13 @@ class Backlog(ABC):
         """Its filter raised: it is detached."""
         self._loop.give_up(consumer, error)
 
-    def detach(self, consumer: Consumer, now: float) -> None:
+    def detach(self, consumer: Consumer, now: float, cause: str) -> None:
         """Remove a consumer; what it held is ready again at once, in the old order."""
         returned = self._dispatch.remove(consumer)
         if returned:
             # The last one first, as each goes to the front.
             for item in reversed(returned):
-                self._retries.fail(item, consumer, Step.RETURNED, "the consumer left", now, 0.0)
+                self._retries.fail(item, consumer, Step.RETURNED, cause, now, 0.0)
             self._commits.changed(self)
             self.make_room(consumer, len(returned), now)
         self._loop.touch(self)
