@@ -7,14 +7,17 @@ nothing but the hub's own structures and limits is between a peer and the others
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 
 from crosswire.wire.emqp.states import State
-from tests.adversary.harness import Attack, Attacker, Target
+from tests.adversary.harness import running
+from tests.adversary.measured import Attack, MeasuredPeer, MeasuredTarget
 
 encode = msgspec.json.encode
 
@@ -22,17 +25,17 @@ PER_CONNECTION = 1000
 """Subscriptions that one connection may have."""
 
 
-def request(peer: Attacker, op: str, **data: object) -> None:
+def request(peer: MeasuredPeer, op: str, **data: object) -> None:
     peer.connection.send_request(op, encode(data))
 
 
-def connect(stack: ExitStack, target: Target, count: int) -> list[Attacker]:
-    return [stack.enter_context(target.emp()) for _ in range(count)]
+def connect(stack: ExitStack, target: MeasuredTarget, count: int) -> list[MeasuredPeer]:
+    return [stack.enter_context(target.peer()) for _ in range(count)]
 
 
 def subscribe(
-    peers: list[Attacker], size: int, **options: object
-) -> Iterator[tuple[Attacker, dict[str, object]]]:
+    peers: list[MeasuredPeer], size: int, **options: object
+) -> Iterator[tuple[MeasuredPeer, dict[str, object]]]:
     """Spread `size` subscriptions over connections; the caller completes each request."""
     for number in range(size):
         yield peers[number // PER_CONNECTION], {"window": 1, **options}
@@ -45,7 +48,7 @@ def patterns(size: int, levels: int) -> Attack:
     topic = "/".join(["a"] * levels)
     mixes = {"/".join(chance.choices("a+", k=levels)) for _ in range(size)}
 
-    def attack(target: Target) -> Iterator[None]:
+    def attack(target: MeasuredTarget) -> Iterator[None]:
         with ExitStack() as stack:
             peers = connect(stack, target, -(-size // PER_CONNECTION) + 1)
             for (peer, options), mix in zip(subscribe(peers, size), sorted(mixes), strict=False):
@@ -67,7 +70,7 @@ def filtered(size: int) -> Attack:
     terms = ";".join(f"p{number}=N{number}" for number in range(99))
     properties = {f"p{number}": number for number in range(99)}
 
-    def attack(target: Target) -> Iterator[None]:
+    def attack(target: MeasuredTarget) -> Iterator[None]:
         with ExitStack() as stack:
             peers = connect(stack, target, 2)
             for number in range(size):
@@ -94,9 +97,9 @@ def filtered(size: int) -> Attack:
 def prefixes(size: int) -> Attack:
     """SUB sockets with prefixes of all lengths, and topics that match none of them."""
 
-    def attack(target: Target) -> Iterator[None]:
+    def attack(target: MeasuredTarget) -> Iterator[None]:
         with ExitStack() as stack:
-            peers = [stack.enter_context(target.emqp("subscriber")) for _ in range(8)]
+            peers = [stack.enter_context(target.emqp_peer("subscriber")) for _ in range(8)]
             for index, peer in enumerate(peers):
                 for number in range(size):
                     peer.connection.send_subscribe(f"{'x' * (number % 60)}{index}{number}")
@@ -117,13 +120,13 @@ def prefixes(size: int) -> Attack:
 def unknown_queues(size: int) -> Attack:
     """eMQP requests for queues that nobody consumes, and a worker of the default queue."""
 
-    def attack(target: Target) -> Iterator[None]:
+    def attack(target: MeasuredTarget) -> Iterator[None]:
         with ExitStack() as stack:
-            client = stack.enter_context(target.emqp())
+            client = stack.enter_context(target.emqp_peer("client"))
             for number in range(size):
                 client.connection.send_request(f"unknown{number}", "", b"x")
             data = client.bytes_to_send()
-            worker = stack.enter_context(target.emqp("worker", queues=((10, "default"),)))
+            worker = stack.enter_context(target.emqp_peer("worker", queues=((10, "default"),)))
             worker.until(lambda: worker.connection.state is State.REGISTERED)
             yield
             client.send(data)
@@ -139,12 +142,12 @@ def unknown_queues(size: int) -> Attack:
 def waiting_calls(size: int) -> Attack:
     """Calls of a service whose provider answers none, by callers that leave."""
 
-    def attack(target: Target) -> Iterator[None]:
+    def attack(target: MeasuredTarget) -> Iterator[None]:
         with ExitStack() as stack:
             provider = connect(stack, target, 1)[0]
             request(provider, "$serve", services=["lazy"])
             provider.answers(1)
-            callers = [target.epoxy() for _ in range(9)]
+            callers = [target.epoxy_peer() for _ in range(9)]
             for caller in callers:
                 for _ in range(size // len(callers)):
                     caller.connection.send_request("lazy", "m", b"CB\x01\x00\x00")
@@ -164,7 +167,7 @@ def waiting_calls(size: int) -> Attack:
 def named(size: int) -> Attack:
     """Named subscriptions to one topic, all of which get what is published."""
 
-    def attack(target: Target) -> Iterator[None]:
+    def attack(target: MeasuredTarget) -> Iterator[None]:
         with ExitStack() as stack:
             peers = connect(stack, target, -(-size // PER_CONNECTION) + 1)
             for number, (peer, options) in enumerate(
@@ -172,7 +175,7 @@ def named(size: int) -> Attack:
             ):
                 request(peer, "$subscribe", name=f"named{number}", **options)
             for peer in peers[:-1]:
-                peer.answers(PER_CONNECTION)
+                peer.answers(min(PER_CONNECTION, size))
             for _ in range(200):
                 request(peers[-1], "$publish", destination="topic/named", text="x")
             data = peers[-1].bytes_to_send()
@@ -186,7 +189,7 @@ def named(size: int) -> Attack:
 def schedules(size: int) -> Attack:
     """Schedules with the shortest interval."""
 
-    def attack(target: Target) -> Iterator[None]:
+    def attack(target: MeasuredTarget) -> Iterator[None]:
         with ExitStack() as stack:
             peer = connect(stack, target, 1)[0]
             for number in range(size):
@@ -204,7 +207,7 @@ def schedules(size: int) -> Attack:
 def burst(size: int, op: str, **data: object) -> Attack:
     """Many small requests in one write."""
 
-    def attack(target: Target) -> Iterator[None]:
+    def attack(target: MeasuredTarget) -> Iterator[None]:
         with ExitStack() as stack:
             peer = connect(stack, target, 1)[0]
             for _ in range(size):
@@ -220,7 +223,7 @@ def burst(size: int, op: str, **data: object) -> Attack:
 def backlog(size: int) -> Attack:
     """Consumers with the largest window that take a long queue, and leave with all of it."""
 
-    def attack(target: Target) -> Iterator[None]:
+    def attack(target: MeasuredTarget) -> Iterator[None]:
         with ExitStack() as stack:
             producer = connect(stack, target, 1)[0]
             for _ in range(size):
@@ -228,7 +231,7 @@ def backlog(size: int) -> Attack:
             producer.answers(size)
             yield
             for _ in range(3):
-                with target.emp() as consumer:
+                with target.peer() as consumer:
                     request(consumer, "$subscribe", destination="queue/long", window=65_535)
                     consumer.answers(size)
 
@@ -238,9 +241,9 @@ def backlog(size: int) -> Attack:
 def multicast(size: int) -> Attack:
     """A Relink message to as many channels as the protocol has."""
 
-    def attack(target: Target) -> Iterator[None]:
+    def attack(target: MeasuredTarget) -> Iterator[None]:
         with ExitStack() as stack:
-            peer = stack.enter_context(target.relink("queue/multicast", connector_id_size=2))
+            peer = stack.enter_context(target.relink_peer("queue/multicast", connector_id_size=2))
             peer.connection.send_multicast(list(range(size)), b"x")
             data = peer.bytes_to_send()
             yield
@@ -253,7 +256,7 @@ def multicast(size: int) -> Attack:
 def large(size: int, count: int) -> Attack:
     """Publications of `size` bytes from several connections at once."""
 
-    def attack(target: Target) -> Iterator[None]:
+    def attack(target: MeasuredTarget) -> Iterator[None]:
         with ExitStack() as stack:
             peers = connect(stack, target, count)
             for peer in peers:
@@ -274,7 +277,7 @@ def large(size: int, count: int) -> Attack:
 def listing(size: int) -> Attack:
     """Requests whose answers are long."""
 
-    def attack(target: Target) -> Iterator[None]:
+    def attack(target: MeasuredTarget) -> Iterator[None]:
         with ExitStack() as stack:
             peers = connect(stack, target, 2)
             request(peers[0], "$serve", services=[f"service{number}" for number in range(size)])
@@ -289,20 +292,52 @@ def listing(size: int) -> Attack:
     return attack
 
 
-ATTACKS: dict[str, tuple[Attack, Attack | None]] = {
-    "patterns": (patterns(10_000, 124), partial(patterns(10_000, 3))),
-    "filtered": (filtered(49), None),
-    "prefixes": (prefixes(25_000), prefixes(5)),
-    "unknown-queues": (unknown_queues(8_000), None),
-    "waiting-calls": (waiting_calls(9_000), None),
-    "named": (named(1_000), None),
-    "schedules": (schedules(3_000), None),
-    "burst-publish": (burst(50_000, "$publish", destination="queue/burst", text="x"), None),
-    "burst-invalid": (burst(50_000, "$publish", nothing=1), None),
-    "burst-echo": (burst(50_000, "$echo"), None),
-    "listing": (listing(1000), None),
-    "backlog": (backlog(20_000), None),
-    "multicast": (multicast(65_536), None),
-    "large": (large(1 << 20, 16), None),
-    "very-large": (large(16 << 20, 4), None),
+POLITE = burst(20_000, "$echo")
+"""A peer that keeps the hub busy with nothing but requests that are answered at once."""
+
+SHORT: dict[str, Attack] = {
+    "patterns": patterns(2_000, 16),
+    "filtered": filtered(49),
+    "prefixes": prefixes(5_000),
+    "unknown-queues": unknown_queues(1_000),
+    "waiting-calls": waiting_calls(9_000),
+    "named": named(300),
+    "schedules": schedules(500),
+    "burst-publish": burst(20_000, "$publish", destination="queue/burst", text="x"),
+    "burst-invalid": burst(20_000, "$publish", nothing=1),
+    "listing": listing(1_000),
+    "backlog": backlog(5_000),
+    "large": large(1 << 19, 16),
 }
+"""What the tests run: a second or so each."""
+
+FULL: dict[str, Attack] = {
+    "patterns": patterns(10_000, 16),
+    "filtered": filtered(200),
+    "prefixes": prefixes(25_000),
+    "unknown-queues": unknown_queues(8_000),
+    "waiting-calls": waiting_calls(9_000),
+    "named": named(1_000),
+    "schedules": schedules(3_000),
+    "burst-publish": burst(50_000, "$publish", destination="queue/burst", text="x"),
+    "burst-invalid": burst(50_000, "$publish", nothing=1),
+    "listing": listing(1_000),
+    "backlog": backlog(20_000),
+    "multicast": multicast(65_536),
+    "large-1": large(1 << 20, 16),
+    "large-16": large(16 << 20, 4),
+}
+"""What `python -m tests.adversary.growth` measures."""
+
+
+def main(names: list[str]) -> None:
+    """Print what each attack costs, each on a hub of its own."""
+    for name in names or list(FULL):
+        with TemporaryDirectory() as folder, running(Path(folder)) as target:
+            measured = MeasuredTarget(target.hub)
+            for title, attack in ((name, FULL[name]), ("  polite", POLITE)):
+                print(f"{title:16}", measured.measure(attack), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -130,9 +130,13 @@ class DispatchLoop:
         """
         if self._is_pumping:
             return
-        self._is_pumping = True
         run, deferred, touched = self.callbacks.run, self._deferred, self._touched
         is_over = self.turns.is_over
+        if is_over():
+            if deferred or touched:
+                self._share.later()
+            return
+        self._is_pumping = True
         try:
             while deferred or touched:
                 # Deferred calls first: a dispatcher must see what they change (a consumer that

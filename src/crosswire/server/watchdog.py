@@ -28,8 +28,6 @@ _CHECK_S: Final = 1.0
 _REPEAT_S: Final = 60.0
 _MINUTE_S: Final = 60.0
 _TURNS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-_LONG_S: Final = 0.005
-"""Turns that are looked at for the longest: a moment of each would be too much."""
 _LAGS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 
 
@@ -50,7 +48,6 @@ class Watchdog:
         self._monotonic = monotonic
         self._beat_at: float | None = None
         self._worst: deque[tuple[int, float]] = deque()
-        self._longest: deque[tuple[int, float]] = deque()
         self._reported_at: float | None = None
         self._loop_thread = 0
         self._thread: threading.Thread | None = None
@@ -94,21 +91,12 @@ class Watchdog:
 
     def worst_lag_s(self) -> float:
         """The largest delay of the last minute."""
-        return self._largest(self._worst)
+        first = self._monotonic() - _MINUTE_S
+        return max((lag for second, lag in self._worst if second >= first), default=0.0)
 
     def note_turn(self, busy_s: float) -> None:
         """A turn of the event loop has ended, which kept the thread busy for this long."""
         self.turns.add(busy_s)
-        if busy_s > _LONG_S:
-            _note(self._longest, self._monotonic(), busy_s)
-
-    def longest_turn_s(self) -> float:
-        """The longest turn of the last minute; 0 if all were short."""
-        return self._largest(self._longest)
-
-    def _largest(self, values: deque[tuple[int, float]]) -> float:
-        first = self._monotonic() - _MINUTE_S
-        return max((value for second, value in values if second >= first), default=0.0)
 
     # On its own thread.
 

@@ -98,6 +98,8 @@ class Backlog(ABC):
         self._ledger = core.ledger
         self._watchers = core.watchers
         self._settled_since_reclaim = 0
+        self.subscription = ""
+        """What the ledger calls it, if it is a named subscription."""
 
     @property
     @abstractmethod
@@ -218,7 +220,7 @@ class Backlog(ABC):
         """Its filter raised: it is detached."""
         self._loop.give_up(consumer, error)
 
-    def detach(self, consumer: Consumer, now: float) -> None:
+    def detach(self, consumer: Consumer, now: float, cause: str) -> None:
         """Remove a consumer; what it held is ready again at once, in the old order."""
         returned = self._dispatch.remove(consumer)
         # The last one first, as each goes to the front. In parts, which are deferred: all of them
@@ -226,16 +228,16 @@ class Backlog(ABC):
         returned.reverse()
         for start in range(0, len(returned), _RETURNED):
             part = returned[start : start + _RETURNED]
-            self._loop.defer("return", self._return, consumer, part, now)
+            self._loop.defer("return", self._return, consumer, part, now, cause)
         self._loop.touch(self)
         self._loop.pump(now)
 
-    def _return(self, consumer: Consumer, items: Sequence[Item], now: float) -> None:
+    def _return(self, consumer: Consumer, items: Sequence[Item], now: float, cause: str) -> None:
         """What a consumer that left has held is ready again."""
         for item in items:
             # It may have been settled since by other means, a message that was taken back.
             if self.memory.items.get(item.id) is item:
-                self._retries.fail(item, consumer, Step.RETURNED, "the consumer left", now, 0.0)
+                self._retries.fail(item, consumer, Step.RETURNED, cause, now, 0.0)
         self._commits.changed(self)
         self.make_room(consumer, len(items), now)
         self._loop.touch(self)
@@ -315,7 +317,7 @@ class Backlog(ABC):
 
     def _remove_from_memory(self, ids: Sequence[int], size: int) -> None:
         """These are settled and no longer in `memory.items`; `size` is that of all together."""
-        self.memory.size_bytes -= size
+        self.memory.grow(-size)
         self.cursor.settle(*ids)
         self._settled_since_reclaim += len(ids)
         self._uncount(len(ids), size)
@@ -323,7 +325,13 @@ class Backlog(ABC):
     def expire(self, item: Item, now_us: int) -> None:
         """It is no longer worth delivering; the caller has removed it from `memory.ready`."""
         self.discard(item)
-        self._ledger.note(Step.EXPIRED, now_us, item.envelope.destination, [item.id])
+        self._ledger.note(
+            Step.EXPIRED,
+            now_us,
+            item.envelope.destination,
+            [item.id],
+            subscription=self.subscription,
+        )
         self._commits.changed(self)
         if self._watchers.by_id:
             self._watchers.notify([item.id], "expired")
@@ -347,6 +355,7 @@ class Backlog(ABC):
             peer=peer or _NOBODY,
             attempt=attempt,
             detail=detail,
+            subscription=self.subscription,
         )
 
     # Operators.
@@ -431,7 +440,7 @@ class Backlog(ABC):
         item = memory.items.get(envelope.id)
         if item is not None:
             grown = len(record) - item.size
-            memory.size_bytes += grown
+            memory.grow(grown)
             if item.consumer is not None:
                 memory.held_bytes += grown
             item.envelope, item.size = envelope, len(record)
@@ -497,9 +506,10 @@ class Backlog(ABC):
 
     def write(self) -> None:
         """Before a group is written: save what was settled and refused since the last one."""
-        if not self.stopped:
-            memory = self.memory
-            self.cursor.write(memory.loaded, memory.head(), len(memory.items), memory.unsettled)
+        memory, cursor = self.memory, self.cursor
+        # Messages that only arrived change nothing of a position that is saved.
+        if not self.stopped and (cursor.is_dirty or cursor.saved_upto != memory.loaded):
+            cursor.write(memory.loaded, memory.head(), len(memory.items), memory.unsettled)
         self._write_counters()
         if self._settled_since_reclaim >= _RECLAIM_AFTER:
             self._settled_since_reclaim = 0
