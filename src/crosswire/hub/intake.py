@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
@@ -26,6 +27,16 @@ _FIRST_LEVEL: Final = slice(6, 7)
 """The first character of NAME in `queue/NAME` and `topic/NAME`."""
 _DELIVERIES: Final = 256
 """What is delivered to the subscribers of a topic before others may have a turn."""
+
+
+class _DeliveryTally:
+    """Deliveries of a batch: `whole` ones, and of `single` messages of it by id."""
+
+    __slots__ = ("single", "whole")
+
+    def __init__(self) -> None:
+        self.whole = 0
+        self.single: Counter[int] = Counter()
 
 
 class Intake:
@@ -223,26 +234,25 @@ class Intake:
         parts, since one message may have thousands of subscribers.
         """
         subscribers, defer = audience.subscribers, self._loop.defer
-        counts = dict.fromkeys((each.id for each in accepted), 0)
+        tally = _DeliveryTally()
         at_once = max(_DELIVERIES // len(accepted), 1)
         for start in range(0, len(subscribers), at_once):
             part = subscribers[start : start + at_once]
-            defer("publish", self._deliver_published, topic, part, accepted, counts, now)
+            defer("publish", self._deliver_published, topic, part, accepted, tally, now)
         if not topic.policy.durable:
-            defer("publish", self._note_published, topic, accepted, counts, now)
+            defer("publish", self._note_published, topic, accepted, tally, now)
 
     def _deliver_published(
         self,
         topic: Topic,
         subscribers: Sequence[Subscriber],
         accepted: list[Envelope],
-        counts: dict[int, int],
+        tally: _DeliveryTally,
         now: float,
     ) -> None:
         durable = topic.policy.durable
         now_us = int(now * MICROSECONDS)
         rows = durable or topic.policy.ledger == "rows"
-        whole = 0
         for subscriber in subscribers:
             delivered = subscriber.publish(topic, accepted, stored=durable)
             if rows:
@@ -254,27 +264,23 @@ class Intake:
                     Step.DELIVERED, now_us, topic.destination, ids, peer=subscriber.peer, attempt=1
                 )
             elif delivered is accepted:
-                whole += 1
+                tally.whole += 1
             else:
-                for each in delivered:
-                    counts[each.id] += 1
-        if whole:
-            for identifier in counts:
-                counts[identifier] += whole
+                tally.single.update(each.id for each in delivered)
 
     def _note_published(
-        self, topic: Topic, accepted: list[Envelope], counts: dict[int, int], now: float
+        self, topic: Topic, accepted: list[Envelope], tally: _DeliveryTally, now: float
     ) -> None:
         """A topic that is not durable: one row with the number of deliveries of each message."""
-        first = accepted[0]
+        first, ids = accepted[0], [each.id for each in accepted]
         self._ledger.note(
             Step.ACCEPTED,
             int(now * MICROSECONDS),
             topic.destination,
-            counts,
+            ids,
             peer=LedgerPeer(first.protocol, first.connection, first.principal),
             detail="not durable",
-            counts=list(counts.values()),
+            counts=[tally.whole + tally.single[each] for each in ids],
         )
 
     def inject(self, envelope: Envelope, now: float) -> None:

@@ -1,8 +1,8 @@
 """Turns: how the thread of the event loop is shared between peers.
 
 One thread serves everybody, so what it does for one peer all others wait for. A turn is what it
-does between two looks at the sockets. Work that may be long is done in parts, and whoever finds the
-turn used up (`Turns.is_over`) stops and continues in a later one (`Share.later`).
+does between two looks at the sockets. Work that may be long is done in parts: when the turn is used
+up (`Turns.is_over`) it stops, and continues in a later one (`Share.later`).
 
 Who continues first is decided by fair queueing. A share that waits starts with the time that it had
 used when it began to wait, but never with less than the one that was served last; to this is added

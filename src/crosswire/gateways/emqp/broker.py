@@ -49,7 +49,7 @@ _SCAN_S: Final = 1.0
 """The interval at which queues without a consumer are searched for requests."""
 _SCANNED: Final = 500
 _SCAN_PAUSE_S: Final = 0.01
-"""So many of them at once, and then others have a turn."""
+"""The number that is searched at once, before others have a turn."""
 _OFFERED: Final = 64
 """Queues without a consumer that a worker is offered at once."""
 
