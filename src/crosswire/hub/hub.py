@@ -45,6 +45,8 @@ from crosswire.store.contract import Store
 __all__ = ["Hub"]
 
 _HOUSEKEEPING_S: Final = 10.0
+_CLEANED: Final = 256
+"""Queues or topics that housekeeping looks at before others may have a turn."""
 
 
 class Hub:
@@ -437,13 +439,29 @@ class Hub:
         self._core.timers.at_least(owner, due, action)
 
     def _keep_house(self, now: float) -> None:
-        """Delete what is settled, sealed in the lake and past its retention."""
+        """Delete what is settled, sealed in the lake and past its retention.
+
+        In parts: there may be tens of thousands of queues and topics.
+        """
         self.call_at(now + _HOUSEKEEPING_S, self._keep_house)
+        queues = list(self._destinations.queues.values())
+        for start in range(0, len(queues), _CLEANED):
+            self.defer("housekeeping", self._reclaim, queues[start : start + _CLEANED])
+        topics = [*self._destinations.topics.values(), *self.services.journals.values()]
+        for start in range(0, len(topics), _CLEANED):
+            self.defer("housekeeping", self._retain, topics[start : start + _CLEANED], now)
+        self.defer("housekeeping", self._clean_rest, now)
+
+    def _reclaim(self, queues: Sequence[Queue]) -> None:
+        for queue in queues:
+            self.callbacks.run("housekeeping", queue.reclaim)
+
+    def _retain(self, topics: Sequence[Topic], now: float) -> None:
+        for topic in topics:
+            self.callbacks.run("housekeeping", topic.retain, now)
+
+    def _clean_rest(self, now: float) -> None:
         run = self.callbacks.run
-        for queue in list(self._destinations.queues.values()):
-            run("housekeeping", queue.reclaim)
-        for topic in (*self._destinations.topics.values(), *self.services.journals.values()):
-            run("housekeeping", topic.retain, now)
         run("housekeeping", self.subscriptions.report_gaps)
         run("housekeeping", self.staging.keep_house, now)
         rows = self.store.next_row - 1 - self.config.ledger_rows
