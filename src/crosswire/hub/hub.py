@@ -22,7 +22,7 @@ from crosswire.hub.attachment import Attachment, Choice, Consumer, DeliveryRecei
 from crosswire.hub.audit import count_messages
 from crosswire.hub.backlog.backlog import Backlog
 from crosswire.hub.commits import CommitPath
-from crosswire.hub.core import Core, SendEnvelope
+from crosswire.hub.core import Core, SendEnvelope, WindowTotal
 from crosswire.hub.damage import DamageReports
 from crosswire.hub.dead import DeadLetters
 from crosswire.hub.destinations import Destinations
@@ -81,6 +81,7 @@ class Hub:
         self.wall = WallClock(store, self.commits, self.damage, timestamps, now)
         floors = Floors(store, self.damage)
         self.seals = LakeSeals(store, self.commits, self.damage, floors, withheld=config.lake)
+        self.windows = WindowTotal(config.windows_bytes)
         self._core = core = Core(
             store=store,
             ledger=self.ledger,
@@ -92,6 +93,7 @@ class Hub:
             floors=floors,
             seals=self.seals,
             watchers=Watchers(loop.callbacks),
+            windows=self.windows,
             chance=random.random,
         )
         topics = KnownTopics()
@@ -345,6 +347,7 @@ class Hub:
     def reconfigure(self, config: HubConfig) -> None:
         """Other policies from now on; what is accepted already stays."""
         self.config = config
+        self.windows.limit_bytes = config.windows_bytes
         self.services.reconfigure(config.service, config.topic)
         self.subscriptions.retry = config.retry
         self.staging.limits = config.staging

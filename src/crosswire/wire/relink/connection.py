@@ -264,6 +264,13 @@ class RelinkConnection(Connection):
         self._paused = self._paused or held
 
     @property
+    def held_bytes(self) -> int:
+        """An incomplete packet, and what the link's owner has not consumed."""
+        link = self._link
+        held_bytes = link.held_bytes if link is not None and self._attached else 0
+        return self._decoder.pending + held_bytes
+
+    @property
     def wants_data(self) -> bool:
         """False while the owner has no room, or has too many bytes to consume.
 
