@@ -49,9 +49,6 @@ P = ParamSpec("P")
 HUB_SERVICES: Final = "service/crosswire."
 """Services whose names start with this are the hub's own: no peer can serve them."""
 
-_KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
-"""A peer that answers none of six probes, ten seconds apart, after a minute of silence, is gone."""
-
 
 class Gateway(ABC):
     """One peer's adapter to the hub: owner of its session, receiver of its deliveries and calls.
@@ -222,7 +219,7 @@ class Gateway(ABC):
             self.identify(known)
         transport.set_write_buffer_limits(context.config.connections.congested_bytes)
         self.session.on_congestion = self.hold_back
-        use_keep_alive(transport, _KEEP_ALIVE)
+        use_keep_alive(transport)
         if context.tap is not None:
             self._run("tap", self._open_tap, context.tap)
         context.gateways[self.id] = self

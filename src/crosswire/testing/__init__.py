@@ -1,0 +1,1 @@
+"""For tests of programs that use Crosswire, and of Crosswire itself."""
