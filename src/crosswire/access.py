@@ -18,6 +18,7 @@ __all__ = [
     "covers",
     "parse_subscription_dead_letters",
     "subscription_dead_letters",
+    "subscription_label",
 ]
 
 Right = Literal["produce", "consume", "call", "serve"]
@@ -149,14 +150,20 @@ def covers(pattern: str, destination: str) -> bool:
     return len(levels) == len(allowed)
 
 
+def subscription_label(owner: str, name: str) -> str:
+    """What the ledger calls a named subscription: NAME, with users PRINCIPAL.NAME.
+
+    Both are encoded, dots and slashes included: no two subscriptions have the same label.
+    """
+    return ".".join(quote(each, safe="").replace(".", "%2E") for each in (owner, name) if each)
+
+
 def subscription_dead_letters(owner: str, name: str) -> str:
     """The queue for the dead letters of a named subscription; `owner` is empty without users.
 
-    Both are encoded, dots and slashes included: no two subscriptions have the same queue, and no
-    queue of a peer has such a name.
+    No two subscriptions have the same queue, and no queue of a peer has such a name.
     """
-    encoded = [quote(each, safe="").replace(".", "%2E") for each in (owner, name) if each]
-    return f"queue/@{'.'.join(encoded)}/dead"
+    return f"queue/@{subscription_label(owner, name)}/dead"
 
 
 def parse_subscription_dead_letters(destination: str) -> tuple[str, str] | None:

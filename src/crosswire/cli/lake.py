@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
@@ -140,9 +139,10 @@ def _verify(options: argparse.Namespace, lake: Path) -> int:
 
 def _compact(options: argparse.Namespace, lake: Path) -> int:
     from crosswire.lake.compaction import compact
+    from crosswire.server.private_files import create_private_files
 
     # The joined files are as private as those that the hub wrote.
-    os.umask(0o077)
+    create_private_files()
     before = options.before or datetime.now(UTC).date().isoformat()
     done = []
     for each in compact(lake, before=before, target_bytes=options.target << 20):

@@ -220,7 +220,10 @@ class Intake:
         whole = 0
         for subscriber in audience.subscribers:
             delivered = subscriber.publish(topic, accepted, stored=durable)
-            if rows and delivered:
+            if rows:
+                # Nobody has what a link without a connection keeps: it notes that itself.
+                if not delivered or not subscriber.is_connected:
+                    continue
                 ids = [each.id for each in delivered]
                 self._ledger.note(
                     Step.DELIVERED, now_us, topic.destination, ids, peer=subscriber.peer, attempt=1

@@ -30,7 +30,7 @@ __all__ = [
     "parse_columns",
 ]
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 class Step(IntEnum):
@@ -66,6 +66,7 @@ class LedgerRun(msgspec.Struct, frozen=True):
 
     `first_row` is the number of its first row on this node, 0 before its group is sealed. `counts`
     is parallel to `ids` where a row stands for several deliveries: topics that are not durable.
+    `subscription` is the named subscription whose step it is; empty for queues and all others.
     """
 
     first_row: int
@@ -77,6 +78,7 @@ class LedgerRun(msgspec.Struct, frozen=True):
     detail: str
     ids: array[int]
     counts: array[int] | None = None
+    subscription: str = ""
 
     def rows(self) -> Iterator[LedgerRow]:
         """One row for each message."""
@@ -92,6 +94,7 @@ class LedgerRun(msgspec.Struct, frozen=True):
                 self.attempt,
                 self.detail,
                 1 if self.counts is None else self.counts[index],
+                self.subscription,
             )
 
 
@@ -108,6 +111,7 @@ class LedgerRow(msgspec.Struct, frozen=True, gc=False):
     attempt: int
     detail: str
     count: int
+    subscription: str
 
 
 class LedgerBlock(msgspec.Struct, array_like=True, frozen=True):
@@ -127,6 +131,7 @@ class LedgerBlock(msgspec.Struct, array_like=True, frozen=True):
     principals: list[int]
     attempts: list[int]
     details: list[int]
+    subscriptions: list[int]
     lengths: list[int]
     counted: list[bool]
     ids: bytes
@@ -171,6 +176,7 @@ class Ledger:
         attempt: int = 0,
         detail: str = "",
         counts: Sequence[int] | None = None,
+        subscription: str = "",
     ) -> None:
         """Add a step of these messages to the open group; `time` is the hub's, in µs."""
         column = array("q", ids)
@@ -185,6 +191,7 @@ class Ledger:
                 detail,
                 column,
                 None if counts is None else array("q", counts),
+                subscription,
             )
         )
         self.rows += len(column)
@@ -278,6 +285,7 @@ def serialize_block(runs: list[LedgerRun]) -> bytes:
     """The runs as one block, which `parse_block` reads."""
     peers = [run.peer for run in runs]
     texts = {run.destination for run in runs} | {run.detail for run in runs}
+    texts |= {run.subscription for run in runs}
     for peer in set(peers):
         texts |= {peer.protocol, peer.connection, peer.principal}
     words = {text: number for number, text in enumerate(sorted(texts))}
@@ -290,6 +298,7 @@ def serialize_block(runs: list[LedgerRun]) -> bytes:
         "principals": [words[peer.principal] for peer in peers],
         "attempts": [run.attempt for run in runs],
         "details": [words[run.detail] for run in runs],
+        "subscriptions": [words[run.subscription] for run in runs],
         "lengths": [len(run.ids) for run in runs],
         "counted": [run.counts is not None for run in runs],
         "ids": b"".join([run.ids.tobytes() for run in runs]),
@@ -333,6 +342,7 @@ def parse_block(first_row: int, block: bytes) -> list[LedgerRun]:
                     words[read.details[index]],
                     ids[position : position + length],
                     own,
+                    words[read.subscriptions[index]],
                 )
             )
             position += length

@@ -43,7 +43,7 @@ from crosswire.server.leftovers import LeftoverCheck
 from crosswire.server.listener import Listener, fill_context, server_context
 from crosswire.server.log_reader import Log
 from crosswire.server.metrics import Metrics
-from crosswire.server.private_files import make_private
+from crosswire.server.private_files import create_private_files, make_private
 from crosswire.server.revocation import revoke
 from crosswire.server.tap_feed import TapFeed, has_spool
 from crosswire.server.watchdog import Watchdog
@@ -489,11 +489,14 @@ def _open_store(config: Config) -> RocksStore:
         )
     try:
         _check_folder(path)
-        make_private(data, Path(config.lake.directory) if config.lake.directory else None)
-        path.mkdir(exist_ok=True)
-        return RocksStore(path, config.store)
+        create_private_files()
+        path.mkdir(parents=True, exist_ok=True)
+        store = RocksStore(path, config.store)
     except OSError as error:
         raise ConfigError(f"can't keep data in {path}: {error.strerror}") from error
+    # After it was opened: only then is it known to be a hub's, and not another program's database.
+    make_private(data, Path(config.lake.directory) if config.lake.directory else None)
+    return store
 
 
 def _check_folder(path: Path) -> None:

@@ -3,6 +3,7 @@
     $publish                     → queue/NAME or topic/NAME; answered after the commit
     $subscribe, $unsubscribe     ← `$deliver` requests of the hub; success settles, failure refuses
     any other operation OP       → a call of service/OP
+    $extend                      a subscriber still works on these: their leases start anew
     $serve                       ← calls, as requests of the hub for OP
     $schedule, $unschedule, $list_schedules, $authenticate, $echo, $list_ops, $get_op
 
@@ -37,6 +38,7 @@ from crosswire.gateways.emp.messages import (
     OPERATION_BYTES,
     TOO_DEEP,
     AuthenticateData,
+    ExtendData,
     GetOpData,
     PublishData,
     ServeData,
@@ -341,6 +343,14 @@ class EmpGateway(Gateway):
         self.detach(attachment)
         return b"{}"
 
+    def _extend(self, data: bytes) -> bytes:
+        parsed = msgspec.json.decode(data, type=ExtendData)
+        attachment = self._subscriptions.get(parsed.subscription)
+        if attachment is None:
+            raise UnknownMessage(f"there is no subscription {parsed.subscription} here")
+        count = attachment.extend(parsed.ids, self.context.now(), parsed.lease_s)
+        return encode({"extended": count})
+
     def deliver(self, attachment: Attachment, deliveries: list[Delivery]) -> None:
         """Send `$deliver` requests; the peer's responses settle or refuse the messages."""
         if self.connection.closed:
@@ -519,6 +529,7 @@ class EmpGateway(Gateway):
 _OPERATIONS: Final[dict[str, Callable[[EmpGateway, bytes], Any]]] = {
     "$authenticate": EmpGateway._authenticate,
     "$echo": EmpGateway._echo,
+    "$extend": EmpGateway._extend,
     "$get_op": EmpGateway._get_op,
     "$list_ops": EmpGateway._list_ops,
     "$list_schedules": EmpGateway._list_schedules,

@@ -37,6 +37,8 @@ from crosswire.errors import (
     UnknownMessage,
 )
 from crosswire.gateways.epoxy.messages import (
+    EXTENDED,
+    EXTENSION,
     NOTHING,
     PUBLICATION,
     PUBLISHED,
@@ -53,10 +55,11 @@ from crosswire.gateways.epoxy.messages import (
     failure_of,
     from_values,
     is_error,
+    text_of,
 )
 from crosswire.gateways.epoxy.subscriptions import PeerSubscription
 from crosswire.gateways.gateway import Gateway
-from crosswire.gateways.options import LARGEST_WINDOW, parse_start
+from crosswire.gateways.options import LARGEST_WINDOW, LONGEST_LEASE_S, parse_start
 from crosswire.gateways.payloads import BYTES
 from crosswire.hub.attachment import Attachment, Delivery, Ended, Notice
 from crosswire.hub.services import Answer, Provider
@@ -217,7 +220,7 @@ class EpoxyGateway(Gateway):
         if isinstance(error, ProviderFailed) and is_error(error.data):
             self.connection.send_error(conversation, error.data)
             return
-        code, message, unique_id = code_of(error), str(error), ""
+        code, message, unique_id = code_of(error), text_of(error), ""
         if code == ErrorCode.INTERNAL_SERVER_ERROR:
             # With it the log and the ledger are searched: they have the connection's id, and a
             # call's correlation is its conversation.
@@ -426,6 +429,16 @@ class EpoxyGateway(Gateway):
             subscription.settling.update(dict.fromkeys(ids))
         self._settlers.append((request.conversation_id, len(ids)))
 
+    def _extend(self, request: RequestReceived) -> None:
+        self.require_anywhere("consume")
+        parsed = marshal.unmarshal(request.payload, EXTENSION, limits=SETTLE_LIMITS)
+        if not 0 < parsed.lease_s <= LONGEST_LEASE_S:
+            raise InvalidDestination(f"a lease is up to {LONGEST_LEASE_S:g} s long")
+        attachment = self._find(parsed.subscription).attachment
+        count = attachment.extend(parsed.ids, self.context.now(), parsed.lease_s)
+        extended = EXTENDED.python_class(count=count)
+        self._respond(request.conversation_id, marshal.marshal(extended, EXTENDED))
+
     def _answer_settled(self) -> None:
         """Answer `Settle` requests after the commit: what was answered is not delivered again."""
         settlers, self._settlers = self._settlers, []
@@ -611,6 +624,7 @@ class EpoxyGateway(Gateway):
 
 
 _OPERATIONS: Final[dict[str, Callable[[EpoxyGateway, RequestReceived], None]]] = {
+    "Extend": EpoxyGateway._extend,
     "Serve": EpoxyGateway._serve,
     "Subscribe": EpoxyGateway._subscribe,
     "Unsubscribe": EpoxyGateway._unsubscribe,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from crosswire.envelope import Envelope, Property
@@ -32,6 +32,9 @@ _OVERHEAD_BYTES: Final = 64
 """What a waiting delivery counts beside its payload."""
 _PROPERTIES_BYTES: Final = 65535
 """The most that the 16 bit length of a MESSAGE's properties allows."""
+
+_REFUSALS: Final = 32_767
+"""As many as frames can be outstanding: a peer can't have more of them refused."""
 
 _PREFIXES: Final = 1024
 _PREFIX_BYTES: Final = 4096
@@ -98,6 +101,8 @@ class Outbox:
         self._sent: deque[tuple[Attachment | None, list[int]]] = deque()
         """Messages in the order of their frames, which acknowledgements follow."""
         self._settled: dict[Attachment, list[int]] = {}
+        self._refusals: dict[int, str] = {}
+        """Reasons by sequence number, of messages whose acknowledgement will refuse them."""
         self._settle_planned = False
         self._unfit: list[tuple[Attachment, int, str]] = []
         self._withheld = WithheldRoom()
@@ -309,8 +314,32 @@ class Outbox:
             self.settle()
         self.flush()
 
-    def acknowledged(self, count: int) -> None:
-        """The peer has acknowledged the `count` oldest messages; `settle` passes it on."""
+    def refuse(self, sequence: int, reason: str) -> None:
+        """The peer can't process a message: its acknowledgement refuses it.
+
+        Only then, because acknowledgements tell which message has this number.
+        """
+        if len(self._refusals) < _REFUSALS:
+            self._refusals[sequence] = reason
+
+    def acknowledged(self, sequences: Sequence[int]) -> None:
+        """The peer has acknowledged the oldest messages; `settle` passes it on."""
+        if not self._refusals:
+            self._pop(len(sequences))
+            return
+        now = self._gateway.context.now()
+        for sequence in sequences:
+            reason = self._refusals.pop(sequence, None)
+            attachment, ids = self._sent[0]
+            if reason is None or attachment is None:
+                self._pop(1)
+                continue
+            identifier = ids.pop(0)
+            if not ids:
+                self._sent.popleft()
+            attachment.refuse([identifier], now, cause=reason)
+
+    def _pop(self, count: int) -> None:
         sent = self._sent
         # Acknowledgements name frames in order, so the oldest messages are the ones acknowledged.
         while count:

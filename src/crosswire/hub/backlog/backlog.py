@@ -96,6 +96,8 @@ class Backlog(ABC):
         self._ledger = core.ledger
         self._watchers = core.watchers
         self._settled_since_reclaim = 0
+        self.subscription = ""
+        """What the ledger calls it, if it is a named subscription."""
 
     @property
     @abstractmethod
@@ -311,7 +313,13 @@ class Backlog(ABC):
     def expire(self, item: Item, now_us: int) -> None:
         """It is no longer worth delivering; the caller has removed it from `memory.ready`."""
         self.discard(item)
-        self._ledger.note(Step.EXPIRED, now_us, item.envelope.destination, [item.id])
+        self._ledger.note(
+            Step.EXPIRED,
+            now_us,
+            item.envelope.destination,
+            [item.id],
+            subscription=self.subscription,
+        )
         self._commits.changed(self)
         if self._watchers.by_id:
             self._watchers.notify([item.id], "expired")
@@ -335,6 +343,7 @@ class Backlog(ABC):
             peer=peer or _NOBODY,
             attempt=attempt,
             detail=detail,
+            subscription=self.subscription,
         )
 
     # Operators.

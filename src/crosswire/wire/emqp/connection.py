@@ -338,6 +338,16 @@ class EmqpConnection(Connection):
         self._require(self.side == "subscriber", "unsubscribe")
         self._zmtp.send_cancel(topic.encode())
 
+    def send_ping(self, context: bytes) -> bool:
+        """Send ZMTP's PING; its PongReceived shows that all before it was read.
+
+        False if the peer's ZMTP is older than that.
+        """
+        if self.closed or not self._zmtp.knows_pings:
+            return False
+        self._zmtp.send_ping(context=context)
+        return True
+
     # Receiving.
 
     @property

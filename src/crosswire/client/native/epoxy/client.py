@@ -11,11 +11,12 @@ unchanged.
 from __future__ import annotations
 
 import ssl
+from collections.abc import Sequence
 from typing import Any, Final
 
 from crosswire.bond import hub_module, marshal
 from crosswire.bond.schema import ServiceDef
-from crosswire.client.native.dial import Backoff, StayingClient, dial
+from crosswire.client.native.dial import Addresses, Backoff, StayingClient, dial
 from crosswire.client.native.epoxy.peer import HUB, CallReply, EpoxyPeer, Handlers
 from crosswire.client.native.resubscribe import KeptSubscription, KeptSubscriptions
 from crosswire.errors import BondDecodeError
@@ -37,7 +38,8 @@ class EpoxyClient(StayingClient[EpoxyPeer]):
     With a `token`, every call and event without layer data of its own carries the credentials.
     What `crosswire.Hub.Subscribe` and `Serve` have established is restored on every new connection,
     before anything else: deliveries and calls go on, with the same `subscription`. If the hub
-    refuses that, the client ends, and `ended` has the reason.
+    refuses that, the client ends, and `ended` has the reason. `others` are further addresses of the
+    same hub, tried in turn. Events of the server above `events_waiting` are dropped.
     """
 
     def __init__(
@@ -48,13 +50,15 @@ class EpoxyClient(StayingClient[EpoxyPeer]):
         tls: ssl.SSLContext | None = None,
         handlers: Handlers | None = None,
         token: str | None = None,
+        others: Sequence[tuple[str, int]] = (),
+        events_waiting: int = 1024,
         limits: EpoxyLimits | None = None,
         backoff: Backoff | None = None,
         connect_timeout_s: float = 10.0,
     ) -> None:
-        super().__init__(self._connect, backoff=backoff)
-        self._host = host
-        self._port = port
+        super().__init__(lambda: self._addresses.reach(self._connect), backoff=backoff)
+        self._addresses = Addresses(host, port, others)
+        self._events_waiting = events_waiting
         self._tls = tls
         self._handlers = handlers or {}
         self._token = token
@@ -134,11 +138,11 @@ class EpoxyClient(StayingClient[EpoxyPeer]):
         peer = await self._redialler.peer(timeout_s)
         await peer.send_event_bytes(service, method, payload, layer_data=layer_data)
 
-    async def _connect(self) -> EpoxyPeer:
-        peer = EpoxyPeer(self._handlers, token=self._token)
+    async def _connect(self, host: str, port: int) -> EpoxyPeer:
+        peer = EpoxyPeer(self._handlers, token=self._token, events_waiting=self._events_waiting)
         await dial(
-            self._host,
-            self._port,
+            host,
+            port,
             lambda now: EpoxyConnection("client", now, limits=self._limits),
             peer,
             tls=self._tls,
