@@ -1,24 +1,34 @@
-"""Clients of the simulated hub: they produce and consume, and report what they see."""
+"""Programs that use the simulated hub: they produce, consume, call and serve, and report."""
 
 from __future__ import annotations
 
 import asyncio
 import zlib
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
-from typing import ClassVar
+from typing import Final
 
 import msgspec
 
+from crosswire.client.client import Client
+from crosswire.client.connect import connect
+from crosswire.client.message import Message
 from crosswire.client.native.dial import Backoff
-from crosswire.client.native.emp import EmpClient
-from crosswire.client.native.micromsg2 import MicroMsg2Client
-from crosswire.errors import ClientError, ConnectFailed, ConnectionLost, RequestFailed, RequestTimeout
+from crosswire.errors import (
+    ClientError,
+    CrosswireError,
+    DeliveryLost,
+    HubError,
+    NoProvider,
+    ProviderLost,
+)
 from crosswire.testing.simulation.hub import HubMachine
 from crosswire.testing.simulation.observations import MessageKey, Observations
 from crosswire.testing.simulation.world import Process
 
-__all__ = ["Consumer", "Producer"]
+__all__ = ["PROTOCOLS", "Caller", "Consumer", "Producer", "Program", "Provider"]
+
+PROTOCOLS: Final = ("emp", "emqp", "relink", "epoxy", "micromsg2")
+_REQUEST_S: Final = 10.0
+_AGAIN_S: Final = 0.3
 
 
 def encode_message(key: MessageKey, filler: int) -> bytes:
@@ -36,160 +46,149 @@ def decode_message(payload: bytes) -> MessageKey:
     return MessageKey(destination, producer, number)
 
 
-class Speaker(ABC):
-    """A connected client of one protocol."""
-
-    protocol: ClassVar[str]
-
-    def __init__(self, hub: HubMachine) -> None:
-        self.hub = hub
-
-    @abstractmethod
-    async def open(self) -> None:
-        """Connect. Raises ClientError."""
-
-    @abstractmethod
-    async def publish(self, destination: str, payload: bytes) -> int | None:
-        """Send and wait for the acknowledgement; the id if it is known. Raises ClientError."""
-
-    @abstractmethod
-    def subscribe(self, destination: str, name: str) -> AsyncIterator[tuple[bytes, object]]:
-        """Payloads, and what `settle` takes."""
-
-    @abstractmethod
-    def settle(self, delivery: object) -> None:
-        """Done with it."""
-
-    @abstractmethod
-    async def close(self) -> None:
-        """Disconnect."""
+def _url(protocol: str, hub: HubMachine) -> str:
+    if protocol != "emqp":
+        return f"{protocol}://{hub.host}:{hub.ports[protocol]}"
+    ports = {name: hub.ports[f"emqp-{name}"] for name in ("workers", "publishers", "subscribers")}
+    query = "&".join(f"{name}={port}" for name, port in ports.items())
+    return f"emqp://{hub.host}:{hub.ports['emqp-clients']}?{query}"
 
 
-class EmpSpeaker(Speaker):
-    protocol = "emp"
+class Program:
+    """A program with one client of one protocol."""
 
-    async def open(self) -> None:
-        self._client = EmpClient(self.hub.host, self.hub.ports["emp"], backoff=Backoff(0.05, 0.5))
-        await self._client.__aenter__()
-
-    async def publish(self, destination: str, payload: bytes) -> int | None:
-        data = {"destination": destination, "json": msgspec.Raw(payload)}
-        answer = await self._client.request("$publish", data)
-        return answer["id"]
-
-    def subscribe(self, destination: str, name: str):
-        raise NotImplementedError
-
-    def settle(self, delivery: object) -> None:
-        raise NotImplementedError
-
-    async def close(self) -> None:
-        await self._client.close()
-
-
-class MicroMsg2Speaker(Speaker):
-    protocol = "micromsg2"
-
-    async def open(self) -> None:
-        self._client = MicroMsg2Client(
-            self.hub.host, self.hub.ports["micromsg2"], backoff=Backoff(0.05, 0.5)
-        )
-        await self._client.__aenter__()
-
-    async def publish(self, destination: str, payload: bytes) -> int | None:
-        await self._client.send(destination, payload)
-        return None
-
-    async def subscribe(self, destination: str, name: str):
-        async with self._client.subscribe(destination, name=name or None, manual=True) as found:
-            async for delivery in found:
-                yield delivery.payload, delivery
-
-    def settle(self, delivery) -> None:
-        delivery.acknowledge()
-
-    async def close(self) -> None:
-        await self._client.close()
-
-
-SPEAKERS = {"emp": EmpSpeaker, "micromsg2": MicroMsg2Speaker}
-
-
-class Producer:
-    """Sends messages one after the other, and reports what it is told."""
-
-    def __init__(self, name: str, speaker: Speaker, destination: str, seen: Observations) -> None:
-        self.name = name
-        self.sent = 0
+    def __init__(self, process: Process, protocol: str, hub: HubMachine, seen: Observations) -> None:
+        self.name = process.name
+        self.protocol = protocol
+        self.random = process.world.random
+        self.world = process.world
+        self.seen = seen
         self.is_finished = False
-        self._speaker = speaker
-        self._destination = destination
-        self._seen = seen
+        self._hub = hub
 
-    async def run(self, process: Process, count: int, pause_s: float) -> None:
-        """Send so many."""
-        random = process.world.random
+    async def open(self) -> Client:
+        """A connected client; tries until there is a hub."""
         while True:
+            client = connect(
+                _url(self.protocol, self._hub),
+                timeout_s=_REQUEST_S,
+                backoff=lambda: Backoff(0.05, 1.0),
+            )
             try:
-                await self._speaker.open()
-                break
+                return await client.__aenter__()
             except ClientError as error:
-                self._seen.unknown(error)
-                await asyncio.sleep(0.3)
-        while self.sent < count:
-            await asyncio.sleep(random.expovariate(1 / pause_s))
-            self.sent += 1
-            key = MessageKey(self._destination, self.name, self.sent)
-            self._seen.attempted(key)
+                self.seen.failed(self.name, error)
+                await asyncio.sleep(_AGAIN_S)
+
+
+class Producer(Program):
+    """Sends messages one after the other, or some at a time."""
+
+    async def run(self, destination: str, count: int, pause_s: float) -> None:
+        """Send so many."""
+        client = await self.open()
+        number = 0
+        while number < count:
+            await asyncio.sleep(self.random.expovariate(1 / pause_s))
+            keys = []
+            for _ in range(1 if self.random.random() < 0.8 else self.random.randint(2, 20)):
+                number += 1
+                keys.append(MessageKey(destination, self.name, number))
+                self.seen.attempted(keys[-1])
+            payloads = [encode_message(key, self.random.randint(0, 300)) for key in keys]
             try:
-                identifier = await self._speaker.publish(
-                    self._destination, encode_message(key, random.randint(0, 200))
-                )
-            except (ConnectionLost, RequestTimeout, ConnectFailed) as error:
-                self._seen.disturbed(self.name)
-                self._seen.unknown(error)
-            except RequestFailed as error:
-                self._seen.refused(key, error)
+                ids = await client.publish_many(destination, payloads)
+            except CrosswireError as error:
+                # Of several it is unknown which were taken.
+                if isinstance(error, HubError) and len(keys) == 1:
+                    self.seen.refused(keys[0])
+                self.seen.failed(self.name, error)
             else:
-                self._seen.acknowledged(key, identifier)
+                # eMQP does not acknowledge what is published to a topic.
+                if self.protocol != "emqp" or not destination.startswith("topic/"):
+                    for key, identifier in zip(keys, ids, strict=True):
+                        self.seen.acknowledged(key, identifier)
         self.is_finished = True
 
 
-class Consumer:
-    """Consumes a queue, or a topic by a named subscription, and reports what it gets."""
+class Consumer(Program):
+    """Consumes a queue, or a topic by a named subscription."""
 
-    def __init__(
-        self, name: str, speaker: Speaker, destination: str, group: str, seen: Observations
-    ) -> None:
-        self.name = name
-        self._speaker = speaker
-        self._destination = destination
-        self._group = group
-        self._seen = seen
-
-    async def run(self, process: Process) -> None:
-        """Consume until the world ends."""
-        random = process.world.random
-        subscription = self._group if self._group != self._destination else ""
+    async def run(self, destination: str, name: str, window: int, refusing: float) -> None:
+        """Consume until the world ends; refuse a share of what arrives."""
+        client = await self.open()
+        group = f"{destination} {name}" if name else destination
         while True:
             try:
-                await self._speaker.open()
-                break
-            except ClientError as error:
-                self._seen.unknown(error)
-                await asyncio.sleep(0.3)
+                subscription = client.subscribe(
+                    destination, name=name, window=window, start="earliest" if name else ""
+                )
+                async with subscription:
+                    self.seen.subscribed(group, self.name)
+                    async for message in subscription:
+                        await self._take(group, message, refusing)
+            except CrosswireError as error:
+                self.seen.failed(self.name, error)
+                await asyncio.sleep(_AGAIN_S)
+
+    async def _take(self, group: str, message: Message, refusing: float) -> None:
+        try:
+            key = decode_message(message.payload)
+        except (ValueError, msgspec.DecodeError) as error:
+            self.world.violate(f"{self.name} got a message that nobody sent: {error}")
+            return
+        self.seen.delivered(group, key, self.name, message.attempt)
+        if self.random.random() < 0.3:
+            await asyncio.sleep(self.random.expovariate(100))
+        try:
+            if self.random.random() < refusing:
+                self.seen.returned(group, key)
+                await message.refuse("the simulation refuses some")
+            else:
+                self.seen.settled(group, key, self.name)
+                await message.settle()
+        except DeliveryLost as error:
+            self.seen.failed(self.name, error)
+
+
+class Provider(Program):
+    """Serves a service that answers with what it was asked."""
+
+    async def run(self, service: str) -> None:
+        """Serve until the world ends."""
+        client = await self.open()
         while True:
             try:
-                async for payload, delivery in self._speaker.subscribe(
-                    self._destination, subscription
-                ):
-                    key = decode_message(payload)
-                    self._seen.delivered(self._group, key, self.name)
-                    if random.random() < 0.3:
-                        await asyncio.sleep(random.expovariate(100))
-                    self._speaker.settle(delivery)
-                    self._seen.settled(self._group, key, self.name)
-            except ClientError as error:
-                self._seen.disturbed(self.name)
-                self._seen.unknown(error)
-                await asyncio.sleep(0.2)
+                served = await client.serve(service, self._answer)
+                await asyncio.shield(served.ended)
+            except CrosswireError as error:
+                self.seen.failed(self.name, error)
+                await asyncio.sleep(_AGAIN_S)
+
+    async def _answer(self, message: Message) -> object:
+        if self.random.random() < 0.3:
+            await asyncio.sleep(self.random.expovariate(50))
+        return message.json()
+
+
+class Caller(Program):
+    """Calls a service, and checks the answers."""
+
+    async def run(self, service: str, count: int, pause_s: float) -> None:
+        """Call so many times."""
+        client = await self.open()
+        for number in range(1, count + 1):
+            await asyncio.sleep(self.random.expovariate(1 / pause_s))
+            key = MessageKey(service, self.name, number)
+            started = self.world.now
+            try:
+                answer = await client.call(service, {"call": encode_message(key, 20).decode()})
+            except (NoProvider, ProviderLost, ClientError, HubError) as error:
+                self.seen.failed(self.name, error)
+                if self.world.now - started > 3 * _REQUEST_S:
+                    self.world.violate(f"{self.name}: a call took {self.world.now - started:.1f} s")
+            else:
+                got = decode_message(answer.json()["call"].encode())
+                if got != key:
+                    self.world.violate(f"{self.name} called with {key} and was answered {got}")
+        self.is_finished = True

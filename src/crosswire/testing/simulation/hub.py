@@ -45,6 +45,7 @@ class HubMachine:
         self.process: Process | None = None
         self.starts = 0
         self.is_stopping = False
+        self.is_ready = False
         self.has_power = True
         self.ports = {
             name: _FIRST_PORT + index
@@ -73,7 +74,7 @@ class HubMachine:
     def start(self) -> None:
         """Start a hub; it may fail, like any process, if the disk does."""
         self.starts += 1
-        self.is_stopping = False
+        self.is_stopping = self.is_ready = False
         self.process = process = self.world.process(f"hub-{self.host}.{self.starts}", self.host)
         self.world.note(f"{process.name} starts")
         server = self.server = Server(
@@ -89,6 +90,7 @@ class HubMachine:
         """A start that fails with a clear error ends the process; a supervisor tries again."""
         try:
             await server.start()
+            self.is_ready = True
         except StoreError as error:
             self.world.note(f"{process.name} does not start: {error}")
             self.world.at(self.world.now, lambda: self.world.kill(process))

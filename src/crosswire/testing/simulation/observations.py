@@ -9,15 +9,32 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
+
+from crosswire.errors import CrosswireError, HubError
 
 __all__ = ["DeliveryKey", "MessageKey", "Observations"]
 
 _SETTLE_S: Final = 2.0
 """A settlement is durable after this time at the latest, if nothing fails meanwhile."""
+
+
+EXPECTED_ERRORS: Final = frozenset(
+    {
+        "ConnectFailed",
+        "ConnectionLost",
+        "DeliveryLost",
+        "DestinationFull",
+        "LinkLost",
+        "NoProvider",
+        "ProviderLost",
+        "RequestTimeout",
+    }
+)
+"""Errors that a program has to expect of a hub that crashes, restarts and runs out of disk."""
 
 
 class MessageKey(NamedTuple):
@@ -78,7 +95,10 @@ class Observations:
         self._disturbances: dict[str, list[float]] = defaultdict(list)
         self._last_first: dict[tuple[str, str, str], tuple[int, float]] = {}
         self.errors: dict[str, int] = defaultdict(int)
+        self.subscriptions: dict[str, float] = {}
+        """Queues and named subscriptions that are consumed, and since when."""
         self._suspicions: list[tuple[str, str, float]] = []
+        self._consumers: dict[str, set[str]] = defaultdict(set)
         self.is_damaged = False
         """Whether something on a disk was destroyed: then messages may be lost, if it is said."""
 
@@ -96,20 +116,30 @@ class Observations:
             if other != key:
                 self._world.violate(f"id {identifier} was given to {other} and to {key}")
 
-    def refused(self, key: MessageKey, error: Exception) -> None:
+    def refused(self, key: MessageKey) -> None:
         """The hub has said that it did not take it."""
         self.lives[key].is_refused = True
-        self.errors[type(error).__name__] += 1
 
-    def unknown(self, error: Exception) -> None:
-        """The client does not know what became of it."""
-        self.errors[type(error).__name__] += 1
+    def failed(self, who: str, error: CrosswireError) -> None:
+        """A client got this error."""
+        name = type(error).__name__
+        self.errors[name] += 1
+        is_disk = type(error) is HubError and "disk" in str(error)
+        if name not in EXPECTED_ERRORS and not is_disk:
+            self._world.violate(f"{who} got {name}, which no fault explains: {error}", error)
+
+    def subscribed(self, group: str, consumer: str) -> None:
+        """The hub has confirmed a subscription: from now on all that it matches is delivered."""
+        self._consumers[group].add(consumer)
+        self.subscriptions.setdefault(group, self._world.now)
 
     def disturbed(self, who: str) -> None:
         """A client lost its connection, or (`hub`) the hub its memory or its disk."""
         self._disturbances[who].append(self._world.now)
 
-    def delivered(self, group: str, key: MessageKey, consumer: str) -> None:
+    def delivered(
+        self, group: str, key: MessageKey, consumer: str, attempt: int | None = None
+    ) -> None:
         """A consumer has got it."""
         world, life = self._world, self.lives.get(key)
         if life is None:
@@ -119,6 +149,8 @@ class Observations:
             world.violate(f"{consumer} got {key}, which the hub had refused")
         reception = self.receptions.setdefault(DeliveryKey(group, key), _Reception())
         reception.deliveries += 1
+        if attempt is not None and attempt > self._max_attempts:
+            world.violate(f"{consumer} got {key} for the {attempt}th time")
         settled_at = reception.settled_at
         if settled_at is not None and not self._was_disturbed(
             (reception.settled_by, "hub"), settled_at - _SETTLE_S, settled_at + _SETTLE_S
@@ -146,6 +178,8 @@ class Observations:
 
     def _check_order(self, group: str, key: MessageKey, consumer: str) -> None:
         """Messages of one producer are delivered to one consumer in order, for the first time."""
+        if len(self._consumers[group]) > 1:
+            return
         way = (group, key.producer, consumer)
         last = self._last_first.get(way)
         if last is not None and key.number < last[0]:
@@ -178,23 +212,21 @@ class Observations:
 
     # At the end.
 
-    def missing(self, groups: Iterable[str], dead: Iterable[DeliveryKey]) -> list[DeliveryKey]:
-        """What was acknowledged, and neither settled nor dead-lettered, by queue."""
-        accounted = set(dead)
+    def missing(self, dead: Collection[DeliveryKey] = ()) -> list[DeliveryKey]:
+        """What was acknowledged, and is neither settled nor a dead letter."""
         found = []
-        for group in groups:
-            for key, life in self.lives.items():
-                if key.destination != group or life.acknowledged_at is None:
+        for key, life in self.lives.items():
+            if life.acknowledged_at is None:
+                continue
+            for group, since in self.subscriptions.items():
+                # A subscription starts with the earliest that is kept, or when it was made.
+                if group.partition(" ")[0] != key.destination or life.attempted_at < since:
                     continue
                 delivery = DeliveryKey(group, key)
                 reception = self.receptions.get(delivery)
-                if (reception is None or reception.settled_at is None) and (
-                    delivery not in accounted
-                ):
+                if (reception is None or reception.settled_at is None) and delivery not in dead:
                     found.append(delivery)
         return found
-
-
 
     def check_suspicions(self) -> None:
         """Who was thought to be gone must have noticed it by now."""
