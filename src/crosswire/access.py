@@ -167,6 +167,13 @@ class Access:
         user = self._users.get(principal)
         return not self._users or (user is not None and bool(getattr(user, right)))
 
+    def may_reach(self, principal: str, right: Right, service: str) -> bool:
+        """Whether the principal has this right to a service, or to one of its methods."""
+        user = self._users.get(principal)
+        return not self._users or (
+            user is not None and any(_reaches(each, service) for each in getattr(user, right))
+        )
+
     def may_administer(self, principal: str) -> bool:
         """Whether the principal may use the administrative operations of the HTTP API."""
         user = self._users.get(principal)
@@ -220,6 +227,17 @@ def covers(pattern: str, destination: str) -> bool:
         if level != levels[position] and level != "+":
             return False
     return len(levels) == len(allowed)
+
+
+def _reaches(pattern: str, destination: str) -> bool:
+    """Whether the pattern matches the destination, or something below it."""
+    levels = destination.split("/")
+    for level, wanted in zip(allowed := pattern.split("/"), levels, strict=False):
+        if level == "#":
+            return True
+        if level not in (wanted, "+"):
+            return False
+    return len(allowed) >= len(levels)
 
 
 def subscription_label(owner: str, name: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import perf_counter
 from typing import Final, ParamSpec, cast
@@ -39,6 +39,10 @@ LEAST_PART_BYTES = 256
 _BROKEN: Final = select.POLLERR | select.POLLNVAL
 # Only Linux has POLLRDHUP for a half-closed peer; elsewhere POLLHUP covers it.
 _FINISHED: Final = select.POLLHUP | getattr(select, "POLLRDHUP", 0)
+
+_KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
+"""A peer that answers none of six probes, ten seconds apart, after a minute of silence, is gone.
+The system's own defaults would take two hours."""
 
 P = ParamSpec("P")
 
@@ -538,17 +542,18 @@ class Session(asyncio.Protocol):
             self._timer = None
 
 
-def use_keep_alive(transport: asyncio.Transport, options: Mapping[str, int] | None = None) -> None:
+def use_keep_alive(transport: asyncio.Transport) -> None:
     """Have TCP probe a silent peer, for protocols without a ping of their own.
 
-    `options` are names of `socket` and their values; those that the system lacks are left out.
+    A machine that loses power says no goodbye: whoever only receives would wait for ever. Options
+    that the system lacks are left out.
     """
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     with suppress(OSError):  # reset meanwhile: the session notices the end anyway
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (options or {}).items():
+        for option, value in _KEEP_ALIVE.items():
             if hasattr(socket, option):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 

@@ -62,9 +62,6 @@ _EVICTED_S: Final = 1.0
 _CALL_BYTES: Final = 1024
 """What a call in progress takes in memory beside its payload, roughly."""
 
-_KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
-"""A peer that answers none of six probes, ten seconds apart, after a minute of silence, is gone."""
-
 
 class Gateway(ABC):
     """One peer's adapter to the hub: owner of its session, receiver of its deliveries and calls.
@@ -277,7 +274,7 @@ class Gateway(ABC):
             self.certificate = certificate
         transport.set_write_buffer_limits(context.config.connections.congested_bytes)
         self.session.on_congestion = self.hold_back
-        use_keep_alive(transport, _KEEP_ALIVE)
+        use_keep_alive(transport)
         if context.tap is not None:
             self._run("tap", self._open_tap, context.tap)
         context.gateways[self.id] = self

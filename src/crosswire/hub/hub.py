@@ -10,9 +10,11 @@ receives it: each is given what it needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
 from random import Random
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 from crosswire.access import parse_subscription_dead_letters
 from crosswire.commitlog.contract import CommitLog, Receipt
@@ -45,8 +47,11 @@ from crosswire.store.contract import Store
 __all__ = ["Hub"]
 
 _HOUSEKEEPING_S: Final = 10.0
-_CLEANED: Final = 256
-"""Queues or topics that housekeeping looks at before others may have a turn."""
+_CHORES: Final = 200
+_PAUSE_S: Final = 0.005
+
+Chore: TypeAlias = tuple[Any, ...]
+"""A callback and its arguments."""
 
 
 class Hub:
@@ -323,6 +328,10 @@ class Hub:
         """Every queue in order of names, those that nobody used since the start included."""
         return self._destinations.all_queues()
 
+    def depth(self, destination: str) -> tuple[int, int]:
+        """Length and size in bytes of a queue, which is not opened for it."""
+        return self._destinations.depth(destination)
+
     def topics(self) -> list[Topic]:
         """Every topic in order of names."""
         return [topic for _, topic in sorted(self._destinations.topics.items())]
@@ -438,32 +447,32 @@ class Hub:
         the next one when it is called."""
         self._core.timers.at_least(owner, due, action)
 
-    def _keep_house(self, now: float) -> None:
+    def _keep_house(self, now: float, chores: Iterator[Chore] | None = None) -> None:
         """Delete what is settled, sealed in the lake and past its retention.
 
-        In parts: there may be tens of thousands of queues and topics.
+        In steps: with tens of thousands of queues a round takes a second.
         """
-        self.call_at(now + _HOUSEKEEPING_S, self._keep_house)
-        queues = list(self._destinations.queues.values())
-        for start in range(0, len(queues), _CLEANED):
-            self.defer("housekeeping", self._reclaim, queues[start : start + _CLEANED])
-        topics = [*self._destinations.topics.values(), *self.services.journals.values()]
-        for start in range(0, len(topics), _CLEANED):
-            self.defer("housekeeping", self._retain, topics[start : start + _CLEANED], now)
-        self.defer("housekeeping", self._clean_rest, now)
+        chores = self._chores(now) if chores is None else chores
+        done = 0
+        for work, *args in islice(chores, _CHORES):
+            self.callbacks.run("housekeeping", work, *args)
+            done += 1
+        if done == _CHORES:
+            self.call_at(now + _PAUSE_S, partial(self._keep_house, chores=chores))
+        else:
+            self.call_at(now + _HOUSEKEEPING_S, self._keep_house)
 
-    def _reclaim(self, queues: Sequence[Queue]) -> None:
-        for queue in queues:
-            self.callbacks.run("housekeeping", queue.reclaim)
+    def _chores(self, now: float) -> Iterator[Chore]:
+        """What a round of housekeeping calls, with its arguments."""
+        for queue in list(self._destinations.queues.values()):
+            yield (queue.reclaim,)
+        for topic in (*self._destinations.topics.values(), *self.services.journals.values()):
+            yield topic.retain, now
+        yield (self.subscriptions.report_gaps,)
+        yield self.staging.keep_house, now
+        yield (self._forget_rows,)
 
-    def _retain(self, topics: Sequence[Topic], now: float) -> None:
-        for topic in topics:
-            self.callbacks.run("housekeeping", topic.retain, now)
-
-    def _clean_rest(self, now: float) -> None:
-        run = self.callbacks.run
-        run("housekeeping", self.subscriptions.report_gaps)
-        run("housekeeping", self.staging.keep_house, now)
+    def _forget_rows(self) -> None:
         rows = self.store.next_row - 1 - self.config.ledger_rows
         if self.config.lake:
             rows = self.seals.released_row

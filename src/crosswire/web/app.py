@@ -38,6 +38,7 @@ from crosswire.web.contract import (
     OperationRequest,
     failure_of,
 )
+from crosswire.web.long_work import LongWork, QueueTotals
 from crosswire.web.numbers import check_numbers
 from crosswire.web.replays import Replays
 
@@ -76,6 +77,7 @@ class App:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.replays = Replays()
+        self._work = LongWork()
         self._arrow_bodies = asyncio.Semaphore(_ARROW_BODIES)
         routes = [_route(self, operation) for operation in _in_order(OPERATIONS)]
         routes += [
@@ -133,7 +135,8 @@ class App:
             if operation.takes == "arrow":
                 body = await self._body(request, ARROW, self.server.config.ingest.part_bytes)
             elif operation.body is not None:
-                data = await self._body(request, JSON, self.server.config.http.body_bytes)
+                most = self.server.config.http.body_bytes
+                data = await self._body(request, JSON, min(operation.body_bytes or most, most))
                 body = msgspec.json.decode(data, type=operation.body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return _failure(400, FailureResponse("invalid_request", str(error)))
@@ -148,6 +151,7 @@ class App:
             query=query,
             body=body,
             identify=functools.partial(self._identify, request),
+            work=self._work,
         )
         answer = operation.handler(ask)
         if isinstance(answer, AsyncGenerator):
@@ -285,7 +289,8 @@ class App:
         return notes
 
     async def _metrics(self, request: Request) -> Response:
-        await self._authenticate(request, "administer")
+        await self._authenticate(request, "observe")
+        totals = await self._work.totals(self.server.hub)
         watchdog, metrics = self.server.watchdog, self.server.metrics
         lag = {
             "crosswire_loop_lag_seconds": ("Delay of timer runs.", watchdog.lag),
@@ -298,12 +303,12 @@ class App:
                 metrics.disk_waits,
             ),
         }
-        text = render(self.server.metrics, self.server.context.counters, self._gauges(), lag)
+        text = render(self.server.metrics, self.server.context.counters, self._gauges(totals), lag)
         return Response(text, headers={**_HEADERS, "content-type": _METRICS})
 
-    def _gauges(self) -> dict[str, tuple[str, float]]:
+    def _gauges(self, totals: QueueTotals) -> dict[str, tuple[str, float]]:
         hub, context = self.server.hub, self.server.context
-        queues, watchdog = hub.queues(), self.server.watchdog
+        watchdog = self.server.watchdog
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return {
             "crosswire_connections": (
@@ -336,19 +341,10 @@ class App:
                 "Addresses with failed sign-ins within ten minutes.",
                 len(context.sign_ins),
             ),
-            "crosswire_queues": ("Queues, including those of dead letters.", len(queues)),
-            "crosswire_queue_messages": (
-                "Unsettled messages in queues.",
-                sum(queue.length for queue in queues if not queue.is_dead),
-            ),
-            "crosswire_queue_bytes": (
-                "Size of unsettled messages in queues.",
-                sum(queue.size_bytes for queue in queues if not queue.is_dead),
-            ),
-            "crosswire_dead_letters": (
-                "Messages in queues of dead letters.",
-                sum(queue.length for queue in queues if queue.is_dead),
-            ),
+            "crosswire_queues": ("Queues, including those of dead letters.", totals.queues),
+            "crosswire_queue_messages": ("Unsettled messages in queues.", totals.messages),
+            "crosswire_queue_bytes": ("Size of unsettled messages in queues.", totals.size_bytes),
+            "crosswire_dead_letters": ("Messages in queues of dead letters.", totals.dead_letters),
             "crosswire_topics": ("Topics.", len(hub.topics_by_name())),
             "crosswire_subscriptions": ("Named subscriptions.", len(hub.subscriptions.all())),
             "crosswire_services": ("Services with a provider.", len(hub.services.providers())),

@@ -530,14 +530,24 @@ class EmpGateway(Gateway):
         return data
 
     def _list_ops(self, _data: bytes) -> bytes:
-        served = [name.removeprefix("service/") for name in self.hub.services.providers()]
+        may_reach = self.context.access.may_reach
+        served = [
+            name.removeprefix("service/")
+            for name in self.hub.services.providers()
+            if may_reach(self.principal, "call", name)
+        ]
         names = [*sorted(_OPERATIONS), "$publish", *sorted(served)]
         return encode({"ops": [{"name": name} for name in names]})
 
     def _get_op(self, data: bytes) -> bytes:
         name = msgspec.json.decode(data, type=GetOpData).op_name
         known = name in _OPERATIONS or name == "$publish"
-        if not known and not (not name.startswith("$") and self.hub.is_served(f"service/{name}")):
+        # One that the peer may not call is unknown to it, whether there is one or not.
+        if not known and (
+            name.startswith("$")
+            or not self.context.access.may_reach(self.principal, "call", f"service/{name}")
+            or not self.hub.is_served(f"service/{name}")
+        ):
             raise NoProvider(f"nobody provides {name}")
         return encode({"op": {"name": name}})
 
