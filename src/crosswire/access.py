@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import lru_cache
 from typing import Final, Literal
 from urllib.parse import quote, unquote
 
@@ -26,6 +25,11 @@ Right = Literal["produce", "consume", "call", "serve"]
 
 ANONYMOUS: Final = ""
 
+_DECISIONS_BYTES: Final = 8 * 1024 * 1024
+"""What remembered decisions may take in memory."""
+_DECISION_BYTES: Final = 256
+_CHARACTER_BYTES: Final = 4
+"""What a decision takes beside its destination, and a character of that at most."""
 _CERTIFICATE_NAMES: Final = ("cn", "dns", "uri", "email")
 
 
@@ -89,6 +93,8 @@ class Access:
     """
 
     def __init__(self, users: Sequence[User] = ()) -> None:
+        self.open = not users
+        """No user is configured: every peer that can connect may do everything."""
         self._users = {user.name: user for user in users}
         self._certificates = {
             _certificate_name(user.certificate): user.name for user in users if user.certificate
@@ -98,13 +104,8 @@ class Access:
             {user.name: user.token_hash for user in users if user.token_hash is not None},
         )
         self._curve_keys = {user.curve_key: user.name for user in users if user.curve_key}
-        # Asked for every message. Bounded, since peers choose the destinations.
-        self._decide = lru_cache(maxsize=65536)(self._may)
-
-    @property
-    def open(self) -> bool:
-        """No user is configured: every peer that can connect may do everything."""
-        return not self._users
+        self._decisions: dict[tuple[str, Right, str], bool] = {}
+        self._decisions_bytes = 0
 
     def knows(self, name: str) -> bool:
         """Whether there is a user of this name."""
@@ -141,7 +142,25 @@ class Access:
 
     def may(self, principal: str, right: Right, destination: str) -> bool:
         """Whether the principal has this right to a destination or to a whole pattern."""
-        return not self._users or self._decide(principal, right, destination)
+        if not self._users:
+            return True
+        # Asked for every message.
+        key = (principal, right, destination)
+        decision = self._decisions.get(key)
+        if decision is None:
+            decision = self._may(principal, right, destination)
+            self._remember(key, decision)
+        return decision
+
+    def _remember(self, key: tuple[str, Right, str], decision: bool) -> None:
+        """Keep a decision. Limited by bytes, since peers choose the destinations; all are dropped
+        at once, which is simple, and a decision takes a few microseconds."""
+        size = len(key[2]) * _CHARACTER_BYTES + _DECISION_BYTES
+        if self._decisions_bytes + size > _DECISIONS_BYTES:
+            self._decisions.clear()
+            self._decisions_bytes = 0
+        self._decisions[key] = decision
+        self._decisions_bytes += size
 
     def may_anywhere(self, principal: str, right: Right) -> bool:
         """Whether the principal has this right to any destination at all."""

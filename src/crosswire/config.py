@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from crosswire.errors import ConfigError, InvalidDestination, InvalidEnvelope, I
 from crosswire.hub.cron import check_cron
 from crosswire.hub.policies import QueuePolicy, ServicePolicy, StagingLimits, TopicPolicy
 from crosswire.hub.schedules import check_id, check_interval
-from crosswire.listeners import HTTP_LISTENERS, LISTENERS, PLAIN_LISTENERS
+from crosswire.listeners import HTTP_LISTENERS, LISTENERS, PLAIN_LISTENERS, is_loopback
 from crosswire.store.engine import LEAST_BUFFER_BYTES, StoreLimits
 from crosswire.store.reserve import flush_bytes
 from crosswire.tokens import MOST_WORK, distinct_salts
@@ -69,12 +68,7 @@ class Address(msgspec.Struct, frozen=True):
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -96,8 +90,14 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProtocolLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of each protocol: see its page."""
+    """The limits of each protocol: see its page.
 
+    `memory_bytes` is what all peers together may cause the hub to hold in memory; 0 is half of what
+    the process may use. `share` is the part of it, and of other limits, that one user may have.
+    """
+
+    memory_bytes: int = 0
+    share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.25
     emp: EmpLimits = EmpLimits()
     emqp: EmqpLimits = EmqpLimits()
     relink: RelinkLimits = RelinkLimits()
@@ -131,9 +131,11 @@ class EmqpSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`hosts` are names that the hub may be addressed by, beside addresses and localhost: requests
-    for any other are refused. `body_bytes` is the largest body of a request."""
+    for any other are refused. `body_bytes` is the largest body of a request. `connections` don't
+    count in those of all other listeners."""
 
     hosts: tuple[str, ...] = ()
+    connections: Positive = 1_000
     body_bytes: Positive = 8 * 1024 * 1024
 
 

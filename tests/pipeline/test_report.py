@@ -56,12 +56,12 @@ def schema(texts: str, numbers: str = "", flags: str = "", **more: pa.DataType) 
 
 SCHEMAS = {
     "gold/traffic": schema(
-        "protocol destination",
+        "protocol destination leg",
         "minute messages sends publishes requests responses bytes errors latency_max_us",
         histogram=HISTOGRAM,
     ),
     "gold/conversations": schema(
-        "node connection direction protocol destination correlation outcome",
+        "node connection direction protocol destination leg correlation outcome",
         "asked answered latency_us request_bytes response_bytes",
     ),
     "gold/sessions": schema(
@@ -120,6 +120,7 @@ def traffic_rows(minutes: int) -> Rows:
             "minute": START + minute * MINUTE,
             "protocol": protocol,
             "destination": destination,
+            "leg": "caller",
             "messages": (number := random.randrange(20, 60 + minute)),
             "sends": 0,
             "publishes": 0,
@@ -144,6 +145,7 @@ def conversation(number: int, **more: Any) -> dict[str, Any]:
         "direction": "forward",
         "protocol": "emp",
         "destination": "service/price",
+        "leg": "caller",
         "correlation": str(number),
         "asked": asked,
         "answered": asked + number * 10,

@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from crosswire.envelope import MICROSECONDS, ONLY_FOR, Envelope
 from crosswire.hub.attachment import (
+    LEFT,
     Attachment,
     Delivery,
     DeliveryGap,
@@ -272,7 +273,7 @@ class Subscriber(Attachment):
         if self.is_lagging:
             self._catch_up()
 
-    def close(self, now: float) -> None:  # noqa: ARG002
+    def close(self, now: float, *, cause: str = LEFT) -> None:  # noqa: ARG002
         """Detach it."""
         if self.is_open:
             self.stop_deliveries()

@@ -290,7 +290,14 @@ class Log:
 
     async def _logs(self, choice: LogSelection) -> dict[str, int]:
         """Numbers of the store's logs that may have selected messages, by destination."""
-        return await self._in_thread(choice.logs, dict(self._hub.store.destinations()))
+        numbers = dict(self._hub.store.destinations())
+        return await self._in_thread(choice.logs, numbers, self._go_on)
+
+    def _go_on(self) -> None:
+        """On a thread: lets the event loop in, and ends when the hub stops."""
+        if self._is_closed:
+            raise ServiceUnavailable("the hub is stopping")
+        time.sleep(0)
 
     def _moment(self) -> Moment:
         hub = self._hub
@@ -299,7 +306,14 @@ class Log:
         return Moment(hub.store.view(), kept, hub.committed_id, limit)
 
     def _pieces(self, moment: Moment, choice: LogSelection, logs: Mapping[str, int]) -> LogSnapshot:
-        return LogSnapshot(self._history, moment, choice, logs, report=self._report)
+        return LogSnapshot(
+            self._history, moment, choice, logs, report=self._report, breathe=self._breathe
+        )
+
+    def _breathe(self, pause_s: float) -> None:
+        """On a thread: pauses, and ends when the hub stops."""
+        self._go_on()
+        time.sleep(pause_s)
 
     def _report(self, error: RecordDamaged) -> None:
         """From a thread."""

@@ -29,15 +29,17 @@ from crosswire.errors import (
     StoreDamaged,
     StoreError,
 )
-from crosswire.gateways.context import Clock, GatewayContext
+from crosswire.gateways.context import GatewayContext
 from crosswire.gateways.gateway import Gateway
 from crosswire.gateways.payloads import JSON, TEXT, Schemas
 from crosswire.hub.hub import Hub
 from crosswire.hub.policies import HubConfig
 from crosswire.hub.schedules import Schedule
+from crosswire.hub.wall import Clock
 from crosswire.lake.files import find
 from crosswire.listeners import HTTP_LISTENERS, PLAIN_LISTENERS
 from crosswire.logs import log_event
+from crosswire.resources import memory_limit_bytes, raise_file_limit
 from crosswire.server.exposure import refuse_exposures
 from crosswire.server.lake_feed import LakeFeed, note_absence
 from crosswire.server.leftovers import LeftoverCheck
@@ -62,6 +64,10 @@ _TICK_S: Final = 0.1
 _AFTER_FAILURE_S: Final = 1.0
 _IDLE_CHECK_S: Final = 10.0
 _GOODBYE_S: Final = 2.0
+_WINDOWS_PART: Final = 4
+"""Queues and subscriptions together keep messages in memory up to this part of the limit."""
+_OWN_FILES: Final = 1_024
+"""Files that are open beside connections: those of store and lake, and listeners."""
 _CONFIGURED: Final = "configured"
 _STORE_FILES: Final = re.compile(
     r"LOCK|LOG.*|IDENTITY|MANIFEST-\d+|OPTIONS-\d+(\.dbtmp)?|\d+\.(sst|log|dbtmp)|RESERVE"
@@ -173,6 +179,7 @@ class Server:
             raise
         self.hub.commits.start(asyncio.get_running_loop())
         try:
+            self._follow_file_limit()
             await self._open_lake()
             self._follow_schedules(config.schedules)
             for name in addresses:
@@ -332,10 +339,10 @@ class Server:
             context.authorities = self._tls.current.authorities
         self._follow_schedules(config.schedules)
         self.hub.reconfigure(_hub_config(config))
-        self.config = context.config = config
-        before, context.access = context.access, Access(config.users)
-        context.schemas = schemas
-        context.connection_slots.limits = config.connections
+        self.config = config
+        before = context.access
+        context.reconfigure(config, Access(config.users), schemas)
+        self._follow_file_limit()
         names = self.listeners.keys() - set(HTTP_LISTENERS)
         revoke(context, before, {_gateway(name) for name in names})
         return sorted(waiting)
@@ -433,6 +440,31 @@ class Server:
         if deadline is not None and deadline <= now:
             self.hub.handle_deadline(now)
         self._close_idle()
+        loop_time = asyncio.get_running_loop().time()
+        self.context.budget.check(loop_time)
+        expired = self.context.newcomers.check(loop_time)
+        if expired:
+            self.context.count("turned_away", "", "time", by=expired)
+
+    def _follow_file_limit(self) -> None:
+        """Every connection needs an open file: where the process may not have as many, it has fewer
+        connections."""
+        config = self.config
+        wanted = config.connections.connections + config.http.connections + _OWN_FILES
+        allowed = raise_file_limit(wanted)
+        if allowed >= wanted:
+            return
+        others = min(config.http.connections + _OWN_FILES, allowed // 2)
+        most = self.context.connection_slots.most = max(allowed - others, 1)
+        log_event(
+            _log,
+            logging.WARNING,
+            "fewer connections than configured: the limit of open files is too low",
+            connections=most,
+            configured=config.connections.connections,
+            open_files=allowed,
+            needed=wanted,
+        )
 
     def _close_idle(self) -> None:
         loop = asyncio.get_running_loop()
@@ -467,6 +499,7 @@ def _hub_config(config: Config) -> HubConfig:
         service=config.services,
         staging=config.ingest,
         lake=config.lake.messages or config.lake.ledger,
+        windows_bytes=memory_limit_bytes(config.limits.memory_bytes) // _WINDOWS_PART,
     )
 
 

@@ -106,7 +106,7 @@ class App:
         Raises HTTPException and CrosswireError, which Starlette's handlers turn into responses.
         """
         # Before the body is read: the hub buffers nothing for unauthenticated clients.
-        principal = self._principal(request, operation.needs)
+        principal = await self._authenticate(request, operation.needs)
         if operation.takes == "arrow":
             async with self._arrow_body():
                 return await self._perform(operation, request, principal)
@@ -161,6 +161,20 @@ class App:
         return _answer(answer)
 
     # Principal and body of a request.
+
+    async def _authenticate(self, request: Request, needs: str) -> str:
+        """Like `_principal`; a failure takes the longer, the more of them its address has had."""
+        try:
+            return self._principal(request, needs)
+        except HTTPException as failure:
+            if failure.status_code == 401 and "authorization" in request.headers:
+                context = self.server.context
+                host = request.client.host if request.client is not None else ""
+                delay_s = context.sign_ins.fail(host, context.now())
+                if delay_s:
+                    context.count("delayed", "http", "sign-in")
+                    await asyncio.sleep(delay_s)
+            raise
 
     def _principal(self, request: Request, needs: str) -> str:
         """The authenticated user. Raises HTTPException: 401 for none, 403 without the right."""
@@ -275,7 +289,7 @@ class App:
         return notes
 
     async def _metrics(self, request: Request) -> Response:
-        self._principal(request, "observe")
+        await self._authenticate(request, "observe")
         totals = await self._work.totals(self.server.hub)
         lag = {"crosswire_loop_lag_seconds": ("Delay of timer runs.", self.server.watchdog.lag)}
         text = render(self.server.metrics, self.server.context.counters, self._gauges(totals), lag)
@@ -289,6 +303,32 @@ class App:
             "crosswire_connections": (
                 "Open connections of all protocols but HTTP.",
                 len(context.gateways),
+            ),
+            "crosswire_connections_limit": (
+                "Connections that the hub has room for.",
+                context.connection_slots.most,
+            ),
+            "crosswire_connections_unidentified": (
+                "Connections whose peer has not identified itself.",
+                len(context.newcomers),
+            ),
+            "crosswire_connections_http": ("Open HTTP connections.", len(context.http_slots)),
+            "crosswire_memory_bytes": (
+                "What peers cause the hub to hold in memory.",
+                context.budget.held_bytes,
+            ),
+            "crosswire_memory_limit_bytes": ("The limit of it.", context.budget.limit_bytes),
+            "crosswire_memory_restrained": (
+                "Peers that are not read from, because memory is short.",
+                context.budget.restrained,
+            ),
+            "crosswire_windows_bytes": (
+                "Messages of queues and subscriptions in memory.",
+                hub.windows.held_bytes,
+            ),
+            "crosswire_addresses_refused": (
+                "Addresses with failed sign-ins within ten minutes.",
+                len(context.sign_ins),
             ),
             "crosswire_queues": ("Queues, including those of dead letters.", totals.queues),
             "crosswire_queue_messages": ("Unsettled messages in queues.", totals.messages),

@@ -19,6 +19,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from crosswire.access import ANONYMOUS
+from crosswire.budget import MemoryAccount
 from crosswire.config import Address
 from crosswire.gateways.certificates import read_certificate
 from crosswire.logs import log_event
@@ -32,6 +34,7 @@ __all__ = ["WebListener"]
 _HEAD_S: Final = 5.0
 _REQUEST_S: Final = 30.0
 _KEEP_ALIVE_S: Final = 15
+_STALL_S: Final = 10.0
 _FINISH_S: Final = 1.0
 _POLL_S: Final = 0.01
 _HEAD_BYTES: Final = 32 * 1024
@@ -40,7 +43,7 @@ _log = logging.getLogger("crosswire.web")
 
 
 class WebListener:
-    """Serves the API once it is open; its connections count in the hub's limits.
+    """Serves the API once it is open; its connections have slots of their own.
 
     The one that is made is `http`; `named` gives others for the same application.
     """
@@ -119,8 +122,9 @@ class WebListener:
 
 
 class _HttpConnection(H11Protocol):
-    """One connection. It is aborted if a head or a request takes too long, or if the hub has too
-    many connections."""
+    """One connection. It is aborted if a head or a request takes too long. If there are too many,
+    the one that has been without a request for longest makes room: a peer that only connects keeps
+    nobody out."""
 
     protocol: ClassVar[str] = "http"
 
@@ -130,6 +134,10 @@ class _HttpConnection(H11Protocol):
         self._host = ""
         self._lost = False
         self._watch: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
+        self._account: MemoryAccount | None = None
+        self._body_bytes = 0
+        self._idle_since = 0.0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -139,16 +147,37 @@ class _HttpConnection(H11Protocol):
         self._host = str(peer[0]) if peer else ""
         with suppress(OSError):  # the peer has reset it already
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._context.count("connections", "http")
-        if not self._context.connection_slots.enter(self, self._host):
-            self._context.count("rejected", "http")
+        context = self._context
+        context.count("connections", "http")
+        if context.http_slots.is_full:
+            self._make_room()
+        if not context.http_slots.enter(self, self._host):
+            context.count("rejected", "http")
             transport.abort()
             return
+        owner = context.owner_of(ANONYMOUS, self._host)
+        self._account = context.budget.open(self, owner)
+        self._idle_since = self.loop.time()
         self._expect(_HEAD_S)
+
+    def _make_room(self) -> None:
+        idle = [
+            each
+            for each in self._context.http_slots.occupants()
+            if isinstance(each, _HttpConnection) and each._is_idle
+        ]
+        if idle:
+            longest = min(idle, key=lambda each: each._idle_since)
+            self._context.count("turned_away", "http", "room")
+            self._context.http_slots.leave(longest)
+            longest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
-        self._context.connection_slots.leave(self)
+        self._end_stall()
+        self._context.http_slots.leave(self)
+        if self._account is not None:
+            self._account.close()
         self._expect(None)
         super().connection_lost(exc)
 
@@ -159,13 +188,37 @@ class _HttpConnection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         was_idle = self._is_idle
         super().data_received(data)
+        if self._account is not None and not self._is_idle:
+            # What a handler has made of the body is its own; this is what the body takes.
+            self._body_bytes += len(data)
+            self._account.add(len(data))
         if not self._is_idle:
             self._expect(_REQUEST_S)
         elif was_idle and self._watch is None:
             self._expect(_HEAD_S)
 
+    def pause_writing(self) -> None:
+        """The client does not read: it may do so for a while, since a response occupies memory, and
+        one of the log a reader's slot."""
+        super().pause_writing()
+        if self._stall is None:
+            self._stall = self.loop.call_later(_STALL_S, self._too_slow)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._end_stall()
+
+    def _end_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
     def on_response_complete(self) -> None:
         self._expect(None)
+        self._idle_since = self.loop.time()
+        if self._account is not None:
+            self._account.add(-self._body_bytes)
+            self._body_bytes = 0
         super().on_response_complete()
         if not self._is_idle:
             self._expect(_REQUEST_S)
@@ -174,6 +227,24 @@ class _HttpConnection(H11Protocol):
         self._context.count("failed", "http", "MalformedFrame")
         log_event(_log, logging.WARNING, "failed", address=self._host, description=msg)
         super().send_400_response(msg)
+
+    # Memory.
+
+    def measure_memory(self) -> None:
+        """Nothing to measure: it is reported as it arrives, and given back with the response."""
+
+    def restrain(self, restrained: bool) -> None:
+        """Read nothing more of the body, or continue."""
+        if restrained:
+            self._context.count("restrained", "http")
+            self.flow.pause_reading()
+        else:
+            self.flow.resume_reading()
+
+    def evict(self) -> None:
+        """Close the connection: HTTP has no goodbye in the middle of a request."""
+        self._context.count("evicted", "http")
+        self.transport.abort()
 
     @property
     def _is_idle(self) -> bool:

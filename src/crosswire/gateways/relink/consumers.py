@@ -26,7 +26,7 @@ from crosswire.gateways.context import GatewayContext
 from crosswire.gateways.relink.link_end import LinkEnd, LinkWindow
 from crosswire.gateways.relink.link_records import LoadedLink, Outbound, Parts, SentRun, encode_runs
 from crosswire.gateways.relink.messages import count_of, to_parts
-from crosswire.hub.attachment import Attachment, Delivery, Ended, Notice
+from crosswire.hub.attachment import LEFT, UNSUBSCRIBED, Attachment, Delivery, Ended, Notice
 from crosswire.hub.subscribers import Subscriber
 from crosswire.hub.subscriptions import AtId, Start
 from crosswire.wire.contract import Event
@@ -176,7 +176,8 @@ class ConsumeEnd(LinkEnd):
             returned = [each for each in given if each not in unnoted]
             if returned:
                 attachment.note_returned(returned)
-        attachment.close(self.context.now())
+        has_shut_down = self._link is not None and self._link.peer_shut_down
+        attachment.close(self.context.now(), cause=UNSUBSCRIBED if has_shut_down else LEFT)
 
     # Sending.
 
