@@ -51,7 +51,7 @@ def read(ask: OperationRequest) -> Chunks:
     wanted: ReadSplit = ask.body
     _check_number(wanted)
     _require(ask, wanted.destinations)
-    return _while_allowed(ask, wanted.destinations, _log(ask).read(wanted))
+    return _while_allowed(ask, wanted.destinations, _log(ask).read(wanted, ask.principal))
 
 
 async def _while_allowed(ask: OperationRequest, destinations: list[str], chunks: Chunks) -> Chunks:
