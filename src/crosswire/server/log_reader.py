@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -50,7 +50,8 @@ COLUMNS: Final = tuple(
 )
 """What can be read of a message; `partition` in Spark is the node, which is in the plan."""
 
-_READERS: Final = 16
+_READERS: Final = 32
+_SHARE: Final = _READERS // 4
 _THREADS: Final = 2
 _WAIT_S: Final = 8.0
 _COUNT_S: Final = 5.0
@@ -129,6 +130,7 @@ class Log:
         self._history = History(lake, hub.node)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="crosswire-log")
         self._readers = asyncio.Semaphore(_READERS)
+        self._shares: dict[str, asyncio.Semaphore] = {}
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
 
@@ -204,8 +206,9 @@ class Log:
 
     # Reading.
 
-    async def read(self, reading: ReadSplit) -> AsyncGenerator[bytes, None]:
-        """An Arrow stream, in chunks. The metadata `last` of each batch is the id up to which
+    async def read(self, reading: ReadSplit, owner: str = "") -> AsyncGenerator[bytes, None]:
+        """An Arrow stream, in chunks. A user has a quarter of the readers; `owner` is empty without
+        users. The metadata `last` of each batch is the id up to which
         nothing was left out. The stream may end before the range does: the client continues there.
 
         Raises HistoryMissing, InvalidDestination, InvalidEnvelope, LakeError, ServiceUnavailable
@@ -221,20 +224,27 @@ class Log:
         choice = LogSelection(
             reading.destinations, reading.starts, {OTHERS: reading.end, **reading.ends}
         )
-        try:
-            async with asyncio.timeout(_WAIT_S):
-                await self._readers.acquire()
-        except TimeoutError:
-            raise ServiceUnavailable("too many read the log at once") from None
-        try:
+        share = self._shares.setdefault(owner, asyncio.Semaphore(_SHARE if owner else _READERS))
+        # The share first: who waits for its own streams to end occupies nothing of others.
+        async with self._slot(share), self._slot(self._readers):
             logs = await self._logs(choice)
             async with contextlib.aclosing(
                 self._stream(_RangeReader(reading, choice, logs))
             ) as stream:
                 async for chunk in stream:
                     yield chunk
+
+    @contextlib.asynccontextmanager
+    async def _slot(self, slots: asyncio.Semaphore) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(_WAIT_S):
+                await slots.acquire()
+        except TimeoutError:
+            raise ServiceUnavailable("too many read the log at once") from None
+        try:
+            yield
         finally:
-            self._readers.release()
+            slots.release()
 
     async def _stream(self, cursor: _RangeReader) -> AsyncGenerator[bytes, None]:
         ends_at = time.monotonic() + _STREAM_S
@@ -290,7 +300,14 @@ class Log:
 
     async def _logs(self, choice: LogSelection) -> dict[str, int]:
         """Numbers of the store's logs that may have selected messages, by destination."""
-        return await self._in_thread(choice.logs, dict(self._hub.store.destinations()))
+        numbers = dict(self._hub.store.destinations())
+        return await self._in_thread(choice.logs, numbers, self._go_on)
+
+    def _go_on(self) -> None:
+        """On a thread: lets the event loop in, and ends when the hub stops."""
+        if self._is_closed:
+            raise ServiceUnavailable("the hub is stopping")
+        time.sleep(0)
 
     def _moment(self) -> Moment:
         hub = self._hub
@@ -299,7 +316,14 @@ class Log:
         return Moment(hub.store.view(), kept, hub.committed_id, limit)
 
     def _pieces(self, moment: Moment, choice: LogSelection, logs: Mapping[str, int]) -> LogSnapshot:
-        return LogSnapshot(self._history, moment, choice, logs, report=self._report)
+        return LogSnapshot(
+            self._history, moment, choice, logs, report=self._report, breathe=self._breathe
+        )
+
+    def _breathe(self, pause_s: float) -> None:
+        """On a thread: pauses, and ends when the hub stops."""
+        self._go_on()
+        time.sleep(pause_s)
 
     def _report(self, error: RecordDamaged) -> None:
         """From a thread."""

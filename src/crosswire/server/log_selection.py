@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -10,11 +10,23 @@ import pyarrow as pa
 
 from crosswire.access import covers
 from crosswire.envelope import parse_pattern
+from crosswire.errors import InvalidDestination
 
-__all__ = ["EARLIEST", "LATEST", "OTHERS", "LogSelection"]
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "MOST_DESTINATIONS",
+    "MOST_PATTERNS",
+    "OTHERS",
+    "LogSelection",
+]
 
 EARLIEST: Final = -2
 LATEST: Final = -1
+MOST_DESTINATIONS: Final = 1_000
+MOST_PATTERNS: Final = 100
+"""Each is compared with every destination of the hub."""
+_CHECKED: Final = 256
 OTHERS: Final = "*"
 """Stands for every destination that is not named itself."""
 
@@ -31,10 +43,18 @@ class LogSelection:
         starts: Mapping[str, int] | None = None,
         ends: Mapping[str, int] | None = None,
     ) -> None:
+        if len(patterns) > MOST_DESTINATIONS:
+            raise InvalidDestination(
+                f"one reads at most {MOST_DESTINATIONS} destinations at once, not {len(patterns)}"
+            )
         for pattern in patterns:
             parse_pattern(pattern)
         self._exact = frozenset(patterns)
         self._patterns = [each for each in patterns if "+" in each or "#" in each]
+        if len(self._patterns) > MOST_PATTERNS:
+            raise InvalidDestination(
+                f"one reads at most {MOST_PATTERNS} patterns at once, not {len(self._patterns)}"
+            )
         self._services = any(each.startswith("service/") for each in patterns)
         self._known: dict[str, bool] = {}
         self.starts = {OTHERS: EARLIEST, **(starts or {})}
@@ -60,15 +80,23 @@ class LogSelection:
             self.start(destination) <= identifier < self.end(destination)
         )
 
-    def logs(self, numbers: Mapping[str, int]) -> dict[str, int]:
+    def logs(
+        self, numbers: Mapping[str, int], go_on: Callable[[], None] = lambda: None
+    ) -> dict[str, int]:
         """Which of the store's logs may have some of it. Calls of a service are in its own,
-        whatever the method, or in that of the method."""
+        whatever the method, or in that of the method.
+
+        `go_on` is called now and then: with many destinations and patterns it takes long, and ends
+        with what that raises.
+        """
         if self._patterns or self._services:
-            return {
-                name: number
-                for name, number in numbers.items()
-                if self.wants(name) or (self._services and name.startswith("service/"))
-            }
+            found = {}
+            for position, (name, number) in enumerate(numbers.items()):
+                if not position % _CHECKED:
+                    go_on()
+                if self.wants(name) or (self._services and name.startswith("service/")):
+                    found[name] = number
+            return found
         return {name: numbers[name] for name in sorted(self._exact) if name in numbers}
 
     def start(self, destination: str) -> int:

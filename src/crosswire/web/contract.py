@@ -142,7 +142,7 @@ class OperationRequest:
 
     @property
     def is_observer(self) -> bool:
-        """Whether the principal may see what there is and how much of it, whoever has it."""
+        """Whether the principal may see what there is, and how much of it, of all users."""
         return self.server.context.access.may_observe(self.principal)
 
     def may_see(self, destination: str) -> bool:

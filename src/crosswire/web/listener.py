@@ -34,6 +34,7 @@ __all__ = ["WebListener"]
 _HEAD_S: Final = 5.0
 _REQUEST_S: Final = 30.0
 _KEEP_ALIVE_S: Final = 15
+_STALL_S: Final = 10.0
 _FINISH_S: Final = 1.0
 _POLL_S: Final = 0.01
 _HEAD_BYTES: Final = 32 * 1024
@@ -133,6 +134,7 @@ class _HttpConnection(H11Protocol):
         self._host = ""
         self._lost = False
         self._watch: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
         self._account: MemoryAccount | None = None
         self._body_bytes = 0
         self._idle_since = 0.0
@@ -172,6 +174,7 @@ class _HttpConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
+        self._end_stall()
         self._context.http_slots.leave(self)
         if self._account is not None:
             self._account.close()
@@ -193,6 +196,22 @@ class _HttpConnection(H11Protocol):
             self._expect(_REQUEST_S)
         elif was_idle and self._watch is None:
             self._expect(_HEAD_S)
+
+    def pause_writing(self) -> None:
+        """The client does not read: it may do so for a while, since a response occupies memory, and
+        one of the log a reader's slot."""
+        super().pause_writing()
+        if self._stall is None:
+            self._stall = self.loop.call_later(_STALL_S, self._too_slow)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._end_stall()
+
+    def _end_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
 
     def on_response_complete(self) -> None:
         self._expect(None)

@@ -6,8 +6,9 @@ from contextlib import aclosing
 
 import msgspec
 
-from crosswire.errors import Forbidden, ServiceUnavailable
+from crosswire.errors import Forbidden, InvalidDestination, ServiceUnavailable
 from crosswire.server.log_reader import Log, LogRange, ReadPlan, ReadSplit
+from crosswire.server.log_selection import MOST_DESTINATIONS
 from crosswire.web.contract import Chunks, OperationRequest
 
 __all__ = ["LogRange", "Logs", "NamesQuery", "ReadPlan", "ReadSplit", "list_logs", "plan", "read"]
@@ -27,15 +28,20 @@ class Logs(msgspec.Struct, frozen=True):
     destinations: list[str]
 
 
-def list_logs(ask: OperationRequest) -> Logs:
+async def list_logs(ask: OperationRequest) -> Logs:
     """Destinations that the principal may consume, and the newest committed id."""
-    names = sorted(ask.hub.store.destinations()) if ask.query.names else []
-    return Logs(ask.hub.node, ask.hub.committed_id, [name for name in names if _may(ask, name)])
+    destinations = ask.hub.store.destinations() if ask.query.names else {}
+    async with ask.work.turn() as turn:
+        names = await ask.work.first(
+            destinations, len(destinations), lambda name: _may(ask, name), turn
+        )
+    return Logs(ask.hub.node, ask.hub.committed_id, names)
 
 
 async def plan(ask: OperationRequest) -> LogRange:
     """Ranges of the log to be read. Raises Forbidden, and what `Log.plan` raises."""
     wanted: ReadPlan = ask.body
+    _check_number(wanted)
     _require(ask, wanted.destinations)
     return await _log(ask).plan(wanted)
 
@@ -43,8 +49,9 @@ async def plan(ask: OperationRequest) -> LogRange:
 def read(ask: OperationRequest) -> Chunks:
     """The messages of a range, as an Arrow stream. Raises Forbidden."""
     wanted: ReadSplit = ask.body
+    _check_number(wanted)
     _require(ask, wanted.destinations)
-    return _while_allowed(ask, wanted.destinations, _log(ask).read(wanted))
+    return _while_allowed(ask, wanted.destinations, _log(ask).read(wanted, ask.principal))
 
 
 async def _while_allowed(ask: OperationRequest, destinations: list[str], chunks: Chunks) -> Chunks:
@@ -59,6 +66,15 @@ async def _while_allowed(ask: OperationRequest, destinations: list[str], chunks:
                     raise Forbidden("the credentials of this request are no longer valid")
                 _require(ask, destinations)
             yield chunk
+
+
+def _check_number(wanted: ReadPlan | ReadSplit) -> None:
+    """Raises InvalidDestination. Before rights are checked, which takes time for each of them."""
+    for number in (len(wanted.destinations), len(wanted.starts) - 1, len(wanted.ends) - 1):
+        if number > MOST_DESTINATIONS:
+            raise InvalidDestination(
+                f"one reads at most {MOST_DESTINATIONS} destinations at once, not {number}"
+            )
 
 
 def _log(ask: OperationRequest) -> Log:

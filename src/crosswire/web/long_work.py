@@ -49,8 +49,10 @@ class Turn:
     async def pause(self) -> None:
         """If this turn has taken long enough, let others work, and wait for the next one."""
         if time.perf_counter() >= self._ends_at:
-            self.end()
+            # Given back only after everybody else was served: else all requests that do long work
+            # would have a turn in the same round of the event loop.
             await asyncio.sleep(0)
+            self.end()
             await self.begin()
 
 

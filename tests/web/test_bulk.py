@@ -1,0 +1,119 @@
+"""Requests that take long: others are served meanwhile, and what is too much is refused early."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+
+import pytest
+
+from crosswire.errors import InvalidDestination, RequestFailed, ServiceUnavailable
+from crosswire.server.log_selection import MOST_DESTINATIONS, MOST_PATTERNS, LogSelection
+from crosswire.web.long_work import LongWork
+from tests.web.conftest import WebHub
+
+
+async def test_many_messages_and_many_new_queues_are_accepted_in_order(web: WebHub) -> None:
+    messages = [{"destination": f"queue/n{n % 500}", "text": str(n)} for n in range(2_000)]
+    messages[7]["destination"] = "service/x"
+    made = await web.post("/v1/messages", {"messages": messages})
+    assert [each["index"] for each in made["refused"]] == [7]
+    assert made["ids"][7] == 0
+    taken = [each for each in made["ids"] if each]
+    assert taken == sorted(taken) and len(taken) == 1_999
+    assert (await web.get("/v1/state"))["queues"] == 500
+
+
+async def test_properties_are_measured_before_they_are_parsed(web: WebHub) -> None:
+    properties = {f"p{n}": 1 for n in range(20_000)}
+    message = {"destination": "queue/q", "text": "x", "properties": properties}
+    with pytest.raises(RequestFailed, match="at most 65536 bytes"):
+        await web.post("/v1/messages", {"messages": [message]})
+    wrong = {"destination": "queue/q", "text": "x", "properties": {"a": []}}
+    with pytest.raises(RequestFailed, match="properties"):
+        await web.post("/v1/messages", {"messages": [wrong]})
+
+
+async def test_too_many_messages_are_refused(web: WebHub) -> None:
+    messages = [{"destination": "queue/q", "text": ""}] * 50_001
+    with pytest.raises(RequestFailed, match="at most 50000 messages, not 50001"):
+        await web.post("/v1/messages", {"messages": messages})
+    assert "queue/q" not in web.hub.store.destinations()
+
+
+async def test_work_of_several_requests_takes_one_turn_at_a_time() -> None:
+    work = LongWork()
+    rounds = 0
+    steps: Counter[int] = Counter()
+
+    async def busy() -> None:
+        async with work.turn() as turn:
+            for _ in range(10):
+                time.sleep(0.002)
+                steps[rounds] += 1
+                await turn.pause()
+
+    together = asyncio.gather(*(busy() for _ in range(10)))
+    while not together.done():
+        await asyncio.sleep(0)
+        rounds += 1
+    # A turn has three steps; ten requests at once would take thirty in a round of the loop.
+    assert max(steps.values()) <= 6
+
+
+async def test_a_cancelled_request_gives_its_turn_back() -> None:
+    work = LongWork()
+
+    async def endless() -> None:
+        async with work.turn() as turn:
+            while True:
+                time.sleep(0.002)
+                await turn.pause()
+
+    task = asyncio.create_task(endless())
+    await asyncio.sleep(0.02)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with asyncio.timeout(5), work.turn():
+        pass
+
+
+async def test_names_are_sorted_in_turns() -> None:
+    work = LongWork()
+    names = [f"queue/{n * 7919 % 10_007}" for n in range(10_007)]
+    async with work.turn() as turn:
+        found = await work.first(names, 100, lambda name: not name.endswith("1"), turn)
+    assert found == sorted(name for name in names if not name.endswith("1"))[:100]
+
+
+@pytest.mark.parametrize(
+    "destinations",
+    [
+        [f"queue/q{n}" for n in range(MOST_DESTINATIONS + 1)],
+        [f"topic/t{n}/+" for n in range(MOST_PATTERNS + 1)],
+    ],
+)
+async def test_a_plan_of_too_many_destinations_is_refused(
+    web: WebHub, destinations: list[str]
+) -> None:
+    with pytest.raises(RequestFailed, match="at once, not"):
+        await web.post("/v1/log/plan", {"destinations": destinations})
+    with pytest.raises(InvalidDestination):
+        LogSelection(destinations)
+
+
+def test_a_plan_ends_when_the_hub_stops() -> None:
+    asked = 0
+
+    def go_on() -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 3:
+            raise ServiceUnavailable("the hub is stopping")
+
+    numbers = {f"queue/q{n}": n for n in range(10_000)}
+    with pytest.raises(ServiceUnavailable):
+        LogSelection(["queue/+"]).logs(numbers, go_on)
+    assert asked == 3
