@@ -511,8 +511,8 @@ class LogError(CrosswireError):
     """What an operator can do."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"{reason}. {self.advice}" if self.advice else reason)
-        self.reason = reason
+        self.reason = reason.rstrip(".")
+        super().__init__(f"{self.reason}. {self.advice}" if self.advice else self.reason)
 
 
 class LogUnavailable(LogError):

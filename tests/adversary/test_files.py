@@ -22,7 +22,7 @@ from crosswire.pipeline.sources import capture_reader
 SECTION = struct.pack("<IIIHHqI", 0x0A0D0D0A, 28, 0x1A2B3C4D, 1, 0, -1, 28)
 INTERFACE = struct.pack("<IIHHII", 1, 20, 101, 0, 0, 20)
 PACKET = struct.pack("<IIIIIIII", 6, 32, 0, 0, 0, 0, 0, 32)
-ATTEMPTS = 3
+ATTEMPTS = 5
 
 
 def read_columns(path: str) -> Iterator[object]:
@@ -37,12 +37,12 @@ QUADRATIC = 3.3
 
 
 def seconds(read: Callable[[], object]) -> float:
-    """The best of a few: a machine that stalls does so once."""
+    """Of CPU time, the best of a few: other programs of the machine should not count."""
     times = []
     for _ in range(ATTEMPTS):
-        began = time.perf_counter()
+        began = time.process_time()
         read()
-        times.append(time.perf_counter() - began)
+        times.append(time.process_time() - began)
     return min(times)
 
 
@@ -93,7 +93,7 @@ DOUBLING = {
 @pytest.mark.parametrize("kind", DOUBLING)
 def test_types_that_double_are_refused(kind: str) -> None:
     began = time.perf_counter()
-    with pytest.raises(BondSyntaxError, match="without end|more than|can't be a key"):
+    with pytest.raises(BondSyntaxError, match=r"without end|more than|can't be a key"):
         idl.parse(f"namespace x {DOUBLING[kind]}")
     # The limits are reached within about a second; without them it takes hours.
     assert time.perf_counter() - began < 30

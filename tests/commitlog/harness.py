@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from enum import Enum, auto
 
-from crosswire.commitlog.contract import RecordReader, ReplicatedLog
+from crosswire.commitlog.contract import LogPage, RecordReader, ReplicatedLog
 from crosswire.commitlog.records import (
     Genesis,
     LogRecord,
@@ -13,6 +13,7 @@ from crosswire.commitlog.records import (
     RecordPosition,
     Takeover,
 )
+from crosswire.errors import LogUnavailable
 
 WRITER_A, WRITER_B = b"a" * 16, b"b" * 16
 
@@ -91,10 +92,13 @@ class Harness(ABC):
 
     async def create(self) -> LogRecord:
         """Make the log; its genesis."""
-        genesis, log = self.genesis(), self.make_log()
-        await log.create(genesis)
-        await log.close()
+        genesis = self.genesis()
+        await self.make(genesis)
         return genesis
+
+    @abstractmethod
+    async def make(self, genesis: LogRecord) -> None:
+        """Make the log with this record, as who may."""
 
     async def open(self) -> ReplicatedLog:
         """Another replica's view, opened."""
@@ -116,9 +120,18 @@ class Harness(ABC):
             await log.close()
 
 
+async def next_page(reader: RecordReader) -> LogPage:
+    """The next page, however often the log can't be reached before."""
+    while True:
+        try:
+            return await reader.next_page()
+        except LogUnavailable:
+            continue
+
+
 async def read_proven(reader: RecordReader, upto: RecordPosition) -> list[LogRecord]:
     """Pages until this record is among those that are proven."""
     found: list[LogRecord] = []
     while not found or found[-1].number < upto.number:
-        found += (await reader.next_page()).records
+        found += (await next_page(reader)).records
     return found

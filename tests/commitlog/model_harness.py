@@ -25,6 +25,9 @@ class ModelHarness(Harness):
     def make_log(self) -> ReplicatedLog:
         return model_log(self.servers)
 
+    async def make(self, genesis: LogRecord) -> None:
+        await self.make_log().create(genesis)
+
     async def break_next(self, log: ReplicatedLog, fault: AppendFault) -> None:
         self.servers.script.append(_FAULTS[fault])
 

@@ -28,7 +28,7 @@ from crosswire.errors import (
     LogUnavailable,
     LogUnsafe,
 )
-from tests.commitlog.harness import WRITER_B, AppendFault, Harness, read_proven
+from tests.commitlog.harness import WRITER_B, AppendFault, Harness, next_page, read_proven
 
 # Appending and reading without faults.
 
@@ -232,9 +232,9 @@ async def test_what_was_seen_and_lost_in_a_failover_is_not_applied(harness: Harn
     # A takeover on top of what is gone is refused, and the reader finds what there is instead.
     with pytest.raises(LogConflict, match="never confirmed, is gone"):
         await harness.lead(other, lost, WRITER_B)
-    page = await reader.next_page()
+    page = await next_page(reader)
     while lost in page.tail:
-        page = await reader.next_page()
+        page = await next_page(reader)
     taken_over = RecordChain(harness.log_id, WRITER_B, position=page.newest)
     await other.append(taken_over.takeover(Takeover("b"), 5))
     found = await read_proven(reader, taken_over.position)
@@ -322,12 +322,7 @@ async def test_an_append_outlasts_a_time_without_any_server(harness: Harness) ->
         await reader.next_page()
     await harness.set_reachable(True)
     await append
-    while True:
-        try:
-            page = await reader.next_page()
-            break
-        except LogUnavailable:
-            continue
+    page = await next_page(reader)
     assert [each.number for each in page.records] == [1, 2, 3]
 
 
@@ -453,9 +448,8 @@ async def test_there_is_no_log_before_it_is_made(harness: Harness) -> None:
 
 async def test_a_log_is_not_made_twice(harness: Harness) -> None:
     genesis = await harness.create()
-    log = await harness.open()
     with pytest.raises(LogForeign, match="already"):
-        await log.create(harness.genesis(b"M" * 16))
+        await harness.make(harness.genesis(b"M" * 16))
     assert await harness.stored() == [genesis.data]
 
 

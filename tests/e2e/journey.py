@@ -31,7 +31,9 @@ from crosswire.server.server import Server
 from crosswire.store.contract import StoreLimits
 
 SOURCES = Path(crosswire.__file__).parent
-PUBLISHES = 20
+PUBLISHES = 40
+"""Enough for what is looked up every tenth of a second: each takes the 5 ms after which the row of
+its delivery is committed."""
 QUEUE = "queue/orders"
 
 TIMEKEEPING = frozenset(

@@ -282,13 +282,13 @@ class ModelEngine(RecordEngine):
 
     async def offer(self, record: LogRecord) -> EngineAnswer:
         """Try once to append."""
-        return await self._attempt(record.position, record)
+        return await self._attempt(record, is_new=True)
 
-    async def confirm(self, position: RecordPosition) -> EngineAnswer:
+    async def confirm(self, record: LogRecord) -> EngineAnswer:
         """Try once to prove that the head is durable."""
-        return await self._attempt(position, None)
+        return await self._attempt(record, is_new=False)
 
-    async def _attempt(self, position: RecordPosition, record: LogRecord | None) -> EngineAnswer:
+    async def _attempt(self, record: LogRecord, *, is_new: bool) -> EngineAnswer:
         servers = self.servers
         # Others may act between the call and its effect, and between that and the answer.
         await servers.pause(0.0)
@@ -303,11 +303,11 @@ class ModelEngine(RecordEngine):
             history = self._reach()
         except (LogUnavailable, LogForeign) as error:
             return EngineAnswer(WriteOutcome.UNKNOWN, reason=error.reason)
-        if fault is ModelFault.LATE and record is not None:
+        if fault is ModelFault.LATE and is_new:
             servers.delay(record)
         if fault in (ModelFault.NOT_LANDED, ModelFault.LATE):
             return EngineAnswer(WriteOutcome.UNKNOWN, reason="the connection was lost")
-        is_done = servers.append(record) if record is not None else history.head == position
+        is_done = servers.append(record) if is_new else history.head == record.position
         head, log_id = history.head, history.log_id
         is_copied = (
             is_done

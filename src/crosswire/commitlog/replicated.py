@@ -122,7 +122,7 @@ class RecordEngine(ABC):
         """
 
     @abstractmethod
-    async def confirm(self, position: RecordPosition) -> EngineAnswer:
+    async def confirm(self, record: LogRecord) -> EngineAnswer:
         """Try once to prove that the head, if it is this record, is durable: by a write after it,
         on the same server. Never raises, and can be cancelled, like `offer`."""
 
@@ -248,7 +248,7 @@ class EngineLog(ReplicatedLog):
             if answer.outcome is WriteOutcome.REFUSED and self._has_head(record, answer):
                 # It was written by an attempt whose outcome was not known. That it can be read does
                 # not mean that it has copies: a write after it has to be confirmed.
-                answer = await engine.confirm(record.position)
+                answer = await engine.confirm(record)
             if answer.outcome is WriteOutcome.CONFIRMED:
                 self._pending = None
                 self.is_proven(record.position)

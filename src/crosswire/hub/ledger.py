@@ -28,7 +28,11 @@ __all__ = [
     "Step",
     "parse_block",
     "parse_columns",
+    "shortened",
 ]
+
+DETAIL_CHARACTERS: Final = 1_000
+"""How much is kept of a reason that a peer gave."""
 
 _VERSION: Final = 2
 
@@ -143,6 +147,13 @@ _set = msgspec.structs.force_setattr
 _decode = msgspec.msgpack.Decoder(LedgerBlock).decode
 
 
+def shortened(text: str) -> str:
+    """A reason as it is kept: peers choose it, and its length."""
+    if len(text) <= DETAIL_CHARACTERS:
+        return text
+    return f"{text[: DETAIL_CHARACTERS - 1]}…"
+
+
 class Ledger:
     """Collects the open group's runs, and keeps the most recent ones in memory.
 
@@ -188,7 +199,7 @@ class Ledger:
                 destination,
                 peer,
                 attempt,
-                detail,
+                detail if len(detail) <= DETAIL_CHARACTERS else shortened(detail),
                 column,
                 None if counts is None else array("q", counts),
                 subscription,

@@ -305,7 +305,7 @@ class Backlog(ABC):
 
     def _remove_from_memory(self, ids: Sequence[int], size: int) -> None:
         """These are settled and no longer in `memory.items`; `size` is that of all together."""
-        self.memory.size_bytes -= size
+        self.memory.grow(-size)
         self.cursor.settle(*ids)
         self._settled_since_reclaim += len(ids)
         self._uncount(len(ids), size)
@@ -428,7 +428,7 @@ class Backlog(ABC):
         item = memory.items.get(envelope.id)
         if item is not None:
             grown = len(record) - item.size
-            memory.size_bytes += grown
+            memory.grow(grown)
             if item.consumer is not None:
                 memory.held_bytes += grown
             item.envelope, item.size = envelope, len(record)
@@ -493,9 +493,10 @@ class Backlog(ABC):
 
     def write(self) -> None:
         """Before a group is written: save what was settled and refused since the last one."""
-        if not self.stopped:
-            memory = self.memory
-            self.cursor.write(memory.loaded, memory.head(), len(memory.items), memory.unsettled)
+        memory, cursor = self.memory, self.cursor
+        # Messages that only arrived change nothing of a position that is saved.
+        if not self.stopped and (cursor.is_dirty or cursor.saved_upto != memory.loaded):
+            cursor.write(memory.loaded, memory.head(), len(memory.items), memory.unsettled)
         self._write_counters()
         if self._settled_since_reclaim >= _RECLAIM_AFTER:
             self._settled_since_reclaim = 0
