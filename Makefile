@@ -75,6 +75,7 @@ sbom: $(READY)
 		--output-file crosswire.cdx.json $(BIN)/python
 
 clean:
-	rm -rf $(VENV) $(VENV)-sbom crosswire.cdx.json .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
+	rm -rf $(VENV) $(VENV)-eventmq $(VENV)-eventmq.lock $(VENV)-sbom crosswire.cdx.json \
+		.mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
 		build dist demo-data crosswire-data
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -35,7 +35,8 @@ CrosswireError
 │   ├── BondSchemaError         in a schema: an unknown name, a contradiction
 │   ├── BondDecodeError         in bytes or JSON that were received
 │   └── BondEncodeError         in a value that its schema does not allow
-├── HubError                    errors of `crosswire.hub` and `crosswire.store`
+├── HubError                    what a hub refuses, loses or doesn't find; clients raise it, too
+│   ├── BadRequest              a client's request that the hub can't act on
 │   ├── Forbidden               the principal lacks the right for this destination
 │   ├── InvalidDestination      not a destination, or not one for this operation
 │   ├── InvalidEnvelope         a message that can't be accepted
@@ -75,9 +76,13 @@ CrosswireError
 ├── PipelineError               errors of `crosswire pipeline`
 │   ├── InvalidInput            input that is missing, unreadable or of the wrong kind
 │   └── BytesMissing            the tables don't account for every captured byte
-└── ClientError                 errors of `crosswire.client.native`
+└── ClientError                 errors of `crosswire.client`
+    ├── Unsupported             the protocol has no word for this
     ├── ConnectFailed           connecting or the handshake failed
+    │   └── HandshakeFailed     the peer was reached, but the handshake failed
+    │       └── WrongProtocol   what answered speaks another protocol
     ├── ConnectionLost          the connection ended before the result was known
+    │   ├── DeliveryLost        a message was settled after its connection had ended
     │   └── LinkLost            the Relink link ended, too
     ├── RequestTimeout          no response in time
     └── RequestFailed           the peer responded with a failure
@@ -86,6 +91,7 @@ CrosswireError
 
 __all__ = [
     "AttemptLost",
+    "BadRequest",
     "BatchConflict",
     "BondDecodeError",
     "BondEncodeError",
@@ -105,11 +111,13 @@ __all__ = [
     "ConnectionRejected",
     "CrosswireError",
     "DecoderStateError",
+    "DeliveryLost",
     "DestinationFull",
     "ErrorInError",
     "Forbidden",
     "FrameError",
     "FrameTooLarge",
+    "HandshakeFailed",
     "HistoryMissing",
     "HubError",
     "IdentifiersExhausted",
@@ -162,8 +170,10 @@ __all__ = [
     "UnknownFrame",
     "UnknownMessage",
     "UnknownProtocol",
+    "Unsupported",
     "UnsupportedFrame",
     "UnsupportedVersion",
+    "WrongProtocol",
 ]
 
 
@@ -359,7 +369,15 @@ class BondEncodeError(BondError):
 
 
 class HubError(CrosswireError):
-    """Base of what the hub and its store refuse, lose or don't find."""
+    """Base of what a hub and its store refuse, lose or don't find.
+
+    `crosswire.connect` raises the same classes for what the hub at the far end answered.
+    """
+
+
+class BadRequest(HubError):
+    """A client's request that the hub can't act on: an invalid destination, filter, schedule, id
+    or message. Repeating it does not help."""
 
 
 class Forbidden(HubError):
@@ -602,15 +620,35 @@ class ConfigError(CrosswireError):
 
 
 class ClientError(CrosswireError):
-    """Base of errors that callers of `crosswire.client.native` have to handle."""
+    """Base of errors that a client has by itself: of its connection, or of what was asked of it."""
+
+
+class Unsupported(ClientError):
+    """The protocol has no word for what was asked; another of the five may have one."""
 
 
 class ConnectFailed(ClientError):
     """Connecting or the handshake failed; the cause is chained."""
 
 
+class HandshakeFailed(ConnectFailed):
+    """The peer was reached, but the handshake failed: it refuses us, or is something else."""
+
+
+class WrongProtocol(HandshakeFailed):
+    """What answered speaks another protocol; `spoken` is its name, or "TLS" or "HTTP"."""
+
+    def __init__(self, reason: str, *, spoken: str = "") -> None:
+        super().__init__(reason)
+        self.spoken = spoken
+
+
 class ConnectionLost(ClientError):
     """The connection ended before the result was known: it may have been carried out."""
+
+
+class DeliveryLost(ConnectionLost):
+    """A message's connection ended before it was settled: the hub delivers it again."""
 
 
 class LinkLost(ConnectionLost):

@@ -6,13 +6,14 @@ import asyncio
 import logging
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from crosswire.bond import hub_module, marshal
 from crosswire.bond.schema import ServiceDef
+from crosswire.client.native.dial import within
 from crosswire.client.native.remote import PendingReplies, RemotePeer
 from crosswire.client.native.resubscribe import SubscriptionNumbers
 from crosswire.errors import (
@@ -35,7 +36,7 @@ HUB: Final = "crosswire.Hub"
 """The hub's own service."""
 _DELIVERY: Final = "crosswire.Delivery"
 _DELIVER: Final = ("crosswire.Subscriber", "Deliver")
-_WITH_NUMBER: Final = frozenset({"Settle", "Unsubscribe"})
+_WITH_NUMBER: Final = frozenset({"Extend", "Settle", "Unsubscribe"})
 """Methods of the hub whose request names a subscription."""
 
 _MOST_WORKERS = 64
@@ -160,6 +161,45 @@ class EpoxyPeer(RemotePeer):
             raise _failure(response.error or b"")
         return CallReply(response.payload, response.layer_data)
 
+    async def call_all(
+        self,
+        service: str,
+        method: str,
+        payloads: Sequence[bytes],
+        *,
+        timeout_s: float | None = 30.0,
+    ) -> list[CallReply | CallFailed]:
+        """Make many calls in one write; gives each answer, or its error.
+
+        Raises RequestTimeout or ConnectionLost, as `call` does.
+        """
+        name = f"{service}.{method}"
+        send = self.connection.send_request
+        conversations: list[int] = []
+        try:
+            for payload in payloads:
+                conversations.append(send(service, method, payload, layer_data=self._credentials))
+        except LocalProtocolError as error:
+            for conversation in conversations:
+                self.connection.forget_request(conversation)
+            raise self._not_sent(name, error) from None
+        self.session.wake()
+        pending = [self._replies.expect(each) for each in conversations]
+        try:
+            what = f"no response from {name}"
+            responses = await within(timeout_s, what, asyncio.gather(*pending))
+        finally:
+            # After a timeout: nobody would ever take these out otherwise.
+            self._replies.forget(conversations)
+            for conversation in conversations:
+                self.connection.forget_request(conversation)
+        return [
+            _failure(each.error or b"")
+            if each.payload is None
+            else CallReply(each.payload, each.layer_data)
+            for each in responses
+        ]
+
     async def send_event(
         self, service: ServiceDef, method: str, event: Any, *, layer_data: bytes | None = None
     ) -> None:
@@ -239,8 +279,10 @@ class EpoxyPeer(RemotePeer):
 
     def finish(self, end: ConnectionClosed | ConnectionFailed) -> None:
         """Fail pending calls, and cancel handlers."""
+        # First: a handler that is cancelled below, or a sender that wakes, must find it ended.
         self.end = end
         self._replies.fail(self.lost())
+        # Nobody could be answered any more.
         self._to_handle.clear()
         for worker in self._workers:
             worker.cancel()
@@ -259,6 +301,7 @@ class EpoxyPeer(RemotePeer):
         while self.session.congested and self.end is None:
             if self._drained is None or self._drained.done():
                 self._drained = asyncio.get_running_loop().create_future()
+            # Shared by all who wait: one that is cancelled must not cancel it for the others.
             await asyncio.shield(self._drained)
 
     # Handling.
@@ -309,6 +352,7 @@ class EpoxyPeer(RemotePeer):
             _log.warning(
                 "%s.%s is not answered: %s", received.service_name, received.method_name, error
             )
+            # Too large for a frame: the caller waits for something, so it gets an error instead.
             if connection.is_owed(conversation):
                 connection.send_error(conversation, _internal_error("the response can't be sent"))
         self.session.wake()
