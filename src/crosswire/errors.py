@@ -62,6 +62,16 @@ CrosswireError
 │       │   └── StoreDamaged    files of the store are missing or unreadable
 │       └── RecordDamaged       the bytes of a record are not those that were written
 │           └── RecordUnreadable    a record can't be read from the disk
+├── LogError                    errors of a replicated commit log
+│   ├── LogUnavailable          it can't be reached now, or does not answer
+│   │   └── LogRefused          it refuses us: password, rights, a read-only database
+│   ├── LogForeign              it is the log of another hub, or was made anew
+│   ├── LogUnsafe               its settings don't keep what it confirms
+│   ├── LogTooNew               its records have a format that this version can't read
+│   ├── LogConflict             another writer's record is where ours was to be
+│   ├── LogTrimmed              records that are needed were removed
+│   ├── LogDamaged              records are missing or are not those that were written
+│   └── LogNameTaken            another replica reports under the same name
 ├── LakeError                   no lake, or one that is damaged
 ├── PipelineError               errors of `crosswire pipeline`
 │   ├── InvalidInput            input that is missing, unreadable or of the wrong kind
@@ -126,6 +136,16 @@ __all__ = [
     "LinkLost",
     "LinkStateError",
     "LocalProtocolError",
+    "LogConflict",
+    "LogDamaged",
+    "LogError",
+    "LogForeign",
+    "LogNameTaken",
+    "LogRefused",
+    "LogTooNew",
+    "LogTrimmed",
+    "LogUnavailable",
+    "LogUnsafe",
     "MalformedFrame",
     "NoProvider",
     "PeerError",
@@ -482,6 +502,101 @@ class RecordUnreadable(RecordDamaged):
 
 class StoreDamaged(StoreFailed):
     """Files of the store are missing or unreadable; continuing could serve wrong data."""
+
+
+class LogError(CrosswireError):
+    """Base of errors of a replicated commit log; `reason` is the text without the advice."""
+
+    advice = ""
+    """What an operator can do."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason.rstrip(".")
+        super().__init__(f"{self.reason}. {self.advice}" if self.advice else self.reason)
+
+
+class LogUnavailable(LogError):
+    """The log can't be reached now, or does not answer. Trying again may help; nothing is lost."""
+
+    advice = (
+        "It is tried again. Check that the servers of the log run, that one of them accepts "
+        "writes, and that this machine reaches it"
+    )
+
+
+class LogRefused(LogUnavailable):
+    """The log's server refuses us, and will until somebody changes a password, a right or a
+    setting."""
+
+    advice = (
+        "Check the role's name, its password (PGPASSWORD or the file of passfile=), its rights "
+        "(`crosswire replication init` grants them) and that the database is not read-only"
+    )
+
+
+class LogForeign(LogError):
+    """The log belongs to another hub, is in another database system, or was made anew."""
+
+    advice = (
+        "Nothing was read or written. Check the address of the log. If this hub is to leave its "
+        "log for good, run `crosswire replication leave` on its data directory first"
+    )
+
+
+class LogUnsafe(LogError):
+    """The settings of the log's servers don't keep what they confirm: nothing is acknowledged."""
+
+    advice = (
+        "Nothing is acknowledged until that is corrected. On managed servers that hide their "
+        'settings, and only if they replicate synchronously, set durability = "trust"'
+    )
+
+
+class LogTooNew(LogError):
+    """The log has records of a format that this version can't read."""
+
+    advice = (
+        "Nothing was applied. Install the version of Crosswire that the other replicas run, and "
+        "start this one again"
+    )
+
+
+class LogConflict(LogError):
+    """Another writer's record is where ours was to be, or on top of it: we lead no more.
+
+    Nothing may be acknowledged after this. What became of our record is found by reading.
+    """
+
+
+class LogTrimmed(LogError):
+    """Records that this replica needs next were removed from the log."""
+
+    advice = (
+        "This replica was away for too long: remove its data directory and start it again, it "
+        "fetches a checkpoint from another replica"
+    )
+
+
+class LogDamaged(LogError):
+    """Records are missing, or are not those that were written; none is ever skipped.
+
+    Where acknowledged records are missing, the log's servers have lost what they confirmed.
+    """
+
+    advice = (
+        "All replicas stop; their data directories are unchanged. Restore the log's database to "
+        "a state that has these records, or start a new log from the replica that has most: "
+        "`crosswire replication leave`, then `crosswire replication init` on it"
+    )
+
+
+class LogNameTaken(LogError):
+    """Another running replica reports under the same name."""
+
+    advice = (
+        "Give each replica a name of its own ([replication] name). If this one was only "
+        "restarted, try again in a few seconds"
+    )
 
 
 class LakeError(CrosswireError):

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, ParamSpec, cast
 from typing import Protocol as Shape
 
+from crosswire.budget import MemoryAccount
 from crosswire.errors import ConnectionLost, InternalError
 from crosswire.hub.dispatch import Callbacks
 from crosswire.wire.contract import Connection, ConnectionClosed, ConnectionFailed, Event
@@ -35,6 +36,10 @@ POLL_S = 1.0
 _BROKEN: Final = select.POLLERR | select.POLLNVAL
 # Only Linux has POLLRDHUP for a half-closed peer; elsewhere POLLHUP covers it.
 _FINISHED: Final = select.POLLHUP | getattr(select, "POLLRDHUP", 0)
+
+_KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
+"""A peer that answers none of six probes, ten seconds apart, after a minute of silence, is gone.
+The system's own defaults would take two hours."""
 
 P = ParamSpec("P")
 
@@ -117,6 +122,8 @@ class Session(asyncio.Protocol):
         self._leaving = False
         self._peer_finished = False
         self._held = False
+        self._restrained = False
+        self._reported_bytes = 0
         self.opened = False
         """Whether there is, or was, a socket; with TLS only after its handshake."""
         self.gone: asyncio.Future[None] = self._loop.create_future()
@@ -131,6 +138,8 @@ class Session(asyncio.Protocol):
         """Records the bytes of this session, if set."""
         self.first_bytes = b""
         """How the peer began: what it speaks, if it is not what was expected."""
+        self.account: MemoryAccount | None = None
+        """Gets the size of what is buffered, if set; closed with the socket."""
 
     def wake(self) -> None:
         """Write what the owner sent on the connection at the end of this turn of the loop."""
@@ -158,6 +167,18 @@ class Session(asyncio.Protocol):
         """Stop reading from the peer, or resume: the owner has no room for what it sends."""
         self._held = held
         self._steer_reading()
+
+    def restrain(self, restrained: bool) -> None:
+        """Like `hold_reading`, for the part that limits the memory of all sessions."""
+        self._restrained = restrained
+        self._steer_reading()
+
+    def measure_memory(self) -> None:
+        """Report what is buffered. Every turn does; but the kernel takes bytes in between."""
+        if self.account is not None and self.opened and not self._leaving:
+            held_bytes = self.connection.held_bytes + self.transport.get_write_buffer_size()
+            self.account.add(held_bytes - self._reported_bytes)
+            self._reported_bytes = held_bytes
 
     # Called by asyncio.
 
@@ -214,6 +235,8 @@ class Session(asyncio.Protocol):
         if self.tap is not None:
             self._show(self.tap.closed, error)
         self._leaving = True
+        if self.account is not None:
+            self.account.close()
         if self._end_reported:
             return
         # First the orderly end: a connection whose protocol ends with the socket has not failed.
@@ -274,6 +297,13 @@ class Session(asyncio.Protocol):
         if self.connection.closed:
             self._leave(has_output=bool(outgoing))
             return
+        account = self.account
+        if account is not None:
+            # Not by `measure_memory`: this is done for every read.
+            held_bytes = self.connection.held_bytes + self.transport.get_write_buffer_size()
+            if held_bytes != self._reported_bytes:
+                account.add(held_bytes - self._reported_bytes)
+                self._reported_bytes = held_bytes
         self._steer_reading()
         self._arm_timer()
 
@@ -330,7 +360,10 @@ class Session(asyncio.Protocol):
     def _steer_reading(self) -> None:
         """Pause or resume reading, as connection, congestion and owner allow."""
         wanted = self._leaving or (
-            self.connection.wants_data and not self.congested and not self._held
+            self.connection.wants_data
+            and not self.congested
+            and not self._held
+            and not self._restrained
         )
         if wanted == self._reading_paused and not self.transport.is_closing():
             self._reading_paused = self.connection.unread = not wanted
@@ -369,6 +402,7 @@ class Session(asyncio.Protocol):
         """The connection has ended: write what is left, then close the socket."""
         self._leaving = True
         self._cancel_timer()
+        self.connection.release()
         if has_output and not self._peer_finished and self.transport.can_write_eof():
             self._finish()
             self._steer_reading()
@@ -418,17 +452,18 @@ class Session(asyncio.Protocol):
             self._timer = None
 
 
-def use_keep_alive(transport: asyncio.Transport, options: Mapping[str, int] | None = None) -> None:
+def use_keep_alive(transport: asyncio.Transport) -> None:
     """Have TCP probe a silent peer, for protocols without a ping of their own.
 
-    `options` are names of `socket` and their values; those that the system lacks are left out.
+    A machine that loses power says no goodbye: whoever only receives would wait for ever. Options
+    that the system lacks are left out.
     """
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     with suppress(OSError):  # reset meanwhile: the session notices the end anyway
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (options or {}).items():
+        for option, value in _KEEP_ALIVE.items():
             if hasattr(socket, option):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 

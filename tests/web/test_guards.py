@@ -99,7 +99,7 @@ async def test_wrong_queries_are_told(web: WebHub) -> None:
 
 async def test_with_users_administration_needs_the_right(start_web: StartWeb) -> None:
     web = await start_web(users=(ROOT, ANNA))
-    for path in ("/v1/state", "/v1/queues", "/metrics", "/v1/topics", "/v1/schedules"):
+    for path in ("/v1/state", "/metrics", "/v1/damage", "/v1/ingest"):
         assert await status_of(web, path) == 401
         assert await status_of(web, path, "not-anybodys-token") == 401
         assert await status_of(web, path, ANNA.token) == 403
@@ -166,8 +166,8 @@ async def test_a_mistake_of_ours_is_told_and_logged(
     def fail(_self: object) -> None:
         raise RuntimeError("a secret")
 
-    monkeypatch.setattr("crosswire.hub.hub.Hub.queues", fail)
-    status, body = await web.ask("GET /v1/queues HTTP/1.1\nhost: localhost")
+    monkeypatch.setattr("crosswire.hub.hub.Hub.topics_by_name", fail)
+    status, body = await web.ask("GET /v1/topics HTTP/1.1\nhost: localhost")
     assert (status, b'"error":"internal"' in body, b"secret" in body) == (500, True, False)
     assert "a secret" in caplog.text
 

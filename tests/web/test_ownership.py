@@ -98,7 +98,9 @@ async def test_an_administrator_assigns_it(web: WebHub) -> None:
 async def test_dead_letters_are_the_owners(web: WebHub) -> None:
     mine = {"queue": "@anna.n"}
     for queue in ("@anna.n", "queue/@anna.n/dead", "orders", "@n"):
-        assert await code_of(web.get("/v1/dead/letters", token=BERT, queue=queue)) == "forbidden"
+        # Bert may consume queues, and so read their dead letters; there are none.
+        expected = "not_found" if queue == "orders" else "forbidden"
+        assert await code_of(web.get("/v1/dead/letters", token=BERT, queue=queue)) == expected
         for path in ("purge", "replays"):
             body = {"queue": queue, "all": True}
             assert await code_of(web.post(f"/v1/dead/{path}", body, token=BERT)) == "forbidden"

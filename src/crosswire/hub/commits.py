@@ -28,8 +28,10 @@ timer asks for that sync after a second. For its listeners it is committed like 
 **A group that fails.** With the local log an append can fail for good: no room, or a broken disk.
 Messages of producers are lost with the group, and their receipts carry the error. All else (what
 was settled, saved and retained, and the ledger's rows about it) goes into the next group, which is
-tried when somebody requests a commit, or after a quarter of a second. So nothing is ever half
-acknowledged: a durable message is on disk and its receipt is done, or it was never accepted.
+tried after a quarter of a second, whoever requests a commit before: one who repeats his request as
+soon as it fails would otherwise keep the event loop busy for as long as the disk is full. So
+nothing is ever half acknowledged: a durable message is on disk and its receipt is done, or it was
+never accepted.
 """
 
 from __future__ import annotations
@@ -238,7 +240,9 @@ class CommitPath:
         # With a group in flight, `_continue` looks at the flags when that one is done.
         if self._loop is None or self._flight is not None or self._is_scheduled:
             return
-        if urgent:
+        if self._store.last_error is not None:
+            self._timer = self._timer or self._loop.call_later(_RETRY_S, self._begin)
+        elif urgent:
             self._is_scheduled = True
             if self._timer is not None:
                 self._timer.cancel()

@@ -9,10 +9,10 @@ from crosswire.envelope import (
     parse_destination,
     parse_stored_destination,
 )
-from crosswire.errors import InvalidDestination
+from crosswire.errors import InvalidDestination, RecordDamaged
 from crosswire.hub.core import Core, SendEnvelope
 from crosswire.hub.policies import HubConfig, QueuePolicy, Retry, TopicPolicy
-from crosswire.hub.queues import Queue
+from crosswire.hub.queues import Queue, stored_depth
 from crosswire.hub.subscriptions import Subscriptions
 from crosswire.hub.topics import KnownTopics, Topic
 
@@ -93,6 +93,18 @@ class Destinations:
         self.topics[destination] = topic
         self._subscriptions.add_topic(topic)
         return topic
+
+    def depth(self, destination: str) -> tuple[int, int]:
+        """Length and size of a queue, which is not opened for it; zeros if there is none."""
+        queue = self.queues.get(destination)
+        if queue is None:
+            number = self._core.store.destinations().get(destination)
+            try:
+                return (0, 0) if number is None else stored_depth(self._core.store, number)
+            except RecordDamaged:
+                # An opened one counts what is stored.
+                queue = self.queue(destination)
+        return queue.length, queue.size_bytes
 
     def all_queues(self) -> list[Queue]:
         """Every queue in order of names, those that nobody used since the start included."""

@@ -10,9 +10,11 @@ receives it: each is given what it needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
 from random import Random
-from typing import Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 from crosswire.access import parse_subscription_dead_letters
 from crosswire.commitlog.contract import CommitLog, Receipt
@@ -22,7 +24,7 @@ from crosswire.hub.attachment import Attachment, Choice, Consumer, DeliveryRecei
 from crosswire.hub.audit import count_messages
 from crosswire.hub.backlog.backlog import Backlog
 from crosswire.hub.commits import CommitPath
-from crosswire.hub.core import Core, SendEnvelope
+from crosswire.hub.core import Core, SendEnvelope, WindowTotal
 from crosswire.hub.damage import DamageReports
 from crosswire.hub.dead import DeadLetters
 from crosswire.hub.destinations import Destinations
@@ -45,6 +47,11 @@ from crosswire.store.contract import Store
 __all__ = ["Hub"]
 
 _HOUSEKEEPING_S: Final = 10.0
+_CHORES: Final = 200
+_PAUSE_S: Final = 0.005
+
+Chore: TypeAlias = tuple[Any, ...]
+"""A callback and its arguments."""
 
 
 class Hub:
@@ -81,6 +88,7 @@ class Hub:
         self.wall = WallClock(store, self.commits, self.damage, timestamps, now)
         floors = Floors(store, self.damage)
         self.seals = LakeSeals(store, self.commits, self.damage, floors, withheld=config.lake)
+        self.windows = WindowTotal(config.windows_bytes)
         self._core = core = Core(
             store=store,
             ledger=self.ledger,
@@ -92,6 +100,7 @@ class Hub:
             floors=floors,
             seals=self.seals,
             watchers=Watchers(loop.callbacks),
+            windows=self.windows,
             chance=random.random,
         )
         topics = KnownTopics()
@@ -107,6 +116,8 @@ class Hub:
         """Callbacks by message id: `(id, "")` when it is settled, `(id, reason)` if it never will
         be."""
         self._intake = Intake(core, self._destinations, self.subscriptions)
+        self.produce = self._intake.produce
+        """Accepts a batch of one producer, for queues and topics: see `Intake.produce`."""
         self.services = Services(core, config.service, config.topic)
         self.schedules = Schedules(core, self.inject)
         self.dead_letters = DeadLetters(
@@ -141,17 +152,7 @@ class Hub:
         """The hub's time of the latest call."""
         return self._core.loop.now
 
-    # Producing.
-
-    def produce(self, envelopes: Sequence[Envelope], now: float) -> Receipt:
-        """Accept a batch of one producer, for queues and topics, in order.
-
-        Each message is accepted or refused on its own; the receipt is done when those that must
-        be on disk are. Messages that need not wait for the disk are delivered when this returns; if
-        a callback of the hub calls this, after that callback has returned.
-        """
-        self._core.loop.now = now
-        return self._intake.produce(envelopes, now)
+    # Producing, beside `produce`.
 
     def inject(self, envelope: Envelope, now: float) -> None:
         """Send a message of the hub itself, which must not get lost: schedules, dead letters.
@@ -325,6 +326,10 @@ class Hub:
         """Every queue in order of names, those that nobody used since the start included."""
         return self._destinations.all_queues()
 
+    def depth(self, destination: str) -> tuple[int, int]:
+        """Length and size in bytes of a queue, which is not opened for it."""
+        return self._destinations.depth(destination)
+
     def topics(self) -> list[Topic]:
         """Every topic in order of names."""
         return [topic for _, topic in sorted(self._destinations.topics.items())]
@@ -353,6 +358,7 @@ class Hub:
     def reconfigure(self, config: HubConfig) -> None:
         """Other policies from now on; what is accepted already stays."""
         self.config = config
+        self.windows.limit_bytes = config.windows_bytes
         self.services.reconfigure(config.service, config.topic)
         self.subscriptions.retry = config.retry
         self.staging.limits = config.staging
@@ -430,16 +436,32 @@ class Hub:
         the next one when it is called."""
         self._core.timers.at_least(owner, due, action)
 
-    def _keep_house(self, now: float) -> None:
-        """Delete what is settled, sealed in the lake and past its retention."""
-        self.call_at(now + _HOUSEKEEPING_S, self._keep_house)
-        run = self.callbacks.run
+    def _keep_house(self, now: float, chores: Iterator[Chore] | None = None) -> None:
+        """Delete what is settled, sealed in the lake and past its retention.
+
+        In steps: with tens of thousands of queues a round takes a second.
+        """
+        chores = self._chores(now) if chores is None else chores
+        done = 0
+        for work, *args in islice(chores, _CHORES):
+            self.callbacks.run("housekeeping", work, *args)
+            done += 1
+        if done == _CHORES:
+            self.call_at(now + _PAUSE_S, partial(self._keep_house, chores=chores))
+        else:
+            self.call_at(now + _HOUSEKEEPING_S, self._keep_house)
+
+    def _chores(self, now: float) -> Iterator[Chore]:
+        """What a round of housekeeping calls, with its arguments."""
         for queue in list(self._destinations.queues.values()):
-            run("housekeeping", queue.reclaim)
+            yield (queue.reclaim,)
         for topic in (*self._destinations.topics.values(), *self.services.journals.values()):
-            run("housekeeping", topic.retain, now)
-        run("housekeeping", self.subscriptions.report_gaps)
-        run("housekeeping", self.staging.keep_house, now)
+            yield topic.retain, now
+        yield (self.subscriptions.report_gaps,)
+        yield self.staging.keep_house, now
+        yield (self._forget_rows,)
+
+    def _forget_rows(self) -> None:
         rows = self.store.next_row - 1 - self.config.ledger_rows
         if self.config.lake:
             rows = self.seals.released_row

@@ -13,10 +13,10 @@ from crosswire.hub.attachment import Consumer
 from crosswire.hub.backlog.backlog import Backlog
 from crosswire.hub.core import Core, SendEnvelope
 from crosswire.hub.policies import QueuePolicy
-from crosswire.store.contract import Page
+from crosswire.store.contract import Page, Store
 from crosswire.store.records import Count, reader
 
-__all__ = ["Queue"]
+__all__ = ["Queue", "stored_depth"]
 
 _DEPTHS: Final = "depth"
 _STUCK_AFTER: Final = 65_536
@@ -29,6 +29,15 @@ class _Depth(msgspec.Struct, array_like=True, frozen=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _read_depth: Callable[[bytes], _Depth] = reader(_Depth, "the length of a queue")
+
+
+def stored_depth(store: Store, number: int) -> tuple[int, int]:
+    """Length and size of a queue that nobody has opened. Raises RecordDamaged."""
+    stored = store.get(_DEPTHS, number.to_bytes(4))
+    if stored is None:
+        return 0, 0
+    depth = _read_depth(stored)
+    return depth.length, depth.size_bytes
 
 
 class Queue(Backlog):
@@ -124,12 +133,12 @@ class Queue(Backlog):
         self._consumers_changed(self)
         return consumer
 
-    def detach(self, consumer: Consumer, now: float) -> None:
+    def detach(self, consumer: Consumer, now: float, cause: str) -> None:
         """Remove a consumer, and notify `Hub.consumers_changed`."""
         # First: the dispatch loop runs deferred calls before it dispatches this queue. A listener
         # whose consumer only takes what others leave can then take over what this one held.
         self._consumers_changed(self)
-        super().detach(consumer, now)
+        super().detach(consumer, now, cause)
 
     def admit(self, size: int) -> None:
         """Count a message. Raises DestinationFull if the policy refuses it."""

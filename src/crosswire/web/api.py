@@ -12,6 +12,7 @@ import msgspec
 
 from crosswire import __version__
 from crosswire.web import (
+    connections,
     damage,
     dead,
     dead_selection,
@@ -34,6 +35,7 @@ OPERATIONS: Final = (
         summary="Overview of the hub",
         handler=state.show_state,
         answer=state.HubState,
+        needs="observe",
     ),
     Operation(
         name="show_damage",
@@ -42,6 +44,7 @@ OPERATIONS: Final = (
         summary="Damage of the store that is not acknowledged, and what it stopped",
         handler=damage.show_damage,
         answer=damage.DamageReport,
+        needs="observe",
     ),
     Operation(
         name="acknowledge_damage",
@@ -59,6 +62,7 @@ OPERATIONS: Final = (
         handler=state.list_queues,
         query=state.Names,
         answer=state.Queues,
+        needs="principal",
     ),
     Operation(
         name="show_queue",
@@ -68,6 +72,7 @@ OPERATIONS: Final = (
         handler=state.show_queue,
         query=state.Peek,
         answer=state.QueueDetail,
+        needs="principal",
     ),
     Operation(
         name="purge_queue",
@@ -85,6 +90,7 @@ OPERATIONS: Final = (
         handler=state.list_topics,
         query=state.Names,
         answer=state.Topics,
+        needs="principal",
     ),
     Operation(
         name="show_topic",
@@ -94,12 +100,13 @@ OPERATIONS: Final = (
         handler=state.show_topic,
         query=state.Peek,
         answer=state.TopicDetail,
+        needs="principal",
     ),
     Operation(
         name="list_subscriptions",
         method="GET",
         path="/v1/subscriptions",
-        summary="Named subscriptions with cursors and consumers: one's own, administrators see all",
+        summary="Named subscriptions with cursors and consumers: one's own, observers see all",
         handler=state.list_subscriptions,
         answer=state.SubscriptionList,
         needs="principal",
@@ -131,23 +138,25 @@ OPERATIONS: Final = (
         summary="Services and their providers",
         handler=state.list_services,
         answer=state.ServiceRows,
+        needs="principal",
     ),
     Operation(
         name="list_connections",
         method="GET",
         path="/v1/connections",
         summary="Connections, with what they consume and serve",
-        handler=state.list_connections,
-        query=state.ConnectionsQuery,
-        answer=state.ConnectionList,
+        handler=connections.list_connections,
+        query=connections.ConnectionsQuery,
+        answer=connections.ConnectionList,
+        needs="principal",
     ),
     Operation(
         name="close_connection",
         method="DELETE",
         path="/v1/connections/{id}",
         summary="Close a connection, with its protocol's goodbye",
-        handler=state.close_connection,
-        answer=state.Closed,
+        handler=connections.close_connection,
+        answer=connections.Closed,
     ),
     Operation(
         name="produce",
@@ -158,6 +167,7 @@ OPERATIONS: Final = (
         body=messages.Productions,
         answer=messages.Produced,
         needs="principal",
+        body_bytes=None,
     ),
     Operation(
         name="trace",
@@ -166,6 +176,7 @@ OPERATIONS: Final = (
         summary="What happened to a message, step by step",
         handler=messages.trace,
         answer=messages.Trace,
+        needs="principal",
     ),
     Operation(
         name="list_producers",
@@ -174,6 +185,7 @@ OPERATIONS: Final = (
         summary="Producers of batches with their last commits, and what is staged",
         handler=ingest.list_producers,
         answer=ingest.ProducerRows,
+        needs="observe",
     ),
     Operation(
         name="remove_producer",
@@ -284,6 +296,7 @@ OPERATIONS: Final = (
         body=dead.Edit,
         answer=dead.DeadLetterRow,
         needs="principal",
+        body_bytes=None,
     ),
     Operation(
         name="purge_letters",
@@ -339,6 +352,7 @@ OPERATIONS: Final = (
         summary="Schedules and their next fire times",
         handler=schedules.list_schedules,
         answer=schedules.ScheduleRows,
+        needs="principal",
     ),
     Operation(
         name="show_schedule",
@@ -348,6 +362,7 @@ OPERATIONS: Final = (
         handler=schedules.show_schedule,
         query=schedules.PreviewQuery,
         answer=schedules.ScheduleRow,
+        needs="principal",
     ),
     Operation(
         name="add_schedule",
@@ -357,6 +372,8 @@ OPERATIONS: Final = (
         handler=schedules.add_schedule,
         body=schedules.NewSchedule,
         answer=schedules.ScheduleRow,
+        needs="administer",
+        body_bytes=None,
     ),
     Operation(
         name="preview_schedule",
@@ -366,6 +383,7 @@ OPERATIONS: Final = (
         handler=schedules.preview_schedule,
         body=schedules.PreviewRequest,
         answer=schedules.Preview,
+        needs="principal",
     ),
     Operation(
         name="remove_schedule",

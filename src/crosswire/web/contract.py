@@ -29,6 +29,7 @@ from crosswire.errors import (
 )
 from crosswire.hub.hub import Hub
 from crosswire.server.server import Server
+from crosswire.web.long_work import LongWork
 from crosswire.web.replays import Replays
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
 ]
 
 JSON: Final = "application/json"
+SMALL_BODY_BYTES: Final = 1024 * 1024
 ARROW: Final = "application/vnd.apache.arrow.stream"
 
 
@@ -85,7 +87,7 @@ def failure_of(error: CrosswireError) -> tuple[int, FailureResponse]:
 class OperationRequest:
     """A request as handlers get it: authenticated, decoded into the operation's types."""
 
-    __slots__ = ("body", "path", "principal", "query", "replays", "server")
+    __slots__ = ("_identify", "body", "path", "principal", "query", "replays", "server", "work")
 
     def __init__(
         self,
@@ -96,13 +98,24 @@ class OperationRequest:
         path: dict[str, Any],
         query: Any,
         body: Any,
+        identify: Callable[[], str | None] | None = None,
+        work: LongWork | None = None,
     ) -> None:
+        """`identify` finds the user of this request anew; without it, that never changes."""
         self.server = server
         self.replays = replays
         self.principal = principal
         self.path = path
         self.query = query
         self.body = body
+        self.work = work or LongWork()
+        self._identify = identify or (lambda: principal)
+
+    @property
+    def is_identified(self) -> bool:
+        """Whether its credentials still identify the same user; a reload may have taken them away
+        since the request came."""
+        return self._identify() == self.principal
 
     @property
     def hub(self) -> Hub:
@@ -127,6 +140,42 @@ class OperationRequest:
         """Whether the principal may administer the hub; without users, everybody."""
         return self.server.context.access.may_administer(self.principal)
 
+    @property
+    def is_observer(self) -> bool:
+        """Whether the principal may see what there is and how much of it, whoever has it."""
+        return self.server.context.access.may_observe(self.principal)
+
+    def may_see(self, destination: str) -> bool:
+        """Whether the principal may know of a destination: it has a right to it, or observes."""
+        access = self.server.context.access
+        if self.is_observer:
+            return True
+        if destination.startswith("service/"):
+            return access.may_reach(self.principal, "call", destination) or access.may_reach(
+                self.principal, "serve", destination
+            )
+        return access.may_any(self.principal, ("produce", "consume"), destination)
+
+    def may_read(self, destination: str) -> bool:
+        """Whether the principal may see the content of its messages."""
+        access = self.server.context.access
+        return self.is_administrator or access.may(self.principal, "consume", destination)
+
+    def require_sight(self, destination: str) -> None:
+        """Raises Forbidden unless the principal may know of it. Called before it is looked up: the
+        response is the same whether it exists or not."""
+        if not self.may_see(destination):
+            self._refuse(f"has no right to {destination}")
+
+    def require_content(self, destination: str) -> None:
+        """Raises Forbidden unless the principal may see the content of its messages."""
+        if not self.may_read(destination):
+            self._refuse(f"may not consume {destination}")
+
+    def _refuse(self, reason: str) -> None:
+        self.server.context.count("forbidden", "http")
+        raise Forbidden(f"{self.principal or 'an anonymous user'} {reason}")
+
     def require_ownership(self, owner: str) -> None:
         """Raises Forbidden unless the principal is the owner or an administrator."""
         if owner != self.principal and not self.is_administrator:
@@ -144,9 +193,9 @@ Handler: TypeAlias = Callable[
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """A route of the API and its handler.
 
-    `needs` is the right to administer, any authenticated user (the handler checks rights on
-    destinations), or nothing. `body` is the type of its JSON body; an operation that `takes` Arrow
-    gets the bytes of the body. One without an `answer` responds with an Arrow stream.
+    `needs` is the right to administer or to observe, any authenticated user (the handler checks
+    rights on destinations), or nothing. `body` is the type of its JSON body; an operation that
+    `takes` Arrow gets the bytes of the body. One without an `answer` responds with an Arrow stream.
     """
 
     name: str
@@ -158,4 +207,6 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     query: type[msgspec.Struct] | None = None
     body: type[msgspec.Struct] | None = None
     takes: Literal["json", "arrow"] = "json"
-    needs: Literal["administer", "principal", "nothing"] = "administer"
+    needs: Literal["administer", "observe", "principal", "nothing"] = "administer"
+    body_bytes: int | None = SMALL_BODY_BYTES
+    """The largest JSON body; None for that of the configuration, where messages are in it."""

@@ -24,11 +24,15 @@ class AcknowledgedDamage(msgspec.Struct, frozen=True):
     acknowledged: int
 
 
-def show_damage(ask: OperationRequest) -> DamageReport:
+async def show_damage(ask: OperationRequest) -> DamageReport:
     """Damage that is not acknowledged, and what it stopped."""
     hub = ask.hub
-    # A queue reads its cursor when it is first used: this finds all that are stopped.
-    hub.queues()
+    async with ask.work.turn() as turn:
+        for destination in list(hub.store.destinations()):
+            if destination.startswith("queue/"):
+                # A queue reads its cursor when it is first used: this finds all that are stopped.
+                hub.queue(destination)
+                await turn.pause()
     return DamageReport(hub.store.damages.entries, [each.title for each in hub.stopped()])
 
 

@@ -107,21 +107,26 @@ class DeadLetterRows(msgspec.Struct, frozen=True):
     next: int
 
 
-def list_dead(ask: OperationRequest) -> DeadQueues:
-    """Queues with dead letters, and how many they have."""
-    return DeadQueues(
-        [
-            DeadQueue(queue.name.removesuffix("/dead"), queue.length, queue.size_bytes)
-            for queue in ask.hub.queues()
-            if queue.is_dead and queue.length and _may_use(ask, queue.destination)
-        ]
-    )
+async def list_dead(ask: OperationRequest) -> DeadQueues:
+    """Queues with dead letters, and how many they have: all of them for observers, those that they
+    may consume for others."""
+    rows = []
+    async with ask.work.turn() as turn:
+        for destination in list(ask.hub.store.destinations()):
+            await turn.pause()
+            if not destination.startswith("queue/") or not destination.endswith("/dead"):
+                continue
+            length, size_bytes = ask.hub.depth(destination)
+            if length and (ask.is_observer or ask.may_read(destination)):
+                name = destination.removeprefix("queue/").removesuffix("/dead")
+                rows.append(DeadQueue(name, length, size_bytes))
+    return DeadQueues(sorted(rows, key=lambda row: row.queue))
 
 
 def list_dead_letters(ask: OperationRequest) -> DeadLetterRows:
     """A page of a queue's letters. Raises UnknownMessage and InvalidFilter."""
     query: DeadLettersQuery = ask.query
-    queue = _dead_queue(ask, query.queue)
+    queue = _dead_queue(ask, query.queue, to_read=True)
     matches = predicate(query.filter)
     found: list[DeadLetter] = []
     after = query.after
@@ -144,7 +149,9 @@ def list_dead_letters(ask: OperationRequest) -> DeadLetterRows:
 def show_dead_letter(ask: OperationRequest) -> DeadLetterRow:
     """A letter with its whole payload. Raises UnknownMessage."""
     query: DeadLetterQuery = ask.query
-    dead_letter = ask.hub.dead_letters.get(_dead_queue(ask, query.queue), ask.path["id"])
+    dead_letter = ask.hub.dead_letters.get(
+        _dead_queue(ask, query.queue, to_read=True), ask.path["id"]
+    )
     return _dead_letter_row(query.queue, dead_letter, whole=True)
 
 
@@ -156,12 +163,14 @@ def _may_use(ask: OperationRequest, destination: str) -> bool:
     return found is not None and found[0] == ask.principal
 
 
-def _dead_queue(ask: OperationRequest, name: str) -> str:
-    """The destination of dead letters that the principal may use.
+def _dead_queue(ask: OperationRequest, name: str, *, to_read: bool = False) -> str:
+    """The destination of dead letters that the principal may use, or read: who may consume them
+    may see them.
 
     Raises Forbidden, and UnknownMessage if there never was one.
     """
-    if not _may_use(ask, dead_destination(name)):
+    destination = dead_destination(name)
+    if not (_may_use(ask, destination) or (to_read and ask.may_read(destination))):
         # Before it is looked up: whether there are any is not shown.
         ask.server.context.count("forbidden", "http")
         raise Forbidden(f"{ask.principal} may not use the dead letters of {name!r}")
@@ -267,7 +276,19 @@ async def replay_dead_letters(ask: OperationRequest) -> ReplayRow:
     _dead_queue(ask, asked.queue)
     if asked.destination and not ask.is_administrator:
         ask.require("produce", asked.destination)
-    return await ask.replays.start(ask.hub, asked, ask.now, ask.principal)
+
+    def is_allowed() -> bool:
+        # A reload may take away what it was started with.
+        if not ask.is_identified or not _may_use(ask, dead_destination(asked.queue)):
+            return False
+        access = ask.server.context.access
+        return (
+            not asked.destination
+            or ask.is_administrator
+            or access.may(ask.principal, "produce", asked.destination)
+        )
+
+    return await ask.replays.start(ask.hub, asked, ask.now, ask.principal, is_allowed=is_allowed)
 
 
 def list_replays(ask: OperationRequest) -> ReplayRows:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
-from crosswire.envelope import Envelope, Property, check_properties, message_kind
+from crosswire.access import subscription_label
+from crosswire.commitlog.contract import Receipt
+from crosswire.envelope import (
+    PROPERTIES_BYTES,
+    Envelope,
+    Property,
+    check_properties,
+    message_kind,
+)
 from crosswire.errors import HubError, InvalidEnvelope, RecordDamaged, UnknownMessage
 from crosswire.gateways.payloads import JsonPayload, from_body, to_shown_body
 from crosswire.hub.hub import Hub
@@ -27,13 +35,17 @@ __all__ = [
 ]
 
 PREVIEW_BYTES: Final = 4096
+_MOST_MESSAGES: Final = 50_000
+_STEP: Final = 64
+"""Messages that are accepted at once: each may be the first of a new queue, which takes longest."""
+_read_properties: Final = msgspec.json.Decoder(dict[str, Property]).decode
 _BLOCKS: Final = 8
 
 
 class JsonMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A message. Its payload is one of `json`, `text` and `base64`; if `truncated`, `text` is the
-    beginning of it. Times are in microseconds since 1970. `native` are the names of the fields that
-    only its own protocol has."""
+    beginning of it; if `hidden`, seeing it needs the right to consume. Times are in microseconds
+    since 1970. `native` are the names of the fields that only its own protocol has."""
 
     id: int
     time: int
@@ -56,13 +68,35 @@ class JsonMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     properties: dict[str, Property] = {}
     native: list[str] = []
     held_by: str = ""
+    hidden: bool = False
 
 
 def show_message(
-    envelope: Envelope, *, most_bytes: int | None = PREVIEW_BYTES, held_by: str = ""
+    envelope: Envelope,
+    *,
+    most_bytes: int | None = PREVIEW_BYTES,
+    held_by: str = "",
+    hidden: bool = False,
 ) -> JsonMessage:
-    """The message in JSON; a payload of more than `most_bytes` is truncated."""
+    """The message in JSON; a payload of more than `most_bytes` is truncated. Of a `hidden` one only
+    what it is and where it goes is shown, nothing that its producer wrote."""
     size = len(envelope.payload)
+    if hidden:
+        return JsonMessage(
+            id=envelope.id,
+            time=envelope.time,
+            destination=envelope.destination,
+            kind=envelope.kind,
+            content_type="",
+            size_bytes=size,
+            protocol=envelope.protocol,
+            connection=envelope.connection,
+            principal=envelope.principal,
+            durable=envelope.durable,
+            expires=envelope.expires,
+            held_by=held_by,
+            hidden=True,
+        )
     body = to_shown_body(envelope) if most_bytes is None or size <= most_bytes else None
     return JsonMessage(
         id=envelope.id,
@@ -96,6 +130,16 @@ def _beginning(envelope: Envelope, most_bytes: int) -> str:
 # --------------------------------------------------------------------------------------- producing
 
 
+RawProperties = Annotated[
+    msgspec.Raw,
+    msgspec.Meta(
+        description="Integers, numbers, booleans and texts by name.",
+        extra_json_schema={"type": "object"},
+    ),
+]
+"""Measured before they are parsed: see `_parse_properties`."""
+
+
 class Production(msgspec.Struct, frozen=True, kw_only=True):
     """A message for a queue or a topic; exactly one of `json`, `text` and `base64` is its payload.
 
@@ -106,13 +150,13 @@ class Production(msgspec.Struct, frozen=True, kw_only=True):
     text: str | None = None
     base64: str | None = None
     content_type: str = ""
-    properties: dict[str, Property] = {}
+    properties: RawProperties | msgspec.UnsetType = msgspec.UNSET
     key: str = ""
     durable: bool = True
 
 
 class Productions(msgspec.Struct, frozen=True):
-    """Messages to be accepted in this order."""
+    """Messages to be accepted in this order, 50,000 at most."""
 
     messages: list[Production]
 
@@ -135,35 +179,57 @@ class Produced(msgspec.Struct, frozen=True):
 async def produce(ask: OperationRequest) -> Produced:
     """Accept each message, or refuse it alone; answered after the commit.
 
-    Raises the reason if there is one message only and it is refused.
+    Many are accepted in steps, so that other peers are served meanwhile: messages of others may
+    come in between, and if the hub is killed before it has answered, the first of them may be
+    stored, and the others not. Raises the reason if there is one message only and it is refused.
     """
     batch: Productions = ask.body
+    count = len(batch.messages)
+    if count > _MOST_MESSAGES:
+        raise InvalidEnvelope(f"a request has at most {_MOST_MESSAGES} messages, not {count}")
+    steps: list[tuple[list[int], Receipt]] = []
+    refusals: list[tuple[int, HubError]] = []
+    if count <= _STEP:
+        steps.append(_accept(ask, batch.messages, 0, refusals))
+    else:
+        async with ask.work.turn() as turn:
+            for start in range(0, count, _STEP):
+                some = batch.messages[start : start + _STEP]
+                steps.append(_accept(ask, some, start, refusals))
+                await turn.pause()
+    ids = [0] * count
+    for indexes, receipt in steps:
+        await receipt
+        for index, identifier in zip(indexes, receipt.ids, strict=True):
+            ids[index] = identifier
+        refusals += [(indexes[number], error) for number, error in receipt.refused.items()]
+    if count == 1 and refusals:
+        raise refusals[0][1]
+    return Produced(
+        ids,
+        [_refusal(batch_index, error) for batch_index, error in sorted(refusals, key=_index_of)],
+    )
+
+
+def _accept(
+    ask: OperationRequest,
+    messages: list[Production],
+    start: int,
+    refusals: list[tuple[int, HubError]],
+) -> tuple[list[int], Receipt]:
+    """Give some messages to the hub, except those that can't be; with the indexes that they have in
+    the request. `start` is the index of the first."""
     envelopes: list[Envelope] = []
     indexes: list[int] = []
-    refusals: list[tuple[int, HubError]] = []
-    for index, message in enumerate(batch.messages):
+    for index, message in enumerate(messages, start):
         try:
             ask.require("produce", message.destination)
             envelopes.append(_envelope(message, ask.principal))
             indexes.append(index)
         except HubError as error:
             refusals.append((index, error))
-    ids = [0] * len(batch.messages)
-    if envelopes:
-        ask.server.context.count("produced", "http", by=len(envelopes))
-        receipt = ask.hub.produce(envelopes, ask.now())
-        await receipt
-        for index, identifier in zip(indexes, receipt.ids, strict=True):
-            ids[index] = identifier
-        refusals += [
-            (indexes[batch_index], error) for batch_index, error in receipt.refused.items()
-        ]
-    if len(batch.messages) == 1 and refusals:
-        raise refusals[0][1]
-    return Produced(
-        ids,
-        [_refusal(batch_index, error) for batch_index, error in sorted(refusals, key=_index_of)],
-    )
+    ask.server.context.count("produced", "http", by=len(envelopes))
+    return indexes, ask.hub.produce(envelopes, ask.now())
 
 
 def _index_of(refusal: tuple[int, HubError]) -> int:
@@ -187,10 +253,26 @@ def _envelope(message: Production, principal: str) -> Envelope:
         principal=principal,
         key=message.key,
         durable=message.durable,
-        properties=check_properties(message.properties),
+        properties=_parse_properties(message.properties),
         content_type=message.content_type or content_type,
         crc=zlib.crc32(payload),
     )
+
+
+def _parse_properties(raw: msgspec.Raw | msgspec.UnsetType) -> dict[str, Property]:
+    """The properties of a message. Raises InvalidEnvelope; for too many bytes before they are
+    parsed, since a request may have millions of them."""
+    if raw is msgspec.UNSET:
+        return {}
+    size_bytes = len(memoryview(raw))
+    if size_bytes > PROPERTIES_BYTES:
+        raise InvalidEnvelope(
+            f"a message's properties have at most {PROPERTIES_BYTES} bytes, not {size_bytes}"
+        )
+    try:
+        return check_properties(_read_properties(raw))
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InvalidEnvelope(f"properties: {error}") from None
 
 
 # ----------------------------------------------------------------------------------------- tracing
@@ -216,13 +298,28 @@ async def trace(ask: OperationRequest) -> Trace:
     # Memory holds the ledger's newest blocks only. Without "accepted" older steps are on disk.
     if not steps or steps[0].step != "accepted":
         steps = [*await _older(ask.hub, identifier, upto=steps[0].seq if steps else 0), *steps]
+    # Without a trace of what the principal may not know of, as if there was nothing.
+    steps = [row for row in steps if _is_visible(ask, row)]
     envelope = None
     for destination in dict.fromkeys(row.destination for row in steps):
         envelope = envelope or _stored(ask.hub, destination, identifier)
     if not steps and envelope is None:
         raise UnknownMessage(f"message {identifier} is not in the ledger")
-    shown = None if envelope is None else show_message(envelope)
+    shown = None
+    if envelope is not None:
+        shown = show_message(envelope, hidden=not ask.may_read(envelope.destination))
     return Trace(identifier, steps, shown)
+
+
+def _is_visible(ask: OperationRequest, row: LedgerRow) -> bool:
+    """Observers see every step, others those at destinations that they have a right to, without
+    the named subscriptions of other users."""
+    if ask.is_observer:
+        return True
+    is_own = not row.subscription or row.subscription.startswith(
+        f"{subscription_label(ask.principal, '')}."
+    )
+    return is_own and ask.may_see(row.destination)
 
 
 async def _older(hub: Hub, identifier: int, *, upto: int) -> list[LedgerRow]:

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from crosswire.errors import HubError, InvalidEnvelope, UnknownMessage
+from crosswire.errors import Forbidden, HubError, InvalidEnvelope, UnknownMessage
 from crosswire.gateways.edits import refit
 from crosswire.hub.hub import Hub
 from crosswire.hub.subscriptions import predicate
@@ -56,8 +56,15 @@ class ReplayRows(msgspec.Struct, frozen=True):
 class Replay:
     """A replay with its task and its counts."""
 
-    def __init__(self, identifier: int, asked: ReplayRequest, principal: str) -> None:
+    def __init__(
+        self,
+        identifier: int,
+        asked: ReplayRequest,
+        principal: str,
+        is_allowed: Callable[[], bool],
+    ) -> None:
         self.principal = principal
+        self._is_allowed = is_allowed
         self.id = identifier
         self.asked = asked
         self.state: Literal["running", "done", "cancelled", "failed"] = "running"
@@ -106,6 +113,8 @@ class Replay:
         step = min(max(int(rate * _STEP_S), 1), _BATCH) if rate else _BATCH
         for start in range(0, len(ids), step):
             batch = ids[start : start + step]
+            if not self._is_allowed():
+                raise Forbidden("the right to replay these was taken away")
             for identifier in batch:
                 self._send_one(hub, queue, identifier, now())
             await asyncio.sleep(len(batch) / rate if rate else 0)
@@ -136,9 +145,16 @@ class Replays:
         self._number = 0
 
     async def start(
-        self, hub: Hub, asked: ReplayRequest, now: Callable[[], float], principal: str
+        self,
+        hub: Hub,
+        asked: ReplayRequest,
+        now: Callable[[], float],
+        principal: str,
+        *,
+        is_allowed: Callable[[], bool],
     ) -> ReplayRow:
         """Start a replay for a user; returns when it has ended, after a few seconds at the latest.
+        It ends as failed when `is_allowed` is no longer so.
 
         Raises InvalidEnvelope and InvalidFilter for a selection that is not valid, and
         UnknownMessage for a queue without dead letters.
@@ -149,7 +165,7 @@ class Replays:
         if sum(each.state == "running" for each in self._replays.values()) >= _RUNNING:
             raise InvalidEnvelope(f"{_RUNNING} replays are running already")
         self._number += 1
-        replay = self._replays[self._number] = Replay(self._number, asked, principal)
+        replay = self._replays[self._number] = Replay(self._number, asked, principal, is_allowed)
         self._forget()
         replay.task = asyncio.create_task(replay.run(hub, queue, now))
         await asyncio.wait([replay.task], timeout=_WAIT_S)

@@ -87,17 +87,30 @@ class Preview(msgspec.Struct, frozen=True):
     times: list[float]
 
 
-def list_schedules(ask: OperationRequest) -> ScheduleRows:
-    """All schedules, each with its next fire time."""
-    return ScheduleRows([_row(ask, each, 1) for each in ask.hub.schedules.all()])
+async def list_schedules(ask: OperationRequest) -> ScheduleRows:
+    """Schedules, each with its next fire time: all of them for observers, those that send to where
+    they may for others."""
+    rows = []
+    async with ask.work.turn() as turn:
+        for each in list(ask.hub.schedules.all()):
+            if _is_visible(ask, each):
+                rows.append(_row(ask, each, 1))
+            await turn.pause()
+    return ScheduleRows(rows)
 
 
 def show_schedule(ask: OperationRequest) -> ScheduleRow:
-    """A schedule with its next fire times. Raises UnknownMessage."""
+    """A schedule with its next fire times. Raises UnknownMessage, also for one that the principal
+    may not see."""
     schedule = ask.hub.schedules.get(ask.path["id"])
-    if schedule is None:
+    if schedule is None or not _is_visible(ask, schedule):
         raise UnknownMessage(f"there is no schedule {ask.path['id']!r}")
     return _row(ask, schedule, ask.query.count)
+
+
+def _is_visible(ask: OperationRequest, schedule: Schedule) -> bool:
+    may = ask.server.context.access.may
+    return ask.is_observer or may(ask.principal, "produce", schedule.envelope.destination)
 
 
 def _row(ask: OperationRequest, schedule: Schedule, preview: int) -> ScheduleRow:
@@ -111,9 +124,14 @@ def _row(ask: OperationRequest, schedule: Schedule, preview: int) -> ScheduleRow
         missed=schedule.missed,
         nohaste=schedule.nohaste,
         next_due=schedule.next_due,
-        message=show_message(schedule.envelope),
+        message=show_message(schedule.envelope, hidden=not _may_read(ask, schedule.envelope)),
         preview=schedule.preview(preview, ask.hub.wall.at(ask.now())),
     )
+
+
+def _may_read(ask: OperationRequest, envelope: Envelope) -> bool:
+    is_own = bool(envelope.principal) and envelope.principal == ask.principal
+    return is_own or ask.may_read(envelope.destination)
 
 
 async def add_schedule(ask: OperationRequest) -> ScheduleRow:

@@ -1,30 +1,29 @@
-"""The hub's state over HTTP: queues, topics, subscriptions, services and connections."""
+"""The hub's state over HTTP: queues, topics, subscriptions and services."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Any, Final
+from collections.abc import Iterable
+from typing import Annotated, Final
 
 import msgspec
 
 from crosswire import __version__
 from crosswire.envelope import Envelope
 from crosswire.errors import HubError, InvalidEnvelope, RecordDamaged, UnknownMessage
-from crosswire.gateways.context import ConnectedPeer
-from crosswire.hub.attachment import Attachment, Consumer
+from crosswire.hub.attachment import Consumer
+from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.policies import QueuePolicy, TopicPolicy
 from crosswire.hub.queues import Queue
 from crosswire.hub.subscriptions import Subscription
-from crosswire.hub.topics import Topic
 from crosswire.store.contract import Page
 from crosswire.web.contract import OperationRequest
+from crosswire.web.long_work import Turn
 from crosswire.web.messages import JsonMessage, show_message
-from crosswire.web.numbers import Id
+from crosswire.web.numbers import Id, Many
 
 __all__ = [
     "assign_subscription",
-    "close_connection",
-    "list_connections",
     "list_queues",
     "list_services",
     "list_subscriptions",
@@ -39,7 +38,6 @@ __all__ = [
 _REPORTS: Final = 20
 
 Few = Annotated[int, msgspec.Meta(ge=0, le=1000)]
-Many = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 
 
 class StoreState(msgspec.Struct, frozen=True):
@@ -65,6 +63,11 @@ class HubState(msgspec.Struct, frozen=True):
     draining: bool
     listen: dict[str, str]
     connections: dict[str, int]
+    connections_limit: int
+    """Of all protocols but HTTP; below the configured one if too few files may be open."""
+    memory_bytes: int
+    """What peers cause the hub to hold in memory, of at most `memory_limit_bytes`."""
+    memory_limit_bytes: int
     queues: int
     topics: int
     subscriptions: int
@@ -81,10 +84,10 @@ class HubState(msgspec.Struct, frozen=True):
     stopped: list[str]
 
 
-def show_state(ask: OperationRequest) -> HubState:
+async def show_state(ask: OperationRequest) -> HubState:
     """Counts and errors of the whole hub."""
     server, hub = ask.server, ask.hub
-    queues = hub.queues()
+    totals = await ask.work.totals(hub)
     store = hub.store
     return HubState(
         version=__version__,
@@ -94,13 +97,16 @@ def show_state(ask: OperationRequest) -> HubState:
         draining=server.context.draining,
         listen={name: str(each.address) for name, each in server.listeners.items()},
         connections=dict(Counter(each.protocol for each in server.context.gateways.values())),
-        queues=len(queues),
-        topics=len(hub.topics()),
+        connections_limit=server.context.connection_slots.most,
+        memory_bytes=server.context.budget.held_bytes,
+        memory_limit_bytes=server.context.budget.limit_bytes,
+        queues=totals.queues,
+        topics=len(hub.topics_by_name()),
         subscriptions=len(hub.subscriptions.all()),
         services=len(hub.services.providers()),
         schedules=len(hub.schedules.all()),
-        messages=sum(queue.length for queue in queues if not queue.is_dead),
-        dead_letters=sum(queue.length for queue in queues if queue.is_dead),
+        messages=totals.messages,
+        dead_letters=totals.dead_letters,
         store=StoreState(
             groups=store.groups,
             newest_id=store.newest_id,
@@ -170,7 +176,8 @@ class ConsumerRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueDetail(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue with its consumers, its policy and the requested messages."""
+    """A queue with its consumers, its policy and the requested messages. Who may not observe sees
+    its own consumers only."""
 
     name: str
     length: int
@@ -182,41 +189,65 @@ class QueueDetail(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[JsonMessage]
 
 
-def list_queues(ask: OperationRequest) -> Queues:
-    """A page of queues."""
-    names: Names = ask.query
-    queues = [queue for queue in ask.hub.queues() if not queue.is_dead and _is_in(queue, names)]
-    return Queues(
-        [
-            QueueRow(
-                name=queue.name,
-                length=queue.length,
-                size_bytes=queue.size_bytes,
-                held=sum(len(each.held) for each in queue.consumers),
-                consumers=len(queue.consumers),
-                dead_letters=_dead_letters(ask, queue.dead_letters),
-                stopped=queue.stopped,
+async def list_queues(ask: OperationRequest) -> Queues:
+    """A page of queues: of all for observers, of those that they have a right to for others."""
+    rows = []
+    async with ask.work.turn() as turn:
+        stored = ask.hub.store.destinations()
+        for destination in await _page(ask, "queue/", stored, turn):
+            await turn.pause()
+            queue = ask.hub.queue(destination)
+            rows.append(
+                QueueRow(
+                    name=queue.name,
+                    length=queue.length,
+                    size_bytes=queue.size_bytes,
+                    held=sum(len(each.held) for each in queue.consumers),
+                    consumers=len(queue.consumers),
+                    dead_letters=ask.hub.depth(queue.dead_letters)[0],
+                    stopped=queue.stopped,
+                )
             )
-            for queue in queues[: names.limit]
-        ]
-    )
+    return Queues(rows)
+
+
+async def _page(
+    ask: OperationRequest, kind: str, destinations: Iterable[str], turn: Turn
+) -> list[str]:
+    """The destinations of a kind that the query means, and the principal may know of."""
+    names: Names = ask.query
+    after = kind + names.after
+
+    def choose(destination: str) -> bool:
+        return (
+            destination.startswith(kind)
+            and destination > after
+            and names.contains in destination.removeprefix(kind)
+            and not (kind == "queue/" and destination.endswith("/dead"))
+            and ask.may_see(destination)
+        )
+
+    return await ask.work.first(destinations, names.limit, choose, turn)
 
 
 def show_queue(ask: OperationRequest) -> QueueDetail:
-    """A queue and some of its messages, which stay in it. Raises UnknownMessage."""
-    queue = _queue(ask)
-    holders = {
-        each: consumer.peer.connection for consumer in queue.consumers for each in consumer.held
-    }
+    """A queue and some of its messages, which stay in it. Raises Forbidden, UnknownMessage."""
     peek: Peek = ask.query
+    destination = f"queue/{ask.path['name']}"
+    ask.require_sight(destination)
+    if peek.messages:
+        ask.require_content(destination)
+    queue = _queue(ask)
+    consumers = [each for each in queue.consumers if _is_visible(ask, each.peer.principal)]
+    holders = {each: consumer.peer.connection for consumer in consumers for each in consumer.held}
     found = queue.browse(peek.after, peek.messages) if peek.messages else []
     return QueueDetail(
         name=queue.name,
         length=queue.length,
         size_bytes=queue.size_bytes,
-        held=len(holders),
-        dead_letters=_dead_letters(ask, queue.dead_letters),
-        consumers=[_consumer(each) for each in queue.consumers],
+        held=sum(len(each.held) for each in queue.consumers),
+        dead_letters=ask.hub.depth(queue.dead_letters)[0],
+        consumers=[_consumer(each) for each in consumers],
         policy=queue.policy,
         messages=[show_message(each, held_by=holders.get(each.id, "")) for each in found],
     )
@@ -245,13 +276,9 @@ def _queue(ask: OperationRequest) -> Queue:
     return ask.hub.queue(destination)
 
 
-def _dead_letters(ask: OperationRequest, destination: str) -> int:
-    known = destination in ask.hub.store.destinations()
-    return ask.hub.queue(destination).length if known else 0
-
-
-def _is_in(each: Queue | Topic, names: Names) -> bool:
-    return each.name > names.after and names.contains in each.name
+def _is_visible(ask: OperationRequest, principal: str) -> bool:
+    """Whether the principal may see what this one has: its own, or as an observer."""
+    return principal == ask.principal or ask.is_observer
 
 
 def _consumer(consumer: Consumer) -> ConsumerRow:
@@ -337,28 +364,42 @@ class Removed(msgspec.Struct, frozen=True):
     removed: str
 
 
-def list_topics(ask: OperationRequest) -> Topics:
-    """A page of topics."""
-    names: Names = ask.query
+async def list_topics(ask: OperationRequest) -> Topics:
+    """A page of topics: of all for observers, of those that they have a right to for others."""
     rows = []
-    for topic in [each for each in ask.hub.topics() if _is_in(each, names)][: names.limit]:
-        audience = ask.hub.subscriptions.audience(topic)
-        rows.append(
-            TopicRow(
-                name=topic.name,
-                durable=topic.policy.durable,
-                published=topic.published,
-                subscribers=len(audience.subscribers),
-                subscriptions=[each.name for each in audience.subscriptions],
+    async with ask.work.turn() as turn:
+        topics = ask.hub.topics_by_name()
+        for destination in await _page(ask, "topic/", topics, turn):
+            await turn.pause()
+            topic = topics.get(destination)
+            if topic is None:
+                # Deleted since the names were sorted.
+                continue
+            audience = ask.hub.subscriptions.audience(topic)
+            rows.append(
+                TopicRow(
+                    name=topic.name,
+                    durable=topic.policy.durable,
+                    published=topic.published,
+                    subscribers=len(audience.subscribers),
+                    subscriptions=_visible_names(ask, audience.subscriptions),
+                )
             )
-        )
     return Topics(rows)
 
 
+def _visible_names(ask: OperationRequest, subscriptions: Iterable[Subscription]) -> list[str]:
+    return [each.name for each in subscriptions if _is_visible(ask, each.owner)]
+
+
 def show_topic(ask: OperationRequest) -> TopicDetail:
-    """A topic and some of its stored messages. Raises UnknownMessage."""
+    """A topic and some of its stored messages. Raises Forbidden, UnknownMessage."""
     hub, peek = ask.hub, ask.query
-    topic = hub.topics_by_name().get(f"topic/{ask.path['name']}")
+    destination = f"topic/{ask.path['name']}"
+    ask.require_sight(destination)
+    if peek.messages:
+        ask.require_content(destination)
+    topic = hub.topics_by_name().get(destination)
     if topic is None:
         raise UnknownMessage(f"there is no topic {ask.path['name']!r}")
     audience = hub.subscriptions.audience(topic)
@@ -378,23 +419,23 @@ def show_topic(ask: OperationRequest) -> TopicDetail:
         name=topic.name,
         published=topic.published,
         subscribers=len(audience.subscribers),
-        subscriptions=[each.name for each in audience.subscriptions],
+        subscriptions=_visible_names(ask, audience.subscriptions),
         reclaimed=topic.reclaimed,
         policy=topic.policy,
         messages=[show_message(each) for each in found],
     )
 
 
-def list_subscriptions(ask: OperationRequest) -> SubscriptionList:
-    """Named subscriptions with their cursors and consumers: all of them for administrators, their
-    own for others."""
-    return SubscriptionList(
-        [
-            _subscription(ask, each)
-            for each in ask.hub.subscriptions.all()
-            if ask.is_administrator or each.owner == ask.principal
-        ]
-    )
+async def list_subscriptions(ask: OperationRequest) -> SubscriptionList:
+    """Named subscriptions with their cursors and consumers: all of them for observers, their own
+    for others."""
+    rows = []
+    async with ask.work.turn() as turn:
+        for each in list(ask.hub.subscriptions.all()):
+            if _is_visible(ask, each.owner):
+                rows.append(_subscription(ask, each))
+            await turn.pause()
+    return SubscriptionList(rows)
 
 
 def _subscription(ask: OperationRequest, subscription: Subscription) -> SubscriptionRow:
@@ -409,7 +450,7 @@ def _subscription(ask: OperationRequest, subscription: Subscription) -> Subscrip
         committed=ask.hub.committed_id,
         held=sum(len(each.held) for each in subscription.consumers),
         consumers=[_consumer(each) for each in subscription.consumers],
-        dead_letters=_dead_letters(ask, subscription.dead_letters),
+        dead_letters=ask.hub.depth(subscription.dead_letters)[0],
         stopped=subscription.stopped,
     )
 
@@ -457,7 +498,7 @@ class ProviderRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServiceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A service and the connections that serve it."""
+    """A service and the connections that serve it. Who may not observe sees its own only."""
 
     name: str
     providers: list[ProviderRow]
@@ -469,111 +510,18 @@ class ServiceRows(msgspec.Struct, frozen=True):
     services: list[ServiceRow]
 
 
-def list_services(ask: OperationRequest) -> ServiceRows:
-    """Services that have a provider."""
-    return ServiceRows(
-        [
-            ServiceRow(
-                name=name.removeprefix("service/"),
-                providers=[
-                    ProviderRow(
-                        connection=peer.connection, protocol=peer.protocol, principal=peer.principal
-                    )
-                    for peer in peers
-                ],
-            )
-            for name, peers in sorted(ask.hub.services.providers().items())
-        ]
-    )
+async def list_services(ask: OperationRequest) -> ServiceRows:
+    """Services that have a provider: all of them for observers, those that they may call or serve
+    for others."""
+    rows = []
+    async with ask.work.turn() as turn:
+        for name, peers in sorted(ask.hub.services.providers().items()):
+            await turn.pause()
+            if ask.may_see(name):
+                providers = [_provider(each) for each in peers if _is_visible(ask, each.principal)]
+                rows.append(ServiceRow(name=name.removeprefix("service/"), providers=providers))
+    return ServiceRows(rows)
 
 
-# ------------------------------------------------------------------------------------- connections
-
-
-class SubscribedRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A destination that a connection consumes; `free` is the rest of its window."""
-
-    destination: str
-    held: int
-    free: int
-
-
-class ConnectionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A connection; `since` is in seconds since 1970, `calls` are those without a response yet.
-
-    A `congested` one reads more slowly than the hub sends."""
-
-    id: str
-    protocol: str
-    listener: str
-    address: str
-    principal: str
-    since: float
-    consumes: list[SubscribedRow]
-    serves: list[str]
-    calls: int
-    congested: bool
-
-
-class ConnectionList(msgspec.Struct, frozen=True):
-    """Connections of all protocols but HTTP."""
-
-    connections: list[ConnectionRow]
-
-
-class ConnectionsQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Connections of one `protocol`, or of all."""
-
-    protocol: str = ""
-    limit: Many = 1000
-
-
-class Closed(msgspec.Struct, frozen=True):
-    """The id of the connection."""
-
-    closed: str
-
-
-def list_connections(ask: OperationRequest) -> ConnectionList:
-    """Connections, with what they consume and serve."""
-    query: ConnectionsQuery = ask.query
-    gateways = [
-        each
-        for each in ask.server.context.gateways.values()
-        if query.protocol in ("", each.protocol)
-    ]
-    return ConnectionList([_connection(each) for each in gateways[: query.limit]])
-
-
-def _connection(gateway: ConnectedPeer) -> ConnectionRow:
-    return ConnectionRow(
-        id=gateway.id,
-        protocol=gateway.protocol,
-        listener=gateway.listener,
-        address=gateway.address,
-        principal=gateway.principal,
-        since=gateway.hub.wall.at(gateway.since),
-        consumes=[_taking(each) for each in gateway.attachments],
-        serves=sorted(name for each in gateway.providers for name in each.names),
-        calls=len(gateway.calls),
-        congested=gateway.session.congested,
-    )
-
-
-def _taking(attachment: Attachment) -> SubscribedRow:
-    held: Any = attachment.held if isinstance(attachment, Consumer) else ()
-    return SubscribedRow(
-        destination=attachment.destination, held=len(held), free=max(attachment.window.free, 0)
-    )
-
-
-def close_connection(ask: OperationRequest) -> Closed:
-    """Close a connection with its protocol's goodbye; messages that it holds are redelivered.
-
-    Raises UnknownMessage.
-    """
-    name: str = ask.path["id"]
-    gateway = ask.server.context.gateways.get(name)
-    if gateway is None or not gateway.disconnect():
-        raise UnknownMessage(f"there is no connection {name!r}")
-    return Closed(name)
+def _provider(peer: LedgerPeer) -> ProviderRow:
+    return ProviderRow(connection=peer.connection, protocol=peer.protocol, principal=peer.principal)

@@ -84,6 +84,7 @@ class EmpGateway(Gateway):
     """A peer that speaks EMP."""
 
     protocol: ClassVar[str] = "emp"
+    counts_calls: ClassVar[bool] = False
     connection: EmpConnection
 
     # Connecting.
@@ -174,6 +175,8 @@ class EmpGateway(Gateway):
                 reply = operation(self, request.data)
                 if isinstance(reply, _StoredReply):
                     self._answer_stored(request.id, reply)
+                elif isinstance(reply, HubError):
+                    self._refuse_later(request.id, reply)
                 else:
                     self._succeed(request.id, reply)
                     self._begin_subscription()
@@ -220,6 +223,17 @@ class EmpGateway(Gateway):
         self._is_waiting = True
         answer.receipt.add_done_callback(self.owned(stored))
 
+    def _refuse_later(self, identifier: int, error: HubError) -> None:
+        """Answer a failed sign-in, perhaps with a delay; requests after it wait."""
+
+        def refuse() -> None:
+            self._is_waiting = False
+            self._fail(identifier, error)
+            self._advance()
+
+        self._is_waiting = True
+        self.refuse_sign_in(refuse)
+
     def _succeed(self, identifier: int, reply: bytes) -> None:
         """Answer with success; with a failure if the reply is too large for a frame."""
         try:
@@ -264,7 +278,10 @@ class EmpGateway(Gateway):
 
     def _envelope(self, data: PublishData) -> Envelope:
         self.require("produce", data.destination)
-        payload, content_type = from_raw_body(data)
+        if isinstance(data.json, msgspec.Raw) and data.text is None and data.base64 is None:
+            payload, content_type = bytes(data.json), JSON  # nearly always: without a call
+        else:
+            payload, content_type = from_raw_body(data)
         return Envelope(
             destination=data.destination,
             kind=message_kind(data.destination),
@@ -502,11 +519,11 @@ class EmpGateway(Gateway):
         ]
         return encode({"schedules": listed})
 
-    def _authenticate(self, data: bytes) -> bytes:
+    def _authenticate(self, data: bytes) -> bytes | Forbidden:
         token = msgspec.json.decode(data, type=AuthenticateData).token
         principal = self.identify_by_token(token)
         if principal is None:
-            raise Forbidden("nobody has this token")
+            return Forbidden("nobody has this token")
         return encode({"principal": principal})
 
     def _echo(self, data: bytes) -> bytes:
@@ -514,14 +531,24 @@ class EmpGateway(Gateway):
         return data
 
     def _list_ops(self, _data: bytes) -> bytes:
-        served = [name.removeprefix("service/") for name in self.hub.services.providers()]
+        may_reach = self.context.access.may_reach
+        served = [
+            name.removeprefix("service/")
+            for name in self.hub.services.providers()
+            if may_reach(self.principal, "call", name)
+        ]
         names = [*sorted(_OPERATIONS), "$publish", *sorted(served)]
         return encode({"ops": [{"name": name} for name in names]})
 
     def _get_op(self, data: bytes) -> bytes:
         name = msgspec.json.decode(data, type=GetOpData).op_name
         known = name in _OPERATIONS or name == "$publish"
-        if not known and not (not name.startswith("$") and self.hub.is_served(f"service/{name}")):
+        # One that the peer may not call is unknown to it, whether there is one or not.
+        if not known and (
+            name.startswith("$")
+            or not self.context.access.may_reach(self.principal, "call", f"service/{name}")
+            or not self.hub.is_served(f"service/{name}")
+        ):
             raise NoProvider(f"nobody provides {name}")
         return encode({"op": {"name": name}})
 

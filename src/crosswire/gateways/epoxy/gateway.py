@@ -26,6 +26,7 @@ from crosswire.errors import (
     CallError,
     ConnectionRejected,
     CrosswireError,
+    Forbidden,
     HubError,
     InvalidDestination,
     InvalidEnvelope,
@@ -61,7 +62,7 @@ from crosswire.gateways.epoxy.subscriptions import PeerSubscription
 from crosswire.gateways.gateway import Gateway
 from crosswire.gateways.options import LARGEST_WINDOW, LONGEST_LEASE_S, parse_start
 from crosswire.gateways.payloads import BYTES
-from crosswire.hub.attachment import Attachment, Delivery, Ended, Notice
+from crosswire.hub.attachment import LEFT, Attachment, Delivery, Ended, Notice
 from crosswire.hub.services import Answer, Provider
 from crosswire.wire.contract import Connection, Event
 from crosswire.wire.epoxy.comm import Error, ErrorCode, find_credentials
@@ -91,6 +92,7 @@ class EpoxyGateway(Gateway):
     """A peer that speaks Epoxy."""
 
     protocol: ClassVar[str] = "epoxy"
+    counts_calls: ClassVar[bool] = False
     connection: EpoxyConnection
 
     # Connecting.
@@ -98,6 +100,7 @@ class EpoxyGateway(Gateway):
     def connect(self, now: float) -> Connection:
         """Epoxy's connection, as server."""
         self.connection = EpoxyConnection("server", now, limits=self.context.config.limits.epoxy)
+        self.connection.on_layer_data = self._recognize
         self._credentials: bytes | None = None
         self._token: str | None = None
         self._is_rejected = False
@@ -124,6 +127,9 @@ class EpoxyGateway(Gateway):
     def receive(self, events: list[Event]) -> None:
         """Collect the events of one read, then hand them to the hub in batches."""
         for event in events:
+            if self._is_rejected:
+                # What a rejected peer sent before its credentials is still handed over below.
+                break
             if isinstance(event, RequestReceived):
                 self._on_request(event)
             elif isinstance(event, EventReceived):
@@ -132,9 +138,6 @@ class EpoxyGateway(Gateway):
                 self._on_response(event)
             elif isinstance(event, PeerFinished):
                 self._release_all()
-            if self._is_rejected:
-                # What a rejected peer sent before its credentials is still handed over below.
-                break
         self._hand_over()
 
     def _without_credentials(self, layer_data: bytes | None) -> bytes | None:
@@ -153,15 +156,24 @@ class EpoxyGateway(Gateway):
         if not access.open and token != self._token:
             principal = access.by_token(token)
             if principal is None or self._token is not None:
-                self.context.count("unauthenticated", self.protocol)
                 again = "one peer can't be two users"
                 reason = "nobody has this token" if principal is None else again
                 self._is_rejected = True
-                self.connection.fail(ConnectionRejected(reason))
+                rejected = ConnectionRejected(reason)
+                self.refuse_sign_in(lambda: self.connection.fail(rejected))
                 return None
             self.identify(principal)
         self._credentials, self._token = layer_data, token
         return None
+
+    def _recognize(self, layer_data: bytes) -> None:
+        """Identify the peer by the layer data of a frame that is not whole yet, if it can."""
+        if not self.connection.closed and self in self.context.newcomers:
+            token = find_credentials(layer_data)
+            principal = None if token is None else self.context.access.by_token(token)
+            if principal is not None:
+                self._credentials, self._token = layer_data, token
+                self.identify(principal)
 
     def _release_all(self) -> None:
         """Give back what it holds: with its half closed it can neither settle nor answer.
@@ -173,7 +185,8 @@ class EpoxyGateway(Gateway):
         self._by_attachment.clear()
         self._early.clear()
         for attachment in list(self.attachments):
-            self.detach(attachment)
+            # A peer that was killed closes its half, too: it may have processed what it holds.
+            self.detach(attachment, cause=LEFT)
         for provider in list(self.providers):
             self.withdraw(provider)
 
@@ -549,6 +562,12 @@ class EpoxyGateway(Gateway):
 
     # Serve.
 
+    def _authenticate(self, request: RequestReceived) -> None:
+        """Nothing but its layer data counts, which every request may have. Raises Forbidden."""
+        if not self.context.access.open and not self.principal:
+            raise Forbidden("the layer data has no credentials")
+        self._respond(request.conversation_id, NOTHING)
+
     def _serve(self, request: RequestReceived) -> None:
         self.require_anywhere("serve")
         parsed = marshal.unmarshal(request.payload, SERVICES, limits=REQUEST_LIMITS).services
@@ -624,6 +643,7 @@ class EpoxyGateway(Gateway):
 
 
 _OPERATIONS: Final[dict[str, Callable[[EpoxyGateway, RequestReceived], None]]] = {
+    "Authenticate": EpoxyGateway._authenticate,
     "Extend": EpoxyGateway._extend,
     "Serve": EpoxyGateway._serve,
     "Subscribe": EpoxyGateway._subscribe,

@@ -179,7 +179,12 @@ class MicroMsg2Gateway(Gateway):
         self._equip(in_json=JSON_EXTENSION in names)
         self._has_acks = opened.window is not None
         if opened.token is not None and self.identify_by_token(opened.token) is None:
-            raise ConnectionRejected("nobody has this token")
+            # What the peer sends meanwhile is not read, and what came with this is dropped.
+            self._given_up = True
+            rejected = ConnectionRejected("nobody has this token")
+            self.refuse_sign_in(lambda: self._give_up(rejected))
+        elif self in self.context.newcomers:
+            raise ConnectionRejected("the handshake has no token, and there are users")
 
     # Produce.
 
@@ -198,7 +203,7 @@ class MicroMsg2Gateway(Gateway):
     def _on_subscribe(self, event: SubscribeReceived) -> None:
         destination, name = whole_name(event.destination), event.name or ""
         if destination != event.destination:
-            self._outbox.short.add(destination)
+            self._outbox.use_short_name(destination)
         self._unsubscribe(destination, name)
         try:
             start = parse_start(event.start or "")

@@ -356,6 +356,15 @@ class EmqpConnection(Connection):
         return self._last_received_at
 
     @property
+    def held_bytes(self) -> int:
+        """What ZMTP keeps."""
+        return self._zmtp.held_bytes
+
+    def release(self) -> None:
+        """Drop what ZMTP keeps, too."""
+        self._zmtp.release()
+
+    @property
     def wants_data(self) -> bool:
         """False while `paused`."""
         return not self.paused and self._zmtp.wants_data

@@ -253,6 +253,17 @@ class ZmtpConnection(Connection):
 
     # Receiving.
 
+    @property
+    def held_bytes(self) -> int:
+        """An incomplete message, and the peer's subscriptions."""
+        return self._decoder.pending + self._parts_bytes + self._subscription_bytes
+
+    def release(self) -> None:
+        """Also drops the parts of an incomplete message, and the subscriptions."""
+        super().release()
+        self._parts = []
+        self.subscriptions = {}
+
     def receive_eof(self) -> None:
         """Clean if the connection was open and no message is incomplete."""
         if not self.closed:

@@ -19,7 +19,8 @@ from crosswire.bond.schema import ServiceDef
 from crosswire.client.native.dial import Addresses, Backoff, StayingClient, dial
 from crosswire.client.native.epoxy.peer import HUB, CallReply, EpoxyPeer, Handlers
 from crosswire.client.native.resubscribe import KeptSubscription, KeptSubscriptions
-from crosswire.errors import BondDecodeError
+from crosswire.errors import BondDecodeError, CallFailed
+from crosswire.wire.epoxy.comm import ErrorCode
 from crosswire.wire.epoxy.connection import EpoxyConnection
 from crosswire.wire.epoxy.frames import EpoxyLimits
 
@@ -35,7 +36,8 @@ class EpoxyClient(StayingClient[EpoxyPeer]):
     """A client that stays connected; `handlers` answer calls of the server.
 
     A call that is made while there is no connection waits for the next one, within its timeout.
-    With a `token`, every call and event without layer data of its own carries the credentials.
+    With a `token`, it identifies itself when it has connected, and every call and event without
+    layer data of its own carries the credentials.
     What `crosswire.Hub.Subscribe` and `Serve` have established is restored on every new connection,
     before anything else: deliveries and calls go on, with the same `subscription`. If the hub
     refuses that, the client ends, and `ended` has the reason. `others` are further addresses of the
@@ -152,7 +154,24 @@ class EpoxyClient(StayingClient[EpoxyPeer]):
             timeout_s=self._connect_timeout_s,
             keep_alive=True,
         )
-        return await self._opened(peer, peer.opened)
+        return await self._opened(peer, self._authenticated(peer))
+
+    async def _authenticated(self, peer: EpoxyPeer) -> None:
+        """Identify before anything else: a hub with users accepts large frames only then, and
+        disconnects a peer that does not within 10 s. Raises ClientError."""
+        await peer.opened
+        if self._token is None:
+            return
+        module = hub_module()
+        nothing = module.struct("crosswire.Nothing").python_class()
+        try:
+            await peer.call(
+                module.service(HUB), "Authenticate", nothing, timeout_s=self._connect_timeout_s
+            )
+        except CallFailed as failure:
+            # Another server than a hub has no such method: it gets the credentials with each call.
+            if failure.error_code != ErrorCode.METHOD_NOT_FOUND:
+                raise
 
     async def _subscribe(
         self, peer: EpoxyPeer, payload: bytes, layer_data: bytes | None, timeout_s: float | None
