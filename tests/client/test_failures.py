@@ -67,13 +67,13 @@ class _Life:
         async def echo(call: crosswire.Message) -> Any:
             return {"got": call.json()}
 
-        await client.serve(f"service/{name}", echo)
+        # Another name than the queue's: eMQP's worker of a queue provides the service of its name.
+        await client.serve(f"service/{name}-echo", echo)
 
     async def after(self) -> None:
         client, name = self.client, self.name
-        assert (await self._retry(lambda: client.call(f"service/{name}", {"n": 1}))).body == {
-            "got": {"n": 1}
-        }
+        answer = await self._retry(lambda: client.call(f"service/{name}-echo", {"n": 1}))
+        assert answer.body == {"got": {"n": 1}}
         await self._retry(lambda: client.publish(f"queue/{name}", 3))
         if client.protocol == "relink":
             # A link survives: what it holds is neither lost nor delivered again.
