@@ -30,6 +30,8 @@ CLOSE_S = 10.0
 """How long a peer may take to answer the protocol's goodbye."""
 JOINED_BYTES = 256 * 1024
 """Up to this size chunks are copied into one buffer for a single write."""
+_FIRST_BYTES = 512
+"""Kept of a peer's first read: enough for the handshake of every protocol."""
 POLL_S = 1.0
 """The interval at which the socket of a peer that is not read from is polled."""
 FIRST_PART_BYTES = 4 * 1024
@@ -149,6 +151,8 @@ class Session(asyncio.Protocol):
         """Called when `congested` becomes true, and before `handle_drain` when it becomes false."""
         self.tap: Tap | None = None
         """Records the bytes of this session, if set."""
+        self.first_bytes = b""
+        """How the peer began: what it speaks, if it is not what was expected."""
         self.account: MemoryAccount | None = None
         """Gets the size of what is buffered, if set; closed with the socket."""
 
@@ -217,6 +221,8 @@ class Session(asyncio.Protocol):
         tap = self.tap
         if tap is not None:
             self._show(tap.received, data)
+        if not self.first_bytes:
+            self.first_bytes = bytes(data[:_FIRST_BYTES])
         if self._leaving:
             return
         self.read_at = self._loop.time()

@@ -44,6 +44,7 @@ from crosswire.hub.subscriptions import Start
 from crosswire.logs import log_event
 from crosswire.session import Session, use_keep_alive
 from crosswire.wire.contract import Connection, ConnectionClosed, ConnectionFailed, Event
+from crosswire.wire.registry import begins_as_expected, recognize
 
 __all__ = ["HUB_SERVICES", "NEWCOMER_FRAME_BYTES", "Gateway", "WithheldRoom", "guarded"]
 
@@ -587,9 +588,19 @@ class Gateway(ABC):
         if isinstance(end, ConnectionFailed):
             kind = type(end.error).__name__
             self.context.count("failed", self.protocol, kind)
-            self.log(logging.WARNING, "failed", error=kind, description=str(end.error))
+            described = "; ".join(filter(None, (str(end.error), self._other_protocol())))
+            self.log(logging.WARNING, "failed", error=kind, description=described)
+        elif (wrong := self._other_protocol()) is not None:
+            self.log(logging.WARNING, "closed", description=wrong)
         else:
             self.log(logging.INFO, "closed")
+
+    def _other_protocol(self) -> str | None:
+        """The protocol of a peer that speaks another than ours, for people."""
+        first = self.session.first_bytes
+        if not first or begins_as_expected(self.session.connection, first):
+            return None
+        return f"the peer speaks {recognize(first)}: it may have the wrong port"
 
 
 class WithheldRoom:
