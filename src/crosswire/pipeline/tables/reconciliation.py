@@ -37,7 +37,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.lake.schemas import BACKWARD, FORWARD
-from crosswire.pipeline.decode.readings.contract import ACKNOWLEDGEMENT, ERROR, HANDSHAKE, RESPONSE
+from crosswire.pipeline.decode.meanings.contract import ACKNOWLEDGEMENT, ERROR, HANDSHAKE, RESPONSE
 from crosswire.pipeline.tables.names import (
     EQUAL,
     MISSING_IN_LEDGER,
