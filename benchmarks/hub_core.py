@@ -24,7 +24,8 @@ from typing import Any, TypeAlias
 import rocksdict
 import uvloop
 
-from crosswire.commitlog.contract import GroupBody, Receipt
+from crosswire.commitlog.body import GroupBody
+from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import Envelope
 from crosswire.hub.attachment import Attachment, Delivery, Notice, Window
 from crosswire.hub.hub import Hub

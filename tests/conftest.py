@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -86,6 +87,14 @@ class _Failures(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.msg.startswith("callback failed") and isinstance(record.args, tuple):
             self.kinds += [str(kind) for kind in record.args if kind in GUARDED]
+
+
+@pytest.fixture(autouse=True)
+def usual_umask() -> Iterator[None]:
+    """A hub in a test closes new files of the whole process to others, for later tests too."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
 
 
 @pytest.fixture(autouse=True)

@@ -68,8 +68,8 @@ def test_users_are_found_by_what_they_show() -> None:
     access = Access([ANNA, ROOT])
     assert access.by_token("a-token-of-length") == "anna"
     assert access.by_token("another-token-xyz") is None
-    assert access.by_certificate("root.example") == "root"
-    assert access.by_certificate("other") is None
+    assert access.by_certificate({"cn:root.example"}) == "root"
+    assert access.by_certificate({"cn:other"}) is None
     assert access.by_curve_key("other") is None
 
 

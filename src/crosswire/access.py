@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Collection, Sequence
 from typing import Final, Literal
 from urllib.parse import quote, unquote
 
 import msgspec
+
+from crosswire.tokens import SHORTEST_TOKEN, TokenHash, Tokens
 
 __all__ = [
     "ANONYMOUS",
@@ -18,40 +18,72 @@ __all__ = [
     "covers",
     "parse_subscription_dead_letters",
     "subscription_dead_letters",
+    "subscription_label",
 ]
 
 Right = Literal["produce", "consume", "call", "serve"]
 
 ANONYMOUS: Final = ""
 
+_DECISIONS_BYTES: Final = 8 * 1024 * 1024
+"""What remembered decisions may take in memory."""
+_DECISION_BYTES: Final = 256
+_CHARACTER_BYTES: Final = 4
+"""What a decision takes beside its destination, and a character of that at most."""
+_CERTIFICATE_NAMES: Final = ("cn", "dns", "uri", "email")
+
 
 class User(msgspec.Struct, frozen=True, kw_only=True):
     """A user, its credentials (at least one) and the destinations it has rights to.
 
-    `certificate` is the common name in a client certificate, `curve_key` a CURVE public key in Z85.
+    `token` is given itself, or as the hash that `crosswire user hash` prints (`token_hash`), or is
+    the first line of a file (`token_file`) or an environment variable (`token_env`).
+    `certificate` is a name in a client certificate: the common name, or with `dns:`, `uri:` or
+    `email:` in front an alternative name. `curve_key` is a CURVE public key in Z85.
     Patterns are destinations with MQTT's wildcards: `queue/orders`, `topic/ticks/+`, `service/#`.
     They don't cover names that start with `@`, such as the dead letters of a subscription: those
     are its owner's and the administrators'.
-    Raises ValueError without a name or credentials, or for a short token.
+    Raises ValueError without a name or credentials, and for a token that is short or given twice.
     """
 
     name: str
     token: str | None = None
+    token_hash: str | None = None
+    token_file: str | None = None
+    token_env: str | None = None
     certificate: str | None = None
     curve_key: str | None = None
     produce: tuple[str, ...] = ()
     consume: tuple[str, ...] = ()
     call: tuple[str, ...] = ()
     serve: tuple[str, ...] = ()
+    observe: bool = False
     administer: bool = False
 
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("a user needs a name")
-        if self.token is None and self.certificate is None and self.curve_key is None:
+        if not self.has_token and self.certificate is None and self.curve_key is None:
             raise ValueError(f"{self.name} needs a token, a certificate or a curve_key")
-        if self.token is not None and len(self.token) < 16:
-            raise ValueError(f"the token of {self.name} is too short: use 16 characters or more")
+        # A token that was read from a file or a variable is set beside their name.
+        ways = (self.token_hash, self.token_file, self.token_env)
+        given = sum(each is not None for each in ways)
+        if given > 1 or (self.token_hash is not None and self.token is not None):
+            raise ValueError(
+                f"{self.name} needs one of token, token_hash, token_file and token_env"
+            )
+        if self.token is not None and len(self.token) < SHORTEST_TOKEN:
+            raise ValueError(
+                f"the token of {self.name} is too short: use {SHORTEST_TOKEN} characters or more"
+            )
+        if self.token_hash is not None:
+            TokenHash.parse(self.token_hash)
+
+    @property
+    def has_token(self) -> bool:
+        """Whether it can identify itself by a token, however that is configured."""
+        ways = (self.token, self.token_hash, self.token_file, self.token_env)
+        return any(each is not None for each in ways)
 
 
 class Access:
@@ -61,16 +93,19 @@ class Access:
     """
 
     def __init__(self, users: Sequence[User] = ()) -> None:
-        self._users = {user.name: user for user in users}
-        self._certificates = {user.certificate: user.name for user in users if user.certificate}
-        self._curve_keys = {user.curve_key: user.name for user in users if user.curve_key}
-        # Asked for every message. Bounded, since peers choose the destinations.
-        self._decide = lru_cache(maxsize=65536)(self._may)
-
-    @property
-    def open(self) -> bool:
+        self.open = not users
         """No user is configured: every peer that can connect may do everything."""
-        return not self._users
+        self._users = {user.name: user for user in users}
+        self._certificates = {
+            _certificate_name(user.certificate): user.name for user in users if user.certificate
+        }
+        self._tokens = Tokens(
+            {user.name: user.token for user in users if user.token is not None},
+            {user.name: user.token_hash for user in users if user.token_hash is not None},
+        )
+        self._curve_keys = {user.curve_key: user.name for user in users if user.curve_key}
+        self._decisions: dict[tuple[str, Right, str], bool] = {}
+        self._decisions_bytes = 0
 
     def knows(self, name: str) -> bool:
         """Whether there is a user of this name."""
@@ -85,6 +120,7 @@ class Access:
             given is not None and given != now
             for given, now in (
                 (old.token, new.token),
+                (old.token_hash, new.token_hash),
                 (old.certificate, new.certificate),
                 (old.curve_key, new.curve_key),
             )
@@ -92,16 +128,13 @@ class Access:
 
     def by_token(self, token: str) -> str | None:
         """The name of the user with this token, or None."""
-        found = None
-        # All tokens are compared, in constant time each: how long it takes reveals nothing.
-        for user in self._users.values():
-            if user.token is not None and hmac.compare_digest(user.token.encode(), token.encode()):
-                found = user.name
-        return found
+        return self._tokens.find(token)
 
-    def by_certificate(self, common_name: str) -> str | None:
-        """The name of the user whose client certificate has this common name, or None."""
-        return self._certificates.get(common_name)
+    def by_certificate(self, names: Collection[str]) -> str | None:
+        """The name of the user whom a client certificate with these names (`cn:anna`) identifies;
+        None if there is none, or more than one."""
+        found = {self._certificates[name] for name in names if name in self._certificates}
+        return found.pop() if len(found) == 1 else None
 
     def by_curve_key(self, key: str) -> str | None:
         """The name of the user with this CURVE public key (Z85), or None."""
@@ -109,7 +142,25 @@ class Access:
 
     def may(self, principal: str, right: Right, destination: str) -> bool:
         """Whether the principal has this right to a destination or to a whole pattern."""
-        return not self._users or self._decide(principal, right, destination)
+        if not self._users:
+            return True
+        # Asked for every message.
+        key = (principal, right, destination)
+        decision = self._decisions.get(key)
+        if decision is None:
+            decision = self._may(principal, right, destination)
+            self._remember(key, decision)
+        return decision
+
+    def _remember(self, key: tuple[str, Right, str], decision: bool) -> None:
+        """Keep a decision. Limited by bytes, since peers choose the destinations; all are dropped
+        at once, which is simple, and a decision takes a few microseconds."""
+        size = len(key[2]) * _CHARACTER_BYTES + _DECISION_BYTES
+        if self._decisions_bytes + size > _DECISIONS_BYTES:
+            self._decisions.clear()
+            self._decisions_bytes = 0
+        self._decisions[key] = decision
+        self._decisions_bytes += size
 
     def may_anywhere(self, principal: str, right: Right) -> bool:
         """Whether the principal has this right to any destination at all."""
@@ -121,6 +172,16 @@ class Access:
         user = self._users.get(principal)
         return not self._users or (user is not None and user.administer)
 
+    def may_observe(self, principal: str) -> bool:
+        """Whether the principal may see state, names, counts and metadata of everything: with the
+        right to observe, or to administer."""
+        user = self._users.get(principal)
+        return not self._users or (user is not None and (user.observe or user.administer))
+
+    def may_any(self, principal: str, rights: Sequence[Right], destination: str) -> bool:
+        """Whether the principal has one of these rights to a destination."""
+        return any(self.may(principal, right, destination) for right in rights)
+
     def _may(self, principal: str, right: Right, destination: str) -> bool:
         user = self._users.get(principal)
         if user is not None and destination.partition("/")[2].startswith("@"):
@@ -131,6 +192,18 @@ class Access:
         return user is not None and any(
             covers(pattern, destination) for pattern in getattr(user, right)
         )
+
+
+def _certificate_name(text: str) -> str:
+    """With its kind in front, as names in certificates have it; without one it is the common name.
+
+    Kinds are kept apart: an authority that checks only common names, or only host names, may sign
+    anything in the other.
+    """
+    kind, colon, value = text.partition(":")
+    if not colon or kind not in _CERTIFICATE_NAMES:
+        return f"cn:{text}"
+    return f"dns:{value.lower()}" if kind == "dns" else text
 
 
 def covers(pattern: str, destination: str) -> bool:
@@ -149,14 +222,20 @@ def covers(pattern: str, destination: str) -> bool:
     return len(levels) == len(allowed)
 
 
+def subscription_label(owner: str, name: str) -> str:
+    """What the ledger calls a named subscription: NAME, with users PRINCIPAL.NAME.
+
+    Both are encoded, dots and slashes included: no two subscriptions have the same label.
+    """
+    return ".".join(quote(each, safe="").replace(".", "%2E") for each in (owner, name) if each)
+
+
 def subscription_dead_letters(owner: str, name: str) -> str:
     """The queue for the dead letters of a named subscription; `owner` is empty without users.
 
-    Both are encoded, dots and slashes included: no two subscriptions have the same queue, and no
-    queue of a peer has such a name.
+    No two subscriptions have the same queue, and no queue of a peer has such a name.
     """
-    encoded = [quote(each, safe="").replace(".", "%2E") for each in (owner, name) if each]
-    return f"queue/@{'.'.join(encoded)}/dead"
+    return f"queue/@{subscription_label(owner, name)}/dead"
 
 
 def parse_subscription_dead_letters(destination: str) -> tuple[str, str] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +16,10 @@ from crosswire.errors import ConfigError, InvalidDestination, InvalidEnvelope, I
 from crosswire.hub.cron import check_cron
 from crosswire.hub.policies import QueuePolicy, ServicePolicy, StagingLimits, TopicPolicy
 from crosswire.hub.schedules import check_id, check_interval
-from crosswire.listeners import LISTENERS, PLAIN_LISTENERS
+from crosswire.listeners import HTTP_LISTENERS, LISTENERS, PLAIN_LISTENERS, is_loopback
 from crosswire.store.engine import LEAST_BUFFER_BYTES, StoreLimits
 from crosswire.store.reserve import flush_bytes
+from crosswire.tokens import MOST_WORK, distinct_salts
 from crosswire.toml import Lines, Mistake, dotted, read
 from crosswire.wire.emp.frames import EmpLimits
 from crosswire.wire.emqp.frames import EmqpLimits
@@ -67,12 +68,7 @@ class Address(msgspec.Struct, frozen=True):
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach it."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -94,8 +90,14 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProtocolLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of each protocol: see its page."""
+    """The limits of each protocol: see its page.
 
+    `memory_bytes` is what all peers together may cause the hub to hold in memory; 0 is half of what
+    the process may use. `share` is the part of it, and of other limits, that one user may have.
+    """
+
+    memory_bytes: int = 0
+    share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.25
     emp: EmpLimits = EmpLimits()
     emqp: EmqpLimits = EmqpLimits()
     relink: RelinkLimits = RelinkLimits()
@@ -129,9 +131,11 @@ class EmqpSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`hosts` are names that the hub may be addressed by, beside addresses and localhost: requests
-    for any other are refused. `body_bytes` is the largest body of a request."""
+    for any other are refused. `body_bytes` is the largest body of a request. `connections` don't
+    count in those of all other listeners."""
 
     hosts: tuple[str, ...] = ()
+    connections: Positive = 1_000
     body_bytes: Positive = 8 * 1024 * 1024
 
 
@@ -221,8 +225,38 @@ def check(text: str) -> tuple[Config | None, list[Mistake]]:
     config, mistakes = read(text, Config)
     if config is None:
         return None, mistakes
-    mistakes = sorted(_contradictions(config, Lines(text)))
+    lines = Lines(text)
+    config, mistakes = _with_tokens(config, lines)
+    mistakes = sorted([*mistakes, *_contradictions(config, lines)])
     return (None, mistakes) if mistakes else (config, [])
+
+
+def _with_tokens(config: Config, lines: Lines) -> tuple[Config, list[Mistake]]:
+    """Tokens that are in files and environment variables, read into the users that name them."""
+    users, mistakes = list(config.users), []
+    for number, user in enumerate(users):
+        field = "token_file" if user.token_file is not None else "token_env"
+        if getattr(user, field) is None:
+            continue
+        try:
+            users[number] = msgspec.structs.replace(user, token=_secret(user))
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            where = f"users[{number + 1}].{field}"
+            mistakes.append(Mistake(lines.of(("users", number, field)), where, str(reason)))
+    return msgspec.structs.replace(config, users=tuple(users)), mistakes
+
+
+def _secret(user: User) -> str:
+    """Raises OSError and ValueError."""
+    if user.token is not None:
+        raise ValueError(f"{user.name} has a token, too: give one of them")
+    if user.token_file is not None:
+        return Path(user.token_file).read_text().partition("\n")[0].strip()
+    name = user.token_env or ""
+    if name not in os.environ:
+        raise ValueError(f"there is no environment variable {name}")
+    return os.environ[name].strip()
 
 
 def load(path: Path) -> Config:
@@ -247,7 +281,7 @@ def _contradictions(config: Config, lines: Lines) -> Iterator[Mistake]:
     yield from _wrong_keys(config, lines)
     yield from _wrong_schedules(config, lines)
     for number, name in enumerate(config.lake.tap.listeners):
-        if name not in LISTENERS or name == "http":
+        if name not in LISTENERS or name in HTTP_LISTENERS:
             where, hint = f"lake.tap.listeners[{number + 1}]", "known: " + ", ".join(LISTENERS)
             line = lines.of(("lake", "tap", "listeners"))
             yield Mistake(line, where, f"there is no listener {name} to tap", hint)
@@ -339,7 +373,12 @@ def _wrong_keys(config: Config, lines: Lines) -> Iterator[Mistake]:
 
 
 def _wrong_users(config: Config, lines: Lines) -> Iterator[Mistake]:
-    for field in ("name", "token", "certificate", "curve_key"):
+    hashes = [user.token_hash for user in config.users if user.token_hash is not None]
+    if sum(1 << each.cost for each in distinct_salts(hashes)) > MOST_WORK:
+        what = "the hashes have too many different salts: each takes time when somebody signs in"
+        hint = "`crosswire user hash --config FILE` uses the salt of the file's first hash"
+        yield Mistake(lines.of(("users",)), "users", what, hint)
+    for field in ("name", "token", "token_hash", "certificate", "curve_key"):
         seen: set[str] = set()
         for number, user in enumerate(config.users):
             value = getattr(user, field)

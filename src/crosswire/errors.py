@@ -35,7 +35,8 @@ CrosswireError
 │   ├── BondSchemaError         in a schema: an unknown name, a contradiction
 │   ├── BondDecodeError         in bytes or JSON that were received
 │   └── BondEncodeError         in a value that its schema does not allow
-├── HubError                    errors of `crosswire.hub` and `crosswire.store`
+├── HubError                    what a hub refuses, loses or doesn't find; clients raise it, too
+│   ├── BadRequest              a client's request that the hub can't act on
 │   ├── Forbidden               the principal lacks the right for this destination
 │   ├── InvalidDestination      not a destination, or not one for this operation
 │   ├── InvalidEnvelope         a message that can't be accepted
@@ -61,13 +62,27 @@ CrosswireError
 │       │   └── StoreDamaged    files of the store are missing or unreadable
 │       └── RecordDamaged       the bytes of a record are not those that were written
 │           └── RecordUnreadable    a record can't be read from the disk
+├── LogError                    errors of a replicated commit log
+│   ├── LogUnavailable          it can't be reached now, or does not answer
+│   │   └── LogRefused          it refuses us: password, rights, a read-only database
+│   ├── LogForeign              it is the log of another hub, or was made anew
+│   ├── LogUnsafe               its settings don't keep what it confirms
+│   ├── LogTooNew               its records have a format that this version can't read
+│   ├── LogConflict             another writer's record is where ours was to be
+│   ├── LogTrimmed              records that are needed were removed
+│   ├── LogDamaged              records are missing or are not those that were written
+│   └── LogNameTaken            another replica reports under the same name
 ├── LakeError                   no lake, or one that is damaged
 ├── PipelineError               errors of `crosswire pipeline`
 │   ├── InvalidInput            input that is missing, unreadable or of the wrong kind
 │   └── BytesMissing            the tables don't account for every captured byte
-└── ClientError                 errors of `crosswire.client.native`
+└── ClientError                 errors of `crosswire.client`
+    ├── Unsupported             the protocol has no word for this
     ├── ConnectFailed           connecting or the handshake failed
+    │   └── HandshakeFailed     the peer was reached, but the handshake failed
+    │       └── WrongProtocol   what answered speaks another protocol
     ├── ConnectionLost          the connection ended before the result was known
+    │   ├── DeliveryLost        a message was settled after its connection had ended
     │   └── LinkLost            the Relink link ended, too
     ├── RequestTimeout          no response in time
     └── RequestFailed           the peer responded with a failure
@@ -76,6 +91,7 @@ CrosswireError
 
 __all__ = [
     "AttemptLost",
+    "BadRequest",
     "BatchConflict",
     "BondDecodeError",
     "BondEncodeError",
@@ -95,11 +111,13 @@ __all__ = [
     "ConnectionRejected",
     "CrosswireError",
     "DecoderStateError",
+    "DeliveryLost",
     "DestinationFull",
     "ErrorInError",
     "Forbidden",
     "FrameError",
     "FrameTooLarge",
+    "HandshakeFailed",
     "HistoryMissing",
     "HubError",
     "IdentifiersExhausted",
@@ -118,6 +136,16 @@ __all__ = [
     "LinkLost",
     "LinkStateError",
     "LocalProtocolError",
+    "LogConflict",
+    "LogDamaged",
+    "LogError",
+    "LogForeign",
+    "LogNameTaken",
+    "LogRefused",
+    "LogTooNew",
+    "LogTrimmed",
+    "LogUnavailable",
+    "LogUnsafe",
     "MalformedFrame",
     "NoProvider",
     "PeerError",
@@ -142,8 +170,10 @@ __all__ = [
     "UnknownFrame",
     "UnknownMessage",
     "UnknownProtocol",
+    "Unsupported",
     "UnsupportedFrame",
     "UnsupportedVersion",
+    "WrongProtocol",
 ]
 
 
@@ -339,7 +369,15 @@ class BondEncodeError(BondError):
 
 
 class HubError(CrosswireError):
-    """Base of what the hub and its store refuse, lose or don't find."""
+    """Base of what a hub and its store refuse, lose or don't find.
+
+    `crosswire.connect` raises the same classes for what the hub at the far end answered.
+    """
+
+
+class BadRequest(HubError):
+    """A client's request that the hub can't act on: an invalid destination, filter, schedule, id
+    or message. Repeating it does not help."""
 
 
 class Forbidden(HubError):
@@ -466,6 +504,101 @@ class StoreDamaged(StoreFailed):
     """Files of the store are missing or unreadable; continuing could serve wrong data."""
 
 
+class LogError(CrosswireError):
+    """Base of errors of a replicated commit log; `reason` is the text without the advice."""
+
+    advice = ""
+    """What an operator can do."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason.rstrip(".")
+        super().__init__(f"{self.reason}. {self.advice}" if self.advice else self.reason)
+
+
+class LogUnavailable(LogError):
+    """The log can't be reached now, or does not answer. Trying again may help; nothing is lost."""
+
+    advice = (
+        "It is tried again. Check that the servers of the log run, that one of them accepts "
+        "writes, and that this machine reaches it"
+    )
+
+
+class LogRefused(LogUnavailable):
+    """The log's server refuses us, and will until somebody changes a password, a right or a
+    setting."""
+
+    advice = (
+        "Check the role's name, its password (PGPASSWORD or the file of passfile=), its rights "
+        "(`crosswire replication init` grants them) and that the database is not read-only"
+    )
+
+
+class LogForeign(LogError):
+    """The log belongs to another hub, is in another database system, or was made anew."""
+
+    advice = (
+        "Nothing was read or written. Check the address of the log. If this hub is to leave its "
+        "log for good, run `crosswire replication leave` on its data directory first"
+    )
+
+
+class LogUnsafe(LogError):
+    """The settings of the log's servers don't keep what they confirm: nothing is acknowledged."""
+
+    advice = (
+        "Nothing is acknowledged until that is corrected. On managed servers that hide their "
+        'settings, and only if they replicate synchronously, set durability = "trust"'
+    )
+
+
+class LogTooNew(LogError):
+    """The log has records of a format that this version can't read."""
+
+    advice = (
+        "Nothing was applied. Install the version of Crosswire that the other replicas run, and "
+        "start this one again"
+    )
+
+
+class LogConflict(LogError):
+    """Another writer's record is where ours was to be, or on top of it: we lead no more.
+
+    Nothing may be acknowledged after this. What became of our record is found by reading.
+    """
+
+
+class LogTrimmed(LogError):
+    """Records that this replica needs next were removed from the log."""
+
+    advice = (
+        "This replica was away for too long: remove its data directory and start it again, it "
+        "fetches a checkpoint from another replica"
+    )
+
+
+class LogDamaged(LogError):
+    """Records are missing, or are not those that were written; none is ever skipped.
+
+    Where acknowledged records are missing, the log's servers have lost what they confirmed.
+    """
+
+    advice = (
+        "All replicas stop; their data directories are unchanged. Restore the log's database to "
+        "a state that has these records, or start a new log from the replica that has most: "
+        "`crosswire replication leave`, then `crosswire replication init` on it"
+    )
+
+
+class LogNameTaken(LogError):
+    """Another running replica reports under the same name."""
+
+    advice = (
+        "Give each replica a name of its own ([replication] name). If this one was only "
+        "restarted, try again in a few seconds"
+    )
+
+
 class LakeError(CrosswireError):
     """There is no lake, or its files are damaged or can't be written."""
 
@@ -487,15 +620,35 @@ class ConfigError(CrosswireError):
 
 
 class ClientError(CrosswireError):
-    """Base of errors that callers of `crosswire.client.native` have to handle."""
+    """Base of errors that a client has by itself: of its connection, or of what was asked of it."""
+
+
+class Unsupported(ClientError):
+    """The protocol has no word for what was asked; another of the five may have one."""
 
 
 class ConnectFailed(ClientError):
     """Connecting or the handshake failed; the cause is chained."""
 
 
+class HandshakeFailed(ConnectFailed):
+    """The peer was reached, but the handshake failed: it refuses us, or is something else."""
+
+
+class WrongProtocol(HandshakeFailed):
+    """What answered speaks another protocol; `spoken` is its name, or "TLS" or "HTTP"."""
+
+    def __init__(self, reason: str, *, spoken: str = "") -> None:
+        super().__init__(reason)
+        self.spoken = spoken
+
+
 class ConnectionLost(ClientError):
     """The connection ended before the result was known: it may have been carried out."""
+
+
+class DeliveryLost(ConnectionLost):
+    """A message's connection ended before it was settled: the hub delivers it again."""
 
 
 class LinkLost(ConnectionLost):

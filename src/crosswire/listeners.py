@@ -1,8 +1,9 @@
-"""The names of a hub's listeners, with their default ports."""
+"""The names of a hub's listeners, with their default ports, and which addresses are local."""
 
+import ipaddress
 from typing import Final
 
-__all__ = ["LISTENERS", "PLAIN_LISTENERS"]
+__all__ = ["HTTP_LISTENERS", "LISTENERS", "PLAIN_LISTENERS", "is_loopback"]
 
 PLAIN_LISTENERS: Final = {
     "emp": 5040,
@@ -22,5 +23,17 @@ LISTENERS: Final = {
     "relink-tls": 7351,
     "epoxy-tls": 25156,
     "micromsg2-tls": 7361,
+    "https": 7381,
 }
 """Those without TLS, and those with it, which need a certificate."""
+HTTP_LISTENERS: Final = ("http", "https")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine has this address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Final, ParamSpec, cast
 from typing import Protocol as Shape
 
+from crosswire.budget import MemoryAccount
 from crosswire.errors import ConnectionLost, InternalError
 from crosswire.hub.dispatch import Callbacks
 from crosswire.wire.contract import Connection, ConnectionClosed, ConnectionFailed, Event
@@ -115,6 +116,8 @@ class Session(asyncio.Protocol):
         self._leaving = False
         self._peer_finished = False
         self._held = False
+        self._restrained = False
+        self._reported_bytes = 0
         self.opened = False
         """Whether there is, or was, a socket; with TLS only after its handshake."""
         self.gone: asyncio.Future[None] = self._loop.create_future()
@@ -127,6 +130,8 @@ class Session(asyncio.Protocol):
         """Called when `congested` becomes true, and before `handle_drain` when it becomes false."""
         self.tap: Tap | None = None
         """Records the bytes of this session, if set."""
+        self.account: MemoryAccount | None = None
+        """Gets the size of what is buffered, if set; closed with the socket."""
 
     def wake(self) -> None:
         """Write what the owner sent on the connection at the end of this turn of the loop."""
@@ -154,6 +159,18 @@ class Session(asyncio.Protocol):
         """Stop reading from the peer, or resume: the owner has no room for what it sends."""
         self._held = held
         self._steer_reading()
+
+    def restrain(self, restrained: bool) -> None:
+        """Like `hold_reading`, for the part that limits the memory of all sessions."""
+        self._restrained = restrained
+        self._steer_reading()
+
+    def measure_memory(self) -> None:
+        """Report what is buffered. Every turn does; but the kernel takes bytes in between."""
+        if self.account is not None and self.opened and not self._leaving:
+            held_bytes = self.connection.held_bytes + self.transport.get_write_buffer_size()
+            self.account.add(held_bytes - self._reported_bytes)
+            self._reported_bytes = held_bytes
 
     # Called by asyncio.
 
@@ -208,6 +225,8 @@ class Session(asyncio.Protocol):
         if self.tap is not None:
             self._show(self.tap.closed, error)
         self._leaving = True
+        if self.account is not None:
+            self.account.close()
         if self._end_reported:
             return
         # First the orderly end: a connection whose protocol ends with the socket has not failed.
@@ -268,6 +287,13 @@ class Session(asyncio.Protocol):
         if self.connection.closed:
             self._leave(has_output=bool(outgoing))
             return
+        account = self.account
+        if account is not None:
+            # Not by `measure_memory`: this is done for every read.
+            held_bytes = self.connection.held_bytes + self.transport.get_write_buffer_size()
+            if held_bytes != self._reported_bytes:
+                account.add(held_bytes - self._reported_bytes)
+                self._reported_bytes = held_bytes
         self._steer_reading()
         self._arm_timer()
 
@@ -324,7 +350,10 @@ class Session(asyncio.Protocol):
     def _steer_reading(self) -> None:
         """Pause or resume reading, as connection, congestion and owner allow."""
         wanted = self._leaving or (
-            self.connection.wants_data and not self.congested and not self._held
+            self.connection.wants_data
+            and not self.congested
+            and not self._held
+            and not self._restrained
         )
         if wanted == self._reading_paused and not self.transport.is_closing():
             self._reading_paused = self.connection.unread = not wanted
@@ -363,6 +392,7 @@ class Session(asyncio.Protocol):
         """The connection has ended: write what is left, then close the socket."""
         self._leaving = True
         self._cancel_timer()
+        self.connection.release()
         if has_output and not self._peer_finished and self.transport.can_write_eof():
             self._finish()
             self._steer_reading()

@@ -1,9 +1,9 @@
 """A hub in a process of its own, a neighbour that pings it, and attackers on blocking sockets.
 
-The neighbour is an EMP peer without credentials that sends one `$echo` after another and records
-the worst round trip. Machines that run the tests are loaded, so no time is compared with a constant
-alone: the same number of bytes is sent politely in the same run, and an attack may not cost the
-neighbour much more than that.
+The neighbour is an EMP peer that sends one `$echo` after another and records the worst round trip.
+Machines that run the tests are loaded, so no time is compared with a constant alone: the same
+number of bytes is sent politely in the same run, and an attack may not cost the neighbour much more
+than that.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ MEMORY_BYTES = 64 * 1024 * 1024
 class Neighbour:
     """Pings in a thread while the `with` block runs; `worst_s` is its longest round trip."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, token: str = "") -> None:
         self._port = port
+        self._token = token
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="neighbour")
         self._started = threading.Event()
@@ -80,22 +81,27 @@ class Neighbour:
             hello = serialize(Hello(1))
             peer.sendall(hello)
             _read_exactly(peer, len(hello))
+            if self._token:
+                _ask(peer, 1, "$authenticate", b'{"token":"%b"}' % self._token.encode())
             while True:
                 began = time.perf_counter()
-                identifier = self.pings + 1
-                body = serialize_call("$echo", b'{"n":%d}' % identifier)
+                identifier = self.pings + 2
                 try:
-                    peer.sendall(serialize(Request(identifier, body)))
-                    size = int.from_bytes(_read_exactly(peer, 4))
-                    _read_exactly(peer, size)
+                    _ask(peer, identifier, "$echo", b'{"n":%d}' % identifier)
                 except TimeoutError:
                     self._stop.set()
-                self.pings = identifier
+                self.pings += 1
                 self.worst_s = max(self.worst_s, time.perf_counter() - began)
                 self._started.set()
                 # The ping that ran when the attack ended is finished before: it may be the worst.
                 if self._stop.wait(PAUSE_S):
                     return
+
+
+def _ask(peer: socket.socket, identifier: int, op: str, data: bytes) -> None:
+    """Send a request and read its response."""
+    peer.sendall(serialize(Request(identifier, serialize_call(op, data))))
+    _read_exactly(peer, int.from_bytes(_read_exactly(peer, 4)))
 
 
 def _read_exactly(peer: socket.socket, size: int) -> bytes:
@@ -150,7 +156,9 @@ class Attacker:
         return self
 
     def send_and_finish(self, raw: bytes) -> bytes:
-        self.send(raw)
+        # A peer that is refused is disconnected while it still sends.
+        with contextlib.suppress(OSError):
+            self.send(raw)
         return self.finish()
 
     def finish(self) -> bytes:
@@ -174,8 +182,10 @@ class Cost(NamedTuple):
 class Target:
     """The hub under attack."""
 
-    def __init__(self, hub: RunningHub) -> None:
+    def __init__(self, hub: RunningHub, token: str = "") -> None:
         self._hub = hub
+        self.token = token
+        """Of a user, for the neighbour and polite peers; empty without users."""
 
     def port(self, listener: str) -> int:
         return self._hub.port(listener)
@@ -188,10 +198,14 @@ class Target:
         pages = int(Path(f"/proc/{self._hub.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
+    def neighbour(self) -> Neighbour:
+        """An uninvolved peer."""
+        return Neighbour(self.port("emp"), self.token)
+
     def cost_of(self, attack: Callable[[], object]) -> Cost:
         before = self.resident_bytes()
         began = time.perf_counter()
-        with Neighbour(self.port("emp")) as neighbour:
+        with self.neighbour() as neighbour:
             attack()
             seconds = time.perf_counter() - began
         return Cost(neighbour.worst_s, seconds, self.resident_bytes() - before)
@@ -216,7 +230,7 @@ class Target:
 
     def echo(self, size_bytes: int) -> None:
         """The polite peer: one request of about this size, which the hub sends back."""
-        with self.emp() as peer:
+        with self.emp(self.token) as peer:
             peer.connection.send_request("$echo", b'{"a":"%b"}' % (b"x" * size_bytes))
             peer.send()
             peer.finish()
@@ -250,7 +264,7 @@ class Target:
 
 
 @contextlib.contextmanager
-def running(data: Path, configuration: str = "") -> Iterator[Target]:
+def running(data: Path, configuration: str = "", token: str = "") -> Iterator[Target]:
     """A hub with this configuration, as `crosswire serve` runs it."""
     data.mkdir(parents=True, exist_ok=True)
     file = data / "crosswire.toml"
@@ -258,7 +272,7 @@ def running(data: Path, configuration: str = "") -> Iterator[Target]:
     file.chmod(0o600)
     hub = RunningHub(data / "data", "--config", str(file))
     try:
-        yield Target(hub)
+        yield Target(hub, token)
     finally:
         hub.process.kill()
         hub.process.communicate(timeout=30)

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from crosswire.cli.main import main
+from crosswire.config import PLAIN_LISTENERS, Config, LakeSettings
+from crosswire.envelope import Envelope
 from crosswire.lake.files import find
+from crosswire.server.server import Server
 from tests.lake.ledger_files import fill
 
 
@@ -56,6 +59,25 @@ def test_verify_reports_what_is_wrong(data: Path, capsys: pytest.CaptureFixture[
     code, out, _ = run(capsys, "verify", "--data", str(data), "--json")
     answer = json.loads(out)
     assert (code, answer["ok"], answer["faults"][0]["kind"]) == (1, False, "gap")
+
+
+async def test_verify_misses_the_newest_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a hub has sealed and nobody finds any more."""
+    listen = dict.fromkeys(PLAIN_LISTENERS, "off")
+    server = Server(Config(data=str(tmp_path), listen=listen, lake=LakeSettings(seal_s=0.01)))
+    await server.start()
+    envelope = Envelope(destination="queue/q", kind="send", payload=b"x")
+    await server.hub.produce([envelope], server.context.now())
+    await server.stop()
+    code, _, err = run(capsys, "verify", "--data", str(tmp_path))
+    assert (code, "no faults" in err) == (0, True)
+    for table in ("ledger", "messages"):
+        max(find(tmp_path / "lake", (table,)), key=lambda file: file.last).path.unlink()
+    code, out, _ = run(capsys, "verify", "--data", str(tmp_path), "--json")
+    found = {(fault["table"], fault["kind"]) for fault in json.loads(out)["faults"]}
+    assert (code, found) == (1, {("ledger", "gap"), ("messages", "gap")})
 
 
 def test_compact_joins_files(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

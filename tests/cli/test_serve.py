@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -240,7 +239,6 @@ def test_links_to_nothing_are_one_line(tmp_path: Path) -> None:
 
 
 def test_the_database_of_another_program_is_one_line(tmp_path: Path) -> None:
-    os.umask(0o077)  # files that others can read would be another line
     database = rocksdict.Rdict(str(tmp_path / "store"), rocksdict.Options(raw_mode=True))
     database[b"user"] = b"1"
     database.close()
@@ -248,8 +246,8 @@ def test_the_database_of_another_program_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_lake_that_is_a_file_is_one_line(tmp_path: Path) -> None:
-    os.umask(0o077)
     (tmp_path / "lake").write_text("not a folder")
+    (tmp_path / "lake").chmod(0o600)  # a file that others can read would be another line
     assert fails("--data", str(tmp_path), *OFF) == (
         f"can't keep the lake in {tmp_path / 'lake'}: Not a directory"
     )

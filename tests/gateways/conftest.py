@@ -34,9 +34,8 @@ async def start_server(tmp_path: Path) -> AsyncIterator[StartServer]:
     servers: list[Server] = []
 
     async def start(**options: Any) -> Server:
-        listen = {
-            name: "127.0.0.1:0" if name in GATEWAYS else "off" for name in PLAIN_LISTENERS
-        } | options.pop("listen", {})
+        listen = {name: "127.0.0.1:0" if name in GATEWAYS else "off" for name in PLAIN_LISTENERS}
+        listen |= {"https": "off"} | options.pop("listen", {})
         options.setdefault("drain_s", 0.2)
         clock = options.pop("clock", None)
         config = Config(data=str(tmp_path / "data"), listen=listen, **options)

@@ -181,6 +181,20 @@ async def test_a_bare_name_is_a_queue(server: Server) -> None:
         assert server.hub.queue("queue/orders").length == 1
 
 
+async def test_each_message_of_a_run_has_its_own_head(server: Server) -> None:
+    text, own = {"content-type": "text/plain"}, {"price": 12}
+    heads: list[dict[str, Any]] = [text, {}, text, {**text, **own}, {}, own, text]
+    async with micro(server) as client:
+        # The second time a shorter name replaces heads that are known; the third time all are.
+        for name in ("queue/q", "q", "q"):
+            for each in heads:
+                await client.send("queue/q", b"x", each)
+            async with client.subscribe(name) as got:
+                deliveries = [await following(got) for _ in heads]
+            assert [each.properties for each in deliveries] == heads
+            assert {each.destination for each in deliveries} == {name}
+
+
 async def test_what_is_acknowledged_is_on_disk(start_server: StartServer) -> None:
     server = await start_server()
     async with micro(server) as client:

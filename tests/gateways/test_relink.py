@@ -14,7 +14,7 @@ from crosswire.access import User
 from crosswire.client.native.dial import Backoff
 from crosswire.client.native.emp import EmpClient
 from crosswire.client.native.relink import Received, RelinkClient
-from crosswire.commitlog.contract import GroupBody
+from crosswire.commitlog.body import GroupBody
 from crosswire.config import ProtocolLimits
 from crosswire.errors import (
     ConnectFailed,
@@ -591,6 +591,43 @@ async def test_a_cut_subscriber_gets_what_was_published_meanwhile(server: Server
         await until(server, lambda: not server.context.gateways)
         await send(server, "topic/t", b"1", b"2")
         assert [await take_parts(subscriber) for _ in range(2)] == [(b"1",), (b"2",)]
+
+
+async def test_the_ledger_has_what_a_connection_carried(server: Server) -> None:
+    """What is kept for a link without a connection is delivered when it has one again."""
+    async with client(server, "topic/t?subscribe", backoff=Backoff(0.3, 0.3)) as subscriber:
+        (first,) = server.context.gateways
+        cut(subscriber)
+        await until(server, lambda: not server.context.gateways)
+        await send(server, "topic/t", b"1")
+        assert steps_of(server, "topic/t") == [("accepted", True)]
+        await take_parts(subscriber)
+        assert steps_of(server, "topic/t") == [("accepted", True), ("delivered", True)]
+        assert first not in {row.connection for row in server.hub.ledger.of_destination("topic/t")}
+
+
+async def test_what_a_forgotten_link_kept_was_not_delivered(start_server: StartServer) -> None:
+    server = await start_server(limits=short_links())
+    async with client(server, "topic/t?subscribe") as subscriber:
+        await send(server, "topic/t", b"unconfirmed")
+        await take(subscriber)
+        abandon(subscriber)
+        await until(server, lambda: not server.context.gateways)
+        await send(server, "topic/t", b"kept")
+        await until(server, lambda: "returned" in [step for step, _ in steps_of(server, "topic/t")])
+        assert [step for step, _ in steps_of(server, "topic/t")] == [
+            "accepted",
+            "delivered",
+            "accepted",
+            "returned",
+        ]
+        subscriber.link.detach(ended=True)
+
+
+def steps_of(server: Server, destination: str) -> list[tuple[str, bool]]:
+    """The steps at a destination, and whether a connection is named."""
+    rows = server.hub.ledger.of_destination(destination)
+    return [(row.step, bool(row.connection)) for row in rows]
 
 
 async def test_a_cut_producer_goes_on(server: Server) -> None:

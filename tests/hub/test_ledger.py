@@ -17,8 +17,17 @@ from tests.hub.parties import Bench, Caller, Recorder, Server, publish, send
 IDS = st.lists(st.integers(1, 2**62), max_size=5)
 RUNS = st.lists(
     st.builds(
-        lambda time, step, name, peer, attempt, ids, counted: LedgerRun(
-            1, time, step, name, LedgerPeer(*peer), attempt, name, array("q", ids), counted(ids)
+        lambda time, step, name, peer, attempt, ids, counted, subscription: LedgerRun(
+            1,
+            time,
+            step,
+            name,
+            LedgerPeer(*peer),
+            attempt,
+            name,
+            array("q", ids),
+            counted(ids),
+            subscription,
         ),
         st.integers(0, 2**60),
         st.sampled_from(Step),
@@ -27,6 +36,7 @@ RUNS = st.lists(
         st.integers(0, 1000),
         IDS,
         st.sampled_from([lambda ids: None, lambda ids: array("q", ids)]),
+        st.text(max_size=3),
     ),
     max_size=6,
 )
@@ -63,6 +73,33 @@ def test_a_message_can_be_followed() -> None:
         ("delivered", 2, "worker", ""),
         ("settled", 0, "worker", ""),
     ]
+
+
+def test_a_step_names_its_subscription() -> None:
+    bench, taker = Bench(), Recorder(settles=True)
+    bench.subscribe("topic/t", taker, name="a.b", who="worker")
+    bench.subscribe("topic/t", Recorder(), who="passer-by")
+    (identifier,) = bench.produce(publish(b"x"))
+    rows = bench.hub.trace(identifier)
+    assert {(row.step, row.connection, row.subscription) for row in rows} == {
+        ("accepted", "p", ""),
+        ("delivered", "passer-by", ""),
+        ("delivered", "worker", "a%2Eb"),
+        ("settled", "worker", "a%2Eb"),
+    }
+
+
+def test_what_the_slow_read_from_disk_is_delivered_too() -> None:
+    bench, slow = Bench(), Recorder()
+    lagging = bench.subscribe("topic/#", slow, window=2, who="slow")
+    ids = bench.produce(*(publish(b"%d" % n, topic=f"topic/{n % 2}") for n in range(5)))
+    while len(slow.ids) < len(ids):
+        lagging.settle(slow.ids[-2:], bench.now)
+    steps = [
+        [(row.destination, row.connection, row.attempt) for row in bench.hub.trace(identifier)][1:]
+        for identifier in ids
+    ]
+    assert steps == [[(f"topic/{n % 2}", "slow", 1)] for n in range(5)]
 
 
 def test_questions_by_destination_and_connection() -> None:

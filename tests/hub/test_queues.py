@@ -44,6 +44,29 @@ def test_a_durable_message_is_seen_when_it_is_committed_and_not_before() -> None
     assert receipt.done and taker.payloads == [b"x"]
 
 
+def test_messages_that_only_arrive_do_not_save_the_cursor_again() -> None:
+    bench, taker = Bench(), Recorder(settles=True)
+    bench.consume("queue/q", taker)
+    cursor = bench.hub.queue("queue/q").cursor
+
+    def saved() -> bytes | None:
+        return bench.hub.store.get("cursor", cursor.key)
+
+    bench.produce(send(b"1"))
+    bench.commit()
+    before = saved()
+    assert before is not None
+    taker.settles = False
+    bench.produce(send(b"2"))
+    assert saved() == before
+    bench.kill()
+    again = Recorder(settles=True)
+    bench.consume("queue/q", again)
+    assert again.payloads == [b"2"]
+    bench.commit()
+    assert saved() != before
+
+
 def test_one_that_need_not_be_durable_is_seen_at_once() -> None:
     bench, taker = Bench(), Recorder()
     bench.consume("queue/q", taker)

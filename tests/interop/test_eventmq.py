@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -36,6 +35,7 @@ from crosswire.wire.emqp.events import (
     UnscheduleReceived,
 )
 from crosswire.wire.emqp.jobs import serialize_job
+from tests.shared_folder import make_once
 from tests.wire.emqp.broker import TestBroker
 
 FOLDER = Path(__file__).parent.parent.parent / ".venv-eventmq"
@@ -82,23 +82,24 @@ STAY = "sys.stdin.read()\n"
 """What it has sent may not have left when it ends: behind this it lives until it is killed."""
 
 
+def install() -> None:
+    """Make the environment. Raises CalledProcessError if a package can't be installed."""
+    venv.create(FOLDER, with_pip=True)
+    pip = [FOLDER / "bin" / "python", "-m", "pip", "install", "--quiet"]
+    subprocess.run([*pip, *NEEDED], check=True, capture_output=True)
+    subprocess.run([*pip, "--no-deps", EVENTMQ], check=True, capture_output=True)
+
+
 @pytest.fixture(scope="session")
 def eventmq() -> Path:
     """The `bin` of an environment with the genuine EventMQ in it."""
-    done = FOLDER / "installed"
-    if not done.exists() or done.read_text() != EVENTMQ:
-        shutil.rmtree(FOLDER, ignore_errors=True)
-        venv.create(FOLDER, with_pip=True)
-        install = [FOLDER / "bin" / "python", "-m", "pip", "install", "--quiet"]
-        try:
-            subprocess.run([*install, *NEEDED], check=True, capture_output=True)
-            subprocess.run([*install, "--no-deps", EVENTMQ], check=True, capture_output=True)
-        except subprocess.CalledProcessError as error:
-            why = f"{EVENTMQ} can't be installed from a package index: {error.stderr.decode()}"
-            if os.environ.get("CI"):
-                pytest.fail(why)
-            pytest.skip(why)
-        done.write_text(EVENTMQ)
+    try:
+        make_once(FOLDER, EVENTMQ, install)
+    except subprocess.CalledProcessError as error:
+        why = f"{EVENTMQ} can't be installed from a package index: {error.stderr.decode()}"
+        if os.environ.get("CI"):
+            pytest.fail(why)
+        pytest.skip(why)
     return FOLDER / "bin"
 
 

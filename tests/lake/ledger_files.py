@@ -27,6 +27,7 @@ def ledger(first: int, last: int, *, time: int = 5, node: str = "n1") -> pa.Tabl
             "attempt": 0,
             "detail": "",
             "count": 1,
+            "subscription": "",
         }
         for seq in range(first, last + 1)
     ]

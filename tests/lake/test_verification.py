@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from crosswire.lake.files import write
-from crosswire.lake.schemas import GAPS
-from crosswire.lake.verification import verify
+from crosswire.lake.schemas import GAPS, MESSAGES
+from crosswire.lake.verification import SealedRows, verify
 from tests.lake.ledger_files import fill, ledger
 
 DAY = 86_400_000_000
@@ -77,3 +78,36 @@ def test_a_hole_inside_a_file_is_found(tmp_path: Path) -> None:
     rows = pa.concat_tables([ledger(1, 3), ledger(6, 7)])
     write(tmp_path, "ledger", rows)
     assert faults(tmp_path) == [("gap", 4, 5)]
+
+
+def test_a_file_that_no_hub_put_there_is_found(tmp_path: Path) -> None:
+    (file,) = fill(tmp_path, (1, 3))
+    copy = file.with_name("copy.parquet")
+    copy.write_bytes(file.read_bytes())
+    (tmp_path / "ledger" / "_SUCCESS").touch()
+    (fault,) = verify(tmp_path)
+    assert (fault.kind, fault.file) == ("foreign", str(copy))
+
+
+def test_a_payload_that_was_changed_is_found(tmp_path: Path) -> None:
+    row = dict.fromkeys(MESSAGES.names, "") | {
+        "node": "n1",
+        "durable": True,
+        "expires": 0,
+        "time": 5,
+        "native": {},
+        "payload": b"x",
+    }
+    good = row | {"seq": 1, "id": 10, "crc": zlib.crc32(b"x")}
+    bad = row | {"seq": 2, "id": 11, "crc": zlib.crc32(b"y")}
+    write(tmp_path, "messages", pa.Table.from_pylist([good, bad], schema=MESSAGES))
+    (fault,) = verify(tmp_path)
+    assert fault.kind == "damaged" and "message 11" in fault.detail
+
+
+def test_what_the_store_has_sealed_must_be_there(tmp_path: Path) -> None:
+    fill(tmp_path, (1, 3))
+    sealed = SealedRows(node="n1", last={"ledger": 5, "messages": 2})
+    found = [(each.table, each.kind, each.first, each.last) for each in verify(tmp_path, sealed)]
+    assert found == [("ledger", "gap", 4, 5), ("messages", "gap", 1, 2)]
+    assert list(verify(tmp_path, SealedRows(node="n1", last={"ledger": 3}))) == []

@@ -115,6 +115,7 @@ def test_a_block_spread_over_columns_has_the_rows_of_its_runs(made: list[LedgerR
             "attempt": row.attempt,
             "detail": row.detail,
             "count": row.count,
+            "subscription": row.subscription,
         }
         for index, (run, row) in enumerate(rows)
     ]

@@ -100,6 +100,7 @@ class Records:
         attempt: int = 0,
         detail: str = "",
         count: int = 1,
+        subscription: str = "",
         kept: bool = True,
         crc: int | None = None,
         native: Mapping[str, bytes] | None = None,
@@ -129,6 +130,7 @@ class Records:
                 "attempt": attempt,
                 "detail": detail,
                 "count": count,
+                "subscription": subscription,
             }
         )
         return identifier

@@ -11,9 +11,9 @@ import pytest
 from crosswire.config import ScheduleEntry
 from crosswire.envelope import Envelope
 from crosswire.errors import CallTimeout, InvalidSchedule
-from crosswire.gateways.context import Clock
 from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.schedules import Schedule
+from crosswire.hub.wall import Clock
 from crosswire.server import server as server_module
 from crosswire.server.server import Server
 from crosswire.store.contract import StoreLimits

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import rocksdict
 
 from crosswire.client.native.emp import EmpClient
 from crosswire.config import LakeSettings, TapSettings
+from crosswire.errors import StoreFailed
 from crosswire.server.private_files import make_private
 from tests.gateways.conftest import StartServer, port_of
 
@@ -104,3 +106,17 @@ def test_a_folder_for_all_users_is_not_closed(
     make_private(data)
     assert mode(data) == 0o1777
     assert "its rights can't be changed" in caplog.text
+
+
+async def test_the_database_of_another_program_keeps_its_rights(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    database = rocksdict.Rdict(str(data / "store"), rocksdict.Options(raw_mode=True))
+    database[b"user"] = b"1"
+    database.close()
+    before = {each: mode(each) for each in (data, *data.rglob("*"))}
+    with pytest.raises(StoreFailed, match="the database of another program"):
+        await start_server()
+    assert {each: mode(each) for each in (data, *data.rglob("*"))} == before

@@ -11,6 +11,7 @@ import pytest
 
 from crosswire.access import Access, User
 from crosswire.client.native.emp import EmpClient
+from crosswire.errors import RequestFailed
 from crosswire.server.server import Server
 from tests.gateways.conftest import StartServer
 from tests.gateways.test_ownership import TOKENS, USERS, Over, over_emp, over_epoxy, over_micromsg2
@@ -69,6 +70,31 @@ async def test_peers_of_before_there_were_users_lose_what_they_have(
         await client.request("$subscribe", {"destination": "queue/q"})
         reload(server, ANNA)
         await until(lambda: not server.hub.is_consumed("queue/q"))
+
+
+async def test_each_message_is_checked_by_the_rights_of_now(start_server: StartServer) -> None:
+    """Also where the last message went to the same destination."""
+    less = msgspec.structs.replace(BERT, produce=("topic/#",))
+    server = await start_server(users=(ANNA, less))
+    message = {"destination": "queue/q", "text": "x"}
+    async with EmpClient("127.0.0.1", server.listeners["emp"].address.port) as client:
+
+        async def authenticate(user: str) -> None:
+            await client.request("$authenticate", {"token": TOKENS[user]})
+
+        await authenticate("anna")
+        await client.request("$publish", message)
+        await authenticate("bert")
+        with pytest.raises(RequestFailed, match="bert may not produce queue/q"):
+            await client.request("$publish", message)
+        await authenticate("anna")
+        await client.request("$publish", message)
+        reload(server, msgspec.structs.replace(ANNA, produce=()), less)
+        with pytest.raises(RequestFailed, match="anna may not produce"):
+            await client.request("$publish", message)
+        reload(server, ANNA, less)
+        await client.request("$publish", message)
+    assert server.hub.queue("queue/q").length == 3
 
 
 async def test_services_end_with_the_right_to_serve(start_server: StartServer) -> None:

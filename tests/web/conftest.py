@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from crosswire.cli.hub import Api
-from crosswire.config import PLAIN_LISTENERS, Config
+from crosswire.config import LISTENERS, Config
 from crosswire.hub.attachment import Attachment, Consumer, Delivery, Notice
 from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.policies import QueuePolicy, Retry
@@ -72,7 +72,7 @@ async def start_web(tmp_path: Path) -> AsyncIterator[StartWeb]:
     servers: list[Server] = []
 
     async def start(**options: Any) -> WebHub:
-        listen = dict.fromkeys(PLAIN_LISTENERS, "off") | {"http": "127.0.0.1:0"}
+        listen = dict.fromkeys(LISTENERS, "off") | {"http": "127.0.0.1:0"}
         listen |= options.pop("listen", {})
         options.setdefault("drain_s", 0.2)
         clock = options.pop("clock", None)

@@ -6,7 +6,7 @@ import time
 
 import msgspec
 
-from crosswire.gateways.context import Clock
+from crosswire.hub.wall import Clock
 from tests.web.conftest import StartWeb, WebHub
 
 

@@ -11,7 +11,7 @@ only. Declarations may be used before they are made; forward declarations are re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -45,6 +45,9 @@ __all__ = ["load", "parse"]
 
 MAX_IMPORTS: Final = 1000
 MAX_DEPTH: Final = 64  # of aliases of aliases, bases of bases, generics in generics
+MAX_INSTANCES: Final = 10_000  # structs that are made from generic ones
+MAX_ARGUMENTS: Final = 100_000  # types that are resolved in aliases and generics
+MAX_NAME: Final = 4_096  # characters in the name of an instance, its arguments included
 
 _PACKAGED: Final = {
     "bond/core/bond.bond": "bond.bond",
@@ -127,8 +130,9 @@ class _Resolver:
         self._by_name: dict[str, syntax.Declaration] = {}
         self._structs: dict[str, StructDef] = {}
         self._enums: dict[str, EnumDef] = {}
-        self._pending: list[tuple[StructDef, syntax.StructNode, _Bindings]] = []
-        self._unfinished: dict[StructDef, Callable[[int], None]] = {}
+        self._pending: dict[StructDef, tuple[syntax.StructNode, _Bindings]] = {}
+        self._instances = 0
+        self._arguments = 0
         for each in declarations:
             self._declare(each)
 
@@ -240,6 +244,11 @@ class _Resolver:
         bindings: _Bindings,
         depth: int,
     ) -> Type:
+        # Depth alone does not bound the work: an alias that names another one twice doubles it with
+        # each level, and so does a generic struct with two fields of itself.
+        self._arguments += len(node.args)
+        if self._arguments > MAX_ARGUMENTS:
+            raise node.at.error(f"{node.name} leads to more than {MAX_ARGUMENTS} types")
         args = tuple(
             each if isinstance(each, int) else self._type(each, namespaces, bindings, depth + 1)
             for each in node.args
@@ -300,11 +309,14 @@ class _Resolver:
         full_name = f"{node.namespaces[0]}.{name}"
         found = self._structs.get(full_name)
         if found is None:
-            if name.count("<") > syntax.MAX_TYPE_DEPTH:
+            if name.count("<") > syntax.MAX_TYPE_DEPTH or (args and len(name) > MAX_NAME):
                 raise at.error(f"{node.name} is filled in with itself without end")
+            self._instances += bool(args)
+            if self._instances > MAX_INSTANCES:
+                raise at.error(f"{node.name} is one of more than {MAX_INSTANCES} generic structs")
             found = StructDef(name, namespace=node.namespaces[0], attributes=node.attributes)
             self._structs[full_name] = found
-            self._pending.append((found, node, bindings))
+            self._pending[found] = (node, bindings)
         return found
 
     def _view_params(self, node: syntax.StructNode) -> tuple[syntax.ParamNode, ...]:
@@ -327,13 +339,14 @@ class _Resolver:
         """Set the fields of all structs, which may instantiate more structs; then check them."""
         made: list[tuple[StructDef, SourcePosition]] = []
         while self._pending:
-            struct, node, bindings = self._pending.pop()
+            struct, (node, bindings) = self._pending.popitem()
             made.append((struct, node.at))
             if not struct.is_complete:
                 self._complete(struct, node, bindings, 0)
+        done: set[StructDef] = set()
         for struct, at in made:
             try:
-                check_structs([struct])
+                check_structs([struct], done)
             except BondSchemaError as error:
                 raise at.error(str(error)) from error
 
@@ -377,10 +390,10 @@ class _Resolver:
         if not isinstance(base, StructDef):
             raise node.base.at.error(f"{base.text} can't be a base", expected="a struct")
         if not base.is_complete:
-            waiting = next((each for each in self._pending if each[0] is base), None)
+            waiting = self._pending.get(base)
             if waiting is None:
                 raise node.base.at.error(f"{node.name} derives from itself")
-            self._complete(*waiting, depth + 1)
+            self._complete(base, *waiting, depth + 1)
         return base
 
     def _field(

@@ -505,9 +505,12 @@ Type: TypeAlias = (
 VOID: Final = StructDef("Void", namespace="bond").complete(())
 
 
-def check_structs(structs: Iterable[StructDef]) -> None:
-    """Raises BondSchemaError for structs that contain themselves, or are huge when empty."""
-    done: set[StructDef] = set()
+def check_structs(structs: Iterable[StructDef], done: set[StructDef] | None = None) -> None:
+    """Raises BondSchemaError for structs that contain themselves, or are huge when empty.
+
+    Structs in `done` are not checked again; those that are checked are added to it.
+    """
+    done = set() if done is None else done
     for root in structs:
         # Depth-first, without recursion, which a schema from a peer could drive: the path from the
         # root, each struct with an iterator over the structs that it contains.

@@ -69,7 +69,8 @@ DESCRIPTION_BLOCK_BYTES: Final = 16
 MOST_DESCRIPTION_BYTES: Final = 1 << 20
 MOST_BLOCK_BYTES: Final = MOST_CAPTURED_BYTES + 65_536
 """A packet and its options."""
-MOST_INTERFACES: Final = 65_536
+MOST_INTERFACES: Final = 1_024
+"""Of a section. Each description copies the list of those before it."""
 
 OPTION_END: Final = 0
 OPTION_TIME_UNIT: Final = 9

@@ -14,7 +14,7 @@ from crosswire.config import Config, check
 from crosswire.errors import BondError, ConfigError
 from crosswire.plurals import plural
 from crosswire.server.exposure import find_exposures
-from crosswire.toml import Lines, Mistake
+from crosswire.toml import Lines, Mistake, dotted
 
 __all__ = ["configure", "run"]
 
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
         lines = Lines(text)
         mistakes = list(_around(config, lines))
         for each in find_exposures(config, path):
-            found = Mistake(lines.of(each.path), ".".join(each.path), each.what, each.hint)
+            found = Mistake(lines.of(each.path), dotted(each.path), each.what, each.hint)
             (mistakes if each.is_refused else warnings).append(found)
     for mistake in sorted(mistakes):
         if options.json:
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
 def _around(config: Config, lines: Lines) -> Iterator[Mistake]:
     """Mistakes of a valid configuration on this machine: files that can't be used."""
     if config.tls is not None:
-        from crosswire.server.listener import server_context
+        from crosswire.server.tls import server_context
 
         try:
             server_context(config.tls)

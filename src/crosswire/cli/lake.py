@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from crosswire.cli.hub import moment, print_json, size
 from crosswire.cli.table import harmless, print_table
+from crosswire.errors import StoreError
 from crosswire.plurals import plural
+
+if TYPE_CHECKING:
+    from crosswire.lake.verification import SealedRows
 
 __all__ = ["configure", "run"]
 
@@ -24,7 +28,8 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     listing = actions.add_parser("list", help="tables, files, rows, bytes, time span")
     checking = actions.add_parser(
         "verify",
-        help="read all files; report bad checksums, gaps and overlaps of seq (exit code 1)",
+        help="read all files; report bad checksums, foreign files, gaps and overlaps of seq "
+        "(exit code 1); with --data also files that the store has sealed and that are missing",
     )
     joining = actions.add_parser("compact", help="merge small files, date by date")
     joining.add_argument(
@@ -104,7 +109,8 @@ def _verify(options: argparse.Namespace, lake: Path) -> int:
     from crosswire.lake.catalog import summarize
     from crosswire.lake.verification import verify
 
-    faults = list(verify(lake))
+    sealed = None if options.lake else _sealed(Path(options.data))
+    faults = list(verify(lake, sealed))
     wrong = [fault for fault in faults if fault.kind != "recorded"]
     tables = summarize(lake)
     if options.json:
@@ -138,11 +144,25 @@ def _verify(options: argparse.Namespace, lake: Path) -> int:
     return 1 if wrong else 0
 
 
+def _sealed(data: Path) -> SealedRows | None:
+    """What the store has promised; None, with a note, where it can't be read now."""
+    from crosswire.server.store_repair import sealed_rows
+
+    if not (data / "store").is_dir():
+        return None
+    try:
+        return sealed_rows(data)
+    except StoreError as error:
+        print(f"Note: the newest files are not compared with the store: {error}.", file=sys.stderr)
+        return None
+
+
 def _compact(options: argparse.Namespace, lake: Path) -> int:
     from crosswire.lake.compaction import compact
+    from crosswire.server.private_files import create_private_files
 
     # The joined files are as private as those that the hub wrote.
-    os.umask(0o077)
+    create_private_files()
     before = options.before or datetime.now(UTC).date().isoformat()
     done = []
     for each in compact(lake, before=before, target_bytes=options.target << 20):

@@ -18,6 +18,7 @@ __all__ = ["COMMANDS", "main"]
 COMMANDS: Final = {
     "serve": "run a hub",
     "check": "explain what is wrong in a configuration file",
+    "user": "print the hash of a user's token, or a new token with its hash",
     "pub": "send to a queue or publish to a topic, through any protocol",
     "sub": "print the messages of a queue or a topic",
     "call": "call a service and print its response",

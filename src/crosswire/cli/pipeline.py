@@ -73,6 +73,12 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
         metavar="SECONDS",
         help="a message is late if it takes longer to be settled (default: 5)",
     )
+    one.add_argument(
+        "--skip-damaged",
+        action="store_true",
+        help="leave out files that are damaged, doubled or unknown, and report them, "
+        "instead of ending with an error",
+    )
     how = one.add_mutually_exclusive_group()
     how.add_argument(
         "--once",
@@ -158,6 +164,7 @@ def run(options: argparse.Namespace) -> int:
         since_us=options.since,
         ports=dict(options.port),
         late_us=round(options.late * 1e6),
+        skip_damaged=options.skip_damaged,
     )
     if not options.json:
         print(f"Starting Spark ({options.master}) …", file=sys.stderr)

@@ -16,11 +16,12 @@ import uvloop
 
 from crosswire import config as configuration
 from crosswire.cli.table import print_table
-from crosswire.config import LISTENERS, Address, Config
+from crosswire.config import LISTENERS, PLAIN_LISTENERS, Address, Config
 from crosswire.errors import ConfigError
 from crosswire.logs import log_event, send_to_stderr, set_level
 from crosswire.server.exposure import refuse_exposures
 from crosswire.server.server import Server
+from crosswire.toml import dotted
 from crosswire.web.listener import WebListener
 
 __all__ = ["configure", "run"]
@@ -82,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
     config = merged(options)
     send_to_stderr(config.log)
     for each in refuse_exposures(config, _file(options)):
-        setting = ".".join(each.path)
+        setting = dotted(each.path)
         log_event(_log, logging.WARNING, each.what, setting=setting, hint=each.hint)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, options))
@@ -109,7 +110,7 @@ def merged(options: argparse.Namespace) -> Config:
         changes["log"] = options.log
     config = msgspec.structs.replace(config, **changes)
     for name in config.listen:
-        if name.endswith("-tls") and config.tls is None and config.listen[name] != "off":
+        if name not in PLAIN_LISTENERS and config.tls is None and config.listen[name] != "off":
             raise ConfigError(
                 f"the listener {name} needs a certificate: [tls] in the configuration"
             )

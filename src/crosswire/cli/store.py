@@ -74,12 +74,11 @@ def _lake(options: argparse.Namespace) -> Path:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from crosswire.server.private_files import make_private
+    from crosswire.server.private_files import create_private_files
     from crosswire.server.store_repair import verify
 
-    if Path(options.data).is_dir():
-        # It works on a copy of parts of the store, which it writes to the data directory.
-        make_private(Path(options.data))
+    # It works on a copy of parts of the store, which it writes to the data directory.
+    create_private_files()
     result = verify(Path(options.data), _lake(options), _progress())
     if options.json:
         print_json({"ok": result.is_intact, **msgspec.to_builtins(result)})
@@ -101,12 +100,12 @@ def _print_findings(findings: Sequence[object]) -> None:
 
 
 def _repair(options: argparse.Namespace) -> int:
-    from crosswire.server.private_files import make_private
+    from crosswire.server.private_files import create_private_files, make_private
     from crosswire.server.store_repair import repair
 
-    if Path(options.data).is_dir():
-        make_private(Path(options.data))
+    create_private_files()
     result = repair(Path(options.data), _lake(options), _progress())
+    make_private(Path(options.data))
     if options.json:
         print_json(msgspec.to_builtins(result))
         return 0

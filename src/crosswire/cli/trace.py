@@ -80,6 +80,8 @@ def _more(step: dict[str, Any], *, is_repeated: bool) -> str:
         parts.append(f"attempt {step['attempt']}")
     if step["count"] != 1:
         parts.append(plural(step["count"], "delivery", "deliveries"))
+    if step["subscription"]:
+        parts.append(f"subscription {step['subscription']}")
     if step["detail"]:
         parts.append(step["detail"])
     return ", ".join(parts)

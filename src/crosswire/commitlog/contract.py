@@ -1,8 +1,13 @@
-"""A commit group, and the contract of the log that makes it durable.
+"""A commit group, and the contracts of the logs that make it durable.
 
 A group is what becomes durable together or not at all. The hub and its parts add to the open group
 during one turn of the event loop; then it is sealed, appended to the log and applied to the store,
 and its listeners run. `crosswire.hub.commits` drives that sequence and documents it.
+
+There are two contracts. `CommitLog` is what a hub writes groups to. `ReplicatedLog` is a sequence
+of records that several replicas read and one of them, the leader, appends to. The local log is a
+`CommitLog` and no more. With a replicated log, the leader's `CommitLog` turns each group into
+records, appends them, and applies the group when they are durable (`leader.py`).
 
 This package knows neither hub nor store. What the hub attaches to a group is therefore typed by
 what is below the hub (envelopes, errors), by the plain containers in this module and, for queues
@@ -18,6 +23,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from crosswire.commitlog.body import GroupBody
+from crosswire.commitlog.records import LogRecord, RecordPosition
 from crosswire.envelope import Envelope
 from crosswire.errors import HubError, StoreError
 
@@ -26,29 +33,16 @@ __all__ = [
     "Append",
     "CommitGroup",
     "CommitLog",
-    "GroupBody",
     "JournalBlock",
+    "LogBookmark",
+    "LogPage",
+    "LogState",
     "MessageTarget",
     "Receipt",
+    "RecordReader",
+    "ReplicaState",
+    "ReplicatedLog",
 ]
-
-
-class GroupBody(Protocol):
-    """The ordered list of puts, deletes and range deletions that a group consists of.
-
-    It is all that a replica would have to repeat. The store's engine provides it: its own write
-    batch, so that nothing is copied or encoded twice. One that records the calls as bytes instead
-    can be sent elsewhere, and repeated here.
-    """
-
-    def put(self, key: bytes, value: bytes) -> None:
-        """Store a value, whatever the key had before."""
-
-    def delete(self, key: bytes) -> None:
-        """Remove a key; no error where there is none."""
-
-    def delete_range(self, begin: bytes, end: bytes) -> None:
-        """Remove all keys in [begin, end)."""
 
 
 class AcceptedMessages(msgspec.Struct, frozen=True):
@@ -272,3 +266,176 @@ class CommitLog(ABC):
     @abstractmethod
     def stop(self) -> None:
         """Release threads and connections. No group may be on its way."""
+
+
+class LogBookmark(msgspec.Struct, frozen=True):
+    """What a data directory remembers of its log: which one it is, and how far it was applied.
+
+    `system` and `timeline` identify the servers that were used last: another system is another
+    log, and a server of an older timeline is one that was replaced.
+    """
+
+    log_id: bytes
+    position: RecordPosition
+    system: str = ""
+    timeline: int = 0
+
+
+class LogState(msgspec.Struct, frozen=True):
+    """How a log is now. `unsafe` is why it can't confirm anything, "" if it can.
+
+    `first` is the number of the oldest record that is there; `address` the server that was asked.
+    """
+
+    log_id: bytes
+    head: RecordPosition
+    first: int
+    size_bytes: int
+    system: str
+    timeline: int
+    address: str
+    unsafe: str = ""
+
+
+class LogPage(msgspec.Struct, frozen=True):
+    """What one look at the log found.
+
+    `records` are proven to be durable: apply them. `tail` are all that stand on them and can be
+    seen, each time anew. They may still vanish in a failover of the log's servers. They are for
+    those who wait: is there a leader, what is its time, whom does a hand-over name? `newest` is the
+    last of all, which a takeover would stand on.
+    """
+
+    records: list[LogRecord]
+    tail: list[LogRecord]
+    newest: RecordPosition
+
+
+class ReplicaState(msgspec.Struct, frozen=True):
+    """What a replica reports of itself, beside the log.
+
+    `synced` is the last record that is on its disk, `format` the newest that it reads. `writer`
+    identifies its process, so that two replicas of one name are found. `age_s` is how long ago it
+    reported, by the log's clock; it is set by `replicas`.
+    """
+
+    name: str
+    address: str
+    version: str
+    format: int
+    synced: int
+    writer: bytes
+    time_us: int
+    role: str = "standby"
+    age_s: float = 0.0
+
+
+class RecordReader(ABC):
+    """Follows a log from a position on. It stays usable after LogUnavailable."""
+
+    @abstractmethod
+    async def next_page(self) -> LogPage:
+        """What is new, or an empty page when the log answered and nothing is.
+
+        It returns at once while there are more records, and otherwise waits a moment before it
+        looks. An empty page is the proof that the log answers: silence of a leader counts only from
+        one page to the next. Raises LogUnavailable (after a moment, so that callers may simply
+        repeat), LogTrimmed, LogDamaged, LogForeign, LogTooNew.
+        """
+
+
+class ReplicatedLog(ABC):
+    """A sequence of records that is kept by an engine with copies of its own.
+
+    **The log is the lock.** A record names its predecessor by number and digest, and is appended
+    only directly on top of it. A leader that was replaced can append nothing.
+
+    **What is proven.** Reading proves neither that a record is absent (a stale server) nor that it
+    is durable (a server shows what its copies don't have yet). A record is proven to be durable by
+
+    - its own confirmed append, or that of a later record, by this object;
+    - a later record that is not a takeover. Its writer appended it after its predecessor was
+      confirmed. A takeover proves nothing about what it stands on: its writer has only seen that.
+
+    All of it is called on one event loop.
+    """
+
+    @property
+    @abstractmethod
+    def trouble(self) -> str:
+        """Why the current append is not answered yet; "" if there is no reason to worry."""
+
+    @property
+    @abstractmethod
+    def proven(self) -> RecordPosition:
+        """The newest record that is known to be durable."""
+
+    @abstractmethod
+    async def create(self, genesis: LogRecord) -> None:
+        """Make the log, with this first record. It is durable when this returns; it is not opened.
+
+        Raises LogForeign if there is a log already, LogUnsafe, LogUnavailable, LogRefused.
+        """
+
+    @abstractmethod
+    async def open(self, known: LogBookmark | None = None) -> LogState:
+        """Check the log's identity, format and settings, before anything else is called.
+
+        With `known`, it must be the same log and have that record still, or a later one. Raises
+        LogForeign, LogUnsafe, LogTooNew, LogDamaged; LogUnavailable or LogRefused if it can't be
+        asked.
+        """
+
+    @abstractmethod
+    async def append(self, record: LogRecord) -> None:
+        """Returns when the record is durable and replicated. The next one is appended after that.
+
+        Raises LogConflict when it never will be at its number, or another writer's record stands on
+        it: that writer leads. LogDamaged when the record that it stands on was confirmed and is
+        gone; LogForeign when the log was made anew. All of them end leadership at once.
+
+        There is no other answer. While the outcome is not known (no connection, settings that don't
+        hold, a confirmation that did not arrive), the same bytes are offered again. Cancelling it
+        leaves the outcome open: this object then takes the same record again, or a takeover, and
+        nothing else.
+        """
+
+    @abstractmethod
+    def read(self, after: RecordPosition) -> RecordReader:
+        """Follow the log after a record that was applied, `records.ORIGIN` for all of it.
+
+        Several may read. After a LogConflict, continue with the reader that there is: what was in
+        its tail and has vanished is no longer in the next page.
+        """
+
+    @abstractmethod
+    async def report(self, state: ReplicaState) -> None:
+        """Replace what this replica reported before. Raises LogNameTaken, LogUnavailable."""
+
+    @abstractmethod
+    async def replicas(self) -> list[ReplicaState]:
+        """What all replicas reported last, by name. Raises LogUnavailable."""
+
+    @abstractmethod
+    async def remove(self, name: str) -> bool:
+        """Forget a replica; was there one? Raises LogUnavailable."""
+
+    @abstractmethod
+    async def trim(self, upto: int) -> int:
+        """Remove records up to this number, never the newest. Returns the first that is left: an
+        engine may keep more than it has to. Raises LogUnavailable.
+
+        The caller knows that nobody needs them: see `replicas`.
+        """
+
+    @abstractmethod
+    async def state(self) -> LogState:
+        """For status, metrics and limits. Raises LogUnavailable, LogForeign."""
+
+    @abstractmethod
+    def bookmark(self, position: RecordPosition) -> LogBookmark:
+        """What a data directory is to remember when it has applied this record."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Release connections. Cancel an append that is under way before."""

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Set
-from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from crosswire.access import Access
-from crosswire.config import Config, ConnectionLimits
+from crosswire.budget import MemoryBudget
+from crosswire.config import Config
 from crosswire.errors import RecordDamaged
+from crosswire.gateways.certificates import PeerCertificate
 from crosswire.gateways.payloads import Schemas
+from crosswire.gateways.sign_ins import SignIns
+from crosswire.gateways.slots import NEWCOMERS_PART, ConnectionSlots, Newcomers, Occupant
 from crosswire.hub.attachment import Attachment
 from crosswire.hub.hub import Hub
 from crosswire.hub.services import Call, Provider
+from crosswire.hub.wall import Clock
+from crosswire.listeners import is_loopback
+from crosswire.resources import memory_limit_bytes
 from crosswire.session import Session, Tap
 
 __all__ = [
     "Clock",
     "Closable",
     "ConnectedPeer",
-    "ConnectionSlots",
     "GatewayContext",
     "Leftover",
-    "Occupant",
     "TapSource",
 ]
 
@@ -31,43 +35,9 @@ _BOOTS: Final = "boot"
 _COUNT: Final = b"count"
 _COUNT_BYTES: Final = 4
 
-_APART_S: Final = 0.05
-"""Two readings of clocks that are further apart than this don't belong to one moment."""
+_LEAST_SHARE_BYTES: Final = 128 * 1024 * 1024
 
 T = TypeVar("T")
-
-
-class Clock:
-    """Seconds since 1970 that pass as on a stopwatch, however the system's clock is set.
-
-    The wall clock is read once, then the monotonic clock is added: a lease, a deadline or a retry
-    neither fires early nor hangs because somebody corrected the time. The monotonic clock stops
-    while the machine is suspended: nobody could have worked, so nothing is late afterwards. To the
-    hub a suspended machine is a wall clock that jumped forward.
-    """
-
-    def __init__(
-        self,
-        wall: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._wall = wall
-        self._monotonic = monotonic
-        self._start = wall() - monotonic()
-
-    def now(self) -> float:
-        """The steady time in seconds since 1970."""
-        return self._start + self._monotonic()
-
-    def look(self) -> tuple[float, float] | None:
-        """The wall clock and the steady time at one moment.
-
-        None if the process was interrupted between the two: the difference would look like a jump.
-        """
-        before = self.now()
-        wall = self._wall()
-        now = self.now()
-        return (wall, now) if now - before < _APART_S else None
 
 
 class Closable(Protocol):
@@ -75,16 +45,6 @@ class Closable(Protocol):
 
     def close(self) -> None:
         """Accept no more connections."""
-
-
-class Occupant(Protocol):
-    """A connection that counts against the limits, of any protocol, HTTP included."""
-
-    protocol: ClassVar[str]
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether its socket is closed; then it should have left its slot."""
 
 
 class ConnectedPeer(Occupant, Protocol):
@@ -95,6 +55,7 @@ class ConnectedPeer(Occupant, Protocol):
     host: str
     address: str
     principal: str
+    certificate: PeerCertificate | None
     since: float
     hub: Hub
     session: Session
@@ -135,54 +96,6 @@ class TapSource(Protocol):
         """A tap for a new connection; None if it is not recorded."""
 
 
-class ConnectionSlots:
-    """Counts connections, in all and from each address, and refuses those above the limits.
-
-    Each occupant is known by identity: one that leaves twice, or never entered, changes nothing.
-    """
-
-    def __init__(self, limits: ConnectionLimits) -> None:
-        self.limits = limits
-        self._hosts: dict[Occupant, str] = {}
-        self._by_host: Counter[str] = Counter()
-
-    def __len__(self) -> int:
-        return len(self._hosts)
-
-    def __contains__(self, occupant: Occupant) -> bool:
-        return occupant in self._hosts
-
-    def enter(self, occupant: Occupant, host: str) -> bool:
-        """Take a slot; False if there is no room for one more."""
-        limits = self.limits
-        if len(self._hosts) >= limits.connections:
-            return False
-        if self._by_host[host] >= limits.connections_per_address:
-            return False
-        self.add(occupant, host)
-        return True
-
-    def add(self, occupant: Occupant, host: str) -> None:
-        """Count it even above the limits: it is there."""
-        if occupant not in self._hosts:
-            self._hosts[occupant] = host
-            self._by_host[host] += 1
-
-    def leave(self, occupant: Occupant) -> None:
-        """Free its slot, if it has one."""
-        host = self._hosts.pop(occupant, None)
-        if host is None:
-            return
-        self._by_host[host] -= 1
-        if not self._by_host[host]:
-            # Addresses come and go for as long as the hub runs: only those present are kept.
-            del self._by_host[host]
-
-    def occupants(self) -> list[Occupant]:
-        """A copy, which may be iterated while occupants leave."""
-        return list(self._hosts)
-
-
 class Leftover(NamedTuple):
     """Something that the hub holds for a peer that may be gone, and how it is given back.
 
@@ -211,15 +124,28 @@ class GatewayContext:
         self.hub = hub
         self.config = config
         self.access = Access(config.users)
+        self.authorities: frozenset[bytes] = frozenset()
+        """Fingerprints of those whose client certificates are accepted now."""
         self.schemas = schemas or Schemas()
-        self.connection_slots = ConnectionSlots(config.connections)
+        self.connection_slots = ConnectionSlots(
+            config.connections.connections, config.connections.connections_per_address
+        )
+        self.http_slots = ConnectionSlots(
+            config.http.connections, config.connections.connections_per_address
+        )
+        """Of their own: peers that hold all others keep out neither health checks nor
+        administrators."""
+        self.newcomers = Newcomers()
+        self.sign_ins = SignIns()
+        self.budget = MemoryBudget(*_memory_limits(config))
         self.gateways: dict[str, ConnectedPeer] = {}
         self.listeners: dict[str, Closable] = {}
         self.counters: Counter[tuple[str, ...]] = Counter()
         """Counts of events: (what, protocol, …). Bounded: no text of a peer is in a key."""
         self.tap: TapSource | None = None
         self.draining = False
-        self._clock = clock or Clock().now
+        self.now = clock or Clock().now
+        """The hub's steady time in seconds since 1970; `hub.wall` has the wall clock's."""
         self._connections = 0
         self._shared: dict[Callable[[GatewayContext], Any], Any] = {}
         boots = self._count_boots()
@@ -238,7 +164,37 @@ class GatewayContext:
         error = RecordDamaged("the number of starts of the hub can't be read")
         self.hub.damage.set_aside_state(_BOOTS, _COUNT, stored, error)
         # The time in seconds is above any count of starts, so no connection's name is used twice.
-        return int(self._clock()) % (1 << 8 * _COUNT_BYTES - 1)
+        return int(self.now()) % (1 << 8 * _COUNT_BYTES - 1)
+
+    def reconfigure(self, config: Config, access: Access, schemas: Schemas) -> None:
+        """Other settings from now on."""
+        self.config, self.access, self.schemas = config, access, schemas
+        limits = config.connections
+        self.connection_slots.most = limits.connections
+        self.http_slots.most = config.http.connections
+        for slots in (self.connection_slots, self.http_slots):
+            slots.most_per_address = limits.connections_per_address
+        self.budget.configure(*_memory_limits(config))
+
+    def owner_of(self, principal: str, host: str) -> str | None:
+        """Whose share of the memory a peer's bytes count for: its user's; without users its
+        address's, or for peers on this machine nobody's.
+
+        All peers that did not identify themselves, though there are users, have one together.
+        """
+        if not self.access.open:
+            return principal
+        return None if is_loopback(host) else host
+
+    def make_room_for_newcomer(self) -> None:
+        """At most a part of all connections may be without identity. The longest silent make
+        room, so that users who reconnect in thousands get in."""
+        most = max(self.connection_slots.most // NEWCOMERS_PART, 1)
+        if self.connection_slots.is_full:
+            most = min(most, len(self.newcomers) - 1)
+        turned_away = self.newcomers.make_room(max(most, 0))
+        if turned_away:
+            self.count("turned_away", "", "room", by=turned_away)
 
     def shared(self, make: Callable[[GatewayContext], T]) -> T:
         """The object that the gateways of one protocol share; made on first use."""
@@ -247,9 +203,12 @@ class GatewayContext:
         found: T = self._shared[make]
         return found
 
-    def now(self) -> float:
-        """The hub's steady time in seconds since 1970; `hub.wall` has the wall clock's."""
-        return self._clock()
+    def by_certificate(self, certificate: PeerCertificate | None) -> str | None:
+        """The user whom a certificate identifies now; None if there is none, or if an authority
+        that it depends on is no longer accepted."""
+        if certificate is None or not certificate.authorities <= self.authorities:
+            return None
+        return self.access.by_certificate(certificate.names)
 
     def name_connection(self, listener: str) -> str:
         """A name that no other connection of this node ever had, restarts included."""
@@ -259,3 +218,11 @@ class GatewayContext:
     def count(self, *what: str, by: int = 1) -> None:
         """Add to a counter of `/metrics`."""
         self.counters[what] += by
+
+
+def _memory_limits(config: Config) -> tuple[int, int]:
+    """What all peers may hold together, and each owner. An owner's share has room for one message
+    of any size that a protocol allows by default, and as much on its way out."""
+    limit_bytes = memory_limit_bytes(config.limits.memory_bytes)
+    share_bytes = max(int(limit_bytes * config.limits.share), _LEAST_SHARE_BYTES)
+    return limit_bytes, min(share_bytes, limit_bytes)

@@ -7,6 +7,7 @@ A gateway connects one peer to the hub. The session calls it with events of the 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import zlib
 from abc import ABC, abstractmethod
@@ -14,9 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Final, ParamSpec
 
 from crosswire.access import ANONYMOUS, Right
+from crosswire.budget import MemoryAccount
 from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import NAME_BYTES, NAMED_CHARACTERS, Envelope
 from crosswire.errors import (
+    CrosswireError,
     DestinationFull,
     Forbidden,
     InternalError,
@@ -24,8 +27,10 @@ from crosswire.errors import (
     PeerTimeout,
     ServiceUnavailable,
 )
+from crosswire.gateways.certificates import PeerCertificate, read_certificate
 from crosswire.gateways.context import GatewayContext, Leftover, TapSource
 from crosswire.hub.attachment import (
+    UNSUBSCRIBED,
     Attachment,
     Consumer,
     Delivery,
@@ -40,7 +45,7 @@ from crosswire.logs import log_event
 from crosswire.session import Session, use_keep_alive
 from crosswire.wire.contract import Connection, ConnectionClosed, ConnectionFailed, Event
 
-__all__ = ["HUB_SERVICES", "Gateway", "WithheldRoom", "guarded"]
+__all__ = ["HUB_SERVICES", "NEWCOMER_FRAME_BYTES", "Gateway", "WithheldRoom", "guarded"]
 
 _log = logging.getLogger("crosswire.gateways")
 
@@ -48,6 +53,14 @@ P = ParamSpec("P")
 
 HUB_SERVICES: Final = "service/crosswire."
 """Services whose names start with this are the hub's own: no peer can serve them."""
+
+NEWCOMER_FRAME_BYTES: Final = 64 * 1024
+"""The largest frame of a peer that has not identified itself, once there are users."""
+
+_EVICTED_S: Final = 1.0
+"""How long a peer that is disconnected for its memory may take to read the goodbye."""
+_CALL_BYTES: Final = 1024
+"""What a call in progress takes in memory beside its payload, roughly."""
 
 _KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
 """A peer that answers none of six probes, ten seconds apart, after a minute of silence, is gone."""
@@ -64,6 +77,10 @@ class Gateway(ABC):
 
     protocol: ClassVar[str]
     session: Session
+    account: MemoryAccount
+    counts_calls: ClassVar[bool] = True
+    """Whether calls in progress are counted here; False where the connection counts requests that
+    are not answered."""
 
     def __init__(self, context: GatewayContext, listener: str) -> None:
         self.context = context
@@ -74,6 +91,8 @@ class Gateway(ABC):
         self.id = context.name_connection(listener)
         self.since = context.now()
         self.principal = ANONYMOUS
+        self.certificate: PeerCertificate | None = None
+        """What identified it, if that was a certificate."""
         self.left = False
         """Whether all that it held is given back; callbacks that come later do nothing."""
         self.peer = LedgerPeer(self.protocol, self.id, self.principal)
@@ -82,6 +101,8 @@ class Gateway(ABC):
         self.calls: dict[int, Call] = {}
         self._withheld = WithheldRoom()
         self._limits_reported: set[str] = set()
+        self._granted: object = None
+        """The last right that `require` found, by the users that it was decided for."""
 
     # For protocols to define.
 
@@ -95,9 +116,12 @@ class Gateway(ABC):
         return ()
 
     @classmethod
-    def forget_revoked(cls, context: GatewayContext, is_revoked: Callable[[str], bool]) -> None:
+    def forget_revoked(
+        cls, context: GatewayContext, is_revoked: Callable[[str, str], bool]
+    ) -> None:
         """Forget what this protocol keeps without a connection, and `context.access` no longer
-        allows; `is_revoked` is whether a principal lost its credentials."""
+        allows; `is_revoked` is whether a principal, or a connection by its id, lost its
+        credentials."""
 
     @abstractmethod
     def connect(self, now: float) -> Connection:
@@ -166,16 +190,38 @@ class Gateway(ABC):
     def identify(self, principal: str) -> None:
         """The peer has proved to be this user."""
         self.principal = principal
+        self.certificate = None
         self.peer = LedgerPeer(self.protocol, self.id, principal)
+        if self in self.context.newcomers:
+            self.context.newcomers.remove(self)
+            self.session.connection.limit_frames(None)
+        self.account.move(self.context.owner_of(principal, self.host))
 
     def identify_by_token(self, token: str) -> str | None:
         """The user with this token, whom the peer is from now on; None if there is none."""
         principal = self.context.access.by_token(token)
-        if principal is None:
-            self.context.count("unauthenticated", self.protocol)
-        else:
+        if principal is not None:
             self.identify(principal)
         return principal
+
+    def refuse_sign_in(self, answer: Callable[[], None]) -> None:
+        """Count a failed sign-in, and call `answer`, the later the more of them its address has
+        had; until then nothing is read from the peer."""
+        self.context.count("unauthenticated", self.protocol)
+        delay_s = self.context.sign_ins.fail(self.host, self.context.now())
+        if not delay_s:
+            answer()
+            return
+
+        def refuse() -> None:
+            if not self.left:
+                self.session.hold_reading(False)
+                answer()
+                self.session.wake()
+
+        self.context.count("delayed", self.protocol, "sign-in")
+        self.session.hold_reading(True)
+        asyncio.get_running_loop().call_later(delay_s, self.owned(refuse))
 
     def require_anywhere(self, right: Right) -> None:
         """Raises Forbidden for a peer that has this right to no destination.
@@ -190,15 +236,21 @@ class Gateway(ABC):
 
     def require(self, right: Right, destination: str) -> None:
         """Raises Forbidden, and InvalidDestination for a name that no destination can have."""
+        access = self.context.access
+        # Messages of one peer mostly go where its last one went. A reload makes other `access`.
+        asked = (access, self.principal, right, destination)
+        if asked == self._granted:
+            return
         if len(destination) > NAMED_CHARACTERS:
-            # Before it is compared, remembered, logged or sent back.
+            # Before it is looked up, remembered, logged or sent back.
             raise InvalidDestination(
                 f"a destination has at most {NAME_BYTES} bytes, not {len(destination)}"
             )
-        if not self.context.access.may(self.principal, right, destination):
+        if not access.may(self.principal, right, destination):
             self.context.count("forbidden", self.protocol)
             name = self.principal or "a peer without identity"
             raise Forbidden(f"{name} may not {right} {destination}")
+        self._granted = asked
 
     # Connecting.
 
@@ -216,10 +268,13 @@ class Gateway(ABC):
 
     def _enter(self, now: float) -> Connection:
         context, transport = self.context, self.session.transport
-        certificate = transport.get_extra_info("peercert")
-        known = context.access.by_certificate(_common_name(certificate)) if certificate else None
+        owner = context.owner_of(ANONYMOUS, self.host)
+        self.account = self.session.account = context.budget.open(self, owner)
+        certificate = read_certificate(transport)
+        known = context.by_certificate(certificate)
         if known is not None:
             self.identify(known)
+            self.certificate = certificate
         transport.set_write_buffer_limits(context.config.connections.congested_bytes)
         self.session.on_congestion = self.hold_back
         use_keep_alive(transport, _KEEP_ALIVE)
@@ -229,6 +284,10 @@ class Gateway(ABC):
         context.count("connections", self.protocol)
         self.log(logging.INFO, "connected")
         connection = self.connect(now)
+        if not context.access.open and not self.principal:
+            context.newcomers.add(self)
+            connection.limit_frames(NEWCOMER_FRAME_BYTES)
+            context.make_room_for_newcomer()
         if not context.connection_slots.enter(self, self.host) or context.draining:
             context.count("rejected", self.protocol)
             # The connection is made all the same: only it knows its protocol's refusal.
@@ -245,7 +304,7 @@ class Gateway(ABC):
 
         The receipt is done when the batch is durable: only then may the peer be acknowledged.
         """
-        self.context.count("produced", self.protocol, by=len(envelopes))
+        self.context.counters["produced", self.protocol] += len(envelopes)
         return self.hub.produce(envelopes, self.context.now())
 
     # Consume.
@@ -303,10 +362,10 @@ class Gateway(ABC):
             self.hold_back(True)
         return attachment
 
-    def detach(self, attachment: Attachment) -> None:
-        """End a subscription; what it holds goes to others."""
+    def detach(self, attachment: Attachment, *, cause: str = UNSUBSCRIBED) -> None:
+        """End a subscription; what its peer has not settled goes to others."""
         self.attachments.discard(attachment)
-        attachment.close(self.context.now())
+        attachment.close(self.context.now(), cause=cause)
 
     def withdraw(self, provider: Provider) -> None:
         """End what it serves; calls that it has not answered fail as lost."""
@@ -347,7 +406,8 @@ class Gateway(ABC):
         """
 
         def finish(call: Call, answer: Answer) -> None:
-            self.calls.pop(call.id, None)
+            if self.calls.pop(call.id, None) is not None and self.counts_calls:
+                self.account.add(-_size(call))
             # The caller may have gone while its request was in the hub: nobody to answer.
             if not self.left:
                 if isinstance(answer, Envelope):
@@ -364,6 +424,8 @@ class Gateway(ABC):
             # Without a provider it is answered before the hub returns; `finish` has run then.
             if not call.is_done:
                 self.calls[call.id] = call
+                if self.counts_calls:
+                    self.account.add(_size(call))
 
     def serve(self, services: Sequence[str], *, window: Window | int = 256) -> Provider:
         """Have the calls of these services sent to this peer."""
@@ -426,6 +488,36 @@ class Gateway(ABC):
             self.session.connection.fail(PeerTimeout(f"idle for {idle_s:g} s"))
             self.session.wake()
 
+    def turn_away(self, error: CrosswireError) -> None:
+        """Disconnect it with the protocol's goodbye for this error. Not to be called while its
+        events are handled."""
+        if not self.left:
+            self.session.connection.fail(error)
+            self.session.wake()
+
+    def measure_memory(self) -> None:
+        """Report what it holds now."""
+        self.session.measure_memory()
+
+    def restrain(self, restrained: bool) -> None:
+        """Read nothing more from it, or continue: memory is short."""
+        if restrained:
+            self.context.count("restrained", self.protocol)
+            self.log(logging.WARNING, "not read from", held_bytes=self.account.held_bytes)
+        self.session.restrain(restrained)
+
+    def evict(self) -> None:
+        """Disconnect it: memory is short, and it holds most of it."""
+        held_bytes = self.account.held_bytes
+        self.context.count("evicted", self.protocol)
+        self.turn_away(
+            ServiceUnavailable(
+                f"the hub is short of memory, and {held_bytes} bytes are this peer's"
+            )
+        )
+        # What is not written may be most of it, and its peer need not read it.
+        asyncio.get_running_loop().call_later(_EVICTED_S, self.session.abort)
+
     def disconnect(self) -> bool:
         """Disconnect it with the protocol's goodbye, in time even if the peer doesn't answer that.
 
@@ -485,6 +577,7 @@ class Gateway(ABC):
         # First what keeps others out, a slot and a name. Each step runs even if another raises.
         self.context.gateways.pop(self.id, None)
         self.context.connection_slots.leave(self)
+        self.context.newcomers.remove(self)
         self._run("leave", self.leave)
         for attachment in list(self.attachments):
             self._run("detach", attachment.close, now)
@@ -525,6 +618,11 @@ class WithheldRoom:
             window.grant(count, now)
 
 
+def _size(call: Call) -> int:
+    """What a call in progress takes in memory, roughly."""
+    return len(call.envelope.payload) + _CALL_BYTES
+
+
 def guarded(callback: Callable[P, None], broken: Callable[[Exception], None]) -> Callable[P, None]:
     """A callback that reports an exception to `broken` before it raises it to its caller."""
 
@@ -536,9 +634,3 @@ def guarded(callback: Callable[P, None], broken: Callable[[Exception], None]) ->
             raise
 
     return run
-
-
-def _common_name(certificate: dict[str, Any]) -> str:
-    """The common name of a verified certificate's owner; empty for one without a name."""
-    parts = [pair for part in certificate.get("subject", ()) for pair in part]
-    return str(dict(parts).get("commonName", ""))

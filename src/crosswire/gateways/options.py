@@ -9,10 +9,12 @@ from crosswire.envelope import LARGEST_INTEGER, Property
 from crosswire.errors import InvalidDestination, InvalidEnvelope
 from crosswire.hub.subscriptions import AtId, AtTime, Start
 
-__all__ = ["LARGEST_WINDOW", "check_timeout", "parse_start"]
+__all__ = ["LARGEST_WINDOW", "LONGEST_LEASE_S", "check_timeout", "parse_start"]
 
 LARGEST_WINDOW: Final = 65_535
 """The most messages that may be on their way to one consumer that names its window."""
+LONGEST_LEASE_S: Final = 86_400.0
+"""The longest lease that a consumer may ask for at a time."""
 _ID_DIGITS: Final = 19
 """The digits of the largest id of 63 bits."""
 _LONGEST_CALL_S: Final = 10 * 365 * 86_400

@@ -16,6 +16,8 @@ from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.policies import Retry
 
 __all__ = [
+    "LEFT",
+    "UNSUBSCRIBED",
     "Attachment",
     "Choice",
     "Consumer",
@@ -29,6 +31,11 @@ __all__ = [
     "Waiter",
     "Window",
 ]
+
+LEFT: Final = "the consumer left"
+UNSUBSCRIBED: Final = "the consumer unsubscribed"
+"""Why messages are returned: in the first case their consumer may have processed them, in the
+second it gave them back by an operation of its protocol. The pipeline distinguishes them."""
 
 _NEVER: Final = 1 << 62
 
@@ -195,8 +202,9 @@ class Attachment(ABC):
         """There is free capacity in its window."""
 
     @abstractmethod
-    def close(self, now: float) -> None:
-        """Detach it: what it holds is ready for others at once. Does nothing the second time."""
+    def close(self, now: float, *, cause: str = LEFT) -> None:
+        """Detach it: what it holds is ready for others at once, and the ledger has the `cause`.
+        Does nothing the second time."""
 
     def stop_deliveries(self) -> None:
         """The first half of closing: nothing more is delivered to it."""
@@ -252,7 +260,7 @@ class ConsumerBacklog(Protocol):
     def give_up(self, consumer: Consumer, error: Exception) -> None:
         """The filter of a consumer raised."""
 
-    def detach(self, consumer: Consumer, now: float) -> None:
+    def detach(self, consumer: Consumer, now: float, cause: str) -> None:
         """Remove a consumer; what it held is ready again."""
 
 
@@ -328,8 +336,8 @@ class Consumer(Attachment):
         """Get a turn in the dispatch of the backlog."""
         self._backlog.has_room(self, now)
 
-    def close(self, now: float) -> None:
+    def close(self, now: float, *, cause: str = LEFT) -> None:
         """Detach it; what it holds is ready for others."""
         if self.is_open:
             self.stop_deliveries()
-            self._backlog.detach(self, now)
+            self._backlog.detach(self, now, cause)

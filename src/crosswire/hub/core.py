@@ -18,12 +18,31 @@ from crosswire.hub.timers import Timers
 from crosswire.hub.wall import WallClock
 from crosswire.store.contract import Store
 
-__all__ = ["Core", "SendEnvelope"]
+__all__ = ["Core", "SendEnvelope", "WindowTotal"]
 
 _READ_AGAIN_S: Final = 1.0
 
 SendEnvelope: TypeAlias = Callable[[Envelope, float], None]
 """Sends a message of the hub itself, which must not get lost: `Intake.inject`."""
+
+
+class WindowTotal:
+    """What all queues and subscriptions together have in memory, and may have.
+
+    Above the limit a backlog keeps new messages on disk only, and reads one at a time: it gets
+    slower, not larger.
+    """
+
+    __slots__ = ("held_bytes", "limit_bytes")
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.held_bytes = 0
+        self.limit_bytes = limit_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no backlog should take more into memory than it needs."""
+        return self.held_bytes >= self.limit_bytes
 
 
 class Core(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -42,6 +61,7 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     floors: Floors
     seals: LakeSeals
     watchers: Watchers
+    windows: WindowTotal
     chance: Callable[[], float]
 
     def read_again(self, dispatcher: Dispatcher) -> None:

@@ -84,6 +84,10 @@ class Cursor:
         self.upto = 0
         self.is_begun = False
         """Whether there was a snapshot, usable or not."""
+        self.is_dirty = False
+        """Whether something was settled or refused since the last `write`."""
+        self.saved_upto = -1
+        """`upto` of the last snapshot; -1 if there is none."""
         self.open: list[UnsettledMessage] = []
         self.later: set[int] = set()
         self.refused_later: dict[int, list[FailedDelivery]] = {}
@@ -112,7 +116,7 @@ class Cursor:
             except RecordDamaged as error:
                 self.damage.append(error)
                 snapshot = _Snapshot(0, [])
-            self.upto = snapshot.upto
+            self.upto = self.saved_upto = snapshot.upto
             self._generation = snapshot.generation
             opened = {each.id: each for each in snapshot.open}
         changes: list[_Change] = []
@@ -149,15 +153,12 @@ class Cursor:
     def settle(self, *identifiers: int) -> None:
         """These are settled; saved with the next `write`."""
         self._settled.extend(identifiers)
+        self.is_dirty = True
 
     def refuse(self, number: int, identifier: int, attempts: list[FailedDelivery]) -> None:
         """A delivery of this message failed; saved with the next `write`."""
         self._refused.append(UnsettledMessage(number, identifier, attempts))
-
-    @property
-    def is_dirty(self) -> bool:
-        """Whether there is something to save."""
-        return bool(self._settled or self._refused)
+        self.is_dirty = True
 
     def write(
         self, upto: int, head: int, open_count: int, opened: Callable[[], list[UnsettledMessage]]
@@ -180,7 +181,8 @@ class Cursor:
 
     def write_changes(self, head: int) -> None:
         """`head` is the least id that is open, or the next to come."""
-        if not self.is_dirty:
+        self.is_dirty = False
+        if not self._settled and not self._refused:
             return
         change = _Change(head, self._settled.tobytes(), self._refused, self._generation)
         key = self._prefix() + self._next_change.to_bytes(8)
@@ -193,6 +195,7 @@ class Cursor:
     def write_snapshot(self, upto: int, opened: list[UnsettledMessage]) -> None:
         """Everything up to `upto` is settled except `opened`; earlier changes are in there."""
         self._generation = (self._generation or 0) + 1
+        self.saved_upto = upto
         snapshot = _Snapshot(upto, opened, self._generation)
         self._store.save(_SNAPSHOTS, self.key, _encode(snapshot))
         self._drop_changes()

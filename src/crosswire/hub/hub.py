@@ -22,7 +22,7 @@ from crosswire.hub.attachment import Attachment, Choice, Consumer, DeliveryRecei
 from crosswire.hub.audit import count_messages
 from crosswire.hub.backlog.backlog import Backlog
 from crosswire.hub.commits import CommitPath
-from crosswire.hub.core import Core, SendEnvelope
+from crosswire.hub.core import Core, SendEnvelope, WindowTotal
 from crosswire.hub.damage import DamageReports
 from crosswire.hub.dead import DeadLetters
 from crosswire.hub.destinations import Destinations
@@ -81,6 +81,7 @@ class Hub:
         self.wall = WallClock(store, self.commits, self.damage, timestamps, now)
         floors = Floors(store, self.damage)
         self.seals = LakeSeals(store, self.commits, self.damage, floors, withheld=config.lake)
+        self.windows = WindowTotal(config.windows_bytes)
         self._core = core = Core(
             store=store,
             ledger=self.ledger,
@@ -92,6 +93,7 @@ class Hub:
             floors=floors,
             seals=self.seals,
             watchers=Watchers(loop.callbacks),
+            windows=self.windows,
             chance=random.random,
         )
         topics = KnownTopics()
@@ -107,6 +109,8 @@ class Hub:
         """Callbacks by message id: `(id, "")` when it is settled, `(id, reason)` if it never will
         be."""
         self._intake = Intake(core, self._destinations, self.subscriptions)
+        self.produce = self._intake.produce
+        """Accepts a batch of one producer, for queues and topics: see `Intake.produce`."""
         self.services = Services(core, config.service, config.topic)
         self.schedules = Schedules(core, self.inject)
         self.dead_letters = DeadLetters(
@@ -141,17 +145,7 @@ class Hub:
         """The hub's time of the latest call."""
         return self._core.loop.now
 
-    # Producing.
-
-    def produce(self, envelopes: Sequence[Envelope], now: float) -> Receipt:
-        """Accept a batch of one producer, for queues and topics, in order.
-
-        Each message is accepted or refused on its own; the receipt is done when those that must
-        be on disk are. Messages that need not wait for the disk are delivered when this returns; if
-        a callback of the hub calls this, after that callback has returned.
-        """
-        self._core.loop.now = now
-        return self._intake.produce(envelopes, now)
+    # Producing, beside `produce`.
 
     def inject(self, envelope: Envelope, now: float) -> None:
         """Send a message of the hub itself, which must not get lost: schedules, dead letters.
@@ -353,6 +347,7 @@ class Hub:
     def reconfigure(self, config: HubConfig) -> None:
         """Other policies from now on; what is accepted already stays."""
         self.config = config
+        self.windows.limit_bytes = config.windows_bytes
         self.services.reconfigure(config.service, config.topic)
         self.subscriptions.retry = config.retry
         self.staging.limits = config.staging

@@ -38,6 +38,7 @@ class Intake:
         self._loop = core.loop
         self._wall = core.wall
         self._destinations = destinations
+        self._queues = destinations.queues
         self._subscriptions = subscriptions
 
     def produce(self, envelopes: Sequence[Envelope], now: float) -> Receipt:
@@ -47,6 +48,7 @@ class Intake:
         be on disk are. Messages that need not wait for the disk are delivered when this returns; if
         a callback of the hub calls this, after that callback has returned.
         """
+        self._loop.now = now
         count = len(envelopes)
         first = self._store.reserve(count) if count else 0
         receipt = Receipt(list(range(first, first + count)), {})
@@ -61,7 +63,8 @@ class Intake:
             try:
                 if destination[_FIRST_LEVEL] == "@":
                     raise InvalidDestination(f"{destination!r} is the hub's own")
-                target = self._destinations.target(destination)
+                known = self._queues.get(destination)
+                target = known or self._destinations.target(destination)
                 if isinstance(target, Queue):
                     waits |= self._send(target, run, index, receipt, now)
                 else:
@@ -220,7 +223,10 @@ class Intake:
         whole = 0
         for subscriber in audience.subscribers:
             delivered = subscriber.publish(topic, accepted, stored=durable)
-            if rows and delivered:
+            if rows:
+                # Nobody has what a link without a connection keeps: it notes that itself.
+                if not delivered or not subscriber.is_connected:
+                    continue
                 ids = [each.id for each in delivered]
                 self._ledger.note(
                     Step.DELIVERED, now_us, topic.destination, ids, peer=subscriber.peer, attempt=1

@@ -28,9 +28,13 @@ __all__ = [
     "Step",
     "parse_block",
     "parse_columns",
+    "shortened",
 ]
 
-_VERSION: Final = 1
+DETAIL_CHARACTERS: Final = 1_000
+"""How much is kept of a reason that a peer gave."""
+
+_VERSION: Final = 2
 
 
 class Step(IntEnum):
@@ -66,6 +70,7 @@ class LedgerRun(msgspec.Struct, frozen=True):
 
     `first_row` is the number of its first row on this node, 0 before its group is sealed. `counts`
     is parallel to `ids` where a row stands for several deliveries: topics that are not durable.
+    `subscription` is the named subscription whose step it is; empty for queues and all others.
     """
 
     first_row: int
@@ -77,6 +82,7 @@ class LedgerRun(msgspec.Struct, frozen=True):
     detail: str
     ids: array[int]
     counts: array[int] | None = None
+    subscription: str = ""
 
     def rows(self) -> Iterator[LedgerRow]:
         """One row for each message."""
@@ -92,6 +98,7 @@ class LedgerRun(msgspec.Struct, frozen=True):
                 self.attempt,
                 self.detail,
                 1 if self.counts is None else self.counts[index],
+                self.subscription,
             )
 
 
@@ -108,6 +115,7 @@ class LedgerRow(msgspec.Struct, frozen=True, gc=False):
     attempt: int
     detail: str
     count: int
+    subscription: str
 
 
 class LedgerBlock(msgspec.Struct, array_like=True, frozen=True):
@@ -127,6 +135,7 @@ class LedgerBlock(msgspec.Struct, array_like=True, frozen=True):
     principals: list[int]
     attempts: list[int]
     details: list[int]
+    subscriptions: list[int]
     lengths: list[int]
     counted: list[bool]
     ids: bytes
@@ -136,6 +145,13 @@ class LedgerBlock(msgspec.Struct, array_like=True, frozen=True):
 _encode = msgspec.msgpack.Encoder().encode
 _set = msgspec.structs.force_setattr
 _decode = msgspec.msgpack.Decoder(LedgerBlock).decode
+
+
+def shortened(text: str) -> str:
+    """A reason as it is kept: peers choose it, and its length."""
+    if len(text) <= DETAIL_CHARACTERS:
+        return text
+    return f"{text[: DETAIL_CHARACTERS - 1]}…"
 
 
 class Ledger:
@@ -171,6 +187,7 @@ class Ledger:
         attempt: int = 0,
         detail: str = "",
         counts: Sequence[int] | None = None,
+        subscription: str = "",
     ) -> None:
         """Add a step of these messages to the open group; `time` is the hub's, in µs."""
         column = array("q", ids)
@@ -182,9 +199,10 @@ class Ledger:
                 destination,
                 peer,
                 attempt,
-                detail,
+                detail if len(detail) <= DETAIL_CHARACTERS else shortened(detail),
                 column,
                 None if counts is None else array("q", counts),
+                subscription,
             )
         )
         self.rows += len(column)
@@ -278,6 +296,7 @@ def serialize_block(runs: list[LedgerRun]) -> bytes:
     """The runs as one block, which `parse_block` reads."""
     peers = [run.peer for run in runs]
     texts = {run.destination for run in runs} | {run.detail for run in runs}
+    texts |= {run.subscription for run in runs}
     for peer in set(peers):
         texts |= {peer.protocol, peer.connection, peer.principal}
     words = {text: number for number, text in enumerate(sorted(texts))}
@@ -290,6 +309,7 @@ def serialize_block(runs: list[LedgerRun]) -> bytes:
         "principals": [words[peer.principal] for peer in peers],
         "attempts": [run.attempt for run in runs],
         "details": [words[run.detail] for run in runs],
+        "subscriptions": [words[run.subscription] for run in runs],
         "lengths": [len(run.ids) for run in runs],
         "counted": [run.counts is not None for run in runs],
         "ids": b"".join([run.ids.tobytes() for run in runs]),
@@ -333,6 +353,7 @@ def parse_block(first_row: int, block: bytes) -> list[LedgerRun]:
                     words[read.details[index]],
                     ids[position : position + length],
                     own,
+                    words[read.subscriptions[index]],
                 )
             )
             position += length

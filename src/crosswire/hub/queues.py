@@ -124,12 +124,12 @@ class Queue(Backlog):
         self._consumers_changed(self)
         return consumer
 
-    def detach(self, consumer: Consumer, now: float) -> None:
+    def detach(self, consumer: Consumer, now: float, cause: str) -> None:
         """Remove a consumer, and notify `Hub.consumers_changed`."""
         # First: the dispatch loop runs deferred calls before it dispatches this queue. A listener
         # whose consumer only takes what others leave can then take over what this one held.
         self._consumers_changed(self)
-        super().detach(consumer, now)
+        super().detach(consumer, now, cause)
 
     def admit(self, size: int) -> None:
         """Count a message. Raises DestinationFull if the policy refuses it."""

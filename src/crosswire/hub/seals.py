@@ -18,7 +18,7 @@ from crosswire.store.contract import Page, Store
 from crosswire.store.keys import MAX_ID
 from crosswire.store.records import Count, reader
 
-__all__ = ["LakeGap", "LakeSeals", "Seal"]
+__all__ = ["LakeGap", "LakeSeals", "Seal", "stored_seal"]
 
 _VERSION: Final = 1
 _SPACE: Final = "seal"
@@ -54,6 +54,14 @@ class Seal(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     first_gap: Count = 1
     gaps: tuple[LakeGap, ...] = ()
     version: int = _VERSION
+
+
+def stored_seal(store: Store) -> Seal | None:
+    """The seal that a store has committed last; None if there is none. Raises RecordDamaged."""
+    stored = store.get_or_raise(_SPACE, b"last")
+    if stored is None:
+        return None
+    return _parse(stored)
 
 
 class LakeSeals:
@@ -101,9 +109,7 @@ class LakeSeals:
         if stored is None:
             return None
         try:
-            seal = _read(stored)
-            if seal.version != _VERSION:
-                raise RecordDamaged(f"the last seal of the lake has version {seal.version}")
+            seal = _parse(stored)
             if seal.last_row >= self._store.next_row or seal.newest > self._store.newest_id:
                 raise RecordDamaged("the last seal of the lake is ahead of the store")
         except RecordDamaged as error:
@@ -162,6 +168,13 @@ class LakeSeals:
             if not service:
                 number = min(numbers)
                 self._damage.report_missing(number, identifier, self._floors.of(number))
+
+
+def _parse(stored: bytes) -> Seal:
+    seal = _read(stored)
+    if seal.version != _VERSION:
+        raise RecordDamaged(f"the last seal of the lake has version {seal.version}")
+    return seal
 
 
 _encode = msgspec.msgpack.Encoder().encode

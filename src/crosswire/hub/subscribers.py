@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Final, Literal
 
-from crosswire.envelope import ONLY_FOR, Envelope
+from crosswire.envelope import MICROSECONDS, ONLY_FOR, Envelope
 from crosswire.hub.attachment import (
+    LEFT,
     Attachment,
     Delivery,
     DeliveryGap,
@@ -16,7 +19,7 @@ from crosswire.hub.attachment import (
 )
 from crosswire.hub.core import Core
 from crosswire.hub.filters import Predicate
-from crosswire.hub.ledger import LedgerPeer
+from crosswire.hub.ledger import LedgerPeer, Step
 from crosswire.hub.topics import Index, KnownTopics, Topic
 from crosswire.store.contract import Page
 
@@ -42,6 +45,7 @@ class Subscriber(Attachment):
         "_is_reading",
         "_loop",
         "_topics",
+        "is_connected",
         "is_lagging",
         "missed",
         "names",
@@ -69,6 +73,10 @@ class Subscriber(Attachment):
         self.names = names
         self.pattern = pattern.removeprefix("topic/")
         self.slow = slow
+        self.is_connected = True
+        """Whether what it is given reaches its peer at once. Not so for a link without a
+        connection: its receiver keeps the messages, and calls `note_delivered` when it sends
+        them."""
         self.is_lagging = False
         self.position = 0
         self.missed = 0
@@ -187,7 +195,31 @@ class Subscriber(Attachment):
         self.position = page.last
         if deliveries:
             self.window.free -= len(deliveries)
+            if self.is_connected:
+                self.note_delivered([each.envelope for each in deliveries])
             self._loop.deliver(self, deliveries)
+
+    def note_delivered(self, envelopes: Sequence[Envelope]) -> None:
+        """Enter deliveries into the ledger; those of `publish` are entered by who publishes, as
+        are the counts of topics that have no row for each delivery."""
+        now_us = int(self._loop.now * MICROSECONDS)
+        for destination, run in groupby(envelopes, key=attrgetter("destination")):
+            policy = self._topics.by_destination[destination].policy
+            if not policy.durable and policy.ledger != "rows":
+                continue
+            ids = [each.id for each in run]
+            self._core.ledger.note(
+                Step.DELIVERED, now_us, destination, ids, peer=self.peer, attempt=1
+            )
+        self._core.commits.request(sync=False, urgent=False)
+
+    def note_returned(self, ids: Sequence[int]) -> None:
+        """Its peer is gone for good, and has not confirmed these."""
+        now_us = int(self._loop.now * MICROSECONDS)
+        self._core.ledger.note(
+            Step.RETURNED, now_us, self.destination, ids, peer=self.peer, attempt=1
+        )
+        self._core.commits.request(sync=False, urgent=False)
 
     def _report_gap(self) -> None:
         """Report what retention deleted before it was read."""
@@ -241,7 +273,7 @@ class Subscriber(Attachment):
         if self.is_lagging:
             self._catch_up()
 
-    def close(self, now: float) -> None:  # noqa: ARG002
+    def close(self, now: float, *, cause: str = LEFT) -> None:  # noqa: ARG002
         """Detach it."""
         if self.is_open:
             self.stop_deliveries()

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from crosswire.access import subscription_dead_letters
+from crosswire.access import subscription_dead_letters, subscription_label
 from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import (
     LARGEST_INTEGER,
@@ -123,6 +123,7 @@ class Subscription(Backlog):
         self.definition = definition
         self.record_key = key
         """Of its record. It stays the same when it gets another owner, as its cursor's key does."""
+        self.subscription = subscription_label(definition.owner, definition.name)
         self.matches = matches
         self.memory.numbers = topics.numbers(definition.pattern)
         self._topics = topics
@@ -416,6 +417,7 @@ class Subscriptions:
         del self._by_name[owner, name]
         self._by_name[new_owner, name] = subscription
         subscription.definition = definition
+        subscription.subscription = subscription_label(new_owner, name)
         self._store.save(_SPACE, subscription.record_key, _encode(definition))
         self._core.commits.request()
         return subscription

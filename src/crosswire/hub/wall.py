@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import logging
 import math
+import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -25,7 +27,7 @@ from crosswire.hub.commits import CommitPath
 from crosswire.hub.damage import DamageReports
 from crosswire.store.contract import Store
 
-__all__ = ["Timestamps", "WallClock"]
+__all__ = ["Clock", "Timestamps", "WallClock"]
 
 _log = logging.getLogger("crosswire.hub")
 
@@ -40,6 +42,8 @@ _HELD_S: Final = 86_400.0
 _HELD_AGAIN_S: Final = 3600.0
 _SLOWED_S: Final = 86_400.0
 _SLOWEST: Final = 0.1
+_APART_S: Final = 0.05
+"""Two readings of clocks that are further apart than this don't belong to one moment."""
 _SAVE_S: Final = 60.0
 _SAVE_AGAIN_S: Final = 1.0
 _REPORT_S: Final = 10.0
@@ -64,6 +68,39 @@ class _Record(msgspec.Struct, frozen=True, array_like=True):
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Record).decode
+
+
+class Clock:
+    """Seconds since 1970 that pass as on a stopwatch, however the system's clock is set.
+
+    The wall clock is read once, then the monotonic clock is added: a lease, a deadline or a retry
+    neither fires early nor hangs because somebody corrected the time. The monotonic clock stops
+    while the machine is suspended: nobody could have worked, so nothing is late afterwards. To the
+    hub a suspended machine is a wall clock that jumped forward.
+    """
+
+    def __init__(
+        self,
+        wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._wall = wall
+        self._monotonic = monotonic
+        self._start = wall() - monotonic()
+
+    def now(self) -> float:
+        """The steady time in seconds since 1970."""
+        return self._start + self._monotonic()
+
+    def look(self) -> tuple[float, float] | None:
+        """The wall clock and the steady time at one moment.
+
+        None if the process was interrupted between the two: the difference would look like a jump.
+        """
+        before = self.now()
+        wall = self._wall()
+        now = self.now()
+        return (wall, now) if now - before < _APART_S else None
 
 
 class Timestamps:

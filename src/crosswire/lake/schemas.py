@@ -103,9 +103,11 @@ LEDGER: Final = pa.schema(
         _column("attempt", pa.int32()),
         _column("detail", pa.string()),
         _column("count", pa.int64()),
+        _column("subscription", pa.string()),
     ]
 )
-"""A step of a message. `count` is above 1 where one row stands for many deliveries."""
+"""A step of a message. `count` is above 1 where one row stands for many deliveries;
+`subscription` is the named subscription that took the step, empty for all others."""
 
 GAPS: Final = pa.schema(
     [

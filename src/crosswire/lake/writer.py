@@ -91,6 +91,11 @@ class LedgerColumns(Protocol):
         ...
 
     @property
+    def subscriptions(self) -> list[int]:
+        """Indexes of `words`."""
+        ...
+
+    @property
     def lengths(self) -> list[int]:
         """The number of messages of each run."""
         ...
@@ -310,6 +315,7 @@ def _block_table(
         "attempt": int32s(spread(runs.attempts)),
         "detail": text_column(runs.details),
         "count": integers(_counts(runs, lengths, count)),
+        "subscription": text_column(runs.subscriptions),
     }
     return _table(columns, LEDGER)
 

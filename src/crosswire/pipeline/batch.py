@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
@@ -21,6 +21,7 @@ from crosswire.pipeline.progress import Progress
 from crosswire.pipeline.sources.decoded import decode, decode_captures, decode_tap
 from crosswire.pipeline.sources.inputs import Inputs
 from crosswire.pipeline.sources.lake import from_records
+from crosswire.pipeline.sources.lake_input import LakeInput, inspect_lake
 from crosswire.pipeline.sources.pcap import Captures
 from crosswire.pipeline.sources.tap import from_tap
 from crosswire.pipeline.spark import plain_errors
@@ -54,7 +55,8 @@ class BatchJob:
 
     `tables` limits what is written (default: all; bronze.wire then only if there are captures,
     because the lake of a hub has it already). `ports` maps ports to protocols; input older than
-    `since_us` is left out; `late_us` is the threshold of gold.deliveries.
+    `since_us` is left out; `late_us` is the threshold of gold.deliveries. With `skip_damaged`,
+    files that can't be trusted are left out and reported instead of ending the run.
     """
 
     inputs: Inputs
@@ -63,15 +65,18 @@ class BatchJob:
     since_us: int = 0
     ports: Mapping[int, str] = field(default_factory=dict)
     late_us: int = LATE_US
+    skip_damaged: bool = False
 
 
 def run_batch(spark: SparkSession, batch: BatchJob, *, quiet: bool = False) -> Summary:
     """Write the tables. Raises PipelineError; the output then has the tables it had before."""
     start = time.monotonic()
     with plain_errors():
+        lake = inspect_lake(batch.inputs, since_us=batch.since_us, skip_damaged=batch.skip_damaged)
+        batch = replace(batch, inputs=lake.inputs)
         output = Output(spark, batch.output)
         try:
-            run = _BatchRun(spark, batch, output, Progress(spark, quiet=quiet))
+            run = _BatchRun(spark, batch, output, Progress(spark, quiet=quiet), lake)
             accounts = run.all()
             output.commit()
         finally:
@@ -88,14 +93,20 @@ class _BatchRun:
     """
 
     def __init__(
-        self, spark: SparkSession, batch: BatchJob, output: Output, progress: Progress
+        self,
+        spark: SparkSession,
+        batch: BatchJob,
+        output: Output,
+        progress: Progress,
+        lake: LakeInput,
     ) -> None:
         self._spark = spark
         self._batch = batch
         self._output = output
         self._progress = progress
         self.findings: dict[str, int] = {}
-        self.notes: list[str] = []
+        self.notes: list[str] = list(lake.notes)
+        self._missing = lake.missing
 
     def all(self) -> list[dict[str, Any]]:
         """Write every table that is wanted; returns the byte accounting of each protocol."""
@@ -172,7 +183,10 @@ class _BatchRun:
                 )
             if self._wants("traffic"):
                 self._write(
-                    "gold", "traffic", traffic(message_rows, conversation_rows), dated_by="minute"
+                    "gold",
+                    "traffic",
+                    traffic(message_rows, conversation_rows, direction_rows),
+                    dated_by="minute",
                 )
         if self._wants("topology"):
             self._write("gold", "topology", topology(message_rows, direction_rows))
@@ -213,7 +227,9 @@ class _BatchRun:
             and direction_rows is not None
             and inputs.taps
         ):
-            reconciled = reconciliation(message_rows, frame_rows, direction_rows, ledger, envelopes)
+            reconciled = reconciliation(
+                message_rows, frame_rows, direction_rows, ledger, envelopes, self._missing
+            )
             reconciled = self._write("gold", "reconciliation", reconciled, dated_by="time")
             with self._progress.step("comparing"):
                 counts = reconciled.groupBy("verdict").count().collect()
@@ -221,7 +237,13 @@ class _BatchRun:
         elif self._wants("reconciliation"):
             self.notes.append(NO_WIRE)
         if self._wants("deliveries"):
-            rows = deliveries(ledger, envelopes, reconciled, late_us=self._batch.late_us)
+            rows = deliveries(
+                ledger,
+                envelopes,
+                reconciled,
+                late_us=self._batch.late_us,
+                missing=self._missing,
+            )
             self._write_split(
                 "deliveries",
                 rows,

@@ -35,6 +35,8 @@ _SETTINGS: Final = {
     "spark.sql.execution.arrow.maxBytesPerBatch": str(8 * 1024 * 1024),
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.parquet.compression.codec": "zstd",
+    # The lake's pages have checksums: a flipped bit ends the run instead of becoming a wrong row.
+    "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
     # Without concurrent writers, Spark sorts all rows by date before it writes them by date.
     "spark.sql.maxConcurrentOutputFileWriters": "64",
     "spark.sql.sources.partitionOverwriteMode": "static",

@@ -15,6 +15,7 @@ DELIVERY_FAULTS: Final = {
     "lost": "lost",
     "doubled": "doubled",
     "damaged": "NOT intact",
+    "uncertain deliveries": "reason IS NOT NULL",
 }
 """What is counted in gold.deliveries: a finding, and the SQL condition of its rows."""
 

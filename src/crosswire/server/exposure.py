@@ -20,7 +20,7 @@ _TOKEN_LISTENERS: Final = ("emp", "epoxy", "http", "micromsg2")
 class Exposure(msgspec.Struct, frozen=True):
     """A risk of a configuration. `path` is its key, () for the file itself."""
 
-    path: tuple[str, ...]
+    path: tuple[str | int, ...]
     what: str
     hint: str
     is_refused: bool
@@ -49,8 +49,12 @@ def find_exposures(config: Config, file: Path | None = None) -> Iterator[Exposur
             "configure [[users]], or start with --insecure",
             is_refused=True,
         )
-    has_tokens = any(user.token is not None for user in config.users)
-    has_secrets = has_tokens or config.emqp.curve_secret_key is not None
+    has_tokens = any(user.has_token for user in config.users)
+    # A hash is none, and a token from elsewhere is not in the file.
+    has_secrets = config.emqp.curve_secret_key is not None or any(
+        user.token is not None and user.token_file is None and user.token_env is None
+        for user in config.users
+    )
     if file is not None and has_secrets and readable_by_others(file):
         yield Exposure(
             (),
@@ -58,6 +62,14 @@ def find_exposures(config: Config, file: Path | None = None) -> Iterator[Exposur
             f"chmod 600 {file}, or start with --insecure",
             is_refused=bool(remote) and not config.insecure,
         )
+    for number, user in enumerate(config.users):
+        if user.token_file is not None and readable_by_others(Path(user.token_file)):
+            yield Exposure(
+                ("users", number, "token_file"),
+                f"other users of this machine may read {user.token_file}",
+                f"chmod 600 {user.token_file}, or start with --insecure",
+                is_refused=bool(remote) and not config.insecure,
+            )
     if not has_tokens:
         return
     plain = [name for name in _TOKEN_LISTENERS if name in addresses]
@@ -84,6 +96,6 @@ def refuse_exposures(config: Config, file: Path | None = None) -> list[Exposure]
     found = list(find_exposures(config, file))
     for each in found:
         if each.is_refused:
-            where = each.path[-1] if each.path else str(file)
+            where = str(each.path[-1]) if each.path else str(file)
             raise ConfigError(f"{where}: {each.what} ({each.hint})")
     return found

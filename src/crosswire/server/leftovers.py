@@ -118,21 +118,17 @@ class LeftoverCheck:
 
     def _find_slots(self) -> Iterator[Leftover | None]:
         context = self._context
-        for occupant in context.connection_slots.occupants():
-            if occupant not in context.connection_slots:
-                continue
-            if occupant.is_gone:
-                protocol = occupant.protocol
-                yield Leftover(
-                    "slot",
-                    protocol,
-                    repr(occupant),
-                    occupant,
-                    partial(context.connection_slots.leave, occupant),
-                )
-            elif isinstance(occupant, Gateway) and occupant.id not in context.gateways:
-                yield _of("unlisted", occupant, partial(_list, context, occupant))
-            yield None
+        for slots in (context.connection_slots, context.http_slots):
+            for occupant in slots.occupants():
+                if occupant not in slots:
+                    continue
+                if occupant.is_gone:
+                    protocol = occupant.protocol
+                    leave = partial(slots.leave, occupant)
+                    yield Leftover("slot", protocol, repr(occupant), occupant, leave)
+                elif isinstance(occupant, Gateway) and occupant.id not in context.gateways:
+                    yield _of("unlisted", occupant, partial(_list, context, occupant))
+                yield None
 
     def _find_connections(self) -> Iterator[Leftover | None]:
         context = self._context

@@ -1,4 +1,4 @@
-"""Listeners: sockets that make a gateway for each connection, and their TLS contexts."""
+"""Listeners: sockets that make a gateway for each connection."""
 
 from __future__ import annotations
 
@@ -8,39 +8,19 @@ import os
 import ssl
 from typing import Final
 
-from crosswire.config import Address, TlsFiles
+from crosswire.config import Address
 from crosswire.errors import ConfigError
 from crosswire.gateways.context import GatewayContext
 from crosswire.gateways.gateway import Gateway
 from crosswire.logs import log_event
 from crosswire.session import Session
 
-__all__ = ["HANDSHAKE_S", "Listener", "cannot_listen", "fill_context", "server_context"]
+__all__ = ["HANDSHAKE_S", "Listener", "cannot_listen"]
 
 HANDSHAKE_S: Final = 5.0
 _LATER_S: Final = 0.5
 
 _log = logging.getLogger("crosswire.gateways")
-
-
-def server_context(files: TlsFiles) -> ssl.SSLContext:
-    """A context for TLS 1.2 and later. Raises ConfigError for files that can't be used."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    fill_context(context, files)
-    return context
-
-
-def fill_context(context: ssl.SSLContext, files: TlsFiles) -> None:
-    """Load the files; new connections use them, open ones keep theirs. Raises ConfigError."""
-    try:
-        context.load_cert_chain(files.certificate, files.key)
-        if files.client_ca is not None:
-            context.load_verify_locations(files.client_ca)
-            required = files.client_certificates == "required"
-            context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"[tls] can't be used: {error}") from error
 
 
 def cannot_listen(name: str, address: Address, error: OSError) -> ConfigError:

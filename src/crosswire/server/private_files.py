@@ -15,7 +15,7 @@ from typing import Final
 
 from crosswire.logs import log_event
 
-__all__ = ["make_private"]
+__all__ = ["create_private_files", "make_private"]
 
 _log = logging.getLogger("crosswire.files")
 
@@ -27,16 +27,19 @@ _LAKE: Final = re.compile(r"messages|ledger|wire|\.spool|\..*")
 """What a hub makes in a lake."""
 
 
-def make_private(data: Path, lake: Path | None = None) -> None:
-    """Take the rights to a hub's files from group and others; new ones are created without them.
-
-    `data` is the data directory, created if missing, `lake` the lake's folder if it is elsewhere.
-    Rights that can't be taken away are logged: such a file belongs to another user. Raises OSError
-    if the data directory can't be created.
-    """
+def create_private_files() -> None:
+    """From now on, what this process creates has no rights for group and others."""
     # Of the whole process: RocksDB and Arrow create files themselves, and take no mode.
     os.umask(_OTHERS)
-    data.mkdir(parents=True, exist_ok=True)
+
+
+def make_private(data: Path, lake: Path | None = None) -> None:
+    """Take the rights to a hub's existing files from group and others.
+
+    `data` is the data directory, `lake` the lake's folder if it is elsewhere. Call it when the
+    store in `data` is known to be a hub's: the files of another program stay as they are. Rights
+    that can't be taken away are logged: such a file belongs to another user.
+    """
     data = data.resolve()
     changed = sum(_tighten_tree(entry) for entry in _entries(data, _OWN))
     changed += _tighten(data)

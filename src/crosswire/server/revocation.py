@@ -25,19 +25,26 @@ def revoke(context: GatewayContext, before: Access, gateways: Iterable[type[Gate
     access = context.access
     if access.open:
         return 0
+    # Certificates that are no longer accepted: their names, or their authorities.
+    shut_out = {
+        gateway.id
+        for gateway in context.gateways.values()
+        if gateway.certificate is not None
+        and context.by_certificate(gateway.certificate) != gateway.principal
+    }
 
-    def is_revoked(principal: str) -> bool:
+    def has_lost(principal: str) -> bool:
         return principal != ANONYMOUS and access.has_lost_credentials(principal, before)
+
+    def is_revoked(principal: str, connection: str) -> bool:
+        return connection in shut_out or has_lost(principal)
 
     for kind in gateways:
         # First what outlives connections: a link whose connection ends would be kept for a while.
         context.hub.callbacks.run("revoke", kind.forget_revoked, context, is_revoked)
     count = 0
     for gateway in list(context.gateways.values()):
-        if not access.knows(gateway.principal) and not (gateway.attachments or gateway.providers):
-            # It uses nothing, and each of its operations is refused.
-            continue
-        if is_revoked(gateway.principal) or not _may_keep_all(gateway, access):
+        if is_revoked(gateway.principal, gateway.id) or not _may_keep_all(gateway, access):
             count += 1
             context.count("revoked", gateway.protocol)
             log_event(

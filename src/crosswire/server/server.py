@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import re
+import ssl
 import tempfile
 import zlib
 from collections.abc import Callable, Sequence
@@ -28,23 +29,27 @@ from crosswire.errors import (
     StoreDamaged,
     StoreError,
 )
-from crosswire.gateways.context import Clock, GatewayContext
+from crosswire.gateways.context import GatewayContext
 from crosswire.gateways.gateway import Gateway
 from crosswire.gateways.payloads import JSON, TEXT, Schemas
 from crosswire.hub.hub import Hub
 from crosswire.hub.policies import HubConfig
 from crosswire.hub.schedules import Schedule
+from crosswire.hub.wall import Clock
 from crosswire.lake.files import find
+from crosswire.listeners import HTTP_LISTENERS, PLAIN_LISTENERS
 from crosswire.logs import log_event
+from crosswire.resources import memory_limit_bytes, raise_file_limit
 from crosswire.server.exposure import refuse_exposures
 from crosswire.server.lake_feed import LakeFeed, note_absence
 from crosswire.server.leftovers import LeftoverCheck
-from crosswire.server.listener import Listener, fill_context, server_context
+from crosswire.server.listener import Listener
 from crosswire.server.log_reader import Log
 from crosswire.server.metrics import Metrics
-from crosswire.server.private_files import make_private
+from crosswire.server.private_files import create_private_files, make_private
 from crosswire.server.revocation import revoke
 from crosswire.server.tap_feed import TapFeed, has_spool
+from crosswire.server.tls import RenewableContext, server_context
 from crosswire.server.watchdog import Watchdog
 from crosswire.store.records import reader
 from crosswire.store.reserve import flush_bytes, room_for_others
@@ -59,6 +64,10 @@ _TICK_S: Final = 0.1
 _AFTER_FAILURE_S: Final = 1.0
 _IDLE_CHECK_S: Final = 10.0
 _GOODBYE_S: Final = 2.0
+_WINDOWS_PART: Final = 4
+"""Queues and subscriptions together keep messages in memory up to this part of the limit."""
+_OWN_FILES: Final = 1_024
+"""Files that are open beside connections: those of store and lake, and listeners."""
 _CONFIGURED: Final = "configured"
 _STORE_FILES: Final = re.compile(
     r"LOCK|LOG.*|IDENTITY|MANIFEST-\d+|OPTIONS-\d+(\.dbtmp)?|\d+\.(sst|log|dbtmp)|RESERVE"
@@ -88,6 +97,10 @@ class HttpListener(Protocol):
 
     address: Address
 
+    def named(self, name: str, tls: ssl.SSLContext | None) -> HttpListener:
+        """A listener of this name for the same application."""
+        ...
+
     async def open(self, address: Address) -> Address:
         """Listen; returns the address with the port that was taken. Raises ConfigError."""
         ...
@@ -102,7 +115,7 @@ class HttpListener(Protocol):
 class Server:
     """One hub with its listeners: `start` opens everything, `stop` drains and closes it.
 
-    `http` makes the listener `http`; without it that listener must be off.
+    `http` makes the listeners `http` and `https`; without it they must be off.
     """
 
     def __init__(
@@ -118,7 +131,11 @@ class Server:
         self.listeners: dict[str, Listener | HttpListener] = {}
         self.started_at = 0.0
         self._http = http
-        self._tls = server_context(config.tls) if config.tls is not None else None
+        self._web: HttpListener | None = None
+        self._tls: RenewableContext | None = None
+        if config.tls is not None:
+            self._tls = RenewableContext(ssl.PROTOCOL_TLS_SERVER)
+            self._tls.current = server_context(config.tls)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._hurried = False
@@ -151,7 +168,10 @@ class Server:
         try:
             self.metrics = Metrics(self.hub)
             self.context = GatewayContext(self.hub, config, schemas=schemas, clock=clock)
-            gateways = {each.protocol: each for each in map(_gateway, addresses.keys() - {"http"})}
+            if self._tls is not None:
+                self.context.authorities = self._tls.current.authorities
+            names = addresses.keys() - set(HTTP_LISTENERS)
+            gateways = {each.protocol: each for each in map(_gateway, names)}
             sources = [each.leftovers for each in gateways.values()]
             self.leftovers = LeftoverCheck(self.context, sources)
         except BaseException:
@@ -159,10 +179,11 @@ class Server:
             raise
         self.hub.commits.start(asyncio.get_running_loop())
         try:
+            self._follow_file_limit()
             await self._open_lake()
             self._follow_schedules(config.schedules)
             for name in addresses:
-                if name != "http":
+                if name not in HTTP_LISTENERS:
                     _gateway(name).prepare(self.context)
             for name, address in addresses.items():
                 listener = self._listener(name)
@@ -215,14 +236,16 @@ class Server:
     def _addresses(self) -> dict[str, Address]:
         addresses = self.config.addresses()
         for name in addresses:
-            if name.removesuffix("-tls") not in GATEWAYS and not (name == "http" and self._http):
+            is_http = name in HTTP_LISTENERS and self._http is not None
+            if name.removesuffix("-tls") not in GATEWAYS and not is_http:
                 raise ConfigError(f"the listener {name} has no application")
         return addresses
 
     def _listener(self, name: str) -> Listener | HttpListener:
-        if name == "http" and self._http is not None:
-            return self._http(self)
-        secure = self._tls if name.endswith("-tls") else None
+        secure = None if name in PLAIN_LISTENERS else self._tls
+        if name in HTTP_LISTENERS and self._http is not None:
+            self._web = self._web or self._http(self)
+            return self._web.named(name, secure)
         return Listener(name, _gateway(name), self.context, tls=secure)
 
     # Stopping.
@@ -236,7 +259,7 @@ class Server:
         # First of all, so that gateways refuse new work from peers that are still connected.
         self.context.draining = True
         for name, listener in self.listeners.items():
-            if name != "http":
+            if name not in HTTP_LISTENERS:
                 listener.close()
         deadline = self.context.now() + self.config.drain_s
         run = self.hub.callbacks.run
@@ -310,19 +333,18 @@ class Server:
         config = msgspec.structs.replace(config, **kept)
         refuse_exposures(config)
         schemas = _schemas(config.bond.files)
-        if config.tls is not None and self._tls is not None:
-            # Into a new context first: a file that can't be used would leave the old one half
-            # loaded. Listeners hold the old one, so it is refilled, not replaced.
-            server_context(config.tls)
-            fill_context(self._tls, config.tls)
         context = self.context
+        if config.tls is not None and self._tls is not None:
+            self._tls.current = server_context(config.tls)
+            context.authorities = self._tls.current.authorities
         self._follow_schedules(config.schedules)
         self.hub.reconfigure(_hub_config(config))
-        self.config = context.config = config
-        before, context.access = context.access, Access(config.users)
-        context.schemas = schemas
-        context.connection_slots.limits = config.connections
-        revoke(context, before, {_gateway(name) for name in self.listeners if name != "http"})
+        self.config = config
+        before = context.access
+        context.reconfigure(config, Access(config.users), schemas)
+        self._follow_file_limit()
+        names = self.listeners.keys() - set(HTTP_LISTENERS)
+        revoke(context, before, {_gateway(name) for name in names})
         return sorted(waiting)
 
     def _follow_schedules(self, entries: Sequence[ScheduleEntry]) -> None:
@@ -418,6 +440,31 @@ class Server:
         if deadline is not None and deadline <= now:
             self.hub.handle_deadline(now)
         self._close_idle()
+        loop_time = asyncio.get_running_loop().time()
+        self.context.budget.check(loop_time)
+        expired = self.context.newcomers.check(loop_time)
+        if expired:
+            self.context.count("turned_away", "", "time", by=expired)
+
+    def _follow_file_limit(self) -> None:
+        """Every connection needs an open file: where the process may not have as many, it has fewer
+        connections."""
+        config = self.config
+        wanted = config.connections.connections + config.http.connections + _OWN_FILES
+        allowed = raise_file_limit(wanted)
+        if allowed >= wanted:
+            return
+        others = min(config.http.connections + _OWN_FILES, allowed // 2)
+        most = self.context.connection_slots.most = max(allowed - others, 1)
+        log_event(
+            _log,
+            logging.WARNING,
+            "fewer connections than configured: the limit of open files is too low",
+            connections=most,
+            configured=config.connections.connections,
+            open_files=allowed,
+            needed=wanted,
+        )
 
     def _close_idle(self) -> None:
         loop = asyncio.get_running_loop()
@@ -452,6 +499,7 @@ def _hub_config(config: Config) -> HubConfig:
         service=config.services,
         staging=config.ingest,
         lake=config.lake.messages or config.lake.ledger,
+        windows_bytes=memory_limit_bytes(config.limits.memory_bytes) // _WINDOWS_PART,
     )
 
 
@@ -472,11 +520,14 @@ def _open_store(config: Config) -> RocksStore:
         )
     try:
         _check_folder(path)
-        make_private(data, Path(config.lake.directory) if config.lake.directory else None)
-        path.mkdir(exist_ok=True)
-        return RocksStore(path, config.store)
+        create_private_files()
+        path.mkdir(parents=True, exist_ok=True)
+        store = RocksStore(path, config.store)
     except OSError as error:
         raise ConfigError(f"can't keep data in {path}: {error.strerror}") from error
+    # After it was opened: only then is it known to be a hub's, and not another program's database.
+    make_private(data, Path(config.lake.directory) if config.lake.directory else None)
+    return store
 
 
 def _check_folder(path: Path) -> None:

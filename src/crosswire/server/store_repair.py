@@ -16,7 +16,9 @@ import pyarrow.parquet as pq
 from crosswire.envelope import Envelope, decode, decode_at, encode
 from crosswire.errors import RecordDamaged, StoreFailed
 from crosswire.hub.cursor import Cursor, UnsettledMessage
+from crosswire.hub.seals import stored_seal
 from crosswire.lake.files import find
+from crosswire.lake.verification import SealedRows
 from crosswire.server.store_check import Evidence, Finding, SubscriptionEvidence
 from crosswire.store.contract import StoreLimits
 from crosswire.store.copies import sync_folder
@@ -25,11 +27,13 @@ from crosswire.store.keys import message_key, state_key
 from crosswire.store.rocks import DAMAGES, RocksStore, check_unused
 from crosswire.store.salvage import Salvage, build
 
-__all__ = ["Repaired", "Verified", "repair", "verify"]
+__all__ = ["Repaired", "Verified", "repair", "sealed_rows", "verify"]
 
 _ID_MARGIN: Final = 1 << 20
 _WORK: Final = ".store-check"
 _NEW: Final = ".store-repaired"
+_NODE: Final = b"!node"
+_AFTER_NODE: Final = b"!nodf"
 
 
 class Verified(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +80,28 @@ def verify(data: Path, lake: Path, progress: Callable[[str], None]) -> Verified:
             messages=sum(len(each) for each in evidence.sizes.values()),
             ledger_rows=evidence.next_row - 1,
         )
+    finally:
+        store.discard()
+
+
+def sealed_rows(data: Path) -> SealedRows | None:
+    """What a stopped hub has promised to be in its lake; None if it never had one.
+
+    Raises StoreFailed while a hub uses the directory, or where nothing can be read.
+    """
+    store = _salvage(data)
+    try:
+        seal = stored_seal(store)
+        if seal is None:
+            return None
+        last = {"ledger": seal.last_row, "messages": seal.last_seq}
+        node = dict(store.rows(_NODE, _AFTER_NODE)).get(_NODE) or store.copies.values.get(_NODE)
+        return SealedRows(
+            node=(node or b"").decode(errors="replace"),
+            last={name: last[name] for name in seal.tables if name in last},
+        )
+    except RecordDamaged as error:
+        raise StoreFailed(f"the last seal of the lake can't be read: {error}") from error
     finally:
         store.discard()
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from crosswire.commitlog.contract import GroupBody
+from crosswire.commitlog.body import GroupBody
 from crosswire.errors import RecordUnreadable, StoreError, StoreFailed, StoreFull
 from crosswire.store.copies import Copies
 from crosswire.store.damage import Damage, DamageList

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 
-from crosswire.commitlog.contract import GroupBody
+from crosswire.commitlog.body import GroupBody
 from crosswire.errors import RecordUnreadable, StoreFull
 from crosswire.store.contract import Store, View
 from crosswire.store.copies import Copies

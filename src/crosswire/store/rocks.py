@@ -18,7 +18,7 @@ from typing import Final, cast
 
 import rocksdict
 
-from crosswire.commitlog.contract import GroupBody
+from crosswire.commitlog.body import GroupBody
 from crosswire.errors import RecordUnreadable, StoreDamaged, StoreFailed, StoreFull
 from crosswire.store.contract import Store, View
 from crosswire.store.copies import Copies, CopyFile

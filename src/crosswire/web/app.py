@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import ipaddress
 import resource
@@ -103,7 +104,7 @@ class App:
         Raises HTTPException and CrosswireError, which Starlette's handlers turn into responses.
         """
         # Before the body is read: the hub buffers nothing for unauthenticated clients.
-        principal = self._principal(request, operation.needs)
+        principal = await self._authenticate(request, operation.needs)
         if operation.takes == "arrow":
             async with self._arrow_body():
                 return await self._perform(operation, request, principal)
@@ -146,6 +147,7 @@ class App:
             path=path,
             query=query,
             body=body,
+            identify=functools.partial(self._identify, request),
         )
         answer = operation.handler(ask)
         if isinstance(answer, AsyncGenerator):
@@ -156,22 +158,50 @@ class App:
 
     # Principal and body of a request.
 
+    async def _authenticate(self, request: Request, needs: str) -> str:
+        """Like `_principal`; a failure takes the longer, the more of them its address has had."""
+        try:
+            return self._principal(request, needs)
+        except HTTPException as failure:
+            if failure.status_code == 401 and "authorization" in request.headers:
+                context = self.server.context
+                host = request.client.host if request.client is not None else ""
+                delay_s = context.sign_ins.fail(host, context.now())
+                if delay_s:
+                    context.count("delayed", "http", "sign-in")
+                    await asyncio.sleep(delay_s)
+            raise
+
     def _principal(self, request: Request, needs: str) -> str:
         """The authenticated user. Raises HTTPException: 401 for none, 403 without the right."""
         access = self.server.context.access
         if access.open or needs == "nothing":
             return ANONYMOUS
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        principal = access.by_token(token.strip()) if scheme.lower() == "bearer" else None
+        principal = self._identify(request)
         if principal is None:
             self.server.context.count("unauthenticated", "http")
             raise HTTPException(
-                401, "a bearer token of a user is needed", {"www-authenticate": "Bearer"}
+                401,
+                "a bearer token or a client certificate of a user is needed",
+                {"www-authenticate": "Bearer"},
             )
-        if needs == "administer" and not access.may_administer(principal):
+        may = {"administer": access.may_administer, "observe": access.may_observe}.get(needs)
+        if may is not None and not may(principal):
             self.server.context.count("forbidden", "http")
-            raise HTTPException(403, f"{principal} may not administer this hub")
+            raise HTTPException(403, f"{principal} may not {needs} this hub")
         return principal
+
+    def _identify(self, request: Request) -> str | None:
+        """The user whom the request's token, or else its connection's certificate, identifies now;
+        None if there is none. Asked again while a response is streamed."""
+        context = self.server.context
+        if context.access.open:
+            return ANONYMOUS
+        given = request.headers.get("authorization")
+        if given is None:
+            return context.by_certificate(request.state.certificate)
+        scheme, _, token = given.partition(" ")
+        return context.access.by_token(token.strip()) if scheme.lower() == "bearer" else None
 
     async def _body(self, request: Request, wanted: str, most: int) -> bytes:
         """The body. Raises HTTPException if it has another type, is too large, or is too slow."""
@@ -255,7 +285,7 @@ class App:
         return notes
 
     async def _metrics(self, request: Request) -> Response:
-        self._principal(request, "administer")
+        await self._authenticate(request, "administer")
         lag = {"crosswire_loop_lag_seconds": ("Delay of timer runs.", self.server.watchdog.lag)}
         text = render(self.server.metrics, self.server.context.counters, self._gauges(), lag)
         return Response(text, headers={**_HEADERS, "content-type": _METRICS})
@@ -268,6 +298,32 @@ class App:
             "crosswire_connections": (
                 "Open connections of all protocols but HTTP.",
                 len(context.gateways),
+            ),
+            "crosswire_connections_limit": (
+                "Connections that the hub has room for.",
+                context.connection_slots.most,
+            ),
+            "crosswire_connections_unidentified": (
+                "Connections whose peer has not identified itself.",
+                len(context.newcomers),
+            ),
+            "crosswire_connections_http": ("Open HTTP connections.", len(context.http_slots)),
+            "crosswire_memory_bytes": (
+                "What peers cause the hub to hold in memory.",
+                context.budget.held_bytes,
+            ),
+            "crosswire_memory_limit_bytes": ("The limit of it.", context.budget.limit_bytes),
+            "crosswire_memory_restrained": (
+                "Peers that are not read from, because memory is short.",
+                context.budget.restrained,
+            ),
+            "crosswire_windows_bytes": (
+                "Messages of queues and subscriptions in memory.",
+                hub.windows.held_bytes,
+            ),
+            "crosswire_addresses_refused": (
+                "Addresses with failed sign-ins within ten minutes.",
+                len(context.sign_ins),
             ),
             "crosswire_queues": ("Queues, including those of dead letters.", len(queues)),
             "crosswire_queue_messages": (

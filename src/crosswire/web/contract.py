@@ -85,7 +85,7 @@ def failure_of(error: CrosswireError) -> tuple[int, FailureResponse]:
 class OperationRequest:
     """A request as handlers get it: authenticated, decoded into the operation's types."""
 
-    __slots__ = ("body", "path", "principal", "query", "replays", "server")
+    __slots__ = ("_identify", "body", "path", "principal", "query", "replays", "server")
 
     def __init__(
         self,
@@ -96,13 +96,22 @@ class OperationRequest:
         path: dict[str, Any],
         query: Any,
         body: Any,
+        identify: Callable[[], str | None] | None = None,
     ) -> None:
+        """`identify` finds the user of this request anew; without it, that never changes."""
         self.server = server
         self.replays = replays
         self.principal = principal
         self.path = path
         self.query = query
         self.body = body
+        self._identify = identify or (lambda: principal)
+
+    @property
+    def is_identified(self) -> bool:
+        """Whether its credentials still identify the same user; a reload may have taken them away
+        since the request came."""
+        return self._identify() == self.principal
 
     @property
     def hub(self) -> Hub:
@@ -144,9 +153,9 @@ Handler: TypeAlias = Callable[
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """A route of the API and its handler.
 
-    `needs` is the right to administer, any authenticated user (the handler checks rights on
-    destinations), or nothing. `body` is the type of its JSON body; an operation that `takes` Arrow
-    gets the bytes of the body. One without an `answer` responds with an Arrow stream.
+    `needs` is the right to administer or to observe, any authenticated user (the handler checks
+    rights on destinations), or nothing. `body` is the type of its JSON body; an operation that
+    `takes` Arrow gets the bytes of the body. One without an `answer` responds with an Arrow stream.
     """
 
     name: str
@@ -158,4 +167,4 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     query: type[msgspec.Struct] | None = None
     body: type[msgspec.Struct] | None = None
     takes: Literal["json", "arrow"] = "json"
-    needs: Literal["administer", "principal", "nothing"] = "administer"
+    needs: Literal["administer", "observe", "principal", "nothing"] = "administer"

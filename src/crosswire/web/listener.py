@@ -10,16 +10,21 @@ import asyncio
 import functools
 import logging
 import socket
+import ssl
 from contextlib import suppress
+from copy import copy
 from typing import Any, ClassVar, Final
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from crosswire.access import ANONYMOUS
+from crosswire.budget import MemoryAccount
 from crosswire.config import Address
+from crosswire.gateways.certificates import read_certificate
 from crosswire.logs import log_event
-from crosswire.server.listener import cannot_listen
+from crosswire.server.listener import HANDSHAKE_S, cannot_listen
 from crosswire.server.server import Server
 from crosswire.web.app import App
 
@@ -37,11 +42,16 @@ _log = logging.getLogger("crosswire.web")
 
 
 class WebListener:
-    """Serves the API once it is open; its connections count in the hub's limits."""
+    """Serves the API once it is open; its connections have slots of their own.
+
+    The one that is made is `http`; `named` gives others for the same application.
+    """
 
     def __init__(self, server: Server) -> None:
         self.address = Address("", 0)
         self.app = App(server)
+        self._name = "http"
+        self._tls: ssl.SSLContext | None = None
         self._server = server
         self._state = ServerState()
         self._listening: asyncio.Server | None = None
@@ -63,16 +73,27 @@ class WebListener:
         # Its warnings about invalid requests lack the peer's address: `send_400_response` logs it.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 
+    def named(self, name: str, tls: ssl.SSLContext | None) -> WebListener:
+        """A listener of this name for the same application."""
+        twin = copy(self)
+        twin._name, twin._tls, twin._state = name, tls, ServerState()
+        return twin
+
     async def open(self, address: Address) -> Address:
         """Listen; returns the address with the port that was taken. Raises ConfigError."""
         loop = asyncio.get_running_loop()
         make = functools.partial(_HttpConnection, self._config, self._state, self._server)
         try:
             self._listening = await loop.create_server(
-                make, address.host, address.port, backlog=1024
+                make,
+                address.host,
+                address.port,
+                ssl=self._tls,
+                ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
+                backlog=1024,
             )
         except OSError as error:
-            raise cannot_listen("http", address, error) from error
+            raise cannot_listen(self._name, address, error) from error
         self.address = Address(address.host, self._listening.sockets[0].getsockname()[1])
         return self.address
 
@@ -100,8 +121,9 @@ class WebListener:
 
 
 class _HttpConnection(H11Protocol):
-    """One connection. It is aborted if a head or a request takes too long, or if the hub has too
-    many connections."""
+    """One connection. It is aborted if a head or a request takes too long. If there are too many,
+    the one that has been without a request for longest makes room: a peer that only connects keeps
+    nobody out."""
 
     protocol: ClassVar[str] = "http"
 
@@ -111,23 +133,48 @@ class _HttpConnection(H11Protocol):
         self._host = ""
         self._lost = False
         self._watch: asyncio.TimerHandle | None = None
+        self._account: MemoryAccount | None = None
+        self._body_bytes = 0
+        self._idle_since = 0.0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        # Requests find it in their state. Whom it identifies is judged for each of them.
+        self.app_state["certificate"] = read_certificate(transport)
         peer = transport.get_extra_info("peername")
         self._host = str(peer[0]) if peer else ""
         with suppress(OSError):  # the peer has reset it already
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._context.count("connections", "http")
-        if not self._context.connection_slots.enter(self, self._host):
-            self._context.count("rejected", "http")
+        context = self._context
+        context.count("connections", "http")
+        if context.http_slots.is_full:
+            self._make_room()
+        if not context.http_slots.enter(self, self._host):
+            context.count("rejected", "http")
             transport.abort()
             return
+        owner = context.owner_of(ANONYMOUS, self._host)
+        self._account = context.budget.open(self, owner)
+        self._idle_since = self.loop.time()
         self._expect(_HEAD_S)
+
+    def _make_room(self) -> None:
+        idle = [
+            each
+            for each in self._context.http_slots.occupants()
+            if isinstance(each, _HttpConnection) and each._is_idle
+        ]
+        if idle:
+            longest = min(idle, key=lambda each: each._idle_since)
+            self._context.count("turned_away", "http", "room")
+            self._context.http_slots.leave(longest)
+            longest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
-        self._context.connection_slots.leave(self)
+        self._context.http_slots.leave(self)
+        if self._account is not None:
+            self._account.close()
         self._expect(None)
         super().connection_lost(exc)
 
@@ -138,6 +185,10 @@ class _HttpConnection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         was_idle = self._is_idle
         super().data_received(data)
+        if self._account is not None and not self._is_idle:
+            # What a handler has made of the body is its own; this is what the body takes.
+            self._body_bytes += len(data)
+            self._account.add(len(data))
         if not self._is_idle:
             self._expect(_REQUEST_S)
         elif was_idle and self._watch is None:
@@ -145,6 +196,10 @@ class _HttpConnection(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._expect(None)
+        self._idle_since = self.loop.time()
+        if self._account is not None:
+            self._account.add(-self._body_bytes)
+            self._body_bytes = 0
         super().on_response_complete()
         if not self._is_idle:
             self._expect(_REQUEST_S)
@@ -153,6 +208,24 @@ class _HttpConnection(H11Protocol):
         self._context.count("failed", "http", "MalformedFrame")
         log_event(_log, logging.WARNING, "failed", address=self._host, description=msg)
         super().send_400_response(msg)
+
+    # Memory.
+
+    def measure_memory(self) -> None:
+        """Nothing to measure: it is reported as it arrives, and given back with the response."""
+
+    def restrain(self, restrained: bool) -> None:
+        """Read nothing more of the body, or continue."""
+        if restrained:
+            self._context.count("restrained", "http")
+            self.flow.pause_reading()
+        else:
+            self.flow.resume_reading()
+
+    def evict(self) -> None:
+        """Close the connection: HTTP has no goodbye in the middle of a request."""
+        self._context.count("evicted", "http")
+        self.transport.abort()
 
     @property
     def _is_idle(self) -> bool:

@@ -55,6 +55,8 @@ async def _while_allowed(ask: OperationRequest, destinations: list[str], chunks:
         async for chunk in chunks:
             if ask.server.context.access is not access:
                 access = ask.server.context.access
+                if not ask.is_identified:
+                    raise Forbidden("the credentials of this request are no longer valid")
                 _require(ask, destinations)
             yield chunk
 

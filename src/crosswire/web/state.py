@@ -65,6 +65,11 @@ class HubState(msgspec.Struct, frozen=True):
     draining: bool
     listen: dict[str, str]
     connections: dict[str, int]
+    connections_limit: int
+    """Of all protocols but HTTP; below the configured one if too few files may be open."""
+    memory_bytes: int
+    """What peers cause the hub to hold in memory, of at most `memory_limit_bytes`."""
+    memory_limit_bytes: int
     queues: int
     topics: int
     subscriptions: int
@@ -94,6 +99,9 @@ def show_state(ask: OperationRequest) -> HubState:
         draining=server.context.draining,
         listen={name: str(each.address) for name, each in server.listeners.items()},
         connections=dict(Counter(each.protocol for each in server.context.gateways.values())),
+        connections_limit=server.context.connection_slots.most,
+        memory_bytes=server.context.budget.held_bytes,
+        memory_limit_bytes=server.context.budget.limit_bytes,
         queues=len(queues),
         topics=len(hub.topics()),
         subscriptions=len(hub.subscriptions.all()),

@@ -299,6 +299,11 @@ class Decoder(ABC):
         self._need = 0
         self.offset = offset
 
+    def release(self) -> None:
+        """Drop buffered bytes: nothing more is read."""
+        self._buffer.clear()
+        self.lost = True
+
     def rows(self, data: bytes) -> list[Row]:
         """Like `feed`, as rows. Reads the fields too, so invalid content is an error here."""
         return [self.describe(*item) for item in self.feed(data)]
@@ -495,6 +500,7 @@ class Connection(ABC):
         """Set by an owner that currently does not read from the socket: no timeout may count then,
         since the peer's sign of life may be among the unread bytes."""
         self._decoder = decoder
+        self._own_limits: Limits | None = None
         self._events: list[Event] = []
         self._outgoing: list[bytes | memoryview] = []
 
@@ -502,6 +508,24 @@ class Connection(ABC):
     def wants_data(self) -> bool:
         """False while too many requests of the peer wait for an answer: reading would add more."""
         return True
+
+    @property
+    def held_bytes(self) -> int:
+        """The size of what was received and is kept: an incomplete frame, and, where the connection
+        counts them, requests without an answer."""
+        return self._decoder.pending
+
+    def limit_frames(self, frame_bytes: int | None) -> None:
+        """Accept frames up to this size only, until this is called with None: then those that the
+        protocol's limits allow."""
+        own = self._own_limits = self._own_limits or self._decoder.limits
+        most = own.frame_bytes if frame_bytes is None else min(frame_bytes, own.frame_bytes)
+        self._decoder.limits = msgspec.structs.replace(own, frame_bytes=most)
+
+    def release(self) -> None:
+        """Drop what is kept of a connection that has ended, and written its last bytes: the object
+        may live on for a while, as part of a cycle."""
+        self._decoder.release()
 
     @property
     def unread_end_s(self) -> float:

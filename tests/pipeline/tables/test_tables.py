@@ -168,11 +168,11 @@ def test_traffic_counts_and_times_by_minute(from_tap: Made) -> None:
     assert sum(row["messages"] for row in traffic) == len(messages)
     assert sum(row["bytes"] for row in traffic) == sum(row["payload_length"] for row in messages)
     for row in traffic:
-        key = (row["protocol"], row["destination"])
+        names = ("node", "protocol", "destination", "leg", "direction", "client")
         latencies = sorted(
             each["latency_us"]
             for each in conversations
-            if (each["protocol"], each["destination"]) == key
+            if all(each[name] == row[name] for name in names)
             and each["asked"] - each["asked"] % 60_000_000 == row["minute"]
         )
         counted = sum(entry["count"] for entry in row["histogram"] or [])

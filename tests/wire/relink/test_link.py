@@ -517,7 +517,7 @@ def test_a_saved_link_resumes_where_it_was() -> None:
     link.mark_received(0, 1)
     link = Link.restore(link.save())
     assert (link.epoch, link.id, link.terms.endpoint) == (1, 7, "e")
-    assert link.held_bytes == 1 and link.undecided_bytes == 0
+    assert link.held_bytes == link.unconsumed_bytes == 1
     reported = acks("received 1", "uncommitted 0", "consumed 0")
     assert resumed(link) == [*reported, Resume()]
     give(link, Resume())

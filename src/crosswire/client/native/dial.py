@@ -6,7 +6,8 @@ import asyncio
 import logging
 import random
 import ssl
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Generic, Self, TypeVar
 from typing import Protocol as Shape
 
@@ -21,6 +22,7 @@ from crosswire.session import Session, SessionOwner, use_keep_alive
 from crosswire.wire.contract import Connection
 
 __all__ = [
+    "Addresses",
     "Backoff",
     "OpenPeer",
     "Redialler",
@@ -74,6 +76,31 @@ async def dial(
     if keep_alive:
         use_keep_alive(session.transport)
     return session
+
+
+class Addresses:
+    """The addresses of a server, tried in turn from the one that was used last."""
+
+    def __init__(self, host: str, port: int, others: Sequence[tuple[str, int]] = ()) -> None:
+        self._addresses = deque([(host, port), *others])
+
+    async def reach(self, connect: Callable[[str, int], Awaitable[T]]) -> T:
+        """The connection to the first address that takes it.
+
+        Raises the last ConnectFailed if none does, and any other error at once: an address that
+        refuses our credentials is the right one.
+        """
+        reasons: dict[str, None] = {}
+        for _ in range(len(self._addresses)):
+            try:
+                return await connect(*self._addresses[0])
+            except ConnectFailed as error:
+                self._addresses.rotate(-1)
+                reasons[str(error)] = None
+                if len(self._addresses) == 1:
+                    raise
+                failed = error
+        raise ConnectFailed("; ".join(reasons)) from failed
 
 
 class Backoff:
@@ -136,6 +163,8 @@ class Redialler(Generic[P]):
         self._peer: P | None = None
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self.on_lost: Callable[[], None] | None = None
+        """Called whenever a connection has ended, before the next is made."""
         self._ended: asyncio.Future[None] | None = None
         self._reason: ConnectionLost | None = None
 
@@ -205,6 +234,8 @@ class Redialler(Generic[P]):
             if self._peer is not None:
                 await asyncio.wait([self._peer.ended])
                 self._peer = None
+                if self.on_lost is not None:
+                    self.on_lost()
             # Before the first attempt too: a server that was restarted would get all at once.
             await asyncio.sleep(self._backoff.next_s())
             try:
@@ -235,6 +266,10 @@ class StayingClient(Generic[P]):
         Programs that only receive await it, so that an end is not mistaken for silence.
         """
         return self._redialler.ended
+
+    def watch(self, on_lost: Callable[[], None]) -> None:
+        """Have `on_lost` called whenever a connection has ended, before the next is made."""
+        self._redialler.on_lost = on_lost
 
     async def __aenter__(self) -> Self:
         await self._redialler.start()

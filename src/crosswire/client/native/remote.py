@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 from crosswire.client.native.dial import within
-from crosswire.errors import ConnectFailed, ConnectionLost, CrosswireError
+from crosswire.errors import ConnectionLost, CrosswireError, HandshakeFailed
 from crosswire.session import Session
 from crosswire.wire.contract import ConnectionClosed, ConnectionFailed, Event
 
@@ -49,7 +49,7 @@ class RemotePeer(ABC):
         """The connection has ended. Overriding methods fail what is pending before they call it."""
         self.end = end
         if not self.opened.done():
-            self.opened.set_exception(ConnectFailed(f"no handshake: {self.why()}"))
+            self.opened.set_exception(HandshakeFailed(f"no handshake: {self.why()}"))
             self.opened.exception()  # asyncio warns of an exception that nobody has fetched
         self.ended.set_result(None)
 
@@ -88,8 +88,7 @@ class PendingReplies(Generic[T]):
         caller's task runs only later: a delivery that follows in the same read would find a
         subscription that nobody knows yet.
         """
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._futures[identifier] = future
+        future = self.expect(identifier)
         if on_success is not None:
             self._on_success[identifier] = on_success
         try:
@@ -97,6 +96,17 @@ class PendingReplies(Generic[T]):
         finally:
             self._futures.pop(identifier, None)
             self._on_success.pop(identifier, None)
+
+    def expect(self, identifier: int) -> asyncio.Future[T]:
+        """The reply, for callers that send many requests and wait for all of them at once."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._futures[identifier] = future
+        return future
+
+    def forget(self, identifiers: Iterable[int]) -> None:
+        """Nobody waits for these any more."""
+        for identifier in identifiers:
+            self._futures.pop(identifier, None)
 
     def resolve(self, identifier: int, reply: T, success: bytes | None) -> None:
         """A reply has come, with the data of a success; one that nobody waits for is dropped."""

@@ -3,6 +3,7 @@
     $publish                     → queue/NAME or topic/NAME; answered after the commit
     $subscribe, $unsubscribe     ← `$deliver` requests of the hub; success settles, failure refuses
     any other operation OP       → a call of service/OP
+    $extend                      a subscriber still works on these: their leases start anew
     $serve                       ← calls, as requests of the hub for OP
     $schedule, $unschedule, $list_schedules, $authenticate, $echo, $list_ops, $get_op
 
@@ -37,6 +38,7 @@ from crosswire.gateways.emp.messages import (
     OPERATION_BYTES,
     TOO_DEEP,
     AuthenticateData,
+    ExtendData,
     GetOpData,
     PublishData,
     ServeData,
@@ -82,6 +84,7 @@ class EmpGateway(Gateway):
     """A peer that speaks EMP."""
 
     protocol: ClassVar[str] = "emp"
+    counts_calls: ClassVar[bool] = False
     connection: EmpConnection
 
     # Connecting.
@@ -172,6 +175,8 @@ class EmpGateway(Gateway):
                 reply = operation(self, request.data)
                 if isinstance(reply, _StoredReply):
                     self._answer_stored(request.id, reply)
+                elif isinstance(reply, HubError):
+                    self._refuse_later(request.id, reply)
                 else:
                     self._succeed(request.id, reply)
                     self._begin_subscription()
@@ -218,6 +223,17 @@ class EmpGateway(Gateway):
         self._is_waiting = True
         answer.receipt.add_done_callback(self.owned(stored))
 
+    def _refuse_later(self, identifier: int, error: HubError) -> None:
+        """Answer a failed sign-in, perhaps with a delay; requests after it wait."""
+
+        def refuse() -> None:
+            self._is_waiting = False
+            self._fail(identifier, error)
+            self._advance()
+
+        self._is_waiting = True
+        self.refuse_sign_in(refuse)
+
     def _succeed(self, identifier: int, reply: bytes) -> None:
         """Answer with success; with a failure if the reply is too large for a frame."""
         try:
@@ -262,7 +278,10 @@ class EmpGateway(Gateway):
 
     def _envelope(self, data: PublishData) -> Envelope:
         self.require("produce", data.destination)
-        payload, content_type = from_raw_body(data)
+        if isinstance(data.json, msgspec.Raw) and data.text is None and data.base64 is None:
+            payload, content_type = bytes(data.json), JSON  # nearly always: without a call
+        else:
+            payload, content_type = from_raw_body(data)
         return Envelope(
             destination=data.destination,
             kind=message_kind(data.destination),
@@ -340,6 +359,14 @@ class EmpGateway(Gateway):
         self._numbers.pop(attachment, None)
         self.detach(attachment)
         return b"{}"
+
+    def _extend(self, data: bytes) -> bytes:
+        parsed = msgspec.json.decode(data, type=ExtendData)
+        attachment = self._subscriptions.get(parsed.subscription)
+        if attachment is None:
+            raise UnknownMessage(f"there is no subscription {parsed.subscription} here")
+        count = attachment.extend(parsed.ids, self.context.now(), parsed.lease_s)
+        return encode({"extended": count})
 
     def deliver(self, attachment: Attachment, deliveries: list[Delivery]) -> None:
         """Send `$deliver` requests; the peer's responses settle or refuse the messages."""
@@ -492,11 +519,11 @@ class EmpGateway(Gateway):
         ]
         return encode({"schedules": listed})
 
-    def _authenticate(self, data: bytes) -> bytes:
+    def _authenticate(self, data: bytes) -> bytes | Forbidden:
         token = msgspec.json.decode(data, type=AuthenticateData).token
         principal = self.identify_by_token(token)
         if principal is None:
-            raise Forbidden("nobody has this token")
+            return Forbidden("nobody has this token")
         return encode({"principal": principal})
 
     def _echo(self, data: bytes) -> bytes:
@@ -519,6 +546,7 @@ class EmpGateway(Gateway):
 _OPERATIONS: Final[dict[str, Callable[[EmpGateway, bytes], Any]]] = {
     "$authenticate": EmpGateway._authenticate,
     "$echo": EmpGateway._echo,
+    "$extend": EmpGateway._extend,
     "$get_op": EmpGateway._get_op,
     "$list_ops": EmpGateway._list_ops,
     "$list_schedules": EmpGateway._list_schedules,

@@ -15,7 +15,7 @@ from crosswire.envelope import (
     Property,
 )
 from crosswire.errors import InvalidEnvelope
-from crosswire.gateways.options import LARGEST_WINDOW
+from crosswire.gateways.options import LARGEST_WINDOW, LONGEST_LEASE_S
 from crosswire.gateways.payloads import RawBody, Schemas, to_raw_body
 from crosswire.hub.attachment import Delivery
 
@@ -24,6 +24,7 @@ __all__ = [
     "SERVED_AT_ONCE",
     "TOO_DEEP",
     "AuthenticateData",
+    "ExtendData",
     "GetOpData",
     "PublishData",
     "ScheduleData",
@@ -94,6 +95,14 @@ class UnsubscribeData(msgspec.Struct, frozen=True):
     """Data of `$unsubscribe`: the number that `$subscribe` answered."""
 
     subscription: int
+
+
+class ExtendData(msgspec.Struct, frozen=True):
+    """Data of `$extend`: messages of a subscription that the peer still works on."""
+
+    subscription: int
+    ids: Annotated[list[int], msgspec.Meta(max_length=LARGEST_WINDOW)]
+    lease_s: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_LEASE_S)]
 
 
 class UnscheduleData(msgspec.Struct, frozen=True):

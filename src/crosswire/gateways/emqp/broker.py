@@ -194,7 +194,10 @@ class Broker:
 
     def _accepts(self, public_key: bytes) -> bool:
         access = self.context.access
-        return access.open or access.by_curve_key(encode_key(public_key)) is not None
+        is_known = access.open or access.by_curve_key(encode_key(public_key)) is not None
+        if not is_known:
+            self.context.count("unauthenticated", "emqp")
+        return is_known
 
     # Identities.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from crosswire.errors import CrosswireError
+from crosswire.errors import ConnectionRejected, CrosswireError
 from crosswire.gateways.context import GatewayContext, Leftover
 from crosswire.gateways.emqp.broker import Broker
 from crosswire.gateways.gateway import Gateway
@@ -79,6 +79,11 @@ class EmqpGateway(Gateway):
             principal = self.context.access.by_curve_key(encode_key(event.public_key))
             if principal is not None:
                 self.identify(principal)
+        if self in self.context.newcomers:
+            # Nothing of what follows the handshake could identify it.
+            rejected = ConnectionRejected("the handshake does not identify a user")
+            self.connection.fail(rejected)
+            return
         # After the principal is known: an identity can be taken over by the same user only.
         self.identity = self.broker.join(self, event.identity)
         if self.broker.stopping:

@@ -37,6 +37,7 @@ from crosswire.hub.services import Provider
 from crosswire.wire.contract import Event
 from crosswire.wire.emqp.events import PeerInformed, PeerLeaving, ReplyReceived, SlotOffered
 from crosswire.wire.emqp.frames import Queue
+from crosswire.wire.emqp.jobs import failure_of
 from crosswire.wire.emqp.states import State
 
 __all__ = ["WorkerGateway"]
@@ -332,6 +333,9 @@ class WorkerGateway(EmqpGateway):
         now = self.context.now()
         if is_timeout(event.message):
             self._fail(job, "timeout", now)
+        elif isinstance(job.source, Provider) and (failed := failure_of(event.message)):
+            # The same text that a client gets from us for a request that failed.
+            job.source.fail(job.envelope.id, ProviderFailed("failed", failed[0]), now)
         elif isinstance(job.source, Provider):
             answer = self.response(event.message, content_type_of(event.message))
             job.source.answer(job.envelope.id, answer, now)

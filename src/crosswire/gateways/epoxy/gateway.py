@@ -26,6 +26,7 @@ from crosswire.errors import (
     CallError,
     ConnectionRejected,
     CrosswireError,
+    Forbidden,
     HubError,
     InvalidDestination,
     InvalidEnvelope,
@@ -37,6 +38,8 @@ from crosswire.errors import (
     UnknownMessage,
 )
 from crosswire.gateways.epoxy.messages import (
+    EXTENDED,
+    EXTENSION,
     NOTHING,
     PUBLICATION,
     PUBLISHED,
@@ -53,12 +56,13 @@ from crosswire.gateways.epoxy.messages import (
     failure_of,
     from_values,
     is_error,
+    text_of,
 )
 from crosswire.gateways.epoxy.subscriptions import PeerSubscription
 from crosswire.gateways.gateway import Gateway
-from crosswire.gateways.options import LARGEST_WINDOW, parse_start
+from crosswire.gateways.options import LARGEST_WINDOW, LONGEST_LEASE_S, parse_start
 from crosswire.gateways.payloads import BYTES
-from crosswire.hub.attachment import Attachment, Delivery, Ended, Notice
+from crosswire.hub.attachment import LEFT, Attachment, Delivery, Ended, Notice
 from crosswire.hub.services import Answer, Provider
 from crosswire.wire.contract import Connection, Event
 from crosswire.wire.epoxy.comm import Error, ErrorCode, find_credentials
@@ -88,6 +92,7 @@ class EpoxyGateway(Gateway):
     """A peer that speaks Epoxy."""
 
     protocol: ClassVar[str] = "epoxy"
+    counts_calls: ClassVar[bool] = False
     connection: EpoxyConnection
 
     # Connecting.
@@ -95,6 +100,7 @@ class EpoxyGateway(Gateway):
     def connect(self, now: float) -> Connection:
         """Epoxy's connection, as server."""
         self.connection = EpoxyConnection("server", now, limits=self.context.config.limits.epoxy)
+        self.connection.on_layer_data = self._recognize
         self._credentials: bytes | None = None
         self._token: str | None = None
         self._is_rejected = False
@@ -121,6 +127,9 @@ class EpoxyGateway(Gateway):
     def receive(self, events: list[Event]) -> None:
         """Collect the events of one read, then hand them to the hub in batches."""
         for event in events:
+            if self._is_rejected:
+                # What a rejected peer sent before its credentials is still handed over below.
+                break
             if isinstance(event, RequestReceived):
                 self._on_request(event)
             elif isinstance(event, EventReceived):
@@ -129,9 +138,6 @@ class EpoxyGateway(Gateway):
                 self._on_response(event)
             elif isinstance(event, PeerFinished):
                 self._release_all()
-            if self._is_rejected:
-                # What a rejected peer sent before its credentials is still handed over below.
-                break
         self._hand_over()
 
     def _without_credentials(self, layer_data: bytes | None) -> bytes | None:
@@ -150,15 +156,24 @@ class EpoxyGateway(Gateway):
         if not access.open and token != self._token:
             principal = access.by_token(token)
             if principal is None or self._token is not None:
-                self.context.count("unauthenticated", self.protocol)
                 again = "one peer can't be two users"
                 reason = "nobody has this token" if principal is None else again
                 self._is_rejected = True
-                self.connection.fail(ConnectionRejected(reason))
+                rejected = ConnectionRejected(reason)
+                self.refuse_sign_in(lambda: self.connection.fail(rejected))
                 return None
             self.identify(principal)
         self._credentials, self._token = layer_data, token
         return None
+
+    def _recognize(self, layer_data: bytes) -> None:
+        """Identify the peer by the layer data of a frame that is not whole yet, if it can."""
+        if not self.connection.closed and self in self.context.newcomers:
+            token = find_credentials(layer_data)
+            principal = None if token is None else self.context.access.by_token(token)
+            if principal is not None:
+                self._credentials, self._token = layer_data, token
+                self.identify(principal)
 
     def _release_all(self) -> None:
         """Give back what it holds: with its half closed it can neither settle nor answer.
@@ -170,7 +185,8 @@ class EpoxyGateway(Gateway):
         self._by_attachment.clear()
         self._early.clear()
         for attachment in list(self.attachments):
-            self.detach(attachment)
+            # A peer that was killed closes its half, too: it may have processed what it holds.
+            self.detach(attachment, cause=LEFT)
         for provider in list(self.providers):
             self.withdraw(provider)
 
@@ -217,7 +233,7 @@ class EpoxyGateway(Gateway):
         if isinstance(error, ProviderFailed) and is_error(error.data):
             self.connection.send_error(conversation, error.data)
             return
-        code, message, unique_id = code_of(error), str(error), ""
+        code, message, unique_id = code_of(error), text_of(error), ""
         if code == ErrorCode.INTERNAL_SERVER_ERROR:
             # With it the log and the ledger are searched: they have the connection's id, and a
             # call's correlation is its conversation.
@@ -426,6 +442,16 @@ class EpoxyGateway(Gateway):
             subscription.settling.update(dict.fromkeys(ids))
         self._settlers.append((request.conversation_id, len(ids)))
 
+    def _extend(self, request: RequestReceived) -> None:
+        self.require_anywhere("consume")
+        parsed = marshal.unmarshal(request.payload, EXTENSION, limits=SETTLE_LIMITS)
+        if not 0 < parsed.lease_s <= LONGEST_LEASE_S:
+            raise InvalidDestination(f"a lease is up to {LONGEST_LEASE_S:g} s long")
+        attachment = self._find(parsed.subscription).attachment
+        count = attachment.extend(parsed.ids, self.context.now(), parsed.lease_s)
+        extended = EXTENDED.python_class(count=count)
+        self._respond(request.conversation_id, marshal.marshal(extended, EXTENDED))
+
     def _answer_settled(self) -> None:
         """Answer `Settle` requests after the commit: what was answered is not delivered again."""
         settlers, self._settlers = self._settlers, []
@@ -536,6 +562,12 @@ class EpoxyGateway(Gateway):
 
     # Serve.
 
+    def _authenticate(self, request: RequestReceived) -> None:
+        """Nothing but its layer data counts, which every request may have. Raises Forbidden."""
+        if not self.context.access.open and not self.principal:
+            raise Forbidden("the layer data has no credentials")
+        self._respond(request.conversation_id, NOTHING)
+
     def _serve(self, request: RequestReceived) -> None:
         self.require_anywhere("serve")
         parsed = marshal.unmarshal(request.payload, SERVICES, limits=REQUEST_LIMITS).services
@@ -611,6 +643,8 @@ class EpoxyGateway(Gateway):
 
 
 _OPERATIONS: Final[dict[str, Callable[[EpoxyGateway, RequestReceived], None]]] = {
+    "Authenticate": EpoxyGateway._authenticate,
+    "Extend": EpoxyGateway._extend,
     "Serve": EpoxyGateway._serve,
     "Subscribe": EpoxyGateway._subscribe,
     "Unsubscribe": EpoxyGateway._unsubscribe,

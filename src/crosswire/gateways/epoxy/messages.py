@@ -15,6 +15,8 @@ from crosswire.hub.attachment import Delivery
 from crosswire.wire.epoxy.comm import ErrorCode, unmarshal_error
 
 __all__ = [
+    "EXTENDED",
+    "EXTENSION",
     "NOTHING",
     "PUBLICATION",
     "PUBLISHED",
@@ -31,6 +33,7 @@ __all__ = [
     "failure_of",
     "from_values",
     "is_error",
+    "text_of",
 ]
 
 
@@ -46,6 +49,8 @@ _DELIVERY: Final = _struct("Delivery")
 SETTLEMENT: Final = _struct("Settlement")
 SETTLED: Final = _struct("Settled")
 SERVICES: Final = _struct("Services")
+EXTENSION: Final = _struct("Extension")
+EXTENDED: Final = _struct("Extended")
 
 REQUEST_LIMITS: Final = DecodeLimits(values=32 * PROPERTIES)
 """For the requests of `crosswire.Hub`: enough for as many properties as a message may have."""
@@ -128,6 +133,15 @@ _NAMES: Final = {
 """The names that other protocols have for providers' errors; any other is its number as text."""
 
 _NUMBERS: Final = {name: code for code, name in _NAMES.items()}
+
+
+def text_of(error: CrosswireError) -> str:
+    """The `message` of an answer that reports this error.
+
+    Bond has one code for several refusals of the hub, so their text begins with the hub's own.
+    """
+    name = failures.code_of(error)
+    return f"{name}: {error}" if _CODES.get(name) is ErrorCode.INVALID_INVOCATION else str(error)
 
 
 def code_of(error: CrosswireError) -> int:

@@ -48,6 +48,7 @@ from crosswire.hub.services import Answer, Call, Provider
 from crosswire.wire.contract import Connection, Event
 from crosswire.wire.micromsg2.connection import MicroMsg2Connection
 from crosswire.wire.micromsg2.events import (
+    ExtensionReceived,
     MessageReceived,
     MessagesAcknowledged,
     Opened,
@@ -56,12 +57,14 @@ from crosswire.wire.micromsg2.events import (
     UnsubscribeReceived,
 )
 from crosswire.wire.micromsg2.extensions import JSON as JSON_EXTENSION
+from crosswire.wire.micromsg2.extensions import KNOWN, REFUSE, Offer, parse_refusal
 
 __all__ = ["MicroMsg2Gateway"]
 
 _OPEN_CALLS: Final = 1024
 """Calls of one peer that may be without an answer: further ones are not acknowledged."""
 _PROVIDER_WINDOW: Final = 256
+_OFFER: Final = Offer(supported=KNOWN | {REFUSE})
 
 
 class MicroMsg2Gateway(Gateway):
@@ -75,7 +78,7 @@ class MicroMsg2Gateway(Gateway):
     def connect(self, now: float) -> Connection:
         """MicroMsg2's connection, as server."""
         limits = self.context.config.limits.micromsg2
-        self.connection = MicroMsg2Connection("server", now, limits=limits)
+        self.connection = MicroMsg2Connection("server", now, limits=limits, offer=_OFFER)
         self._has_acks = False
         self._given_up = False
         self._subscriptions: dict[tuple[str, str], Attachment] = {}
@@ -128,7 +131,7 @@ class MicroMsg2Gateway(Gateway):
                         envelopes.append(self._format.to_envelope(event, target, kind, self.peer))
                         sequences.append(event.sequence)
                 elif type(event) is MessagesAcknowledged:
-                    self._outbox.acknowledged(len(event.sequences))
+                    self._outbox.acknowledged(event.sequences)
                 else:
                     # A command takes effect after the messages and acknowledgements before it.
                     self._outbox.settle()
@@ -168,13 +171,20 @@ class MicroMsg2Gateway(Gateway):
                 self._on_unsubscribe(event)
             case ServeReceived():
                 self._on_serve(event)
+            case ExtensionReceived(name=name, payload=payload) if name == REFUSE:
+                self._outbox.refuse(*parse_refusal(payload))
 
     def _on_opened(self, opened: Opened) -> None:
         names = {extension.name.lower() for extension in opened.extensions}
         self._equip(in_json=JSON_EXTENSION in names)
         self._has_acks = opened.window is not None
         if opened.token is not None and self.identify_by_token(opened.token) is None:
-            raise ConnectionRejected("nobody has this token")
+            # What the peer sends meanwhile is not read, and what came with this is dropped.
+            self._given_up = True
+            rejected = ConnectionRejected("nobody has this token")
+            self.refuse_sign_in(lambda: self._give_up(rejected))
+        elif self in self.context.newcomers:
+            raise ConnectionRejected("the handshake has no token, and there are users")
 
     # Produce.
 
@@ -193,7 +203,7 @@ class MicroMsg2Gateway(Gateway):
     def _on_subscribe(self, event: SubscribeReceived) -> None:
         destination, name = whole_name(event.destination), event.name or ""
         if destination != event.destination:
-            self._outbox.short.add(destination)
+            self._outbox.use_short_name(destination)
         self._unsubscribe(destination, name)
         try:
             start = parse_start(event.start or "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from crosswire.envelope import Envelope, Property
@@ -32,6 +32,9 @@ _OVERHEAD_BYTES: Final = 64
 """What a waiting delivery counts beside its payload."""
 _PROPERTIES_BYTES: Final = 65535
 """The most that the 16 bit length of a MESSAGE's properties allows."""
+
+_REFUSALS: Final = 32_767
+"""As many as frames can be outstanding: a peer can't have more of them refused."""
 
 _PREFIXES: Final = 1024
 _PREFIX_BYTES: Final = 4096
@@ -77,14 +80,17 @@ class Outbox:
     """What one peer is to be sent, and what it was sent and has not acknowledged.
 
     It is the hub's receiver of the deliveries of all subscriptions of the connection.
-    `short` has the destinations that the peer calls by their bare name.
     """
 
     def __init__(
         self, gateway: Gateway, connection: MicroMsg2Connection, message_format: MessageFormat
     ) -> None:
         limits = gateway.context.config.connections
-        self.short: set[str] = set()
+        self._short: set[str] = set()
+        """Destinations that the peer calls by their bare name."""
+        self._bare_prefixes: dict[tuple[str, str], bytes] = {}
+        """Serialized heads of messages without properties of their own, by destination and content
+        type, on which alone they depend."""
         self._gateway = gateway
         self._connection = connection
         self._to_message = message_format.to_message
@@ -98,6 +104,8 @@ class Outbox:
         self._sent: deque[tuple[Attachment | None, list[int]]] = deque()
         """Messages in the order of their frames, which acknowledgements follow."""
         self._settled: dict[Attachment, list[int]] = {}
+        self._refusals: dict[int, str] = {}
+        """Reasons by sequence number, of messages whose acknowledgement will refuse them."""
         self._settle_planned = False
         self._unfit: list[tuple[Attachment, int, str]] = []
         self._withheld = WithheldRoom()
@@ -124,6 +132,11 @@ class Outbox:
             self._withheld.take([each.window for each in self._gateway.attachments])
         elif self._withheld and self._waiting_bytes <= self._most_bytes // 2:
             self._withheld.give_back(self._gateway.context.now())
+
+    def use_short_name(self, destination: str) -> None:
+        """From now on this queue is called by its bare name, as the peer has called it."""
+        self._short.add(destination)
+        self._bare_prefixes.clear()
 
     # Sending.
 
@@ -208,7 +221,7 @@ class Outbox:
         credit = connection.credit
         run: list[tuple[bytes, bytes]] = []
         ids: list[int] = []
-        name, prefix = "", b""
+        name, content_type, prefix = "", "", b""
         properties: Mapping[str, Property]
         end = len(deliveries)
         while index < end and len(run) < credit:
@@ -216,13 +229,20 @@ class Outbox:
             index += 1
             payload, properties = envelope.payload, envelope.properties
             try:
+                is_small = plain_type is not None and len(payload) <= _SMALL_BYTES
+                if is_small and not (properties or envelope.correlation or envelope.reply_to):
+                    if envelope.destination != name or envelope.content_type != content_type:
+                        key = (envelope.destination, envelope.content_type)
+                        prefix = self._bare_prefixes.get(key) or self._bare_prefix(envelope)
+                        # After it: if it raises, `prefix` is still that of the old name.
+                        name, content_type = key
+                    run.append((prefix, payload))
+                    ids.append(envelope.id)
+                    continue
                 if envelope.content_type != plain_type or envelope.correlation or envelope.reply_to:
                     payload, properties = self._to_message(envelope)
-                if plain_type is not None and len(payload) <= _SMALL_BYTES:
-                    if properties or envelope.destination != name:
-                        name = "" if properties else envelope.destination
-                        prefix = self._prefix(envelope, properties)
-                    run.append((prefix, payload))
+                if is_small:
+                    run.append((self._prefix(envelope, properties), payload))
                 else:
                     if run:
                         connection.send_run(run)
@@ -247,11 +267,19 @@ class Outbox:
 
     def _name(self, envelope: Envelope) -> str:
         name = envelope.destination
-        return name.removeprefix("queue/") if name in self.short else name
+        return name.removeprefix("queue/") if name in self._short else name
+
+    def _bare_prefix(self, envelope: Envelope) -> bytes:
+        """The head of a message that has no properties but what its content type adds."""
+        _, properties = self._to_message(envelope)
+        prefix = self._write_prefix(envelope, properties)
+        if len(prefix) <= _PREFIX_BYTES:
+            if len(self._bare_prefixes) >= _PREFIXES:
+                self._bare_prefixes.clear()
+            self._bare_prefixes[envelope.destination, envelope.content_type] = prefix
+        return prefix
 
     def _prefix(self, envelope: Envelope, properties: Mapping[str, Property]) -> bytes:
-        if not properties:
-            return message_prefix(self._name(envelope).encode(), b"")
         if envelope.kind != "publish":
             return self._write_prefix(envelope, properties)
         known = _prefixes.get(envelope.id)
@@ -309,8 +337,32 @@ class Outbox:
             self.settle()
         self.flush()
 
-    def acknowledged(self, count: int) -> None:
-        """The peer has acknowledged the `count` oldest messages; `settle` passes it on."""
+    def refuse(self, sequence: int, reason: str) -> None:
+        """The peer can't process a message: its acknowledgement refuses it.
+
+        Only then, because acknowledgements tell which message has this number.
+        """
+        if len(self._refusals) < _REFUSALS:
+            self._refusals[sequence] = reason
+
+    def acknowledged(self, sequences: Sequence[int]) -> None:
+        """The peer has acknowledged the oldest messages; `settle` passes it on."""
+        if not self._refusals:
+            self._pop(len(sequences))
+            return
+        now = self._gateway.context.now()
+        for sequence in sequences:
+            reason = self._refusals.pop(sequence, None)
+            attachment, ids = self._sent[0]
+            if reason is None or attachment is None:
+                self._pop(1)
+                continue
+            identifier = ids.pop(0)
+            if not ids:
+                self._sent.popleft()
+            attachment.refuse([identifier], now, cause=reason)
+
+    def _pop(self, count: int) -> None:
         sent = self._sent
         # Acknowledgements name frames in order, so the oldest messages are the ones acknowledged.
         while count:

@@ -26,7 +26,8 @@ from crosswire.gateways.context import GatewayContext
 from crosswire.gateways.relink.link_end import LinkEnd, LinkWindow
 from crosswire.gateways.relink.link_records import LoadedLink, Outbound, Parts, SentRun, encode_runs
 from crosswire.gateways.relink.messages import count_of, to_parts
-from crosswire.hub.attachment import Attachment, Delivery, Ended, Notice
+from crosswire.hub.attachment import LEFT, UNSUBSCRIBED, Attachment, Delivery, Ended, Notice
+from crosswire.hub.subscribers import Subscriber
 from crosswire.hub.subscriptions import AtId, Start
 from crosswire.wire.contract import Event
 from crosswire.wire.relink.events import (
@@ -77,6 +78,9 @@ class ConsumeEnd(LinkEnd):
         self._out = out
         self._ids: deque[int] = deque()
         self._waiting: list[Envelope] = []
+        self._unnoted: list[Envelope] = []
+        """What an unnamed subscriber was given while the link had no connection: the ledger has it
+        as delivered when a connection carries it, not before."""
         self._received = out.done
         self._held_bytes = sum(row[2] for row in out.rows)
         self._missing: set[int] = set()
@@ -89,6 +93,9 @@ class ConsumeEnd(LinkEnd):
         most = _BURST if self._is_unnamed else self.limits.window
         self._room = LinkWindow(max(most - out.outstanding, 0))
         self.attachment = self._attach()
+        if isinstance(self.attachment, Subscriber):
+            # Not before `joined`: a link is attached before its connection has agreed on it.
+            self.attachment.is_connected = False
         # The hub takes what the link holds off the window; it is taken off above already, along
         # with messages that the hub no longer has.
         self._room.window.free = 0
@@ -142,28 +149,47 @@ class ConsumeEnd(LinkEnd):
 
     def joined(self) -> None:
         """Give it what has waited; the ledger names the new connection."""
-        assert self.attachment is not None
-        self.attachment.peer = self.peer
+        attachment = self.attachment
+        assert attachment is not None
+        attachment.peer = self.peer
+        if isinstance(attachment, Subscriber):
+            attachment.is_connected = True
+            if self._unnoted:
+                attachment.note_delivered(self._unnoted)
+                self._unnoted = []
         self.steer()
 
     def left(self) -> None:
         """Give it nothing new until it is connected again, unless it is an unnamed subscriber."""
+        if isinstance(self.attachment, Subscriber):
+            self.attachment.is_connected = False
         self.steer()
 
     def ended(self) -> None:
         """Give back what the peer has not consumed."""
-        if self.attachment is not None:
-            self.attachment.close(self.context.now())
+        attachment = self.attachment
+        if attachment is None:
+            return
+        if isinstance(attachment, Subscriber) and attachment.is_open:
+            unnoted = {each.id for each in self._unnoted}
+            given = [*self._ids, *(each.id for each in self._waiting)]
+            returned = [each for each in given if each not in unnoted]
+            if returned:
+                attachment.note_returned(returned)
+        has_shut_down = self._link is not None and self._link.peer_shut_down
+        attachment.close(self.context.now(), cause=UNSUBSCRIBED if has_shut_down else LEFT)
 
     # Sending.
 
-    def deliver(self, _attachment: Attachment, deliveries: list[Delivery]) -> None:
+    def deliver(self, attachment: Attachment, deliveries: list[Delivery]) -> None:
         """Send deliveries, once they are written, connected or not: a resume repeats them."""
         envelopes = [each.envelope for each in deliveries]
         self._held_bytes += sum([len(each.payload) for each in envelopes])
         if self._held_bytes > _HELD_BYTES:
             self.steer()
-        if self._is_unnamed:
+        if isinstance(attachment, Subscriber):
+            if not attachment.is_connected:
+                self._unnoted += envelopes
             self._waiting += envelopes
             self._send_waiting()
         else:

@@ -62,7 +62,9 @@ class RelinkGateway(Gateway):
         return self.connection
 
     @classmethod
-    def forget_revoked(cls, context: GatewayContext, is_revoked: Callable[[str], bool]) -> None:
+    def forget_revoked(
+        cls, context: GatewayContext, is_revoked: Callable[[str, str], bool]
+    ) -> None:
         """Forget links, connected or not, that their users may no longer have."""
         context.shared(Links).forget_revoked(is_revoked)
 

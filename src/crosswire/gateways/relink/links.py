@@ -178,10 +178,11 @@ class Links:
             self._cut.pop(end.id, None)
             end.forget()
 
-    def forget_revoked(self, is_revoked: Callable[[str], bool]) -> None:
+    def forget_revoked(self, is_revoked: Callable[[str, str], bool]) -> None:
         """Forget the links that their users may no longer have, with their connections."""
         for end in list(self._ends.values()):
-            if not is_revoked(end.head.principal) and self._is_allowed(end):
+            connection = "" if end.gateway is None else end.gateway.id
+            if not is_revoked(end.head.principal, connection) and self._is_allowed(end):
                 continue
             if end.gateway is not None:
                 end.gateway.give_way()

@@ -96,6 +96,8 @@ class Backlog(ABC):
         self._ledger = core.ledger
         self._watchers = core.watchers
         self._settled_since_reclaim = 0
+        self.subscription = ""
+        """What the ledger calls it, if it is a named subscription."""
 
     @property
     @abstractmethod
@@ -216,13 +218,13 @@ class Backlog(ABC):
         """Its filter raised: it is detached."""
         self._loop.give_up(consumer, error)
 
-    def detach(self, consumer: Consumer, now: float) -> None:
+    def detach(self, consumer: Consumer, now: float, cause: str) -> None:
         """Remove a consumer; what it held is ready again at once, in the old order."""
         returned = self._dispatch.remove(consumer)
         if returned:
             # The last one first, as each goes to the front.
             for item in reversed(returned):
-                self._retries.fail(item, consumer, Step.RETURNED, "the consumer left", now, 0.0)
+                self._retries.fail(item, consumer, Step.RETURNED, cause, now, 0.0)
             self._commits.changed(self)
             self.make_room(consumer, len(returned), now)
         self._loop.touch(self)
@@ -303,7 +305,7 @@ class Backlog(ABC):
 
     def _remove_from_memory(self, ids: Sequence[int], size: int) -> None:
         """These are settled and no longer in `memory.items`; `size` is that of all together."""
-        self.memory.size_bytes -= size
+        self.memory.grow(-size)
         self.cursor.settle(*ids)
         self._settled_since_reclaim += len(ids)
         self._uncount(len(ids), size)
@@ -311,7 +313,13 @@ class Backlog(ABC):
     def expire(self, item: Item, now_us: int) -> None:
         """It is no longer worth delivering; the caller has removed it from `memory.ready`."""
         self.discard(item)
-        self._ledger.note(Step.EXPIRED, now_us, item.envelope.destination, [item.id])
+        self._ledger.note(
+            Step.EXPIRED,
+            now_us,
+            item.envelope.destination,
+            [item.id],
+            subscription=self.subscription,
+        )
         self._commits.changed(self)
         if self._watchers.by_id:
             self._watchers.notify([item.id], "expired")
@@ -335,6 +343,7 @@ class Backlog(ABC):
             peer=peer or _NOBODY,
             attempt=attempt,
             detail=detail,
+            subscription=self.subscription,
         )
 
     # Operators.
@@ -419,7 +428,7 @@ class Backlog(ABC):
         item = memory.items.get(envelope.id)
         if item is not None:
             grown = len(record) - item.size
-            memory.size_bytes += grown
+            memory.grow(grown)
             if item.consumer is not None:
                 memory.held_bytes += grown
             item.envelope, item.size = envelope, len(record)
@@ -484,9 +493,10 @@ class Backlog(ABC):
 
     def write(self) -> None:
         """Before a group is written: save what was settled and refused since the last one."""
-        if not self.stopped:
-            memory = self.memory
-            self.cursor.write(memory.loaded, memory.head(), len(memory.items), memory.unsettled)
+        memory, cursor = self.memory, self.cursor
+        # Messages that only arrived change nothing of a position that is saved.
+        if not self.stopped and (cursor.is_dirty or cursor.saved_upto != memory.loaded):
+            cursor.write(memory.loaded, memory.head(), len(memory.items), memory.unsettled)
         self._write_counters()
         if self._settled_since_reclaim >= _RECLAIM_AFTER:
             self._settled_since_reclaim = 0

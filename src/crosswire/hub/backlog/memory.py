@@ -110,6 +110,7 @@ class BacklogMemory:
         self.window_messages = window_messages
         self.window_bytes = window_bytes
         self._core = core
+        self._windows = core.windows
         self._commits = core.commits
         self._loop = core.loop
         self._cursor = cursor
@@ -128,6 +129,7 @@ class BacklogMemory:
             self.loaded >= self.visible
             and len(self.ready) + count <= self.window_messages
             and self.size_bytes - self.held_bytes < self.window_bytes
+            and (self._windows.held_bytes < self._windows.limit_bytes or not self.ready)
         )
 
     def add_runs(self, runs: Iterable[AcceptedMessages]) -> None:
@@ -161,14 +163,21 @@ class BacklogMemory:
             identifier = envelope.id
             items[identifier] = item = Item(identifier, number, envelope, size)
             ready.append(item)
-        self.size_bytes += sum(run.sizes)
+        size = sum(run.sizes)
+        self.size_bytes += size
+        self._windows.held_bytes += size
         self.loaded = self.visible = run.envelopes[-1].id
 
     def add(self, item: Item) -> None:
         """Add a message after all others."""
         self.items[item.id] = item
-        self.size_bytes += item.size
+        self.grow(item.size)
         self.ready.append(item)
+
+    def grow(self, size: int) -> None:
+        """It holds this many bytes more, or less."""
+        self.size_bytes += size
+        self._windows.held_bytes += size
 
     def remove_ready(self, ids: Collection[int]) -> None:
         """These are no longer for consumers to take; they stay in `items`."""
@@ -207,7 +216,10 @@ class BacklogMemory:
             and not self._is_reading
             and self.loaded < self._commits.committed_id
             and (not self.ready or len(self.ready) < self.window_messages // 2)
-            and (2 * self.waiting_bytes < self.window_bytes or not self.waiting_bytes)
+            and (
+                (2 * self.waiting_bytes < self.window_bytes and not self._windows.is_full)
+                or not self.waiting_bytes
+            )
         )
 
     def fill(self) -> None:
@@ -222,7 +234,11 @@ class BacklogMemory:
                     self.numbers,
                     after=self.loaded,
                     upto=min(self.visible, self._commits.committed_id),
-                    count=max(min(PAGE, self.window_messages - len(self.ready)), 1),
+                    count=(
+                        1
+                        if self._windows.is_full
+                        else max(min(PAGE, self.window_messages - len(self.ready)), 1)
+                    ),
                     size_bytes=max(min(_PAGE_BYTES, self.window_bytes - self.waiting_bytes), 1),
                     done=self._add_page,
                 )

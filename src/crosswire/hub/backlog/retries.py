@@ -18,7 +18,7 @@ from crosswire.hub.backlog.memory import BacklogMemory, BacklogOwner
 from crosswire.hub.core import Core, SendEnvelope
 from crosswire.hub.cursor import Cursor, FailedDelivery
 from crosswire.hub.dead import bury
-from crosswire.hub.ledger import Step
+from crosswire.hub.ledger import Step, shortened
 
 __all__ = ["Retries"]
 
@@ -61,7 +61,7 @@ class Retries:
 
         `delay_s` None leaves the delay, `final` None the number of attempts to the retry policy.
         """
-        owner = self._owner
+        owner, cause = self._owner, shortened(cause)
         item.consumer = None
         self._memory.held_bytes -= item.size
         time_us = self._wall.stamp_us(int(now * MICROSECONDS))

@@ -26,6 +26,8 @@ from crosswire.pipeline.report.over_time import (
     LatencyHistogram,
     clock_of,
     latencies,
+    leg_shown,
+    of_leg,
     piece_of,
     traffic,
 )
@@ -88,9 +90,9 @@ def _calls(tables: ReportTables) -> Calls:
     outcomes = Tally(("protocol", "outcome"), ("count",))
     troubled = Tally(("protocol", "destination"), ("trouble", "failed", "unanswered", "calls"))
     slowest = Highest(_EXAMPLES, ("latency_us", "descending"), ("asked", "ascending"))
-    columns = ("protocol", "destination", "outcome", "latency_us", "asked", "answered")
+    columns = ("protocol", "destination", "outcome", "latency_us", "asked", "answered", "leg")
     more = ("node", "connection", "direction", "correlation", "request_bytes", "response_bytes")
-    for batch in tables.scan("gold.conversations", *columns, *more):
+    for batch in of_leg(tables.scan("gold.conversations", *columns, *more), leg_shown(tables)):
         outcome = batch["outcome"]
         unanswered = _number(pc.equal(outcome, UNANSWERED))
         trouble = _number(pc.not_equal(outcome, "success"))

@@ -17,8 +17,17 @@ from crosswire.envelope import MICROSECONDS
 from crosswire.pipeline.report.facts import Latencies, LatencyRow, TimeBuckets, Traffic
 from crosswire.pipeline.report.histogram import buckets_of, percentiles
 from crosswire.pipeline.report.table_reader import ReportTables, Tally
+from crosswire.pipeline.tables.names import CALLER, PROVIDER
 
-__all__ = ["LatencyHistogram", "clock_of", "latencies", "piece_of", "traffic"]
+__all__ = [
+    "LatencyHistogram",
+    "clock_of",
+    "latencies",
+    "leg_shown",
+    "of_leg",
+    "piece_of",
+    "traffic",
+]
 
 _MINUTE_US: Final = 60 * MICROSECONDS
 _DAY_US: Final[int] = 86_400 * MICROSECONDS
@@ -155,6 +164,26 @@ def _messages(tables: ReportTables) -> Iterator[pa.RecordBatch]:
 # Latencies.
 
 
+def leg_shown(tables: ReportTables) -> str:
+    """The leg of which calls are counted: that of the callers, unless only providers were
+    recorded. A call through the hub has both, and must not be counted twice."""
+    table = next(
+        (name for name in ("gold.conversations", "gold.traffic") if tables.has(name)), None
+    )
+    if table is None:
+        return CALLER
+    found = {
+        leg for batch in tables.scan(table, "leg") for leg in pc.unique(batch["leg"]).to_pylist()
+    }
+    return PROVIDER if PROVIDER in found and CALLER not in found else CALLER
+
+
+def of_leg(batches: Iterator[pa.RecordBatch], leg: str) -> Iterator[pa.RecordBatch]:
+    """The rows of one leg."""
+    for batch in batches:
+        yield batch.filter(pc.fill_null(pc.equal(batch["leg"], leg), False))
+
+
 class LatencyHistogram:
     """Counts by bucket, and the longest value."""
 
@@ -184,7 +213,8 @@ def latencies(
     by_destination = Tally(("protocol", "destination", "bucket"), ("count",), most=("longest",))
     chosen = pa.array({row["destination"] for row in destinations}, pa.string())
     fine = _is_fine(tables, clock.first_us, clock.last_us) and tables.has("gold.conversations")
-    for batch in _conversations(tables) if fine else _histograms(tables):
+    leg = leg_shown(tables)
+    for batch in _conversations(tables, leg) if fine else _histograms(tables, leg):
         by_protocol.add(batch)
         by_time.add(batch.append_column("piece", piece_of(clock, batch["time"])))
         by_destination.add(batch.filter(pc.is_in(batch["destination"], chosen)))
@@ -214,14 +244,14 @@ def latencies(
     )
 
 
-def _histograms(tables: ReportTables) -> Iterator[pa.RecordBatch]:
+def _histograms(tables: ReportTables, leg: str) -> Iterator[pa.RecordBatch]:
     """A row per bucket of each row of gold.traffic.
 
     The longest value of a row is repeated for all of its buckets. Its maximum is still right for
     everything that these are grouped by, because no grouping separates buckets of a row.
     """
-    columns = ("minute", "protocol", "destination", "latency_max_us", "histogram")
-    for batch in tables.scan("gold.traffic", *columns):
+    columns = ("minute", "protocol", "destination", "latency_max_us", "histogram", "leg")
+    for batch in of_leg(tables.scan("gold.traffic", *columns), leg):
         parents = pc.list_parent_indices(batch["histogram"])
         entries = pc.list_flatten(batch["histogram"])
         rows = batch.select(columns[:4]).take(parents)
@@ -237,10 +267,10 @@ def _histograms(tables: ReportTables) -> Iterator[pa.RecordBatch]:
         )
 
 
-def _conversations(tables: ReportTables) -> Iterator[pa.RecordBatch]:
+def _conversations(tables: ReportTables, leg: str) -> Iterator[pa.RecordBatch]:
     """A row per answered request, in the columns of `_histograms`."""
-    columns = ("asked", "answered", "protocol", "destination", "latency_us")
-    for batch in tables.scan("gold.conversations", *columns):
+    columns = ("asked", "answered", "protocol", "destination", "latency_us", "leg")
+    for batch in of_leg(tables.scan("gold.conversations", *columns), leg):
         answered = batch.filter(pc.is_valid(batch["answered"]))
         yield pa.RecordBatch.from_pydict(
             {

@@ -50,7 +50,9 @@ SECTIONS: Final = (
     Section(
         "latency",
         "Latency",
-        "How long requests waited for their responses, as seen where the traffic was recorded. "
+        "How long requests waited for their responses, as seen where the traffic was recorded. A "
+        "call through the hub is counted once: on the leg of its caller or, where only providers "
+        "were recorded, on theirs. "
         "p99 is the time within which 99 of 100 were answered.",
         latency,
     ),

@@ -21,6 +21,7 @@ from crosswire.capture.flows import FLOW_BYTES
 from crosswire.capture.fragments import Fragments
 from crosswire.capture.headers import (
     CaptureLayout,
+    Interface,
     damaged,
     decompressed,
     describe_block,
@@ -28,7 +29,7 @@ from crosswire.capture.headers import (
     is_compressed,
     open_capture,
 )
-from crosswire.capture.layout import FILE_HEADER_BYTES, LINK_RAW
+from crosswire.capture.layout import FILE_HEADER_BYTES, LINK_RAW, MOST_INTERFACES
 from crosswire.capture.reassembly import Segment
 from crosswire.errors import InvalidInput
 from crosswire.pipeline.sources.packet_kernels import (
@@ -220,6 +221,8 @@ class _Walk:
         self.path = path
         self.layout = layout
         self._columns = np.zeros((4, _BLOCK_RECORDS), np.int64)
+        self._described: tuple[Interface, ...] = ()
+        self._interfaces = np.zeros((3, MOST_INTERFACES), np.int64)
 
     def records(
         self, file: BinaryIO, base: int, stop: int | None, block_bytes: int
@@ -303,13 +306,14 @@ class _Walk:
             order = layout.little, layout.nanoseconds
             return walk_classic(data, position, *order, starts, sizes, times)
         described = layout.interfaces
+        links_of, units, offsets = self._columns_of(described)
         return walk_ng(
             data,
             position,
             layout.little,
-            np.array([each.link for each in described], np.int64),
-            np.array([each.unit for each in described], np.int64),
-            np.array([each.offset_s for each in described], np.int64),
+            links_of,
+            units,
+            offsets,
             described[0].snap_length if described else 0,
             layout.time_ns,
             starts,
@@ -317,6 +321,20 @@ class _Walk:
             times,
             links,
         )
+
+    def _columns_of(self, described: tuple[Interface, ...]) -> npt.NDArray[np.int64]:
+        """Link types, units and offsets of the interfaces.
+
+        Those that were there before are not converted again: a file may describe one more after
+        every packet.
+        """
+        known = self._described
+        if described is not known:
+            start = len(known) if described[: len(known)] == known else 0
+            for index, each in enumerate(described[start:], start):
+                self._interfaces[:, index] = each.link, each.unit, each.offset_s
+            self._described = described
+        return self._interfaces[:, : len(described)]
 
 
 # -------------------------------------------------------------------------------------- segments

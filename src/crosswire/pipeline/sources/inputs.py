@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -17,19 +17,21 @@ from crosswire.lake.schemas import SCHEMAS
 __all__ = ["Inputs", "find_inputs", "search"]
 
 
-_LAKE: Final = {"wire": "taps", "messages": "messages", "ledger": "ledgers"}
+_LAKE: Final = {"wire": "taps", "messages": "messages", "ledger": "ledgers", "gaps": "gaps"}
 """Tables of a lake, and the fields of Inputs for them."""
 
 
 @dataclass(frozen=True)
 class Inputs:
     """Paths by kind. `captures` are files; `taps`, `messages` and `ledgers` are folders of lakes
-    (`wire/`, `messages/`, `ledger/`) or single files of these."""
+    (`wire/`, `messages/`, `ledger/`) or single files of these; `gaps` is what hubs recorded as
+    missing in them."""
 
     captures: tuple[str, ...] = ()
     taps: tuple[str, ...] = ()
     messages: tuple[str, ...] = ()
     ledgers: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = ()
 
 
 def find_inputs(paths: Iterable[str]) -> Inputs:
@@ -42,7 +44,7 @@ def find_inputs(paths: Iterable[str]) -> Inputs:
     """
     paths = list(paths)
     found = search(paths)
-    if found == Inputs():
+    if replace(found, gaps=()) == Inputs():
         raise InvalidInput(
             f"there is nothing to read in {', '.join(paths)}: no capture file, and no lake with "
             "wire/, messages/ or ledger/"

@@ -10,6 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from crosswire.lake.files import date_of
+from crosswire.pipeline.sources.tap import grouped
 
 __all__ = ["from_records"]
 
@@ -25,8 +26,8 @@ def from_records(
         return spark.createDataFrame([], columns)
     dated = type(columns)([*columns.fields]).add("date", "date")
     rows: DataFrame | None = None
-    for folder in found:
-        part = spark.read.schema(dated).parquet(folder)
+    for paths in grouped(found):
+        part = spark.read.schema(dated).parquet(*paths)
         rows = part if rows is None else rows.unionByName(part)
     assert rows is not None
     if since_us:

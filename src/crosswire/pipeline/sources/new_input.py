@@ -227,16 +227,33 @@ def _is_untapped(folder: str) -> bool:
 
 
 def files_of(rows: Iterable[LakeRows], listing: Listing) -> list[str]:
-    """The files that hold any of these rows."""
+    """The files that hold any of these rows, each row in one of them.
+
+    A copy of a file is left out, however it came there. Raises InvalidInput if two files share only
+    a part of their rows.
+    """
     found: dict[str, None] = {}
+    reached: dict[tuple[str, str], LakeFile] = {}
     wanted: dict[str, list[LakeRows]] = {}
     for each in rows:
         wanted.setdefault(each.folder, []).append(each)
     for folder, parts in wanted.items():
-        for file, _ in _files(folder, listing):
-            for part in parts:
-                if file.node == part.node and file.first <= part.last and file.last >= part.first:
-                    found[str(file.path)] = None
+        for file, _ in _in_order(list(_files(folder, listing))):
+            if not any(
+                file.node == part.node and file.first <= part.last and file.last >= part.first
+                for part in parts
+            ):
+                continue
+            key = (folder, file.node)
+            before = reached.get(key)
+            if before is None or file.first > before.last:
+                reached[key] = file
+                found[str(file.path)] = None
+            elif file.last > before.last:
+                raise InvalidInput(
+                    f"{before.path} and {file.path} both hold rows {file.first} to {before.last}: "
+                    "remove the wrong one"
+                )
     return list(found)
 
 

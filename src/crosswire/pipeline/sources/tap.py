@@ -25,11 +25,12 @@ from crosswire.lake.files import date_of, parse_name
 from crosswire.lake.schemas import WIRE
 from crosswire.pipeline.tables.wire import COLUMNS
 
-__all__ = ["BATCH_BYTES", "from_tap", "read_tap", "tap_files"]
+__all__ = ["BATCH_BYTES", "from_tap", "grouped", "read_tap", "tap_files"]
 
 BATCH_BYTES: Final = 8 * 1024 * 1024
 _BATCH_ROWS: Final = 65_536
 _DATED: Final = "date="
+_FILE: Final = ".parquet"
 _ANY_DATE: Final = "9999"
 _REPEATED: Final = [
     "node",
@@ -49,9 +50,9 @@ def from_tap(spark: SparkSession, folders: Iterable[str], *, since_us: int = 0) 
     """bronze.wire of `wire/` folders of one lake or several, or single files of them, from
     `since_us` on, read by Spark."""
     wire: DataFrame | None = None
-    for folder in folders:
+    for paths in grouped(folders):
         schema = type(COLUMNS)([*COLUMNS.fields]).add("date", "date")
-        rows = spark.read.schema(schema).parquet(folder)
+        rows = spark.read.schema(schema).parquet(*paths)
         if since_us:
             # A file that is given on its own, outside a folder `date=…`, has no date. The date is
             # compared too, so that Spark skips whole folders.
@@ -62,6 +63,14 @@ def from_tap(spark: SparkSession, folders: Iterable[str], *, since_us: int = 0) 
         wire = rows if wire is None else wire.unionByName(rows)
     assert wire is not None
     return wire
+
+
+def grouped(paths: Iterable[str]) -> list[list[str]]:
+    """Paths that Spark can read at once: a folder alone, since its dates are columns; all single
+    files together, since there may be very many."""
+    ordered = list(paths)
+    files = [path for path in ordered if path.endswith(_FILE)]
+    return [*([path] for path in ordered if not path.endswith(_FILE)), *([files] if files else [])]
 
 
 def tap_files(folders: Iterable[str], *, since_us: int = 0) -> list[str] | None:

@@ -50,7 +50,7 @@ _PROVISIONAL: Final = "open-"
 next batch finds them."""
 _NO_DATE: Final = "__HIVE_DEFAULT_PARTITION__"
 """How Spark names the folder of rows whose date is null."""
-_VERSION: Final = 1
+_VERSION: Final = 2
 """Version of all that is stored in `.stream`: a stream of another version is refused."""
 
 

@@ -245,16 +245,20 @@ class WireTables:
             )
             rows = self._staging.read("conversations", "gold.conversations")
         if self._begun.wants("traffic"):
-            self._traffic((message_rows, provisional), rows)
+            self._traffic((message_rows, provisional), rows, tables.directions)
 
-    def _traffic(self, message_rows: Split, conversation_rows: DataFrame) -> None:
+    def _traffic(
+        self, message_rows: Split, conversation_rows: DataFrame, direction_rows: DataFrame
+    ) -> None:
         """Write the days of gold.traffic that change.
 
         A row is a minute, to which later batches may add: rows can't be appended once, so whole
         days are replaced. Each day is written twice, with the provisional rows for readers and
         without them as state for the next batch. The two are the same if there are none.
         """
-        fresh = traffic_table.partials(message_rows[0], conversation_rows.where(KEPT))
+        fresh = traffic_table.partials(
+            message_rows[0], conversation_rows.where(KEPT), direction_rows
+        )
         provisional = None
         # Days with provisional rows change with every batch, even if it has no rows of them.
         before = set(self._last.unsettled_days) if self._last is not None else set()
@@ -262,7 +266,7 @@ class WireTables:
         if message_rows[1] is not None:
             not_final = ~F.col(KEPT)
             provisional = traffic_table.partials(
-                message_rows[1], conversation_rows.where(not_final)
+                message_rows[1], conversation_rows.where(not_final), direction_rows
             )
             self.unsettled_days = _days(message_rows[1], answered.where(not_final))
         fresh_days = _days(message_rows[0], answered.where(KEPT))

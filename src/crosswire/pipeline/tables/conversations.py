@@ -3,6 +3,8 @@
 The n-th request with a correlation belongs to the n-th response with it in the other direction of
 the same connection. `outcome` is the response's status, or `unanswered` where the connection ended
 without a response. `is_open`: there is no response yet, and the connection has not ended.
+
+A call through the hub is two rows, one for each `leg` (see `legs`): count or average one of them.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.lake.schemas import BACKWARD, FORWARD
 from crosswire.pipeline.decode.meanings.contract import REQUEST, RESPONSE
+from crosswire.pipeline.tables.legs import clients, leg_of_request
 from crosswire.pipeline.tables.names import UNANSWERED
 from crosswire.pipeline.tables.sessions import ended_connections
 
@@ -96,22 +99,29 @@ def conversations(messages: DataFrame, directions: DataFrame) -> DataFrame:
     answered = F.col("answered").isNotNull()
     # A clock that was set back between the two must not give a negative latency.
     latency_us = F.greatest(F.col("answered") - F.col("asked"), F.lit(0))
-    return pairs.join(ended, ["node", "connection"], "left").select(
-        "node",
-        "connection",
-        "protocol",
-        "destination",
-        F.col("asker").alias("direction"),
-        "correlation",
-        "request_offset",
-        "response_offset",
-        "asked",
-        "answered",
-        F.when(answered, latency_us).alias("latency_us"),
-        "request_bytes",
-        "response_bytes",
-        F.when(answered, F.coalesce("status", F.lit("success")))
-        .when(~is_open, UNANSWERED)
-        .alias("outcome"),
-        is_open.alias("is_open"),
+    key = ["node", "connection"]
+    return (
+        pairs.join(ended, key, "left")
+        .join(clients(directions), key, "left")
+        .select(
+            "node",
+            "connection",
+            "client",
+            "protocol",
+            "destination",
+            leg_of_request(F.col("asker")).alias("leg"),
+            F.col("asker").alias("direction"),
+            "correlation",
+            "request_offset",
+            "response_offset",
+            "asked",
+            "answered",
+            F.when(answered, latency_us).alias("latency_us"),
+            "request_bytes",
+            "response_bytes",
+            F.when(answered, F.coalesce("status", F.lit("success")))
+            .when(~is_open, UNANSWERED)
+            .alias("outcome"),
+            is_open.alias("is_open"),
+        )
     )

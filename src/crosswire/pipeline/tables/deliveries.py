@@ -1,9 +1,9 @@
 """gold.deliveries: a message and a hop: accepted, delivered, settled; attempts; faults.
 
-A `hop` is one exit of the hub: a queue, a service, or one receiver of a topic. The ledger does not
-name subscriptions, so a topic's receiver is its connection; of a Relink link that was resumed over
-another connection, the one to which the message was delivered. A message has a row for each of its
-hops, or one with hop null while it has none. `connection` is the last one it was delivered to.
+A `hop` is one exit of the hub: a queue, a service, or one receiver of a topic: a named subscription
+(`@NAME`), or a connection; of a Relink link that was resumed over another connection, the one to
+which the message was delivered. A message has a row for each of its hops, or one with hop null
+while it has none. `connection` is the last one it was delivered to.
 
 Answers have no rows: they are the outcome of their request.
 
@@ -11,7 +11,12 @@ Answers have no rows: they are the outcome of their request.
 nothing), `dead`, `expired`, `dropped`, `damaged`, `failed` (a call), `replayed` (a dead letter that
 was sent again), `returned` and `refused` (by a topic's receiver that another one followed),
 `unclaimed` (a topic without subscribers). `waiting` (in a queue or for a provider) and `held`
-(by a receiver) are open: they may still change.
+(by a receiver) are open: they may still change. `unknown`: the ledger has nothing of it.
+
+`reason` is why a row is uncertain: rows of the ledger are missing that could belong to it. Such a
+row shows what is known, and is never lost or doubled. A message of which only the envelope is
+there, and each range of the ledger that is missing (with id null), has a row with the outcome
+`unknown`.
 
 late     the time from accepted to settled or answered (to delivered, where nothing is settled) was
          above the threshold; or it is open, and was accepted longer ago than that when the newest
@@ -22,17 +27,19 @@ lost     it was never received, and nobody intended that: it was damaged, droppe
          receiver that settles nothing, and the connection, tapped in full, never carried it. Dead
          letters are kept, and expired or purged messages are removed on purpose: they are not lost.
 doubled  it may have been processed twice: it was delivered again although the receiver before did
-         not refuse it (it disconnected, or its lease ran out), or it was settled twice, or the wire
-         shows it more often than the ledger.
+         not refuse it (it disconnected, or its lease ran out) nor give it back by unsubscribing, or
+         it was settled twice, or the wire shows it more often than the ledger.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
+from crosswire.pipeline.tables.missing_rows import ALWAYS_US, MissingLakeRows, reason_between
 from crosswire.pipeline.tables.names import EQUAL, MISSING_IN_LEDGER, MISSING_ON_WIRE
 from crosswire.pipeline.tables.reconciliation import IN, OUT
 from crosswire.pipeline.tables.steps import (
@@ -45,6 +52,7 @@ from crosswire.pipeline.tables.steps import (
     DROPPED,
     EXPIRED,
     FAILED,
+    GIVEN_BACK,
     REFUSED,
     REPLAYED,
     RETURNED,
@@ -52,7 +60,7 @@ from crosswire.pipeline.tables.steps import (
     with_messages,
 )
 
-__all__ = ["LATE_US", "deliveries", "hops"]
+__all__ = ["LATE_US", "deliveries", "hops", "unrecorded"]
 
 LATE_US: Final = 5_000_000
 
@@ -62,6 +70,9 @@ _PURGED: Final = "purged"
 _RETENTION: Final = "retention"
 _ENDS: Final = (SETTLED, ANSWERED, DEAD, EXPIRED, DROPPED, DAMAGED, FAILED, REPLAYED)
 _OPEN: Final = ("waiting", "held")
+_UNKNOWN: Final = "unknown"
+_NO_ACCEPTANCE: Final = "the ledger does not have its acceptance: it begins later"
+_NO_STEPS: Final = "the ledger has none of its steps"
 _DEAD_LETTERS: Final = "^queue/.+/dead$"
 
 
@@ -71,23 +82,83 @@ def deliveries(
     reconciled: DataFrame | None = None,
     *,
     late_us: int = LATE_US,
+    missing: Iterable[MissingLakeRows] = (),
 ) -> DataFrame:
-    """The whole table, from `ledger` and `messages` of a lake, and gold.reconciliation if the hub's
-    connections were tapped; `late_us` is the threshold of `late`."""
+    """The whole table, from `ledger` and `messages` of a lake, of which rows may be `missing`, and
+    gold.reconciliation if the hub's connections were tapped; `late_us` is the threshold of
+    `late`."""
+    holes = list(missing)
     # What is late while it is open is measured by the ledger's own time, not by this machine's
     # clock: the result does not depend on when the pipeline runs.
     newest = ledger.groupBy("node").agg(F.max("time").alias("newest"))
     steps = with_messages(ledger, envelopes)
-    return hops(steps.join(F.broadcast(newest), "node"), reconciled, late_us=late_us)
+    steps = steps.join(F.broadcast(newest), "node")
+    rows = hops(steps, reconciled, late_us=late_us, missing=holes)
+    return rows.unionByName(unrecorded(ledger, envelopes, holes), allowMissingColumns=True)
 
 
-def hops(steps: DataFrame, reconciled: DataFrame | None, *, late_us: int) -> DataFrame:
+def unrecorded(
+    ledger: DataFrame, envelopes: DataFrame, missing: Iterable[MissingLakeRows]
+) -> DataFrame:
+    """Rows for what the ledger lacks: its missing ranges, and messages since its beginning of which
+    it has no step."""
+    spark = ledger.sparkSession
+    begin = ledger.groupBy("node").agg(F.min("time").alias("begin"))
+    known = ledger.select("node", "id").distinct()
+    alone = (
+        envelopes.join(F.broadcast(begin), "node")
+        .where(F.col("time") >= F.col("begin"))
+        .join(known, ["node", "id"], "left_anti")
+    )
+    no_steps = reason_between(missing, "ledger", F.col("time"), F.col("time"))
+    messages = alone.select(
+        "node",
+        "id",
+        "kind",
+        "destination",
+        F.col("protocol").alias("producer_protocol"),
+        F.col("connection").alias("producer"),
+        F.col("time").alias("accepted"),
+        F.coalesce(no_steps, F.lit(_NO_STEPS)).alias("reason"),
+        (F.crc32("payload") == F.col("crc")).alias("intact"),
+    )
+    ranges = spark.createDataFrame(
+        [
+            (hole.node, hole.after_us or None, hole.reason)
+            for hole in missing
+            if hole.table == "ledger"
+        ],
+        "node string, accepted bigint, reason string",
+    )
+    rows = messages.unionByName(ranges, allowMissingColumns=True)
+    zero, no = F.lit(0).cast("bigint"), F.lit(False)
+    counts = dict.fromkeys(("attempts", "refusals", "returns"), zero)
+    flags = dict.fromkeys(("late", "lost", "doubled", "is_open"), no)
+    return rows.withColumns({**counts, **flags, "outcome": F.lit(_UNKNOWN)})
+
+
+def hops(
+    steps: DataFrame,
+    reconciled: DataFrame | None,
+    *,
+    late_us: int,
+    missing: Iterable[MissingLakeRows] = (),
+) -> DataFrame:
     """The rows of messages of which all steps are given, as `with_messages` returns them, with
     `newest`: the time of the newest row of their node's ledger."""
     steps = steps.where(~F.col("is_answer"))
     resumed = _resumed(steps)
-    found = _by_hop(_with_hop(steps, resumed)).withColumn("outcome", _outcome())
-    found = _with_wire(found, reconciled, resumed)
+    with_hop = _with_hop(steps, resumed)
+    receivers = (
+        with_hop.where(F.col("step") == DELIVERED)
+        .groupBy(*_RECEIVER)
+        .agg(F.max("hop").alias("receiver_hop"))
+    )
+    found = _by_hop(with_hop).withColumn("outcome", _outcome())
+    found = _with_wire(found, reconciled, resumed, receivers).withColumn(
+        "reason", _reason(list(missing))
+    )
+    is_certain = F.col("reason").isNull()
     return found.withColumn("is_open", F.col("outcome").isin(*_OPEN)).select(
         "node",
         "id",
@@ -111,8 +182,9 @@ def hops(steps: DataFrame, reconciled: DataFrame | None, *, late_us: int) -> Dat
         "detail",
         _latency().alias("latency_us"),
         _is_late(late_us).alias("late"),
-        _is_lost().alias("lost"),
-        _is_doubled().alias("doubled"),
+        (is_certain & _is_lost()).alias("lost"),
+        (is_certain & _is_doubled()).alias("doubled"),
+        "reason",
         "on_wire",
         "same_payload",
         "intact",
@@ -161,7 +233,8 @@ def _with_hop(steps: DataFrame, resumed: DataFrame) -> DataFrame:
         .orderBy("seq")
         .rowsBetween(Window.unboundedPreceding, Window.currentRow)
     )
-    hop = F.when(topic, before).otherwise(F.col("destination"))
+    named = F.concat(F.lit("@"), F.nullif("subscription", F.lit("")))
+    hop = F.when(topic, F.coalesce(named, before)).otherwise(F.col("destination"))
     is_accepted = F.col("step") == ACCEPTED
     return steps.withColumn("hop", F.when(~is_accepted, hop))
 
@@ -188,9 +261,11 @@ def _by_hop(steps: DataFrame) -> DataFrame:
             count(REFUSED).alias("refusals"),
             count(RETURNED).alias("returns"),
             count(SETTLED).alias("settlements"),
+            F.count_if((step == RETURNED) & (F.col("detail") == GIVEN_BACK)).alias("given_back"),
             last_end.alias("end"),
             last_step.alias("last"),
             F.first("destination").alias("step_destination"),
+            F.min("time").alias("first_time"),
         )
     )
     messages = steps.groupBy("node", "id").agg(
@@ -232,7 +307,9 @@ def _outcome() -> Column:
     )
 
 
-def _with_wire(hops: DataFrame, reconciled: DataFrame | None, resumed: DataFrame) -> DataFrame:
+def _with_wire(
+    hops: DataFrame, reconciled: DataFrame | None, resumed: DataFrame, receivers: DataFrame
+) -> DataFrame:
     """Hops with what the wire shows of them; all columns are null if no connection was tapped.
 
     sent           when its last byte was received from the producer
@@ -260,10 +337,17 @@ def _with_wire(hops: DataFrame, reconciled: DataFrame | None, resumed: DataFrame
     verdict = F.col("verdict")
     receiver = F.coalesce("first_connection", "connection")
     topic = F.col("destination").startswith("topic/")
+    # What only the wire has belongs to the hop that its connection was given the message for.
+    hop_of_topic = (
+        F.when(F.col("subscription") == "", receiver)
+        .when(F.col("subscription").isNotNull(), F.concat(F.lit("@"), F.col("subscription")))
+        .otherwise(F.coalesce("receiver_hop", receiver))
+    )
     sent_out = (
         reconciled.where((F.col("way") == OUT) & F.col("id").isNotNull())
         .join(resumed, list(_RECEIVER), "left")
-        .withColumn("hop", F.when(topic, receiver).otherwise(F.col("destination")))
+        .join(receivers, list(_RECEIVER), "left")
+        .withColumn("hop", F.when(topic, hop_of_topic).otherwise(F.col("destination")))
         .groupBy(*_HOP)
         .agg(
             F.count_if(verdict.isin(EQUAL, MISSING_IN_LEDGER)).alias("on_wire"),
@@ -276,6 +360,16 @@ def _with_wire(hops: DataFrame, reconciled: DataFrame | None, resumed: DataFrame
 
 
 # --------------------------------------------------------------------------------------- verdicts
+
+
+def _reason(missing: list[MissingLakeRows]) -> Column:
+    """Why it is uncertain; null if it is not: rows of the ledger are missing from the time between
+    its acceptance and its end."""
+    accepted = F.col("producer.time")
+    until = F.when(F.col("ended").isNull(), F.lit(ALWAYS_US)).otherwise(F.col("ended"))
+    hole = reason_between(missing, "ledger", F.coalesce(accepted, F.lit(0)), until)
+    no_acceptance = F.when(accepted.isNull(), F.lit(_NO_ACCEPTANCE))
+    return F.coalesce(hole, no_acceptance)
 
 
 def _arrival() -> Column:
@@ -295,6 +389,7 @@ def _latency() -> Column:
 def _is_late(late_us: int) -> Column:
     is_awaited = F.col("is_open") & ~F.col("destination").rlike(_DEAD_LETTERS)
     waits = is_awaited & (F.col("newest") - F.col("producer.time") > late_us)
+    waits &= F.col("reason").isNull()
     return F.coalesce(_latency() > late_us, F.lit(False)) | F.coalesce(waits, F.lit(False))
 
 
@@ -311,9 +406,10 @@ def _is_lost() -> Column:
 
 
 def _is_doubled() -> Column:
-    # A refusal means that the receiver did not process it, so a delivery after it is no double. Of
-    # topics that are not durable the attempts are the number of receivers.
-    again = F.col("counted").isNull() & (F.col("attempts") - F.col("refusals") > 1)
+    # Who refuses a message or unsubscribes has not processed it: a delivery after that is no
+    # double. Of topics that are not durable the attempts are the number of receivers.
+    declined = F.col("refusals") + F.coalesce("given_back", F.lit(0))
+    again = F.col("counted").isNull() & (F.col("attempts") - declined > 1)
     return (
         again
         | F.coalesce(F.col("settlements") > 1, F.lit(False))

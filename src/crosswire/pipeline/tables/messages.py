@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.pipeline.decode.meanings.contract import MESSAGE_KINDS
 from crosswire.pipeline.decode.row_schema import FRAMES, TABLE
+from crosswire.pipeline.tables.frames import with_unmatched
 
 __all__ = ["from_hub", "messages"]
 
@@ -50,7 +51,8 @@ def messages(decoded: DataFrame) -> DataFrame:
 
     A message of several frames is on the row of its last one, with `begun_at` of the first.
     """
-    return decoded.where((F.col(TABLE) == FRAMES) & F.col("kind").isin(*MESSAGE_KINDS)).select(
+    rows = with_unmatched(decoded.where(F.col(TABLE) == FRAMES))
+    return rows.where(F.col("kind").isin(*MESSAGE_KINDS)).select(
         "node",
         "connection",
         "direction",

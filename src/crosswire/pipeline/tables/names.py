@@ -9,6 +9,7 @@ from typing import Final
 
 __all__ = [
     "ACCOUNT_PARTS",
+    "CALLER",
     "EQUAL",
     "LAYERS",
     "MISSING_IN_LEDGER",
@@ -16,8 +17,10 @@ __all__ = [
     "NAMES",
     "NOT_ACCEPTED",
     "PERCENTILES",
+    "PROVIDER",
     "UNANSWERED",
     "UNCERTAIN",
+    "UNMATCHED",
     "VERDICTS",
     "WITHDRAWN",
 ]
@@ -54,6 +57,13 @@ ACCOUNT_PARTS: Final = (
 
 PERCENTILES: Final = (0.5, 0.9, 0.95, 0.99)
 """The shares for which gold.traffic has a column: latency_p50_us and so on."""
+
+CALLER: Final = "caller"
+PROVIDER: Final = "provider"
+"""The legs of a call through a hub: from the caller to the hub, from the hub to the provider."""
+
+UNMATCHED: Final = "unmatched"
+"""Kind of an answer whose request was not captured: a response, or only an acknowledgement."""
 
 UNANSWERED: Final = "unanswered"
 """Outcome in gold.conversations of a request whose connection ended without a response."""

@@ -11,11 +11,12 @@ caller). In the ledger these are the steps `accepted`, `delivered`, and `answere
     not accepted           carried and not recorded; the hub refused it, or never acknowledged it
     withdrawn              recorded as delivered and as returned: the receiver left before it was
                            sent
-    uncertain              without partner, and one of: the connection was not recorded in full; a
-                           Relink link was resumed (what was sent may have been sent again); it is
-                           newer than the newest row of the other side; it is of the last second of
-                           a connection that has no end on the wire (a hub that is killed loses
-                           what its tap had not written yet)
+    uncertain              without partner, and `reason` has one of: rows of the other side are
+                           missing in the input; the connection was not recorded in full; a Relink
+                           link was resumed (what was sent may have been sent again); it is newer
+                           than the newest row of the other side; it is of the last second of a
+                           connection that has no end on the wire (a hub that is killed loses what
+                           its tap had not written yet)
 
 How rows are matched, on one connection (or Relink link) and way: by the hub's id where the protocol
 has it (EMP's `$deliver`, Epoxy's `Deliver`); then the n-th with a payload of this checksum; then
@@ -31,13 +32,22 @@ letters, replays and scheduled messages (they never were on a wire).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.lake.schemas import BACKWARD, FORWARD
-from crosswire.pipeline.decode.meanings.contract import ACKNOWLEDGEMENT, ERROR, HANDSHAKE, RESPONSE
+from crosswire.pipeline.decode.meanings.contract import (
+    ACKNOWLEDGEMENT,
+    ERROR,
+    HANDSHAKE,
+    PUBLISH,
+    RESPONSE,
+    SEND,
+)
+from crosswire.pipeline.tables.missing_rows import MissingLakeRows, reason_at, reason_of_id
 from crosswire.pipeline.tables.names import (
     EQUAL,
     MISSING_IN_LEDGER,
@@ -93,9 +103,10 @@ def reconciliation(
     directions: DataFrame,
     ledger: DataFrame,
     envelopes: DataFrame,
+    missing: Iterable[MissingLakeRows] = (),
 ) -> DataFrame:
     """The whole table, from `messages`, `frames` and `directions` of the wire, and from the
-    `ledger` and the `messages` (envelopes) of a lake."""
+    `ledger` and the `messages` (envelopes) of a lake, of which rows may be `missing`."""
     nodes = F.broadcast(ledger.select("node").distinct())
     on_wire = wire_passages(messages.join(nodes, "node", "left_semi"))
     rows = both_sides(
@@ -105,7 +116,8 @@ def reconciliation(
     )
     horizon = F.broadcast(_horizon(directions, ledger))
     compared = compare(rows).join(horizon, "node", "left")
-    return reconciliation_rows(judge(compared, counted_topics(ledger)).where(~F.col("left_out")))
+    judged = judge(compared, counted_topics(ledger), missing)
+    return reconciliation_rows(judged.where(~F.col("left_out")))
 
 
 def both_sides(on_wire: DataFrame, in_ledger: DataFrame, connections: DataFrame) -> DataFrame:
@@ -145,12 +157,15 @@ def compare(rows: DataFrame, *more: Column, wire_columns: tuple[str, ...] = ()) 
     )
 
 
-def judge(compared: DataFrame, counted: DataFrame) -> DataFrame:
-    """Compared rows with `verdict` and `left_out`.
+def judge(
+    compared: DataFrame, counted: DataFrame, missing: Iterable[MissingLakeRows] = ()
+) -> DataFrame:
+    """Compared rows with `verdict`, `reason` (of an uncertain one) and `left_out`.
 
     A row after the `horizon` of its node is uncertain: the other side has not got that far.
     `counted` are the topics whose deliveries the ledger only counts.
     """
+    holes = list(missing)
     return (
         compared.join(
             F.broadcast(counted),
@@ -158,9 +173,13 @@ def judge(compared: DataFrame, counted: DataFrame) -> DataFrame:
             & (F.col("wire.destination") == counted["counted_destination"]),
             "left",
         )
+        .withColumn("hole", _hole(holes))
+        .withColumn("is_complete", _is_complete(holes))
+        .withColumn("doubt", _doubt())
         .withColumn("verdict", _verdict())
+        .withColumn("reason", F.when(F.col("verdict") == UNCERTAIN, F.col("doubt")))
         .withColumn("left_out", _is_left_out())
-        .drop("counted_node", "counted_destination")
+        .drop("counted_node", "counted_destination", "hole", "doubt")
     )
 
 
@@ -173,8 +192,8 @@ def reconciliation_rows(judged: DataFrame, *more: str) -> DataFrame:
 
 _BOTH: Final = ("connection", "protocol", "destination", "kind", "time", "position", "crc", "id")
 """Columns of both sides; `position` is the offset on the wire, the row's number in the ledger."""
-_WIRE_COLUMNS: Final = (*_BOTH, "acknowledged", "broken", "sequence")
-_LEDGER_COLUMNS: Final = (*_BOTH, "attempt", "step", "returned", "intact")
+_WIRE_COLUMNS: Final = (*_BOTH, "acknowledged", "is_refused", "broken", "sequence")
+_LEDGER_COLUMNS: Final = (*_BOTH, "attempt", "step", "returned", "intact", "subscription")
 
 
 def _one(side: str, columns: tuple[str, ...]) -> Column:
@@ -229,6 +248,7 @@ def with_replies(on_wire: DataFrame, replies: DataFrame) -> DataFrame:
                    is there already, from an earlier batch of a stream, is kept.
     acknowledged   of what came in: true, false (also without a reply), null where the protocol
                    has no reply
+    is_refused     the hub's reply to a message was negative
     undecided      a reply is still possible
     """
     if "reply_ok" not in on_wire.columns:
@@ -258,7 +278,11 @@ def with_replies(on_wire: DataFrame, replies: DataFrame) -> DataFrame:
         .when((F.col("kind") == RESPONSE) | _has_no_reply(), None)
         .when(_has_own_reply() | by_sequence, False)
     )
+    # A call that failed was accepted all the same: its response is no refusal.
+    is_refused = F.coalesce(~F.col("reply_ok"), F.lit(False)) & (F.col("way") == IN)
+    is_refused &= F.col("kind").isin(SEND, PUBLISH)
     rows = one_by_one.unionByName(others).withColumn("acknowledged", is_acknowledged)
+    rows = rows.withColumn("is_refused", is_refused)
     undecided = F.col("acknowledged").isNotNull() & F.col("reply_ok").isNull()
     return rows.withColumn("undecided", undecided)
 
@@ -337,6 +361,7 @@ def ledger_passages(steps: DataFrame) -> DataFrame:
         "step",
         "returned",
         "intact",
+        "subscription",
         F.when(step == ACCEPTED, IN).when(step == DELIVERED, OUT).otherwise(ANSWER).alias("way"),
         F.lit(_LEDGER).alias("side"),
     ).withColumn("name", _name())
@@ -443,23 +468,55 @@ def _match(rows: DataFrame, stage: int, key: str) -> DataFrame:
 
 def _verdict() -> Column:
     wire, ledger = F.col("wire"), F.col("ledger")
-    time = F.coalesce(wire["time"], ledger["time"])
-    resumed = (wire["protocol"] == "relink") & wire["sequence"].isNull()
-    # After that the other side may simply not have been written yet.
-    until = F.least("horizon", "written_until")
-    newer = F.coalesce(time > until, F.lit(False))
+    unanswered = F.coalesce(wire["acknowledged"], F.lit(True)) == F.lit(False)
     return (
-        # In this order: what explains a missing partner goes before what makes it uncertain, and
-        # only what nothing explains counts as missing.
+        # In this order: what the rows themselves prove goes before what makes them uncertain, and
+        # only what nothing explains counts as missing. That a message has no reply proves nothing
+        # where the reply, or the ledger's row, may be among what is missing.
         F.when(wire.isNotNull() & ledger.isNotNull(), EQUAL)
-        .when(
-            wire["broken"] | (F.coalesce(wire["acknowledged"], F.lit(True)) == F.lit(False)),
-            NOT_ACCEPTED,
-        )
+        .when(wire["is_refused"], NOT_ACCEPTED)
         .when(F.coalesce(ledger["returned"], F.lit(False)), WITHDRAWN)
-        .when(~F.col("whole") | F.coalesce(resumed, F.lit(False)) | newer, UNCERTAIN)
+        .when(F.col("doubt").isNotNull(), UNCERTAIN)
+        .when(wire["broken"] | unanswered, NOT_ACCEPTED)
         .when(wire.isNull(), MISSING_ON_WIRE)
         .otherwise(MISSING_IN_LEDGER)
+    )
+
+
+def _hole(missing: list[MissingLakeRows]) -> Column:
+    """The rows that are missing in the input and may include the partner; null if there are none.
+
+    Without its envelope nobody knows whether an accepted message came over a wire at all: a
+    schedule may have sent it.
+    """
+    wire, ledger = F.col("wire"), F.col("ledger")
+    no_envelope = ledger["intact"].isNull() & (F.col("way") == IN)
+    return F.coalesce(
+        F.when(ledger.isNull(), reason_at(missing, "ledger", wire["time"])),
+        F.when(wire.isNull(), reason_at(missing, "wire", ledger["time"])),
+        F.when(no_envelope, reason_at(missing, "messages", ledger["time"])),
+        F.when(no_envelope, reason_of_id(missing, "messages", ledger["id"])),
+    )
+
+
+def _is_complete(missing: list[MissingLakeRows]) -> Column:
+    """Whether no rows of about this time are missing on either side."""
+    time = F.coalesce(F.col("wire.time"), F.col("ledger.time"))
+    holes = [reason_at(missing, table, time) for table in ("ledger", "wire", "messages")]
+    return F.coalesce(*holes).isNull()
+
+
+def _doubt() -> Column:
+    """Why a missing partner proves nothing; null if it does."""
+    wire, ledger = F.col("wire"), F.col("ledger")
+    time = F.coalesce(wire["time"], ledger["time"])
+    resumed = (wire["protocol"] == "relink") & wire["sequence"].isNull()
+    return (
+        F.when(F.col("hole").isNotNull(), F.col("hole"))
+        .when(~F.col("whole"), "the connection was not recorded in full")
+        .when(F.coalesce(resumed, F.lit(False)), "sent again over a link that was resumed")
+        .when(time > F.col("horizon"), "newer than the newest row of the other side")
+        .when(time > F.col("written_until"), "of the last second before the recording ends")
     )
 
 
@@ -485,7 +542,9 @@ def _output() -> list[Column]:
         F.col("way"),
         F.coalesce(ledger["id"], wire["id"]).alias("id"),
         ledger["attempt"].alias("attempt"),
+        ledger["subscription"].alias("subscription"),
         F.col("verdict"),
+        F.col("reason"),
         F.coalesce(wire["time"], ledger["time"]).alias("time"),
         wire["time"].alias("wire_time"),
         ledger["time"].alias("ledger_time"),
@@ -494,6 +553,10 @@ def _output() -> list[Column]:
         F.when(ledger.isNull() & wire["broken"], False)
         .otherwise(wire["acknowledged"])
         .alias("acknowledged"),
-        (wire["crc"] == ledger["crc"]).alias("same_payload"),
+        # Rows that were paired by their destination alone may be the wrong ones where others are
+        # missing: that their payloads differ then proves nothing.
+        F.when(
+            (wire["crc"] == ledger["crc"]) | F.col("is_complete"), wire["crc"] == ledger["crc"]
+        ).alias("same_payload"),
         ledger["intact"].alias("intact"),
     ]

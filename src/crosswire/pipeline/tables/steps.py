@@ -22,6 +22,7 @@ __all__ = [
     "DROPPED",
     "EXPIRED",
     "FAILED",
+    "GIVEN_BACK",
     "REFUSED",
     "REPLAYED",
     "RETURNED",
@@ -45,6 +46,9 @@ FAILED: Final = "failed"
 DROPPED: Final = "dropped"
 DAMAGED: Final = "damaged"
 REPLAYED: Final = "replayed"
+
+GIVEN_BACK: Final = "the consumer unsubscribed"
+"""Detail of a `returned`: its consumer gave it back by an operation of its protocol."""
 
 COUNTED: Final = "not durable"
 """Detail of an `accepted` of a topic that is not durable: the row stands for the deliveries as

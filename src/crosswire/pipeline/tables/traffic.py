@@ -1,6 +1,9 @@
-"""gold.traffic: a minute × protocol × destination: rates, bytes, errors, latencies.
+"""gold.traffic: a minute × node × protocol × destination × leg × direction × client: rates, bytes,
+errors, latencies.
 
-`minute` is its beginning, µs since 1970. Latencies are those of the requests that were sent in it.
+`minute` is its beginning, µs since 1970. `direction` is that of the messages; `leg` is null for
+messages that are part of no call. Latencies are those of the requests that were sent in the minute:
+they are in the row of the requests' direction, and never mix the legs of a call.
 The percentiles come from `histogram` (see `histogram.py`), which can be added to that of any other
 row; percentiles can't.
 """
@@ -14,25 +17,29 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.pipeline.decode.meanings.contract import PUBLISH, REQUEST, RESPONSE, SEND
 from crosswire.pipeline.tables.histogram import bucket_of, percentile
+from crosswire.pipeline.tables.legs import clients, leg_of_message
 from crosswire.pipeline.tables.names import PERCENTILES
 
 __all__ = ["folded", "partials", "traffic", "unfolded"]
 
 _MINUTE_US: Final = 60_000_000
-_KEY: Final = ("minute", "protocol", "destination")
+_KEY: Final = ("minute", "node", "protocol", "destination", "leg", "direction", "client")
 _SUMS: Final = ("messages", "sends", "publishes", "requests", "responses", "bytes", "errors")
 
 
-def traffic(messages: DataFrame, conversations: DataFrame) -> DataFrame:
-    """The whole table, from silver.messages and gold.conversations."""
-    return folded(partials(messages, conversations))
+def traffic(messages: DataFrame, conversations: DataFrame, directions: DataFrame) -> DataFrame:
+    """The whole table, from silver.messages, gold.conversations and the directions of their
+    connections."""
+    return folded(partials(messages, conversations, directions))
 
 
-def partials(messages: DataFrame, conversations: DataFrame) -> DataFrame:
+def partials(messages: DataFrame, conversations: DataFrame, directions: DataFrame) -> DataFrame:
     """Rows that `folded` adds up: counts of messages without a bucket, and counts of latencies by
     bucket. The partials of several sets of messages and conversations may be united."""
     counted = (
-        messages.withColumn("minute", _minute("time"))
+        messages.join(clients(directions), ["node", "connection"], "left")
+        .withColumn("minute", _minute("time"))
+        .withColumn("leg", leg_of_message())
         .groupBy(*_KEY)
         .agg(
             F.count("*").alias("messages"),
@@ -72,7 +79,7 @@ def unfolded(rows: DataFrame) -> DataFrame:
 
 
 def folded(parts: DataFrame) -> DataFrame:
-    """The table: partials added up by minute, protocol and destination."""
+    """The table: partials added up by their key."""
     sums = [F.sum(name).alias(name) for name in _SUMS]
     longest = F.max("latency_max_us").alias("latency_max_us")
     entry = F.when(F.col("bucket").isNotNull(), F.struct("bucket", "count"))

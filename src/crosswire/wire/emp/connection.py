@@ -177,6 +177,11 @@ class EmpConnection(Connection):
     # Receiving.
 
     @property
+    def held_bytes(self) -> int:
+        """An incomplete frame, and requests without a response."""
+        return self._decoder.pending + self._owed_bytes
+
+    @property
     def wants_data(self) -> bool:
         """False at `pending_requests` or `pending_bytes` of requests without a response."""
         limits = self.limits

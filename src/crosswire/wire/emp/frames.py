@@ -381,10 +381,13 @@ def serialize_response(identifier: int, body: bytes) -> bytes:
 def serialize(frame: Frame) -> bytes:
     """The bytes of a message. An error's description is cut if it is too long."""
     match frame:
-        case Request(id=identifier, body=body):
-            return serialize_request(identifier, body)
-        case Response(id=identifier, body=body):
-            return serialize_response(identifier, body)
+        # Not through `serialize_request`: a call would take a third of the time.
+        case Request():
+            body = frame.body
+            return _pack_request(MIN_REQUEST_LENGTH + len(body), TYPE_REQUEST, frame.id) + body
+        case Response():
+            body = frame.body
+            return _pack_request(MIN_REQUEST_LENGTH + len(body), TYPE_RESPONSE, frame.id) + body
         case Hello(version=version):
             return HELLO_STRUCT.pack(HELLO_LENGTH, TYPE_HELLO, version)
         case Bye():

@@ -338,12 +338,31 @@ class EmqpConnection(Connection):
         self._require(self.side == "subscriber", "unsubscribe")
         self._zmtp.send_cancel(topic.encode())
 
+    def send_ping(self, context: bytes) -> bool:
+        """Send ZMTP's PING; its PongReceived shows that all before it was read.
+
+        False if the peer's ZMTP is older than that.
+        """
+        if self.closed or not self._zmtp.knows_pings:
+            return False
+        self._zmtp.send_ping(context=context)
+        return True
+
     # Receiving.
 
     @property
     def last_received_at(self) -> float:
         """When the peer's last valid command was received."""
         return self._last_received_at
+
+    @property
+    def held_bytes(self) -> int:
+        """What ZMTP keeps."""
+        return self._zmtp.held_bytes
+
+    def release(self) -> None:
+        """Drop what ZMTP keeps, too."""
+        self._zmtp.release()
 
     @property
     def wants_data(self) -> bool:

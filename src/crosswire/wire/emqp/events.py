@@ -1,7 +1,7 @@
 """What an eMQP connection reports to its owner.
 
-Three events are ZMTP's: `PeerReady` after ZeroMQ's handshake, and for a broker `Subscribed` and
-`Unsubscribed`.
+Four events are ZMTP's: `PeerReady` after ZeroMQ's handshake, `PongReceived`, and for a broker
+`Subscribed` and `Unsubscribed`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from crosswire.errors import RemoteProtocolError
 from crosswire.wire.contract import ConnectionClosed, ConnectionFailed, Event
 from crosswire.wire.emqp.frames import Queue
-from crosswire.wire.zmtp.events import PeerReady, Subscribed, Unsubscribed
+from crosswire.wire.zmtp.events import PeerReady, PongReceived, Subscribed, Unsubscribed
 
 __all__ = [
     "Acknowledged",
@@ -20,6 +20,7 @@ __all__ = [
     "PeerInformed",
     "PeerLeaving",
     "PeerReady",
+    "PongReceived",
     "PublicationReceived",
     "PublishReceived",
     "Registered",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
@@ -98,7 +99,10 @@ class EpoxyConnection(Connection):
     def __init__(self, role: str, now: float, *, limits: Limits | None = None) -> None:
         self.limits = one_of(limits, DEFAULTS)
         sender = "server" if role == "client" else "client"
+        self._decoder: EpoxyDecoder
         super().__init__(role, EpoxyDecoder(sender, limits=self.limits))
+        self.on_layer_data: Callable[[bytes], None] | None = None
+        """Called with layer data while frames are limited, as soon as it has arrived."""
         self.state = State.HANDSHAKE
         self.dropped = 0
         """Messages that were ignored: responses without a request, events with an error."""
@@ -174,6 +178,17 @@ class EpoxyConnection(Connection):
             self._start_answering()
 
     # Receiving.
+
+    @property
+    def held_bytes(self) -> int:
+        """An incomplete frame, and requests without a response."""
+        return self._decoder.pending + self._owed_bytes
+
+    def limit_frames(self, frame_bytes: int | None) -> None:
+        """Limit frames; a payload of any size is accepted once `on_layer_data`, called with the
+        layer data before it, has lifted the limit."""
+        self._decoder.most_bytes = frame_bytes
+        self._decoder.on_layer_data = self.on_layer_data
 
     @property
     def wants_data(self) -> bool:

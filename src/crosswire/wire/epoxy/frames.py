@@ -7,6 +7,7 @@ another way is left to `crosswire.bond`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import IntEnum
 from functools import lru_cache
 from typing import Any, ClassVar, Final
@@ -293,12 +294,35 @@ def scan(
                     append((base + position, end - position, message))
                     position = end
                     continue
-        framelets, end = _walk(buffer, position, base, limits)
-        if framelets is None:
-            return position, end - position
-        append((base + position, end - position, _parse(buffer, position, base, framelets, end)))
-        position = end
+        start, (position, need) = position, scan_one(buffer, position, base, limits, placed)
+        if position == start:
+            return position, need
     return position, COUNT_SIZE
+
+
+def scan_one(
+    buffer: bytes, position: int, base: int, limits: EpoxyLimits, placed: list[Placed]
+) -> tuple[int, int]:
+    """`scan` for one frame of any kind; if it is not whole, `position` stays."""
+    framelets, end = _walk(buffer, position, base, limits)
+    if framelets is None:
+        return position, end - position
+    placed.append((base + position, end - position, _parse(buffer, position, base, framelets, end)))
+    return end, COUNT_SIZE
+
+
+def framelets_of(buffer: bytes, position: int) -> Iterator[tuple[int, int, int]]:
+    """Type, start and end of the framelets of a frame whose headers are in the buffer; their
+    contents need not be."""
+    count = int.from_bytes(buffer[position : position + COUNT_SIZE], "little")
+    at = position + COUNT_SIZE
+    for _ in range(count):
+        if at + FRAMELET_HEADER_SIZE > len(buffer):
+            return
+        kind, size = FRAMELET_STRUCT.unpack_from(buffer, at)
+        at += FRAMELET_HEADER_SIZE
+        yield kind, at, at + size
+        at += size
 
 
 def _read_names(tail: bytes) -> tuple[str, str] | None:

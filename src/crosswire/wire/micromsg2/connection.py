@@ -156,6 +156,7 @@ class MicroMsg2Connection(Connection):
     ) -> None:
         self.limits = one_of(limits, DEFAULTS)
         sender = "server" if role == "client" else "client"
+        self._decoder: MicroMsg2Decoder
         super().__init__(role, MicroMsg2Decoder(sender, limits=self.limits))
         self.offer = offer or Offer()
         self.agreement = Agreement()
@@ -333,6 +334,21 @@ class MicroMsg2Connection(Connection):
             self._end(ConnectionClosed(clean=True))
 
     # Receiving.
+
+    @property
+    def held_bytes(self) -> int:
+        """An incomplete frame, and the frames before it of a continued message."""
+        return self._decoder.pending + self._collected_bytes
+
+    def limit_frames(self, frame_bytes: int | None) -> None:
+        """Limit the handshake alone: it identifies the peer, and messages may follow it in the same
+        read."""
+        self._decoder.handshake_bytes = frame_bytes or self.limits.frame_bytes
+
+    def release(self) -> None:
+        """Also drops the collected frames of a continued message."""
+        super().release()
+        self._collected = []
 
     @property
     def wants_data(self) -> bool:

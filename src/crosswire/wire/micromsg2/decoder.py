@@ -85,6 +85,8 @@ class MicroMsg2Decoder(Decoder):
         self._sequence: int | None = FIRST_SEQUENCE
         self._continued: bool | None = False
         self._agreed: list[str] | None = None
+        self.handshake_bytes = self.limits.frame_bytes
+        """The limit of a handshake; set by an owner that does not know the peer."""
         if late:
             self._lose_track()
         elif hints and "next_sequence" in hints:
@@ -153,7 +155,8 @@ class MicroMsg2Decoder(Decoder):
 
     def _scan_handshake(self, buffer: bytes, position: int) -> tuple[Frame | None, int]:
         try:
-            frame, length = parse_handshake(buffer, position, self.offset, self.limits.frame_bytes)
+            limit = min(self.limits.frame_bytes, self.handshake_bytes)
+            frame, length = parse_handshake(buffer, position, self.offset, limit)
         except FrameError as error:
             # Invalid, but complete: the next one is the next handshake.
             if error.resumable and is_handshake(buffer[position]):

@@ -16,7 +16,7 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from crosswire.errors import IncompatiblePeer
+from crosswire.errors import IncompatiblePeer, MalformedFrame
 from crosswire.wire.contract import Event
 from crosswire.wire.micromsg2.frames import Handshake
 from crosswire.wire.micromsg2.layout import (
@@ -35,6 +35,7 @@ __all__ = [
     "JSON",
     "KNOWN",
     "PUB_SUB",
+    "REFUSE",
     "Agreement",
     "Offer",
     "VendorExtension",
@@ -43,6 +44,8 @@ __all__ = [
     "batch_ack",
     "conclude",
     "json_fault",
+    "parse_refusal",
+    "refusal",
     "token",
 ]
 
@@ -52,10 +55,14 @@ JSON: Final = "json"
 DOTNET: Final = "dotnet"
 PUB_SUB: Final = "pub-sub"
 AUTH: Final = "x-auth"
+REFUSE: Final = "x-refuse"
+"""Crosswire's own: a frame names a message, by its sequence number, that is refused and why. The
+acknowledgement that covers it then refuses it instead of settling it."""
 
 KNOWN: Final = frozenset({ACK, BATCH_ACK, JSON, DOTNET, PUB_SUB, AUTH})
 """The extensions that a connection implements."""
 
+_REASON_CHARACTERS: Final = 1000
 _DEFAULT_WINDOW: Final = 10
 """Of batch-ack without a count (specification, "batch-ack")."""
 
@@ -131,6 +138,19 @@ class Agreement(msgspec.Struct, frozen=True):
         for number, extension in enumerate(self.extensions, 1):
             numbers.setdefault(extension.name.lower(), number)
         return numbers
+
+
+def refusal(sequence: int, reason: str) -> bytes:
+    """The payload of a frame of `x-refuse`: the sequence number, and the reason as UTF-8."""
+    return sequence.to_bytes(2) + reason[:_REASON_CHARACTERS].encode()
+
+
+def parse_refusal(payload: bytes) -> tuple[int, str]:
+    """Sequence number and reason. Raises MalformedFrame."""
+    if len(payload) < 2:
+        raise MalformedFrame(f"a refusal of {len(payload)} bytes")
+    reason = payload[2:].decode(errors="replace")
+    return int.from_bytes(payload[:2]), reason[:_REASON_CHARACTERS]
 
 
 def batch_ack(max_count: int) -> Extension:

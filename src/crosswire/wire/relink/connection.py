@@ -264,6 +264,13 @@ class RelinkConnection(Connection):
         self._paused = self._paused or held
 
     @property
+    def held_bytes(self) -> int:
+        """An incomplete packet, and what the link's owner has not consumed."""
+        link = self._link
+        held_bytes = link.held_bytes if link is not None and self._attached else 0
+        return self._decoder.pending + held_bytes
+
+    @property
     def wants_data(self) -> bool:
         """False while the owner has no room, or has too many bytes to consume.
 
@@ -274,7 +281,7 @@ class RelinkConnection(Connection):
         link = self._link
         if link is None or not self._attached:
             return True
-        return link.held_bytes - link.undecided_bytes < self.limits.unconsumed_bytes
+        return link.unconsumed_bytes < self.limits.unconsumed_bytes
 
     def receive_data(self, data: bytes, now: float) -> None:
         """As in `Connection`; any data shows that the peer is alive."""

@@ -153,9 +153,9 @@ class Link:
         return self._receiving.held_bytes
 
     @property
-    def undecided_bytes(self) -> int:
-        """Bytes of messages that have arrived and that the peer hasn't committed yet."""
-        return self._receiving.undecided_bytes
+    def unconsumed_bytes(self) -> int:
+        """Those of them that the peer has committed, so that the owner can consume them."""
+        return self._receiving.held_bytes - self._receiving.undecided_bytes
 
     # Sending: each may be called at any time, connection or not. On a link that has ended, what
     # gives a sequence number raises LocalProtocolError, and all else is ignored: the end may have

@@ -9,7 +9,7 @@ are one packet, and after a reconnection everything is reported, without a speci
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from crosswire.errors import LimitExceeded, LocalProtocolError, UnexpectedFrame
 from crosswire.wire.contract import Event, Frame
@@ -35,6 +35,9 @@ from crosswire.wire.relink.frames import (
 )
 
 __all__ = ["ReceivingHalf"]
+
+_MESSAGE_BYTES: Final = 512
+"""What a message takes in memory beside its parts, roughly."""
 
 _AnyOperation: TypeAlias = ChannelOperation | SequenceOperation
 
@@ -66,6 +69,15 @@ class ReceivingHalf:
         """Deliver a message to each of its channels; add events. Raises RemoteProtocolError."""
         parts = packet.parts
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+        if len(packet.channels) > 1:
+            # The parts are shared, but the owner makes a message of its own for each target: a
+            # small packet may become a lot of memory and, stored, of disk.
+            size += _MESSAGE_BYTES
+            if size * len(packet.channels) > self._limits.unconsumed_bytes:
+                raise LimitExceeded(
+                    f"a multicast of {size} bytes to {len(packet.channels)} channels is more than"
+                    f" {self._limits.unconsumed_bytes} bytes"
+                )
         for channel in packet.channels:
             receiving = self.channels.get(channel) or self._open_channel(channel)
             if not receiving.arrive(size, self._limits.window):

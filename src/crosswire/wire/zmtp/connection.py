@@ -253,6 +253,17 @@ class ZmtpConnection(Connection):
 
     # Receiving.
 
+    @property
+    def held_bytes(self) -> int:
+        """An incomplete message, and the peer's subscriptions."""
+        return self._decoder.pending + self._parts_bytes + self._subscription_bytes
+
+    def release(self) -> None:
+        """Also drops the parts of an incomplete message, and the subscriptions."""
+        super().release()
+        self._parts = []
+        self.subscriptions = {}
+
     def receive_eof(self) -> None:
         """Clean if the connection was open and no message is incomplete."""
         if not self.closed:
@@ -332,7 +343,7 @@ class ZmtpConnection(Connection):
             ready = self._read_properties(self._handshake.properties)
             self._events.append(ready)
             self.state = State.OPEN
-            if self.limits.ping_interval_s and self._knows_commands:
+            if self.limits.ping_interval_s and self.knows_pings:
                 self._ping_at = now + self.limits.ping_interval_s
         if answer:
             self._outgoing.append(answer)
@@ -471,7 +482,7 @@ class ZmtpConnection(Connection):
     # In common.
 
     @property
-    def _knows_commands(self) -> bool:
+    def knows_pings(self) -> bool:
         """SUBSCRIBE, CANCEL, PING and PONG were added in ZMTP 3.1."""
         return self.peer_version != "3.0"
 
@@ -485,7 +496,7 @@ class ZmtpConnection(Connection):
         self._require_open()
         if self.socket_type not in SILENT_SOCKETS:
             raise LocalProtocolError(f"a {self.socket_type} does not subscribe")
-        if self._knows_commands:
+        if self.knows_pings:
             self._send_command(name, topic)
         else:
             self._send_parts((bytes((kind,)) + topic,))

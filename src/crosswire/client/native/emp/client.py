@@ -7,12 +7,12 @@ async with EmpClient("127.0.0.1", 5040) as client:
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from crosswire.client.native.dial import Backoff, StayingClient, dial
-from crosswire.client.native.emp.peer import EmpPeer, Handler, Json, decode
+from crosswire.client.native.dial import Addresses, Backoff, StayingClient, dial
+from crosswire.client.native.emp.peer import EmpPeer, Handler, Json, Receiver, decode
 from crosswire.client.native.resubscribe import KeptSubscription, KeptSubscriptions
 from crosswire.wire.emp.connection import EmpConnection
 from crosswire.wire.emp.frames import EmpLimits
@@ -39,6 +39,10 @@ class _ServiceNames(msgspec.Struct, frozen=True):
 class EmpClient(StayingClient[EmpPeer]):
     """A client that stays connected; operations in `handlers` answer requests of the server.
 
+    `deliver` gets the deliveries of subscriptions at once and answers them later, in any order;
+    without it they go to the handler of `$deliver`, one after the other. `token` identifies the
+    program on every connection. `others` are further addresses of the same hub, tried in turn.
+
     A request that is made while there is no connection waits for the next one, within its timeout.
     What `$authenticate`, `$subscribe` and `$serve` have established is restored on every new
     connection, before anything else: deliveries and calls go on, with the same `subscription`. If
@@ -52,18 +56,21 @@ class EmpClient(StayingClient[EmpPeer]):
         *,
         tls: ssl.SSLContext | None = None,
         handlers: Mapping[str, Handler] | None = None,
+        deliver: Receiver | None = None,
+        token: str | None = None,
+        others: Sequence[tuple[str, int]] = (),
         limits: EmpLimits | None = None,
         backoff: Backoff | None = None,
         connect_timeout_s: float = 10.0,
     ) -> None:
-        super().__init__(self._connect, backoff=backoff)
-        self._host = host
-        self._port = port
+        super().__init__(lambda: self._addresses.reach(self._connect), backoff=backoff)
+        self._addresses = Addresses(host, port, others)
         self._tls = tls
         self._handlers = handlers or {}
         self._limits = limits
         self._connect_timeout_s = connect_timeout_s
-        self._credentials: bytes | None = None
+        self._deliver = deliver
+        self._credentials = None if token is None else msgspec.json.encode({"token": token})
         self._subscriptions = KeptSubscriptions()
         self._services: dict[str, None] = {}
 
@@ -116,11 +123,11 @@ class EmpClient(StayingClient[EmpPeer]):
             return reply
         return msgspec.json.encode(msgspec.json.decode(reply) | {"subscription": kept[0].number})
 
-    async def _connect(self) -> EmpPeer:
-        peer = EmpPeer(self._handlers)
+    async def _connect(self, host: str, port: int) -> EmpPeer:
+        peer = EmpPeer(self._handlers, deliver=self._deliver)
         await dial(
-            self._host,
-            self._port,
+            host,
+            port,
             lambda now: EmpConnection("client", now, limits=self._limits),
             peer,
             tls=self._tls,

@@ -6,11 +6,12 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from crosswire.client.native.dial import within
 from crosswire.client.native.remote import PendingReplies, RemotePeer
 from crosswire.client.native.resubscribe import SubscriptionNumbers
 from crosswire.errors import ConnectionLost, LocalProtocolError, RequestFailed
@@ -18,7 +19,7 @@ from crosswire.wire.contract import ConnectionClosed, ConnectionFailed, Connecti
 from crosswire.wire.emp.connection import EmpConnection
 from crosswire.wire.emp.events import RequestReceived, ResponseReceived
 
-__all__ = ["EmpPeer", "Handler", "Json", "decode"]
+__all__ = ["EmpDelivery", "EmpPeer", "Handler", "Json", "OwedAnswer", "Receiver", "decode"]
 
 Json = dict[str, Any]
 Handler = Callable[[Json], Awaitable[Json | None]]
@@ -27,15 +28,66 @@ Handler = Callable[[Json], Awaitable[Json | None]]
 _log = logging.getLogger("crosswire.client.native.emp")
 
 
-class EmpPeer(RemotePeer):
-    """The far end of one connection, in either role. Requests go both ways and stay in order."""
+class OwedAnswer:
+    """The answer to one request of the peer; it leaves when those before it have left."""
 
-    def __init__(self, handlers: Mapping[str, Handler]) -> None:
+    __slots__ = ("_id", "_peer", "send")
+
+    def __init__(self, peer: EmpPeer, identifier: int) -> None:
+        self._peer = peer
+        self._id = identifier
+        self.send: Callable[[], None] | None = None
+
+    @property
+    def lost(self) -> bool:
+        """Whether the connection ended before the answer was given."""
+        return self._peer.end is not None
+
+    def succeed(self, data: bytes = b"{}") -> None:
+        """Answer with success."""
+        self.send = lambda: self._peer.connection.send_success(self._id, data)
+        self._peer.send_answers()
+
+    def fail(self, code: str, description: str, data: bytes = b"{}") -> None:
+        """Answer with a failure."""
+        self.send = lambda: self._peer.connection.send_failure(self._id, code, description, data)
+        self._peer.send_answers()
+
+
+class EmpDelivery(msgspec.Struct, frozen=True, kw_only=True):
+    """The data of a `$deliver`: exactly one of `json`, `text` and `base64` is there."""
+
+    subscription: int
+    id: int
+    destination: str
+    attempt: int = 1
+    properties: dict[str, int | float | bool | str] = {}
+    json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    text: str | None = None
+    base64: bytes = b""
+
+
+_parse_delivery = msgspec.json.Decoder(EmpDelivery).decode
+
+Receiver = Callable[[EmpDelivery, OwedAnswer], None]
+"""Takes a delivery at once, and answers it later."""
+
+
+class EmpPeer(RemotePeer):
+    """The far end of one connection, in either role. Requests go both ways and stay in order.
+
+    Handlers run one after the other. `deliver` gets the hub's `$deliver` requests as they arrive.
+    """
+
+    def __init__(self, handlers: Mapping[str, Handler], *, deliver: Receiver | None = None) -> None:
         super().__init__()
         self.numbers = SubscriptionNumbers()
         self._handlers = handlers
         self._replies: PendingReplies[ResponseReceived] = PendingReplies()
-        self._to_answer: deque[RequestReceived] = deque()
+        self._deliver = deliver
+        self._to_answer: deque[tuple[RequestReceived, OwedAnswer]] = deque()
+        self._owed: deque[OwedAnswer] = deque()
+        """Answers to all requests of the peer, in their order, which is that of the answers."""
         self._answering: asyncio.Task[None] | None = None
 
     @property
@@ -68,7 +120,7 @@ class EmpPeer(RemotePeer):
 
         `on_success` is called with the response before any event after it is handled.
         """
-        if op == "$unsubscribe" and self.numbers.differ:
+        if op in ("$extend", "$unsubscribe") and self.numbers.differ:
             data = self._with_our_number(data)
         try:
             identifier = self.connection.send_request(op, data)
@@ -81,6 +133,31 @@ class EmpPeer(RemotePeer):
         if not response.succeeded:
             raise RequestFailed(response.code, response.description, data=response.data)
         return response.data
+
+    async def request_all(
+        self, op: str, data: Sequence[bytes], *, timeout_s: float | None = 30.0
+    ) -> list[bytes | RequestFailed]:
+        """Send many requests in one write; gives the data of each response, or its failure.
+
+        Raises RequestTimeout or ConnectionLost, as `request` does.
+        """
+        send = self.connection.send_request
+        try:
+            identifiers = [send(op, each) for each in data]
+        except LocalProtocolError as error:
+            raise ConnectionLost(f"{op} was not sent: {self.why(error)}") from None
+        self.session.wake()
+        pending = [self._replies.expect(each) for each in identifiers]
+        try:
+            responses = await within(timeout_s, f"no response to {op}", asyncio.gather(*pending))
+        finally:
+            self._replies.forget(identifiers)
+        return [
+            each.data
+            if each.succeeded
+            else RequestFailed(each.code, each.description, data=each.data)
+            for each in responses
+        ]
 
     def _with_our_number(self, data: bytes) -> bytes:
         """A request with this connection's number of a subscription instead of the program's."""
@@ -101,7 +178,7 @@ class EmpPeer(RemotePeer):
                         identifier, event, event.data if event.succeeded else None
                     )
                 case RequestReceived():
-                    self._to_answer.append(event)
+                    self._take(event)
                 case ConnectionOpened():
                     self.opened.set_result(None)
                 case ConnectionClosed() | ConnectionFailed():
@@ -117,29 +194,57 @@ class EmpPeer(RemotePeer):
             self._answering.cancel()
         super().finish(end)
 
+    def _take(self, request: RequestReceived) -> None:
+        answer = OwedAnswer(self, request.id)
+        self._owed.append(answer)
+        if request.op == "$deliver" and self._deliver is not None:
+            self._hand_over(self._deliver, request, answer)
+        else:
+            self._to_answer.append((request, answer))
+
+    def _hand_over(self, deliver: Receiver, request: RequestReceived, answer: OwedAnswer) -> None:
+        try:
+            delivery = _parse_delivery(request.data)
+        except msgspec.MsgspecError as error:
+            answer.fail("invalid_request", f"the delivery can't be read: {error}")
+            return
+        self.numbers.for_program(delivery.subscription, delivery.id)
+        deliver(delivery, answer)
+
+    def _delivery(self, data: bytes) -> Json:
+        """A delivery with the program's number of its subscription."""
+        decoded = decode(data)
+        if {"subscription", "id"} <= decoded.keys():
+            number = self.numbers.for_program(decoded["subscription"], decoded["id"])
+            decoded["subscription"] = number
+        return decoded
+
+    def send_answers(self) -> None:
+        """Send the answers that are known and have none before them that isn't."""
+        owed = self._owed
+        while owed and owed[0].send is not None and self.end is None:
+            send = owed.popleft().send
+            assert send is not None
+            send()
+        self.session.wake()
+
     async def _answer(self) -> None:
         """Answer requests in order: EMP asks to finish one before the next is begun."""
         while self._to_answer:
-            request = self._to_answer.popleft()
+            request, answer = self._to_answer.popleft()
             try:
                 handler = self._handlers.get(request.op)
                 if handler is None:
                     raise RequestFailed("unknown_op", f"nobody answers {request.op}")
-                data = decode(request.data)
-                if request.op == "$deliver" and {"subscription", "id"} <= data.keys():
-                    data["subscription"] = self.numbers.for_program(
-                        data["subscription"], data["id"]
-                    )
+                is_delivery = request.op == "$deliver"
+                data = self._delivery(request.data) if is_delivery else decode(request.data)
                 reply = await handler(data)
-                self.connection.send_success(request.id, msgspec.json.encode(reply or {}))
+                answer.succeed(msgspec.json.encode(reply or {}))
             except RequestFailed as failure:
-                self.connection.send_failure(
-                    request.id, failure.code, failure.description, failure.data
-                )
+                answer.fail(failure.code, failure.description, failure.data)
             except Exception:
                 _log.exception("the handler of %s failed", request.op)
-                self.connection.send_failure(request.id, "internal", "the handler failed")
-            self.session.wake()
+                answer.fail("internal", "the handler failed")
         self._answering = None
 
 

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from crosswire.client.native.dial import Backoff, StayingClient, within
+from crosswire.client.native.dial import Addresses, Backoff, StayingClient, within
 from crosswire.client.native.emqp.peer import WITH_PINGS, EmqpPeer, connect_peer
 from crosswire.client.native.emqp.subscriber import SUBSCRIBERS_PORT, EmqpSubscriber
 from crosswire.envelope import Property
@@ -50,6 +50,20 @@ class _ClientPeer(EmqpPeer):
             return await within(wait_s, f"{what} from queue {queue}", future)
         finally:
             waiting.pop(msgid, None)
+
+    async def request_all(
+        self, queue: str, jobs: Sequence[tuple[Headers, bytes]], wait_s: float | None
+    ) -> None:
+        """Send requests in one write, and wait until the broker has receipts for all."""
+        msgids = [self.send_request(queue, headers, message) for headers, message in jobs]
+        loop = asyncio.get_running_loop()
+        pending = [self._receipts.setdefault(msgid, loop.create_future()) for msgid in msgids]
+        self.session.wake()
+        try:
+            await within(wait_s, f"no receipt from queue {queue}", asyncio.gather(*pending))
+        finally:
+            for msgid in msgids:
+                self._receipts.pop(msgid, None)
 
     def send_request(self, queue: str, headers: Headers, message: bytes) -> str:
         """Send a request; gives its id. Raises ConnectionLost."""
@@ -96,10 +110,11 @@ class EmqpClient(StayingClient[_ClientPeer]):
         limits: EmqpLimits | None = None,
         backoff: Backoff | None = None,
         connect_timeout_s: float = 10.0,
+        others: Sequence[tuple[str, int]] = (),
     ) -> None:
-        super().__init__(self._connect, backoff=backoff)
+        super().__init__(lambda: self._addresses.reach(self._connect), backoff=backoff)
+        self._addresses = Addresses(host, port, others)
         self._host = host
-        self._port = port
         self._subscribers_port = subscribers_port
         self._mechanism = mechanism
         self._limits = limits or WITH_PINGS
@@ -181,6 +196,30 @@ class EmqpClient(StayingClient[_ClientPeer]):
         except ValueError as error:
             raise RequestFailed("invalid", str(error), data=answer) from None
 
+    async def request_all(
+        self,
+        messages: Sequence[tuple[bytes, Mapping[str, Property]]],
+        *,
+        queue: str = "default",
+        guarantee: bool = True,
+        retry_count: int = 0,
+        wait_s: float | None = 30.0,
+    ) -> None:
+        """Send many messages with their properties to `queue`; returns when the broker has all.
+
+        Raises RequestTimeout or ConnectionLost: then some may have been taken, and none is
+        repeated.
+        """
+        jobs = [
+            (
+                Headers.of(guarantee=guarantee, retry_count=retry_count, properties=properties),
+                message,
+            )
+            for message, properties in messages
+        ]
+        peer = await self._redialler.peer(wait_s)
+        await peer.request_all(queue, jobs, wait_s)
+
     async def publish(
         self, topic: str, message: bytes, *, properties: Mapping[str, Property] | None = None
     ) -> None:
@@ -200,6 +239,7 @@ class EmqpClient(StayingClient[_ClientPeer]):
         nohaste: bool = False,
         run_count: int | None = None,
         guarantee: bool = False,
+        properties: Mapping[str, Property] | None = None,
     ) -> None:
         """Have `message` sent to `queue` every `interval_s`, or by the expression `cron`.
 
@@ -208,7 +248,11 @@ class EmqpClient(StayingClient[_ClientPeer]):
         """
         if (interval_s is None) == (cron is None):
             raise ValueError("a schedule has either an interval or a cron")
-        headers = str(Headers.of(guarantee=guarantee, nohaste=nohaste, run_count=run_count))
+        headers = str(
+            Headers.of(
+                guarantee=guarantee, nohaste=nohaste, run_count=run_count, properties=properties
+            )
+        )
         peer = await self._redialler.peer(self._connect_timeout_s)
         self._sending(
             peer,
@@ -242,13 +286,13 @@ class EmqpClient(StayingClient[_ClientPeer]):
         except LocalProtocolError as error:
             raise ConnectionLost(f"not sent: {peer.why(error)}") from None
 
-    async def _connect(self) -> _ClientPeer:
+    async def _connect(self, host: str, port: int) -> _ClientPeer:
         peer = _ClientPeer()
         await connect_peer(
             peer,
             "client",
-            self._host,
-            self._port,
+            host,
+            port,
             mechanism=self._mechanism,
             limits=self._limits,
             timeout_s=self._connect_timeout_s,

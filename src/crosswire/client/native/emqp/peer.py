@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from itertools import count
 from typing import Final
 from uuid import uuid4
 
-from crosswire.client.native.dial import dial
+from crosswire.client.native.dial import dial, within
 from crosswire.client.native.remote import RemotePeer
 from crosswire.wire.contract import ConnectionClosed, ConnectionFailed, Event
 from crosswire.wire.emqp.connection import EmqpConnection
-from crosswire.wire.emqp.events import PeerReady
+from crosswire.wire.emqp.events import PeerReady, PongReceived
 from crosswire.wire.emqp.frames import EmqpLimits
 from crosswire.wire.zmtp.mechanisms import Mechanism
 
@@ -28,6 +29,8 @@ class EmqpPeer(RemotePeer):
     def __init__(self) -> None:
         super().__init__()
         self._drained = asyncio.Event()
+        self._pongs: dict[bytes, asyncio.Future[None]] = {}
+        self._contexts = count(1)
 
     @property
     def connection(self) -> EmqpConnection:
@@ -43,6 +46,23 @@ class EmqpPeer(RemotePeer):
             self._drained.clear()
             await self._drained.wait()
 
+    async def synchronize(self, timeout_s: float | None = 10.0) -> None:
+        """Wait until the broker has read all that was sent, which only ZMTP can confirm.
+
+        With a broker whose ZMTP is too old for that, until it is written. Raises RequestTimeout or
+        ConnectionLost.
+        """
+        context = next(self._contexts).to_bytes(8)
+        if not self.connection.send_ping(context):
+            await self.flush()
+            return
+        self.session.wake()
+        pong = self._pongs[context] = asyncio.get_running_loop().create_future()
+        try:
+            await within(timeout_s, "no sign of life from the broker", pong)
+        finally:
+            del self._pongs[context]
+
     # Called by the session.
 
     def handle_events(self, events: list[Event]) -> None:
@@ -57,6 +77,10 @@ class EmqpPeer(RemotePeer):
         """Handle one event; overridden for those of a client, a subscriber or a worker."""
         if isinstance(event, PeerReady):
             self.opened.set_result(None)
+        elif isinstance(event, PongReceived):
+            pong = self._pongs.get(event.context)
+            if pong is not None and not pong.done():
+                pong.set_result(None)
 
     def handle_drain(self) -> None:
         """Let those who flush go on."""
@@ -66,6 +90,10 @@ class EmqpPeer(RemotePeer):
         """Let those who flush go on: nothing will be written any more."""
         self._drained.set()
         super().finish(end)
+        for pong in self._pongs.values():
+            if not pong.done():
+                pong.set_exception(self.lost())
+                pong.exception()  # asyncio warns of an exception that nobody has fetched
 
 
 async def connect_peer(

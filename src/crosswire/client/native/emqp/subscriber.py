@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 
-from crosswire.client.native.dial import Backoff, StayingClient
+from crosswire.client.native.dial import Addresses, Backoff, StayingClient
 from crosswire.client.native.emqp.peer import WITH_PINGS, EmqpPeer, connect_peer
 from crosswire.errors import ConnectionLost
 from crosswire.wire.contract import Event
@@ -58,10 +58,10 @@ class EmqpSubscriber(StayingClient[_SubscriberPeer]):
         limits: EmqpLimits | None = None,
         backoff: Backoff | None = None,
         connect_timeout_s: float = 10.0,
+        others: Sequence[tuple[str, int]] = (),
     ) -> None:
-        super().__init__(self._connect, backoff=backoff)
-        self._host = host
-        self._port = port
+        super().__init__(lambda: self._addresses.reach(self._connect), backoff=backoff)
+        self._addresses = Addresses(host, port, others)
         self.topics = list(topics)
         self._window = window
         self._mechanism = mechanism
@@ -109,13 +109,13 @@ class EmqpSubscriber(StayingClient[_SubscriberPeer]):
         if len(self._waiting) >= self._window:
             peer.connection.paused = True
 
-    async def _connect(self) -> _SubscriberPeer:
+    async def _connect(self, host: str, port: int) -> _SubscriberPeer:
         peer = _SubscriberPeer(self)
         await connect_peer(
             peer,
             "subscriber",
-            self._host,
-            self._port,
+            host,
+            port,
             mechanism=self._mechanism,
             limits=self._limits,
             timeout_s=self._connect_timeout_s,

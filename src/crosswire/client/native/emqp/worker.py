@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from crosswire.client.native.dial import Backoff, Redialler
+from crosswire.client.native.dial import Addresses, Backoff, Redialler
 from crosswire.client.native.emqp.executors import (
     JobExecutor,
     ProcessJobExecutor,
@@ -92,11 +92,11 @@ class Worker:
         limits: EmqpLimits | None = None,
         backoff: Backoff | None = None,
         connect_timeout_s: float = 10.0,
+        others: Sequence[tuple[str, int]] = (),
     ) -> None:
         if slots < 1:
             raise ValueError("a worker needs at least 1 slot")
-        self._host = host
-        self._port = port
+        self._addresses = Addresses(host, port, others)
         self._queues = tuple(queues)
         self._slots = slots
         self._mechanism = mechanism
@@ -112,7 +112,9 @@ class Worker:
         self._unsent: list[tuple[bytes, str]] = []
         self._stopping = False
         self._redialler: Redialler[_WorkerPeer] = Redialler(
-            self._connect, backoff=backoff, on_end=self._on_redialler_end
+            lambda: self._addresses.reach(self._connect),
+            backoff=backoff,
+            on_end=self._on_redialler_end,
         )
         self.stopped = asyncio.Event()
         self.failure: ConnectionLost | None = None
@@ -196,13 +198,13 @@ class Worker:
 
     # The connection.
 
-    async def _connect(self) -> _WorkerPeer:
+    async def _connect(self, host: str, port: int) -> _WorkerPeer:
         peer = _WorkerPeer(self)
         await connect_peer(
             peer,
             "worker",
-            self._host,
-            self._port,
+            host,
+            port,
             queues=self._queues,
             mechanism=self._mechanism,
             limits=self._limits,

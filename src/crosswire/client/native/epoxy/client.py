@@ -11,14 +11,16 @@ unchanged.
 from __future__ import annotations
 
 import ssl
+from collections.abc import Sequence
 from typing import Any, Final
 
 from crosswire.bond import hub_module, marshal
 from crosswire.bond.schema import ServiceDef
-from crosswire.client.native.dial import Backoff, StayingClient, dial
+from crosswire.client.native.dial import Addresses, Backoff, StayingClient, dial
 from crosswire.client.native.epoxy.peer import HUB, CallReply, EpoxyPeer, Handlers
 from crosswire.client.native.resubscribe import KeptSubscription, KeptSubscriptions
-from crosswire.errors import BondDecodeError
+from crosswire.errors import BondDecodeError, CallFailed
+from crosswire.wire.epoxy.comm import ErrorCode
 from crosswire.wire.epoxy.connection import EpoxyConnection
 from crosswire.wire.epoxy.frames import EpoxyLimits
 
@@ -34,10 +36,12 @@ class EpoxyClient(StayingClient[EpoxyPeer]):
     """A client that stays connected; `handlers` answer calls of the server.
 
     A call that is made while there is no connection waits for the next one, within its timeout.
-    With a `token`, every call and event without layer data of its own carries the credentials.
+    With a `token`, it identifies itself when it has connected, and every call and event without
+    layer data of its own carries the credentials.
     What `crosswire.Hub.Subscribe` and `Serve` have established is restored on every new connection,
     before anything else: deliveries and calls go on, with the same `subscription`. If the hub
-    refuses that, the client ends, and `ended` has the reason.
+    refuses that, the client ends, and `ended` has the reason. `others` are further addresses of the
+    same hub, tried in turn. Events of the server above `events_waiting` are dropped.
     """
 
     def __init__(
@@ -48,13 +52,15 @@ class EpoxyClient(StayingClient[EpoxyPeer]):
         tls: ssl.SSLContext | None = None,
         handlers: Handlers | None = None,
         token: str | None = None,
+        others: Sequence[tuple[str, int]] = (),
+        events_waiting: int = 1024,
         limits: EpoxyLimits | None = None,
         backoff: Backoff | None = None,
         connect_timeout_s: float = 10.0,
     ) -> None:
-        super().__init__(self._connect, backoff=backoff)
-        self._host = host
-        self._port = port
+        super().__init__(lambda: self._addresses.reach(self._connect), backoff=backoff)
+        self._addresses = Addresses(host, port, others)
+        self._events_waiting = events_waiting
         self._tls = tls
         self._handlers = handlers or {}
         self._token = token
@@ -134,18 +140,35 @@ class EpoxyClient(StayingClient[EpoxyPeer]):
         peer = await self._redialler.peer(timeout_s)
         await peer.send_event_bytes(service, method, payload, layer_data=layer_data)
 
-    async def _connect(self) -> EpoxyPeer:
-        peer = EpoxyPeer(self._handlers, token=self._token)
+    async def _connect(self, host: str, port: int) -> EpoxyPeer:
+        peer = EpoxyPeer(self._handlers, token=self._token, events_waiting=self._events_waiting)
         await dial(
-            self._host,
-            self._port,
+            host,
+            port,
             lambda now: EpoxyConnection("client", now, limits=self._limits),
             peer,
             tls=self._tls,
             timeout_s=self._connect_timeout_s,
             keep_alive=True,
         )
-        return await self._opened(peer, peer.opened)
+        return await self._opened(peer, self._authenticated(peer))
+
+    async def _authenticated(self, peer: EpoxyPeer) -> None:
+        """Identify before anything else: a hub with users accepts large frames only then, and
+        disconnects a peer that does not within 10 s. Raises ClientError."""
+        await peer.opened
+        if self._token is None:
+            return
+        module = hub_module()
+        nothing = module.struct("crosswire.Nothing").python_class()
+        try:
+            await peer.call(
+                module.service(HUB), "Authenticate", nothing, timeout_s=self._connect_timeout_s
+            )
+        except CallFailed as failure:
+            # Another server than a hub has no such method: it gets the credentials with each call.
+            if failure.error_code != ErrorCode.METHOD_NOT_FOUND:
+                raise
 
     async def _subscribe(
         self, peer: EpoxyPeer, payload: bytes, layer_data: bytes | None, timeout_s: float | None

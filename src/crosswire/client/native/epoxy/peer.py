@@ -6,13 +6,14 @@ import asyncio
 import logging
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from crosswire.bond import hub_module, marshal
 from crosswire.bond.schema import ServiceDef
+from crosswire.client.native.dial import within
 from crosswire.client.native.remote import PendingReplies, RemotePeer
 from crosswire.client.native.resubscribe import SubscriptionNumbers
 from crosswire.errors import (
@@ -35,7 +36,7 @@ HUB: Final = "crosswire.Hub"
 """The hub's own service."""
 _DELIVERY: Final = "crosswire.Delivery"
 _DELIVER: Final = ("crosswire.Subscriber", "Deliver")
-_WITH_NUMBER: Final = frozenset({"Settle", "Unsubscribe"})
+_WITH_NUMBER: Final = frozenset({"Extend", "Settle", "Unsubscribe"})
 """Methods of the hub whose request names a subscription."""
 
 _MOST_WORKERS = 64
@@ -159,6 +160,44 @@ class EpoxyPeer(RemotePeer):
         if response.payload is None:
             raise _failure(response.error or b"")
         return CallReply(response.payload, response.layer_data)
+
+    async def call_all(
+        self,
+        service: str,
+        method: str,
+        payloads: Sequence[bytes],
+        *,
+        timeout_s: float | None = 30.0,
+    ) -> list[CallReply | CallFailed]:
+        """Make many calls in one write; gives each answer, or its error.
+
+        Raises RequestTimeout or ConnectionLost, as `call` does.
+        """
+        name = f"{service}.{method}"
+        send = self.connection.send_request
+        conversations: list[int] = []
+        try:
+            for payload in payloads:
+                conversations.append(send(service, method, payload, layer_data=self._credentials))
+        except LocalProtocolError as error:
+            for conversation in conversations:
+                self.connection.forget_request(conversation)
+            raise self._not_sent(name, error) from None
+        self.session.wake()
+        pending = [self._replies.expect(each) for each in conversations]
+        try:
+            what = f"no response from {name}"
+            responses = await within(timeout_s, what, asyncio.gather(*pending))
+        finally:
+            self._replies.forget(conversations)
+            for conversation in conversations:
+                self.connection.forget_request(conversation)
+        return [
+            _failure(each.error or b"")
+            if each.payload is None
+            else CallReply(each.payload, each.layer_data)
+            for each in responses
+        ]
 
     async def send_event(
         self, service: ServiceDef, method: str, event: Any, *, layer_data: bytes | None = None

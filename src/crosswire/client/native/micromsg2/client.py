@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import count
 from typing import Final
 
-from crosswire.client.native.dial import Backoff, StayingClient, dial, within
+from crosswire.client.native.dial import Addresses, Backoff, StayingClient, dial, within
 from crosswire.client.native.micromsg2.peer import MicroMsg2Delivery, MicroMsg2Peer
 from crosswire.client.native.micromsg2.subscription import MicroMsg2Subscription
 from crosswire.envelope import Property
@@ -32,6 +32,7 @@ from crosswire.wire.micromsg2.extensions import (
     BATCH_ACK,
     DOTNET,
     PUB_SUB,
+    REFUSE,
     Offer,
     batch_ack,
     token,
@@ -53,13 +54,14 @@ def client_offer(
     *, identity: str = "crosswire", window: int | None = 100, auth: str | None = None
 ) -> Offer:
     """The default offer of a client: acknowledgements with a window, pub/sub, and a token if it has
-    one. It accepts `dotnet`, but not `json`, which would restrict payloads."""
+    one. It accepts `dotnet`, but not `json`, which would restrict payloads. A hub also agrees to
+    refusals (`x-refuse`)."""
     acks = (batch_ack(window),) if window else ()
     proof = (token(auth),) if auth is not None else ()
     supported = frozenset({ACK, BATCH_ACK, DOTNET, PUB_SUB} if window else {DOTNET, PUB_SUB})
     return Offer(
         identity=identity,
-        optional=(*acks, Extension(PUB_SUB), *proof),
+        optional=(*acks, Extension(PUB_SUB), *([Extension(REFUSE)] if window else []), *proof),
         supported=supported,
     )
 
@@ -72,7 +74,8 @@ class MicroMsg2Client(StayingClient[MicroMsg2Peer]):
     """A client that stays connected; subscriptions and services outlive a connection.
 
     A message that is sent while there is no connection waits for the next one, within its timeout.
-    `on_event` is called with all other events: those of vendor extensions in the offer.
+    `on_event` is called with all other events: those of vendor extensions in the offer. `others`
+    are further addresses of the same hub, tried in turn.
     """
 
     def __init__(
@@ -85,11 +88,11 @@ class MicroMsg2Client(StayingClient[MicroMsg2Peer]):
         limits: MicroMsg2Limits | None = None,
         backoff: Backoff | None = None,
         connect_timeout_s: float = 10.0,
+        others: Sequence[tuple[str, int]] = (),
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
-        super().__init__(self._connect, backoff=backoff)
-        self._host = host
-        self._port = port
+        super().__init__(lambda: self._addresses.reach(self._connect), backoff=backoff)
+        self._addresses = Addresses(host, port, others)
         self._offer = offer or client_offer()
         self._tls = tls
         self._limits = limits
@@ -212,11 +215,11 @@ class MicroMsg2Client(StayingClient[MicroMsg2Peer]):
 
     # The connection.
 
-    async def _connect(self) -> MicroMsg2Peer:
+    async def _connect(self, host: str, port: int) -> MicroMsg2Peer:
         peer = MicroMsg2Peer(self._route, self._on_event)
         await dial(
-            self._host,
-            self._port,
+            host,
+            port,
             lambda now: MicroMsg2Connection("client", now, limits=self._limits, offer=self._offer),
             peer,
             tls=self._tls,

@@ -12,6 +12,7 @@ from crosswire.errors import ConnectionLost, LocalProtocolError, PeerError
 from crosswire.wire.contract import ConnectionClosed, ConnectionFailed, Event
 from crosswire.wire.micromsg2.connection import MicroMsg2Connection
 from crosswire.wire.micromsg2.events import MessageReceived, MessagesAcknowledged, Opened
+from crosswire.wire.micromsg2.extensions import REFUSE, refusal
 from crosswire.wire.micromsg2.values import Value
 
 __all__ = ["MicroMsg2Delivery", "MicroMsg2Peer"]
@@ -38,6 +39,15 @@ class MicroMsg2Delivery:
         if not self._acknowledged:
             self._acknowledged = True
             self.peer.acknowledge(self.sequence)
+
+    def refuse(self, reason: str) -> None:
+        """The message can't be processed: the hub retries it, or makes it a dead letter.
+
+        Raises LocalProtocolError if the server did not agree to `x-refuse`.
+        """
+        if not self._acknowledged and self.peer.end is None:
+            self.peer.connection.send_extension(REFUSE, refusal(self.sequence, reason))
+            self.acknowledge()
 
 
 class MicroMsg2Peer(RemotePeer):

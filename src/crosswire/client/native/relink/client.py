@@ -19,12 +19,12 @@ import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 
-from crosswire.client.native.dial import Backoff, dial, within
+from crosswire.client.native.dial import Addresses, Backoff, dial, within
 from crosswire.client.native.relink.channels import Gate, Receiver, Sender
 from crosswire.errors import (
     ClientError,
-    ConnectFailed,
     ConnectionLost,
+    HandshakeFailed,
     LinkLost,
 )
 from crosswire.plurals import plural
@@ -56,7 +56,7 @@ class RelinkClient:
 
     Channels are opened by using them. When the other side no longer knows the link, everything that
     waits raises LinkLost, and so does everything after it: only the application can know what is to
-    be repeated.
+    be repeated. `others` are further addresses of the same hub, tried in turn.
     """
 
     session: Session
@@ -72,6 +72,7 @@ class RelinkClient:
         connector_transactions: bool = False,
         listener_transactions: bool = False,
         tls: ssl.SSLContext | None = None,
+        others: Sequence[tuple[str, int]] = (),
         limits: RelinkLimits | None = None,
         backoff: Backoff | None = None,
         connect_timeout_s: float = 10.0,
@@ -85,7 +86,7 @@ class RelinkClient:
             listener_transactions=listener_transactions,
         )
         self.link = Link("connector", terms, limits=limits)
-        self._address = (host, port)
+        self._addresses = Addresses(host, port, others)
         self._tls = tls
         self._backoff = backoff or Backoff()
         self._connect_timeout_s = connect_timeout_s
@@ -250,8 +251,10 @@ class RelinkClient:
 
     async def _connect(self) -> None:
         """Raises ConnectFailed."""
+        await self._addresses.reach(self._connect_to)
+
+    async def _connect_to(self, host: str, port: int) -> None:
         self._opened = asyncio.get_running_loop().create_future()
-        host, port = self._address
         await dial(host, port, self._make, self, tls=self._tls, timeout_s=self._connect_timeout_s)
         await self._opened
 
@@ -289,7 +292,7 @@ class RelinkClient:
         if self.link.ended and not self.was_shut_down:
             self._lose(LinkLost(f"{why}; {self._what_is_open()}"))
         if self._opened is not None and not self._opened.done():
-            self._opened.set_exception(ConnectFailed(f"no handshake: {why}"))
+            self._opened.set_exception(HandshakeFailed(f"no handshake: {why}"))
             self._opened.exception()
         self._look_again()
 

@@ -1,0 +1,1 @@
+"""The replicated log in PostgreSQL, under synchronous replication. Needs the extra `postgresql`."""

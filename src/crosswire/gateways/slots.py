@@ -1,0 +1,150 @@
+"""Connections that the hub has room for, and those whose peers have not identified themselves."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from itertools import count, takewhile
+from typing import ClassVar, Final, Protocol
+
+from crosswire.errors import CrosswireError, PeerTimeout, ServiceUnavailable
+from crosswire.session import Session
+
+__all__ = ["IDENTIFY_S", "ConnectionSlots", "Newcomer", "Newcomers", "Occupant"]
+
+IDENTIFY_S: Final = 10.0
+"""How long a peer may take to identify itself, once there are users."""
+_LEAST_STALE: Final = 64
+NEWCOMERS_PART: Final = 10
+"""One of this many connections may be without identity."""
+
+
+class Occupant(Protocol):
+    """A connection that counts against the limits, of any protocol, HTTP included."""
+
+    protocol: ClassVar[str]
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its socket is closed; then it should have left its slot."""
+
+
+class Newcomer(Protocol):
+    """A connection whose peer has not identified itself."""
+
+    session: Session
+
+    def turn_away(self, error: CrosswireError) -> None:
+        """Disconnect the peer with its protocol's goodbye for this error."""
+
+
+class ConnectionSlots:
+    """Counts connections, in all and from each address, and refuses those above the limits.
+
+    Each occupant is known by identity: one that leaves twice, or never entered, changes nothing.
+    """
+
+    def __init__(self, most: int, most_per_address: int) -> None:
+        self.most = most
+        self.most_per_address = most_per_address
+        self._hosts: dict[Occupant, str] = {}
+        self._by_host: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+    def __contains__(self, occupant: Occupant) -> bool:
+        return occupant in self._hosts
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for another connection, of whatever address."""
+        return len(self._hosts) >= self.most
+
+    def enter(self, occupant: Occupant, host: str) -> bool:
+        """Take a slot; False if there is no room for one more."""
+        if self.is_full or self._by_host[host] >= self.most_per_address:
+            return False
+        self.add(occupant, host)
+        return True
+
+    def add(self, occupant: Occupant, host: str) -> None:
+        """Count it even above the limits: it is there."""
+        if occupant not in self._hosts:
+            self._hosts[occupant] = host
+            self._by_host[host] += 1
+
+    def leave(self, occupant: Occupant) -> None:
+        """Free its slot, if it has one."""
+        host = self._hosts.pop(occupant, None)
+        if host is None:
+            return
+        self._by_host[host] -= 1
+        if not self._by_host[host]:
+            # Addresses come and go for as long as the hub runs: only those present are kept.
+            del self._by_host[host]
+
+    def occupants(self) -> list[Occupant]:
+        """A copy, which may be iterated while occupants leave."""
+        return list(self._hosts)
+
+
+class Newcomers:
+    """Connections whose peers have not identified themselves, though there are users.
+
+    Times are the event loop's, as in `Session.read_at`.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[Newcomer, float] = {}
+        """In order of arrival."""
+        self._silent: list[tuple[float, int, Newcomer]] = []
+        """A heap by the time of the last read, as of the last look: one that sent something since
+        is put back when its turn comes, which costs nothing for each read."""
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._since)
+
+    def __contains__(self, peer: Newcomer) -> bool:
+        return peer in self._since
+
+    def add(self, peer: Newcomer) -> None:
+        """It has connected."""
+        self._since[peer] = peer.session.read_at
+        self._push(peer)
+
+    def remove(self, peer: Newcomer) -> None:
+        """It has identified itself, or is gone; no effect on others."""
+        self._since.pop(peer, None)
+        if len(self._silent) > _LEAST_STALE + 2 * len(self._since):
+            self._silent = [entry for entry in self._silent if entry[2] in self._since]
+            heapq.heapify(self._silent)
+
+    def make_room(self, most: int) -> int:
+        """Turn away the longest silent until there are no more than `most`; gives how many."""
+        turned_away = 0
+        while len(self._since) > most:
+            read_at, _, peer = heapq.heappop(self._silent)
+            if peer not in self._since:
+                continue
+            if peer.session.read_at > read_at:
+                self._push(peer)
+                continue
+            del self._since[peer]
+            turned_away += 1
+            peer.turn_away(
+                ServiceUnavailable("too many connections of peers that have not identified")
+            )
+        return turned_away
+
+    def _push(self, peer: Newcomer) -> None:
+        heapq.heappush(self._silent, (peer.session.read_at, next(self._numbers), peer))
+
+    def check(self, now: float) -> int:
+        """Turn away those that had enough time; gives how many."""
+        overdue = list(takewhile(lambda peer: now - self._since[peer] >= IDENTIFY_S, self._since))
+        for peer in overdue:
+            self.remove(peer)
+            peer.turn_away(PeerTimeout(f"not identified within {IDENTIFY_S:g} s"))
+        return len(overdue)

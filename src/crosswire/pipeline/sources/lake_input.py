@@ -1,0 +1,296 @@
+"""What there is of a hub's lake, looked at before any table is made of it.
+
+Rows are numbered node by node, and a file's name has its node, its first and its last number. So
+names alone show rows that are there twice and rows that are missing; the footer of each local file
+shows whether it holds what its name promises. Tables that are made of doubled or unknown rows would
+accuse the hub of what somebody did to its files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from crosswire.errors import InvalidInput
+from crosswire.lake.files import LakeFile, date_of, parse_name
+from crosswire.lake.schemas import SCHEMAS
+from crosswire.pipeline.sources.inputs import Inputs
+from crosswire.pipeline.tables.missing_rows import ALWAYS_US, MissingLakeRows
+
+__all__ = ["LakeInput", "SkippedFile", "inspect_lake"]
+
+_FOLDERS: Final = {"wire": "taps", "messages": "messages", "ledger": "ledgers", "gaps": "gaps"}
+"""The tables of a lake, and the fields of Inputs with their folders."""
+_READERS: Final = 8
+_DATED: Final = "date="
+_NO_TABLE: Final = -1
+
+Listing = Callable[[str], Iterable[str]]
+"""The paths of the files two levels below a folder that is not in the local file system."""
+
+
+@dataclass(frozen=True)
+class SkippedFile:
+    """A file that is not read, and why."""
+
+    table: str
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class LakeInput:
+    """The lake's part of the input.
+
+    inputs    what to read: folders, or the files of a folder in which some are skipped
+    missing   rows that should be there and are not
+    skipped   files that are not read
+    """
+
+    inputs: Inputs
+    missing: tuple[MissingLakeRows, ...] = ()
+    skipped: tuple[SkippedFile, ...] = ()
+
+    @property
+    def notes(self) -> list[str]:
+        """A line for each hole and each skipped file."""
+        lines = []
+        for each in self.missing:
+            whose = f"of node {each.node}, " if each.node else ""
+            lines.append(f"{whose}{each.reason}: what depends on them is uncertain")
+        return lines + [f"skipped {each.path}: {each.reason}" for each in self.skipped]
+
+
+@dataclass
+class _TableFiles:
+    """The files of one table by folder, and what is wrong with them."""
+
+    table: str
+    by_folder: dict[str, list[LakeFile]] = field(default_factory=dict)
+    faults: list[SkippedFile] = field(default_factory=list)
+
+    def skip(self, path: str, reason: str) -> None:
+        self.faults.append(SkippedFile(self.table, path, reason))
+
+    @property
+    def files(self) -> list[LakeFile]:
+        """All that are to be read, by node and number."""
+        skipped = {fault.path for fault in self.faults}
+        found = [each for each in chain(*self.by_folder.values()) if str(each.path) not in skipped]
+        return sorted(found, key=lambda each: (each.node, each.first, -each.last))
+
+
+def inspect_lake(
+    inputs: Inputs,
+    *,
+    since_us: int = 0,
+    skip_damaged: bool = False,
+    listing: Listing | None = None,
+) -> LakeInput:
+    """Check every file of the lakes in `inputs`, from the date of `since_us` on.
+
+    Raises InvalidInput for files that hold rows which others have too, whose names are not those of
+    a lake, or that don't hold what their names promise. With `skip_damaged` such files are left out
+    and reported instead; files that share only a part of their rows are an error even then.
+    """
+    since = date_of(since_us) if since_us else ""
+    tables = {}
+    for table, name in _FOLDERS.items():
+        found = _TableFiles(table)
+        for folder in getattr(inputs, name):
+            _list(found, folder, since, listing)
+        _check_contents(found)
+        _check_overlaps(found)
+        tables[table] = found
+    faults = [fault for found in tables.values() for fault in found.faults]
+    if faults and not skip_damaged:
+        others = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
+        raise InvalidInput(
+            f"{faults[0].path} {faults[0].reason}{others}; remove what does not belong there, or "
+            "use --skip-damaged, which leaves it out and calls uncertain what depends on it"
+        )
+    chosen = {name: _paths(tables[table]) for table, name in _FOLDERS.items()}
+    narrowed = Inputs(captures=inputs.captures, **chosen)
+    return LakeInput(narrowed, tuple(_missing(tables)), tuple(faults))
+
+
+def _paths(found: _TableFiles) -> tuple[str, ...]:
+    """Folders as they are; of one with skipped files, the other files."""
+    faulty = {fault.path for fault in found.faults}
+    paths: list[str] = []
+    for folder, files in found.by_folder.items():
+        is_whole = not any(path == folder or path.startswith(f"{folder}/") for path in faulty)
+        rest = [str(each.path) for each in files if str(each.path) not in faulty]
+        paths += [folder] if is_whole else rest
+    return tuple(paths)
+
+
+# ----------------------------------------------------------------------------------------- listing
+
+
+def _list(found: _TableFiles, folder: str, since: str, listing: Listing | None) -> None:
+    files = found.by_folder.setdefault(folder, [])
+    for name in _names(folder, listing):
+        # Path would damage a URL (`s3://`): only its last two parts are looked at.
+        day, _, last = name.rpartition("/")
+        date = day.rpartition("/")[2]
+        if last.startswith((".", "_")):
+            continue
+        is_alone = name == folder
+        file = parse_name(found.table, date.removeprefix(_DATED), Path(last))
+        if file is None or not (is_alone or date.startswith(_DATED)):
+            found.skip(name, f"has no name of a file of {found.table}/: its rows are unknown")
+        elif is_alone or file.date >= since:
+            files.append(file._replace(path=name))  # type: ignore[arg-type]
+
+
+def _names(folder: str, listing: Listing | None) -> Iterator[str]:
+    if "://" in folder:
+        yield from () if listing is None else listing(folder)
+        return
+    path = Path(folder)
+    if path.is_file():
+        yield folder
+        return
+    for each in path.iterdir():
+        if each.name.startswith((".", "_")):
+            continue
+        if each.is_dir() and each.name.startswith(_DATED):
+            yield from (str(file) for file in each.iterdir())
+        else:
+            yield str(each)
+
+
+# ---------------------------------------------------------------------------------------- contents
+
+
+def _check_contents(found: _TableFiles) -> None:
+    """Compare local files with their names, by their footers."""
+    local = [each for each in found.files if "://" not in str(each.path)]
+    with ThreadPoolExecutor(_READERS) as pool:
+        for file, reason in zip(local, pool.map(_fault_of, local), strict=True):
+            if reason is not None:
+                found.skip(str(file.path), reason)
+
+
+def _fault_of(file: LakeFile) -> str | None:
+    try:
+        footer = pq.read_metadata(file.path)
+    except FileNotFoundError:
+        return None  # compacted, or removed by retention, since it was listed
+    except (OSError, pa.ArrowException) as error:
+        return f"is damaged: {' '.join(str(error).split())}"
+    if footer.schema.to_arrow_schema().names != SCHEMAS[file.table].names:
+        return f"has not the columns of {file.table}/"
+    nodes, numbers = _range(footer, "node"), _range(footer, "seq")
+    due = file.last - file.first + 1
+    if footer.num_rows != due or (numbers is not None and numbers != (file.first, file.last)):
+        return f"holds {footer.num_rows} rows {_shown(numbers)}, its name promises {due}"
+    if nodes is not None and nodes != (file.node, file.node):
+        return "holds rows of another node than that of its name"
+    return None
+
+
+def _shown(numbers: tuple[Any, Any] | None) -> str:
+    return "" if numbers is None else f"({numbers[0]} to {numbers[1]})"
+
+
+def _range(footer: Any, column: str) -> tuple[Any, Any] | None:
+    """The lowest and highest value of a column by the footer; None if it does not have them."""
+    index = footer.schema.names.index(column)
+    groups = [footer.row_group(number).column(index) for number in range(footer.num_row_groups)]
+    statistics = [group.statistics for group in groups]
+    if not statistics or any(each is None or not each.has_min_max for each in statistics):
+        return None
+    return min(each.min for each in statistics), max(each.max for each in statistics)
+
+
+def _check_overlaps(found: _TableFiles) -> None:
+    """Skip files whose rows are in another file. Raises InvalidInput if only some of them are."""
+    before: LakeFile | None = None
+    for file in found.files:
+        if before is None or before.node != file.node or file.first > before.last:
+            before = file
+        elif file.last <= before.last:
+            found.skip(str(file.path), f"holds rows that are in {before.path} too")
+        else:
+            raise InvalidInput(
+                f"{before.path} and {file.path} both hold rows {file.first} to {before.last}: "
+                "remove the wrong one"
+            )
+
+
+# ------------------------------------------------------------------------------------------- holes
+
+
+def _missing(tables: Mapping[str, _TableFiles]) -> Iterator[MissingLakeRows]:
+    recorded = list(_recorded(tables["gaps"]))
+    for table in ("ledger", "messages", "wire"):
+        files = tables[table].files
+        for before, after in pairwise(files):
+            if before.node == after.node and after.first > before.last + 1:
+                yield _hole(before, after, recorded)
+    yield from (each for each in recorded if each.by_id)
+    if tables["ledger"].files and not tables["messages"].files:
+        yield MissingLakeRows("messages", "", _NO_TABLE, _NO_TABLE)
+
+
+def _hole(
+    before: LakeFile, after: LakeFile, recorded: Sequence[MissingLakeRows]
+) -> MissingLakeRows:
+    first, last = before.last + 1, after.first - 1
+    reasons = [
+        each.recorded
+        for each in recorded
+        if (each.table, each.node) == (before.table, before.node)
+        and each.first <= last
+        and each.last >= first
+    ]
+    earlier, later = _times(before.path), _times(after.path)
+    return MissingLakeRows(
+        before.table,
+        before.node,
+        first,
+        last,
+        after_us=0 if earlier is None else earlier[1],
+        before_us=ALWAYS_US if later is None else later[0],
+        recorded=reasons[0] if reasons else "",
+    )
+
+
+def _times(path: Path | str) -> tuple[int, int] | None:
+    """The lowest and the highest time in a file; None if it does not show them."""
+    name = str(path)
+    try:
+        if "://" not in name:
+            return _range(pq.read_metadata(name), "time")
+        system, inside = fs.FileSystem.from_uri(name)
+        return _range(pq.read_metadata(inside, filesystem=system), "time")
+    except (OSError, pa.ArrowException):
+        return None
+
+
+def _recorded(found: _TableFiles) -> Iterator[MissingLakeRows]:
+    """Gaps that hubs recorded themselves."""
+    for file in found.files:
+        try:
+            rows = pq.ParquetFile(file.path).read().to_pylist()
+        except (OSError, pa.ArrowException) as error:
+            raise InvalidInput(f"can't read {file.path}: {error}") from error
+        for row in rows:
+            yield MissingLakeRows(
+                row["table"],
+                row["node"],
+                row["first"],
+                row["last"],
+                recorded=row["reason"],
+                by_id=row["table"] == "messages",
+            )

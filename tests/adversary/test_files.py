@@ -1,0 +1,106 @@
+"""Files that take long to read: descriptions of interfaces in captures, generics in .bond files.
+
+Time is compared with that of a smaller file of the same kind: twice as much may take about twice as
+long, where a quadratic reader takes four times, and an exponential one for ever.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from crosswire.bond import idl
+from crosswire.capture.layout import MOST_INTERFACES
+from crosswire.capture.reader import read_packets
+from crosswire.errors import BondSyntaxError, InvalidInput
+from crosswire.pipeline.sources import capture_reader
+
+SECTION = struct.pack("<IIIHHqI", 0x0A0D0D0A, 28, 0x1A2B3C4D, 1, 0, -1, 28)
+INTERFACE = struct.pack("<IIHHII", 1, 20, 101, 0, 0, 20)
+PACKET = struct.pack("<IIIIIIII", 6, 32, 0, 0, 0, 0, 0, 32)
+ATTEMPTS = 5
+
+
+def read_columns(path: str) -> Iterator[object]:
+    """As the pipeline reads it."""
+    for split in capture_reader.splits(path, 1 << 30):
+        yield from capture_reader.read(split)
+
+
+READERS = pytest.mark.parametrize("reader", [read_packets, read_columns])
+QUADRATIC = 3.3
+"""Twice the input: 2 for a linear reader, 4 for a quadratic one."""
+
+
+def seconds(read: Callable[[], object]) -> float:
+    """Of CPU time, the best of a few: other programs of the machine should not count."""
+    times = []
+    for _ in range(ATTEMPTS):
+        began = time.process_time()
+        read()
+        times.append(time.process_time() - began)
+    return min(times)
+
+
+def capture(path: Path, sections: int, *, interfaces: int = MOST_INTERFACES) -> Path:
+    """Sections in which a packet follows each of many interfaces."""
+    path.write_bytes((SECTION + (INTERFACE + PACKET) * interfaces) * sections)
+    return path
+
+
+@READERS
+def test_interfaces_of_a_capture_take_linear_time(
+    tmp_path: Path, reader: Callable[[str], Iterator[object]]
+) -> None:
+    def read(path: Path) -> int:
+        return sum(1 for _ in reader(str(path)))
+
+    half = capture(tmp_path / "half.pcapng", 2, interfaces=MOST_INTERFACES // 2)
+    whole = capture(tmp_path / "whole.pcapng", 2)
+    read(half)
+    assert seconds(lambda: read(whole)) < QUADRATIC * seconds(lambda: read(half))
+
+
+@READERS
+def test_a_section_with_too_many_interfaces_is_refused(
+    tmp_path: Path, reader: Callable[[str], Iterator[object]]
+) -> None:
+    path = capture(tmp_path / "many.pcapng", 1, interfaces=MOST_INTERFACES + 1)
+    with pytest.raises(InvalidInput, match="describes more than 1024 interfaces"):
+        list(reader(str(path)))
+
+
+DOUBLING = {
+    "an alias that names another twice": "using C<T, U> = T; using A0 = int32;"
+    + "".join(f"using A{n} = C<A{n - 1}, A{n - 1}>;" for n in range(1, 60)),
+    "a struct with two instances of itself": "struct A<T> {"
+    " 0: nullable<A<list<T>>> x; 1: nullable<A<vector<T>>> y; }"
+    " struct B { 0: nullable<A<int32>> a; }",
+    "a tree of different structs": "".join(
+        f"struct A{n}<T> {{ 0: nullable<A{n + 1}<list<T>>> x; 1: nullable<A{n + 1}<set<T>>> y; }}"
+        for n in range(16)
+    )
+    + "struct A16<T> {} struct B { 0: nullable<A0<int32>> a; }",
+    "a pair of pairs": "struct P<T, U> { 0: nullable<T> a; 1: nullable<U> b; } using P0 = int32;"
+    + "".join(f"using P{n} = P<P{n - 1}, P{n - 1}>;" for n in range(1, 60)),
+}
+
+
+@pytest.mark.parametrize("kind", DOUBLING)
+def test_types_that_double_are_refused(kind: str) -> None:
+    began = time.perf_counter()
+    with pytest.raises(BondSyntaxError, match=r"without end|more than|can't be a key"):
+        idl.parse(f"namespace x {DOUBLING[kind]}")
+    # The limits are reached within about a second; without them it takes hours.
+    assert time.perf_counter() - began < 30
+
+
+def test_generics_within_the_limits_are_accepted() -> None:
+    structs = "".join(f"struct E{n} {{}}" for n in range(3_000))
+    fields = "".join(f"{n}: G<E{n}> f{n};" for n in range(3_000))
+    text = f"namespace x struct G<T> {{ 0: nullable<T> a; }} {structs} struct U {{ {fields} }}"
+    assert len(idl.parse(text).structs) == 6_001

@@ -1,0 +1,130 @@
+"""Memory that one peer makes the hub hold: it is bounded in bytes, and given back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from crosswire.wire.contract import ConnectionFailed
+from tests.adversary.harness import MEMORY_BYTES, PATIENCE_S, TOKEN, USERS, Target, running
+
+MIB = 1024 * 1024
+LIMIT_BYTES = 256 * MIB
+SETTINGS = f"""
+[limits]
+memory_bytes = {LIMIT_BYTES}
+{USERS}
+[[users]]
+name = "anna"
+token = "the-secret-of-anna"
+produce = ["queue/anna"]
+"""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """A hub with little memory, in which a user may hold half of it."""
+    with running(tmp_path_factory.mktemp("small"), SETTINGS, "the-secret-of-anna") as target:
+        yield target
+
+
+def kept_bytes(target: Target, before: int) -> int:
+    """What the hub still has, when the allocator had a moment to give it back."""
+    deadline = time.monotonic() + 10.0
+    while (kept := target.resident_bytes() - before) > MEMORY_BYTES:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    return kept
+
+
+def test_unfinished_frames_of_peers_without_credentials_are_refused(small: Target) -> None:
+    """Twelve peers that each begin a message of 64 MiB: refused by the size in its header."""
+    before = small.resident_bytes()
+    with ExitStack() as stack:
+        peers = [stack.enter_context(small.emp()) for _ in range(12)]
+
+        def attack() -> None:
+            for peer in peers:
+                peer.send_and_finish((64 * MIB).to_bytes(4) + bytes(MIB))
+
+        cost = small.cost_of(attack)
+    assert cost.worst_s < 1.0
+    assert kept_bytes(small, before) < MEMORY_BYTES
+
+
+def test_the_largest_holder_is_disconnected_and_the_memory_is_given_back(small: Target) -> None:
+    """A user with unfinished messages of 60 MiB on twelve connections: all that it may hold is its
+    share; one connection after the other is ended, with EMP's error 2, and nobody else's."""
+    before = small.resident_bytes()
+    part = (64 * MIB).to_bytes(4) + bytes(60 * MIB)
+    with ExitStack() as stack, small.neighbour() as neighbour:
+        peers = [stack.enter_context(small.emp(TOKEN)) for _ in range(12)]
+        for peer in peers:
+            peer.socket.setblocking(False)
+        unsent = dict.fromkeys(peers, part)
+        ended: list[ConnectionFailed] = []
+        highest = 0
+        deadline = time.monotonic() + PATIENCE_S
+        while not ended:
+            assert time.monotonic() < deadline, "nobody was disconnected"
+            for peer in list(unsent):
+                try:
+                    unsent[peer] = unsent[peer][peer.socket.send(unsent[peer][: 4 * MIB]) :]
+                except BlockingIOError:
+                    pass
+                except ConnectionError:
+                    del unsent[peer]
+            for peer in peers:
+                try:
+                    peer.connection.receive_data(peer.socket.recv(MIB), 0.0)
+                except OSError:
+                    continue
+                ended += [e for e in peer.connection.events() if isinstance(e, ConnectionFailed)]
+            highest = max(highest, small.resident_bytes() - before)
+            time.sleep(0.01)
+    assert "short of memory" in str(ended[0].error)
+    assert highest < LIMIT_BYTES
+    assert neighbour.worst_s < 2.0
+    assert kept_bytes(small, before) < MEMORY_BYTES
+
+
+def test_refused_destinations_are_not_remembered(small: Target) -> None:
+    """300 calls of services with names of 1 MiB, each another."""
+    before = small.resident_bytes()
+
+    def attack() -> None:
+        with small.emp(TOKEN) as peer:
+            for number in range(300):
+                peer.connection.send_request(f"{number}" + "x" * MIB, b"{}")
+                peer.send()
+            peer.finish()
+
+    small.cost_of(attack)
+    assert kept_bytes(small, before) < MEMORY_BYTES
+
+
+def test_a_peer_that_does_not_read_its_answers_is_bounded(small: Target) -> None:
+    before = small.resident_bytes()
+    with small.emp(TOKEN) as peer:
+        peer.socket.settimeout(1.0)
+        data = b'{"a":"%b"}' % (b"x" * MIB)
+        # The hub reads no more, or has disconnected.
+        with pytest.raises(OSError, match=r"timed out|Broken pipe|reset"):
+            for _ in range(400):
+                peer.connection.send_request("$echo", data)
+                peer.send()
+        assert small.resident_bytes() - before < LIMIT_BYTES
+    assert kept_bytes(small, before) < MEMORY_BYTES
+
+
+def test_a_message_that_fits_is_not_harmed_by_the_budget(small: Target) -> None:
+    """One polite user, and the largest message that EMP allows."""
+    with small.emp(TOKEN) as peer:
+        peer.events.clear()
+        peer.connection.send_request("$echo", b'{"a":"%b"}' % (b"x" * (60 * MIB)))
+        peer.until(lambda: bool(peer.events))
+        assert peer.events[0].succeeded
