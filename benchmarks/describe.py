@@ -31,7 +31,7 @@ from crosswire.pipeline.decode.meanings import memory_of
 from crosswire.pipeline.decode.protocols import columnar_protocol
 from crosswire.pipeline.decode.row_schema import ARROW
 from crosswire.pipeline.decode.scanners.scanner import BulkScanner, Columns
-from crosswire.pipeline.stream.columns import KEPT, STATES
+from crosswire.pipeline.stream.columns import DECODED, KEPT, STATES
 from crosswire.pipeline.stream.stream_decoder import StreamDecoder
 from crosswire.pipeline.stream.watermarks import CompleteUpTo
 from crosswire.wire import PROTOCOL_NAMES, protocol
@@ -129,11 +129,12 @@ def by_stream(batches: list[pa.Table]) -> int:
         decoder = StreamDecoder(payloads=True, now=CompleteUpTo())
         found = [out for part in rows.to_batches() for out in decoder.add(part)]
         found += decoder.finish()
-        decoded = pa.Table.from_batches(found)
-        made += len(decoded)
-        saved = decoded.filter(pc.field("table") == STATES).select(
-            ["node", "connection", "payload"]
+        made += sum(map(len, found))
+        # A batch has either states or rows of the tables.
+        saved = pa.Table.from_batches(
+            [out for out in found if out["table"][0].as_py() == STATES], DECODED
         )
+        saved = saved.select(["node", "connection", "payload"])
         states = saved.rename_columns(["node", "connection", "state"])
         states = states.append_column("seq", pa.repeat(pa.scalar(-1, pa.int64()), len(states)))
     return made

@@ -79,7 +79,7 @@ class Stream:
 
 
 @pytest.mark.parametrize("name", [*PROTOCOL_NAMES, "all"])
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 1 << 32),
     cuts=st.lists(st.integers(0, 500), max_size=5),

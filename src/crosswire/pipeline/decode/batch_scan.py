@@ -211,11 +211,12 @@ class BatchScan:
         frames = self._frames()
         ends, names = batch.lane_end
         sizes = batch.pieces.lane_stop - batch.pieces.lane_start
+        last_seqs = batch.seq[batch.last_rows]
         for owner in self._owners[needed[self._owners]].tolist():
             connection = connections.with_directions(owner)
             self._settle_direction(owner, self._forward)
             self._settle_direction(owner, self._backward)
-            connection.seq = int(batch.seq[batch.last_rows[owner]])
+            connection.seq = int(last_seqs[owner])
             connection.opened |= bool(batch.opened[owner])
             for forward, lanes in zip((True, False), batch.lanes_of, strict=True):
                 lane = lanes[owner]
