@@ -48,7 +48,7 @@ campaign: $(READY)
 	$(BIN)/python -m tests.store.damage --cases $(DAMAGED_STORES) --seed $(DAMAGE_SEED)
 
 # What the scripts share is not run.
-BENCHMARKS = $(filter-out %/measure.py %/repeated.py %/traffic.py,$(wildcard benchmarks/*.py))
+BENCHMARKS = $(filter-out %/measure.py %/oracle.py %/repeated.py %/traffic.py,$(wildcard benchmarks/*.py))
 
 bench: $(READY)
 	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script || exit 1; done

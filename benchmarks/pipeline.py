@@ -33,13 +33,14 @@ from typing import Any
 import dpkt
 import pyarrow as pa
 from measure import Cost, Memory, costs
+from oracle import ConnectionRows
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import ArrayType, StructType
 from traffic import Traffic, packets, write_pcap
 
 from crosswire.pipeline.decode.arrow_batches import Batches
-from crosswire.pipeline.decode.connection_rows import WIRE_COLUMNS, ConnectionRows
+from crosswire.pipeline.decode.decoded_connection import WIRE_COLUMNS
 from crosswire.pipeline.decode.row_schema import ARROW, COLUMNS, FRAME_COLUMNS
 from crosswire.pipeline.sources.decoded import decode_captures, decode_tap
 from crosswire.pipeline.sources.pcap import Captures

@@ -23,9 +23,14 @@ from numpy.typing import NDArray
 from crosswire.lake.files import write
 from crosswire.lake.schemas import BACKWARD, DATA, FORWARD
 from crosswire.pipeline.decode.arrow_batches import Batches
-from crosswire.pipeline.decode.connection_rows import WIRE_COLUMNS, ConnectionRows
+from crosswire.pipeline.decode.decoded_connection import (
+    WIRE_COLUMNS,
+    DecodedConnection,
+    DecodedItems,
+)
 from crosswire.pipeline.decode.row_schema import ARROW, DIRECTIONS, FRAMES, VIOLATIONS
 from crosswire.wire import protocol
+from crosswire.wire.contract import Decoder
 
 if TYPE_CHECKING:
     from traffic import Traffic
@@ -201,32 +206,29 @@ def long_connections(traffic: Traffic) -> Repeated:
 
 def count(tables: Iterable[pa.Table]) -> Counted:
     """The result of the decoders for rows of `wire/`, connection by connection and row by row."""
-    collected = Batches(ARROW)
     found: Counter[str] = Counter()
     size = 0
-    connections: dict[str, ConnectionRows] = {}
+    connections: dict[str, DecodedConnection] = {}
 
-    def take() -> None:
-        nonlocal size
-        for row in collected.rows:
-            found[row[0]] += 1
-            size += row[6] if row[0] == DIRECTIONS else 0
-        collected.rows.clear()
+    def count_items(every: Iterable[DecodedItems]) -> None:
+        for items in every:
+            for placed in items.placed:
+                is_frame = Decoder.describe(*placed).error is None
+                found[FRAMES if is_frame else VIOLATIONS] += 1
 
     for table in tables:
         for row in zip(*(table[name].to_pylist() for name in WIRE_COLUMNS), strict=True):
             connection = connections.get(row[1])
             if connection is None:
-                connection = ConnectionRows(row, collected, payloads=False)
-                connections[row[1]] = connection
-            connection.add(row)
+                connection = connections[row[1]] = DecodedConnection(row, Batches(ARROW))
+            count_items(connection.read(row))
+            size += row[6]
             if connection.is_closed:
-                connections.pop(row[1]).finish()
-            if collected.full:
-                take()
+                count_items(connections.pop(row[1]).read_rest())
+                found[DIRECTIONS] += len(connection.directions)
     for connection in connections.values():
-        connection.finish()
-    take()
+        count_items(connection.read_rest())
+        found[DIRECTIONS] += len(connection.directions)
     return Counted(found[FRAMES], found[VIOLATIONS], found[DIRECTIONS], size)
 
 

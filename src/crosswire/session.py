@@ -551,8 +551,8 @@ class Session(asyncio.Protocol):
 def use_keep_alive(transport: asyncio.Transport) -> None:
     """Have TCP probe a silent peer, for protocols without a ping of their own.
 
-    A machine that loses power says no goodbye: whoever only receives would wait for ever. Options
-    that the system lacks are left out.
+    A machine that loses power sends no goodbye: a peer that only receives would wait for ever.
+    Options that the system lacks are left out.
     """
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):

@@ -28,8 +28,8 @@ timer asks for that sync after a second. For its listeners it is committed like 
 **A group that fails.** With the local log an append can fail for good: no room, or a broken disk.
 Messages of producers are lost with the group, and their receipts carry the error. All else (what
 was settled, saved and retained, and the ledger's rows about it) goes into the next group, which is
-tried after a quarter of a second, whoever requests a commit before: one who repeats his request as
-soon as it fails would otherwise keep the event loop busy for as long as the disk is full. So
+tried after a quarter of a second, even if a commit is requested before: a part that repeats its
+request as soon as it fails would keep the event loop busy for as long as the disk is full. So
 nothing is ever half acknowledged: a durable message is on disk and its receipt is done, or it was
 never accepted.
 """

@@ -1,27 +1,36 @@
-"""One conversation described twice: frame by frame, and from the columns of the scanner."""
+"""One conversation described twice: frame by frame, and in the columns of the scanner."""
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
-from importlib import import_module
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from msgspec import structs
 
 from crosswire.errors import FrameError
-from crosswire.pipeline.decode.batch_scan import columnar_protocol
-from crosswire.pipeline.decode.contract import Describe, FrameRows, Readings
-from crosswire.pipeline.decode.contract import DescriptionColumns as Columnar
-from crosswire.pipeline.decode.readings import reading_of
-from crosswire.pipeline.decode.readings.contract import Described, Reading
-from crosswire.pipeline.decode.row_schema import OF_MESSAGES
+from crosswire.pipeline.decode.arrow_batches import Batches
+from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows
+from crosswire.pipeline.decode.decoded_connection import (
+    DecodedConnection,
+    DecodedItems,
+    Direction,
+)
+from crosswire.pipeline.decode.frame_table import FrameTable
+from crosswire.pipeline.decode.meanings.contract import Described
+from crosswire.pipeline.decode.protocols import columnar_protocol
+from crosswire.pipeline.decode.row_schema import ARROW, OF_MESSAGES, VIOLATIONS
 from crosswire.pipeline.decode.scanners.fallback import scan_and_decode
-from crosswire.pipeline.decode.scanners.scanner import BulkScanner, Columns
+from crosswire.pipeline.decode.scanners.registry import scanner_of
+from crosswire.pipeline.decode.scanners.scanner import Columns
 from crosswire.wire import protocol
 from crosswire.wire.contract import Encrypted, Frame, Gap, Unsynchronized
+from tests.pipeline.decode.oracle import Reading, reading_of
 from tests.pipeline.decode.scanned import decoder_for
 from tests.wire.stream import Stream
 
@@ -31,21 +40,9 @@ Pieces = list[tuple[bool, bytes]]
 DescribedItem = tuple[bool, int, int, Described | tuple[str, str]]
 """Direction, offset and length of an item, and its description."""
 
-OWNER = 3
-"""Of all rows: some number."""
 _BESIDE = (Gap, Unsynchronized, Encrypted)
-
-
-def scanner_of(name: str) -> BulkScanner:
-    module = import_module(f"crosswire.pipeline.decode.scanners.{name}")
-    scanner: BulkScanner = module.SCANNER()
-    return scanner
-
-
-def describe_of(name: str) -> Describe:
-    found = columnar_protocol(name)
-    assert found is not None
-    return found.describe
+_SLICES = 7
+"""The first row of slices in a scanner's table."""
 
 
 def agrees(name: str) -> bool:
@@ -83,17 +80,25 @@ class Talk:
 
 
 @dataclass(frozen=True)
+class Scanned:
+    """A frame that a scanner gave: a column of its table, and where the frame is in the data."""
+
+    table: Any
+    position: int
+
+
+@dataclass(frozen=True)
 class Item:
-    """What stands somewhere, in the order in which it became known; of a row, its number."""
+    """What stands somewhere: a scanned frame, or what a decoder gave."""
 
     forward: bool
     offset: int
     length: int
-    what: Frame | FrameError | int
+    what: Frame | FrameError | Scanned
 
 
 def by_frames(talk: Talk) -> list[Item]:
-    """What the decoders alone give."""
+    """What the decoders alone give, in the order in which it became known."""
     decoders = talk.decoders()
     return [
         Item(forward, *placed)
@@ -102,8 +107,8 @@ def by_frames(talk: Talk) -> list[Item]:
     ]
 
 
-def by_columns(talk: Talk, *, payloads: bool, step_bytes: int) -> tuple[FrameRows, list[Item]]:
-    """What the scanner gives, and the decoders for what it leaves; rows are in order too."""
+def by_columns(talk: Talk, *, step_bytes: int) -> tuple[bytes, list[Item]]:
+    """All bytes; and what the scanner gives, and the decoders for what it leaves, in order."""
     runs = [
         b"".join(data for direction, data in talk.pieces if direction == which)
         for which in (True, False)
@@ -122,32 +127,30 @@ def by_columns(talk: Talk, *, payloads: bool, step_bytes: int) -> tuple[FrameRow
         return order[bisect_left(cuts, stop)]
 
     found: list[tuple[int, int, Item]] = []
-    columns: list[tuple[Any, ...]] = []
-    data = np.frombuffer(whole, np.uint8)
-    offsets = np.zeros(2, np.int64)
     for part in scan_and_decode(
         scanner,
-        data,
+        np.frombuffer(whole, np.uint8),
         starts,
         ends,
-        offsets,
+        np.zeros(2, np.int64),
         states,
         decoders.__getitem__,
         cuts=np.array(cuts, np.int64),
         step_bytes=step_bytes,
     ):
         if isinstance(part, Columns):
-            for row in _listed(part, starts.tolist()):
-                stop = row[0] + row[4]
-                item = Item(row[1], row[3], row[4], len(columns))
-                columns.append(row)
-                found.append((known(stop), len(found), item))
+            columns = part.run.tolist(), part.offset.tolist(), part.length.tolist()
+            for row, (run, offset, length) in enumerate(zip(*columns, strict=True)):
+                position = int(starts[run]) + offset
+                scanned = Scanned(part.rows[:, row : row + 1], position)
+                item = Item(run == 0, offset, length, scanned)
+                found.append((known(position + length), len(found), item))
         else:
             for placed in part.placed:
                 item = Item(part.run == 0, *placed)
                 found.append((known(part.stop), len(found), item))
     found.sort(key=lambda each: each[:2])
-    return _in_order(columns, [item for _, _, item in found], whole, payloads, scanner)
+    return whole, [item for _, _, item in found]
 
 
 def _ends(pieces: Pieces, starts: Sequence[int]) -> list[tuple[int, int]]:
@@ -161,118 +164,20 @@ def _ends(pieces: Pieces, starts: Sequence[int]) -> list[tuple[int, int]]:
     return sorted(ends)
 
 
-def _listed(columns: Columns, starts: Sequence[int]) -> Iterable[tuple[Any, ...]]:
-    """Rows as tuples: their position in the data, direction, and the columns."""
-    runs = columns.run.tolist()
-    offsets = columns.offset.tolist()
-    positions = [offset + starts[run] for run, offset in zip(runs, offsets, strict=True)]
-    slices = [each.tolist() for name in columns.slice_names for each in columns.slice(name)]
-    return zip(
-        positions,
-        [run == 0 for run in runs],
-        columns.frame.tolist(),
-        offsets,
-        columns.length.tolist(),
-        columns.number.tolist(),
-        columns.detail.tolist(),
-        columns.sequence.tolist(),
-        *slices,
-        strict=True,
-    )
+# ---------------------------------------------------------------------------------- frame by frame
 
 
-def _in_order(
-    columns: list[tuple[Any, ...]],
-    items: list[Item],
-    data: bytes,
-    payloads: bool,
-    scanner: BulkScanner,
-) -> tuple[FrameRows, list[Item]]:
-    ordered: list[tuple[Any, ...]] = []
-    numbered = []
-    for item in items:
-        if isinstance(item.what, int):
-            ordered.append(columns[item.what])
-            item = Item(item.forward, item.offset, item.length, len(ordered) - 1)
-        numbered.append(item)
-    kinds: dict[int, Any] = {1: np.bool_, 5: np.uint64}
-    arrays: Any = [
-        np.array([row[index] for row in ordered], kinds.get(index, np.int64))
-        for index in range(8 + 2 * len(scanner.slice_names))
-    ]
-    slices = tuple(zip(arrays[8::2], arrays[9::2], strict=True))
-    rows = FrameRows(
-        np.frombuffer(data, np.uint8),
-        payloads,
-        np.full(len(ordered), OWNER),
-        *(*arrays[:8], slices),
-    )
-    return rows, numbered
+def described(reading: Reading, items: Sequence[Item]) -> list[DescribedItem]:
+    """The description of each, by the oracle."""
+    return [each for item in items for each in _described(reading, item)]
 
 
-def some(rows: FrameRows, start: int, stop: int) -> FrameRows:
-    """A part of them."""
-    taken = {
-        each.name: getattr(rows, each.name)[start:stop]
-        for each in fields(FrameRows)
-        if each.name not in ("octets", "payloads", "slices", "_view")
-    }
-    slices = tuple((at[start:stop], sizes[start:stop]) for at, sizes in rows.slices)
-    return replace(rows, **taken, slices=slices)
-
-
-def listed(descriptions: Columnar) -> list[Described | FrameError]:
-    """Row by row."""
-    columns: dict[str, list[Any]] = {}
-    for name in Described.__struct_fields__:
-        column = getattr(descriptions, name)
-        if isinstance(column, np.ndarray):
-            has_null = name != "payload_end"
-            columns[name] = [None if has_null and each < 0 else each for each in column.tolist()]
-        else:
-            columns[name] = [None] * len(descriptions) if column is None else column.to_pylist()
-    return [
-        descriptions.errors.get(row) or Described(**{name: columns[name][row] for name in columns})
-        for row in range(len(descriptions))
-    ]
-
-
-def described(
-    name: str,
-    reading: Reading,
-    items: Sequence[Item],
-    rows: FrameRows | None = None,
-    frames: Sequence[Item] = (),
-    by_frame: frozenset[int] = frozenset(),
-) -> list[DescribedItem]:
-    """The description of each. Rows that follow one another are described in one call, but for
-    those `by_frame`: there the frame at the same index is taken instead."""
-    descriptions: list[DescribedItem] = []
-    index = 0
-    readings = Readings(
-        {OWNER: reading}, np.ones(OWNER + 1, np.bool_), {OWNER: reading}.__getitem__
-    )
-    while index < len(items):
-        item = items[index]
-        what = frames[index].what if index in by_frame else item.what
-        if not isinstance(what, int):
-            descriptions += _described(reading, item, what)
-            index += 1
-            continue
-        stop = index + 1
-        while stop < len(items) and isinstance(items[stop].what, int) and stop not in by_frame:
-            stop += 1
-        assert rows is not None
-        made = listed(describe_of(name)(some(rows, what, what + stop - index), readings))
-        for each, answer in zip(items[index:stop], made, strict=True):
-            descriptions.append((each.forward, each.offset, each.length, _plain(answer)))
-        index = stop
-    return descriptions
-
-
-def _described(reading: Reading, item: Item, what: Frame | FrameError) -> list[DescribedItem]:
+def _described(reading: Reading, item: Item) -> list[DescribedItem]:
+    what = item.what
+    assert not isinstance(what, Scanned)
     if isinstance(what, _BESIDE):
-        reading.interrupt(item.forward)
+        if item.length and not isinstance(what, Encrypted):
+            reading.interrupt(item.forward)
         return []
     answer: Described | FrameError
     try:
@@ -289,81 +194,173 @@ def _plain(answer: Described | FrameError) -> Described | tuple[str, str]:
     return (answer.code, answer.reason) if isinstance(answer, FrameError) else answer
 
 
+# -------------------------------------------------------------------------------------- in columns
+
+
+class DescribedConnections:
+    """Connections whose frames are described together, call by call."""
+
+    def __init__(self, name: str, count: int) -> None:
+        found = columnar_protocol(name)
+        assert found is not None
+        self.columnar = found
+        self.collected = Batches(ARROW)
+        self.objects: dict[int, DecodedConnection] = {}
+        self.connections = pa.array([str(owner) for owner in range(count)])
+        self.nodes = pa.array(["n"] * count)
+        self.stays = np.ones(count, np.bool_)
+        self.found: list[list[DescribedItem]] = [[] for _ in range(count)]
+
+    def with_directions(self, owner: int) -> DecodedConnection:
+        if owner not in self.objects:
+            first = ("n", str(owner), *[None] * 8, self.columnar.name, *[None] * 5)
+            made = self.objects[owner] = DecodedConnection(first, self.collected)
+            made.directions[True] = Direction("forward", 0, 0, False)
+            made.directions[False] = Direction("backward", 0, 0, False)
+        return self.objects[owner]
+
+    def memory(self, owner: int) -> bytes:
+        """What is remembered of a connection."""
+        memory = self.with_directions(owner).memory
+        assert memory is not None
+        return memory.dump()
+
+    def describe(
+        self, parts: Sequence[tuple[bytes, Sequence[Item]]], *, payloads: bool = True
+    ) -> None:
+        """Describe the next items of each connection, given with the bytes that they are in."""
+        octets = b"".join(data for data, _ in parts)
+        table = _RecordedTable(self.columnar, self, np.frombuffer(octets, np.uint8))
+        key = base = 0
+        for owner, (data, items) in enumerate(parts):
+            for (scanned, forward), group in groupby(
+                items, lambda item: (isinstance(item.what, Scanned), item.forward)
+            ):
+                own = list(group)
+                if scanned:
+                    self._add(table, owner, forward, [item.what for item in own], key, base)
+                else:
+                    placed: list[Any] = [(item.offset, item.length, item.what) for item in own]
+                    made = DecodedItems(forward, placed)
+                    table.add_items(owner, made, time=0, key=key, serial=0)
+                key += len(own)
+            base += len(data)
+        list(table.batches(payloads=payloads))
+        for each in self.collected.take().to_pylist():
+            if each["table"] == VIOLATIONS:
+                answer = (each["status"], json.loads(each["fields"])["reason"])
+                location = (each["direction"] == "forward", each["offset"], each["length"])
+                self.found[int(each["connection"])].append((*location, answer))
+
+    def _add(
+        self,
+        table: FrameTable,
+        owner: int,
+        forward: bool,
+        frames: Sequence[Any],
+        key: int,
+        base: int,
+    ) -> None:
+        scanner = self.columnar.scanner
+        whole = np.concatenate([each.table for each in frames], axis=1)
+        whole[_SLICES::2] += base
+        count = len(frames)
+        table.add_columns(
+            Columns(whole, scanner.frame_names, scanner.frame_layers, scanner.slice_names),
+            owner=np.full(count, owner),
+            forward=forward,
+            time=np.zeros(count, np.int64),
+            position=np.array([each.position for each in frames]) + base,
+            base=np.zeros(count, np.int64),
+            key=np.arange(key, key + count),
+            serial=0,
+        )
+
+
+class _RecordedTable(FrameTable):
+    """Keeps the descriptions."""
+
+    def _batch(self, rows: FrameRows, time: Any, description: DescriptionColumns) -> Any:
+        owners: Any = self._owners
+        for row, answer in enumerate(listed(description)):
+            if isinstance(answer, FrameError):
+                continue  # it becomes a violation
+            location = bool(rows.forward[row]), int(rows.offset[row]), int(rows.length[row])
+            owners.found[int(rows.owner[row])].append((*location, answer))
+        return super()._batch(rows, time, description)
+
+
+def listed(descriptions: DescriptionColumns) -> list[Described | FrameError]:
+    """Row by row."""
+    columns: dict[str, list[Any]] = {}
+    for name in Described.__struct_fields__:
+        column = getattr(descriptions, name)
+        if isinstance(column, np.ndarray):
+            has_null = name != "payload_end"
+            columns[name] = [None if has_null and each < 0 else each for each in column.tolist()]
+        else:
+            columns[name] = [None] * len(descriptions) if column is None else column.to_pylist()
+    return [
+        descriptions.errors.get(row) or Described(**{name: columns[name][row] for name in columns})
+        for row in range(len(descriptions))
+    ]
+
+
+# ----------------------------------------------------------------------------------------- compared
+
+
 def check(
     talk: Talk,
     *,
     payloads: bool = True,
     step_bytes: int = 64,
     by_frame: frozenset[int] = frozenset(),
+    cut: int = 1 << 30,
 ) -> list[DescribedItem]:
-    """Descriptions and what is remembered are equal; gives the descriptions."""
+    """Descriptions and what is remembered are equal; gives the descriptions.
+
+    Instead of the scanner's rows with numbers `by_frame`, those of the decoder's frames are taken.
+    All after number `cut` is described in a second call.
+    """
     frames = by_frames(talk)
-    rows, items = by_columns(talk, payloads=payloads, step_bytes=step_bytes)
-    one, other = reading_of(talk.name)(), reading_of(talk.name)()
-    expected = described(talk.name, one, frames)
-    found = described(talk.name, other, items, rows, frames, _whole(by_frame, frames))
+    octets, items = by_columns(talk, step_bytes=step_bytes)
+    chosen = _whole(by_frame, frames)
+    items = [frames[index] if index in chosen else item for index, item in enumerate(items)]
+    reading, columns = reading_of(talk.name)(), DescribedConnections(talk.name, 1)
+    expected = described(reading, frames)
+    for part in (items[:cut], items[cut:]):
+        columns.describe([(octets, part)], payloads=payloads)
+    (found,) = columns.found
     if payloads:
-        assert found == expected
-        assert other.dump() == one.dump()
+        assert in_order(found) == in_order(expected)
+        assert columns.memory(0) == reading.dump()
     else:
-        assert _without_payloads(found) == _without_payloads(expected)
+        assert in_order(_without_payloads(found)) == in_order(_without_payloads(expected))
     return expected
 
 
-def together(each: Sequence[FrameRows]) -> FrameRows:
-    """Rows of several connections, each with its index as its owner."""
-    ends = np.cumsum([len(rows.octets) for rows in each])
-    at = [0, *ends.tolist()]
-    octets = np.concatenate([rows.octets for rows in each])
-
-    def joined(columns: Iterable[Any]) -> Any:
-        return np.concatenate(list(columns))
-
-    apart = ("octets", "payloads", "owner", "position", "slices", "_view")
-    names = [one.name for one in fields(FrameRows) if one.name not in apart]
-    return FrameRows(
-        octets=octets,
-        payloads=each[0].payloads,
-        owner=np.repeat(np.arange(len(each)), [len(rows) for rows in each]),
-        position=joined(rows.position + start for rows, start in zip(each, at, strict=False)),
-        slices=tuple(
-            (
-                joined(
-                    rows.slices[index][0] + start for rows, start in zip(each, at, strict=False)
-                ),
-                joined(rows.slices[index][1] for rows in each),
-            )
-            for index in range(len(each[0].slices))
-        ),
-        **{name: joined(getattr(rows, name) for rows in each) for name in names},
-    )
+def in_order(items: Iterable[DescribedItem]) -> list[DescribedItem]:
+    """Those of each direction as they follow one another. Violations are found after frames, but
+    what depends on the order of the two directions shows in the descriptions."""
+    return sorted(items, key=lambda item: item[:3])
 
 
 def check_together(talks: Sequence[Talk], cuts: Sequence[int], stays: Sequence[bool]) -> None:
-    """Connections that the scanner alone can read are described in two calls, all of them in each:
-    as each is alone, and what is remembered of those who stay is alike too."""
-    name = talks[0].name
-    describe, begin = describe_of(name), reading_of(name)
-    made: dict[int, Reading] = {}
-
-    def reading(owner: int) -> Reading:
-        return made.setdefault(owner, begin())
-
-    found: list[list[Any]] = [[] for _ in talks]
-    every = [by_columns(talk, payloads=True, step_bytes=64)[0] for talk in talks]
-    halves = [[some(rows, 0, cut) for rows, cut in zip(every, cuts, strict=True)]]
-    halves.append([some(rows, cut, len(rows)) for rows, cut in zip(every, cuts, strict=True)])
-    for half, staying in zip(halves, ([True] * len(talks), stays), strict=True):
-        rows = together(half)
-        readings = Readings(dict(made), np.array(staying, np.bool_), reading)
-        for owner, answer in zip(
-            rows.owner.tolist(), listed(describe(rows, readings)), strict=True
-        ):
-            found[owner].append(_plain(answer))
+    """Connections are described in two calls, all of them in each: as each is alone, and what is
+    remembered of those who stay is alike too."""
+    columns = DescribedConnections(talks[0].name, len(talks))
+    every = [by_columns(talk, step_bytes=64) for talk in talks]
+    columns.describe(
+        [(octets, items[:cut]) for (octets, items), cut in zip(every, cuts, strict=True)]
+    )
+    columns.stays = np.array(stays, np.bool_)
+    columns.describe(
+        [(octets, items[cut:]) for (octets, items), cut in zip(every, cuts, strict=True)]
+    )
     for owner, talk in enumerate(talks):
-        alone = begin()
-        assert found[owner] == [what for *_, what in described(name, alone, by_frames(talk))]
-        assert not stays[owner] or reading(owner).dump() == alone.dump()
+        alone = reading_of(talk.name)()
+        assert in_order(columns.found[owner]) == in_order(described(alone, by_frames(talk)))
+        assert not stays[owner] or columns.memory(owner) == alone.dump()
 
 
 def _whole(by_frame: frozenset[int], frames: list[Item]) -> frozenset[int]:

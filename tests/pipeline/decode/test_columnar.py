@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from crosswire.errors import InvalidInput
 from crosswire.lake.schemas import WIRE
 from crosswire.pipeline.decode.arrow_batches import Batches
-from crosswire.pipeline.decode.batch_scan import columnar_protocol
 from crosswire.pipeline.decode.columnar import ColumnarDecoder
-from crosswire.pipeline.decode.connection_rows import WIRE_COLUMNS, ConnectionRows
+from crosswire.pipeline.decode.decoded_connection import WIRE_COLUMNS, DecodedConnection
+from crosswire.pipeline.decode.protocols import columnar_protocol
 from crosswire.pipeline.decode.row_schema import ARROW
 from crosswire.wire import PROTOCOL_NAMES, protocol
+from tests.pipeline.decode.oracle.connection_rows import ConnectionRows
 
 Wire = list[dict[str, Any]]
 """Rows of bronze.wire."""
@@ -202,7 +203,7 @@ def test_plain_traffic_needs_no_decoder(name: str, monkeypatch: pytest.MonkeyPat
     together = [row for rows in zip(*each_ones, strict=False) for row in rows]
     wire = [{**row, "seq": seq, "time": seq} for seq, row in enumerate(together)]
     expected = row_by_row(wire)
-    monkeypatch.setattr(ConnectionRows, "decoder", nobody)
+    monkeypatch.setattr(DecodedConnection, "decoder", nobody)
     assert at_once(ColumnarDecoder(payloads=True), cut(wire, [40, 90])) == expected
 
 

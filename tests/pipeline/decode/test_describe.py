@@ -15,8 +15,7 @@ from hypothesis.strategies import SearchStrategy
 
 from crosswire.bond import hub_module, marshal
 from crosswire.pipeline.decode import relink as relink_columns
-from crosswire.pipeline.decode.readings import relink as relink_protocol
-from crosswire.pipeline.decode.readings.contract import MOST_ASKED, Described
+from crosswire.pipeline.decode.meanings.contract import MOST_ASKED, Described
 from crosswire.wire import PROTOCOL_NAMES, protocol
 from crosswire.wire.contract import Frame
 from crosswire.wire.emp import frames as emp
@@ -45,6 +44,7 @@ from tests.pipeline.decode.described import (
     check,
     check_together,
 )
+from tests.pipeline.decode.oracle import relink as relink_oracle
 from tests.pipeline.decode.scanned import Noisy, noisy
 from tests.wire.emqp.strategies import handshake
 from tests.wire.stream import Stream
@@ -82,9 +82,9 @@ def exchanges(draw: st.DrawFn, name: str) -> Talk:
 
 @every_protocol
 @settings(max_examples=40)
-@given(data=st.data(), step=steps, payloads=st.booleans())
-def test_streams(name: str, data: st.DataObject, step: int, payloads: bool) -> None:
-    check(data.draw(exchanges(name)), step_bytes=step, payloads=payloads)
+@given(data=st.data(), step=steps, payloads=st.booleans(), cut=st.integers(0, 40))
+def test_streams(name: str, data: st.DataObject, step: int, payloads: bool, cut: int) -> None:
+    check(data.draw(exchanges(name)), step_bytes=step, payloads=payloads, cut=cut)
 
 
 @every_protocol
@@ -732,7 +732,7 @@ def test_relink_a_link_that_was_resumed_has_no_numbers() -> None:
 
 
 def test_relink_of_too_many_channels_the_count_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (relink_columns, relink_protocol):
+    for module in (relink_columns, relink_oracle):
         monkeypatch.setattr(module, "MOST_CHANNELS", 50)
     many = [relink.Message((channel,), False, (b"x",)) for channel in range(51)]
     sent = [(forward, many[each]) for each in range(25) for forward in (True, False)]

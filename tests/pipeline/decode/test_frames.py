@@ -8,15 +8,15 @@ from itertools import pairwise
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 from benchmarks.traffic import Traffic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crosswire.errors import InvalidInput
-from crosswire.pipeline.decode.arrow_batches import Batches
-from crosswire.pipeline.decode.connection_rows import ConnectionRows
-from crosswire.pipeline.decode.row_schema import ARROW
+from crosswire.lake.schemas import WIRE
+from crosswire.pipeline.decode.columnar import ColumnarDecoder
+from crosswire.pipeline.decode.decoded_connection import WIRE_COLUMNS
 from crosswire.wire import PROTOCOL_NAMES, protocol
 from crosswire.wire.contract import Row
 
@@ -31,17 +31,16 @@ WireRows = list[tuple[bool, str, int, bytes | None, int]]
 def decoded(
     rows: WireRows, name: str | None = "emp", *, late: bool = False
 ) -> list[dict[str, Any]]:
-    collected = Batches(ARROW)
-    connection: ConnectionRows | None = None
+    """The rows that they become, in the order of offsets."""
+    wire = []
     for seq, (forward, kind, offset, data, length) in enumerate(rows):
         way = "forward" if forward else "backward"
         row = ("n", "c", seq, way, kind, offset, length, seq, data, late, name, "emp", *ENDS)
-        if connection is None:
-            connection = ConnectionRows(row, collected, payloads=True)
-        connection.add(row)
-    if connection is not None:
-        connection.finish()
-    return collected.take().to_pylist()  # type: ignore[no-any-return]
+        wire.append(dict(zip(WIRE_COLUMNS, row, strict=True)))
+    decoder = ColumnarDecoder(payloads=True)
+    made = [*decoder.add(pa.RecordBatch.from_pylist(wire, WIRE)), *decoder.finish()]
+    found = [row for batch in made for row in batch.to_pylist()]
+    return sorted(found, key=lambda row: (row["direction"], row["offset"], row["layer"]))
 
 
 def in_pieces(data: bytes, cuts: list[int], forward: bool = True) -> WireRows:
@@ -88,7 +87,7 @@ def test_the_same_rows_as_the_plain_decoder(
     if stream.hints and not stream.peer:
         return  # a capture of one direction only, without what it takes to read it
     decoder = entry.decoder(sender, peer=peer)
-    expected = decoder.rows(wire)
+    expected = sorted(decoder.rows(wire), key=lambda row: (row.offset, row.layer))
     rows = decoded(wire_rows + in_pieces(wire, cut_at, forward), name)
     way = "forward" if forward else "backward"
     own = [row for row in rows if row["direction"] == way and row["table"] != "directions"]
@@ -154,17 +153,6 @@ def test_payloads_are_at_the_offset_of_the_row(name: str) -> None:
         assert row["payload"] in there if name == "emp" else row["payload"] == there
         looked_at += 1
     assert looked_at > 20
-
-
-def test_a_row_that_is_there_twice_is_refused() -> None:
-    collected = Batches(ARROW)
-    row = ("n", "c", 0, "forward", "data", 0, 1, 0, b"x", False, "emp", "emp", *ENDS)
-    connection = ConnectionRows(row, collected, payloads=True)
-    connection.add(row)
-    with pytest.raises(InvalidInput, match="twice"):
-        connection.add(row)
-    with pytest.raises(InvalidInput, match="overlap"):
-        connection.add((*row[:2], 1, *row[3:]))
 
 
 def test_a_jump_of_the_offset_is_a_gap() -> None:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from crosswire.pipeline.decode import matching as module
 from crosswire.pipeline.decode.arrays import NONE
-from crosswire.pipeline.decode.contract import FrameRows, Readings
+from crosswire.pipeline.decode.contract import FrameRows, Memories
 from crosswire.pipeline.decode.matching import GET, PASS, PUT, TAKE, Matching
-from crosswire.pipeline.decode.readings import contract
-from crosswire.pipeline.decode.readings.epoxy import EpoxyReading
+from crosswire.pipeline.decode.meanings import contract
+from crosswire.pipeline.decode.meanings.epoxy import EpoxyMemory
 
 steps = st.sampled_from([PASS, PUT, PUT, TAKE, GET])
 turns = st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.integers(0, 3), steps), max_size=40)
@@ -31,14 +31,14 @@ def rows_of(turns: list[Turn]) -> FrameRows:
     owner = np.array([owner for owner, *_ in turns], np.int64)
     forward = np.array([forward for _, forward, *_ in turns], np.bool_)
     octets = np.empty(0, np.uint8)
-    rest = (numbers, numbers, numbers, numbers.astype(np.uint64), numbers, numbers, ())
+    rest = (numbers, numbers, numbers, numbers.astype(np.uint64), *[numbers] * 4, ())
     return FrameRows(octets, False, owner, numbers, forward, *rest)
 
 
-def one_by_one(turns: list[Turn], readings: dict[int, EpoxyReading]) -> list[Any]:
+def one_by_one(turns: list[Turn], memories: dict[int, EpoxyMemory]) -> list[Any]:
     found: list[Any] = []
     for index, (owner, forward, number, step) in enumerate(turns):
-        asked = readings.setdefault(owner, EpoxyReading()).asked
+        asked = memories.setdefault(owner, EpoxyMemory()).asked
         if step == PUT:
             asked.put((forward, number), ("put", str(index)))
         answer = {TAKE: asked.take, GET: asked.get}.get(step, lambda _: None)
@@ -63,16 +63,16 @@ def as_texts(matching: Matching[Any, Any], turns: list[Turn]) -> np.ndarray:
 
 
 def at_once(
-    turns: list[Turn], readings: dict[int, EpoxyReading], stays: np.ndarray, keys: Keys
+    turns: list[Turn], memories: dict[int, EpoxyMemory], stays: np.ndarray, keys: Keys
 ) -> list[Any]:
     rows = rows_of(turns)
-    known = {owner: readings[owner] for owner, *_ in turns if owner in readings}
+    known = {owner: memories[owner] for owner, *_ in turns if owner in memories}
 
-    def begin(owner: int) -> EpoxyReading:
+    def begin(owner: int) -> EpoxyMemory:
         assert stays[owner]
-        return readings.setdefault(owner, EpoxyReading())
+        return memories.setdefault(owner, EpoxyMemory())
 
-    matching = Matching(rows, Readings(known, stays, begin), lambda reading: reading.asked)
+    matching = Matching(rows, Memories(known, stays, begin), lambda memory: memory.asked)
     does = np.array([step for *_, step in turns], np.int64)
     partners = matching.partners(keys(matching, turns), does).tolist()
     values = [("put", str(index)) for index in range(len(turns))] + list(matching.values)
@@ -93,15 +93,15 @@ def test_as_memory_would(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(contract, "MOST_ASKED", most)
         patch.setattr(module, "MOST_ASKED", most)
-        expected: dict[int, EpoxyReading] = {}
-        found: dict[int, EpoxyReading] = {}
+        expected: dict[int, EpoxyMemory] = {}
+        found: dict[int, EpoxyMemory] = {}
         for batch in batches:
             turns = sorted(batch, key=lambda turn: turn[0])
             assert at_once(turns, found, np.array(stays), keys) == one_by_one(turns, expected)
             for owner in list(expected):
                 if not stays[owner]:
                     del expected[owner]
-        pending = {owner: list(reading.asked.items()) for owner, reading in expected.items()}
+        pending = {owner: list(memory.asked.items()) for owner, memory in expected.items()}
         assert {owner: list(found[owner].asked.items()) for owner in found} == {
             owner: asked for owner, asked in pending.items() if asked or owner in found
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from crosswire.pipeline.stream import carry_over, decoder_state, ledger_tables
+from crosswire.pipeline.stream import carry_over, columns, decoder_state, ledger_tables
 from crosswire.pipeline.tables.conversations import CALL_COLUMNS
 
 COLUMNS = {
@@ -68,7 +68,7 @@ COLUMNS = {
 
 def test_states() -> None:
     assert (carry_over.COUNTS, carry_over.CALLS, carry_over.EDGES) == ("counts", "said", "edges")
-    assert (decoder_state.FLOWS, decoder_state.STATES) == ("flows", "states")
+    assert (decoder_state.FLOWS, columns.STATES) == ("flows", "states")
     assert ledger_tables._STATE == "records"
 
 
@@ -81,7 +81,7 @@ def test_columns_of_calls() -> None:
 
 def test_parts_and_columns_of_what_a_hub_recorded() -> None:
     stored = {
-        part: {ledger_tables._STORED_NAMES.get(name, name) for name in columns}
-        for part, columns in ledger_tables._PARTS.items()
+        part: {ledger_tables._STORED_NAMES.get(name, name) for name in names}
+        for part, names in ledger_tables._PARTS.items()
     }
     assert stored == COLUMNS

@@ -1,86 +1,33 @@
 """One protocol's connections in one batch: their bytes through its scanner, its columns to rows.
 
 A batch is read in two passes, first all forward directions, then all backward ones: in two of the
-protocols the opener's handshake decides how the answers are read. After that the rows of both are
-put in the order in which their last bytes were captured, and described.
+protocols the opener's handshake decides how the answers are read. Connections that can't be read in
+this way are given to the decoders, row by row. After that the frames of all are put in the order in
+which their last bytes were captured, and described.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
-from typing import Any, NamedTuple
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
 
 from crosswire.pipeline.decode.arrays import NONE, Flags, Numbers
-from crosswire.pipeline.decode.arrow_batches import BATCH_ROWS
-from crosswire.pipeline.decode.connection_index import DIRECTION_NAMES, ConnectionIndex
-from crosswire.pipeline.decode.connection_rows import ConnectionRows, Direction, ScannedSoFar
-from crosswire.pipeline.decode.contract import Describe, DescriptionColumns, FrameRows, Readings
-from crosswire.pipeline.decode.readings.contract import Reading
-from crosswire.pipeline.decode.row_schema import ARROW, FRAMES, OF_MESSAGES
+from crosswire.pipeline.decode.connection_index import ConnectionIndex
+from crosswire.pipeline.decode.decoded_connection import WIRE_COLUMNS, DecodedItems, ScannedSoFar
+from crosswire.pipeline.decode.frame_table import FrameTable
+from crosswire.pipeline.decode.protocols import ColumnarProtocol
 from crosswire.pipeline.decode.scanners.fallback import DecoderOutput, scan_and_decode
 from crosswire.pipeline.decode.scanners.scanner import (
     DECODER_ONLY,
     HANDSHAKE_END,
     STOP_REASON,
-    BulkScanner,
     Columns,
 )
-from crosswire.wire import PROTOCOL_NAMES, protocol
-from crosswire.wire.contract import Decoder, Placed
+from crosswire.wire.contract import Decoder
 
-__all__ = ["BatchScan", "ColumnarProtocol", "columnar_protocol"]
-
-
-@dataclass(frozen=True, eq=False)
-class ColumnarProtocol:
-    """What it takes to read a protocol in columns; `roles` are the opener's and the acceptor's."""
-
-    name: str
-    roles: tuple[str, str]
-    scanner: BulkScanner
-    describe: Describe
-    frames: pa.Array
-    layers: Numbers
-
-    @property
-    def reads_peer_handshake(self) -> bool:
-        """Whether the opener's handshake decides how the other direction is read."""
-        return self.scanner.reads_peer_handshake
-
-    def state_of(self, direction: Direction) -> Numbers | None:
-        """The scanner's state to continue a direction with; None at its first byte."""
-        if direction.decoder is not None:
-            return self.scanner.state_of(direction.decoder)
-        return None if direction.scanned is None else direction.scanned.state
-
-    def has_handshake_of(self, direction: Direction | None) -> bool:
-        """Whether the direction's handshake is complete."""
-        state = None if direction is None else self.state_of(direction)
-        return state is not None and bool(state[HANDSHAKE_END] != NONE)
-
-
-@cache
-def columnar_protocol(name: str | None) -> ColumnarProtocol | None:
-    """The protocol of this name; None for what no scanner reads: TLS, and unknown protocols."""
-    if name is None or name not in PROTOCOL_NAMES:
-        return None
-    scanner: BulkScanner = import_module(f"crosswire.pipeline.decode.scanners.{name}").SCANNER()
-    describe: Describe = import_module(f"crosswire.pipeline.decode.{name}").describe
-    roles = protocol(name).roles
-    return ColumnarProtocol(
-        name,
-        (roles[0], roles[-1]),
-        scanner,
-        describe,
-        pa.array(scanner.frame_names),
-        np.array(scanner.frame_layers, np.int64),
-    )
+__all__ = ["BatchScan"]
 
 
 class _DirectionScan:
@@ -129,19 +76,19 @@ class _DirectionScan:
 
 
 class BatchScan:
-    """Reads the bytes of some connections of a batch when it is created.
+    """Reads the bytes of some connections of a batch when it is created: those of `owners` with the
+    scanner, those of `irregular` with decoders only.
 
     `rows` then gives what was found, and `settle` carries the state of the connections that have
     more to come over to the next batch.
-
-    `out_of_turn` are connections, all of them new, in which the acceptor sent more than its
-    handshake before the opener's handshake was complete. In columns their directions were read one
-    after the other, as if it had been complete from the start; they have to be read again row by
-    row, and are left as if they had not been read at all.
     """
 
     def __init__(
-        self, columnar: ColumnarProtocol, connections: ConnectionIndex, owners: Numbers
+        self,
+        columnar: ColumnarProtocol,
+        connections: ConnectionIndex,
+        owners: Numbers,
+        irregular: Numbers,
     ) -> None:
         self.columnar = columnar
         self.connections = connections
@@ -152,9 +99,16 @@ class BatchScan:
             connections.with_directions(owner)
         self._forward = self._read(True)
         self._backward = self._read(False)
-        self.out_of_turn = self._out_of_turn() if columnar.reads_peer_handshake else []
-        for owner in self.out_of_turn:
+        # In some new connections the acceptor sent more than its handshake before the opener's
+        # handshake was complete. Their directions were read one after the other, as if it had been
+        # complete from the start: what was found is dropped, and they are read again row by row.
+        self._dropped = np.zeros(connections.batch.owners, np.bool_)
+        if columnar.reads_peer_handshake:
+            self._dropped[self._out_of_turn()] = True
+        for owner in np.flatnonzero(self._dropped).tolist():
             connections.forget(owner)
+        again = np.flatnonzero(self._dropped)
+        self._by_rows = self._read_by_rows(np.append(irregular, again))
 
     # Reading.
 
@@ -184,6 +138,16 @@ class BatchScan:
             if isinstance(part, DecoderOutput):
                 side.fed_to[part.run] = part.stop
         return side
+
+    def _read_by_rows(self, owners: Numbers) -> list[tuple[int, int, DecodedItems]]:
+        """What the decoders of these connections give; of each, the row and the owner."""
+        if not len(owners):
+            return []
+        return [
+            (row, owner, items)
+            for row, owner, values in self.batch.rows_of(owners, WIRE_COLUMNS)
+            for items in self.connections.get_or_create(owner).read(values)
+        ]
 
     def _share_handshakes(self, side: _DirectionScan) -> None:
         """Give the acceptors' states what their openers' handshakes have decided.
@@ -243,15 +207,16 @@ class BatchScan:
         connections, batch = self.connections, self.batch
         needed = ~connections.over
         needed[list(connections.objects)] = True
-        needed[self.out_of_turn] = False
+        needed[self._dropped] = False
         frames = self._frames()
         ends, names = batch.lane_end
         sizes = batch.pieces.lane_stop - batch.pieces.lane_start
+        last_seqs = batch.seq[batch.last_rows]
         for owner in self._owners[needed[self._owners]].tolist():
             connection = connections.with_directions(owner)
             self._settle_direction(owner, self._forward)
             self._settle_direction(owner, self._backward)
-            connection.seq = int(batch.seq[batch.last_rows[owner]])
+            connection.seq = int(last_seqs[owner])
             connection.opened |= bool(batch.opened[owner])
             for forward, lanes in zip((True, False), batch.lanes_of, strict=True):
                 lane = lanes[owner]
@@ -265,12 +230,14 @@ class BatchScan:
                     direction.end = names[ends[lane]]
 
     def _frames(self) -> Numbers:
-        """By lane: how many frames it has in columns."""
+        """By lane: how many frames were found in it."""
         frames = np.zeros(len(self.batch.lane_owner), np.int64)
         for side in (self._forward, self._backward):
             for part in side.parts:
                 if isinstance(part, Columns):
                     frames += np.bincount(side.lanes[part.run], minlength=len(frames))
+                else:
+                    frames[side.lanes[part.run]] += part.frames
         return frames
 
     def _settle_direction(self, owner: int, side: _DirectionScan) -> None:
@@ -298,23 +265,61 @@ class BatchScan:
             handshake_end = int(side.states[run, HANDSHAKE_END])
             stop = end if handshake_end == NONE else start + handshake_end - offset
             opening += pieces.array[start:stop].tobytes()
-        direction.scanned = ScannedSoFar(scanner.hand_over, side.states[run].copy(), opening)
+        direction.scanned = ScannedSoFar(scanner, side.states[run].copy(), opening)
 
     # Rows.
 
     def rows(self, payloads: bool) -> Iterator[pa.RecordBatch]:
         """Rows of frames, each connection's in the order in which its frames were complete.
 
-        Frames that decoders gave are added to what the connections' objects collect, in between.
+        Rows of violations, and of bytes in no frame, are added to what the connections' objects
+        collect.
         """
-        found = _ScanResults(self.connections, (self._forward, self._backward), self.out_of_turn)
-        columns = found.columns(self.columnar.scanner)
-        for start, stop, decoded in found.rounds():
-            for at in range(start, stop, BATCH_ROWS):
-                chunk = _Chunk(self, found, columns, slice(at, min(at + BATCH_ROWS, stop)))
-                yield chunk.described(payloads)
-            for connection, forward, direction, placed, time in decoded:
-                connection.emit(forward, direction, placed, time)
+        table = FrameTable(self.columnar, self.connections, self.batch.pieces.array)
+        serial = 0
+        for side in (self._forward, self._backward):
+            for part in side.parts:
+                self._add(table, side, part, serial)
+                serial += 1
+        for row, owner, items in self._by_rows:
+            self._add_items(table, owner, items, row, serial)
+            serial += 1
+        yield from table.batches(payloads=payloads)
+
+    def _add(
+        self, table: FrameTable, side: _DirectionScan, part: Columns | DecoderOutput, serial: int
+    ) -> None:
+        batch = self.batch
+        if isinstance(part, DecoderOutput):
+            owner = int(side.owners[part.run])
+            if part.placed and not self._dropped[owner]:
+                row = int(batch.pieces.rows_at(np.array([part.stop - 1]))[0])
+                items = DecodedItems(side.forward, part.placed)
+                self._add_items(table, owner, items, row, serial)
+            return
+        if self._dropped.any():
+            kept = part.rows[:, ~self._dropped[side.owners[part.run]]]
+            part = Columns(kept, part.frame_names, part.frame_layers, part.slice_names)
+        run = part.run
+        owners = side.owners[run]
+        position = side.starts[run] + part.offset - side.offsets[run]
+        rows = batch.pieces.rows_at(position + part.length - 1)
+        table.add_columns(
+            part,
+            owner=owners,
+            forward=side.forward,
+            time=batch.time[rows],
+            position=position,
+            base=side.bases[run],
+            key=owners * len(batch) + rows,
+            serial=serial,
+        )
+
+    def _add_items(
+        self, table: FrameTable, owner: int, items: DecodedItems, row: int, serial: int
+    ) -> None:
+        time, key = int(self.batch.time[row]), owner * len(self.batch) + row
+        table.add_items(owner, items, time=time, key=key, serial=serial)
 
 
 def _find(values: Numbers, wanted: Numbers) -> tuple[Numbers, Flags]:
@@ -324,243 +329,3 @@ def _find(values: Numbers, wanted: Numbers) -> tuple[Numbers, Flags]:
         return index, np.zeros(len(wanted), np.bool_)
     index = np.minimum(index, len(values) - 1)
     return index, values[index] == wanted
-
-
-class _DecodedFrames(NamedTuple):
-    """Frames that a decoder gave at once."""
-
-    connection: ConnectionRows
-    forward: bool
-    direction: Direction
-    placed: list[Placed]
-    time: int
-
-
-class _ScannedBlock(NamedTuple):
-    """Frames that a scanner gave at once: its table, and for each frame what it is here."""
-
-    table: Numbers
-    lane: Numbers
-    row: Numbers
-    """Of the batch: the row with which the frame was complete."""
-    position: Numbers
-    offset: Numbers
-    key: Numbers
-    """Orders frames by connection, then by row."""
-    serial: Numbers
-    """Orders frames with the same key: by when scanner or decoder gave them."""
-
-
-class _ScanResults:
-    """Frames that scanner and decoders gave for a batch, in the order in which they were complete.
-
-    Connections don't depend on one another, but of one connection frames from a decoder must be
-    described after the scanned frames before them and before those after them: an answer may be on
-    one side and its request on the other. Describing connection by connection would give up what
-    columns are good for. So there are rounds: in each, the scanned frames of all connections up to
-    the next frames that a decoder gave, and then those.
-    """
-
-    def __init__(
-        self, connections: ConnectionIndex, sides: tuple[_DirectionScan, ...], dropped: list[int]
-    ) -> None:
-        self._connections = connections
-        batch = connections.batch
-        self._dropped = np.zeros(batch.owners, np.bool_)
-        self._dropped[dropped] = True
-        blocks: list[_ScannedBlock] = []
-        decoded: list[tuple[int, int, _DecodedFrames]] = []
-        parts = [(side, part) for side in sides for part in side.parts]
-        for serial, (side, part) in enumerate(parts):
-            if isinstance(part, Columns):
-                blocks.append(self._block(side, part, serial))
-            elif part.placed:
-                owner = int(side.owners[part.run])
-                row = int(batch.pieces.rows_at(np.array([part.stop - 1]))[0])
-                if not self._dropped[owner]:
-                    key = owner * len(batch) + row
-                    decoded.append((key, serial, self._decoded_frames(side, part, owner, row)))
-        if not blocks:
-            empty = np.empty(0, np.int64)
-            blocks = [_ScannedBlock(np.empty((0, 0), np.int64), *[empty] * 6)]
-        joined = (np.concatenate(each, axis=-1) for each in zip(*blocks, strict=True))
-        whole = blocks[0] if len(blocks) == 1 else _ScannedBlock(*joined)
-        self.table, self.lane, self.row, self.position, self.offset = whole[:5]
-        self._arrange(whole.key, whole.serial, decoded)
-        owners = batch.lane_owner[self.lane[self.order]]
-        self.last = np.full(batch.owners, NONE)
-        """By owner: the index of its last frame, in order."""
-        self.last[owners] = np.arange(len(owners))
-
-    def columns(self, scanner: BulkScanner) -> Callable[[Numbers], Columns]:
-        """A function that gives the columns of some frames."""
-        names = scanner.frame_names, scanner.frame_layers, scanner.slice_names
-        return lambda index: Columns(np.take(self.table, index, axis=1), *names)
-
-    def rounds(self) -> Iterator[tuple[int, int, list[_DecodedFrames]]]:
-        """Each round: scanned frames order[start:stop], then those that decoders gave."""
-        yield from zip(self._starts, self._stops, self._decoded, strict=True)
-
-    def _block(self, side: _DirectionScan, part: Columns, serial: int) -> _ScannedBlock:
-        batch = self._connections.batch
-        table, owner = part.rows, side.owners[part.run]
-        if self._dropped.any():
-            kept = ~self._dropped[owner]
-            part = Columns(table[:, kept], part.frame_names, part.frame_layers, part.slice_names)
-            owner = owner[kept]
-        run, offset = part.run, part.offset
-        position = side.starts[run] + offset - side.offsets[run]
-        row = batch.pieces.rows_at(position + part.length - 1)
-        return _ScannedBlock(
-            part.rows,
-            side.lanes[run],
-            row,
-            position,
-            offset + side.bases[run],
-            owner * len(batch) + row,
-            np.full(len(run), serial),
-        )
-
-    def _decoded_frames(
-        self, side: _DirectionScan, part: DecoderOutput, owner: int, row: int
-    ) -> _DecodedFrames:
-        connection = self._connections.with_directions(owner)
-        direction = connection.directions[side.forward]
-        time = int(self._connections.batch.time[row])
-        return _DecodedFrames(connection, side.forward, direction, part.placed, time)
-
-    def _arrange(
-        self, key: Numbers, serial: Numbers, decoded: list[tuple[int, int, _DecodedFrames]]
-    ) -> None:
-        """Set `order`, the indexes of the scanned frames round by round, and the rounds' bounds."""
-        if not decoded:
-            self.order = np.argsort(key, kind="stable")
-            self._starts, self._stops = [0], [len(key)]
-            self._decoded: list[list[_DecodedFrames]] = [[]]
-            return
-        decoded_key, decoded_serial, _ = zip(*decoded, strict=True)
-        keys = np.append(key, decoded_key)
-        order = np.lexsort((np.append(serial, decoded_serial), keys))
-        is_decoded = order >= len(key)
-        owner = keys[order] // len(self._connections.batch)
-        first = np.append(True, owner[1:] != owner[:-1])
-        # Within a connection, a frame's round is the number of sequences of decoded frames that
-        # ended before it. Decoded frames that follow one another are one sequence, and belong to
-        # the round that they end.
-        begins = is_decoded & (first | ~np.append(False, is_decoded[:-1]))
-        begun = np.cumsum(begins)
-        heads = np.flatnonzero(first)
-        before_connection = (begun - begins)[heads][np.cumsum(first) - 1]
-        number = begun - before_connection - is_decoded
-        in_order = np.argsort(number[~is_decoded], kind="stable")
-        self.order = order[~is_decoded][in_order]
-        count = int(number.max()) + 1
-        self._stops = np.cumsum(np.bincount(number[~is_decoded], minlength=count)).tolist()
-        self._starts = [0, *self._stops[:-1]]
-        self._decoded = [[] for _ in range(count)]
-        for index, which in zip(
-            (order[is_decoded] - len(key)).tolist(), number[is_decoded].tolist(), strict=True
-        ):
-            self._decoded[which].append(decoded[index][2])
-
-
-class _Chunk:
-    """Scanned frames that become one batch of rows."""
-
-    def __init__(
-        self,
-        scan: BatchScan,
-        found: _ScanResults,
-        columns: Callable[[Numbers], Columns],
-        part: slice,
-    ) -> None:
-        index = found.order[part]
-        batch = scan.batch
-        self._scan = scan
-        self._columns = columns(index)
-        self._lane, self._offset = found.lane[index], found.offset[index]
-        self._position = found.position[index]
-        self._time = batch.time[found.row[index]]
-        self._owner = batch.lane_owner[self._lane]
-        # What is pending must be remembered of connections that are not over, that have an object,
-        # or that have more frames in a later chunk of this batch.
-        self._stays = ~scan.connections.over
-        self._stays[list(scan.connections.objects)] = True
-        self._stays[self._owner] |= found.last[self._owner] >= part.stop
-
-    def described(self, payloads: bool) -> pa.RecordBatch:
-        """Rows of frames. Violations are added to what the connections' objects collect."""
-        scan, columns = self._scan, self._columns
-        connections, pieces = scan.connections, scan.batch.pieces
-        rows = FrameRows(
-            pieces.array,
-            payloads,
-            self._owner,
-            self._position,
-            ~scan.batch.lane_backward[self._lane],
-            columns.frame,
-            self._offset,
-            columns.length,
-            columns.number,
-            columns.detail,
-            columns.sequence,
-            tuple(map(columns.slice, scan.columnar.scanner.slice_names)),
-        )
-        here = np.zeros(scan.batch.owners, np.bool_)
-        here[self._owner] = True
-        known = {
-            owner: _reading(connections, owner) for owner in connections.objects if here[owner]
-        }
-        description = scan.columnar.describe(
-            rows, Readings(known, self._stays, lambda owner: _reading(connections, owner))
-        )
-        batch = self._batch(description, payloads)
-        if not description.errors:
-            return batch
-        right = np.ones(len(rows), np.bool_)
-        for index, error in description.errors.items():
-            right[index] = False
-            direction = connections.direction(int(self._lane[index]))
-            layer = int(scan.columnar.layers[columns.frame[index]])
-            where = (layer, int(self._offset[index]), int(columns.length[index]))
-            connection = connections.get_or_create(int(self._owner[index]))
-            connection.violation(direction, (*where, int(self._time[index])), error)
-        return batch.filter(pa.array(right))
-
-    def _batch(self, description: DescriptionColumns, payloads: bool) -> pa.RecordBatch:
-        batch, columnar, count = self._scan.batch, self._scan.columnar, len(description)
-        owner, length = pa.array(self._owner), self._columns.length
-        payload_offset = self._offset + length - description.payload_end - description.payload_size
-        has_payload = description.payload_size != NONE
-        columns: dict[str, Any] = {
-            "table": pa.repeat(FRAMES, count),
-            "node": batch.nodes.take(owner),
-            "connection": batch.connections.take(owner),
-            "direction": DIRECTION_NAMES.take(
-                pa.array(batch.lane_backward[self._lane].astype(np.int8))
-            ),
-            "layer": pa.array(columnar.layers[self._columns.frame].astype(np.int32)),
-            "offset": pa.array(self._offset),
-            "length": pa.array(length),
-            "time": pa.array(self._time),
-            "protocol": pa.repeat(columnar.name, count),
-            "frame": columnar.frames.take(pa.array(self._columns.frame)),
-            "payload_offset": pa.array(payload_offset, mask=~has_payload),
-            "payload_length": pa.array(description.payload_size, mask=~has_payload),
-            "sequence": pa.array(description.sequence, mask=description.sequence == NONE),
-            "begun_at": pa.array(description.begun_at, mask=description.begun_at == NONE),
-        }
-        if not payloads:
-            for name in OF_MESSAGES:
-                columns[name] = pa.nulls(count, ARROW.field(name).type)
-        arrays = [
-            columns[field.name] if field.name in columns else getattr(description, field.name)
-            for field in ARROW
-        ]
-        return pa.RecordBatch.from_arrays(arrays, schema=ARROW)
-
-
-def _reading(connections: ConnectionIndex, owner: int) -> Reading:
-    reading = connections.with_directions(owner).reading
-    assert reading is not None
-    return reading

@@ -1,14 +1,15 @@
 """Many connections at once: bronze.wire, batch by batch, through the columnar scanners.
 
-What the scanners are sure of becomes rows without an object for any frame; the rest goes to the
-decoders, frame by frame. A connection that is irregular in a batch (bytes are missing, the capture
-joined it late, an answer came before the handshake that it depends on) is read row by row in that
-batch, by `ConnectionRows`. The state of a connection is the same either way, and so are its rows.
+What the scanners are sure of becomes rows without an object for any frame. The rest goes to the
+decoders, whose frames are put into the same columns; both are described together. A connection that
+is irregular in a batch (bytes are missing, the capture joined it late, an answer came before the
+handshake that it depends on) is read by its decoders alone in that batch. The state of a connection
+is the same either way, and so are its rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import chain
 from typing import Final
@@ -18,38 +19,52 @@ import pyarrow as pa
 
 from crosswire.pipeline.decode.arrays import NONE, Flags, Numbers
 from crosswire.pipeline.decode.arrow_batches import Batches
-from crosswire.pipeline.decode.batch_scan import BatchScan, ColumnarProtocol, columnar_protocol
+from crosswire.pipeline.decode.batch_scan import BatchScan
 from crosswire.pipeline.decode.connection_index import ConnectionIndex
-from crosswire.pipeline.decode.connection_rows import MOST_OPEN, WIRE_COLUMNS, ConnectionRows
+from crosswire.pipeline.decode.decoded_connection import (
+    MOST_OPEN,
+    WIRE_COLUMNS,
+    DecodedConnection,
+    DecodedItems,
+)
+from crosswire.pipeline.decode.frame_table import FrameTable
+from crosswire.pipeline.decode.protocols import ColumnarProtocol, columnar_protocol
 from crosswire.pipeline.decode.row_schema import ARROW
 from crosswire.pipeline.decode.state_spill import States
-from crosswire.pipeline.decode.text import by_code
 from crosswire.pipeline.decode.wire_batch import WireBatch
 
-__all__ = ["ColumnarDecoder"]
+__all__ = ["ColumnarDecoder", "ConnectionKey"]
 
 _UNKNOWN: Final = (None,) * 8
 
-_Key = tuple[str, str]
+ConnectionKey = tuple[str, str]
+"""Connection and node."""
 
 
 class ColumnarDecoder:
     """Takes batches of bronze.wire, each connection's rows in order; gives rows of
-    `decode.row_schema` in no particular order: exactly those that `ConnectionRows` gives.
+    `decode.row_schema` in no particular order.
 
-    A connection is over when both its directions have ended; where connections are `grouped`, one
-    after the other, when the next one begins. Of those that are not over, the `most_open` latest
-    are kept as objects, and of the others a state of a few bytes from which they can be loaded.
+    A connection is over when both its directions have ended, but for those of the node `lingering`,
+    which `close` ends; where connections are `grouped`, one after the other, it is over when the
+    next one begins. Of those that are not over, the `most_open` latest are kept as objects, and of
+    the others a state of a few bytes from which they can be loaded.
     """
 
     def __init__(
-        self, *, payloads: bool, grouped: bool = False, most_open: int = MOST_OPEN
+        self,
+        *,
+        payloads: bool,
+        grouped: bool = False,
+        most_open: int = MOST_OPEN,
+        lingering: str | None = None,
     ) -> None:
         self._payloads = payloads
         self._grouped = grouped
         self._most_open = most_open
+        self._lingering = lingering
         self._collected = Batches(ARROW)
-        self._open: dict[_Key, ConnectionRows] = {}
+        self._open: dict[ConnectionKey, DecodedConnection] = {}
         self._stored = States()
 
     def add(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -60,26 +75,23 @@ class ColumnarDecoder:
         has_open = bool(self._open or self._stored)
         connections = ConnectionIndex(
             batch,
-            self._known if has_open else None,
+            self.take if has_open else None,
             partial(self._begin, batch),
             closed=self._grouped,
+            lingering=self._lingering,
         )
-        by_rows = np.zeros(batch.owners, np.bool_)
-        for columnar, owners in _by_protocol(connections):
+        for columnar, owners, regular in _by_protocol(connections):
             if columnar is None:
-                by_rows[owners] = True
+                self._set_aside(connections, owners)
                 continue
-            readable = _can_read_in_columns(connections, owners, columnar)
-            by_rows[owners[~readable]] = True
-            scan = BatchScan(columnar, connections, owners[readable])
-            by_rows[scan.out_of_turn] = True
+            regular[regular] = _can_read_in_columns(connections, owners[regular], columnar)
+            scan = BatchScan(columnar, connections, owners[regular], owners[~regular])
             for made in scan.rows(self._payloads):
                 yield made
                 yield from self._filled()
             scan.settle()
-        if by_rows.any():
-            yield from self._read_by_rows(connections, np.flatnonzero(by_rows).tolist())
-        gone = connections.over & ~by_rows
+            yield from self._filled()
+        gone = connections.over.copy()
         gone[list(connections.objects)] = False
         yield from connections.summaries(gone)
         yield from self._keep_open(connections)
@@ -87,17 +99,17 @@ class ColumnarDecoder:
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Rows of all connections that are still open: there are no more batches."""
         stored = (self._load(key, state) for key, state in self._stored.take_all())
-        for connection in chain(stored, self._open.values()):
-            connection.finish()
-            yield from self._filled()
-        self._open = {}
-        if self._collected.rows:
-            yield self._collected.take()
+        opened, self._open = self._open, {}
+        yield from self.close(chain(stored, opened.values()))
 
     # Connections.
 
-    def _known(self, key: _Key) -> ConnectionRows | None:
-        """Take a connection that earlier batches had out of what is kept, None if there is none."""
+    def resume(self, key: ConnectionKey, state: bytes) -> None:
+        """Go on with a connection in the state that `DecodedConnection.dump` gave."""
+        self._stored.put(key, state)
+
+    def take(self, key: ConnectionKey) -> DecodedConnection | None:
+        """Take a connection that is not over out of what is kept; None if there is none."""
         connection = self._open.pop(key, None)
         if connection is None:
             state = self._stored.take(key)
@@ -105,63 +117,117 @@ class ColumnarDecoder:
                 return self._load(key, state)
         return connection
 
-    def _load(self, key: _Key, state: bytes) -> ConnectionRows:
-        return ConnectionRows.load(key, state, self._collected, payloads=self._payloads)
+    def keep(self, connection: DecodedConnection) -> None:
+        """Put a connection back that `take` gave."""
+        self._open[connection.key] = connection
 
-    def _begin(self, batch: WireBatch, owner: int) -> ConnectionRows:
+    def close(self, connections: Iterable[DecodedConnection]) -> Iterator[pa.RecordBatch]:
+        """The last rows of connections that are not kept any more, and all rows before them."""
+        rest: dict[ColumnarProtocol, list[tuple[DecodedConnection, list[DecodedItems]]]] = {}
+        for connection in connections:
+            items = connection.read_rest()
+            if any(each.placed for each in items):
+                columnar = columnar_protocol(connection.protocol)
+                assert columnar is not None
+                rest.setdefault(columnar, []).append((connection, items))
+            connection.summarize()
+            yield from self._filled()
+        for columnar, found in rest.items():
+            yield from _rest(columnar, found, self._payloads)
+        if self._collected.rows:
+            yield self._collected.take()
+
+    def _load(self, key: ConnectionKey, state: bytes) -> DecodedConnection:
+        return DecodedConnection.load(key, state, self._collected)
+
+    def _begin(self, batch: WireBatch, owner: int) -> DecodedConnection:
         connection, node = batch.keys[owner]
         first = (node, connection, *_UNKNOWN, *batch.introductions[owner])
-        return ConnectionRows(first, self._collected, payloads=self._payloads)
+        return DecodedConnection(first, self._collected)
 
     def _keep_open(self, connections: ConnectionIndex) -> Iterator[pa.RecordBatch]:
-        """Finish the connections that are over, and keep the others."""
+        """Close the connections that are over, and keep the others."""
+        over: list[DecodedConnection] = []
         if self._grouped:
-            for connection in self._open.values():
-                connection.finish()
-            self._open = {}
+            over, self._open = list(self._open.values()), {}
         last = int(connections.batch.owner[-1])
         for owner, connection in connections.objects.items():
-            over = owner != last if self._grouped else connection.is_closed
-            if over:
-                connection.finish()
-                yield from self._filled()
+            is_over = connection.is_closed and connection.key[1] != self._lingering
+            if owner != last if self._grouped else is_over:
+                over.append(connection)
             else:
-                self._open[connection.key] = connection
+                self.keep(connection)
+        if over:
+            yield from self.close(over)
         while len(self._open) > self._most_open:
             key = next(iter(self._open))
             self._stored.put(key, self._open.pop(key).dump())
-        yield from self._filled()
 
     # Rows.
 
-    def _read_by_rows(
-        self, connections: ConnectionIndex, owners: list[int]
-    ) -> Iterator[pa.RecordBatch]:
+    def _set_aside(self, connections: ConnectionIndex, owners: Numbers) -> None:
+        """Read connections that have no frames: what is encrypted, or of an unknown protocol."""
         batch = connections.batch
-        by_key = {batch.keys[owner]: connections.get_or_create(owner) for owner in owners}
-        for row in batch.rows_of(owners, WIRE_COLUMNS):
-            by_key[row[1], row[0]].add(row)
-            yield from self._filled()
+        for row, owner, values in batch.rows_of(owners, WIRE_COLUMNS):
+            connection = connections.get_or_create(owner)
+            for items in connection.read(values):
+                for placed in items.placed:
+                    connection.set_aside(items.forward, placed, int(batch.time[row]))
 
     def _filled(self) -> Iterator[pa.RecordBatch]:
         if self._collected.full:
             yield self._collected.take()
 
 
-def _by_protocol(connections: ConnectionIndex) -> Iterator[tuple[ColumnarProtocol | None, Numbers]]:
-    """Owners by protocol; None for those that can only be read row by row."""
+class _ClosedConnections:
+    """Connections of which there are no more bytes, as `frame_table.Owners`."""
+
+    def __init__(self, connections: list[DecodedConnection]) -> None:
+        self.objects = dict(enumerate(connections))
+        self.connections = pa.array([each.key[0] for each in connections])
+        self.nodes = pa.array([each.key[1] for each in connections])
+        self.stays = np.zeros(len(connections), np.bool_)
+
+    def with_directions(self, owner: int) -> DecodedConnection:
+        """The connection."""
+        return self.objects[owner]
+
+
+def _rest(
+    columnar: ColumnarProtocol,
+    found: list[tuple[DecodedConnection, list[DecodedItems]]],
+    payloads: bool,
+) -> Iterator[pa.RecordBatch]:
+    """Rows of frames that only the end of their connections showed."""
+    owners = _ClosedConnections([connection for connection, _ in found])
+    table = FrameTable(columnar, owners, np.empty(0, np.uint8))
+    for owner, (connection, every) in enumerate(found):
+        for serial, items in enumerate(every):
+            time = connection.directions[items.forward].last_time
+            table.add_items(owner, items, time=time, key=owner, serial=serial)
+    yield from table.batches(payloads=payloads)
+
+
+def _by_protocol(
+    connections: ConnectionIndex,
+) -> Iterator[tuple[ColumnarProtocol | None, Numbers, Flags]]:
+    """Owners by protocol, None for those without a scanner; and whether each is regular."""
     batch = connections.batch
     protocols, names = batch.protocols
-    protocols_read = [columnar_protocol(name) for name in names]
-    scanned = by_code(protocols, [each is not None for each in protocols_read], False)
-    scanned &= ~batch.irregular
+    regular = ~batch.irregular
     first_seqs = batch.seq[batch.first_rows]
+    numbers = {name: code for code, name in enumerate(names)}
     for owner, connection in connections.objects.items():
-        if connection.protocol != names[protocols[owner]] or first_seqs[owner] <= connection.seq:
-            scanned[owner] = False
-    yield None, np.flatnonzero(~scanned)
-    for code in np.unique(protocols[scanned]).tolist():
-        yield protocols_read[code], np.flatnonzero(scanned & (protocols == code))
+        if connection.protocol != names[protocols[owner]]:
+            # It was recognized as another when it began, and stays that.
+            protocols[owner] = numbers.setdefault(connection.protocol, len(numbers))
+            regular[owner] = False
+        if first_seqs[owner] <= connection.seq:
+            regular[owner] = False
+    for name, code in numbers.items():
+        owners = np.flatnonzero(protocols == code)
+        if len(owners):
+            yield columnar_protocol(name), owners, regular[owners]
 
 
 def _can_read_in_columns(

@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from crosswire.lake.schemas import BACKWARD, FORWARD
 from crosswire.pipeline.decode.arrays import NONE, Flags, Numbers
 from crosswire.pipeline.decode.arrow_batches import BATCH_ROWS
-from crosswire.pipeline.decode.connection_rows import ConnectionRows, Direction
+from crosswire.pipeline.decode.decoded_connection import DecodedConnection, Direction
+from crosswire.pipeline.decode.frame_table import DIRECTION_NAMES
 from crosswire.pipeline.decode.row_schema import ARROW, DIRECTIONS
 from crosswire.pipeline.decode.text import Coded, Decimal, Fixed, TextPart, json_parts, text, words
 from crosswire.pipeline.decode.wire_batch import INTRODUCTION, WireBatch
 
-__all__ = ["DIRECTION_NAMES", "ConnectionIndex"]
-
-DIRECTION_NAMES = pa.array([FORWARD, BACKWARD])
+__all__ = ["ConnectionIndex"]
 
 
 class ConnectionIndex:
@@ -30,20 +30,21 @@ class ConnectionIndex:
 
     `known` gives the connection of a key that earlier batches had, None for a new one; `begin`
     creates the object of an owner. With `closed`, only the last connection has rows in later
-    batches.
+    batches; without, any that has not ended, or is of the node `lingering`.
     """
 
     def __init__(
         self,
         batch: WireBatch,
-        known: Callable[[tuple[str, str]], ConnectionRows | None] | None,
-        begin: Callable[[int], ConnectionRows],
+        known: Callable[[tuple[str, str]], DecodedConnection | None] | None,
+        begin: Callable[[int], DecodedConnection],
         *,
         closed: bool,
+        lingering: str | None,
     ) -> None:
         self.batch = batch
         self._begin = begin
-        self.objects: dict[int, ConnectionRows] = {}
+        self.objects: dict[int, DecodedConnection] = {}
         if known is not None:
             for owner, key in enumerate(batch.keys):
                 connection = known(key)
@@ -56,6 +57,8 @@ class ConnectionIndex:
         else:
             ended = np.append(batch.lane_end[0] != NONE, False)
             self.over = ended[batch.lanes_of[0]] & ended[batch.lanes_of[1]] & self.is_new
+            if lingering is not None:
+                self.over &= pc.not_equal(batch.nodes, lingering).to_numpy(zero_copy_only=False)
         # Where the bytes of each lane continue: its base, and how many bytes were seen since.
         self.lane_base = batch.lane_base.copy()
         self.lane_seen = np.zeros(len(self.lane_base), np.int64)
@@ -67,7 +70,24 @@ class ConnectionIndex:
                     self.lane_base[lane], self.lane_seen[lane] = direction.base, direction.seen
                     self.lane_known[lane] = True
 
-    def get_or_create(self, owner: int) -> ConnectionRows:
+    @property
+    def nodes(self) -> pa.Array:
+        """By owner: the node whose tap captured it."""
+        return self.batch.nodes
+
+    @property
+    def connections(self) -> pa.Array:
+        """By owner: its name."""
+        return self.batch.connections
+
+    @property
+    def stays(self) -> Flags:
+        """By owner: whether it is not over, or has an object."""
+        stays: Flags = ~self.over
+        stays[list(self.objects)] = True
+        return stays
+
+    def get_or_create(self, owner: int) -> DecodedConnection:
         """The object of a connection."""
         connection = self.objects.get(owner)
         if connection is None:
@@ -79,7 +99,7 @@ class ConnectionIndex:
         owner = int(self.batch.lane_owner[lane])
         return self.with_directions(owner).directions[not self.batch.lane_backward[lane]]
 
-    def with_directions(self, owner: int) -> ConnectionRows:
+    def with_directions(self, owner: int) -> DecodedConnection:
         """The object, with the directions that have rows in this batch."""
         connection = self.get_or_create(owner)
         for forward, lanes in zip((True, False), self.batch.lanes_of, strict=True):

@@ -1,12 +1,10 @@
 """What a protocol's description in columns is given, and what it gives.
 
-A protocol's `describe` takes rows of many connections and gives for each exactly what its Reading
-would give for the frame. It works in columns: what many rows share is found out once
-(`text.distinct`), responses are matched with requests (`matching.Matching`), and texts are
-concatenated (`text.text`). Where that is not worth it, Python describes single rows:
-
-    DescriptionColumns.patch   replaces some rows, which must not depend on earlier ones
-    describe_one_by_one        reads whole connections frame by frame, with their Readings
+A protocol's `describe` takes frames of many connections: rows of a scanner, and in the same columns
+what only decoders could read. It gives a row of the tables for each. What many rows share is found
+out once (`text.distinct`), responses are matched with requests (`matching.Matching`), and texts are
+concatenated (`text.text`). Where that is not worth it, Python describes single rows, which must not
+depend on earlier ones: `DescriptionColumns.patch` replaces them.
 """
 
 from __future__ import annotations
@@ -22,19 +20,26 @@ from numpy.typing import NDArray
 
 from crosswire.errors import FrameError
 from crosswire.pipeline.decode.arrays import NONE, Bytes, Flags, Numbers
-from crosswire.pipeline.decode.readings.contract import Described, Reading
+from crosswire.pipeline.decode.meanings.contract import Described, ProtocolMemory
+from crosswire.pipeline.decode.text import distinct
 from crosswire.wire.contract import Frame
 
 __all__ = [
+    "BACKWARD_CUT",
+    "FORWARD_CUT",
     "Describe",
     "DescriptionColumns",
     "FrameRows",
-    "Readings",
-    "describe_one_by_one",
+    "Memories",
     "null_column",
 ]
 
-R = TypeVar("R", bound=Reading)
+M = TypeVar("M", bound=ProtocolMemory)
+T = TypeVar("T")
+
+FORWARD_CUT: Final = 1
+BACKWARD_CUT: Final = 2
+"""Bits of `FrameRows.cut_before`."""
 
 _TEXTS: Final = ("fields", "kind", "identifier", "destination", "status")
 _NUMBERS: Final = ("sequence", "payload_size", "payload_end", "begun_at")
@@ -49,12 +54,16 @@ _OF_MESSAGES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class FrameRows:
-    """Frames of some connections as a scanner gave them; see `scanners.scanner.Columns`.
+    """Frames of some connections; see `scanners.scanner.Columns`.
 
     The rows of a connection have the same `owner` and follow one another, in order; owners ascend.
-    A frame is at `position` in `octets`. `slices` are starts in them and lengths, in the order of
-    the scanner's `slice_names`. Without `payloads` the columns that only messages have are not
-    needed.
+    A frame that the scanner gave is at `position` in `octets`. One that a decoder gave has the
+    position NONE, and is in `decoded`, by row; its slices are in `octets` too. `slices` are starts
+    and lengths, in the order of the scanner's `slice_names`, and `trailing` is how many bytes of
+    the frame follow the first of them. Before a row with FORWARD_CUT or BACKWARD_CUT in
+    `cut_before`, bytes of this direction of its connection were missing, or were no frame.
+
+    Without `payloads` the columns that only messages have are not needed.
     """
 
     octets: Bytes
@@ -68,7 +77,10 @@ class FrameRows:
     number: NDArray[np.uint64]
     detail: Numbers
     sequence: Numbers
+    trailing: Numbers
+    cut_before: Numbers
     slices: tuple[tuple[Numbers, Numbers], ...]
+    decoded: Mapping[int, Frame] = field(default_factory=dict)
     _view: memoryview = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,7 +94,7 @@ class FrameRows:
         return bytes(self._view[start:stop])
 
     def whole(self, row: int) -> bytes:
-        """The bytes of the frame."""
+        """The bytes of a frame that the scanner gave."""
         at = self.position[row]
         return self.cut(at, at + self.length[row])
 
@@ -91,16 +103,37 @@ class FrameRows:
         starts, lengths = self.slices[index]
         return self.cut(starts[row], starts[row] + max(lengths[row], 0))
 
+    def distinct(
+        self,
+        chosen: Flags,
+        location: tuple[Numbers, Numbers],
+        tags: Numbers,
+        read: Callable[[int], T],
+    ) -> tuple[Numbers, list[T]]:
+        """Codes of the chosen rows, NONE for the others, and what `read` gives for each code.
 
-class Readings(Generic[R]):
-    """The readings of the connections of some rows: what is remembered of earlier frames.
+        Rows with the same tag and the same bytes, at these starts and of these lengths, have the
+        same code. A frame that a decoder gave has one of its own: it has no such bytes.
+        """
+        starts, lengths = location
+        scanned = chosen & (self.position != NONE)
+        code, firsts = distinct(self.octets, starts, np.where(scanned, lengths, NONE), tags)
+        made = [read(row) for row in firsts.tolist()]
+        for row in np.flatnonzero(chosen & ~scanned).tolist():
+            code[row] = len(made)
+            made.append(read(row))
+        return code, made
 
-    `known` are those of connections with earlier frames. `stays`, by owner, is whether more frames
-    follow: what has to be remembered of such a connection must be written into its reading, which
-    `of` gives; the readings of the others are not needed any more.
+
+class Memories(Generic[M]):
+    """What is remembered of the connections of some rows.
+
+    `known` are the memories of connections with earlier frames. `stays`, by owner, is whether more
+    frames follow: what has to be remembered of such a connection must be written into its memory,
+    which `of` gives; the memories of the others are not needed any more.
     """
 
-    def __init__(self, known: Mapping[int, R], stays: Flags, begin: Callable[[int], R]) -> None:
+    def __init__(self, known: Mapping[int, M], stays: Flags, begin: Callable[[int], M]) -> None:
         self.known = known
         self.stays = stays
         self.of = begin
@@ -165,32 +198,11 @@ _WRONG: Final = Described("")
 class Describe(Protocol):
     """The type of a protocol's `describe`."""
 
-    def __call__(self, rows: FrameRows, readings: Readings[Any]) -> DescriptionColumns:
-        """What the protocol's Reading would give for each row."""
+    def __call__(self, rows: FrameRows, memories: Memories[Any]) -> DescriptionColumns:
+        """What the tables have of each row."""
         ...
 
 
 def null_column(count: int, kind: pa.DataType | None = None) -> pa.Array:
     """A column of nulls, of text by default."""
     return pa.nulls(count, kind or pa.string())
-
-
-def describe_one_by_one(
-    rows: FrameRows,
-    chosen: Sequence[int],
-    readings: Readings[R],
-    frame_of: Callable[[FrameRows, int, R], Frame],
-) -> list[Described | FrameError]:
-    """What the readings give for these rows, which must be all the rows of their connections."""
-    made: list[Described | FrameError] = []
-    for row in chosen:
-        reading = readings.of(int(rows.owner[row]))
-        forward, length = bool(rows.forward[row]), int(rows.length[row])
-        try:
-            frame = frame_of(rows, row, reading)
-            made.append(reading.describe(forward, frame, int(rows.offset[row]), length))
-        except FrameError as error:
-            error.__traceback__ = None
-            reading.interrupt(forward)
-            made.append(error)
-    return made

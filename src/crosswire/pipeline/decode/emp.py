@@ -11,18 +11,18 @@ import pyarrow as pa
 
 from crosswire.errors import FrameError
 from crosswire.pipeline.decode.arrays import NONE, Flags, Numbers
-from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Readings, null_column
+from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Memories, null_column
 from crosswire.pipeline.decode.emp_data import Data, find
 from crosswire.pipeline.decode.json import Base64, Unescaped, surely_base64
 from crosswire.pipeline.decode.matching import PASS, PUT, TAKE, Matching
-from crosswire.pipeline.decode.readings.contract import ACKNOWLEDGEMENT, Described
-from crosswire.pipeline.decode.readings.emp import (
+from crosswire.pipeline.decode.meanings.contract import ACKNOWLEDGEMENT, Described
+from crosswire.pipeline.decode.meanings.emp import (
     BINARY,
     JSON,
     TEXT,
     UNASKED,
     EmpBody,
-    EmpReading,
+    EmpMemory,
     OperationText,
     Target,
     asked,
@@ -77,8 +77,8 @@ class _RowOperations:
         return found
 
 
-def describe(rows: FrameRows, readings: Readings[EmpReading]) -> DescriptionColumns:
-    """What `EmpReading.describe` gives for each row."""
+def describe(rows: FrameRows, memories: Memories[EmpMemory]) -> DescriptionColumns:
+    """What the tables have of each row."""
     count = len(rows)
     starts, lengths = rows.slices[BODY]
     calls, responses = rows.frame >= layout.TYPE_REQUEST, rows.frame == layout.TYPE_RESPONSE
@@ -96,7 +96,7 @@ def describe(rows: FrameRows, readings: Readings[EmpReading]) -> DescriptionColu
     answer = by_code(codes, targets.codes(each.answer for each in operations), NONE)
     _set_targets(rows, data, carriers, targets, target, answer)
     answer[uncertain] = targets.codes(each for _, each in read_alone)
-    _match(rows, readings, responses & (codes != NONE), targets, target, answer)
+    _match(rows, memories, responses & (codes != NONE), targets, target, answer)
     goals = [NONE if goal is None else code for code, (_, goal) in enumerate(targets)]
     statuses: Vocabulary[str] = Vocabulary()
 
@@ -311,14 +311,14 @@ def _slice(rows: FrameRows, member: tuple[Numbers, Numbers], row: int) -> bytes:
 
 def _match(
     rows: FrameRows,
-    readings: Readings[EmpReading],
+    memories: Memories[EmpMemory],
     responses: Flags,
     targets: Vocabulary[Target],
     target: Numbers,
     answer: Numbers,
 ) -> None:
     """The target of a response is the `answer` of its request."""
-    matching = Matching(rows, readings, lambda reading: reading.asked)
+    matching = Matching(rows, memories, lambda memory: memory.asked)
     steps = np.where(responses, TAKE, np.where(answer == NONE, PASS, PUT))
     partner = matching.partners(matching.numbered(rows.number), steps)
     given = np.append(answer, targets.codes(matching.values))

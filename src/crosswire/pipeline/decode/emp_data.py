@@ -33,7 +33,7 @@ from crosswire.pipeline.decode.json import (
     string_end,
 )
 from crosswire.pipeline.decode.kernels import INTS, OCTETS, OUT_TABLE, TRUTHS, kernel, subroutine
-from crosswire.pipeline.decode.readings.emp import MOST_AROUND
+from crosswire.pipeline.decode.meanings.emp import MOST_AROUND
 from crosswire.pipeline.decode.scanners.octets import octet_at
 
 __all__ = ["Data", "find"]

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 
 from crosswire.pipeline.decode.arrays import NONE, Bytes, Flags, Numbers
-from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Readings, null_column
+from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Memories, null_column
 from crosswire.pipeline.decode.kernels import INTS, OCTETS, OUT_TRUTHS, kernel
 from crosswire.pipeline.decode.matching import GET, PASS, PUT, TAKE, Matching
-from crosswire.pipeline.decode.readings.contract import (
+from crosswire.pipeline.decode.meanings.contract import (
     ACKNOWLEDGEMENT,
     CONTROL,
     GOODBYE,
@@ -19,11 +19,11 @@ from crosswire.pipeline.decode.readings.contract import (
     RESPONSE,
     SUBSCRIPTION,
 )
-from crosswire.pipeline.decode.readings.emqp import (
+from crosswire.pipeline.decode.meanings.emqp import (
     BINARY,
     MARKS,
     OPENINGS,
-    EmqpReading,
+    EmqpMemory,
     MessageRoute,
     address_of,
     outcome_of,
@@ -100,15 +100,15 @@ class _Ids(NamedTuple):
     key: _Texts
 
 
-def describe(rows: FrameRows, readings: Readings[EmqpReading]) -> DescriptionColumns:
-    """What `EmqpReading.describe` gives for each row."""
+def describe(rows: FrameRows, memories: Memories[EmqpMemory]) -> DescriptionColumns:
+    """What the tables have of each row."""
     count, frame = len(rows), rows.frame
     bodies, body_bytes = rows.slices[scanner.PAYLOAD]
     below_frames = below(rows)
     address, addresses = _addressed(rows)
     replies, named = frame == scanner.REPLY, rows.slices[scanner.ABOUT][1] != NONE
     results, receipts = replies & named, replies & ~named
-    matching = Matching(rows, readings, lambda reading: reading.asked)
+    matching = Matching(rows, memories, lambda memory: memory.asked)
     ids = _ids(rows, receipts, matching.keys)
     destination, destinations, found = _matched(rows, matching, ids, receipts, address, addresses)
     acknowledged = receipts & found
@@ -122,7 +122,7 @@ def describe(rows: FrameRows, readings: Readings[EmqpReading]) -> DescriptionCol
         status=words(status, statuses),
         sequence=np.full(count, NONE),
         payload_size=np.where(bodied, body_bytes, NONE),
-        payload_end=np.where(bodied, rows.position + rows.length - bodies - body_bytes, 0),
+        payload_end=np.where(bodied, rows.trailing, 0),
         begun_at=np.full(count, NONE),
     )
     if rows.payloads:
@@ -175,7 +175,7 @@ def _kinds(
 ) -> pa.Array:
     """By the frame; where that is not enough, by ZMTP's description or by the address."""
     kinds: Vocabulary[str] = Vocabulary()
-    by_frame = kinds.codes(map(_KINDS.get, range(len(scanner.FRAMES))))
+    by_frame = kinds.codes(map(_KINDS.get, range(scanner.NESTED_COMMAND + 1)))
     by_address = by_code(address, kinds.codes(each.kind for each in addresses), NONE)
     by_below = by_code(
         below_frames.code, kinds.codes(each.kind for each in below_frames.described), NONE
@@ -283,7 +283,7 @@ def _as_texts(octets: Bytes, starts: Numbers, lengths: Numbers) -> tuple[Bytes, 
 
 def _matched(
     rows: FrameRows,
-    matching: Matching[EmqpReading, str],
+    matching: Matching[EmqpMemory, str],
     ids: _Ids,
     receipts: Flags,
     address: Numbers,

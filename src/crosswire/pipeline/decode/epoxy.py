@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow as pa
 
 from crosswire.pipeline.decode.arrays import NONE, Flags, Numbers
-from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Readings, null_column
+from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Memories, null_column
 from crosswire.pipeline.decode.matching import PASS, PUT, TAKE, Matching
-from crosswire.pipeline.decode.readings.contract import Described
-from crosswire.pipeline.decode.readings.epoxy import (
+from crosswire.pipeline.decode.meanings.contract import ERROR, Described, json_text
+from crosswire.pipeline.decode.meanings.epoxy import (
     CONFIG,
     UNASKED,
-    EpoxyReading,
+    EpoxyMemory,
     Method,
     asked,
     content_type_of,
@@ -29,6 +29,7 @@ from crosswire.pipeline.decode.scanners.epoxy import (
     MESSAGE_TYPE,
     METHOD,
     PAYLOAD,
+    PROTOCOL_ERROR,
     SERVICE,
 )
 from crosswire.pipeline.decode.text import (
@@ -42,6 +43,8 @@ from crosswire.pipeline.decode.text import (
     text,
     words,
 )
+from crosswire.wire.contract import Frame
+from crosswire.wire.epoxy.frames import ProtocolError
 
 __all__ = ["describe"]
 
@@ -50,8 +53,8 @@ _MAGIC_BYTES: Final = 4
 _Answer = tuple[str, str]
 
 
-def describe(rows: FrameRows, readings: Readings[EpoxyReading]) -> DescriptionColumns:
-    """What `EpoxyReading.describe` gives for each row."""
+def describe(rows: FrameRows, memories: Memories[EpoxyMemory]) -> DescriptionColumns:
+    """What the tables have of each row."""
     count = len(rows)
     messages, failed = rows.frame == MESSAGE, rows.detail >= HAS_ERROR
     method, methods = _named(rows, messages)
@@ -62,7 +65,7 @@ def describe(rows: FrameRows, readings: Readings[EpoxyReading]) -> DescriptionCo
     answer = by_code(method, answers.codes(each.answer for each in methods), NONE)
     carriers, carried = _carried(rows, method, methods, more, layer_fields)
     answer[carriers] = answers.codes(each for _, each in carried)
-    answered = _matched(rows, readings, responses, answer, answers)
+    answered = _matched(rows, memories, responses, answer, answers)
 
     # Codes of kinds and destinations are those of the methods, and after them those of answers.
     kinds = [each.kind or "" for each in methods] + [kind for kind, _ in answers]
@@ -100,7 +103,14 @@ def describe(rows: FrameRows, readings: Readings[EpoxyReading]) -> DescriptionCo
         description.properties = description.reply_to = null_column(count)
         description.message_id = null_column(count, pa.int64())
     description.patch(carriers, [described for described, _ in carried])
+    errors: list[int] = np.flatnonzero(rows.frame == PROTOCOL_ERROR).tolist()
+    description.patch(errors, [_protocol_error(rows.decoded[row]) for row in errors])
     return description
+
+
+def _protocol_error(frame: Frame) -> Described:
+    assert isinstance(frame, ProtocolError)
+    return Described(json_text(frame.fields()), ERROR, status=frame.error_name)
 
 
 def _named(rows: FrameRows, messages: Flags) -> tuple[Numbers, list[Method]]:
@@ -158,13 +168,13 @@ def _carried(
 
 def _matched(
     rows: FrameRows,
-    readings: Readings[EpoxyReading],
+    memories: Memories[EpoxyMemory],
     responses: Flags,
     answer: Numbers,
     answers: Vocabulary[_Answer],
 ) -> Numbers:
     """By row: the code of the answer that a response is."""
-    matching = Matching(rows, readings, lambda reading: reading.asked)
+    matching = Matching(rows, memories, lambda memory: memory.asked)
     steps = np.where(responses, TAKE, np.where(answer == NONE, PASS, PUT))
     partner = matching.partners(matching.numbered(rows.number), steps)
     given = np.append(answer, answers.codes(matching.values))

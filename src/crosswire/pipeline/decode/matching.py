@@ -1,4 +1,4 @@
-"""Which row answers which: what `readings.contract.Memory` does, for many connections at once."""
+"""Which row answers which: what `PendingRequests` does, for many connections at once."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosswire.pipeline.decode.arrays import NONE, Bytes, Numbers
-from crosswire.pipeline.decode.contract import FrameRows, Readings
+from crosswire.pipeline.decode.contract import FrameRows, Memories
 from crosswire.pipeline.decode.kernels import INT, INTS, OUT_INTS, kernel
-from crosswire.pipeline.decode.readings.contract import MOST_ASKED, Memory, Reading
+from crosswire.pipeline.decode.meanings.contract import MOST_ASKED, PendingRequests, ProtocolMemory
 from crosswire.pipeline.decode.text import distinct
 
 __all__ = ["GET", "PASS", "PUT", "TAKE", "Matching"]
@@ -73,7 +73,7 @@ def _match(
             asked[end], asked_key[end] = row, key
             end += 1
             held += 1
-            # As `Memory` does it, the oldest request is given up for the newest.
+            # As `PendingRequests` does it, the oldest request is given up for the newest.
             if held > most:
                 while asked[oldest] == NONE:
                     oldest += 1
@@ -90,10 +90,10 @@ def _match(
 
 
 V = TypeVar("V")
-R = TypeVar("R", bound=Reading)
+M = TypeVar("M", bound=ProtocolMemory)
 
 
-class Matching(Generic[R, V]):
+class Matching(Generic[M, V]):
     """Matches requests with the responses of the other side, which have the same key.
 
     Requests that are pending from earlier batches take part as if they were rows after the last:
@@ -102,14 +102,14 @@ class Matching(Generic[R, V]):
     """
 
     def __init__(
-        self, rows: FrameRows, readings: Readings[R], memory: Callable[[R], Memory[V]]
+        self, rows: FrameRows, memories: Memories[M], pending: Callable[[M], PendingRequests[V]]
     ) -> None:
-        self._rows, self._readings, self._memory = rows, readings, memory
+        self._rows, self._memories, self._pending = rows, memories, pending
         self._owners: list[int] = []
         self.keys: list[Any] = []
         self.values: list[V] = []
-        for owner, reading in readings.known.items():
-            for key, value in memory(reading).items():
+        for owner, memory in memories.known.items():
+            for key, value in pending(memory).items():
                 self._owners.append(owner)
                 self.keys.append(key)
                 self.values.append(value)
@@ -177,17 +177,17 @@ class Matching(Generic[R, V]):
         return found[:count]
 
     def remember(self, entry_of: Callable[[int], tuple[Any, V]]) -> None:
-        """Write the requests that are still pending into the readings of the connections that
+        """Write the requests that are still pending into the memories of the connections that
         stay. `entry_of` gives key and value of a row."""
-        count, stays = len(self._rows), self._readings.stays
+        count, stays = len(self._rows), self._memories.stays
         owners = np.append(self._rows.owner, np.array(self._owners, np.int64))[self._left]
         left, owners = self._left[stays[owners]], owners[stays[owners]]
         entries: dict[int, list[tuple[Any, V]]] = {
-            owner: [] for owner in self._readings.known if stays[owner]
+            owner: [] for owner in self._memories.known if stays[owner]
         }
         for owner, row in zip(owners.tolist(), left.tolist(), strict=True):
             before = row - count
             entry = entry_of(row) if before < 0 else (self.keys[before], self.values[before])
             entries.setdefault(owner, []).append(entry)
         for owner, remembered in entries.items():
-            self._memory(self._readings.of(owner)).renew(remembered)
+            self._pending(self._memories.of(owner)).renew(remembered)

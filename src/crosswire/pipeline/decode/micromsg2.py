@@ -8,8 +8,26 @@ import numpy as np
 import pyarrow as pa
 
 from crosswire.pipeline.decode.arrays import NONE, Flags, Numbers
-from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Readings, null_column
+from crosswire.pipeline.decode.contract import DescriptionColumns, FrameRows, Memories, null_column
 from crosswire.pipeline.decode.matching import GET, PASS, PUT, Matching
+from crosswire.pipeline.decode.meanings.contract import (
+    ACKNOWLEDGEMENT,
+    CONTROL,
+    HANDSHAKE,
+    RESPONSE,
+    Described,
+    kind_of_destination,
+)
+from crosswire.pipeline.decode.meanings.micromsg2 import (
+    ACKS,
+    BINARY,
+    PREFIXES,
+    SUCCESS,
+    MicroMsg2Memory,
+    describe_small,
+    extensions_of,
+    full_name,
+)
 from crosswire.pipeline.decode.micromsg2_headers import (
     BARE,
     CONTENT_TYPE,
@@ -22,24 +40,6 @@ from crosswire.pipeline.decode.micromsg2_headers import (
     key_of,
 )
 from crosswire.pipeline.decode.micromsg2_messages import Messages, begun_before
-from crosswire.pipeline.decode.readings.contract import (
-    ACKNOWLEDGEMENT,
-    CONTROL,
-    HANDSHAKE,
-    RESPONSE,
-    Described,
-    kind_of_destination,
-)
-from crosswire.pipeline.decode.readings.micromsg2 import (
-    ACKS,
-    BINARY,
-    PREFIXES,
-    SUCCESS,
-    MicroMsg2Reading,
-    describe_small,
-    extensions_of,
-    full_name,
-)
 from crosswire.pipeline.decode.scanners import micromsg2 as scanner
 from crosswire.pipeline.decode.text import (
     Coded,
@@ -50,7 +50,6 @@ from crosswire.pipeline.decode.text import (
     Raw,
     Vocabulary,
     by_code,
-    distinct,
     text,
     words,
 )
@@ -68,18 +67,18 @@ _KINDS: Final = (
 )
 _RESPONSE, _ACKNOWLEDGEMENT, _CONTROL, _GREETING = range(BARE + 1, len(_KINDS))
 
-_Readings = Readings[MicroMsg2Reading]
+_Memories = Memories[MicroMsg2Memory]
 
 
-def describe(rows: FrameRows, readings: _Readings) -> DescriptionColumns:
-    """What `MicroMsg2Reading.describe` gives for each row."""
+def describe(rows: FrameRows, memories: _Memories) -> DescriptionColumns:
+    """What the tables have of each row."""
     handshake, handshakes = _handshakes(rows)
     call, calls = _calls(rows)
-    begun = begun_before(readings)
+    begun = begun_before(memories)
     headers = HeaderColumns(rows, [each.message for each in begun])
     messages = Messages(rows, begun, headers.wrong)
-    asked, before = _matched(rows, readings, messages, headers)
-    use, uses = _in_use(rows, readings, handshake, handshakes)
+    asked, before = _matched(rows, memories, messages, headers)
+    use, uses = _in_use(rows, memories, handshake, handshakes)
     acks = by_code(use, [name in ACKS for name in uses], False)
     acks &= rows.slices[scanner.PAYLOAD][1] == layout.ACK_SIZE
 
@@ -107,7 +106,7 @@ def describe(rows: FrameRows, readings: _Readings) -> DescriptionColumns:
         description.properties = headers.column(TEXT, head, whole)
         description.reply_to = headers.column(REPLY_TO, head, whole)
         description.message_id = null_column(len(rows), pa.int64())
-    messages.keep(readings)
+    messages.keep(memories)
     return description
 
 
@@ -115,8 +114,8 @@ def describe(rows: FrameRows, readings: _Readings) -> DescriptionColumns:
 
 
 class _HandshakeFields(NamedTuple):
-    """A handshake without its identity: what `fields` has before and after that, and the names of
-    the extensions."""
+    """A handshake: what `fields` has before and after the identity, and the names of the
+    extensions. Of a frame that a decoder gave, `before` is all of it."""
 
     before: str
     after: str
@@ -124,13 +123,14 @@ class _HandshakeFields(NamedTuple):
 
 
 def _handshakes(rows: FrameRows) -> tuple[Numbers, list[_HandshakeFields]]:
-    starts, lengths = rows.slices[scanner.PAYLOAD]
-    chosen = np.where(rows.frame == scanner.HANDSHAKE, lengths, NONE)
-    code, firsts = distinct(rows.octets, starts, chosen, rows.number.view(np.int64))
-    return code, [
-        _handshake_fields(int(rows.number[row]), rows.part(row, scanner.PAYLOAD))
-        for row in firsts.tolist()
-    ]
+    def read(row: int) -> _HandshakeFields:
+        frame = rows.decoded.get(row)
+        if isinstance(frame, Handshake):
+            return _HandshakeFields(describe_small(frame).fields, "", tuple(extensions_of(frame)))
+        return _handshake_fields(int(rows.number[row]), rows.part(row, scanner.PAYLOAD))
+
+    chosen = rows.frame == scanner.HANDSHAKE
+    return rows.distinct(chosen, rows.slices[scanner.PAYLOAD], rows.number.view(np.int64), read)
 
 
 def _handshake_fields(version: int, extensions: bytes) -> _HandshakeFields:
@@ -143,33 +143,35 @@ def _handshake_fields(version: int, extensions: bytes) -> _HandshakeFields:
 
 def _calls(rows: FrameRows) -> tuple[Numbers, list[Described]]:
     """By row the code of a command or error, and the description of each code."""
-    starts, lengths = rows.slices[scanner.PAYLOAD]
-    calls = (rows.frame == scanner.COMMAND) | (rows.frame == scanner.ERROR)
-    code, firsts = distinct(rows.octets, starts, np.where(calls, lengths, NONE), rows.frame)
     kinds: dict[int, Any] = {scanner.COMMAND: Command, scanner.ERROR: Error}
-    return code, [
-        describe_small(kinds[int(rows.frame[row])](*parse_call(rows.part(row, scanner.PAYLOAD))))
-        for row in firsts.tolist()
-    ]
+
+    def read(row: int) -> Described:
+        frame = rows.decoded.get(row)
+        if frame is None:
+            frame = kinds[int(rows.frame[row])](*parse_call(rows.part(row, scanner.PAYLOAD)))
+        return describe_small(frame)
+
+    chosen = (rows.frame == scanner.COMMAND) | (rows.frame == scanner.ERROR)
+    return rows.distinct(chosen, rows.slices[scanner.PAYLOAD], rows.frame, read)
 
 
 def _in_use(
-    rows: FrameRows, readings: _Readings, handshake: Numbers, handshakes: list[_HandshakeFields]
+    rows: FrameRows, memories: _Memories, handshake: Numbers, handshakes: list[_HandshakeFields]
 ) -> tuple[Numbers, list[str]]:
     """By row the code of the extension that an extension frame belongs to, and the codes' names:
     the frame has a number, to which the opener's latest handshake gives a name."""
     lists: Vocabulary[tuple[str, ...]] = Vocabulary()
     named = by_code(handshake, lists.codes(each.extensions for each in handshakes), NONE)
-    before = np.full(len(readings.stays), NONE)
-    for owner, reading in readings.known.items():
-        before[owner] = lists.code(tuple(reading.extensions))
+    before = np.full(len(memories.stays), NONE)
+    for owner, memory in memories.known.items():
+        before[owner] = lists.code(tuple(memory.extensions))
     naming = (handshake != NONE) & rows.forward
     latest = np.maximum.accumulate(np.where(naming, np.arange(len(rows)), NONE))
     here = (latest != NONE) & (rows.owner[latest] == rows.owner)
     which = np.where(here, named[latest], before[rows.owner])
     every = list(lists)
-    for row in np.flatnonzero(naming & readings.stays[rows.owner]).tolist():
-        readings.of(int(rows.owner[row])).extensions = list(every[named[row]])
+    for row in np.flatnonzero(naming & memories.stays[rows.owner]).tolist():
+        memories.of(int(rows.owner[row])).extensions = list(every[named[row]])
     sizes = np.array([len(each) for each in every], np.int64)
     number = rows.number.view(np.int64)
     known = (rows.frame == scanner.EXTENSION) & (number > 0) & (number <= by_code(which, sizes, 0))
@@ -181,17 +183,17 @@ def _in_use(
 
 
 _Asked = tuple[tuple[bool, str, str | None], tuple[str, str]]
-"""Key and value of a pending request, as a reading has them."""
+"""Key and value of a pending request, as a memory has them."""
 
 
 def _matched(
-    rows: FrameRows, readings: _Readings, messages: Messages, headers: HeaderColumns
+    rows: FrameRows, memories: _Memories, messages: Messages, headers: HeaderColumns
 ) -> tuple[Numbers, list[str]]:
     """By row the row of the request that it answers, where a row after the last is a request of an
     earlier batch; and the destinations of those. A message with `reply-to` is a request, unless it
     answers one itself."""
     count, head, whole = len(rows), messages.head, messages.whole
-    matching = Matching(rows, readings, lambda reading: reading.asked)
+    matching = Matching(rows, memories, lambda memory: memory.asked)
     asks = whole & (headers.lengths[REPLY_TO][head] != NONE)
     if not (asks.any() or matching.keys):
         return np.full(count, NONE), []
@@ -207,7 +209,7 @@ def _matched(
     answers[asking] = might
     steps = np.where(whole, np.where(asks, PUT, GET), PASS)
     partner = matching.partners(np.append(own, before), steps, answers)
-    staying = asking[readings.stays[rows.owner[asking]]]
+    staying = asking[memories.stays[rows.owner[asking]]]
     asked = _asked(rows, headers, staying, head[staying]) if len(staying) else {}
     matching.remember(asked.__getitem__)
     return partner, [destination for _, destination in matching.values]

@@ -40,7 +40,7 @@ from crosswire.pipeline.decode.kernels import (
     kernel,
     subroutine,
 )
-from crosswire.pipeline.decode.readings.micromsg2 import (
+from crosswire.pipeline.decode.meanings.micromsg2 import (
     PREFIXES,
     PartialMessage,
     Properties,

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from crosswire.pipeline.decode.arrays import NONE, Bytes, Flags, Numbers
-from crosswire.pipeline.decode.contract import FrameRows, Readings
+from crosswire.pipeline.decode.contract import BACKWARD_CUT, FORWARD_CUT, FrameRows, Memories
 from crosswire.pipeline.decode.kernels import (
     INT,
     INTS,
@@ -21,9 +21,9 @@ from crosswire.pipeline.decode.kernels import (
     kernel,
     subroutine,
 )
-from crosswire.pipeline.decode.readings.micromsg2 import (
+from crosswire.pipeline.decode.meanings.micromsg2 import (
     MESSAGE_BYTES,
-    MicroMsg2Reading,
+    MicroMsg2Memory,
     PartialMessage,
 )
 from crosswire.pipeline.decode.scanners.micromsg2 import DESTINATION, MESSAGE, PAYLOAD, PROPERTIES
@@ -45,12 +45,12 @@ class PendingMessage(NamedTuple):
     message: PartialMessage
 
 
-def begun_before(readings: Readings[MicroMsg2Reading]) -> list[PendingMessage]:
+def begun_before(memories: Memories[MicroMsg2Memory]) -> list[PendingMessage]:
     """The messages that began in earlier batches, ordered by owner."""
     return [
         PendingMessage(owner, forward, message)
-        for owner in sorted(readings.known)
-        for forward, message in readings.known[owner].begun.items()
+        for owner in sorted(memories.known)
+        for forward, message in memories.known[owner].begun.items()
         if message is not None
     ]
 
@@ -63,7 +63,7 @@ def _close(first: int, count: int, closed: Flags) -> int:
 
 
 @kernel(
-    *(INTS, TRUTHS, TRUTHS, TRUTHS, INTS, INTS, INTS),
+    *(INTS, TRUTHS, TRUTHS, TRUTHS, INTS, INTS, INTS, INTS),
     *(INTS, TRUTHS, INTS),
     *(OUT_INTS, OUT_INTS, OUT_INTS, OUT_TRUTHS, OUT_INTS),
     returns=INT,
@@ -73,6 +73,7 @@ def _follow(
     directions: Flags,
     messages: Flags,
     wrong: Flags,
+    cut_before: Numbers,
     continued: Numbers,
     names: Numbers,
     sizes: Numbers,
@@ -112,6 +113,10 @@ def _follow(
                     first[direction] = last[direction] = count + before
                     size[direction] = begun_sizes[before]
                 before += 1
+        if cut_before[row] & BACKWARD_CUT:
+            first[0] = _close(first[0], count, closed)
+        if cut_before[row] & FORWARD_CUT:
+            first[1] = _close(first[1], count, closed)
         direction = int(directions[row])
         if wrong[row]:
             first[direction] = _close(first[direction], count, closed)
@@ -184,6 +189,7 @@ class Messages:
             rows.forward,
             rows.frame == MESSAGE,
             is_wrong,
+            rows.cut_before,
             rows.detail,
             rows.slices[DESTINATION][1],
             sizes,
@@ -238,13 +244,13 @@ class Messages:
             parts.append(Raw(joined, positions, sizes))
         return binary(count, *parts, valid=self.whole)
 
-    def keep(self, readings: Readings[MicroMsg2Reading]) -> None:
-        """Write the messages that continue later into the readings of connections that stay."""
+    def keep(self, memories: Memories[MicroMsg2Memory]) -> None:
+        """Write the messages that continue later into the memories of connections that stay."""
         rows, count = self._rows, len(self._rows)
         for index in np.flatnonzero(self._closed).tolist():
             owner, forward, _ = self.begun[index]
-            if readings.stays[owner]:
-                readings.of(owner).begun[forward] = None
+            if memories.stays[owner]:
+                memories.of(owner).begun[forward] = None
         for piece in self._left.tolist():
             if piece >= count:
                 owner, forward, message = self.begun[piece - count]
@@ -252,9 +258,9 @@ class Messages:
             else:
                 owner, forward = int(rows.owner[piece]), bool(rows.forward[piece])
                 message = None
-            if readings.stays[owner]:
-                reading = readings.of(owner)
-                reading.begun[forward] = self._gone_on(message, piece)
+            if memories.stays[owner]:
+                memory = memories.of(owner)
+                memory.begun[forward] = self._gone_on(message, piece)
 
     def _gone_on(self, message: PartialMessage | None, piece: int) -> PartialMessage:
         """A message with what these rows have of it, from row `piece` on."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, cast, get_args
 
 import numpy as np
@@ -13,12 +13,11 @@ from crosswire.pipeline.decode.arrays import NONE, Flags, Numbers
 from crosswire.pipeline.decode.contract import (
     DescriptionColumns,
     FrameRows,
-    Readings,
-    describe_one_by_one,
+    Memories,
     null_column,
 )
-from crosswire.pipeline.decode.kernels import INTS, OUT_INTS, TRUTHS, kernel
-from crosswire.pipeline.decode.readings.contract import (
+from crosswire.pipeline.decode.kernels import INT, INTS, OUT_INTS, OUT_TRUTHS, TRUTHS, kernel
+from crosswire.pipeline.decode.meanings.contract import (
     ACKNOWLEDGEMENT,
     CONTROL,
     GOODBYE,
@@ -27,12 +26,12 @@ from crosswire.pipeline.decode.readings.contract import (
     Described,
     json_text,
 )
-from crosswire.pipeline.decode.readings.relink import (
+from crosswire.pipeline.decode.meanings.relink import (
     CONTENT_TYPE,
     MOST_CHANNELS,
     NOTHING,
     AboutChannels,
-    RelinkReading,
+    RelinkMemory,
     RequestedLink,
     about_channels,
     message,
@@ -65,7 +64,14 @@ from crosswire.pipeline.decode.text import (
 )
 from crosswire.wire.contract import Frame, Placed
 from crosswire.wire.relink import layout
-from crosswire.wire.relink.frames import DEFAULTS, Acknowledgement, Message, Operation, scan
+from crosswire.wire.relink.frames import (
+    DEFAULTS,
+    Acknowledgement,
+    Message,
+    Operation,
+    Zeros,
+    scan,
+)
 from crosswire.wire.relink.handshake import ConnectorHello, parse_hello, parse_version
 
 __all__ = ["describe"]
@@ -147,8 +153,8 @@ _HAS_NUMBER: Final = [
 # --------------------------------------------------------------------------------------- describe
 
 
-def describe(rows: FrameRows, readings: Readings[RelinkReading]) -> DescriptionColumns:
-    """What `RelinkReading.describe` gives for each row."""
+def describe(rows: FrameRows, memories: Memories[RelinkMemory]) -> DescriptionColumns:
+    """What the tables have of each row."""
     count = len(rows)
     messages = rows.frame == MESSAGE
     about = (rows.frame >= FIRST_ABOUT_CHANNELS) & (rows.frame < MESSAGE)
@@ -159,12 +165,15 @@ def describe(rows: FrameRows, readings: Readings[RelinkReading]) -> DescriptionC
     form = _FIRST_FORM[rows.frame] + np.where(about, rows.detail & DATA_BITS, 0)
     form += np.where(messages, np.minimum(parts, _FEW_PARTS), 0)
 
-    connections = _RowConnections(rows, readings)
+    multicast = (about | messages) & (rows.detail >= MULTICAST)
+
+    connections = _RowConnections(rows, memories)
     hello, hellos = _hellos(rows)
     wanted, wants = _wanted(connections, hello, hellos)
-    counted = _counted(rows, connections, wanted, wants)
-    numbers, following, alone = _numbers(rows, connections, messages, closes)
-    context = _Context(wanted, wants, counted, numbers, following)
+    numbered = _numbers(rows, connections, messages, closes, multicast)
+    numbers = numbered.first
+    counted = _counted(rows, connections, wanted, wants, numbered.lost)
+    context = _Context(wanted, wants, counted, numbered)
     session, sessions = _sessions(rows)
     has_destination = (about | messages | (rows.frame >= CONNECTOR_HELLO)) & (wanted > 0)
     size = np.where(messages, rows.slices[PAYLOAD][1], NONE)
@@ -198,42 +207,28 @@ def describe(rows: FrameRows, readings: Readings[RelinkReading]) -> DescriptionC
         description.reply_to = null_column(count)
         description.message_id = null_column(count, pa.int64())
 
-    multicast = (about | messages) & (rows.detail >= MULTICAST)
-    # A multicast that counts on many channels at once is too rare for columns: its connection is
-    # read frame by frame.
-    alone |= connections.with_any(multicast & (messages | closes))
-    _remember(connections, ~alone, context)
-    one_by_one = alone[connections.whose]
-    in_full = (multicast | messages & (parts > _FEW_PARTS)) & ~one_by_one
-    chosen: list[int] = np.flatnonzero(one_by_one).tolist()
-    description.patch(chosen, describe_one_by_one(rows, chosen, readings, _frame_of))
-    chosen = np.flatnonzero(in_full).tolist()
+    _remember(connections, context)
+    chosen: list[int] = np.flatnonzero(multicast | messages & (parts > _FEW_PARTS)).tolist()
     description.patch(chosen, [_in_full(rows, row, context) for row in chosen])
     return description
 
 
 class _RowConnections:
     """The connections of the rows, numbered in order: by row, `whose` is the number and `first`
-    whether it is the connection's first row. `before` are those with a reading."""
+    whether it is the connection's first row. `before` are those with a memory."""
 
-    def __init__(self, rows: FrameRows, readings: Readings[RelinkReading]) -> None:
-        self.readings = readings
+    def __init__(self, rows: FrameRows, memories: Memories[RelinkMemory]) -> None:
+        self.memories = memories
         self.first = np.ones(len(rows), np.bool_)
         self.first[1:] = rows.owner[1:] != rows.owner[:-1]
         self.whose: Numbers = np.cumsum(self.first) - 1
         self.owners = rows.owner[self.first]
-        known = readings.known
+        known = memories.known
         self.before = [
             (connection, known[owner])
             for connection, owner in enumerate(self.owners.tolist() if known else ())
             if owner in known
         ]
-
-    def with_any(self, chosen: Flags) -> Flags:
-        """By connection: whether any of these rows is its."""
-        has = np.zeros(len(self.owners), np.bool_)
-        has[self.whose[chosen]] = True
-        return has
 
     def latest(self, chosen: Flags, values: NDArray[Any], before: list[Any]) -> NDArray[Any]:
         """By row: the value of the latest chosen row of its connection, up to itself. If there is
@@ -249,13 +244,12 @@ class _RowConnections:
 
 class _Context(NamedTuple):
     """What rows mean by earlier ones: by row, the code in `wants` of what the connector asked for,
-    whether messages on the link are counted, and a message's number."""
+    whether messages on the link are counted, and the numbers of messages."""
 
     wanted: Numbers
     wants: list[RequestedLink]
     counted: Flags
-    numbers: Numbers
-    following: _NextNumbers
+    numbered: _MessageNumbers
 
 
 def _fields(
@@ -296,9 +290,11 @@ def _sessions(rows: FrameRows) -> tuple[Numbers, list[str]]:
 
 def _hellos(rows: FrameRows) -> tuple[Numbers, list[ConnectorHello]]:
     """The connectors' hellos, most of which are equal."""
-    length = np.where(rows.frame == CONNECTOR_HELLO, rows.length, NONE)
-    hello, firsts = distinct(rows.octets, rows.position, length)
-    return hello, [cast(ConnectorHello, _frame_of(rows, row)) for row in firsts.tolist()]
+    chosen = rows.frame == CONNECTOR_HELLO
+    location = rows.position, rows.length
+    return rows.distinct(
+        chosen, location, rows.frame, lambda row: cast(ConnectorHello, _frame_of(rows, row))
+    )
 
 
 def _wanted(
@@ -308,18 +304,24 @@ def _wanted(
     wants: Vocabulary[RequestedLink] = Vocabulary()
     wants.code(NOTHING)
     asked = by_code(hello, wants.codes(map(RequestedLink.of, hellos)), NONE)
-    before = [wants.code(reading.wanted) for _, reading in connections.before]
+    before = [wants.code(memory.wanted) for _, memory in connections.before]
     return connections.latest(hello >= 0, asked, before), list(wants)
 
 
 def _counted(
-    rows: FrameRows, connections: _RowConnections, wanted: Numbers, wants: list[RequestedLink]
+    rows: FrameRows,
+    connections: _RowConnections,
+    wanted: Numbers,
+    wants: list[RequestedLink],
+    lost: Flags,
 ) -> Flags:
-    """By row: whether its link was new when the connection began."""
+    """By row: whether its link was new when the connection began, and no message was missed since:
+    what was missing, or is no frame, may have been one."""
     had = np.array([each.link for each in wants], np.uint64)[wanted]
-    is_new = (rows.number != 0) & (rows.number != had)
-    before = [reading.counted for _, reading in connections.before]
-    return connections.latest(rows.frame == LISTENER_HELLO, is_new, before)
+    greeted = rows.frame == LISTENER_HELLO
+    is_new = greeted & (rows.number != 0) & (rows.number != had)
+    before = [memory.counted for _, memory in connections.before]
+    return connections.latest(greeted | (rows.cut_before != 0) | lost, is_new, before)
 
 
 # ---------------------------------------------------------------------------------------- numbers
@@ -335,69 +337,164 @@ class _NextNumbers(NamedTuple):
     number: Numbers
 
 
-@kernel(INTS, TRUTHS, OUT_INTS, OUT_INTS, OUT_INTS)
+class _MessageNumbers(NamedTuple):
+    """The numbers of messages on their channels: a packet that goes to several has several.
+
+    `targets` has the numbers of all packets, those of a row from `starts` on; `first` is a row's
+    first one. `lost` are the rows with which a connection got too many channels to count.
+    """
+
+    first: Numbers
+    starts: Numbers
+    targets: Numbers
+    lost: Flags
+    following: _NextNumbers
+
+    def of(self, row: int, frame: Message) -> Sequence[int]:
+        """By channel of the message, its number."""
+        start = int(self.starts[row])
+        if isinstance(frame.channels, Zeros):
+            first = int(self.targets[start]) if frame.channels else 0
+            return range(first, first + len(frame.channels))
+        numbers: list[int] = self.targets[start : start + len(frame.channels)].tolist()
+        return numbers
+
+
+class _Targets(NamedTuple):
+    """The channels of packets, one after the other: of each, the row, the channel, and how many
+    times the packet goes to it."""
+
+    row: Numbers
+    channel: NDArray[np.uint64]
+    times: Numbers
+
+
+def _targets(rows: FrameRows, chosen: Flags, multicast: Flags) -> _Targets:
+    """The channels of the chosen rows. Ids of no bytes are all 0: a short packet may have 65,536 of
+    them, which are one target here."""
+    counts = chosen.astype(np.int64)
+    several = {
+        row: cast(AboutChannels, _frame_of(rows, row)).channels
+        for row in np.flatnonzero(chosen & multicast).tolist()
+    }
+    for row, channels in several.items():
+        counts[row] = min(len(channels), 1) if isinstance(channels, Zeros) else len(channels)
+    row_of = np.repeat(np.arange(len(rows)), counts)
+    channel, times = rows.number[row_of], np.ones(len(row_of), np.int64)
+    ends = np.cumsum(counts)
+    for row, channels in several.items():
+        target = slice(int(ends[row] - counts[row]), int(ends[row]))
+        if isinstance(channels, Zeros):
+            times[target] = len(channels)
+        else:
+            channel[target] = channels
+    return _Targets(row_of, channel, times)
+
+
+@kernel(
+    *(INTS, INTS, INTS, TRUTHS, INT),
+    *(OUT_INTS, OUT_INTS, OUT_INTS, OUT_INTS, OUT_INTS, OUT_INTS, OUT_TRUTHS),
+)
 def _count(
-    channels: Numbers, closes: Flags, numbers: Numbers, following: Numbers, begun: Numbers
+    channels: Numbers,
+    connections: Numbers,
+    times: Numbers,
+    closes: Flags,
+    most: int,
+    held: Numbers,
+    resets: Numbers,
+    numbers: Numbers,
+    following: Numbers,
+    begun: Numbers,
+    valid: Numbers,
+    lost: Flags,
 ) -> None:
     """Number the messages of each channel. `following` is the next number of a channel, 0 if it has
-    had no message since it was closed; `begun` the row of its first message."""
-    for row in range(len(numbers)):
-        channel = channels[row]
-        if channel < 0:
-            continue
-        if closes[row]:
+    had no message since it was closed; `begun` the index of its first message.
+
+    By connection, `held` is how many channels have a number. A connection that would get more than
+    `most` starts again with none: `resets` counts that, and a channel's number is valid only if
+    it is from after the last reset.
+    """
+    for index in range(len(channels)):
+        channel, connection = channels[index], connections[index]
+        is_held = following[channel] != 0 and valid[channel] == resets[connection]
+        if closes[index]:
             following[channel] = 0
+            held[connection] -= is_held
             continue
-        if following[channel] == 0:
-            begun[channel] = row
-        numbers[row] = following[channel]
-        following[channel] += 1
+        if not is_held:
+            if held[connection] >= most:
+                resets[connection] += 1
+                held[connection] = 0
+                lost[index] = True
+            held[connection] += 1
+            following[channel], valid[channel], begun[channel] = 0, resets[connection], index
+        numbers[index] = following[channel]
+        following[channel] += times[index]
 
 
 def _numbers(
-    rows: FrameRows, connections: _RowConnections, messages: Flags, closes: Flags
-) -> tuple[Numbers, _NextNumbers, Flags]:
-    """The number of each message on its channel; the next numbers; and by connection, whether it
-    has too many channels to count."""
-    count = len(rows)
+    rows: FrameRows,
+    connections: _RowConnections,
+    messages: Flags,
+    closes: Flags,
+    multicast: Flags,
+) -> _MessageNumbers:
+    """The numbers of messages on their channels, and the next ones."""
+    targets = _targets(rows, messages | closes, multicast)
+    count, total = len(targets.row), len(connections.owners)
     before = [
         (2 * connection + forward, channel, number)
-        for connection, reading in connections.before
-        for (forward, channel), number in reading.following.items()
+        for connection, memory in connections.before
+        for (forward, channel), number in memory.following.items()
     ]
     sides, channels, follows = zip(*before, strict=True) if before else ((), (), ())
-    side = np.append(2 * connections.whose + rows.forward, np.array(sides, np.int64))
-    channel = np.append(rows.number, np.array(channels, np.uint64))
+    side = (2 * connections.whose + rows.forward)[targets.row]
+    side = np.append(side, np.array(sides, np.int64))
+    channel = np.append(targets.channel, np.array(channels, np.uint64))
     width = channel.itemsize
-    length = np.append(np.where(messages | closes, width, NONE), np.full(len(before), width))
+    length = np.full(len(side), width)
     code, firsts = distinct(channel.view(np.uint8), np.arange(len(side)) * width, length, side)
 
-    too_many = np.bincount(side[firsts] >> 1, minlength=len(connections.owners)) > MOST_CHANNELS
-    following, begun = np.zeros(len(firsts), np.int64), np.zeros(len(firsts), np.int64)
+    following, begun, valid = np.zeros((3, len(firsts)), np.int64)
     following[code[count:]] = follows
     begun[code[count:]] = np.arange(-len(before), 0)
-    numbers = np.full(count, NONE)
-    _count(code, closes, numbers, following, begun)
-    left = np.flatnonzero(following)
+    held = np.bincount(side[count:] >> 1, minlength=total).astype(np.int64)
+    resets, numbers = np.zeros(total, np.int64), np.full(count, NONE)
+    lost = np.zeros(count, np.bool_)
+    given = (code[:count], side[:count] >> 1, targets.times, closes[targets.row], MOST_CHANNELS)
+    _count(*given, held, resets, numbers, following, begun, valid, lost)
+    left = np.flatnonzero((following != 0) & (valid == resets[side[firsts] >> 1]))
     left = left[np.argsort(begun[left])]
     side, channel = side[firsts[left]], channel[firsts[left]]
-    return numbers, _NextNumbers(side >> 1, side & 1, channel, following[left]), too_many
+
+    counts = np.bincount(targets.row, minlength=len(rows))
+    starts = np.cumsum(counts) - counts
+    first = np.full(len(rows), NONE)
+    has = counts > 0
+    first[has] = numbers[starts[has]]
+    lost_rows = np.zeros(len(rows), np.bool_)
+    lost_rows[targets.row[lost]] = True
+    next_numbers = _NextNumbers(side >> 1, side & 1, channel, following[left])
+    return _MessageNumbers(first, starts, numbers, lost_rows, next_numbers)
 
 
-def _remember(connections: _RowConnections, chosen: Flags, context: _Context) -> None:
-    """Write into the readings of chosen connections that stay what later rows depend on."""
-    readings = connections.readings
-    chosen = chosen & readings.stays[connections.owners]
+def _remember(connections: _RowConnections, context: _Context) -> None:
+    """Write into the memories of connections that stay what later rows depend on."""
+    memories = connections.memories
+    chosen = memories.stays[connections.owners]
     if not chosen.any():
         return
-    wanted, wants, counted, _, following = context
+    wanted, wants, counted, numbered = context
     last = np.append(np.flatnonzero(connections.first)[1:], len(wanted)) - 1
-    written: dict[int, RelinkReading] = {}
+    written: dict[int, RelinkMemory] = {}
     for connection in np.flatnonzero(chosen).tolist():
-        reading = written[connection] = readings.of(int(connections.owners[connection]))
-        reading.wanted = wants[wanted[last[connection]]]
-        reading.counted = bool(counted[last[connection]])
-        reading.following = {}
+        memory = written[connection] = memories.of(int(connections.owners[connection]))
+        memory.wanted = wants[wanted[last[connection]]]
+        memory.counted = bool(counted[last[connection]])
+        memory.following = {}
+    following = numbered.following
     stays = chosen[following.connection]
     for connection, forward, channel, number in zip(
         *(each[stays].tolist() for each in following), strict=True
@@ -422,12 +519,14 @@ def _in_full(rows: FrameRows, row: int, context: _Context) -> Described:
     """Describe a message of many parts on one channel, or a packet about many channels."""
     frame, wanted = _frame_of(rows, row), context.wants[context.wanted[row]]
     if isinstance(frame, Message):
-        forward, numbers = bool(rows.forward[row]), [int(context.numbers[row])]
+        forward, numbers = bool(rows.forward[row]), context.numbered.of(row, frame)
         return message(frame, forward, numbers, wanted, bool(context.counted[row]))
     return about_channels(cast(AboutChannels, frame), wanted)
 
 
-def _frame_of(rows: FrameRows, row: int, reading: RelinkReading | None = None) -> Frame:  # noqa: ARG001
+def _frame_of(rows: FrameRows, row: int) -> Frame:
+    if row in rows.decoded:
+        return rows.decoded[row]
     sender = "connector" if rows.forward[row] else "listener"
     code, whole, offset = int(rows.frame[row]), rows.whole(row), int(rows.offset[row])
     if code > MESSAGE:

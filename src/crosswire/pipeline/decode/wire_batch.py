@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -161,13 +161,17 @@ class WireBatch:
         irregular[self.lane_owner[self.pieces.broken_lanes]] = True
         return irregular
 
-    def rows_of(self, owners: Sequence[int], names: Sequence[str]) -> list[tuple[Any, ...]]:
-        """All rows of these connections, in order, as tuples of these columns."""
+    def rows_of(
+        self, owners: Numbers, names: Sequence[str]
+    ) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
+        """All rows of these connections, in order: index, owner, and a tuple of these columns."""
         wanted = np.zeros(self.owners, np.bool_)
-        wanted[list(owners)] = True
-        rows = pa.array(np.flatnonzero(wanted[self.owner]))
-        columns = [self._rows.column(name).take(rows).to_pylist() for name in names]
-        return list(zip(*columns, strict=True))
+        wanted[owners] = True
+        rows = np.flatnonzero(wanted[self.owner])
+        taken = pa.array(rows)
+        columns = [self._rows.column(name).take(taken).to_pylist() for name in names]
+        values = zip(*columns, strict=True)
+        return zip(rows.tolist(), self.owner[rows].tolist(), values, strict=True)
 
     def _owners_with(self, kind: str) -> Flags:
         marked = np.zeros(self.owners, np.bool_)

@@ -9,11 +9,12 @@ import numpy as np
 from crosswire.pipeline.decode.arrays import NONE, Bytes, Flags, Numbers
 from crosswire.pipeline.decode.contract import FrameRows
 from crosswire.pipeline.decode.kernels import INT, INTS, OCTETS, OUT_TABLE, kernel
-from crosswire.pipeline.decode.readings.contract import Described, json_text
-from crosswire.pipeline.decode.readings.emqp import MESSAGE, describe_below
+from crosswire.pipeline.decode.meanings.contract import Described, json_text
+from crosswire.pipeline.decode.meanings.emqp import MESSAGE, describe_below
 from crosswire.pipeline.decode.scanners.emqp import (
     ABOUT,
     NAME,
+    NESTED_COMMAND,
     ZMTP_COMMAND,
     ZMTP_GREETING,
     ZMTP_MESSAGE,
@@ -31,6 +32,7 @@ from crosswire.pipeline.decode.text import (
     distinct,
     octets_of,
 )
+from crosswire.wire.contract import Frame
 from crosswire.wire.zmtp import layout
 from crosswire.wire.zmtp.frames import Command, Greeting, parse_greeting, parse_metadata
 
@@ -54,18 +56,24 @@ class ZmtpDescription(NamedTuple):
 def below(rows: FrameRows) -> ZmtpDescription:
     """Describe frames of ZMTP. Of a message, the command in it is described."""
     code = np.where(rows.frame == ZMTP_MESSAGE, 0, NONE)
-    commands, greetings = rows.frame == ZMTP_COMMAND, rows.frame == ZMTP_GREETING
+    greetings = rows.frame == ZMTP_GREETING
+    commands = (rows.frame == ZMTP_COMMAND) | (rows.frame == NESTED_COMMAND)
     if not (commands.any() or greetings.any()):
         return ZmtpDescription(code, [MESSAGE], [Coded(code, [MESSAGE.fields])])
     found, frames = _distinct_kinds(rows, commands, greetings)
     code = np.where(found == NONE, code, found + 1)
     described = [describe_below(frame) for frame in frames]
-    # The fields of a command end with its properties, which follow as a part of their own.
+    # The fields of a command end with its properties, which of those that the scanner has read
+    # follow as a part of their own.
+    commands &= rows.position != NONE
+    whole = by_code(found, [isinstance(frame, Greeting) for frame in frames], False)
+    whole |= rows.position == NONE
+    closed = set(found[whole].tolist())
     opening = [
-        each.fields if isinstance(frame, Greeting) else each.fields.removesuffix("}}")
-        for frame, each in zip(frames, described, strict=True)
+        each.fields if index in closed else each.fields.removesuffix("}}")
+        for index, each in enumerate(described)
     ]
-    ready = by_code(found, [frame == Command("READY") for frame in frames], False)
+    ready = commands & by_code(found, [frame == Command("READY") for frame in frames], False)
     fields = [Coded(code, [MESSAGE.fields, *opening]), *_metadata(rows, ready)]
     return ZmtpDescription(code, [MESSAGE, *described], [*fields, Fixed("}}", commands)])
 
@@ -75,17 +83,21 @@ def _distinct_kinds(
 ) -> tuple[Numbers, list[Greeting | Command]]:
     """Most greetings are equal, and commands of one name differ in their bodies only."""
     names, name_bytes = rows.slices[NAME]
-    code, firsts = distinct(
-        rows.octets,
+    location = (
         np.where(greetings, rows.position, names),
-        np.where(greetings, rows.length, np.where(commands, name_bytes, NONE)),
-        rows.frame,
+        np.where(greetings, rows.length, name_bytes),
     )
-    frames: list[Greeting | Command] = []
-    for row in firsts.tolist():
-        greeting = parse_greeting(rows.whole(row), 0, 0) if greetings[row] else None
-        frames.append(greeting or Command(rows.part(row, NAME).decode()))
-    return code, frames
+
+    def read(row: int) -> Greeting | Command:
+        frame: Frame | None = rows.decoded.get(row)
+        if frame is None and greetings[row]:
+            frame = parse_greeting(rows.whole(row), 0, 0)
+        if frame is None:
+            frame = Command(rows.part(row, NAME).decode())
+        assert isinstance(frame, Greeting | Command)
+        return frame
+
+    return rows.distinct(commands | greetings, location, rows.frame, read)
 
 
 @kernel(OCTETS, INTS, INTS, OUT_TABLE, returns=INT)

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812  as Spark's users know it
 
 from crosswire.errors import InvalidInput
 from crosswire.lake.schemas import LOST
-from crosswire.pipeline.decode.connection_rows import MOST_OPEN, WIRE_COLUMNS
+from crosswire.pipeline.decode.decoded_connection import MOST_OPEN, WIRE_COLUMNS
 from crosswire.pipeline.decode.row_schema import columns_of, completed
 from crosswire.pipeline.sources.pcap import Captures
 from crosswire.pipeline.sources.tap import BATCH_BYTES, from_tap, read_tap, tap_files

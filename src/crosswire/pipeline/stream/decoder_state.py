@@ -11,7 +11,7 @@ The order within a flow or connection makes that possible:
     3. provisional rows: the state is saved before the first of them, so they never get into it
 
 State is saved only for what may continue. A flow or connection that is over has none, and what
-its last batch wrote of it is final.
+its last batch wrote of it is final. `stream_decoder` does this for connections, many at a time.
 """
 
 from __future__ import annotations
@@ -26,30 +26,21 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import BinaryType
 
 from crosswire.capture.classify import PortMap
-from crosswire.capture.reassembly import LINGER_NS
-from crosswire.envelope import MICROSECONDS
 from crosswire.lake.schemas import LOST, WIRE
 from crosswire.pipeline.decode.arrow_batches import Batches
-from crosswire.pipeline.decode.connection_rows import WIRE_COLUMNS, ConnectionRows
-from crosswire.pipeline.decode.row_schema import ARROW
-from crosswire.pipeline.sources.flow_rows import NODE, FlowRows
+from crosswire.pipeline.decode.decoded_connection import WIRE_COLUMNS
+from crosswire.pipeline.sources.flow_rows import FlowRows
 from crosswire.pipeline.sources.pcap import segment_rows
-from crosswire.pipeline.stream.columns import KEPT
+from crosswire.pipeline.stream.columns import DECODED, KEPT
 from crosswire.pipeline.stream.watermarks import CompleteUpTo
 
-__all__ = ["FLOWS", "STATES", "decode_on", "reassemble_on"]
+__all__ = ["FLOWS", "decode_on", "reassemble_on"]
 
-STATES: Final = "states"
-"""Value of the column `table` for the rows of `decode_on` that are states of connections."""
 FLOWS: Final = "flows"
 """Value of the column `kind` for the rows of `reassemble_on` that are states of flows."""
 
 _FIRST: Final = -1
 """Sorts a state before the rows that follow it: times and sequence numbers are never negative."""
-_LINGER_US: Final = LINGER_NS // 1000 + MICROSECONDS
-"""A second longer than the reassembly waits: the state of a connection must not be dropped while
-its flow may still give bytes."""
-
 _ON_WIRE: Final = pa.schema(
     [
         # The states of flows are rows of the same schema, with all columns of the wire empty.
@@ -62,7 +53,6 @@ _ON_WIRE: Final = pa.schema(
 _NO_WIRE: Final = (None,) * len(WIRE)
 _KIND: Final = WIRE.get_field_index("kind")
 _DATA_LENGTH: Final = WIRE.get_field_index("length")
-_DECODED: Final = pa.schema([*ARROW, pa.field(KEPT, pa.bool_(), nullable=False)])
 
 
 # ------------------------------------------------------------------------------------ reassembly
@@ -125,18 +115,6 @@ def _leave(flow: FlowRows, key: bytes, now_ns: int, collected: Batches) -> None:
 # -------------------------------------------------------------------------------------- decoding
 
 
-class _FlaggedRows(Batches):
-    """Adds the column `kept` to every row: the value that the attribute has at the time."""
-
-    def __init__(self, schema: pa.Schema) -> None:
-        super().__init__(schema)
-        self.kept = True
-
-    def add(self, row: tuple[Any, ...], size_bytes: int = 0) -> None:
-        """Add a row of ARROW; `kept` is appended."""
-        super().add((*row, self.kept), size_bytes)
-
-
 def decode_on(
     wire: DataFrame, states: DataFrame | None, *, payloads: bool, now: CompleteUpTo
 ) -> DataFrame:
@@ -161,87 +139,12 @@ def decode_on(
     )
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        collected = _FlaggedRows(_DECODED)
-        current: _ConnectionBatch | None = None
+        # Only workers decode: the driver, which imports this module too, does without the kernels.
+        from crosswire.pipeline.stream.stream_decoder import StreamDecoder
+
+        decoder = StreamDecoder(payloads=payloads, now=now)
         for batch in batches:
-            columns = [batch.column(name).to_pylist() for name in (*WIRE_COLUMNS, KEPT, "state")]
-            for *row, kept, state in zip(*columns, strict=True):
-                key = (row[1], row[0])
-                if current is None or key != current.key:
-                    if current is not None:
-                        current.leave()
-                    current = _ConnectionBatch(key, collected, payloads=payloads, now=now)
-                current.add(tuple(row), kept, state)
-                if collected.full:
-                    yield collected.take()
-        if current is not None:
-            current.leave()
-        yield collected.take()
+            yield from decoder.add(batch)
+        yield from decoder.finish()
 
-    return arranged.mapInArrow(run, from_arrow_schema(_DECODED))
-
-
-class _ConnectionBatch:
-    """One connection (name, node) in one batch: its saved state, its new and provisional rows."""
-
-    def __init__(
-        self, key: tuple[str, str], collected: _FlaggedRows, *, payloads: bool, now: CompleteUpTo
-    ) -> None:
-        self.key = key
-        self._collected = collected
-        self._payloads = payloads
-        self._now = now
-        self._rows: ConnectionRows | None = None
-        self._state: bytes | None = None
-        self._saved = False
-        collected.kept = True
-
-    def add(self, row: tuple[Any, ...], kept: bool, state: bytes | None) -> None:
-        """Load the state, or decode a row of bronze.wire; the order is the one explained above."""
-        if state is not None:
-            self._state = state
-            self._rows = ConnectionRows.load(
-                self.key, state, self._collected, payloads=self._payloads
-            )
-            return
-        if not kept and not self._saved:
-            self._save()
-        if self._rows is None:
-            self._rows = ConnectionRows(row, self._collected, payloads=self._payloads)
-        self._state = None
-        self._rows.add(row)
-
-    def leave(self) -> None:
-        """Save the state unless the connection is over, then write what its end looks like."""
-        assert self._rows is not None
-        if not self._saved and not self._is_over:
-            self._save()
-        self._rows.finish()
-
-    @property
-    def _is_over(self) -> bool:
-        """Nothing of this connection can follow.
-
-        A hub's tap records nothing after both ends of a connection. In a capture, late copies of
-        segments may follow, so there the connection is over only when the watermark has passed it.
-        """
-        assert self._rows is not None
-        captured = self.key[1] == NODE
-        if self._rows.is_closed and not captured:
-            return True
-        now_us = self._now.captures_us if captured else self._now.taps_us
-        return self._rows.is_over and self._rows.last_time < now_us - _LINGER_US
-
-    def _save(self) -> None:
-        """Write the state; every row that follows is provisional."""
-        self._saved = True
-        if self._rows is not None:
-            connection, node = self.key
-            # Most open connections have no new bytes in a batch: their state is passed on as it
-            # came, which saves encoding it again.
-            state = self._state or self._rows.dump()
-            nothing = (None,) * (len(ARROW) - 9)
-            location = (0, 0, 0, self._rows.last_time)
-            head = (STATES, node, connection, "", *location, *nothing)
-            self._collected.add((*head, state), len(state))
-        self._collected.kept = False
+    return arranged.mapInArrow(run, from_arrow_schema(DECODED))

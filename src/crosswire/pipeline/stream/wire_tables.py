@@ -29,9 +29,9 @@ from crosswire.pipeline.stream.carry_over import (
     Edges,
     Split,
 )
-from crosswire.pipeline.stream.columns import KEPT, PART, TARGET_TABLE, union_of
+from crosswire.pipeline.stream.columns import KEPT, PART, STATES, TARGET_TABLE, union_of
 from crosswire.pipeline.stream.commits import DAYS, StreamOutput, StreamStaging, StreamStart
-from crosswire.pipeline.stream.decoder_state import FLOWS, STATES, decode_on, reassemble_on
+from crosswire.pipeline.stream.decoder_state import FLOWS, decode_on, reassemble_on
 from crosswire.pipeline.stream.ledger_tables import DecodedBatch, LedgerTables, ReadRows
 from crosswire.pipeline.stream.watermarks import CompleteUpTo
 from crosswire.pipeline.summary import LEDGER_TABLES

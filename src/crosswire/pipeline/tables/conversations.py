@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.lake.schemas import BACKWARD, FORWARD
-from crosswire.pipeline.decode.readings.contract import REQUEST, RESPONSE
+from crosswire.pipeline.decode.meanings.contract import REQUEST, RESPONSE
 from crosswire.pipeline.tables.legs import clients, leg_of_request
 from crosswire.pipeline.tables.names import UNANSWERED
 from crosswire.pipeline.tables.sessions import ended_connections

@@ -13,7 +13,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from crosswire.pipeline.decode.readings.contract import RESPONSE
+from crosswire.pipeline.decode.meanings.contract import RESPONSE
 from crosswire.pipeline.decode.row_schema import FRAME_COLUMNS, FRAMES, TABLE
 from crosswire.pipeline.tables.names import UNMATCHED
 

@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.lake.schemas import FORWARD
-from crosswire.pipeline.decode.readings.contract import REQUEST, RESPONSE
+from crosswire.pipeline.decode.meanings.contract import REQUEST, RESPONSE
 from crosswire.pipeline.tables.names import CALLER, PROVIDER
 
 __all__ = ["clients", "leg_of_message", "leg_of_request"]

@@ -13,7 +13,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from crosswire.pipeline.decode.readings.contract import MESSAGE_KINDS
+from crosswire.pipeline.decode.meanings.contract import MESSAGE_KINDS
 from crosswire.pipeline.decode.row_schema import FRAMES, TABLE
 from crosswire.pipeline.tables.frames import with_unmatched
 

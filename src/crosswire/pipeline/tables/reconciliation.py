@@ -39,7 +39,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.lake.schemas import BACKWARD, FORWARD
-from crosswire.pipeline.decode.readings.contract import (
+from crosswire.pipeline.decode.meanings.contract import (
     ACKNOWLEDGEMENT,
     ERROR,
     HANDSHAKE,

@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.lake.schemas import BACKWARD
-from crosswire.pipeline.decode.readings.contract import ERROR, GOODBYE, HANDSHAKE, MESSAGE_KINDS
+from crosswire.pipeline.decode.meanings.contract import ERROR, GOODBYE, HANDSHAKE, MESSAGE_KINDS
 
 __all__ = ["combined", "tallies"]
 

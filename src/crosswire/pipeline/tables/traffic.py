@@ -15,7 +15,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from crosswire.pipeline.decode.readings.contract import PUBLISH, REQUEST, RESPONSE, SEND
+from crosswire.pipeline.decode.meanings.contract import PUBLISH, REQUEST, RESPONSE, SEND
 from crosswire.pipeline.tables.histogram import bucket_of, percentile
 from crosswire.pipeline.tables.legs import clients, leg_of_message
 from crosswire.pipeline.tables.names import PERCENTILES

@@ -22,9 +22,16 @@ from crosswire.errors import (
 )
 from crosswire.testing.simulation.hub import HubMachine
 from crosswire.testing.simulation.observations import MessageKey, Observations
-from crosswire.testing.simulation.world import Process
+from crosswire.testing.simulation.world import SimulatedProcess
 
-__all__ = ["PROTOCOLS", "Caller", "Consumer", "Producer", "Program", "Provider"]
+__all__ = [
+    "PROTOCOLS",
+    "Program",
+    "SimulatedCaller",
+    "SimulatedConsumer",
+    "SimulatedProducer",
+    "SimulatedProvider",
+]
 
 PROTOCOLS: Final = ("emp", "emqp", "relink", "epoxy", "micromsg2")
 _REQUEST_S: Final = 10.0
@@ -32,7 +39,7 @@ _AGAIN_S: Final = 0.3
 
 
 def encode_message(key: MessageKey, filler: int) -> bytes:
-    """A payload that says which message it is, and shows if a byte of it is wrong."""
+    """A payload that names its message, and shows if a byte of it is wrong."""
     text = "".join(chr(97 + (key.number * 7 + index) % 26) for index in range(filler))
     body = msgspec.json.encode([*key, text])
     return msgspec.json.encode([*key, text, zlib.crc32(body)])
@@ -58,7 +65,7 @@ class Program:
     """A program with one client of one protocol."""
 
     def __init__(
-        self, process: Process, protocol: str, hub: HubMachine, seen: Observations
+        self, process: SimulatedProcess, protocol: str, hub: HubMachine, seen: Observations
     ) -> None:
         self.name = process.name
         self.protocol = protocol
@@ -83,11 +90,11 @@ class Program:
                 await asyncio.sleep(_AGAIN_S)
 
 
-class Producer(Program):
+class SimulatedProducer(Program):
     """Sends messages one after the other, or some at a time."""
 
     async def run(self, destination: str, count: int, pause_s: float) -> None:
-        """Send so many."""
+        """Send `count` messages."""
         client = await self.open()
         number = 0
         while number < count:
@@ -113,7 +120,7 @@ class Producer(Program):
         self.is_finished = True
 
 
-class Consumer(Program):
+class SimulatedConsumer(Program):
     """Consumes a queue, or a topic by a named subscription."""
 
     async def run(self, destination: str, name: str, window: int, refusing: float) -> None:
@@ -153,7 +160,7 @@ class Consumer(Program):
             self.seen.failed(self.name, error)
 
 
-class Provider(Program):
+class SimulatedProvider(Program):
     """Serves a service that answers with what it was asked."""
 
     async def run(self, service: str) -> None:
@@ -173,11 +180,11 @@ class Provider(Program):
         return message.json()
 
 
-class Caller(Program):
+class SimulatedCaller(Program):
     """Calls a service, and checks the answers."""
 
     async def run(self, service: str, count: int, pause_s: float) -> None:
-        """Call so many times."""
+        """Call `count` times."""
         client = await self.open()
         for number in range(1, count + 1):
             await asyncio.sleep(self.random.expovariate(1 / pause_s))

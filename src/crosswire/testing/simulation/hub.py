@@ -15,7 +15,7 @@ from crosswire.server.watchdog import Watchdog
 from crosswire.store.contract import Store, StoreLimits
 from crosswire.store.memory import MemoryStore
 from crosswire.testing.simulation.disk import SimulatedDisk, VirtualSyncer
-from crosswire.testing.simulation.world import Machine, Process, World
+from crosswire.testing.simulation.world import Machine, SimulatedProcess, World
 
 __all__ = ["HubMachine"]
 
@@ -41,7 +41,7 @@ class HubMachine:
         self.machine: Machine = world.machine(host)
         self.disk = SimulatedDisk(world.random)
         self.server: Server | None = None
-        self.process: Process | None = None
+        self.process: SimulatedProcess | None = None
         self.starts = 0
         self.is_stopping = False
         self.is_ready = False
@@ -83,7 +83,7 @@ class HubMachine:
         )
         process.start(self._run(process, server))
 
-    async def _run(self, process: Process, server: Server) -> None:
+    async def _run(self, process: SimulatedProcess, server: Server) -> None:
         """A start that fails with a clear error ends the process; a supervisor tries again."""
         try:
             await server.start()
@@ -113,7 +113,7 @@ class HubMachine:
             self.is_stopping = True
             self.process.start(self._stop(self.process, self.server))
 
-    async def _stop(self, process: Process, server: Server) -> None:
+    async def _stop(self, process: SimulatedProcess, server: Server) -> None:
         try:
             await server.stop()
             self.world.note(f"{process.name} has stopped")

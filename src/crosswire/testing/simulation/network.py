@@ -312,7 +312,7 @@ class VirtualTransport(asyncio.Transport):
         self._is_reading_planned = False
         self._is_gone = False
         self._stuck_since: float | None = None
-        self._heard_at = network.now
+        self._received_at = network.now
         self._high_bytes, self._low_bytes = _HIGH_BYTES, _LOW_BYTES
 
     @property
@@ -462,7 +462,7 @@ class VirtualTransport(asyncio.Transport):
             peer._has_arrived_eof = True
         else:
             peer._unread += segment
-        peer._heard_at = self._network.now
+        peer._received_at = self._network.now
         peer._plan_read()
         self._travel()
 
@@ -481,7 +481,7 @@ class VirtualTransport(asyncio.Transport):
 
     def _wait_for_silence(self) -> None:
         # After the program has set the times, which follow the switch.
-        due = self._heard_at + self._socket.idle_s
+        due = self._received_at + self._socket.idle_s
         if self._network.now >= due:
             self._probe(1)
         elif self.is_open:
@@ -494,7 +494,7 @@ class VirtualTransport(asyncio.Transport):
             if self.peer._is_gone or self.peer._is_lost:
                 self.reset()
             else:
-                self._heard_at = self._network.now
+                self._received_at = self._network.now
                 self._wait_for_silence()
         elif number >= self._socket.probes:
             self._lose_soon(TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))

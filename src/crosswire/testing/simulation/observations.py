@@ -74,7 +74,7 @@ class _Reception(msgspec.Struct):
     held_since: float = 0.0
 
 
-class Violations(Protocol):
+class ViolationSink(Protocol):
     """Where violations are reported: the world."""
 
     now: float
@@ -86,7 +86,7 @@ class Violations(Protocol):
 class Observations:
     """Reports of clients, and what follows from them."""
 
-    def __init__(self, world: Violations, *, max_attempts: int) -> None:
+    def __init__(self, world: ViolationSink, *, max_attempts: int) -> None:
         self._world = world
         self._max_attempts = max_attempts
         self.lives: dict[MessageKey, _Life] = {}
@@ -100,7 +100,7 @@ class Observations:
         self._suspicions: list[tuple[str, str, float]] = []
         self._consumers: dict[str, set[str]] = defaultdict(set)
         self.is_damaged = False
-        """Whether something on a disk was destroyed: then messages may be lost, if it is said."""
+        """Whether something on a disk was destroyed: then messages may be lost, if that is reported."""
 
     # What clients report.
 
@@ -117,7 +117,7 @@ class Observations:
                 self._world.violate(f"id {identifier} was given to {other} and to {key}")
 
     def refused(self, key: MessageKey) -> None:
-        """The hub has said that it did not take it."""
+        """The hub has reported that it did not take it."""
         self.lives[key].is_refused = True
 
     def failed(self, who: str, error: CrosswireError) -> None:

@@ -12,11 +12,11 @@ import msgspec
 from crosswire.plurals import plural
 from crosswire.testing.simulation.clients import (
     PROTOCOLS,
-    Caller,
-    Consumer,
-    Producer,
     Program,
-    Provider,
+    SimulatedCaller,
+    SimulatedConsumer,
+    SimulatedProducer,
+    SimulatedProvider,
     decode_message,
 )
 from crosswire.testing.simulation.faults import FaultPlan, Injector, draw_plan
@@ -24,7 +24,7 @@ from crosswire.testing.simulation.hub import HubMachine
 from crosswire.testing.simulation.observations import DeliveryKey, Observations
 from crosswire.testing.simulation.world import World
 
-__all__ = ["Outcome", "run_seed"]
+__all__ = ["SeedOutcome", "run_seed"]
 
 _HOST: Final = "10.0.0.1"
 _FAULTS_S: Final = 30.0
@@ -32,7 +32,7 @@ _LIVELY_S: Final = 180.0
 """When faults have ended, everything is delivered within this time."""
 
 
-class Outcome(msgspec.Struct, kw_only=True):
+class SeedOutcome(msgspec.Struct, kw_only=True):
     """What one seed showed."""
 
     seed: int
@@ -47,7 +47,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     errors: dict[str, int]
 
 
-def run_seed(seed: int, plan: FaultPlan | None = None) -> Outcome:
+def run_seed(seed: int, plan: FaultPlan | None = None) -> SeedOutcome:
     """Simulate one seed, with its own faults or these."""
     choices = Random(seed ^ 0x5EED)
     drawn = draw_plan(choices, _FAULTS_S, 12)
@@ -69,12 +69,12 @@ def run_seed(seed: int, plan: FaultPlan | None = None) -> Outcome:
         process = world.process(name, host)
         injector.clients.append(host)
         # eMQP has no named subscriptions.
-        named = kind is Consumer and bool(arguments[1])
+        named = kind is SimulatedConsumer and bool(arguments[1])
         protocol = choices.choice([each for each in PROTOCOLS if not named or each != "emqp"])
         program = kind(process, protocol, hub, seen)
         world.note(f"{name} speaks {program.protocol} from {host}: {arguments}")
         process.start(program.run(*arguments))
-        if isinstance(program, Producer | Caller):
+        if isinstance(program, SimulatedProducer | SimulatedCaller):
             programs.append(program)
 
     def populate() -> None:
@@ -86,16 +86,26 @@ def run_seed(seed: int, plan: FaultPlan | None = None) -> Outcome:
             for other in range(choices.randint(1, 2)):
                 window = choices.choice((1, 4, 32))
                 host = f"10.0.2.{index}{other}"
-                start(Consumer, f"consumer-{index}-{other}", host, queue, "", window, refusing)
+                start(
+                    SimulatedConsumer,
+                    f"consumer-{index}-{other}",
+                    host,
+                    queue,
+                    "",
+                    window,
+                    refusing,
+                )
         for index, topic in enumerate(topics):
-            start(Consumer, f"subscriber-{index}", f"10.0.3.{index}", topic, "s", 8, 0.0)
+            start(SimulatedConsumer, f"subscriber-{index}", f"10.0.3.{index}", topic, "s", 8, 0.0)
         for index in range(choices.randint(1, 4)):
             where = choices.choice(queues + topics)
             count, pause_s = choices.randint(20, 300), choices.uniform(0.01, 0.1)
-            start(Producer, f"producer-{index}", f"10.0.1.{index}", where, count, pause_s)
+            start(SimulatedProducer, f"producer-{index}", f"10.0.1.{index}", where, count, pause_s)
         if choices.random() < 0.5:
-            start(Provider, "provider", "10.0.4.1", "service/echo")
-            start(Caller, "caller", "10.0.4.2", "service/echo", choices.randint(5, 50), 0.1)
+            start(SimulatedProvider, "provider", "10.0.4.1", "service/echo")
+            start(
+                SimulatedCaller, "caller", "10.0.4.2", "service/echo", choices.randint(5, 50), 0.1
+            )
 
     world.at(0.0, populate)
     world.run(_FAULTS_S + 15.0)
@@ -123,7 +133,7 @@ def run_seed(seed: int, plan: FaultPlan | None = None) -> Outcome:
             )
     seen.check_suspicions()
     acknowledged = sum(life.acknowledged_at is not None for life in seen.lives.values())
-    outcome = Outcome(
+    outcome = SeedOutcome(
         seed=seed,
         violations=world.violations,
         history=world.history,

@@ -23,7 +23,7 @@ from unittest import mock
 from crosswire.testing.simulation.loop import VirtualLoop
 from crosswire.testing.simulation.network import Network, VirtualServer
 
-__all__ = ["Machine", "Process", "World"]
+__all__ = ["Machine", "SimulatedProcess", "World"]
 
 START_S: Final = 1_750_000_000.0
 """The wall clock's time at the beginning of every world."""
@@ -52,7 +52,7 @@ class Machine:
         return self._world.now - self.booted_at + 1000.0
 
 
-class Process:
+class SimulatedProcess:
     """A program on a machine: its event loop, from its start to its end."""
 
     def __init__(self, world: World, name: str, machine: Machine) -> None:
@@ -113,15 +113,15 @@ class World:
         self.turns = 0
         self.network = Network(self)
         self.machines: dict[str, Machine] = {}
-        self.processes: list[Process] = []
+        self.processes: list[SimulatedProcess] = []
         self.violations: list[str] = []
         self.causes: list[BaseException] = []
         self.history: list[str] = []
         """What happened, for people: faults, starts, ends, violations."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
-        self._current: Process | None = None
-        self._ended: list[Process] = []
+        self._current: SimulatedProcess | None = None
+        self._ended: list[SimulatedProcess] = []
 
     # Building.
 
@@ -131,9 +131,9 @@ class World:
             self.machines[host] = Machine(self, host)
         return self.machines[host]
 
-    def process(self, name: str, host: str) -> Process:
+    def process(self, name: str, host: str) -> SimulatedProcess:
         """A new process on a machine."""
-        process = Process(self, name, self.machine(host))
+        process = SimulatedProcess(self, name, self.machine(host))
         self.processes.append(process)
         return process
 
@@ -154,11 +154,11 @@ class World:
 
     # Ends of processes and machines.
 
-    def kill(self, process: Process) -> None:
+    def kill(self, process: SimulatedProcess) -> None:
         """SIGKILL: it never runs again, and its system closes what it had open."""
         self._end(process, quietly=False)
 
-    def _end(self, process: Process, *, quietly: bool) -> None:
+    def _end(self, process: SimulatedProcess, *, quietly: bool) -> None:
         if not process.is_running:
             return
         process.is_running = False
@@ -168,7 +168,7 @@ class World:
         self.network.lose_process(process, quietly=quietly)
 
     def cut_power(self, host: str) -> None:
-        """All processes of a machine end, and nobody is told."""
+        """All processes of a machine end, and no peer is notified."""
         for process in [each for each in self.processes if each.host == host]:
             self._end(process, quietly=True)
         self.network.power_off(host)

@@ -11,6 +11,7 @@ from crosswire.pipeline.decode.scanners.scanner import (
     INCOMPLETE,
     UNSURE,
     BulkScanner,
+    FrameColumns,
     add_row,
     scan_kernel,
     set_slice,
@@ -94,6 +95,18 @@ class EmpScanner(BulkScanner):
     frames: ClassVar[tuple[type[Frame], ...]] = (Hello, Bye, Ping, Pong, Error, Request, Response)
     slice_names: ClassVar[tuple[str, ...]] = ("body",)
     kernel = staticmethod(scan_kernel("emp", _step))
+
+    def columns_of(self, frame: Frame, length: int, below: Frame | None) -> FrameColumns:  # noqa: ARG002
+        """Bodies are not checked, here as in the scanner."""
+        code = self.codes[type(frame)]
+        match frame:
+            case Request(number, body) | Response(number, body):
+                return FrameColumns(code, number, slices=(body,))
+            case Hello(version):
+                return FrameColumns(code, detail=version)
+            case Error(error_code, description):
+                return FrameColumns(code, detail=error_code, slices=(description.encode(),))
+        return FrameColumns(code)
 
     def _limit_values(self, limits: Limits | None) -> list[int]:
         return [one_of(limits, DEFAULTS).frame_bytes]

@@ -15,6 +15,7 @@ from crosswire.pipeline.decode.scanners.scanner import (
     SCRATCH,
     UNSURE,
     BulkScanner,
+    FrameColumns,
     add_row,
     scan_kernel,
     set_slice,
@@ -40,6 +41,7 @@ from crosswire.wire.emqp.frames import (
     Heartbeat,
     Inform,
     Kbai,
+    Malformed,
     Publish,
     Ready,
     Reply,
@@ -48,12 +50,13 @@ from crosswire.wire.emqp.frames import (
     UnscheduleFrame,
 )
 from crosswire.wire.zmtp import layout as zmtp_layout
-from crosswire.wire.zmtp.frames import Command, Greeting, Message
+from crosswire.wire.zmtp.frames import Command, Greeting, Message, NestedCommand
 
 __all__ = [
     "ABOUT",
     "ACK",
     "ADMIN",
+    "DECODER_FRAMES",
     "DELIVERY",
     "DISCONNECT",
     "FRAMES",
@@ -64,6 +67,7 @@ __all__ = [
     "LAST",
     "MSGID",
     "NAME",
+    "NESTED_COMMAND",
     "PAYLOAD",
     "PUBLISH",
     "READY",
@@ -97,9 +101,12 @@ FRAMES: Final[tuple[type[Frame], ...]] = (
     Admin,
 )
 """In the order of their codes."""
+DECODER_FRAMES: Final[tuple[type[Frame], ...]] = (NestedCommand,)
 ZMTP_GREETING, ZMTP_COMMAND, ZMTP_MESSAGE = range(3)
 DELIVERY, REQUEST, REPLY, PUBLISH, ACK, HEARTBEAT, READY = range(3, 10)
 DISCONNECT, KBAI, INFORM, SCHEDULE, UNSCHEDULE, ADMIN = range(10, 16)
+NESTED_COMMAND: Final = 16
+"""The decoder's."""
 
 PAYLOAD, MSGID, NAME, HEADERS, ABOUT, LAST = range(6)
 """Slices."""
@@ -419,6 +426,61 @@ def _step(
     return _zmtp_command(data, position, end, shift, state, limits, rows, progress)
 
 
+_TIMED: Final = {
+    "msgid": MSGID,
+    "queue": NAME,
+    "headers": HEADERS,
+    "interval": ABOUT,
+    "cron": LAST,
+}
+_TEXTS: Final[dict[type[Frame], dict[str, int]]] = {
+    DeliveryFrame: {"topic": NAME},
+    Request: {"msgid": MSGID, "queue": NAME, "headers": HEADERS},
+    Reply: {"msgid": MSGID, "request": ABOUT},
+    Publish: {"msgid": MSGID, "topic": NAME, "headers": HEADERS},
+    Ack: {"msgid": MSGID, "acknowledged": ABOUT},
+    Heartbeat: {"msgid": MSGID, "timestamp": ABOUT},
+    Inform: {"msgid": MSGID, "queues": ABOUT, "peer": LAST},
+    Admin: {"msgid": MSGID, "command": ABOUT},
+    Ready: {"msgid": MSGID},
+    Disconnect: {"msgid": MSGID},
+    Kbai: {"msgid": MSGID},
+    ScheduleFrame: _TIMED,
+    UnscheduleFrame: _TIMED,
+}
+"""By frame: its texts, and the slices that they are."""
+
+
+def _message_part(frame: Frame) -> int:
+    """Which part of the ZeroMQ message is the body of a frame that has one."""
+    match frame:
+        case Request():
+            return layout.REQUEST_MESSAGE_PART
+        case Reply():
+            return layout.REPLY_MESSAGE_PART
+        case Publish(headers=None):
+            return layout.SHORT_PUBLISH_MESSAGE_PART
+        case Publish():
+            return layout.PUBLISH_MESSAGE_PART
+        case ScheduleFrame(interval=None) | UnscheduleFrame(interval=None):
+            return layout.SHORT_SCHEDULE_MESSAGE_PART
+        case ScheduleFrame() | UnscheduleFrame():
+            return layout.SCHEDULE_MESSAGE_PART
+    return layout.DELIVERY_MESSAGE_PART
+
+
+def _trailing(message: Message, part: int, length: int) -> int:
+    """How many bytes of a ZeroMQ message of this length follow a part. Few peers write the lengths
+    of short parts in 8 bytes, and those always do."""
+    parts = message.parts[part + 1 :]
+    size = sum(map(len, parts))
+    short, long = zmtp_layout.SHORT_HEADER_SIZE, zmtp_layout.LONG_HEADER_SIZE
+    if length == sum(map(len, message.parts)) + long * len(message.parts):
+        return size + long * len(parts)
+    most = zmtp_layout.MAX_SHORT_SIZE
+    return size + sum(short if len(each) <= most else long for each in parts)
+
+
 class EmqpScanner(BulkScanner):
     """`number` is how many parts a ZeroMQ message has, of a greeting its version (major · 256 +
     minor), whose `detail` is `as_server`. What a subscriber gets is a `publish` without `msgid`.
@@ -434,6 +496,7 @@ class EmqpScanner(BulkScanner):
     """
 
     frames: ClassVar[tuple[type[Frame], ...]] = FRAMES
+    decoder_frames: ClassVar[tuple[type[Frame], ...]] = DECODER_FRAMES
     slice_names: ClassVar[tuple[str, ...]] = (
         "payload",
         "msgid",
@@ -446,6 +509,27 @@ class EmqpScanner(BulkScanner):
     has_handshake: ClassVar[bool] = True
     scratch_slots: ClassVar[int] = 2 * KEPT_PARTS
     kernel = staticmethod(scan_kernel("emqp", _step))
+
+    def columns_of(self, frame: Frame, length: int, below: Frame | None) -> FrameColumns:
+        """Greetings and commands of ZMTP are read from the frame itself."""
+        if isinstance(frame, Malformed):
+            raise frame.error()
+        code = self.codes[type(frame)]
+        if isinstance(frame, Command):
+            frame.fields()  # its metadata may be invalid
+        if isinstance(frame, Message):
+            return FrameColumns(code, len(frame.parts))
+        if frame.layer == 0 or code == NESTED_COMMAND:
+            return FrameColumns(code)
+        slices: list[bytes | None] = [None] * len(self.slice_names)
+        for name, index in _TEXTS[type(frame)].items():
+            text: str | None = getattr(frame, name)
+            slices[index] = None if text is None else text.encode()
+        slices[PAYLOAD] = getattr(frame, "message", None)
+        trailing = 0
+        if slices[PAYLOAD] is not None and isinstance(below, Message):
+            trailing = _trailing(below, _message_part(frame), length)
+        return FrameColumns(code, slices=tuple(slices), trailing=trailing)
 
     def _limit_values(self, limits: Limits | None) -> list[int]:
         limits = one_of(limits, DEFAULTS)

@@ -11,13 +11,14 @@ from crosswire.pipeline.decode.scanners.scanner import (
     INCOMPLETE,
     UNSURE,
     BulkScanner,
+    FrameColumns,
     add_row,
     scan_kernel,
     set_slice,
 )
 from crosswire.wire.contract import Frame, Limits, one_of
 from crosswire.wire.epoxy import layout
-from crosswire.wire.epoxy.frames import DEFAULTS, ConfigFrame, Message
+from crosswire.wire.epoxy.frames import DEFAULTS, ConfigFrame, Message, ProtocolError
 
 __all__ = [
     "CONFIG",
@@ -27,13 +28,14 @@ __all__ = [
     "MESSAGE_TYPE",
     "METHOD",
     "PAYLOAD",
+    "PROTOCOL_ERROR",
     "SCANNER",
     "SERVICE",
     "EpoxyScanner",
 ]
 
-CONFIG, MESSAGE = range(2)
-"""Codes of frames."""
+CONFIG, MESSAGE, PROTOCOL_ERROR = range(3)
+"""Codes of frames; the last is the decoder's."""
 PAYLOAD, SERVICE, METHOD, LAYER_DATA = range(4)
 """Slices."""
 
@@ -187,8 +189,22 @@ class EpoxyScanner(BulkScanner):
     """
 
     frames: ClassVar[tuple[type[Frame], ...]] = (ConfigFrame, Message)
+    decoder_frames: ClassVar[tuple[type[Frame], ...]] = (ProtocolError,)
     slice_names: ClassVar[tuple[str, ...]] = ("payload", "service", "method", "layer_data")
     kernel = staticmethod(scan_kernel("epoxy", _step))
+
+    def columns_of(self, frame: Frame, length: int, below: Frame | None) -> FrameColumns:  # noqa: ARG002
+        """Of a message: a protocol error has no columns of its own."""
+        code = self.codes[type(frame)]
+        if not isinstance(frame, Message):
+            return FrameColumns(code)
+        detail = int(frame.message_type)
+        content = frame.payload
+        if frame.error is not None:
+            detail, content = detail | HAS_ERROR, frame.error
+        names = frame.service_name.encode(), frame.method_name.encode()
+        slices = (content, *names, frame.layer_data)
+        return FrameColumns(code, frame.conversation_id, detail, slices=slices)
 
     def _limit_values(self, limits: Limits | None) -> list[int]:
         limits = one_of(limits, DEFAULTS)

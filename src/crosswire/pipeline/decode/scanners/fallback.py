@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from crosswire.errors import FrameError
 from crosswire.pipeline.decode.arrays import NONE, Bytes, Flags, Numbers
 from crosswire.pipeline.decode.scanners.scanner import (
     DECODER_ONLY,
@@ -35,6 +36,11 @@ class DecoderOutput(NamedTuple):
     run: int
     stop: int
     placed: list[Placed]
+
+    @property
+    def frames(self) -> int:
+        """How many of the items are no errors."""
+        return sum(not isinstance(item, FrameError) for _, _, item in self.placed)
 
 
 def scan_and_decode(

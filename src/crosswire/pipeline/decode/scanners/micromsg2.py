@@ -29,6 +29,7 @@ from crosswire.pipeline.decode.scanners.scanner import (
     PROTOCOL_STATE,
     UNSURE,
     BulkScanner,
+    FrameColumns,
     add_row,
     scan_kernel,
     set_slice,
@@ -345,6 +346,20 @@ class MicroMsg2Scanner(BulkScanner):
     def share_handshake(self, states: Numbers, peers: Numbers) -> None:
         """The client's second handshake concludes which extensions both use."""
         states[:, _EXTENSIONS] = peers[:, _EXTENSIONS]
+
+    def columns_of(self, frame: Frame, length: int, below: Frame | None) -> FrameColumns:  # noqa: ARG002
+        """Of messages and extension frames; the others are read from the frame itself. A handshake
+        that `fields()` refuses is no handshake."""
+        code = self.codes[type(frame)]
+        match frame:
+            case Message():
+                slices = (frame.payload, frame.destination.encode(), frame.raw_properties)
+                return FrameColumns(code, 0, int(frame.continued), frame.sequence, slices)
+            case ExtensionFrame(number, payload):
+                return FrameColumns(code, number, slices=(payload,))
+            case Handshake():
+                frame.fields()
+        return FrameColumns(code)
 
     def _limit_values(self, limits: Limits | None) -> list[int]:
         return [one_of(limits, DEFAULTS).frame_bytes]

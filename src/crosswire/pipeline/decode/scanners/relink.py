@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import ClassVar, Final, get_args
 
 from crosswire.pipeline.decode.arrays import NONE, Bytes, Numbers
 from crosswire.pipeline.decode.kernels import subroutine
@@ -13,6 +13,7 @@ from crosswire.pipeline.decode.scanners.scanner import (
     PROTOCOL_STATE,
     UNSURE,
     BulkScanner,
+    FrameColumns,
     add_row,
     scan_kernel,
     set_slice,
@@ -22,10 +23,12 @@ from crosswire.wire.relink import layout
 from crosswire.wire.relink.decoder import RelinkDecoder
 from crosswire.wire.relink.frames import (
     DEFAULTS,
+    Acknowledgement,
     ChannelAcknowledgement,
     ChannelOperation,
     Message,
     Nop,
+    Operation,
     Ping,
     Pong,
     Resume,
@@ -86,6 +89,8 @@ _VERSION, _HELLO, _PACKETS = range(3)
 _FRAME_BYTES, _PARTS, _TARGETS = range(3)
 
 _CONNECTOR_VERSION: Final = VERSIONS[0]
+_OPERATIONS: Final = get_args(Operation)
+_ACKNOWLEDGEMENTS: Final = get_args(Acknowledgement)
 
 
 _align = subroutine(layout.align)
@@ -323,6 +328,16 @@ def _step(
     return stop
 
 
+def _slices_of(frame: Message) -> tuple[bytes | None, ...]:
+    """A message's payload, properties, channels and sizes, as the scanner has them."""
+    parts = [bytes(part) for part in frame.parts]
+    sizes = bytes(len(parts) * layout.LARGE_SIZE_SIZE)
+    if len(parts) > 2:
+        padded = (part + bytes(-len(part) % layout.ALIGNMENT) for part in parts[:-1])
+        return b"".join((*padded, parts[-1])), None, None, sizes
+    return parts[-1] if parts else b"", parts[0] if len(parts) == 2 else None, None, sizes
+
+
 class RelinkScanner(BulkScanner):
     """`number` is the first channel (0 if there is none), of a version its number, of a hello the
     link; `sequence` is that of the two sequence formats. `detail` has the first byte's data bits,
@@ -367,6 +382,30 @@ class RelinkScanner(BulkScanner):
         """Only the connector sends how large ids are, the listener's too."""
         sizes = slice(_CONNECTOR_ID_SIZE, _LISTENER_ID_SIZE + 1)
         states[:, sizes] = peers[:, sizes]
+
+    def columns_of(self, frame: Frame, length: int, below: Frame | None) -> FrameColumns:  # noqa: ARG002
+        """`channels`, `endpoint` and of a message with more than two parts the `sizes` are read
+        from the frame itself: there is only their length."""
+        code = self.codes[type(frame)]
+        match frame:
+            case ConnectorVersion(version) | ListenerVersion(version):
+                return FrameColumns(code, version)
+            case ConnectorHello() | ListenerHello():
+                epoch = frame.epoch.to_bytes(layout.EPOCH_SIZE, "little")
+                return FrameColumns(code, frame.link, slices=(epoch,))
+            case ChannelOperation() | SequenceOperation():
+                value = _OPERATIONS.index(frame.operation)
+            case ChannelAcknowledgement() | SequenceAcknowledgement():
+                value = _ACKNOWLEDGEMENTS.index(frame.acknowledgement)
+            case Message():
+                value = layout.FLAG_LARGE
+            case _:
+                return FrameColumns(code)
+        channel = frame.channels[0] if frame.channels else 0
+        detail = value | (MULTICAST if frame.multicast else 0)
+        if isinstance(frame, Message):
+            return FrameColumns(code, channel, detail, slices=_slices_of(frame))
+        return FrameColumns(code, channel, detail, getattr(frame, "sequence", NONE))
 
     def _limit_values(self, limits: Limits | None) -> list[int]:
         limits = one_of(limits, DEFAULTS)

@@ -26,9 +26,9 @@ bytes wide or the length has been compared with a limit: so no sum overflows 64 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 
@@ -55,7 +55,9 @@ __all__ = [
     "UNSURE",
     "BulkScanner",
     "Columns",
+    "FrameColumns",
     "add_row",
+    "columns_of_frames",
     "scan_kernel",
     "set_slice",
 ]
@@ -287,6 +289,50 @@ class Columns:
         return column
 
 
+class FrameColumns(NamedTuple):
+    """A frame that a decoder gave, as it is in the columns of the scanner: with the bytes of its
+    slices, None for an absent one, instead of where they are.
+
+    `trailing` is how many bytes of the frame follow its first slice.
+    """
+
+    frame: int
+    number: int = 0
+    detail: int = NONE
+    sequence: int = NONE
+    slices: tuple[bytes | None, ...] = ()
+    trailing: int = 0
+
+
+def columns_of_frames(
+    frames: Sequence[FrameColumns], lengths: Sequence[int], slice_count: int, base: int
+) -> tuple[Numbers, bytes]:
+    """The table of `Columns` for frames that decoders gave, and the bytes of their slices.
+
+    Positions are those in data of which these bytes are the part from `base` on. Runs and offsets
+    are not set.
+    """
+    table = np.zeros((_SLICES + 2 * slice_count, len(frames)), np.int64)
+    if frames:
+        table[_LENGTH] = lengths
+        table[_FRAME] = [each.frame for each in frames]
+        table[_NUMBER] = np.array([each.number for each in frames], np.uint64).view(np.int64)
+        table[_DETAIL] = [each.detail for each in frames]
+        table[_SEQUENCE] = [each.sequence for each in frames]
+    # The slices of a frame follow one another: some are compared together with the next one.
+    pieces: list[bytes] = []
+    for index, each in enumerate(frames):
+        for number in range(slice_count):
+            piece = each.slices[number] if number < len(each.slices) else None
+            row = _SLICES + 2 * number
+            table[row, index] = base
+            table[row + 1, index] = NONE if piece is None else len(piece)
+            if piece:
+                pieces.append(piece)
+                base += len(piece)
+    return table, b"".join(pieces)
+
+
 # ---------------------------------------------------------------------------------------- scanner
 
 
@@ -299,7 +345,11 @@ class BulkScanner(ABC):
 
     frames: ClassVar[tuple[type[Frame], ...]]
     """In the order of their codes."""
+    decoder_frames: ClassVar[tuple[type[Frame], ...]] = ()
+    """Frames that only decoders give; their codes follow."""
     slice_names: ClassVar[tuple[str, ...]] = ()
+    state_version: ClassVar[int] = 1
+    """Of the numbers of a state, which a stream saves."""
     state_slots: ClassVar[int] = 0
     """How many numbers a protocol adds to a state."""
     scratch_slots: ClassVar[int] = 0
@@ -315,8 +365,11 @@ class BulkScanner(ABC):
     """Room is made for a row in as many bytes, and again for as many where that is not enough."""
 
     def __init__(self, limits: Limits | None = None) -> None:
-        self.frame_names = tuple(frame.frame_name for frame in self.frames)
-        self.frame_layers = tuple(frame.layer for frame in self.frames)
+        every = (*self.frames, *self.decoder_frames)
+        self.frame_names = tuple(frame.frame_name for frame in every)
+        self.frame_layers = tuple(frame.layer for frame in every)
+        self.codes: dict[type[Frame], int] = {frame: code for code, frame in enumerate(every)}
+        self.state_size = PROTOCOL_STATE + self.state_slots
         self._limits = np.array(self._limit_values(limits), np.int64)
 
     def scan(self, data: Bytes, at: Numbers, ends: Numbers, states: Numbers) -> Columns:
@@ -341,14 +394,14 @@ class BulkScanner(ABC):
 
     def new_states(self, sender: str, count: int) -> Numbers:
         """States of directions of `sender` at their first byte."""
-        states = np.zeros((count, PROTOCOL_STATE + self.state_slots), np.int64)
+        states = np.zeros((count, self.state_size), np.int64)
         states[:, HANDSHAKE_END] = NONE if self.has_handshake else 0
         states[:, PROTOCOL_STATE:] = self._initial_state(sender)
         return states
 
     def state_of(self, decoder: Decoder) -> Numbers:
         """The state to continue with from the first byte that is in no frame of the decoder yet."""
-        state = np.zeros(PROTOCOL_STATE + self.state_slots, np.int64)
+        state = np.zeros(self.state_size, np.int64)
         state[HANDSHAKE_END] = NONE
         position = decoder.unplaced
         own = None if position is None else self._state_from(decoder)
@@ -386,6 +439,13 @@ class BulkScanner(ABC):
         """
 
     # What a protocol fills in.
+
+    @abstractmethod
+    def columns_of(self, frame: Frame, length: int, below: Frame | None) -> FrameColumns:
+        """What the columns have of a frame that a decoder gave; `below` is the latest on layer 0.
+
+        Raises FrameError if its content is not valid, and that would not show in the columns.
+        """
 
     @abstractmethod
     def _limit_values(self, limits: Limits | None) -> list[int]:

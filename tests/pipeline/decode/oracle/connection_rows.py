@@ -1,77 +1,27 @@
-"""One connection, row by row: its bytes through the decoders, its frames into rows.
-
-The state of a connection is here in any case: whether it is read row by row, with
-`ConnectionRows.add`, or with many others at once by the scanners, as `columnar` does.
-"""
+"""One connection, row by row: its bytes through the decoders, its frames into rows one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
-
-import msgspec
-import numpy as np
+from typing import Any, Final
 
 from crosswire.capture.classify import TLS
-from crosswire.errors import DecoderStateError, FrameError, InvalidInput
+from crosswire.errors import FrameError, InvalidInput
 from crosswire.lake.schemas import DATA, FIN, FORWARD, GAP, OPEN, RESET
-from crosswire.pipeline.decode.arrays import Bytes, Numbers
 from crosswire.pipeline.decode.arrow_batches import Batches
-from crosswire.pipeline.decode.readings import reading_of
-from crosswire.pipeline.decode.readings.contract import Described, Reading, json_text
+from crosswire.pipeline.decode.meanings.contract import Described, json_text
 from crosswire.pipeline.decode.row_schema import DIRECTIONS, FRAMES, VIOLATIONS
 from crosswire.wire import protocol
 from crosswire.wire.contract import Decoder, Encrypted, Gap, Placed, Unsynchronized
+from tests.pipeline.decode.oracle import Reading, reading_of
 
-__all__ = ["MOST_OPEN", "WIRE_COLUMNS", "ConnectionRows", "Direction", "ScannedSoFar"]
-
-WIRE_COLUMNS: Final = (
-    "node",
-    "connection",
-    "seq",
-    "direction",
-    "kind",
-    "offset",
-    "length",
-    "time",
-    "data",
-    "late",
-    "protocol",
-    "listener",
-    "connector_address",
-    "connector_port",
-    "acceptor_address",
-    "acceptor_port",
-)
-"""The columns of bronze.wire that decoding needs, in the order of `ConnectionRows.add`."""
-MOST_OPEN: Final = 4096
-"""By default as many open connections are kept as objects; the state of others is stored."""
 _HANDSHAKE_FRAMES: Final = 8
 """Within the first frames of a direction a handshake may let the other direction go on."""
 _OUT_OF_FRAME: Final = (Gap, Unsynchronized, Encrypted)
 _NOT_A_MESSAGE: Final = (None,) * 6
 
 
-class ScannedSoFar(NamedTuple):
-    """How far a scanner has read a direction: all that a decoder needs to continue from there.
-
-    `hand_over` is the scanner's method, `opening` are the bytes of the handshake.
-    """
-
-    hand_over: Callable[[Decoder, Numbers, Bytes, int], None]
-    state: Numbers
-    opening: bytes
-
-    def to(self, decoder: Decoder) -> None:
-        """Put a new decoder where the scanner stopped."""
-        self.hand_over(decoder, self.state, np.frombuffer(self.opening, np.uint8), 0)
-
-
 class Direction:
-    """The state of one direction; `base` is the offset in it at which the capture begins.
-
-    While a scanner reads it, there is no decoder but `scanned`, from which one can be created.
-    """
+    """The state of one direction; `base` is the offset in it at which the capture begins."""
 
     __slots__ = (
         "base",
@@ -83,7 +33,6 @@ class Direction:
         "last_time",
         "late",
         "name",
-        "scanned",
         "seen",
     )
 
@@ -97,43 +46,11 @@ class Direction:
         self.frames = 0
         self.end: str | None = None
         self.decoder: Decoder | None = None
-        self.scanned: ScannedSoFar | None = None
 
     @property
     def due(self) -> int:
         """The offset of the next byte."""
         return self.base + self.seen
-
-
-class _DirectionState(msgspec.Struct, array_like=True, frozen=True):
-    """Layout of a direction in `ConnectionRows.dump()`."""
-
-    name: str
-    first_time: int
-    last_time: int
-    base: int
-    late: bool
-    seen: int
-    gaps: int
-    frames: int
-    end: str | None
-    decoder: bytes | None
-
-
-class _ConnectionState(msgspec.Struct, array_like=True, frozen=True):
-    """Layout of `ConnectionRows.dump()`."""
-
-    version: int
-    ends: tuple[str | None, str | None, int | None, str | None, int | None]
-    protocol: str | None
-    seq: int
-    opened: bool
-    directions: list[_DirectionState]
-    reading: bytes | None
-
-
-_STATE: Final = msgspec.msgpack.Decoder(_ConnectionState)
-_STATE_VERSION: Final = 1
 
 
 class ConnectionRows:
@@ -179,96 +96,6 @@ class ConnectionRows:
             self._skip(forward, known_direction, length, time)
         else:
             self._feed(forward, known_direction, data, time)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether both sides have closed it, or one has reset it."""
-        ends = [direction.end for direction in self.directions.values()]
-        return RESET in ends or ends.count(FIN) == 2
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether each direction has ended, closed or reset."""
-        directions = self.directions.values()
-        return len(directions) == 2 and all(direction.end is not None for direction in directions)
-
-    @property
-    def last_time(self) -> int:
-        """The time of the latest row."""
-        return max(direction.last_time for direction in self.directions.values())
-
-    def dump(self) -> bytes:
-        """The whole state between two rows, to be given to `load`: small, versioned."""
-        directions = [
-            _DirectionState(
-                direction.name,
-                direction.first_time,
-                direction.last_time,
-                direction.base,
-                direction.late,
-                direction.seen,
-                direction.gaps,
-                direction.frames,
-                direction.end,
-                self._dumped(direction),
-            )
-            for direction in self.directions.values()
-        ]
-        return msgspec.msgpack.encode(
-            _ConnectionState(
-                _STATE_VERSION,
-                self._ends,
-                self.protocol,
-                self.seq,
-                self.opened,
-                directions,
-                None if self.reading is None else self.reading.dump(),
-            )
-        )
-
-    def _dumped(self, direction: Direction) -> bytes | None:
-        if direction.decoder is None and direction.scanned is None:
-            return None
-        return self.decoder(direction.name == FORWARD, direction).dump()
-
-    @classmethod
-    def load(
-        cls, key: tuple[str, str], state: bytes, collected: Batches, *, payloads: bool
-    ) -> ConnectionRows:
-        """A connection in the state of `dump`; `key` is connection and node.
-
-        Raises DecoderStateError.
-        """
-        try:
-            saved = _STATE.decode(state)
-        except msgspec.MsgspecError as error:
-            raise DecoderStateError(f"state of a connection is damaged: {error}") from None
-        if saved.version != _STATE_VERSION:
-            raise DecoderStateError(
-                f"state of a connection has version {saved.version}, this is {_STATE_VERSION}"
-            )
-        connection, node = key
-        nothing = (None,) * 8
-        first = (node, connection, *nothing, saved.protocol, *saved.ends)
-        made = cls(first, collected, payloads=payloads)
-        made.seq, made.opened = saved.seq, saved.opened
-        for each in saved.directions:
-            direction = Direction(each.name, each.first_time, each.base, each.late)
-            direction.last_time, direction.seen, direction.gaps = (
-                each.last_time,
-                each.seen,
-                each.gaps,
-            )
-            direction.frames, direction.end = each.frames, each.end
-            made.directions[each.name == FORWARD] = direction
-        # The acceptor's decoder is created with the opener's: that must be complete before.
-        for each in sorted(saved.directions, key=lambda each: each.name != FORWARD):
-            if each.decoder is not None:
-                forward = each.name == FORWARD
-                made.decoder(forward, made.directions[forward]).load(each.decoder)
-        if made.reading is not None and saved.reading is not None:
-            made.reading.load(saved.reading)
-        return made
 
     def finish(self) -> None:
         """Add what only the end of the connection shows, and a row for each direction."""
@@ -324,9 +151,6 @@ class ConnectionRows:
                     self.directions[True] = opener
                 peer = self.decoder(True, opener)
                 direction.decoder = entry.decoder(entry.roles[-1], late=direction.late, peer=peer)
-            if direction.scanned is not None:
-                direction.scanned.to(direction.decoder)
-                direction.scanned = None
         return direction.decoder
 
     # Rows.

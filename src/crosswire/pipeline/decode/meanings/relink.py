@@ -8,40 +8,32 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from crosswire.pipeline.decode.readings.contract import (
+from crosswire.pipeline.decode.meanings.contract import (
     ACKNOWLEDGEMENT,
     CONTROL,
-    GOODBYE,
-    HANDSHAKE,
-    HEARTBEAT,
     REQUEST,
     RESPONSE,
     Described,
-    Reading,
+    ProtocolMemory,
     json_text,
     kind_of_destination,
 )
-from crosswire.wire.contract import Frame
 from crosswire.wire.relink.frames import (
     ChannelAcknowledgement,
     ChannelOperation,
     Message,
-    Nop,
-    Ping,
-    Pong,
     SequenceAcknowledgement,
     SequenceOperation,
-    Shutdown,
 )
-from crosswire.wire.relink.handshake import ConnectorHello, ListenerHello
+from crosswire.wire.relink.handshake import ConnectorHello
 
 __all__ = [
     "CONTENT_TYPE",
+    "MEMORY",
     "MOST_CHANNELS",
     "NOTHING",
-    "READING",
     "AboutChannels",
-    "RelinkReading",
+    "RelinkMemory",
     "RequestedLink",
     "about_channels",
     "message",
@@ -86,7 +78,7 @@ class RequestedLink(NamedTuple):
 NOTHING: Final = RequestedLink(None, False, 0)
 
 
-class RelinkReading(Reading):
+class RelinkMemory(ProtocolMemory):
     """Messages don't carry their sequence number: it is counted, channel by channel, where the link
     is new; on a link that was resumed it is not known.
 
@@ -102,46 +94,9 @@ class RelinkReading(Reading):
         self.counted = False
         self.following: dict[tuple[bool, int], int] = {}
 
-    def describe(self, forward: bool, frame: Frame, offset: int, length: int) -> Described:  # noqa: ARG002
-        """Counts messages by channel."""
-        match frame:
-            case Message():
-                numbers = [self._count(forward, channel) for channel in frame.channels]
-                return message(frame, forward, numbers, self.wanted, self.counted)
-            case ChannelAcknowledgement() | SequenceAcknowledgement() | SequenceOperation():
-                return about_channels(frame, self.wanted)
-            case ChannelOperation():
-                if frame.operation == "close":
-                    for channel in frame.channels:
-                        self.following.pop((forward, channel), None)
-                return about_channels(frame, self.wanted)
-            case ConnectorHello():
-                self.wanted = RequestedLink.of(frame)
-                return Described(
-                    json_text(frame.fields()), HANDSHAKE, destination=self.wanted.destination
-                )
-            case ListenerHello(epoch=epoch, link=link):
-                self.counted = self.wanted.is_new(link)
-                session = f"{epoch:x}/{link:x}" if link else None
-                fields = json_text(frame.fields())
-                return Described(fields, HANDSHAKE, session, self.wanted.destination)
-            case Ping() | Pong() | Nop():
-                return Described(json_text(frame.fields()), HEARTBEAT)
-            case Shutdown():
-                return Described(json_text(frame.fields()), GOODBYE)
-        kind = HANDSHAKE if frame.frame_name.endswith("-version") else CONTROL
-        return Described(json_text(frame.fields()), kind)
-
     def interrupt(self, forward: bool) -> None:  # noqa: ARG002
         """What was missed may have been messages."""
         self.counted = False
-
-    def _count(self, forward: bool, channel: int) -> int:
-        number = self.following.get((forward, channel), 0)
-        if not number and len(self.following) >= MOST_CHANNELS:
-            self.following, self.counted = {}, False
-        self.following[forward, channel] = number + 1
-        return number
 
     def _save(self) -> Any:
         numbers = [(*key, number) for key, number in self.following.items()]
@@ -239,4 +194,4 @@ def properties_of(part: bytes) -> str | None:
         return None  # two parts with another meaning
 
 
-READING = RelinkReading
+MEMORY = RelinkMemory

@@ -10,30 +10,27 @@ from typing import Any, Final, NamedTuple
 
 from crosswire.bond import hub_module, marshal
 from crosswire.errors import BondError
-from crosswire.pipeline.decode.readings.contract import (
+from crosswire.pipeline.decode.meanings.contract import (
     ACKNOWLEDGEMENT,
-    CONTROL,
-    ERROR,
     HANDSHAKE,
     PUBLISH,
     REQUEST,
     RESPONSE,
     SUBSCRIPTION,
     Described,
-    Memory,
-    Reading,
+    PendingRequests,
+    ProtocolMemory,
     json_text,
     kind_of_destination,
 )
-from crosswire.wire.contract import Frame
 from crosswire.wire.epoxy.comm import unmarshal_credentials, unmarshal_error
-from crosswire.wire.epoxy.frames import ConfigFrame, Message, MessageType, ProtocolError
+from crosswire.wire.epoxy.frames import ConfigFrame, MessageType
 
 __all__ = [
     "CONFIG",
-    "READING",
+    "MEMORY",
     "UNASKED",
-    "EpoxyReading",
+    "EpoxyMemory",
     "Method",
     "asked",
     "content_type_of",
@@ -144,52 +141,17 @@ def asked(
     return described, answer
 
 
-class EpoxyReading(Reading):
-    """A response has no service or method on the wire: it has the destination of its request."""
+class EpoxyMemory(ProtocolMemory):
+    """By request, kind and destination of its response, which has no method on the wire."""
 
     def __init__(self) -> None:
-        self.asked: Memory[tuple[str, str]] = Memory()
-
-    def describe(self, forward: bool, frame: Frame, offset: int, length: int) -> Described:  # noqa: ARG002
-        """Remembers the answer to a request."""
-        match frame:
-            case Message():
-                return self._message(forward, frame)
-            case ConfigFrame():
-                return CONFIG
-            case ProtocolError():
-                return Described(json_text(frame.fields()), ERROR, status=frame.error_name)
-        return Described(json_text(frame.fields()), CONTROL)
+        self.asked: PendingRequests[tuple[str, str]] = PendingRequests()
 
     def _save(self) -> Any:
         return self.asked.save()
 
     def _restore(self, own: Any) -> None:
         self.asked.restore(own)
-
-    def _message(self, forward: bool, frame: Message) -> Described:
-        number, error = frame.conversation_id, frame.error
-        content = frame.payload if frame.payload is not None else error or b""
-        named = method_of(frame.message_type, frame.service_name, frame.method_name)
-        more = describe_layer(frame.layer_data)
-        if error is not None:
-            more = f'{more},"error":"{error.hex()}"'
-        if not named.is_response:
-            described, answer = asked(number, named, more, content)
-            if answer is not None:
-                self.asked.put((forward, number), answer)
-            return described
-        kind, destination = self.asked.take((not forward, number)) or UNASKED
-        return Described(
-            f'{{"conversation_id":{number},{named.fields}{more}}}',
-            kind,
-            str(number),
-            destination,
-            "success" if error is None else error_name(error),
-            payload_size=len(content),
-            payload=content,
-            content_type=content_type_of(content),
-        )
 
 
 def content_type_of(content: bytes) -> str:
@@ -232,4 +194,4 @@ def error_name(error: bytes) -> str:
         return "failure"
 
 
-READING = EpoxyReading
+MEMORY = EpoxyMemory

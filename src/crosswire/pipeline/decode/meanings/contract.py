@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 import msgspec
 
 from crosswire.errors import DecoderStateError
-from crosswire.wire.contract import Frame
 
 __all__ = [
     "ACKNOWLEDGEMENT",
@@ -28,8 +27,8 @@ __all__ = [
     "SEND",
     "SUBSCRIPTION",
     "Described",
-    "Memory",
-    "Reading",
+    "PendingRequests",
+    "ProtocolMemory",
     "json_text",
     "kind_of_destination",
     "quoted",
@@ -75,50 +74,46 @@ class Described(msgspec.Struct, frozen=True, gc=False):
     begun_at: int | None = None
 
 
-class _ReadingState(msgspec.Struct, array_like=True, frozen=True):
-    """Layout of `Reading.dump()`; `own` is what the protocol adds."""
+class _MemoryState(msgspec.Struct, array_like=True, frozen=True):
+    """Layout of `ProtocolMemory.dump()`; `own` is what the protocol adds."""
 
     version: int
     own: Any
 
 
-_STATE: Final = msgspec.msgpack.Decoder(_ReadingState)
+_STATE: Final = msgspec.msgpack.Decoder(_MemoryState)
 
 
-class Reading(ABC):
-    """Both directions of one connection, frame by frame, in order."""
+class ProtocolMemory(ABC):
+    """What later frames of a connection depend on: pending requests, messages that are not whole.
+
+    It is the same for both directions, and is saved with the state of the connection.
+    """
 
     state_version: ClassVar[int] = 1
-
-    @abstractmethod
-    def describe(self, forward: bool, frame: Frame, offset: int, length: int) -> Described:
-        """Describe a frame; `forward` if the opener of the connection sent it.
-
-        Raises FrameError if its content is not valid, which decoders don't check.
-        """
 
     def interrupt(self, forward: bool) -> None:
         """Bytes of this direction are missing or are no frame: give up what is incomplete."""
 
     def dump(self) -> bytes:
         """The state between two frames, for `load`: small, with a version."""
-        return msgspec.msgpack.encode(_ReadingState(self.state_version, self._save()))
+        return msgspec.msgpack.encode(_MemoryState(self.state_version, self._save()))
 
     def load(self, state: bytes) -> None:
         """Set the state of `dump`. Raises DecoderStateError."""
         try:
             saved = _STATE.decode(state)
         except msgspec.MsgspecError as error:
-            raise DecoderStateError(f"state of a reading is damaged: {error}") from None
+            raise DecoderStateError(f"memory of a connection is damaged: {error}") from None
         if saved.version != self.state_version:
             raise DecoderStateError(
-                f"state of a reading has version {saved.version}, this is version "
+                f"memory of a connection has version {saved.version}, this is version "
                 f"{self.state_version}"
             )
         try:
             self._restore(saved.own)
         except (TypeError, ValueError, KeyError) as error:
-            raise DecoderStateError(f"state of a reading is damaged: {error}") from None
+            raise DecoderStateError(f"memory of a connection is damaged: {error}") from None
 
     @abstractmethod
     def _save(self) -> Any:
@@ -147,9 +142,9 @@ MOST_ASKED: Final = 8192
 """Requests of a connection that are remembered."""
 
 
-class Memory(Generic[V]):
-    """The pending requests of a connection: the latest `MOST_ASKED` of them, since a stream stores
-    them with each batch. Keys are tuples, of which the first element is the direction."""
+class PendingRequests(Generic[V]):
+    """The requests of a connection that may be answered: the latest `MOST_ASKED` of them, since a
+    stream stores them with each batch. Keys are tuples; the first element is the direction."""
 
     def __init__(self) -> None:
         self._held: OrderedDict[Any, V] = OrderedDict()

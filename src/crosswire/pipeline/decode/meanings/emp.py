@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from crosswire.errors import MalformedFrame
-from crosswire.pipeline.decode.readings.contract import (
+from crosswire.pipeline.decode.meanings.contract import (
     ACKNOWLEDGEMENT,
     CONTROL,
     ERROR,
@@ -26,8 +26,8 @@ from crosswire.pipeline.decode.readings.contract import (
     RESPONSE,
     SUBSCRIPTION,
     Described,
-    Memory,
-    Reading,
+    PendingRequests,
+    ProtocolMemory,
     json_text,
     kind_of_destination,
 )
@@ -47,12 +47,12 @@ from crosswire.wire.emp.frames import (
 __all__ = [
     "BINARY",
     "JSON",
+    "MEMORY",
     "MOST_AROUND",
-    "READING",
     "TEXT",
     "UNASKED",
     "EmpBody",
-    "EmpReading",
+    "EmpMemory",
     "OperationText",
     "Target",
     "asked",
@@ -340,26 +340,14 @@ def published(data: bytes) -> int | None:
         return None
 
 
-# ----------------------------------------------------------------------------------------- reading
+# ------------------------------------------------------------------------------------------ memory
 
 
-class EmpReading(Reading):
-    """A response has the destination of the request that it answers."""
+class EmpMemory(ProtocolMemory):
+    """By request, the target of its response."""
 
     def __init__(self) -> None:
-        self.asked: Memory[Target] = Memory()
-
-    def describe(self, forward: bool, frame: Frame, offset: int, length: int) -> Described:  # noqa: ARG002
-        """Remembers the target of a request's response."""
-        if isinstance(frame, Request):
-            described, answer = asked(frame.id, read_request(frame.body))
-            if answer is not None:
-                self.asked.put((forward, frame.id), answer)
-            return described
-        if isinstance(frame, Response):
-            return self._response(forward, frame.id, read_response(frame.body))
-        fields, target, _, status, *_ = operation_beside(frame)
-        return Described(fields, target[0], status=status)
+        self.asked: PendingRequests[Target] = PendingRequests()
 
     def _save(self) -> Any:
         return self.asked.save()
@@ -367,20 +355,5 @@ class EmpReading(Reading):
     def _restore(self, own: Any) -> None:
         self.asked.restore(own)
 
-    def _response(self, forward: bool, number: int, body: EmpBody) -> Described:
-        kind, destination = self.asked.take((not forward, number)) or UNASKED
-        return Described(
-            f'{{"id":{number}{body.operation.fields}',
-            kind,
-            str(number),
-            destination,
-            body.operation.status,
-            payload_size=body.size,
-            payload_end=body.after,
-            payload=body.data or None,
-            content_type=JSON if body.data else None,
-            message_id=published(body.data) if kind == ACKNOWLEDGEMENT else None,
-        )
 
-
-READING = EmpReading
+MEMORY = EmpMemory
