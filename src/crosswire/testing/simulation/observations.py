@@ -99,8 +99,6 @@ class Observations:
         """Queues and named subscriptions that are consumed, and since when."""
         self._suspicions: list[tuple[str, str, float]] = []
         self._consumers: dict[str, set[str]] = defaultdict(set)
-        self.is_damaged = False
-        """Whether something on a disk was destroyed: then messages may be lost, if that is reported."""
 
     # What clients report.
 
